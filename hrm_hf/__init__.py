@@ -1,0 +1,27 @@
+"""Recursive reasoning models in the Hugging Face ecosystem. Importing this package registers every architecture."""
+
+from ._version import __version__
+from .models.act import ActCarry
+from .models.configuration_hrm_puzzle import HrmPuzzleConfig
+from .models.configuration_trm_puzzle import TrmPuzzleConfig
+from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
+from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
+from .models.puzzle_solving import PuzzleSolution, PuzzleSolvingOutput
+from .registration import AutoModelForPuzzleSolving, register
+
+
+register()
+
+__all__ = [
+    "ActCarry",
+    "AutoModelForPuzzleSolving",
+    "HrmPuzzleConfig",
+    "HrmPuzzleForSolving",
+    "HrmPuzzleModel",
+    "PuzzleSolution",
+    "PuzzleSolvingOutput",
+    "TrmPuzzleConfig",
+    "TrmPuzzleForSolving",
+    "TrmPuzzleModel",
+    "__version__",
+]

@@ -1,0 +1,29 @@
+"""`hrm-hf`: the command line. One module per subcommand; each exits 0 on success, 2 on bad usage, 1 on failure.
+
+Heavy libraries are imported inside the commands, so that `hrm-hf --help` answers at once.
+"""
+
+import os
+import sys
+
+import typer
+
+from .data import app as data_app
+
+
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Recursive reasoning models in the Hugging Face ecosystem."
+)
+app.add_typer(data_app, name="data")
+
+
+def main() -> None:
+    """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
+    try:
+        app()
+    except (ValueError, OSError, RuntimeError, ImportError, KeyError) as error:
+        if os.environ.get("HRM_HF_DEBUG"):
+            raise
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        sys.stderr.write(f"error: {message}\n(set HRM_HF_DEBUG=1 for the traceback)\n")
+        sys.exit(1)

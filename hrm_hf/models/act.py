@@ -1,0 +1,154 @@
+"""Adaptive computation time (ACT) with a persistent carry: its state, its halting rules, its losses.
+
+What every architecture here shares: a batch of slots, each working on one example over several calls of the model.
+A slot whose example has halted takes the next example at the following call. Pure functions on tensors; no model and
+no trainer. B is the number of slots, S the positions, V the vocabulary, T the positions of the latent states, D their
+width.
+
+Source: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734, section 2 (ACT, Q-learning head);
+Prieto et al. 2025, arXiv 2501.04697 (stablemax).
+"""
+
+from dataclasses import dataclass, field
+
+import torch
+import torch.nn.functional as F
+
+
+IGNORE_INDEX = -100
+
+
+@dataclass
+class ActCarry:
+    """What persists between two ACT steps.
+
+    Attributes:
+        z_H, z_L: latent states [B, T, D], detached.
+        steps: int32 [B], ACT steps spent on the current example.
+        halted: bool [B]; a halted slot restarts on new data at the next call.
+        current_data: the example each slot works on: `input_ids` [B, S], `puzzle_identifiers` [B] and, if given,
+            `labels` [B, S].
+    """
+
+    z_H: torch.Tensor
+    z_L: torch.Tensor
+    steps: torch.Tensor
+    halted: torch.Tensor
+    current_data: dict[str, torch.Tensor] = field(default_factory=dict)
+
+    def to_tensors(self) -> dict[str, torch.Tensor]:
+        """A flat dict of tensors, as safetensors stores it."""
+        tensors = {name: getattr(self, name) for name in ("z_H", "z_L", "steps", "halted")}
+        tensors.update({f"current_data.{name}": value for name, value in self.current_data.items()})
+        return {name: value.detach().contiguous() for name, value in tensors.items()}
+
+    @classmethod
+    def from_tensors(cls, tensors: dict[str, torch.Tensor], device: torch.device | str = "cpu") -> "ActCarry":
+        """The inverse of `to_tensors`. Raises KeyError naming what is missing."""
+        missing = {"z_H", "z_L", "steps", "halted"} - tensors.keys()
+        if missing:
+            raise KeyError(f"not a saved carry: missing {sorted(missing)}, found {sorted(tensors)}")
+        prefix = "current_data."
+        data = {name[len(prefix) :]: value.to(device) for name, value in tensors.items() if name.startswith(prefix)}
+        return cls(*(tensors[name].to(device) for name in ("z_H", "z_L", "steps", "halted")), current_data=data)
+
+    def select(self, rows: torch.Tensor) -> "ActCarry":
+        """The carry of some slots only. `rows` is an index [N] or a mask [B]."""
+        data = {name: value[rows] for name, value in self.current_data.items()}
+        return ActCarry(self.z_H[rows], self.z_L[rows], self.steps[rows], self.halted[rows], data)
+
+
+def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """Steps and data after halted slots took the row of `incoming` at their own position.
+
+    Returns:
+        steps int32 [B] (0 where refilled) and the new current_data. Rows offered to busy slots are not used; offering
+        them again is the caller's business.
+    """
+    halted = carry.halted
+    data = {
+        name: torch.where(halted.view(-1, *[1] * (old.dim() - 1)), incoming[name].to(old.dtype), old)
+        for name, old in carry.current_data.items()
+    }
+    return carry.steps.masked_fill(halted, 0), data
+
+
+def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_prob: float) -> torch.Tensor:
+    """Random minimum number of ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
+
+    Drawn afresh at every step, the Bernoulli draw before the integer draw, as the original does.
+    """
+    explore = torch.rand(steps.shape, device=steps.device) < exploration_prob
+    return explore * torch.randint_like(steps, low=2, high=halt_max_steps + 1)
+
+
+def wants_to_halt(q_halt: torch.Tensor, q_continue: torch.Tensor | None) -> torch.Tensor:
+    """The halting preference, bool [B]: HRM compares the two Q values, TRM (no continue value) the sign of q_halt."""
+    return q_halt > 0 if q_continue is None else q_halt > q_continue
+
+
+def continue_target(next_q_halt: torch.Tensor, next_q_continue: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
+    """Bootstrapped target of the continue value [B] from the Q values of the following step (HRM paper, eq. 8)."""
+    return torch.sigmoid(torch.where(last, next_q_halt, torch.maximum(next_q_halt, next_q_continue)))
+
+
+def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """-log(s(x_label) / sum s(x)) with s(x) = x + 1 for x >= 0, else 1 / (1 - x); zero where labels are ignored.
+
+    Args:
+        logits: [..., V] of any float dtype. labels: [...].
+
+    Returns:
+        [...] in float64, or in float32 on a device without float64 (MPS).
+    """
+    logits = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
+    s = torch.where(logits < 0, 1 / (1 - logits + 1e-30), logits + 1)
+    mask = labels != IGNORE_INDEX
+    s_label = s.gather(-1, labels.where(mask, 0).long().unsqueeze(-1)).squeeze(-1)
+    return torch.where(mask, -torch.log(s_label / s.sum(dim=-1)), 0)
+
+
+def softmax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Ordinary cross entropy in float32, [...]; zero where labels are ignored."""
+    flat = F.cross_entropy(
+        logits.float().flatten(0, -2), labels.long().flatten(), ignore_index=IGNORE_INDEX, reduction="none"
+    )
+    return flat.view(labels.shape)
+
+
+LOSSES = {"stablemax": stablemax_cross_entropy, "softmax": softmax_cross_entropy}
+
+
+def sequence_correctness(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Correct positions [B] and labelled positions [B]. A row without labels has 0 of 0 right, so counts as exact."""
+    mask = labels != IGNORE_INDEX
+    return (mask & (logits.argmax(dim=-1) == labels)).sum(-1), mask.sum(-1)
+
+
+def row_mean_loss(loss: torch.Tensor, num_labels: torch.Tensor) -> torch.Tensor:
+    """Sum over rows of the mean over labelled positions. loss [B, S], num_labels [B]; a scalar."""
+    return (loss / num_labels.clamp_min(1).unsqueeze(-1)).sum()
+
+
+def halting_loss(q_logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    """Binary cross entropy with logits, summed over all slots. Both [B]; a scalar."""
+    return F.binary_cross_entropy_with_logits(q_logits, target.to(q_logits.dtype), reduction="sum")
+
+
+def halted_metrics(
+    halted: torch.Tensor,
+    steps: torch.Tensor,
+    num_correct: torch.Tensor,
+    num_labels: torch.Tensor,
+    q_halt: torch.Tensor,
+) -> dict[str, torch.Tensor]:
+    """Sums over the slots that halted in this call and have labels; divide by `count` to report. All inputs [B]."""
+    valid = halted & (num_labels > 0)
+    exact = num_correct == num_labels
+    return {
+        "count": valid.sum(),
+        "accuracy": torch.where(valid, num_correct.float() / num_labels.clamp_min(1), 0.0).sum(),
+        "exact_accuracy": (valid & exact).sum(),
+        "q_halt_accuracy": (valid & ((q_halt >= 0) == exact)).sum(),
+        "steps": torch.where(valid, steps, 0).sum(),
+    }

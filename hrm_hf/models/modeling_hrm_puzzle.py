@@ -1,0 +1,47 @@
+"""Hierarchical Reasoning Model for puzzles (ACT-v1): Wang et al. 2025, arXiv 2506.21734.
+
+Two stacks of post-norm blocks update two latent states: the fast z_L at every low-level step, the slow z_H once per
+high-level cycle. Only the last update of each is differentiated (the one-step gradient, section 2 of the paper).
+
+Differences from the original code, none of which changes a number: scaled-dot-product attention through transformers'
+attention interface instead of FlashAttention, one input embedding for both forwards of a training step, no token logits
+in the second, softmax loss that also works uncompiled with prefix slots.
+"""
+
+import torch
+
+from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .puzzle_layers import ReasoningLevel
+from .puzzle_solving import PuzzleReasoner, PuzzleSolvingHead
+
+
+class HrmPuzzleModel(PuzzleReasoner):
+    """HRM without heads. One forward is one ACT step: H_cycles * L_cycles passes of the L level, H_cycles of the H."""
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__(config)
+        self.H_level = ReasoningLevel(config, config.H_layers)
+        self.L_level = ReasoningLevel(config, config.L_layers)
+        self.post_init()
+
+    def reason(self, x, rotary, z_H, z_L):
+        with torch.no_grad():
+            for h in range(self.config.H_cycles):
+                last_cycle = h == self.config.H_cycles - 1
+                for _ in range(self.config.L_cycles - last_cycle):
+                    z_L = self.L_level(z_L, z_H + x, rotary)
+                if not last_cycle:
+                    z_H = self.H_level(z_H, z_L, rotary)
+        z_L = self.L_level(z_L, z_H + x, rotary)
+        z_H = self.H_level(z_H, z_L, rotary)
+        return z_H, z_L
+
+
+class HrmPuzzleForSolving(PuzzleSolvingHead):
+    """HRM with a token head and a halting head; see `PuzzleSolvingHead` for one ACT step and `solve`."""
+
+    reasoner_class = HrmPuzzleModel
+    has_continue_value = True
+
+
+__all__ = ["HrmPuzzleForSolving", "HrmPuzzleModel"]

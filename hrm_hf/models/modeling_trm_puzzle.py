@@ -1,0 +1,59 @@
+"""Tiny Recursive Model: Jolicoeur-Martineau 2025, arXiv 2510.04871.
+
+One small network updates both states: L_cycles times z_L = f(z_L, z_H + x), then z_H = f(z_H, z_L). The last of
+H_cycles such cycles is differentiated as a whole. Halting is decided by the sign of q_halt; there is no continue value
+and so no second forward.
+
+Difference from the original code: `mlp_t` blocks and attention blocks are two classes instead of one with a switch.
+"""
+
+import torch
+
+from .configuration_trm_puzzle import TrmPuzzleConfig
+from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, rms_norm
+from .puzzle_solving import PuzzleReasoner, PuzzleSolvingHead
+
+
+class PositionMixingBlock(PuzzleBlock):
+    """Post-norm block whose exchange between positions is a SwiGLU along the position axis, as in MLP-Mixer."""
+
+    def mix_positions(self, config, layer_idx):
+        self.mlp_t = SwiGLU(config.max_position_embeddings, config.expansion)
+
+    def forward(self, hidden_states, rotary):
+        transposed = hidden_states.transpose(1, 2)
+        hidden_states = rms_norm(transposed + self.mlp_t(transposed), self.eps).transpose(1, 2)  # RMS over positions
+        return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
+
+
+class TrmPuzzleModel(PuzzleReasoner):
+    """TRM without heads. One forward is one ACT step: H_cycles * (L_cycles + 1) passes of the one level."""
+
+    config: TrmPuzzleConfig
+
+    def __init__(self, config: TrmPuzzleConfig):
+        super().__init__(config)
+        self.L_level = ReasoningLevel(config, config.L_layers, PositionMixingBlock if config.mlp_t else PuzzleBlock)
+        self.post_init()
+
+    def reason(self, x, rotary, z_H, z_L):
+        with torch.no_grad():
+            for _ in range(self.config.H_cycles - 1):
+                z_H, z_L = self._cycle(x, rotary, z_H, z_L)
+        return self._cycle(x, rotary, z_H, z_L)
+
+    def _cycle(self, x, rotary, z_H, z_L):
+        for _ in range(self.config.L_cycles):
+            z_L = self.L_level(z_L, z_H + x, rotary)
+        return self.L_level(z_H, z_L, rotary), z_L
+
+
+class TrmPuzzleForSolving(PuzzleSolvingHead):
+    """TRM with a token head and a halting head; see `PuzzleSolvingHead` for one ACT step and `solve`."""
+
+    config: TrmPuzzleConfig
+    reasoner_class = TrmPuzzleModel
+    has_continue_value = False
+
+
+__all__ = ["TrmPuzzleForSolving", "TrmPuzzleModel"]

@@ -1,0 +1,193 @@
+"""Layers of the puzzle reasoners: token and puzzle embeddings, post-norm blocks, and the level that stacks them.
+
+Differences from the usual transformer, all from the original HRM code: no gain in the RMS norms, normalisation after
+the residual sum, attention over all positions without a mask, weights cast to the dtype of the activations on use, and
+embeddings scaled by sqrt(D). Source: Wang et al. 2025, arXiv 2506.21734.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.modeling_llama import (
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+
+from .configuration_hrm_puzzle import HrmPuzzleConfig
+
+
+# Standard deviation of a unit normal truncated at +-2: dividing by it makes the truncated draw have the asked std.
+TRUNCATED_STD = 0.87962566103423978
+
+
+def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
+    """Fills `tensor` with a normal truncated at two of its own scales whose standard deviation really is `std`."""
+    scale = std / TRUNCATED_STD
+    return init.trunc_normal_(tensor, mean=0.0, std=scale, a=-2 * scale, b=2 * scale)
+
+
+def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
+    """RMS normalisation of the last axis without gain, in float32."""
+    return F.rms_norm(hidden_states.float(), hidden_states.shape[-1:], eps=eps).to(hidden_states.dtype)
+
+
+def swiglu_width(size: int, expansion: float) -> int:
+    """Hidden width of a SwiGLU over an axis of `size`: two thirds of the expansion, up to a multiple of 256."""
+    return -(-round(expansion * size * 2 / 3) // 256) * 256
+
+
+class CastedLinear(nn.Linear):
+    """A linear map whose weights follow the dtype of its input."""
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.to(hidden_states.dtype)
+        return F.linear(hidden_states, self.weight.to(hidden_states.dtype), bias)
+
+
+class QHead(CastedLinear):
+    """Q values of halting (row 0) and continuing (row 1). A class of its own because it starts at 0 with bias -5."""
+
+
+class PuzzleEmbedding(nn.Module):
+    """Table of one row per puzzle identifier, trained sparsely by sign descent.
+
+    The table is a buffer: it is no parameter, so that the dense optimizer, DDP and the moving average of weights leave
+    its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives as
+    a sparse `table.grad`, which is what `hrm_hf.optim.SignSGD` reads.
+    """
+
+    def __init__(self, num_puzzles: int, ndim: int):
+        super().__init__()
+        self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
+
+    def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
+        """Rows [B, ndim] of the identifiers [B]."""
+        rows = self.weight[puzzle_identifiers]
+        if self.training and torch.is_grad_enabled():
+            table, ids = self.weight, puzzle_identifiers.long()
+            rows = rows.detach().requires_grad_()
+            rows.register_post_accumulate_grad_hook(lambda leaf: _add_sparse_grad(table, ids, leaf.grad))
+        return rows
+
+
+def _add_sparse_grad(table: torch.Tensor, ids: torch.Tensor, grad: torch.Tensor) -> None:
+    sparse = torch.sparse_coo_tensor(ids.unsqueeze(0), grad.to(table.dtype), table.shape, check_invariants=False)
+    table.grad = sparse if table.grad is None else table.grad + sparse
+
+
+class PuzzleAttention(nn.Module):
+    """Multi-head attention over all positions, with one fused projection (rows: q heads, k heads, v heads)."""
+
+    is_causal = False
+    num_key_value_groups = 1
+
+    def __init__(self, config: HrmPuzzleConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.scaling = config.head_dim**-0.5
+        self.qkv_proj = CastedLinear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.o_proj = CastedLinear(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        batch, length, _ = hidden_states.shape
+        qkv = self.qkv_proj(hidden_states).view(batch, length, 3, -1, self.config.head_dim)
+        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        if rotary is not None:
+            dtype = query.dtype
+            query, key = apply_rotary_pos_emb(query.float(), key.float(), *rotary)
+            query, key = query.to(dtype), key.to(dtype)
+        attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
+            self.config._attn_implementation, eager_attention_forward
+        )
+        output, _ = attend(self, query, key, value, None, scaling=self.scaling, dropout=0.0, is_causal=False)
+        return self.o_proj(output.reshape(batch, length, -1))
+
+
+class SwiGLU(nn.Module):
+    """down(silu(gate) * up) over the last axis, gate and up fused (rows: gate, up)."""
+
+    def __init__(self, size: int, expansion: float):
+        super().__init__()
+        width = swiglu_width(size, expansion)
+        self.gate_up_proj = CastedLinear(size, 2 * width, bias=False)
+        self.down_proj = CastedLinear(width, size, bias=False)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+class PuzzleBlock(GradientCheckpointingLayer):
+    """Post-norm block: h = RMS(h + attention(h)); h = RMS(h + mlp(h))."""
+
+    def __init__(self, config: HrmPuzzleConfig, layer_idx: int):
+        super().__init__()
+        self.eps = config.rms_norm_eps
+        self.mix_positions(config, layer_idx)
+        self.mlp = SwiGLU(config.hidden_size, config.expansion)
+
+    def mix_positions(self, config: HrmPuzzleConfig, layer_idx: int) -> None:
+        """Builds what exchanges information between positions; attention here."""
+        self.self_attn = PuzzleAttention(config, layer_idx)
+
+    def forward(self, hidden_states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+        hidden_states = rms_norm(hidden_states + self.self_attn(hidden_states, rotary), self.eps)
+        return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
+
+
+class ReasoningLevel(nn.Module):
+    """A stack of blocks that refines a latent state after one injection of the other state at its entry."""
+
+    def __init__(self, config: HrmPuzzleConfig, num_layers: int, block: type[PuzzleBlock] = PuzzleBlock):
+        super().__init__()
+        self.layers = nn.ModuleList(block(config, index) for index in range(num_layers))
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        injection: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """hidden_states, injection and the result: [B, T, D]."""
+        hidden_states = hidden_states + injection
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, rotary)
+        return hidden_states
+
+
+class PuzzleInputEmbedding(nn.Module):
+    """Puzzle row (in P prefix slots) and tokens, as the scaled input x [B, P + S, D] of every level call."""
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__()
+        self.config = config
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.pos_encodings == "learned":
+            self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        if config.pos_encodings == "rope":
+            self.rotary_emb = LlamaRotaryEmbedding(config)
+
+    def forward(
+        self, input_ids: torch.Tensor, puzzle_rows: torch.Tensor | None, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
+        """Returns x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, head_dim] in float32, or None."""
+        config = self.config
+        x = self.tokens(input_ids).to(dtype)
+        if puzzle_rows is not None:
+            rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))
+            x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
+        if config.pos_encodings == "learned":
+            x = math.sqrt(0.5) * (x + self.positions.weight.to(dtype))  # keeps the variance of one embedding
+        rotary = None
+        if config.pos_encodings == "rope":
+            position_ids = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
+            rotary = self.rotary_emb(x.new_empty(0, dtype=torch.float32), position_ids)
+        return math.sqrt(config.hidden_size) * x, rotary

@@ -1,0 +1,461 @@
+"""What every puzzle head shares: the ACT step with its losses, adaptive solving, and care of the puzzle table.
+
+`PuzzleSolvingHead.forward` is ONE ACT step on a carry. It refills halted slots and looks up puzzle rows, then runs
+`act_step` (tensors in, tensors out, no data-dependent branch: it compiles as one graph), and last decides who halts.
+The loop over steps is Python: the trainer's, with one optimizer step per ACT step, or that of `solve`.
+
+Left out on purpose: generation, masks and key-value caches; these models see the whole board at once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from .act import (
+    LOSSES,
+    ActCarry,
+    continue_target,
+    exploration_min_steps,
+    halted_metrics,
+    halting_loss,
+    refill,
+    row_mean_loss,
+    sequence_correctness,
+    wants_to_halt,
+)
+from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .puzzle_layers import CastedLinear, PuzzleEmbedding, PuzzleInputEmbedding, QHead, truncated_normal_
+
+
+@dataclass
+class PuzzleModelOutput(ModelOutput):
+    """Latent states after one ACT step, [B, T, D] with T = prefix slots + S; `last_hidden_state` is z_H."""
+
+    last_hidden_state: torch.Tensor | None = None
+    z_H: torch.Tensor | None = None
+    z_L: torch.Tensor | None = None
+
+
+@dataclass
+class PuzzleSolvingOutput(ModelOutput):
+    """Result of one ACT step.
+
+    Attributes:
+        loss: lm_loss + 0.5 * (q_halt_loss + q_continue_loss); this and its parts are sums over rows divided by B.
+        logits: [B, S, V].
+        q_halt_logits, q_continue_logits: float32 [B].
+        target_q_continue: [B], in training of models with a continue value.
+        carry: the new `ActCarry`; hand it to the next call.
+        metrics: sums over the rows that halted in this call, with their `count`.
+        hidden_states: (z_L, z_H) if asked for.
+    """
+
+    loss: torch.Tensor | None = None
+    lm_loss: torch.Tensor | None = None
+    q_halt_loss: torch.Tensor | None = None
+    q_continue_loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    q_halt_logits: torch.Tensor | None = None
+    q_continue_logits: torch.Tensor | None = None
+    target_q_continue: torch.Tensor | None = None
+    carry: ActCarry | None = None
+    metrics: dict[str, torch.Tensor] | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class PuzzleSolution:
+    """Answers of `solve`.
+
+    Attributes:
+        predictions: token ids [B, S]. steps: ACT steps used [B]. q_halt: logit [B] of the answer being right.
+        logits: [B, S, V] of the answer.
+        trajectory: predictions after each step [steps, B, S] if asked for; a finished row repeats its answer.
+        q_trajectory: q_halt after each step [steps, B], likewise.
+    """
+
+    predictions: torch.Tensor
+    steps: torch.Tensor
+    q_halt: torch.Tensor
+    logits: torch.Tensor
+    trajectory: torch.Tensor | None = None
+    q_trajectory: torch.Tensor | None = None
+
+
+class PuzzlePreTrainedModel(PreTrainedModel):
+    """Initialisation and saving common to the puzzle architectures."""
+
+    config: HrmPuzzleConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["PuzzleBlock"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    # Auto class -> "module.Class", filled by `hrm_hf.registration`: a checkpoint of one head then names all of them.
+    _auto_map: dict[str, str] | None = None
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, QHead):
+            init.zeros_(module.weight)  # halting starts improbable (sigmoid(-5) < 1 %) and independent of the state
+            init.constant_(module.bias, -5.0)
+        elif isinstance(module, nn.Linear):
+            truncated_normal_(module.weight, std=module.in_features**-0.5)
+        elif isinstance(module, nn.Embedding):
+            truncated_normal_(module.weight, std=module.embedding_dim**-0.5)
+        elif isinstance(module, PuzzleEmbedding):
+            init.zeros_(module.weight)
+        elif isinstance(module, PuzzleReasoner):
+            truncated_normal_(module.H_init, std=1.0)
+            truncated_normal_(module.L_init, std=1.0)
+        else:
+            super()._init_weights(module)
+
+    def save_pretrained(self, save_directory, **kwargs):
+        if self._auto_map:
+            self.config.auto_map = dict(self._auto_map)
+        super().save_pretrained(save_directory, **kwargs)
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """dtype of activations: `config.forward_dtype`, or that of the weights."""
+        return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
+
+
+class PuzzleReasoner(PuzzlePreTrainedModel):
+    """Base model: input embedding and the recursion of an architecture, given by `reason`."""
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__(config)
+        self.embed = PuzzleInputEmbedding(config)
+        self.puzzle_emb = None
+        if config.puzzle_emb_ndim:
+            self.puzzle_emb = PuzzleEmbedding(config.num_puzzle_identifiers, config.puzzle_emb_ndim)
+        self.H_init = nn.Buffer(torch.empty(config.hidden_size))
+        self.L_init = nn.Buffer(torch.empty(config.hidden_size))
+
+    def reason(
+        self,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        z_H: torch.Tensor,
+        z_L: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One ACT step of the latent states; all [B, T, D]. The architecture's cycles and gradient routing."""
+        raise NotImplementedError
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embed.tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed.tokens = value
+
+    def puzzle_rows(self, puzzle_identifiers: torch.Tensor | None, batch_size: int) -> torch.Tensor | None:
+        """Rows [B, puzzle_emb_ndim] of the table; identifier 0 (blank) if none are given."""
+        if self.puzzle_emb is None:
+            return None
+        if puzzle_identifiers is None:
+            puzzle_identifiers = torch.zeros(batch_size, dtype=torch.int32, device=self.H_init.device)
+        return self.puzzle_emb(puzzle_identifiers)
+
+    def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Initial z_H and z_L like x [B, T, D]; `noise` is the std of a normal added to each."""
+        z_H, z_L = (z.to(x.dtype).expand_as(x) for z in (self.H_init, self.L_init))
+        if noise:
+            z_H, z_L = z_H + noise * torch.randn_like(x), z_L + noise * torch.randn_like(x)
+        return z_H, z_L
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        z_H: torch.Tensor | None = None,
+        z_L: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> PuzzleModelOutput:
+        """One ACT step from the given latent states, or from the initial ones. input_ids [B, S]."""
+        rows = self.puzzle_rows(puzzle_identifiers, input_ids.shape[0])
+        x, rotary = self.embed(input_ids, rows, self.compute_dtype)
+        if z_H is None or z_L is None:
+            z_H, z_L = self.fresh_states(x)
+        z_H, z_L = self.reason(x, rotary, z_H, z_L)
+        return PuzzleModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L)
+
+
+class PuzzleSolvingHead(PuzzlePreTrainedModel):
+    """Token and halting heads over a `PuzzleReasoner`, with the ACT step and `solve`."""
+
+    reasoner_class: type[PuzzleReasoner]
+    # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
+    has_continue_value: bool
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__(config)
+        self.model = self.reasoner_class(config)
+        self.lm_head = CastedLinear(config.hidden_size, config.vocab_size, bias=False)
+        self.q_head = QHead(config.hidden_size, 2)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.lm_head = value
+
+    def initial_carry(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> ActCarry:
+        """A carry of B halted slots, so that the next call starts every row on the data offered to it."""
+        batch_size = input_ids.shape[0]
+        shape = (batch_size, self.config.max_position_embeddings, self.config.hidden_size)
+        z_H, z_L = (torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device) for _ in range(2))
+        incoming = _incoming(input_ids, puzzle_identifiers, labels)
+        data = {name: torch.zeros_like(value) for name, value in incoming.items()}
+        steps = torch.zeros(batch_size, dtype=torch.int32, device=input_ids.device)
+        return ActCarry(z_H, z_L, steps, torch.ones_like(steps, dtype=torch.bool), data)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        carry: ActCarry | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> PuzzleSolvingOutput | tuple:
+        """One ACT step.
+
+        Args:
+            input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent. labels: [B, S], -100 where ignored.
+                Only rows whose slot has halted in `carry` are taken up; the loss is that of the carried data.
+            carry: what the previous call returned; None starts every row afresh.
+
+        Raises:
+            ValueError: the shapes disagree with the config or with the carry.
+        """
+        if input_ids.shape[-1] != self.config.seq_len:
+            raise ValueError(
+                f"input_ids has shape {tuple(input_ids.shape)}; this model expects [batch, {self.config.seq_len}]"
+            )
+        if carry is None:
+            carry = self.initial_carry(input_ids, puzzle_identifiers, labels)
+        if carry.halted.shape[0] != input_ids.shape[0]:
+            raise ValueError(f"the carry has {carry.halted.shape[0]} slots, the batch {input_ids.shape[0]} rows")
+        steps, data = refill(carry, _incoming(input_ids, puzzle_identifiers, labels))
+        rows = self.model.puzzle_rows(data["puzzle_identifiers"], input_ids.shape[0])
+        steps = steps + 1
+        last = steps >= self.config.halt_max_steps
+        step = self.act_step(data["input_ids"], rows, data.get("labels"), carry.z_H, carry.z_L, carry.halted, last)
+        z_H, z_L, logits, q_halt, q_continue, target, losses, correctness = step
+
+        halted = last
+        if self.training and self.config.halt_max_steps > 1:
+            halted = halted | wants_to_halt(q_halt.detach(), q_continue.detach() if self.has_continue_value else None)
+            halted = halted & (steps >= self._exploration_min_steps(steps))
+        metrics = halted_metrics(halted, steps, *correctness, q_halt.detach()) if correctness else None
+        output = PuzzleSolvingOutput(
+            **losses,
+            logits=logits,
+            q_halt_logits=q_halt,
+            q_continue_logits=q_continue,
+            target_q_continue=target,
+            carry=ActCarry(z_H.detach(), z_L.detach(), steps, halted, data),
+            metrics=metrics,
+            hidden_states=(z_L, z_H) if output_hidden_states else None,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def act_step(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_rows: torch.Tensor | None,
+        labels: torch.Tensor | None,
+        z_H: torch.Tensor,
+        z_L: torch.Tensor,
+        reset: torch.Tensor,
+        last: torch.Tensor,
+    ) -> tuple:
+        """The tensor part of one ACT step: recursion, heads, continue target, losses. One compilable graph.
+
+        Args:
+            reset: bool [B], slots that start from the initial states. last: bool [B], slots at their last step.
+        """
+        x, rotary = self.model.embed(input_ids, puzzle_rows, self.compute_dtype)
+        fresh_H, fresh_L = self.model.fresh_states(x)
+        reset = reset.view(-1, 1, 1)
+        z_H, z_L = torch.where(reset, fresh_H, z_H), torch.where(reset, fresh_L, z_L)
+        z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
+        logits = self.lm_head(z_H[:, self.config.prefix_len :])
+        q_halt, q_continue = self.q_values(z_H)
+        target = None
+        if self.training and self.has_continue_value and self.config.halt_max_steps > 1:
+            with torch.no_grad():  # the same input embedding serves, and no token logits are needed
+                next_H, _ = self.model.reason(x, rotary, z_H, z_L)
+                target = continue_target(*self.q_values(next_H), last)
+        losses, correctness = {}, None
+        if labels is not None:
+            losses, correctness = self._losses(logits, q_halt, q_continue, target, labels)
+        return z_H, z_L, logits, q_halt, q_continue, target, losses, correctness
+
+    def q_values(self, z_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """q_halt and q_continue, float32 [B], read from the first position of z_H [B, T, D]."""
+        return self.q_head(z_H[:, 0]).float().unbind(-1)
+
+    def _losses(self, logits, q_halt, q_continue, target, labels) -> tuple[dict, tuple]:
+        batch_size = labels.shape[0]
+        with torch.no_grad():
+            num_correct, num_labels = sequence_correctness(logits, labels)
+            exact = num_correct == num_labels
+        lm_loss = row_mean_loss(LOSSES[self.config.loss_type](logits, labels), num_labels) / batch_size
+        q_halt_loss = halting_loss(q_halt, exact) / batch_size
+        losses = {"loss": lm_loss + 0.5 * q_halt_loss, "lm_loss": lm_loss, "q_halt_loss": q_halt_loss}
+        if target is not None:
+            losses["q_continue_loss"] = halting_loss(q_continue, target) / batch_size
+            losses["loss"] = losses["loss"] + 0.5 * losses["q_continue_loss"]
+        return losses, (num_correct, num_labels)
+
+    def _exploration_min_steps(self, steps: torch.Tensor) -> torch.Tensor:
+        return exploration_min_steps(steps, self.config.halt_max_steps, self.config.halt_exploration_prob)
+
+    @torch.no_grad()
+    def solve(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        max_steps: int | None = None,
+        min_steps: int = 1,
+        halt: str = "q",
+        noise: float = 0.0,
+        return_trajectory: bool = False,
+    ) -> PuzzleSolution:
+        """Runs ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
+
+        Args:
+            input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
+            max_steps: most ACT steps; `config.halt_max_steps` by default. More than in training often helps.
+            min_steps: fewest ACT steps before a row may stop.
+            halt: "q" stops a row when the model prefers halting; "fixed" runs `max_steps` for all rows, as the
+                original's evaluation does.
+            noise: std of a normal added to the initial latent states, for restarts.
+            return_trajectory: keep the predictions after every step.
+        """
+        max_steps = self.config.halt_max_steps if max_steps is None else max_steps
+        if halt not in ("q", "fixed"):
+            raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
+        if not 1 <= min_steps <= max_steps:
+            raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
+        x, rotary = self.model.embed(
+            input_ids, self.model.puzzle_rows(puzzle_identifiers, input_ids.shape[0]), self.compute_dtype
+        )
+        z_H, z_L = self.model.fresh_states(x, noise)
+        batch_size, seq_len = input_ids.shape
+        active = torch.arange(batch_size, device=x.device)
+        solution = PuzzleSolution(
+            predictions=torch.empty_like(input_ids, dtype=torch.long),
+            steps=torch.zeros(batch_size, dtype=torch.int32, device=x.device),
+            q_halt=torch.zeros(batch_size, device=x.device),
+            logits=x.new_empty(batch_size, seq_len, self.config.vocab_size),
+        )
+        trajectory, q_trajectory = [], []
+        for step in range(1, max_steps + 1):
+            z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
+            q_halt, q_continue = self.q_values(z_H)
+            done = torch.full_like(active, step == max_steps, dtype=torch.bool)
+            if halt == "q" and step >= min_steps:
+                done |= wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
+            answered = torch.ones_like(done) if return_trajectory else done
+            if answered.any():
+                rows = active[answered]
+                logits = self.lm_head(z_H[answered, self.config.prefix_len :])
+                solution.logits[rows], solution.predictions[rows] = logits, logits.argmax(-1)
+                solution.q_halt[rows], solution.steps[rows] = q_halt[answered], step
+            if return_trajectory:
+                trajectory.append(solution.predictions.clone())
+                q_trajectory.append(solution.q_halt.clone())
+            if done.all():
+                break
+            if done.any():
+                x, z_H, z_L, active = x[~done], z_H[~done], z_L[~done], active[~done]
+        if return_trajectory:
+            solution.trajectory, solution.q_trajectory = torch.stack(trajectory), torch.stack(q_trajectory)
+        return solution
+
+    def optimizer_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of a trainer: all trainable weights, and the sparsely trained puzzle table."""
+        groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
+        if self.model.puzzle_emb is not None:
+            groups.append({"name": "puzzle_emb", "params": [self.model.puzzle_emb.weight], "sparse_rows": True})
+        return groups
+
+    def num_parameters(
+        self, only_trainable: bool = False, exclude_embeddings: bool = False, include_puzzle_table: bool = False
+    ) -> int:
+        """As in transformers; the puzzle table, a buffer, is counted on request."""
+        total = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
+        if include_puzzle_table and self.model.puzzle_emb is not None:
+            total += self.model.puzzle_emb.weight.numel()
+        return total
+
+    def resize_puzzle_embeddings(self, num_puzzles: int, new_rows: str = "mean") -> None:
+        """Changes the number of puzzle identifiers, keeping the rows that remain.
+
+        Args:
+            new_rows: "mean" starts new rows at the mean of the present ones, "zero" at zero.
+        """
+        table = self._puzzle_table()
+        kept = table[:num_puzzles]
+        fill = self._fill_row(new_rows).expand(max(0, num_puzzles - len(kept)), -1)
+        self._replace_table(torch.cat((kept, fill)))
+
+    def reset_puzzle_embeddings(self, rows: str = "mean") -> None:
+        """Sets every row to the mean of the table, as TRM does before fine-tuning on new puzzles, or to zero."""
+        self._replace_table(self._fill_row(rows).expand_as(self._puzzle_table()).clone())
+
+    def set_puzzle_embeddings(self, table: torch.Tensor) -> None:
+        """Replaces the whole table by [num_puzzle_identifiers, puzzle_emb_ndim] values.
+
+        Raises:
+            ValueError: the shape differs; resize first if the number of puzzles changes.
+        """
+        expected = tuple(self._puzzle_table().shape)
+        if tuple(table.shape) != expected:
+            raise ValueError(
+                f"the puzzle table has shape {expected} (num_puzzle_identifiers, puzzle_emb_ndim), the new one "
+                f"{tuple(table.shape)}; call resize_puzzle_embeddings({table.shape[0]}) first, or reset it"
+            )
+        self._replace_table(table)
+
+    def _puzzle_table(self) -> torch.Tensor:
+        if self.model.puzzle_emb is None:
+            raise ValueError("this model has no puzzle table: its config says puzzle_emb_ndim=0")
+        return self.model.puzzle_emb.weight
+
+    def _fill_row(self, how: str) -> torch.Tensor:
+        table = self._puzzle_table()
+        if how not in ("mean", "zero"):
+            raise ValueError(f'puzzle rows can start at "mean" or "zero", not {how!r}')
+        return table.mean(0, keepdim=True) if how == "mean" else torch.zeros_like(table[:1])
+
+    def _replace_table(self, table: torch.Tensor) -> None:
+        old = self._puzzle_table()
+        self.model.puzzle_emb.weight = nn.Buffer(table.to(device=old.device, dtype=old.dtype).contiguous())
+        self.config.num_puzzle_identifiers = table.shape[0]
+
+
+def _incoming(input_ids, puzzle_identifiers, labels) -> dict[str, torch.Tensor]:
+    if puzzle_identifiers is None:
+        puzzle_identifiers = torch.zeros(input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
+    data = {"input_ids": input_ids, "puzzle_identifiers": puzzle_identifiers}
+    return data if labels is None else {**data, "labels": labels}

@@ -1,0 +1,52 @@
+"""The one table of architectures: config, models, Auto classes, and what a saved checkpoint says about its code."""
+
+from collections import OrderedDict
+
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+from .models.configuration_hrm_puzzle import HrmPuzzleConfig
+from .models.configuration_trm_puzzle import TrmPuzzleConfig
+from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
+from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
+
+
+class AutoModelForPuzzleSolving(_BaseAutoModelClass):
+    """Loads any puzzle-solving model by its config, as `transformers.AutoModel` does for its own families."""
+
+    _model_mapping = _LazyAutoMapping(CONFIG_MAPPING_NAMES, OrderedDict())
+
+
+# A process that cannot import this package knows no AutoModelForPuzzleSolving: there a puzzle head loads as
+# AutoModelForMaskedLM (token logits at every position) with trust_remote_code=True.
+ARCHITECTURES = {
+    HrmPuzzleConfig: {
+        AutoModel: HrmPuzzleModel,
+        AutoModelForMaskedLM: HrmPuzzleForSolving,
+        AutoModelForPuzzleSolving: HrmPuzzleForSolving,
+    },
+    TrmPuzzleConfig: {
+        AutoModel: TrmPuzzleModel,
+        AutoModelForMaskedLM: TrmPuzzleForSolving,
+        AutoModelForPuzzleSolving: TrmPuzzleForSolving,
+    },
+}
+
+
+def register() -> None:
+    """Makes every architecture known to the Auto classes, and lets checkpoints carry their code."""
+    for config_class, heads in ARCHITECTURES.items():
+        AutoConfig.register(config_class.model_type, config_class, exist_ok=True)
+        config_class.register_for_auto_class()
+        auto_map = {"AutoConfig": _code_name(config_class)}
+        for auto_class, model_class in heads.items():
+            auto_class.register(config_class, model_class, exist_ok=True)
+            auto_map[auto_class.__name__] = _code_name(model_class)
+        for auto_class, model_class in heads.items():
+            model_class._auto_map = auto_map
+            model_class._auto_class = auto_class.__name__  # non-empty: save_pretrained then copies the code
+
+
+def _code_name(cls: type) -> str:
+    return f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"

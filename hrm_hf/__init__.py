@@ -7,10 +7,12 @@ from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 from .models.puzzle_solving import PuzzleSolution, PuzzleSolvingOutput
+from .pipelines import PuzzleSolvingPipeline, register_pipelines
 from .registration import AutoModelForPuzzleSolving, register
 
 
 register()
+register_pipelines()
 
 __all__ = [
     "ActCarry",
@@ -20,6 +22,7 @@ __all__ = [
     "HrmPuzzleModel",
     "PuzzleSolution",
     "PuzzleSolvingOutput",
+    "PuzzleSolvingPipeline",
     "TrmPuzzleConfig",
     "TrmPuzzleForSolving",
     "TrmPuzzleModel",

@@ -140,13 +140,12 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
     """Loads one split of a puzzle data set from a local folder or the Hub."""
     from datasets import load_dataset
 
-    data_files = None
     if Path(path).is_dir():
         available = {file.name.rsplit("-", 1)[0]: str(file) for file in sorted(Path(path, "data").glob("*.parquet"))}
         if split not in available:
             raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
-        data_files = available
-        return load_dataset("parquet", data_files=data_files, split=split, streaming=streaming)
+        # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
+        return load_dataset("parquet", data_files={split: available[split]}, split=split, streaming=streaming)
     return load_dataset(str(path), split=split, streaming=streaming)
 
 

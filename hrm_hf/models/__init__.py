@@ -1,1 +1,1 @@
-"""The architectures. Flat on purpose: a checkpoint carries its modeling file and that file's siblings, nothing else."""
+"""The architectures. Flat on purpose: a checkpoint carries its modeling file and the siblings of that file only."""

@@ -63,12 +63,16 @@ class HrmPuzzleConfig(PreTrainedConfig):
     # Trained hyper-parameters live in training/recipes; a preset is an architecture only.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "hrm-27m": {},
-        "hrm-27m-sudoku-full": {"L_cycles": 8, "halt_max_steps": 8, "pos_encodings": "learned", "loss_type": "softmax"},
+        "hrm-27m-sudoku-full": {
+            "L_cycles": 8, "halt_max_steps": 8, "pos_encodings": "learned", "loss_type": "softmax",
+        },
         "hrm-small": {
-            "hidden_size": 32, "H_layers": 1, "L_layers": 1, "num_attention_heads": 1, "expansion": 2, "puzzle_emb_ndim": 32,
+            "hidden_size": 32, "puzzle_emb_ndim": 32, "H_layers": 1, "L_layers": 1, "num_attention_heads": 1,
+            "expansion": 2,
         },
         "hrm-ultra-small": {
-            "hidden_size": 16, "H_layers": 1, "L_layers": 1, "num_attention_heads": 1, "expansion": 2, "puzzle_emb_ndim": 16,
+            "hidden_size": 16, "puzzle_emb_ndim": 16, "H_layers": 1, "L_layers": 1, "num_attention_heads": 1,
+            "expansion": 2,
         },
     }  # fmt: skip
 
@@ -95,7 +99,8 @@ class HrmPuzzleConfig(PreTrainedConfig):
             raise ValueError(f"halt_exploration_prob={self.halt_exploration_prob} is not a probability")
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
             raise ValueError(
-                f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {self.prefix_len} slots of {self.hidden_size}"
+                f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {self.prefix_len} slots of "
+                f"hidden_size={self.hidden_size}"
             )
         if self.grid_shape is not None and self.grid_shape[0] * self.grid_shape[1] != self.seq_len:
             raise ValueError(f"grid_shape={self.grid_shape} does not have seq_len={self.seq_len} cells")

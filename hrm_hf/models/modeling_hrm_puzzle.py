@@ -4,8 +4,9 @@ Two stacks of post-norm blocks update two latent states: the fast z_L at every l
 high-level cycle. Only the last update of each is differentiated (the one-step gradient, section 2 of the paper).
 
 Differences from the original code, none of which changes a number: scaled-dot-product attention through transformers'
-attention interface instead of FlashAttention, one input embedding for both forwards of a training step, no token logits
-in the second, softmax loss that also works uncompiled with prefix slots.
+attention interface instead of FlashAttention; one input embedding for both forwards of a training step; in the
+second, whose only purpose is a Q value, no token logits and a last block for the first position alone; a softmax loss
+that also works uncompiled with prefix slots.
 """
 
 import torch
@@ -24,7 +25,7 @@ class HrmPuzzleModel(PuzzleReasoner):
         self.L_level = ReasoningLevel(config, config.L_layers)
         self.post_init()
 
-    def reason(self, x, rotary, z_H, z_L):
+    def reason(self, x, rotary, z_H, z_L, num_queries=None):
         with torch.no_grad():
             for h in range(self.config.H_cycles):
                 last_cycle = h == self.config.H_cycles - 1
@@ -33,7 +34,7 @@ class HrmPuzzleModel(PuzzleReasoner):
                 if not last_cycle:
                     z_H = self.H_level(z_H, z_L, rotary)
         z_L = self.L_level(z_L, z_H + x, rotary)
-        z_H = self.H_level(z_H, z_L, rotary)
+        z_H = self.H_level(z_H, z_L, rotary, num_queries)
         return z_H, z_L
 
 

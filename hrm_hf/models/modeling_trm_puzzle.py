@@ -20,9 +20,10 @@ class PositionMixingBlock(PuzzleBlock):
     def mix_positions(self, config, layer_idx):
         self.mlp_t = SwiGLU(config.max_position_embeddings, config.expansion)
 
-    def forward(self, hidden_states, rotary):
+    def forward(self, hidden_states, rotary, num_queries=None):
         transposed = hidden_states.transpose(1, 2)
         hidden_states = rms_norm(transposed + self.mlp_t(transposed), self.eps).transpose(1, 2)  # RMS over positions
+        hidden_states = hidden_states[:, :num_queries]
         return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
 
 
@@ -36,16 +37,16 @@ class TrmPuzzleModel(PuzzleReasoner):
         self.L_level = ReasoningLevel(config, config.L_layers, PositionMixingBlock if config.mlp_t else PuzzleBlock)
         self.post_init()
 
-    def reason(self, x, rotary, z_H, z_L):
+    def reason(self, x, rotary, z_H, z_L, num_queries=None):
         with torch.no_grad():
             for _ in range(self.config.H_cycles - 1):
                 z_H, z_L = self._cycle(x, rotary, z_H, z_L)
-        return self._cycle(x, rotary, z_H, z_L)
+        return self._cycle(x, rotary, z_H, z_L, num_queries)
 
-    def _cycle(self, x, rotary, z_H, z_L):
+    def _cycle(self, x, rotary, z_H, z_L, num_queries=None):
         for _ in range(self.config.L_cycles):
             z_L = self.L_level(z_L, z_H + x, rotary)
-        return self.L_level(z_H, z_L, rotary), z_L
+        return self.L_level(z_H, z_L, rotary, num_queries), z_L
 
 
 class TrmPuzzleForSolving(PuzzleSolvingHead):

@@ -59,8 +59,8 @@ class PuzzleEmbedding(nn.Module):
     """Table of one row per puzzle identifier, trained sparsely by sign descent.
 
     The table is a buffer: it is no parameter, so that the dense optimizer, DDP and the moving average of weights leave
-    its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives as
-    a sparse `table.grad`, which is what `hrm_hf.optim.SignSGD` reads.
+    its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives
+    as a sparse `table.grad`, which is what `hrm_hf.optim.SignSGD` reads.
     """
 
     def __init__(self, num_puzzles: int, ndim: int):
@@ -96,7 +96,13 @@ class PuzzleAttention(nn.Module):
         self.qkv_proj = CastedLinear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.o_proj = CastedLinear(config.hidden_size, config.hidden_size, bias=False)
 
-    def forward(self, hidden_states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        num_queries: int | None = None,
+    ) -> torch.Tensor:
+        """hidden_states [B, T, D] to [B, num_queries or T, D]: only the first `num_queries` positions ask."""
         batch, length, _ = hidden_states.shape
         qkv = self.qkv_proj(hidden_states).view(batch, length, 3, -1, self.config.head_dim)
         query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
@@ -107,8 +113,9 @@ class PuzzleAttention(nn.Module):
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
+        query = query[:, :, :num_queries]
         output, _ = attend(self, query, key, value, None, scaling=self.scaling, dropout=0.0, is_causal=False)
-        return self.o_proj(output.reshape(batch, length, -1))
+        return self.o_proj(output.flatten(2))
 
 
 class SwiGLU(nn.Module):
@@ -138,8 +145,14 @@ class PuzzleBlock(GradientCheckpointingLayer):
         """Builds what exchanges information between positions; attention here."""
         self.self_attn = PuzzleAttention(config, layer_idx)
 
-    def forward(self, hidden_states: torch.Tensor, rotary: tuple[torch.Tensor, torch.Tensor] | None) -> torch.Tensor:
-        hidden_states = rms_norm(hidden_states + self.self_attn(hidden_states, rotary), self.eps)
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        num_queries: int | None = None,
+    ) -> torch.Tensor:
+        attended = self.self_attn(hidden_states, rotary, num_queries)
+        hidden_states = rms_norm(hidden_states[:, :num_queries] + attended, self.eps)
         return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
 
 
@@ -155,12 +168,13 @@ class ReasoningLevel(nn.Module):
         hidden_states: torch.Tensor,
         injection: torch.Tensor,
         rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        num_queries: int | None = None,
     ) -> torch.Tensor:
-        """hidden_states, injection and the result: [B, T, D]."""
+        """hidden_states, injection: [B, T, D]. The result has the first `num_queries` positions, or all T."""
         hidden_states = hidden_states + injection
-        for layer in self.layers:
+        for layer in self.layers[:-1]:
             hidden_states = layer(hidden_states, rotary)
-        return hidden_states
+        return self.layers[-1](hidden_states, rotary, num_queries)
 
 
 class PuzzleInputEmbedding(nn.Module):
@@ -173,7 +187,15 @@ class PuzzleInputEmbedding(nn.Module):
         if config.pos_encodings == "learned":
             self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         if config.pos_encodings == "rope":
-            self.rotary_emb = LlamaRotaryEmbedding(config)
+            # Tables, not frequencies: a compiled step would otherwise take sines anew in every block.
+            shape = (1, config.max_position_embeddings, config.head_dim)
+            self.cos = nn.Buffer(torch.empty(shape), persistent=False)
+            self.sin = nn.Buffer(torch.empty(shape), persistent=False)
+
+    def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [1, T, head_dim] in float32, for positions 0..T-1, prefix slots included."""
+        position_ids = torch.arange(self.config.max_position_embeddings).unsqueeze(0)
+        return LlamaRotaryEmbedding(self.config)(torch.empty(0), position_ids)
 
     def forward(
         self, input_ids: torch.Tensor, puzzle_rows: torch.Tensor | None, dtype: torch.dtype
@@ -186,8 +208,5 @@ class PuzzleInputEmbedding(nn.Module):
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
             x = math.sqrt(0.5) * (x + self.positions.weight.to(dtype))  # keeps the variance of one embedding
-        rotary = None
-        if config.pos_encodings == "rope":
-            position_ids = torch.arange(x.shape[1], device=x.device).unsqueeze(0)
-            rotary = self.rotary_emb(x.new_empty(0, dtype=torch.float32), position_ids)
+        rotary = (self.cos, self.sin) if config.pos_encodings == "rope" else None
         return math.sqrt(config.hidden_size) * x, rotary

@@ -1,0 +1,139 @@
+"""The puzzle reasoners written as plainly as the papers read: what `puzzle.py` measures the package against.
+
+Same arithmetic, eager, no fusion, nothing reused: the input is embedded for both forwards of a training step, the
+second forward computes token logits nobody reads, every parameter is updated by its own operations. Weights come from
+a model of the package, so that both sides can be checked to give the same losses. Only what the benchmark needs:
+rotary positions, attention blocks, stablemax loss.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+
+
+class PlainReasoner:
+    """HRM (`cycle="hrm"`) or TRM (`cycle="trm"`) with persistent carry, losses and both optimizers."""
+
+    def __init__(self, model, lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0):
+        self.config = model.config
+        self.is_hrm = model.has_continue_value
+        self.params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
+        self.table = model.model.puzzle_emb.weight.clone()
+        self.H_init, self.L_init = model.model.H_init.clone(), model.model.L_init.clone()
+        self.lr, self.weight_decay, self.puzzle_lr, self.puzzle_wd = lr, weight_decay, puzzle_lr, puzzle_weight_decay
+        self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.params.items()}
+        self.updates = 0
+        self.carry = None
+
+    def rms_norm(self, x):
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+
+    def rotate(self, x, cos, sin):
+        first, second = x.chunk(2, dim=-1)
+        return x * cos + torch.cat((-second, first), dim=-1) * sin
+
+    def block(self, x, prefix, cos, sin):
+        batch, length, width = x.shape
+        heads = self.config.num_attention_heads
+        q, k, v = F.linear(x, self.params[prefix + "self_attn.qkv_proj.weight"]).view(
+            batch, length, 3 * heads, -1
+        ).transpose(1, 2).split(heads, dim=1)
+        attended = F.scaled_dot_product_attention(self.rotate(q, cos, sin), self.rotate(k, cos, sin), v)
+        attended = attended.transpose(1, 2).reshape(batch, length, width)
+        x = self.rms_norm(x + F.linear(attended, self.params[prefix + "self_attn.o_proj.weight"]))
+        gate, up = F.linear(x, self.params[prefix + "mlp.gate_up_proj.weight"]).chunk(2, dim=-1)
+        return self.rms_norm(x + F.linear(F.silu(gate) * up, self.params[prefix + "mlp.down_proj.weight"]))
+
+    def level(self, name, z, injection, cos, sin):
+        z = z + injection
+        layers = self.config.H_layers if name == "H_level" else self.config.L_layers
+        for index in range(layers):
+            z = self.block(z, f"model.{name}.layers.{index}.", cos, sin)
+        return z
+
+    def inner(self, data, rows, z_H, z_L):
+        config = self.config
+        x = F.embedding(data["input_ids"], self.params["model.embed.tokens.weight"])
+        rows = F.pad(rows, (0, config.prefix_len * config.hidden_size - rows.shape[1]))
+        x = math.sqrt(config.hidden_size) * torch.cat((rows.view(len(rows), -1, config.hidden_size), x), dim=1)
+        frequencies = 10000.0 ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
+        angles = torch.arange(x.shape[1])[:, None] * torch.cat((frequencies, frequencies))
+        cos, sin = angles.cos(), angles.sin()
+        slow = "H_level" if self.is_hrm else "L_level"
+        with torch.no_grad():
+            for h in range(config.H_cycles):
+                for step in range(config.L_cycles):
+                    if self.is_hrm and h == config.H_cycles - 1 and step == config.L_cycles - 1:
+                        break
+                    if not self.is_hrm and h == config.H_cycles - 1:
+                        break
+                    z_L = self.level("L_level", z_L, z_H + x, cos, sin)
+                if h < config.H_cycles - 1:
+                    z_H = self.level(slow, z_H, z_L, cos, sin)
+        for _ in range(1 if self.is_hrm else config.L_cycles):
+            z_L = self.level("L_level", z_L, z_H + x, cos, sin)
+        z_H = self.level(slow, z_H, z_L, cos, sin)
+        logits = F.linear(z_H, self.params["lm_head.weight"])[:, config.prefix_len :]
+        q = F.linear(z_H[:, 0], self.params["q_head.weight"], self.params["q_head.bias"])
+        return z_H, z_L, logits, q[:, 0], q[:, 1]
+
+    def train_step(self, batch):
+        """One ACT step on the carry, backward, both optimizers; returns the loss."""
+        config, size = self.config, len(batch["input_ids"])
+        if self.carry is None:
+            shape = (size, config.max_position_embeddings, config.hidden_size)
+            data = {name: torch.zeros_like(value) for name, value in batch.items()}
+            self.carry = [torch.zeros(shape), torch.zeros(shape), torch.zeros(size, dtype=torch.int32),
+                          torch.ones(size, dtype=torch.bool), data]  # fmt: skip
+        z_H, z_L, steps, halted, data = self.carry
+        z_H = torch.where(halted[:, None, None], self.H_init, z_H)
+        z_L = torch.where(halted[:, None, None], self.L_init, z_L)
+        steps = torch.where(halted, 0, steps)
+        data = {n: torch.where(halted.view(-1, *[1] * (v.dim() - 1)), batch[n], v) for n, v in data.items()}
+        ids = data["puzzle_identifiers"].long()
+        rows = self.table[ids].requires_grad_()
+        z_H, z_L, logits, q_halt, q_continue = self.inner(data, rows, z_H, z_L)
+        z_H, z_L, steps = z_H.detach(), z_L.detach(), steps + 1
+        last = steps >= config.halt_max_steps
+        with torch.no_grad():
+            wants = q_halt > q_continue if self.is_hrm else q_halt > 0
+            explore = torch.rand(size) < config.halt_exploration_prob
+            min_steps = explore * torch.randint(2, config.halt_max_steps + 1, (size,))
+            halted = (last | wants) & (steps >= min_steps)
+            if self.is_hrm:
+                _, _, _, next_halt, next_continue = self.inner(data, rows, z_H, z_L)
+                target = torch.sigmoid(torch.where(last, next_halt, torch.maximum(next_halt, next_continue)))
+        self.carry = [z_H, z_L, steps, halted, data]
+
+        labels = data["labels"].long()
+        mask = labels != -100
+        count = mask.sum(-1)
+        exact = (mask & (logits.argmax(-1) == labels)).sum(-1) == count
+        wide = logits.double()
+        s = torch.where(wide < 0, 1 / (1 - wide + 1e-30), wide + 1)
+        log_p = torch.log(s / s.sum(-1, keepdim=True))
+        per_token = -log_p.gather(-1, labels.where(mask, 0)[..., None])[..., 0]
+        lm_loss = (torch.where(mask, per_token, 0) / count.clamp_min(1)[:, None]).sum()
+        loss = lm_loss + 0.5 * F.binary_cross_entropy_with_logits(q_halt, exact.float(), reduction="sum")
+        if self.is_hrm:
+            loss = loss + 0.5 * F.binary_cross_entropy_with_logits(q_continue, target, reduction="sum")
+        loss = loss / size
+        loss.backward()
+        self.update(ids, rows.grad)
+        return loss.detach()
+
+    @torch.no_grad()
+    def update(self, ids, row_grads):
+        unique, inverse = torch.unique(ids, return_inverse=True)
+        total = torch.zeros(len(unique), row_grads.shape[1]).index_add_(0, inverse, row_grads)
+        self.table[unique] = self.table[unique] * (1 - self.puzzle_lr * self.puzzle_wd) - self.puzzle_lr * total.sign()
+        self.updates += 1
+        for name, p in self.params.items():
+            m, v = self.moments[name]
+            p.mul_(1 - self.lr * self.weight_decay)
+            m.lerp_(p.grad, 0.1)
+            v.lerp_(p.grad * p.grad, 0.05)
+            step = self.lr / (1 - 0.9**self.updates)
+            p.sub_(step * torch.atan2(m, v.sqrt() / math.sqrt(1 - 0.95**self.updates)))
+            p.grad = None

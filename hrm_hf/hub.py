@@ -35,7 +35,7 @@ def update_model_card(
     Args:
         folder: with config.json.
         metrics: name and value; only numbers are recorded.
-        dataset: path or Hub name of the data.
+        dataset: path or Hub name of the data. Of a local path only the last part is recorded.
         settings: how the numbers were got (max_steps, halt, votes, ...). A result with the same data set, split,
             settings and metric is replaced; all others stay.
         parameters: for a new card; counted in the weights file if None.
@@ -52,6 +52,7 @@ def update_model_card(
     folder = Path(folder)
     path = folder / CARD_FILE
     card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(folder, parameters))
+    dataset = Path(dataset).resolve().name if Path(dataset).exists() else dataset
     new = [
         EvalResult(
             task_type=TASK_TYPE,
@@ -87,7 +88,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
         raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
     fields = {name: getattr(config, name) for name in CARD_FIELDS if getattr(config, name, None) is not None}
     rows, ndim = config.num_puzzle_identifiers, config.puzzle_emb_ndim
-    table = f"Its table of {rows:,} puzzle rows x {ndim} values comes on top." if ndim else "It has no puzzle table."
+    table = f"Its puzzle table of {rows:,} x {ndim} values comes on top." if ndim else "It has no puzzle table."
     return Template(template.read_text()).substitute(
         name=folder.resolve().name,
         task=_task_words(config),

@@ -8,13 +8,19 @@ import sys
 
 import typer
 
+from .convert import convert
 from .data import app as data_app
+from .evaluate import app as eval_app
+from .solve import solve
 
 
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Recursive reasoning models in the Hugging Face ecosystem."
 )
 app.add_typer(data_app, name="data")
+app.command("convert")(convert)
+app.add_typer(eval_app, name="eval")
+app.command("solve")(solve)
 
 
 def main() -> None:

@@ -1,6 +1,7 @@
 """`hrm-hf data`: builds puzzle data sets."""
 
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Annotated
@@ -14,6 +15,22 @@ app = typer.Typer(no_args_is_help=True, help="Build puzzle data sets (folders th
 def report(result: dict, as_json: bool) -> None:
     """Prints a command's result: JSON with --json, else a line per entry."""
     typer.echo(json.dumps(result) if as_json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+
+
+def ensure_built(path: str, command: str | None) -> None:
+    """Builds the data set at `path` with the arguments of `hrm-hf data`, unless it exists.
+
+    Raises:
+        ValueError: it does not exist and there is no command to build it.
+    """
+    from ..data.puzzles import INFO_FILE
+
+    if (Path(path) / INFO_FILE).exists():
+        return
+    if command:
+        typer.main.get_command(app).main([*shlex.split(command), "--out", path], standalone_mode=False)
+    elif Path(path).exists() or path[:1] in "./~":
+        raise ValueError(f"{path} holds no puzzle data set; build one with `hrm-hf data ... --out {path}`")
 
 
 @app.command()

@@ -61,6 +61,10 @@ class PuzzleInfo:
     def num_puzzle_identifiers(self) -> int:
         return len(self.identifiers)
 
+    def identifiers_json(self) -> str:
+        """Content of `identifiers.json`, which travels with a checkpoint: its puzzle table is keyed by it."""
+        return json.dumps(self.identifiers)
+
     def config_fields(self) -> dict[str, Any]:
         """The fields of a puzzle model's config that the data decide."""
         return {
@@ -110,7 +114,7 @@ def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: s
     (out / "data").mkdir(parents=True, exist_ok=True)
     for name, split in splits.items():
         split.to_parquet(out / "data" / f"{name}-00000.parquet")
-    (out / IDENTIFIERS_FILE).write_text(json.dumps(info.identifiers))
+    (out / IDENTIFIERS_FILE).write_text(info.identifiers_json())
     (out / "README.md").write_text(_data_card(splits, info))
     info_path.write_text(json.dumps(new_info, indent=1))  # last: its presence marks a complete folder
     return out

@@ -473,6 +473,29 @@ class PuzzleSolvingHead(PuzzlePreTrainedModel):
             )
         self._replace_table(table)
 
+    def adapt_puzzle_embeddings(self, num_puzzles: int, how: str) -> None:
+        """Fits the table to a data set of `num_puzzles` identifiers before fine-tuning.
+
+        Args:
+            how: "keep" the table (same identifiers), "reset" it for new puzzles, or "extend" it by rows for more.
+
+        Raises:
+            ValueError: "keep" and the number of puzzles differs, or "extend" would shrink the table.
+        """
+        if self.model.puzzle_emb is None:
+            return
+        present = self.config.num_puzzle_identifiers
+        if how == "reset":
+            self.resize_puzzle_embeddings(num_puzzles)
+            self.reset_puzzle_embeddings()
+        elif how == "extend" and num_puzzles >= present:
+            self.resize_puzzle_embeddings(num_puzzles)
+        elif how != "keep" or num_puzzles != present:
+            raise ValueError(
+                f"puzzle_embeddings={how!r}: the model has {present} puzzle identifiers, the data {num_puzzles}. Use "
+                '"reset" for new puzzles, "extend" if the data add puzzles to the known ones, "keep" for the same'
+            )
+
     def _puzzle_table(self) -> torch.Tensor:
         if self.model.puzzle_emb is None:
             raise ValueError("this model has no puzzle table: its config says puzzle_emb_ndim=0")

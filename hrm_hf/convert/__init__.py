@@ -1,0 +1,1 @@
+"""Checkpoints of the original implementations, converted to ours and back."""

@@ -1,0 +1,1 @@
+"""What a task's answers are worth: voting, metrics, sandboxes and calibration."""

@@ -1,0 +1,94 @@
+"""One picture of an evaluation: accuracy per ACT step, steps used, and how far q_halt can be trusted."""
+
+from pathlib import Path
+from typing import Any
+
+
+INK, ACCENT, MUTED = "#1f2933", "#2563a8", "#b8c4d0"
+
+
+def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
+    """Draws what `evaluate_puzzles` returns as a PNG and returns its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    curve, histogram, reliability = figure.subplots(1, 3)
+    steps = range(1, metrics["max_steps"] + 1)
+    _draw_curve(curve, steps, metrics)
+    _draw_histogram(histogram, steps, metrics)
+    _draw_reliability(reliability, metrics)
+    for axes in (curve, histogram, reliability):
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.tick_params(colors=INK)
+    if title:
+        figure.suptitle(title, color=INK)
+    path = Path(path)
+    figure.savefig(path, dpi=120)
+    return path
+
+
+def _draw_curve(axes, steps: range, metrics: dict[str, Any]) -> None:
+    accuracy = metrics["exact_accuracy_per_step"]
+    axes.plot(steps, accuracy, color=ACCENT, marker="o", markersize=4, clip_on=False)
+    axes.annotate(
+        f"{accuracy[-1]:.1%}", (steps[-1], accuracy[-1]), (0, 7), textcoords="offset points", ha="right", color=ACCENT
+    )
+    axes.set(xlabel="ACT step", ylabel="exact accuracy", ylim=(0, 1.05), title="Solved after each step")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.grid(axis="y", color=MUTED, alpha=0.4)
+
+
+def _draw_histogram(axes, steps: range, metrics: dict[str, Any]) -> None:
+    axes.bar(steps, metrics["steps_histogram"], color=ACCENT, width=0.85)
+    axes.axvline(metrics["average_steps"], color=INK, linestyle="--", linewidth=1)
+    axes.set(xlabel="ACT steps used", ylabel="puzzles", title=f"Average {metrics['average_steps']:.2f} steps")
+    axes.set_xlim(0.3, steps[-1] + 0.7)
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def _draw_reliability(axes, metrics: dict[str, Any]) -> None:
+    bins = [row for row in metrics["reliability"] if row["count"]]
+    largest = max(row["count"] for row in bins)
+    axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1, label="perfect")
+    axes.scatter(
+        [row["confidence"] for row in bins],
+        [row["accuracy"] for row in bins],
+        s=[20 + 180 * row["count"] / largest for row in bins],  # area: puzzles in the bin
+        color=ACCENT,
+        alpha=0.8,
+        clip_on=False,
+        zorder=3,
+    )
+    axes.set(xlabel="confidence, sigmoid(q_halt)", ylabel="exact accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
+    axes.set_title(f"Reliability, ECE {metrics['ece']:.3f}")
+    axes.grid(color=MUTED, alpha=0.4)
+
+
+def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
+    """Draws a trainer's `log_history` as a PNG: loss, accuracy in training and held out, ACT steps; returns its path."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    panels = {
+        "Loss": ("lm_loss", "q_halt_loss", "q_continue_loss"),
+        "Exact accuracy": ("exact_accuracy", "eval_exact_accuracy"),
+        "ACT steps": ("average_steps", "eval_average_steps"),
+    }
+    for axes, (title, names) in zip(figure.subplots(1, 3), panels.items()):
+        for name, color in zip(names, (MUTED, ACCENT, INK) if title == "Loss" else (MUTED, ACCENT)):
+            points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
+            if points:
+                held_out = name.startswith("eval_")
+                axes.plot(*zip(*points), color=color, marker="o" if held_out else None, markersize=4, label=name)
+        axes.set(xlabel="optimizer step", title=title)
+        axes.set_ylim(bottom=0)
+        axes.legend(frameon=False, fontsize="small") if axes.has_data() else None
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(axis="y", color=MUTED, alpha=0.4)
+    path = Path(path)
+    figure.savefig(path, dpi=120)
+    return path

@@ -1,0 +1,359 @@
+"""Puzzle models as Hugging Face models: sizes, initial values, solving, saving, the puzzle table, errors."""
+
+import pytest
+import tiny
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+
+from hrm_hf import (
+    AutoModelForPuzzleSolving,
+    HrmPuzzleConfig,
+    HrmPuzzleForSolving,
+    TrmPuzzleConfig,
+    TrmPuzzleForSolving,
+)
+
+
+def inputs(rows: int = 8, **keywords):
+    batch = tiny.batch(rows, **keywords)
+    return {name: batch[name] for name in ("input_ids", "puzzle_identifiers")}
+
+
+architectures = pytest.mark.parametrize("architecture", tiny.ARCHITECTURES)
+
+# Presets and initial values
+
+# hrm-27m and trm-7m are the originals' own counts; the others are counted here.
+PARAMETERS = {
+    (HrmPuzzleConfig, "hrm-27m"): 27_275_266,
+    (HrmPuzzleConfig, "hrm-27m-sudoku-full"): 27_317_250,
+    (HrmPuzzleConfig, "hrm-small"): 58_114,
+    (HrmPuzzleConfig, "hrm-ultra-small"): 27_010,
+    (TrmPuzzleConfig, "trm-7m"): 6_828_034,
+    (TrmPuzzleConfig, "trm-5m-mlp"): 5_028_866,
+    (TrmPuzzleConfig, "trm-7m-arc"): 6_829_058,
+    (TrmPuzzleConfig, "trm-7m-maze"): 6_822_914,
+}
+HEADS = {HrmPuzzleConfig: HrmPuzzleForSolving, TrmPuzzleConfig: TrmPuzzleForSolving}
+
+
+def test_every_preset_has_a_counted_size():
+    assert set(PARAMETERS) == {(config, name) for config in HEADS for name in config.presets()}
+
+
+@pytest.mark.parametrize(("config_class", "name"), PARAMETERS, ids=lambda value: str(value).split(".")[-1])
+def test_presets_have_their_number_of_parameters(config_class, name):
+    with torch.device("meta"):
+        model = HEADS[config_class](config_class.from_preset(name))
+    assert model.num_parameters() == PARAMETERS[config_class, name]
+    table = model.config.num_puzzle_identifiers * model.config.puzzle_emb_ndim
+    assert model.num_parameters(include_puzzle_table=True) == PARAMETERS[config_class, name] + table
+
+
+def test_overrides_change_a_preset_and_unknown_presets_are_named():
+    assert HrmPuzzleConfig.from_preset("hrm-small", seq_len=16).seq_len == 16
+    with pytest.raises(ValueError, match=r"unknown preset 'hrm-1b' for hrm_puzzle; choose one of \['hrm-27m'"):
+        HrmPuzzleConfig.from_preset("hrm-1b")
+
+
+def test_initial_values_have_the_stated_distribution():
+    torch.manual_seed(0)
+    config = HrmPuzzleConfig(
+        hidden_size=256, num_attention_heads=4, H_layers=1, L_layers=1, vocab_size=500, seq_len=100
+    )
+    config.pos_encodings = "learned"
+    model = HrmPuzzleForSolving(config)
+    for name, parameter in model.named_parameters():
+        if name.startswith("q_head"):
+            continue
+        # fan-in of a matrix and width of an embedding are both the last axis
+        std = parameter.shape[-1] ** -0.5
+        assert parameter.std().item() == pytest.approx(std, rel=0.03), name
+        assert abs(parameter.mean()) < 0.03 * std, name
+        assert parameter.abs().max() <= 2 * std / 0.8796256610342398 * (1 + 1e-6), name  # truncated at two scales
+    assert model.q_head.weight.abs().max() == 0 and model.q_head.bias.tolist() == [-5.0, -5.0]
+    assert model.model.puzzle_emb.weight.abs().max() == 0
+    for state in (model.model.H_init, model.model.L_init):
+        assert state.std().item() == pytest.approx(1, abs=0.15)  # 256 values
+        assert not isinstance(state, torch.nn.Parameter)
+    assert not torch.equal(model.model.H_init, model.model.L_init)
+
+
+# One step
+
+
+@architectures
+def test_a_step_without_labels_or_puzzles_is_a_step_on_puzzle_0(architecture):
+    model, data = tiny.model(architecture), inputs()
+    with torch.no_grad():
+        output = model(data["input_ids"])
+        named = model(data["input_ids"], puzzle_identifiers=torch.zeros(8, dtype=torch.int32))
+    assert output.loss is None and output.metrics is None
+    assert torch.equal(output.logits, named.logits) and output.logits.shape == (8, tiny.SEQ_LEN, tiny.VOCAB_SIZE)
+
+
+def test_hidden_states_and_tuples_are_given_on_request():
+    model, data = tiny.model("hrm"), inputs()
+    output = model(**data, output_hidden_states=True)
+    z_L, z_H = output.hidden_states
+    assert torch.equal(z_H, output.carry.z_H) and torch.equal(z_L, output.carry.z_L)
+    assert isinstance(model(**data, return_dict=False), tuple)
+
+
+def test_the_base_model_is_the_same_step():
+    model, data = tiny.model("trm"), inputs()
+    with torch.no_grad():
+        assert torch.equal(model.model(**data).z_H, model(**data).carry.z_H)
+        again = model.model(**data, **{name: model.model(**data)[name] for name in ("z_H", "z_L")})
+        assert torch.equal(again.z_L, model(**data, carry=model(**data).carry).carry.z_L)
+
+
+@pytest.mark.parametrize("architecture", ["hrm", "trm"])
+def test_gradient_checkpointing_gives_the_same_gradients(architecture):
+    model = tiny.model(architecture).train()
+
+    def gradients():
+        model.zero_grad()
+        model.model.puzzle_emb.weight.grad = None
+        torch.manual_seed(0)
+        model(**tiny.batch()).loss.backward()
+        return {name: p.grad for name, p in model.named_parameters()} | {"table": model.model.puzzle_emb.weight.grad}
+
+    plain = gradients()
+    model.activation_checkpointing_enable()
+    calls = []
+    for layer in model.model.L_level.layers:
+        layer.mlp.register_forward_pre_hook(lambda *_: calls.append(torch.is_grad_enabled()))
+    checkpointed = gradients()
+    assert plain["table"].to_dense().abs().max() > 0
+    for name, gradient in plain.items():
+        torch.testing.assert_close(checkpointed[name].to_dense(), gradient.to_dense(), atol=1e-6, rtol=1e-5)
+    # The differentiated passes ran a second time: 1 of HRM, L_cycles + 1 of TRM.
+    forward_passes = {"hrm": 8, "trm": 6}[architecture]
+    assert len(calls) == forward_passes + {"hrm": 1, "trm": 3}[architecture]
+
+
+def test_wrong_shapes_are_named():
+    model = tiny.model("hrm")
+    with pytest.raises(ValueError, match=r"input_ids has shape \(2, 9\); this model expects \[batch, 16\]"):
+        model(torch.ones(2, 9, dtype=torch.long))
+    carry = model(**inputs(3)).carry
+    with pytest.raises(ValueError, match="the carry has 3 slots, the batch 4 rows"):
+        model(**inputs(4), carry=carry)
+
+
+# Solving
+
+
+@architectures
+def test_solving_with_fixed_steps_is_the_chain_of_evaluation_steps(architecture):
+    model, data = tiny.model(architecture), inputs()
+    solution = model.solve(**data, halt="fixed", return_trajectory=True)
+    carry = None
+    with torch.no_grad():
+        for step in range(16):
+            output = model(**data, carry=carry)
+            carry = output.carry
+            assert torch.equal(solution.trajectory[step], output.logits.argmax(-1))
+            assert torch.equal(solution.q_trajectory[step], output.q_halt_logits)
+    assert carry.halted.all() and solution.steps.tolist() == [16] * 8
+    assert torch.equal(solution.logits, output.logits) and torch.equal(solution.q_halt, output.q_halt_logits)
+
+
+@architectures
+def test_an_adaptive_answer_is_the_fixed_run_at_the_step_where_it_stopped(architecture):
+    model, data = tiny.model(architecture), inputs(16)
+    solution = model.solve(**data)
+    assert len(solution.steps.unique()) > 2, "the rows of this test have to stop at different steps"
+    carry = None
+    for step in range(1, 17):
+        with torch.no_grad():
+            output = model(**data, carry=carry)
+        carry, stopped = output.carry, solution.steps == step
+        torch.testing.assert_close(solution.logits[stopped], output.logits[stopped], atol=1e-5, rtol=0)
+        torch.testing.assert_close(solution.q_halt[stopped], output.q_halt_logits[stopped], atol=1e-5, rtol=0)
+        wants = output.q_halt_logits > (output.q_continue_logits if architecture == "hrm" else 0)
+        assert torch.equal(wants & (solution.steps >= step), stopped) or step == 16
+    assert torch.equal(solution.predictions, solution.logits.argmax(-1))
+
+
+@architectures
+def test_an_answer_does_not_depend_on_the_other_rows_of_the_batch(architecture):
+    model, data = tiny.model(architecture), inputs(16)
+    together = model.solve(**data)
+    for row in range(16):
+        alone = model.solve(**{name: value[row : row + 1] for name, value in data.items()})
+        assert alone.steps.item() == together.steps[row]
+        torch.testing.assert_close(alone.logits[0], together.logits[row], atol=1e-5, rtol=0)
+
+
+def test_finished_rows_leave_the_batch():
+    model, data = tiny.model("hrm"), inputs(16)
+    sizes = []
+    model.model.H_level.register_forward_hook(lambda _, args, output: sizes.append(len(output)))
+    steps = model.solve(**data).steps
+    passes = 2  # H_cycles
+    assert sizes == [int((steps >= step).sum()) for step in range(1, steps.max() + 1) for _ in range(passes)]
+
+
+def test_fewest_and_most_steps_bound_every_row():
+    model, data = tiny.model("hrm"), inputs(16)
+    free = model.solve(**data).steps
+    bounded = model.solve(**data, min_steps=3, max_steps=5).steps
+    assert free.min() < 3 and free.max() > 5  # or this test shows nothing
+    assert bounded.min() >= 3 and bounded.max() == 5
+    assert model.solve(**data, max_steps=40, halt="fixed").steps.tolist() == [40] * 16
+
+
+def test_a_trajectory_repeats_the_answer_of_a_finished_row():
+    model, data = tiny.model("hrm"), inputs(16)
+    solution = model.solve(**data, return_trajectory=True)
+    plain = model.solve(**data)
+    assert solution.trajectory.shape == (solution.steps.max(), 16, tiny.SEQ_LEN)
+    assert torch.equal(solution.trajectory[-1], plain.predictions) and torch.equal(solution.steps, plain.steps)
+    first = solution.steps.argmin()
+    assert (solution.trajectory[solution.steps[first] - 1 :, first] == plain.predictions[first]).all()
+
+
+def test_noise_makes_restarts_differ_and_the_seed_repeats_them():
+    model, data = tiny.model("trm"), inputs()
+
+    def restart(seed):
+        torch.manual_seed(seed)
+        return model.solve(**data, halt="fixed", max_steps=2, noise=1.0).logits
+
+    assert torch.equal(restart(0), restart(0))
+    assert not torch.allclose(restart(0), restart(1), atol=1e-3)
+    quiet = model.solve(**data, halt="fixed", max_steps=2).logits
+    assert not torch.allclose(restart(0), quiet, atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"halt": "never"}, r"halt='never'; expected \"q\""),
+        ({"min_steps": 0}, r"need 1 <= min_steps <= max_steps, got min_steps=0, max_steps=16"),
+        ({"min_steps": 5, "max_steps": 4}, "got min_steps=5, max_steps=4"),
+    ],
+)
+def test_impossible_solving_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny.model("hrm").solve(**inputs(), **arguments)
+
+
+# Saving and loading
+
+
+@pytest.mark.parametrize("shards", ["one file", "sharded"])
+@architectures
+def test_a_saved_model_loads_equal(architecture, shards, tmp_path):
+    model = tiny.model(architecture)
+    model.save_pretrained(tmp_path, **({"max_shard_size": "50KB"} if shards == "sharded" else {}))
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shards == "sharded")
+    loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    expected = model.state_dict()
+    assert loaded.state_dict().keys() == expected.keys()
+    assert all(torch.equal(value, expected[name]) for name, value in loaded.state_dict().items())
+    assert torch.equal(loaded(**inputs()).logits, model(**inputs()).logits)
+
+
+@architectures
+def test_every_auto_class_loads_a_saved_model(architecture, tmp_path):
+    model = tiny.model(architecture)
+    model.save_pretrained(tmp_path)
+    assert type(AutoConfig.from_pretrained(tmp_path)) is type(model.config)
+    expected = model(**inputs())
+    for auto_class in (AutoModelForMaskedLM, AutoModelForPuzzleSolving):
+        loaded = auto_class.from_pretrained(tmp_path)
+        assert type(loaded) is type(model) and torch.equal(loaded(**inputs()).logits, expected.logits)
+    base = AutoModel.from_pretrained(tmp_path)
+    assert type(base) is type(model.model) and torch.equal(base(**inputs()).z_H, expected.carry.z_H)
+
+
+# Configs
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"num_attention_heads": 3}, "hidden_size=512 is not a multiple of num_attention_heads=3"),
+        ({"hidden_size": 6, "num_attention_heads": 2}, "rotary positions need an even head size; .*= 3"),
+        ({"pos_encodings": "alibi"}, r"pos_encodings='alibi' is not one of \('rope', 'learned', 'none'\)"),
+        ({"loss_type": "mse"}, r"loss_type='mse' is not one of \('stablemax', 'softmax'\)"),
+        ({"forward_dtype": "int8"}, "forward_dtype='int8' is not one of"),
+        ({"halt_max_steps": 0}, "halt_max_steps=0 must be at least 1"),
+        ({"halt_exploration_prob": 1.5}, r"halt_exploration_prob=1\.5 is not a probability"),
+        ({"puzzle_emb_ndim": 1025, "puzzle_emb_len": 2}, "puzzle_emb_ndim=1025 does not fit into 2 slots of hidden_size=512"),
+        ({"grid_shape": [9, 8]}, r"grid_shape=\[9, 8\] does not have seq_len=81 cells"),
+        ({"seq_len": "81"}, "Field 'seq_len' expected int, got str"),
+    ],
+)
+def test_impossible_configs_are_named(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        HrmPuzzleConfig(**fields)
+
+
+def test_a_config_survives_saving(tmp_path):
+    config = tiny.config("trm-mlp", forward_dtype="bfloat16", task="sudoku", box_shape=[2, 2])
+    config.save_pretrained(tmp_path)
+    loaded = TrmPuzzleConfig.from_pretrained(tmp_path)
+    assert loaded.to_dict() == {**config.to_dict(), "transformers_version": loaded.to_dict()["transformers_version"]}
+
+
+# The puzzle table
+
+
+def test_the_table_is_no_parameter_but_is_saved_and_counted_on_request(tmp_path):
+    model = tiny.model("hrm")
+    table = model.model.puzzle_emb.weight
+    assert not any(parameter is table for parameter in model.parameters())
+    assert model.num_parameters(include_puzzle_table=True) == model.num_parameters() + table.numel()
+    model.save_pretrained(tmp_path)
+    assert torch.equal(HrmPuzzleForSolving.from_pretrained(tmp_path).model.puzzle_emb.weight, table)
+    groups = {group["name"]: group for group in model.optimizer_groups()}
+    assert groups["puzzle_emb"]["params"][0] is table and groups["puzzle_emb"]["sparse_rows"]
+    assert sum(parameter.numel() for parameter in groups["dense"]["params"]) == model.num_parameters()
+
+
+@pytest.mark.parametrize(("size", "rows"), [(7, "mean"), (7, "zero"), (3, "mean")])
+def test_a_resized_table_keeps_its_rows_and_is_saved(size, rows, tmp_path):
+    model = tiny.model("trm")
+    old = model.model.puzzle_emb.weight.clone()
+    model.resize_puzzle_embeddings(size, new_rows=rows)
+    model.save_pretrained(tmp_path)
+    loaded = TrmPuzzleForSolving.from_pretrained(tmp_path)
+    table, kept = loaded.model.puzzle_emb.weight, min(size, len(old))
+    assert loaded.config.num_puzzle_identifiers == len(table) == size
+    assert torch.equal(table[:kept], old[:kept])
+    filling = old.mean(0) if rows == "mean" else torch.zeros(old.shape[1])
+    torch.testing.assert_close(table[kept:], filling.expand(size - kept, -1))
+
+
+def test_a_reset_table_has_its_mean_or_zero_everywhere():
+    model = tiny.model("hrm")
+    mean = model.model.puzzle_emb.weight.mean(0)
+    model.reset_puzzle_embeddings()
+    torch.testing.assert_close(model.model.puzzle_emb.weight, mean.expand(tiny.PUZZLES, -1))
+    model.reset_puzzle_embeddings("zero")
+    assert model.model.puzzle_emb.weight.abs().max() == 0
+    with pytest.raises(ValueError, match="'ones'"):
+        model.reset_puzzle_embeddings("ones")
+
+
+def test_a_replaced_table_has_to_fit():
+    model = tiny.model("hrm")
+    table = torch.randn(tiny.PUZZLES, 32)
+    model.set_puzzle_embeddings(table)
+    assert torch.equal(model.model.puzzle_emb.weight, table)
+    with pytest.raises(ValueError, match=r"\(5, 32\).*\(9, 32\); call resize_puzzle_embeddings\(9\) first"):
+        model.set_puzzle_embeddings(torch.randn(9, 32))
+
+
+def test_a_model_without_a_table_says_so():
+    model = tiny.model("hrm", puzzle_emb_ndim=0)
+    assert model.num_parameters(include_puzzle_table=True) == model.num_parameters()
+    assert [group["name"] for group in model.optimizer_groups()] == ["dense"]
+    with pytest.raises(ValueError, match="no puzzle table: its config says puzzle_emb_ndim=0"):
+        model.resize_puzzle_embeddings(3)

@@ -1,0 +1,48 @@
+"""Models of a few thousand weights, for tests of behaviour."""
+
+import torch
+
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+
+
+CLASSES = {
+    "hrm": (HrmPuzzleConfig, HrmPuzzleForSolving),
+    "trm": (TrmPuzzleConfig, TrmPuzzleForSolving),
+    "trm-mlp": (TrmPuzzleConfig, TrmPuzzleForSolving),
+}
+ARCHITECTURES = list(CLASSES)
+SEQ_LEN, VOCAB_SIZE, PUZZLES = 16, 6, 5
+
+
+def config(architecture: str, **overrides):
+    fields = {
+        "hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "H_cycles": 2, "L_cycles": 2, "expansion": 1,
+        "puzzle_emb_ndim": 32, "puzzle_emb_len": 2 if architecture.startswith("trm") else 0, "seq_len": SEQ_LEN,
+        "vocab_size": VOCAB_SIZE, "num_puzzle_identifiers": PUZZLES, "halt_max_steps": 16, "grid_shape": [4, 4],
+    }  # fmt: skip
+    if architecture == "hrm":
+        fields["H_layers"] = 1
+    if architecture == "trm-mlp":
+        fields |= {"mlp_t": True, "pos_encodings": "none"}
+    return CLASSES[architecture][0](**{**fields, **overrides})
+
+
+def model(architecture: str, seed: int = 0, undecided: bool = True, **overrides):
+    """A seeded model in eval mode. `undecided`: Q values vary from row to row around the point of halting."""
+    torch.manual_seed(seed)
+    built = CLASSES[architecture][1](config(architecture, **overrides)).eval()
+    with torch.no_grad():
+        if built.model.puzzle_emb is not None:
+            built.model.puzzle_emb.weight.normal_()
+        if undecided:
+            built.q_head.weight.normal_()
+            built.q_head.bias.copy_(torch.tensor([-4.0, 0.0]))
+    return built
+
+
+def batch(rows: int = 8, seed: int = 1) -> dict[str, torch.Tensor]:
+    """Random boards, labels and puzzle identifiers, as keyword arguments of the forward."""
+    generator = torch.Generator().manual_seed(seed)
+    input_ids, labels = (torch.randint(1, VOCAB_SIZE, (rows, SEQ_LEN), generator=generator) for _ in range(2))
+    puzzles = torch.randint(0, PUZZLES, (rows,), generator=generator, dtype=torch.int32)
+    return {"input_ids": input_ids, "puzzle_identifiers": puzzles, "labels": labels}

@@ -1,0 +1,97 @@
+"""Trains a puzzle reasoner (HRM, TRM) on Sudoku, mazes, ARC or your own grids.
+
+    python training/run_puzzle.py --recipe training/recipes/sudoku_demo.yaml
+    accelerate launch training/run_puzzle.py --recipe training/recipes/sudoku_extreme_1k.yaml --learning_rate 7e-5
+    torchrun --nproc_per_node 2 training/run_puzzle.py --recipe ... --use_cpu true
+
+A killed run continues with `--resume_from_checkpoint last`.
+"""
+
+import time
+from pathlib import Path
+
+from hrm_hf import AutoModelForPuzzleSolving
+from hrm_hf.cli.data import ensure_built
+from hrm_hf.data.puzzles import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
+from hrm_hf.data.row_stream import PuzzleRows
+from hrm_hf.evaluation.plots import plot_evaluation, plot_training
+from hrm_hf.hub import update_model_card
+from hrm_hf.recipes import (
+    ModelArguments,
+    PuzzleDataArguments,
+    build_config,
+    parse_recipe,
+    save_recipe,
+    write_results,
+)
+from hrm_hf.trainer import HrmTrainer, HrmTrainingArguments
+
+
+def main() -> None:
+    model_args, data_args, args = parse_recipe(
+        (ModelArguments, PuzzleDataArguments, HrmTrainingArguments), description=__doc__
+    )
+    with args.main_process_first(desc="building the data set"):
+        ensure_built(data_args.data_path, data_args.build_data)
+    info = load_puzzle_info(data_args.data_path)
+    train = _rows(data_args, data_args.train_split, data_args.max_train_rows)
+    held_out = _rows(data_args, data_args.eval_split, data_args.max_eval_rows)
+
+    model = _model(model_args, data_args, args, info)
+    trainer = HrmTrainer(model=model, args=args, train_dataset=train, eval_dataset=held_out)
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    seconds = time.perf_counter() - started
+
+    metrics = {}
+    if held_out is not None:
+        trainer.evaluate()
+        metrics = trainer.last_evaluation
+    trainer.save_model()
+    trainer.save_state()
+    if not trainer.is_world_process_zero():
+        return
+    out = Path(args.output_dir)
+    (out / IDENTIFIERS_FILE).write_text(info.identifiers_json())
+    save_recipe(out / "recipe.yaml", model_args, data_args, args)
+    write_results(
+        out,
+        info.task,
+        metrics,
+        train_seconds=round(seconds, 1),
+        steps=trainer.state.global_step,
+        parameters=model.num_parameters(include_puzzle_table=True),
+        parameters_without_puzzle_table=model.num_parameters(),
+    )
+    if metrics:
+        plot_evaluation(metrics, out / "evaluation.png", title=f"{info.task}, {metrics['count']} held-out puzzles")
+    plot_training(trainer.state.log_history, out / "training.png")
+    update_model_card(out, metrics, dataset=data_args.data_path, split=data_args.eval_split)
+    print(f"model, results and plots: {out}")
+
+
+def _rows(data_args: PuzzleDataArguments, split: str | None, limit: int | None) -> PuzzleRows | None:
+    if not split:
+        return None
+    dataset = load_puzzle_dataset(data_args.data_path, split)
+    return PuzzleRows(dataset if limit is None else dataset.select(range(min(limit, len(dataset)))))
+
+
+def _model(model_args: ModelArguments, data_args: PuzzleDataArguments, args: HrmTrainingArguments, info):
+    from transformers import set_seed
+
+    set_seed(args.seed)
+    if model_args.model_name_or_path is None:
+        config = build_config(model_args, **info.config_fields())
+        return AutoModelForPuzzleSolving.from_config(config, attn_implementation=model_args.attn_implementation)
+    model = AutoModelForPuzzleSolving.from_pretrained(
+        model_args.model_name_or_path, attn_implementation=model_args.attn_implementation
+    )
+    model.adapt_puzzle_embeddings(info.num_puzzle_identifiers, data_args.puzzle_embeddings)
+    if data_args.freeze_weights:
+        model.requires_grad_(False)
+    return model
+
+
+if __name__ == "__main__":
+    main()

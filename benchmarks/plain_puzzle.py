@@ -36,9 +36,12 @@ class PlainReasoner:
     def block(self, x, prefix, cos, sin):
         batch, length, width = x.shape
         heads = self.config.num_attention_heads
-        q, k, v = F.linear(x, self.params[prefix + "self_attn.qkv_proj.weight"]).view(
-            batch, length, 3 * heads, -1
-        ).transpose(1, 2).split(heads, dim=1)
+        q, k, v = (
+            F.linear(x, self.params[prefix + "self_attn.qkv_proj.weight"])
+            .view(batch, length, 3 * heads, -1)
+            .transpose(1, 2)
+            .split(heads, dim=1)
+        )
         attended = F.scaled_dot_product_attention(self.rotate(q, cos, sin), self.rotate(k, cos, sin), v)
         attended = attended.transpose(1, 2).reshape(batch, length, width)
         x = self.rms_norm(x + F.linear(attended, self.params[prefix + "self_attn.o_proj.weight"]))

@@ -172,7 +172,7 @@ class WeightAverage:
     """Exponential moving average of a model's trainable parameters; buffers, so the puzzle table too, stay out.
 
     shadow = rate * shadow + (1 - rate) * p after each optimizer step. Raw and averaged weights are kept side by side;
-    `swapped` exchanges them in place for the time of a `with` block.
+    `swap` exchanges them in place.
     """
 
     def __init__(self, model: torch.nn.Module, rate: float):

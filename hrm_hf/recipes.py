@@ -23,9 +23,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 class ModelArguments:
     """Which model: saved weights, or a fresh one from a type, a preset and overrides."""
 
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Start from these weights (folder or Hub)."}
-    )
+    model_name_or_path: str | None = field(default=None, metadata={"help": "Start from these weights: folder or Hub."})
     model_type: str | None = field(default=None, metadata={"help": "Architecture of a fresh model: hrm_puzzle, ..."})
     preset: str | None = field(default=None, metadata={"help": "Preset of the architecture, e.g. hrm-27m."})
     config_overrides: str | None = field(
@@ -38,9 +36,7 @@ class ModelArguments:
 class PuzzleDataArguments:
     """Which puzzles."""
 
-    data_path: str | None = field(
-        default=None, metadata={"help": "Puzzle data set: folder, or OWNER/NAME on the Hub."}
-    )
+    data_path: str | None = field(default=None, metadata={"help": "Puzzle data set: folder or OWNER/NAME."})
     build_data: str | None = field(
         default=None, metadata={"help": "Arguments of `hrm-hf data` that build data_path if it does not exist."}
     )
@@ -74,7 +70,7 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
         parser.set_defaults(**values)
         for action in parser._actions:
             action.required = action.required and action.dest not in values
-    *parsed, rest, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
+    *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
     if unknown:
         parser.error(_unknown_key(unknown[0].lstrip("-").split("=")[0], known, "flag"))
     return tuple(parsed)

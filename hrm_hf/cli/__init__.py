@@ -1,12 +1,13 @@
 """`hrm-hf`: the command line. One module per subcommand; each exits 0 on success, 2 on bad usage, 1 on failure.
 
-Heavy libraries are imported inside the commands, so that `hrm-hf --help` answers at once.
+Data sets, plots and the like are imported inside the commands: help and usage errors need torch at most.
 """
 
 import os
 import sys
 
 import typer
+from huggingface_hub.errors import StrictDataclassError
 
 from .convert import convert
 from .data import app as data_app
@@ -27,7 +28,7 @@ def main() -> None:
     """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
     try:
         app()
-    except (ValueError, OSError, RuntimeError, ImportError, KeyError) as error:
+    except (ValueError, OSError, RuntimeError, ImportError, KeyError, StrictDataclassError) as error:
         if os.environ.get("HRM_HF_DEBUG"):
             raise
         message = error.args[0] if isinstance(error, KeyError) and error.args else error

@@ -44,11 +44,11 @@ class PuzzleRows:
             largest, smallest = int(column.max()), int(column.min())
             if largest >= limit or smallest < (-100 if name == "labels" else 0):
                 raise ValueError(f"{name} spans {smallest}..{largest}; the model's vocab_size is {limit}")
-        largest = int(self.puzzle_identifiers.max())
-        if config.puzzle_emb_ndim and largest >= config.num_puzzle_identifiers:
+        largest, smallest = int(self.puzzle_identifiers.max()), int(self.puzzle_identifiers.min())
+        if config.puzzle_emb_ndim and not 0 <= smallest <= largest < config.num_puzzle_identifiers:
             raise ValueError(
-                f"puzzle identifier {largest} exceeds the model's table of {config.num_puzzle_identifiers} rows; "
-                "call model.resize_puzzle_embeddings, or set num_puzzle_identifiers in the config"
+                f"puzzle identifiers span {smallest}..{largest}, the model's table has "
+                f"{config.num_puzzle_identifiers} rows; call model.resize_puzzle_embeddings, or set num_puzzle_identifiers in the config"
             )
 
     def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:

@@ -67,7 +67,7 @@ def _draw_reliability(axes, metrics: dict[str, Any]) -> None:
 
 
 def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Draws a trainer's `log_history` as a PNG: loss, accuracy in training and held out, ACT steps; returns its path."""
+    """Draws a trainer's `log_history` as a PNG: loss, accuracy in training and held out, ACT steps."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

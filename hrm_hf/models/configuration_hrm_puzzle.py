@@ -60,6 +60,8 @@ class HrmPuzzleConfig(PreTrainedConfig):
     grid_shape: list[int] | None = None
     box_shape: list[int] | None = None
 
+    _stacks: ClassVar[tuple[str, ...]] = ("H_layers", "L_layers")  # those that need at least one block
+
     # Trained hyper-parameters live in training/recipes; a preset is an architecture only.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "hrm-27m": {},
@@ -92,7 +94,7 @@ class HrmPuzzleConfig(PreTrainedConfig):
         self._require("pos_encodings", ("rope", "learned", "none"))
         self._require("loss_type", ("stablemax", "softmax"))
         self._require("forward_dtype", (None, "float32", "bfloat16", "float16"))
-        for name in ("H_cycles", "L_cycles", "L_layers", "halt_max_steps", "seq_len", "vocab_size"):
+        for name in (*self._stacks, "H_cycles", "L_cycles", "halt_max_steps", "seq_len", "vocab_size"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.halt_exploration_prob <= 1:

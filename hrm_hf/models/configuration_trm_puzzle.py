@@ -29,6 +29,8 @@ class TrmPuzzleConfig(HrmPuzzleConfig):
     puzzle_emb_len: int = 16
     mlp_t: bool = False
 
+    _stacks: ClassVar[tuple[str, ...]] = ("L_layers",)
+
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "trm-7m": {},
         "trm-5m-mlp": {"mlp_t": True, "pos_encodings": "none"},

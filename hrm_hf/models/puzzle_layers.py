@@ -202,6 +202,10 @@ class PuzzleInputEmbedding(nn.Module):
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
         """Returns x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, head_dim] in float32, or None."""
         config = self.config
+        if input_ids.dim() != 2 or input_ids.shape[1] != config.seq_len:
+            raise ValueError(
+                f"input_ids has shape {list(input_ids.shape)}; expected [batch, {config.seq_len}]"
+            )
         x = self.tokens(input_ids).to(dtype)
         if puzzle_rows is not None:
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))

@@ -261,17 +261,18 @@ class PuzzleSolvingHead(PuzzlePreTrainedModel):
             carry: what the previous call returned; None starts every row afresh.
 
         Raises:
-            ValueError: the shapes disagree with the config or with the carry.
+            ValueError: the batch disagrees with the config or with the carry.
         """
-        if input_ids.shape[-1] != self.config.seq_len:
-            raise ValueError(
-                f"input_ids has shape {tuple(input_ids.shape)}; this model expects [batch, {self.config.seq_len}]"
-            )
+        incoming = _incoming(input_ids, puzzle_identifiers, labels)
         if carry is None:
             carry = self.initial_carry(input_ids, puzzle_identifiers, labels)
-        if carry.halted.shape[0] != input_ids.shape[0]:
-            raise ValueError(f"the carry has {carry.halted.shape[0]} slots, the batch {input_ids.shape[0]} rows")
-        incoming = _incoming(input_ids, puzzle_identifiers, labels)
+        for name in carry.current_data.keys() | incoming.keys():
+            carried, offered = carry.current_data.get(name), incoming.get(name)
+            if carried is None or offered is None or carried.shape != offered.shape:
+                raise ValueError(
+                    f"{name}: the carry holds {_shape(carried)}, this batch offers {_shape(offered)}; a carry serves "
+                    "batches of the shape it was made for, always with or always without labels"
+                )
         ids = torch.where(carry.halted, incoming["puzzle_identifiers"], carry.current_data["puzzle_identifiers"])
         rows = self.model.puzzle_rows(ids, input_ids.shape[0])
         min_steps = None
@@ -451,6 +452,8 @@ class PuzzleSolvingHead(PuzzlePreTrainedModel):
             new_rows: "mean" starts new rows at the mean of the present ones, "zero" at zero.
         """
         table = self._puzzle_table()
+        if num_puzzles < 1:
+            raise ValueError(f"num_puzzles={num_puzzles}; a puzzle table has at least one row, the blank identifier's")
         kept = table[:num_puzzles]
         fill = self._fill_row(new_rows).expand(max(0, num_puzzles - len(kept)), -1)
         self._replace_table(torch.cat((kept, fill)))
@@ -509,7 +512,7 @@ class PuzzleSolvingHead(PuzzlePreTrainedModel):
 
     def _replace_table(self, table: torch.Tensor) -> None:
         old = self._puzzle_table()
-        self.model.puzzle_emb.weight = nn.Buffer(table.to(device=old.device, dtype=old.dtype).contiguous())
+        self.model.puzzle_emb.weight = nn.Buffer(table.to(device=old.device, dtype=old.dtype, copy=True).contiguous())
         self.config.num_puzzle_identifiers = table.shape[0]
 
 
@@ -518,3 +521,7 @@ def _incoming(input_ids, puzzle_identifiers, labels) -> dict[str, torch.Tensor]:
         puzzle_identifiers = torch.zeros(input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
     data = {"input_ids": input_ids, "puzzle_identifiers": puzzle_identifiers}
     return data if labels is None else {**data, "labels": labels}
+
+
+def _shape(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else str(list(tensor.shape))

@@ -136,11 +136,18 @@ def test_gradient_checkpointing_gives_the_same_gradients(architecture):
 
 def test_wrong_shapes_are_named():
     model = tiny.model("hrm")
-    with pytest.raises(ValueError, match=r"input_ids has shape \(2, 9\); this model expects \[batch, 16\]"):
+    with pytest.raises(ValueError, match=r"input_ids has shape \[2, 9\]; expected \[batch, 16\]"):
         model(torch.ones(2, 9, dtype=torch.long))
     carry = model(**inputs(3)).carry
-    with pytest.raises(ValueError, match="the carry has 3 slots, the batch 4 rows"):
+    with pytest.raises(ValueError, match=r"the carry holds \[3.*this batch offers \[4"):
         model(**inputs(4), carry=carry)
+    with pytest.raises(ValueError, match=r"labels: the carry holds \[.*this batch offers nothing"):
+        model(inputs(3)["input_ids"], carry=carry)
+
+
+def test_a_solver_names_a_wrong_shape():
+    with pytest.raises(ValueError, match=r"input_ids has shape \[2, 9\]; expected \[batch, 16\]"):
+        tiny.model("trm").solve(torch.ones(2, 9, dtype=torch.long))
 
 
 # Solving
@@ -285,7 +292,7 @@ def test_every_auto_class_loads_a_saved_model(architecture, tmp_path):
         ({"forward_dtype": "int8"}, "forward_dtype='int8' is not one of"),
         ({"halt_max_steps": 0}, "halt_max_steps=0 must be at least 1"),
         ({"halt_exploration_prob": 1.5}, r"halt_exploration_prob=1\.5 is not a probability"),
-        ({"puzzle_emb_ndim": 1025, "puzzle_emb_len": 2}, "puzzle_emb_ndim=1025 does not fit into 2 slots of hidden_size=512"),
+        ({"puzzle_emb_ndim": 1025, "puzzle_emb_len": 2}, "puzzle_emb_ndim=1025 does not fit into 2 slots of hidden_"),
         ({"grid_shape": [9, 8]}, r"grid_shape=\[9, 8\] does not have seq_len=81 cells"),
         ({"seq_len": "81"}, "Field 'seq_len' expected int, got str"),
     ],

@@ -2,8 +2,9 @@
 
 Same arithmetic, eager, no fusion, nothing reused: the input is embedded for both forwards of a training step, the
 second forward computes token logits nobody reads, every parameter is updated by its own operations. Weights come from
-a model of the package, so that both sides can be checked to give the same losses. Only what the benchmark needs:
-rotary positions, attention blocks, stablemax loss.
+a model of the package, so that both sides can be checked to give the same losses. Attention is written out, what
+transformers calls "eager"; `fused_attention` takes torch's fused kernel and is the stronger opponent. Only what the
+benchmark needs: rotary positions, attention blocks, stablemax loss.
 """
 
 import math
@@ -15,7 +16,10 @@ import torch.nn.functional as F
 class PlainReasoner:
     """HRM (`cycle="hrm"`) or TRM (`cycle="trm"`) with persistent carry, losses and both optimizers."""
 
-    def __init__(self, model, lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0):
+    def __init__(
+        self, model, lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0, fused_attention=False
+    ):
+        self.fused_attention = fused_attention
         self.config = model.config
         self.is_hrm = model.has_continue_value
         self.params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
@@ -42,7 +46,11 @@ class PlainReasoner:
             .transpose(1, 2)
             .split(heads, dim=1)
         )
-        attended = F.scaled_dot_product_attention(self.rotate(q, cos, sin), self.rotate(k, cos, sin), v)
+        q, k = self.rotate(q, cos, sin), self.rotate(k, cos, sin)
+        if self.fused_attention:
+            attended = F.scaled_dot_product_attention(q, k, v)
+        else:
+            attended = (q @ k.transpose(-1, -2) / math.sqrt(self.config.head_dim)).softmax(-1) @ v
         attended = attended.transpose(1, 2).reshape(batch, length, width)
         x = self.rms_norm(x + F.linear(attended, self.params[prefix + "self_attn.o_proj.weight"]))
         gate, up = F.linear(x, self.params[prefix + "mlp.gate_up_proj.weight"]).chunk(2, dim=-1)

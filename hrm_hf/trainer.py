@@ -50,6 +50,9 @@ class HrmTrainingArguments(TrainingArguments):
     )
     save_total_limit: int | None = field(default=3, metadata={"help": "Checkpoints kept."})
 
+    global_batch_size: int | None = field(
+        default=None, metadata={"help": "Slots over all processes; sets per_device_train_batch_size."}
+    )
     adam_atan2: bool = field(default=True, metadata={"help": "Train weights with AdamATan2; False takes --optim."})
     lr_min_ratio: float | None = field(
         default=1.0,
@@ -68,6 +71,16 @@ class HrmTrainingArguments(TrainingArguments):
         default=None, metadata={"help": "Most ACT steps in evaluation; the config's halt_max_steps by default."}
     )
     eval_halt: str = field(default="fixed", metadata={"help": '"fixed" as the original, or "q" for adaptive halting.'})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.global_batch_size is not None:
+            if self.global_batch_size % self.world_size:
+                raise ValueError(
+                    f"global_batch_size={self.global_batch_size} cannot be shared by {self.world_size} processes; "
+                    "choose a multiple of their number"
+                )
+            self.per_device_train_batch_size = self.global_batch_size // self.world_size
 
 
 class NonFiniteError(RuntimeError):

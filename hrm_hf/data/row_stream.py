@@ -48,7 +48,8 @@ class PuzzleRows:
         if config.puzzle_emb_ndim and not 0 <= smallest <= largest < config.num_puzzle_identifiers:
             raise ValueError(
                 f"puzzle identifiers span {smallest}..{largest}, the model's table has "
-                f"{config.num_puzzle_identifiers} rows; call model.resize_puzzle_embeddings, or set num_puzzle_identifiers in the config"
+                f"{config.num_puzzle_identifiers} rows; "
+                "call model.resize_puzzle_embeddings, or set num_puzzle_identifiers in the config"
             )
 
     def batch(self, indices: np.ndarray) -> dict[str, torch.Tensor]:

@@ -16,8 +16,8 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
     eager_attention_forward,
+    rotate_half,
 )
 
 from .configuration_hrm_puzzle import HrmPuzzleConfig
@@ -34,8 +34,9 @@ def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
 
 
 def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS normalisation of the last axis without gain, in float32."""
-    return F.rms_norm(hidden_states.float(), hidden_states.shape[-1:], eps=eps).to(hidden_states.dtype)
+    """RMS normalisation of the last axis without gain, in float32. (Written out: torch's own is slower on the CPU.)"""
+    wide = hidden_states.float()
+    return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(hidden_states.dtype)
 
 
 def swiglu_width(size: int, expansion: float) -> int:
@@ -92,7 +93,8 @@ class PuzzleAttention(nn.Module):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.scaling = config.head_dim**-0.5
+        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.scaling = self.head_dim**-0.5
         self.qkv_proj = CastedLinear(config.hidden_size, 3 * config.hidden_size, bias=False)
         self.o_proj = CastedLinear(config.hidden_size, config.hidden_size, bias=False)
 
@@ -103,17 +105,18 @@ class PuzzleAttention(nn.Module):
         num_queries: int | None = None,
     ) -> torch.Tensor:
         """hidden_states [B, T, D] to [B, num_queries or T, D]: only the first `num_queries` positions ask."""
-        batch, length, _ = hidden_states.shape
-        qkv = self.qkv_proj(hidden_states).view(batch, length, 3, -1, self.config.head_dim)
-        query, key, value = qkv.permute(2, 0, 3, 1, 4).unbind(0)
+        heads = self.num_heads
+        qkv = self.qkv_proj(hidden_states).unflatten(-1, (3 * heads, self.head_dim))
+        query_key, value = qkv.split((2 * heads, heads), dim=2)
         if rotary is not None:
-            dtype = query.dtype
-            query, key = apply_rotary_pos_emb(query.float(), key.float(), *rotary)
-            query, key = query.to(dtype), key.to(dtype)
+            cos, sin = rotary
+            wide = query_key.float()
+            query_key = (wide * cos + rotate_half(wide) * sin).to(qkv.dtype)
+        query, key = query_key.split(heads, dim=2)
+        query, key, value = query[:, :num_queries].transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        query = query[:, :, :num_queries]
         output, _ = attend(self, query, key, value, None, scaling=self.scaling, dropout=0.0, is_causal=False)
         return self.o_proj(output.flatten(2))
 
@@ -188,24 +191,23 @@ class PuzzleInputEmbedding(nn.Module):
             self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
         if config.pos_encodings == "rope":
             # Tables, not frequencies: a compiled step would otherwise take sines anew in every block.
-            shape = (1, config.max_position_embeddings, config.head_dim)
+            shape = (1, config.max_position_embeddings, 1, config.head_dim)
             self.cos = nn.Buffer(torch.empty(shape), persistent=False)
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)
 
     def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [1, T, head_dim] in float32, for positions 0..T-1, prefix slots included."""
+        """cos and sin [1, T, 1, head_dim] in float32, for positions 0..T-1, prefix slots included."""
         position_ids = torch.arange(self.config.max_position_embeddings).unsqueeze(0)
-        return LlamaRotaryEmbedding(self.config)(torch.empty(0), position_ids)
+        cos, sin = LlamaRotaryEmbedding(self.config)(torch.empty(0), position_ids)
+        return cos.unsqueeze(2), sin.unsqueeze(2)
 
     def forward(
         self, input_ids: torch.Tensor, puzzle_rows: torch.Tensor | None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Returns x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, head_dim] in float32, or None."""
+        """Returns x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, 1, head_dim] in float32, or None."""
         config = self.config
         if input_ids.dim() != 2 or input_ids.shape[1] != config.seq_len:
-            raise ValueError(
-                f"input_ids has shape {list(input_ids.shape)}; expected [batch, {config.seq_len}]"
-            )
+            raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {config.seq_len}]")
         x = self.tokens(input_ids).to(dtype)
         if puzzle_rows is not None:
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))

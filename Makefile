@@ -1,0 +1,47 @@
+# Each target sets up what it needs: a virtual environment in .venv, pinned by constraints.txt.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: help demo test test-slow quality style bench clean
+help:
+	@echo "make demo       train a 6x6 Sudoku solver on the CPU, then solve boards with it in a fresh process"
+	@echo "make test       the default tests           make test-slow  the tests that take minutes"
+	@echo "make quality    lint and format check       make style      mend what can be mended"
+	@echo "make bench      every benchmark in its quick form"
+
+# One interpreter check instead of a puzzling pip error.
+$(STAMP): setup.cfg constraints.txt
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or newer is needed: make PYTHON=python3.11')"
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
+	@touch $(STAMP)
+
+MODEL ?= trm
+demo: $(STAMP)
+	$(BIN)/python training/run_puzzle.py --recipe training/recipes/sudoku_demo_$(MODEL).yaml
+	$(BIN)/hrm-hf eval puzzles runs/sudoku_demo runs/data/sudoku_demo --out runs/sudoku_demo/eval
+	$(BIN)/hrm-hf solve runs/sudoku_demo --file training/recipes/sudoku_demo_boards.csv --plot runs/sudoku_demo/board.gif
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -q
+
+test-slow: $(STAMP)
+	$(BIN)/python -m pytest -q -m slow
+
+quality: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+style: $(STAMP)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: $(STAMP)
+	$(BIN)/python benchmarks/run_all.py
+
+clean:
+	rm -rf $(VENV) runs

@@ -1,0 +1,187 @@
+"""Training step, whole training loop and solving of the puzzle reasoners, against a plain eager path.
+
+    python benchmarks/puzzle.py [--quick] [--config tiny|27m] [--threads 1] [--out benchmarks/results]
+
+The two sides do the same arithmetic on the same data (their losses are compared first) and take turns, so that a noisy
+machine slows both; figures are medians of CPU time of the process. `plain` is `plain_puzzle.py`.
+"""
+
+import argparse
+import copy
+import json
+import os
+import platform
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+from plain_puzzle import PlainReasoner
+from transformers import TrainerCallback
+
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
+from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD
+from hrm_hf.recipes import library_versions
+from hrm_hf.trainer import HrmTrainer, HrmTrainingArguments
+
+
+# batch size, steps a turn, turns
+CONFIGS = {"tiny": ("hrm-small", 4, 20, 30), "27m": ("hrm-27m", 8, 1, 5)}
+RATES = {"lr": 1e-4, "weight_decay": 1.0}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--config", choices=[*CONFIGS, "all"], default="all")
+    parser.add_argument("--quick", action="store_true", help="the tiny configuration, few turns")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    args = parser.parse_args()
+    torch.set_num_threads(args.threads)
+    names = ["tiny"] if args.quick else list(CONFIGS) if args.config == "all" else [args.config]
+    for name in names:
+        report = {"config": name, "threads": args.threads, **measure(name, 6 if args.quick else CONFIGS[name][3])}
+        report |= {"machine": machine(), "versions": library_versions()}
+        args.out.mkdir(parents=True, exist_ok=True)
+        path = args.out / f"puzzle_{name}{'_quick' if args.quick else ''}.json"
+        path.write_text(json.dumps(report, indent=1))
+        for line, value in report["ratios"].items():
+            print(f"puzzle {name:5} {line:45} {value:.3f}")
+
+
+def measure(name: str, turns: int) -> dict:
+    """CPU milliseconds a training step of each side, and a solve of fixed steps, with the ratios to the plain side."""
+    preset, batch_size, steps, _ = CONFIGS[name]
+    torch.manual_seed(0)
+    model = HrmPuzzleForSolving(HrmPuzzleConfig.from_preset(preset)).train()
+    batch = {
+        "input_ids": torch.randint(1, 11, (batch_size, 81), dtype=torch.int32),
+        "labels": torch.randint(2, 11, (batch_size, 81), dtype=torch.int32),
+        "puzzle_identifiers": torch.zeros(batch_size, dtype=torch.int32),
+    }
+    plain, fused = (PlainReasoner(model, fused_attention=fused, **RATES) for fused in (False, True))
+    sides = {
+        "plain": lambda: plain.train_step(batch),
+        "plain, fused attention": lambda: fused.train_step(batch),
+        "package, eager": package_step(copy.deepcopy(model), batch),
+        "package, compiled": package_step(copy.deepcopy(model), batch, compiled=True),
+    }
+    losses = {side: [] for side in sides}
+    for side, step in sides.items():
+        torch.manual_seed(1)
+        losses[side] = [step().item() for _ in range(3)]
+    for side, values in losses.items():
+        assert max(abs(a - b) for a, b in zip(values, losses["plain"])) < 1e-3, (side, values, losses["plain"])
+    train = interleave(sides, steps, turns)
+    loop = loop_milliseconds(copy.deepcopy(model), batch, 400 if name == "tiny" else 6)
+    solver = copy.deepcopy(model).eval()
+    solve = interleave(
+        {
+            "plain": lambda: plain_solve(plain, batch),
+            "package": lambda: solver.solve(batch["input_ids"], halt="fixed", max_steps=4),
+        },
+        1,
+        turns,
+    )
+    ratios = {
+        f"train step, {side} / plain": value / train["plain"] for side, value in train.items() if side != "plain"
+    }
+    ratios["training loop / compiled step"] = loop / train["package, compiled"]
+    ratios["solve 4 fixed steps, package / plain"] = solve["package"] / solve["plain"]
+    return {
+        "batch_size": batch_size,
+        "parameters": model.num_parameters(),
+        "train_step_cpu_ms": train,
+        "training_loop_cpu_ms_per_step": loop,
+        "solve_cpu_ms": solve,
+        "ratios": ratios,
+        "losses": losses,
+    }
+
+
+def package_step(model, batch, compiled: bool = False):
+    """A bare training step of the package: forward, backward, both optimizers."""
+    if compiled:
+        model.compile_act_step()
+    sparse = SignSGD([model.model.puzzle_emb.weight], 1e-4, 1.0)
+    optimizer = CompositeOptimizer([sparse, AdamATan2(model.parameters(), **RATES)])
+    carry = None
+
+    def step():
+        nonlocal carry
+        outputs = model(**batch, carry=carry)
+        carry = outputs.carry
+        outputs.loss.backward()
+        optimizer.step()
+        model.zero_grad()
+        return outputs.loss.detach()
+
+    return step
+
+
+def plain_solve(plain: PlainReasoner, batch) -> torch.Tensor:
+    """Four ACT steps of the plain side, logits and all, without gradients."""
+    with torch.no_grad():
+        shape = (len(batch["input_ids"]), plain.config.max_position_embeddings, plain.config.hidden_size)
+        z_H, z_L = plain.H_init.expand(shape), plain.L_init.expand(shape)
+        rows = plain.table[batch["puzzle_identifiers"].long()]
+        for _ in range(4):
+            z_H, z_L, logits, _, _ = plain.inner(batch, rows, z_H, z_L)
+    return logits.argmax(-1)
+
+
+def loop_milliseconds(model, batch, steps: int) -> float:
+    """CPU milliseconds a step of `HrmTrainer.train`, with logging and progress bar, compilation not counted."""
+    from datasets import Dataset
+
+    rows = {name: value.repeat(16, *[1] * (value.dim() - 1)).tolist() for name, value in batch.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        args = HrmTrainingArguments(
+            output_dir=folder,
+            max_steps=steps,
+            per_device_train_batch_size=len(batch["input_ids"]),
+            torch_compile=True,
+            use_cpu=True,
+            logging_steps=100,
+            save_strategy="no",
+            report_to="none",
+        )
+        trainer = HrmTrainer(model=model, args=args, train_dataset=Dataset.from_dict(rows))
+        clock = []
+
+        class Clock(TrainerCallback):
+            def on_step_end(self, args, state, control, **kwargs):
+                clock.append(time.process_time())
+
+        trainer.add_callback(Clock)
+        trainer.train()
+    warm = len(clock) // 4
+    return (clock[-1] - clock[warm]) / (len(clock) - 1 - warm) * 1e3
+
+
+def interleave(sides: dict, steps: int, turns: int) -> dict[str, float]:
+    """Median CPU milliseconds a call of each side; the sides take turns of `steps` calls."""
+    times = {name: [] for name in sides}
+    for function in sides.values():
+        function()
+    for _ in range(turns):
+        for name, function in sides.items():
+            start = time.process_time()
+            for _ in range(steps):
+                function()
+            times[name].append((time.process_time() - start) / steps * 1e3)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def machine() -> dict:
+    """What the figures were measured on."""
+    return {
+        "cores": os.cpu_count(),
+        "processor": platform.machine(),
+        "vectors": torch.backends.cpu.get_cpu_capability(),
+    }
+
+
+if __name__ == "__main__":
+    main()

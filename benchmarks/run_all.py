@@ -1,0 +1,18 @@
+"""`make bench`: every benchmark in its quick form, one line a figure."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+
+HELPERS = {"run_all.py", "plain_puzzle.py"}
+
+
+def main() -> None:
+    for script in sorted(Path(__file__).parent.glob("*.py")):
+        if script.name not in HELPERS:
+            subprocess.run([sys.executable, str(script), "--quick"], check=True)
+
+
+if __name__ == "__main__":
+    main()

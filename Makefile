@@ -22,9 +22,7 @@ $(STAMP): setup.cfg constraints.txt
 
 MODEL ?= trm
 demo: $(STAMP)
-	$(BIN)/python training/run_puzzle.py --recipe training/recipes/sudoku_demo_$(MODEL).yaml
-	$(BIN)/hrm-hf eval puzzles runs/sudoku_demo runs/data/sudoku_demo --out runs/sudoku_demo/eval
-	$(BIN)/hrm-hf solve runs/sudoku_demo --file training/recipes/sudoku_demo_boards.csv --plot runs/sudoku_demo/board.gif
+	$(BIN)/hrm-hf demo --model $(MODEL)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q

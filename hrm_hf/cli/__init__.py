@@ -11,6 +11,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from .convert import convert
 from .data import app as data_app
+from .demo import demo
 from .evaluate import app as eval_app
 from .solve import solve
 
@@ -22,6 +23,7 @@ app.add_typer(data_app, name="data")
 app.command("convert")(convert)
 app.add_typer(eval_app, name="eval")
 app.command("solve")(solve)
+app.command("demo")(demo)
 
 
 def main() -> None:

@@ -1,0 +1,6 @@
+"""`python -m hrm_hf.cli` is `hrm-hf`."""
+
+from . import main
+
+
+main()

@@ -1,0 +1,62 @@
+"""`hrm-hf demo`: learn Sudoku from nothing, save, and solve held-out boards in fresh processes."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def demo(
+    model: Annotated[str, typer.Option(help="Architecture to train: trm or hrm.")] = "trm",
+    boards: Annotated[int, typer.Option(min=0, help="Held-out boards to solve and show at the end.")] = 3,
+    extra: Annotated[str, typer.Option(help="More flags of run_puzzle.py, e.g. '--max_steps 50'.")] = "",
+):
+    """Train a small Sudoku solver on the CPU (minutes), then evaluate and use the saved checkpoint.
+
+    Example: hrm-hf demo --model hrm
+    """
+    training = Path(__file__).parents[2] / "training"
+    recipe = training / "recipes" / f"sudoku_demo_{model}.yaml"
+    if not training.is_dir():
+        raise typer.BadParameter("the demo's script and recipe are in the source checkout: clone it and run make demo")
+    if not recipe.exists():
+        raise typer.BadParameter(f"--model {model}: choose one of trm, hrm")
+    flags = extra.split()
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        typer.echo("No C++ compiler found: training without torch.compile, which takes about half as long again.")
+        flags += ["--torch_compile", "false"]
+    _run(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
+    import yaml
+
+    fields = yaml.safe_load(recipe.read_text())
+    folder, data = fields["output_dir"], fields["data_path"]
+    tool = [sys.executable, "-m", "hrm_hf.cli"]
+    typer.echo("\nA fresh process loads the checkpoint and solves all held-out boards, with adaptive halting:")
+    _run(*tool, "eval", "puzzles", folder, data, "--halt", "q", "--out", f"{folder}/eval")
+    results = json.loads(Path(folder, "results.json").read_text())["metrics"]
+    again = json.loads(Path(folder, "eval", "results.json").read_text())["metrics"]
+    same = results["exact_accuracy"] == again["exact_accuracy"]
+    typer.echo(f"exact accuracy after reload {'equals' if same else 'DIFFERS from'} that at the end of training")
+    if boards:
+        typer.echo(f"\nAnother one solves {boards} of them through the pipeline:")
+        _run(*tool, "solve", folder, *_held_out(data, boards), "--plot", f"{folder}/boards.png")
+    if not same:
+        raise typer.Exit(1)
+
+
+def _held_out(data: str, count: int) -> list[str]:
+    from ..data.puzzles import load_puzzle_dataset
+    from ..data.sudoku import decode
+
+    return [decode(row) for row in load_puzzle_dataset(data, "test")[:count]["input_ids"]]
+
+
+def _run(*command) -> None:
+    """Runs a command in a process of its own and stops with its exit status if it fails."""
+    status = subprocess.run([str(part) for part in command]).returncode
+    if status:
+        raise typer.Exit(status)

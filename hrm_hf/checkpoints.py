@@ -5,6 +5,7 @@ Both are recognised before anything is loaded.
 """
 
 import json
+import os
 from pathlib import Path
 
 
@@ -19,9 +20,11 @@ def write_manifest(folder: str | Path) -> None:
     sizes = {
         str(file.relative_to(folder)): file.stat().st_size
         for file in sorted(folder.rglob("*"))
-        if file.is_file() and file.name != MANIFEST
+        if file.is_file() and not file.name.startswith(MANIFEST)
     }
-    (folder / MANIFEST).write_text(json.dumps(sizes, indent=1))
+    unfinished = folder / f"{MANIFEST}.tmp"
+    unfinished.write_text(json.dumps(sizes, indent=1))
+    os.replace(unfinished, folder / MANIFEST)
 
 
 def damage(folder: str | Path) -> list[str]:
@@ -31,9 +34,13 @@ def damage(folder: str | Path) -> list[str]:
     if not folder.is_dir():
         return [f"{folder} does not exist"]
     if not manifest.exists():
-        return [f"{MANIFEST} is missing: the run was stopped while it saved"]
+        return [f"{MANIFEST} is missing, so the run was stopped while it saved"]
+    try:
+        sizes = json.loads(manifest.read_text())
+    except ValueError as error:
+        return [f"{MANIFEST} is broken ({error})"]
     found = []
-    for name, size in json.loads(manifest.read_text()).items():
+    for name, size in sizes.items():
         file = folder / name
         if not file.exists():
             found.append(f"{name} is missing")

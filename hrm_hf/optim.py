@@ -239,6 +239,8 @@ class WeightAverage:
     @torch.no_grad()
     def update(self) -> None:
         """Moves the average towards the present weights."""
+        if not self.shadow:  # every weight is frozen
+            return
         torch._foreach_lerp_(list(self.shadow.values()), list(self.parameters.values()), 1 - self.rate)
 
     @torch.no_grad()

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, HfArgumentParser, PreTrainedConfig, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -70,6 +71,8 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
         parser.set_defaults(**values)
         for action in parser._actions:
             action.required = action.required and action.dest not in values
+            if isinstance(values.get(action.dest), list) and action.nargs is None and action.type in (int, float):
+                parser.error(f"{given.recipe}: {action.dest} takes one value, not the list {values[action.dest]}")
     *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
     if unknown:
         parser.error(_unknown_key(unknown[0].lstrip("-").split("=")[0], known, "flag"))
@@ -86,10 +89,11 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
         raise ValueError(f"{path} must be a mapping of option: value, it is a {type(values).__name__}")
     for key in values:
         if key not in known:
-            raise ValueError(f"{path}: " + _unknown_key(key, known, "key"))
+            raise ValueError(f"{path}: " + _unknown_key(str(key), known, "key"))
     if isinstance(values.get("config_overrides"), dict):
         values["config_overrides"] = json.dumps(values["config_overrides"])
-    return values
+    # As text, numbers pass through the type of their option like flags do.
+    return {key: str(value) if isinstance(value, (bool, int, float)) else value for key, value in values.items()}
 
 
 def save_recipe(path: str | Path, *arguments: Any) -> None:
@@ -97,9 +101,17 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
     values: dict[str, Any] = {}
     for part in arguments:
         options = part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)
-        names = {f.name for f in fields(part) if f.init}
-        values |= {k: v.value if isinstance(v, Enum) else v for k, v in options.items() if k in names}
-    values = {k: v for k, v in values.items() if isinstance(v, (str, int, float, bool, list, dict)) and v != {}}
+        for option in fields(part):
+            if not option.init or option.name.endswith("_token"):
+                continue
+            value = options[option.name]
+            value = value.value if isinstance(value, Enum) else value
+            # None is left out where it is the default, and kept where it says something.
+            if (value is None and option.default is not None) or isinstance(value, (str, int, float, bool, list)):
+                values[option.name] = value
+            elif isinstance(value, dict) and value:
+                values[option.name] = value
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(yaml.safe_dump(values, sort_keys=False))
 
 
@@ -109,6 +121,8 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> PreTrainedConfi
     Raises:
         ValueError: unknown model type, preset or field, each with the nearest valid name.
     """
+    if arguments.model_type is None:
+        raise ValueError("no model: give --model_type for a fresh one, or --model_name_or_path for saved weights")
     if arguments.model_type not in CONFIG_MAPPING:
         raise ValueError(_unknown_key(str(arguments.model_type), set(CONFIG_MAPPING), "model_type"))
     if not arguments.preset:
@@ -125,7 +139,10 @@ def apply_overrides(config: PreTrainedConfig, overrides: str | None) -> PreTrain
     for key in changes:
         if key not in valid:
             raise ValueError(_unknown_key(key, valid, f"config field of {config.model_type}"))
-    return type(config)(**{**{name: getattr(config, name) for name in valid}, **changes})
+    try:
+        return type(config)(**{**{name: getattr(config, name) for name in valid}, **changes})
+    except StrictDataclassError as error:
+        raise ValueError(f"config_overrides {changes}: {error.__cause__ or error}") from error
 
 
 def parse_overrides(overrides: str | None) -> dict[str, Any]:
@@ -133,7 +150,10 @@ def parse_overrides(overrides: str | None) -> dict[str, Any]:
     if not overrides:
         return {}
     if overrides.lstrip().startswith("{"):
-        return json.loads(overrides)
+        try:
+            return json.loads(overrides)
+        except ValueError as error:
+            raise ValueError(f"config_overrides is not valid JSON ({error}): {overrides}") from error
     pairs = {}
     for item in overrides.split(","):
         key, sign, value = item.partition("=")

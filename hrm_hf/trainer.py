@@ -24,11 +24,11 @@ from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import Trainer, TrainingArguments
-from transformers.trainer_callback import PrinterCallback, ProgressCallback
+from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import rotate_checkpoints
 
 from .callbacks import PuzzleProgressCallback, WeightAverageCallback
-from .checkpoints import RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, resolve_checkpoint, write_manifest
+from .checkpoints import MANIFEST, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, resolve_checkpoint, write_manifest
 from .data.row_stream import PuzzleRows, RowStream
 from .models.act import ActCarry
 from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio
@@ -109,7 +109,12 @@ class HrmTrainer(Trainer):
                     f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}: one optimizer step is one "
                     "ACT step on the carry, so raise per_device_train_batch_size instead"
                 )
-            if self.pop_callback(ProgressCallback) or self.pop_callback(PrinterCallback):
+            if self.args.n_gpu > 1:
+                raise ValueError(
+                    f"{self.args.n_gpu} GPUs are visible to one process, and a carry cannot be split: start "
+                    f"one process a GPU (torchrun --nproc_per_node {self.args.n_gpu}) or set CUDA_VISIBLE_DEVICES"
+                )
+            if self.pop_callback(ProgressCallback):
                 self.add_callback(PuzzleProgressCallback)
 
     # ---- data ----
@@ -186,6 +191,8 @@ class HrmTrainer(Trainer):
         if self._resume_from is not None:  # as late as possible: nothing may draw random numbers in between
             self._load_rng_state(self._resume_from)
             self._resume_from = None
+        elif self.carry is None:  # exploration is drawn by each process for itself
+            torch.manual_seed(self.args.seed + self.args.process_index)
         model.train()
         inputs = self._prepare_inputs(inputs)
         if self.carry is None:
@@ -193,14 +200,16 @@ class HrmTrainer(Trainer):
         outputs = model(**inputs, carry=self.carry)
         self.carry = outputs.carry
         self.accelerator.backward(outputs.loss)
-        self._accumulate(outputs)
         loss = outputs.loss.detach().float()
-        self._skip_if_nonfinite(loss)
+        if self._skipped_as_nonfinite(loss):
+            loss = torch.zeros_like(loss)  # one NaN would stay in the library's running sum for good
+        else:
+            self._accumulate(outputs)
         self.stream.halted = self.carry.halted.cpu().numpy()
         return loss
 
-    def _skip_if_nonfinite(self, loss: torch.Tensor) -> None:
-        """Drops the gradients of a step that is not finite anywhere, so that no process updates."""
+    def _skipped_as_nonfinite(self, loss: torch.Tensor) -> bool:
+        """Drops the gradients of a step that is not finite on some process, so that none updates."""
         grads = [p.grad for p in self.model.parameters() if p.grad is not None]
         self._grad_norm = torch.nn.utils.get_total_norm(grads, foreach=True) if grads else torch.zeros_like(loss)
         bad = ~torch.isfinite(loss + self._grad_norm)
@@ -208,7 +217,7 @@ class HrmTrainer(Trainer):
             bad = self.accelerator.reduce(bad.float(), "sum") > 0
         if not bad.item():
             self.nonfinite_in_a_row = 0
-            return
+            return False
         self.optimizer.zero_grad()
         self.nonfinite_steps += 1
         self.nonfinite_in_a_row += 1
@@ -222,10 +231,15 @@ class HrmTrainer(Trainer):
                 f"rate {self._get_learning_rate():.3g}). The weights are those of the last good step. Lower the "
                 "learning rate, look at the data for extreme values, or resume from an earlier checkpoint"
             )
+        return True
 
     def _get_grad_norm(self, model, grad_norm=None):
         """The norm that the finiteness check has computed already."""
         return super()._get_grad_norm(model, grad_norm) if self._grad_norm is None else self._grad_norm
+
+    def _get_learning_rate(self) -> float:
+        """That of the weights; the puzzle table's group comes first."""
+        return self.optimizer.param_groups[-1]["lr"] if self.has_carry else super()._get_learning_rate()
 
     # ---- logging ----
 
@@ -239,14 +253,16 @@ class HrmTrainer(Trainer):
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds loss components, accuracies of the examples that halted, speed and skipped steps to training logs."""
-        if self._sums and "loss" in logs:
+        if self.has_carry and "loss" in logs:
             logs |= self._drain_sums()
+            self.state.epoch = self.state.global_step / len(self.stream)  # the library starts a resumed epoch anew
         super().log(logs, start_time)
 
     def _drain_sums(self) -> dict[str, float]:
         step, since = self._sums_since
-        values = self.accelerator.reduce(torch.stack(list(self._sums.values())), "sum").tolist()
-        sums = dict(zip(self._sums, values))
+        sums = self._sums
+        if sums:  # not if every step since the last log was skipped
+            sums = dict(zip(sums, self.accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()))
         self._sums = {}
         steps, seconds = self.state.global_step - step, time.perf_counter() - since
         self._sums_since = (self.state.global_step, time.perf_counter())
@@ -269,6 +285,8 @@ class HrmTrainer(Trainer):
         from .evaluation.puzzles import evaluate_puzzles  # not needed where nothing is evaluated
 
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
         rows = dataset if isinstance(dataset, PuzzleRows) else PuzzleRows(dataset)
         result = [None]
         if self.is_world_process_zero():
@@ -326,7 +344,14 @@ class HrmTrainer(Trainer):
             self.average.load(load_file(folder / WEIGHT_AVERAGE_FILE, device=str(self.args.device)))
         if not self.has_carry:
             return
-        state = torch.load(folder / f"act_state_{self.args.process_index}.pt", weights_only=True)
+        file = folder / f"act_state_{self.args.process_index}.pt"
+        if not file.exists():
+            saved = len(list(folder.glob("act_state_*.pt")))
+            raise ValueError(
+                f"{folder} holds the carry of {saved} processes, this run has {self.args.world_size}: resume with the "
+                "number of processes it was saved with, or start anew from its weights with --model_name_or_path"
+            )
+        state = torch.load(file, weights_only=True)
         self.carry = ActCarry.from_tensors(state["carry"], self.args.device)
         self.stream.load_state_dict(state["stream"])
         self.stream.halted = self.carry.halted.cpu().numpy()
@@ -350,8 +375,14 @@ class HrmTrainer(Trainer):
         """Writes the manifest after everything else, and deletes old checkpoints only then."""
         folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
+        if self.args.should_save:  # while a folder is written a second time, it is not whole
+            Path(folder, MANIFEST).unlink(missing_ok=True)
+        self.accelerator.wait_for_everyone()
         try:
             super()._save_checkpoint(model, trial)
+            self.accelerator.wait_for_everyone()
+            if self.args.should_save:
+                write_manifest(folder)
         except (OSError, SafetensorError, RuntimeError) as error:
             raise OSError(
                 f"could not write checkpoint {folder}: {error}. Earlier checkpoints are intact; free some disk space "
@@ -359,9 +390,7 @@ class HrmTrainer(Trainer):
             ) from error
         finally:
             self.args.save_total_limit = limit
-        self.accelerator.wait_for_everyone()
         if self.args.should_save:
-            write_manifest(folder)
             rotate_checkpoints(
                 output_dir=os.path.dirname(folder),
                 save_total_limit=limit,

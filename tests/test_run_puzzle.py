@@ -154,7 +154,8 @@ def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(tmp_path):
 
 def test_a_saved_recipe_repeats_its_run(arguments, tmp_path):
     run(arguments("first"), tmp_path / "first.txt")
-    run(["--recipe", str(tmp_path / "first" / "recipe.yaml"), "--output_dir", str(tmp_path / "second")], tmp_path / "2")
+    saved = str(tmp_path / "first" / "recipe.yaml")
+    run(["--recipe", saved, "--output_dir", str(tmp_path / "second")], tmp_path / "second.txt")
     assert losses(tmp_path / "second") == losses(tmp_path / "first")
 
 
@@ -196,9 +197,9 @@ def resume_arguments(out: Path) -> list[str]:
 
 def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
     run(arguments("one", weights="plain", per_device_train_batch_size=8), tmp_path / "one.txt")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
     result = subprocess.run(
-        [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port(), SCRIPT]
-        + arguments("two", weights="plain", per_device_train_batch_size=4),
+        [*torchrun, SCRIPT, *arguments("two", weights="plain", per_device_train_batch_size=4)],
         env=ENVIRONMENT,
         capture_output=True,
         text=True,
@@ -206,7 +207,7 @@ def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
     assert result.returncode == 0, result.stderr[-3000:]
     one, two = tmp_path / "one", tmp_path / "two"
     parts = [torch.load(two / "checkpoint-12" / f"act_state_{rank}.pt", weights_only=True) for rank in range(2)]
-    assert [part["stream"]["world_size"] for part in parts] == [2, 2] and not (two / "act_state_2.pt").exists()
+    assert [part["stream"]["world_size"] for part in parts] == [2, 2]
     together = torch.cat([part["carry"]["steps"] for part in parts])
     alone = torch.load(one / "checkpoint-12" / "act_state_0.pt", weights_only=True)["carry"]
     assert together.tolist() == alone["steps"].tolist() and len(set(together.tolist())) > 1
@@ -214,8 +215,9 @@ def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
     assert losses(two) == pytest.approx(losses(one), abs=1e-5)
     expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
     for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=name)
     before = tiny.model("trm").model.puzzle_emb.weight
+    # The table is a buffer, which `module.to(device)` may replace by a copy that the optimizer does not know.
     moved = (found["model.puzzle_emb.weight"] - before).abs().amax(dim=1)
     assert moved[0] == 0 and (moved[1:] > 0).all()
 

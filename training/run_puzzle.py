@@ -37,6 +37,9 @@ def main() -> None:
     train = _rows(data_args, data_args.train_split, data_args.max_train_rows)
     held_out = _rows(data_args, data_args.eval_split, data_args.max_eval_rows)
 
+    out = Path(args.output_dir)
+    if args.should_save:  # before the trainer, which turns some options into what the model means by them
+        save_recipe(out / "recipe.yaml", model_args, data_args, args)
     model = _model(model_args, data_args, args, info)
     trainer = HrmTrainer(model=model, args=args, train_dataset=train, eval_dataset=held_out)
     started = time.perf_counter()
@@ -51,9 +54,7 @@ def main() -> None:
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
-    out = Path(args.output_dir)
     (out / IDENTIFIERS_FILE).write_text(info.identifiers_json())
-    save_recipe(out / "recipe.yaml", model_args, data_args, args)
     write_results(
         out,
         info.task,

@@ -17,7 +17,7 @@ def report(result: dict, as_json: bool) -> None:
     typer.echo(json.dumps(result) if as_json else "\n".join(f"{key}: {value}" for key, value in result.items()))
 
 
-def ensure_built(path: str, command: str | None) -> None:
+def ensure_built(path: str | None, command: str | None) -> None:
     """Builds the data set at `path` with the arguments of `hrm-hf data`, unless it exists.
 
     Raises:
@@ -25,6 +25,8 @@ def ensure_built(path: str, command: str | None) -> None:
     """
     from ..data.puzzles import INFO_FILE
 
+    if path is None:
+        raise ValueError("no data set: give --data_path, a puzzle data set's folder or its name on the Hub")
     if (Path(path) / INFO_FILE).exists():
         return
     if command:

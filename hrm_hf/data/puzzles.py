@@ -14,6 +14,7 @@ original task together with its augmentations), as in the original HRM layout.
 
 import json
 from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,7 +132,13 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
             f"{path} is no puzzle data set: {INFO_FILE} is missing. Build one with `hrm-hf data sudoku|maze|arc "
             "--out DIR`, or convert an original HRM folder with `hrm-hf data import SRC --out DIR`."
         )
-    fields = json.loads(info_path.read_text())
+    try:
+        fields = json.loads(info_path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{info_path} is not valid JSON ({error}); build the data set anew") from error
+    unknown = fields.keys() - {f.name for f in dataclass_fields(PuzzleInfo)}
+    if unknown:
+        raise ValueError(f"{info_path} has unknown fields {sorted(unknown)}; was it written by a newer version?")
     identifiers_path = folder / IDENTIFIERS_FILE
     if not identifiers_path.exists():
         raise FileNotFoundError(

@@ -31,6 +31,12 @@ class PuzzleRows:
         names = dataset.column_names
         self.puzzle_index = _scalar_column(dataset, "puzzle_index") if "puzzle_index" in names else own
         self.group_index = _scalar_column(dataset, "group_index") if "group_index" in names else own
+        for name in ("puzzle_index", "group_index"):
+            if (np.diff(getattr(self, name)) < 0).any():
+                raise ValueError(
+                    f"{name} is not in ascending order: rows of one puzzle, and puzzles of one group, are neighbours. "
+                    "Do not shuffle the data set (training draws its own order), or sort it by this column"
+                )
 
     def __len__(self) -> int:
         return len(self.input_ids)
@@ -39,11 +45,18 @@ class PuzzleRows:
         """Raises ValueError where the data exceed what a puzzle model's config allows."""
         if self.input_ids.shape[1] != config.seq_len:
             raise ValueError(f"the data have seq_len {self.input_ids.shape[1]}, the model {config.seq_len}")
-        for name, limit in (("input_ids", config.vocab_size), ("labels", config.vocab_size)):
+        for name in ("input_ids", "labels"):
             column = getattr(self, name)
-            largest, smallest = int(column.max()), int(column.min())
-            if largest >= limit or smallest < (-100 if name == "labels" else 0):
-                raise ValueError(f"{name} spans {smallest}..{largest}; the model's vocab_size is {limit}")
+            bad = (column < 0) | (column >= config.vocab_size)
+            if name == "labels":
+                bad &= column != -100
+            if bad.any():
+                row, cell = (int(index[0]) for index in np.nonzero(bad))
+                raise ValueError(
+                    f"{name} of row {row}, cell {cell} is {column[row, cell]}; the model's vocab_size is "
+                    f"{config.vocab_size}, so 0..{config.vocab_size - 1} is expected"
+                    + (", or -100 for a cell to ignore" if name == "labels" else "")
+                )
         largest, smallest = int(self.puzzle_identifiers.max()), int(self.puzzle_identifiers.min())
         if config.puzzle_emb_ndim and not 0 <= smallest <= largest < config.num_puzzle_identifiers:
             raise ValueError(
@@ -83,6 +96,14 @@ class PuzzleOrder:
             self._offsets.append(self._offsets[-1] + len(self._epochs[-1]))
         index = int(np.searchsorted(self._offsets, position, side="right")) - 1
         return int(self._epochs[index][position - self._offsets[index]])
+
+    def seek(self, position: int) -> None:
+        """Starts over with the epoch that holds `position`, without keeping the earlier ones."""
+        self._epochs, self._offsets, self._first = [], [0], 0
+        self.row(0)
+        while self._offsets[-1] <= position:
+            self.row(self._offsets[-1])
+            self.forget_before(min(position, self._offsets[-2]))
 
     def forget_before(self, position: int) -> None:
         """Frees the epochs that end before `position`."""
@@ -166,19 +187,19 @@ class RowStream:
                     "size and seed, or start anew from the saved weights with --model_name_or_path"
                 )
         self.taken = np.array(state["taken"], dtype=np.int64)
+        self.order.seek(int(self.taken.min()) * self.slots * self.world_size)
 
 
 def _grid_column(dataset: Any, name: str) -> np.ndarray:
-    """A fixed-length list column as [N, S] without copying where Arrow allows it."""
+    """A list column as [N, S], without copying where Arrow allows it."""
+    import pyarrow.compute as pc
+
     table = dataset.data.table if dataset._indices is None else dataset.flatten_indices().data.table
-    column = table.column(name).combine_chunks()
-    values = (column.flatten() if not hasattr(column, "chunks") else column.chunk(0).flatten()).to_numpy(
-        zero_copy_only=False
-    )
-    length = len(values) // len(dataset)
-    if length * len(dataset) != len(values):
-        raise ValueError(f"rows of {name} differ in length; all must have the model's seq_len")
-    return values.reshape(len(dataset), length)
+    column = table.column(name)
+    lengths = pc.unique(pc.list_value_length(column)).to_pylist()
+    if len(lengths) != 1:
+        raise ValueError(f"rows of {name} differ in length ({sorted(lengths)[:5]}); all must have the model's seq_len")
+    return pc.list_flatten(column).combine_chunks().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
 
 
 def _scalar_column(dataset: Any, name: str) -> np.ndarray:

@@ -71,7 +71,9 @@ def evaluate_puzzles(
     try:
         with tqdm(total=len(arrays[0]), desc="evaluating", unit="puzzle", disable=hide_bar) as bar:
             for start in starts:
-                batch, right, identifiers = (torch.as_tensor(a[start : start + batch_size]).long() for a in arrays)
+                batch, right, identifiers = (
+                    torch.as_tensor(np.array(a[start : start + batch_size])).long() for a in arrays
+                )
                 started = time.perf_counter()
                 solution = model.solve(
                     batch.to(model.device),
@@ -170,6 +172,9 @@ def _checked(model, input_ids, labels, puzzle_identifiers) -> list[Any]:
         puzzle_identifiers = np.zeros(expected[0], dtype=np.int64)
     if len(puzzle_identifiers) != expected[0]:
         raise ValueError(f"{len(puzzle_identifiers)} puzzle_identifiers for {expected[0]} rows; expected one for each")
+    top_token = int(arrays[0].max())
+    if top_token >= model.config.vocab_size:
+        raise ValueError(f"input_ids hold token {top_token}; the model's vocab_size is {model.config.vocab_size}")
     identifiers = np.asarray(puzzle_identifiers)
     top = int(identifiers.max())
     if model.config.puzzle_emb_ndim and top >= model.config.num_puzzle_identifiers:

@@ -68,8 +68,20 @@ class PuzzleEmbedding(nn.Module):
         super().__init__()
         self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
 
+    def _apply(self, fn, recurse=True):
+        """Moves the table in place, as torch moves parameters: an optimizer may hold it already."""
+        table = self.weight
+        super()._apply(fn, recurse)
+        if self.weight is not table and not table.is_meta and not self.weight.is_meta:
+            table.data, self.weight = self.weight.data, table
+        return self
+
     def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
-        """Rows [B, ndim] of the identifiers [B]."""
+        """Rows [B, ndim] of the identifiers [B]. Raises ValueError on the CPU for one outside the table."""
+        if puzzle_identifiers.device.type == "cpu":  # elsewhere, looking would wait for the device
+            low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
+            if low < 0 or high >= len(self.weight):
+                raise ValueError(f"puzzle identifiers span {low}..{high}; the table has {len(self.weight)} rows")
         rows = self.weight[puzzle_identifiers]
         if self.training and torch.is_grad_enabled():
             table, ids = self.weight, puzzle_identifiers.long()

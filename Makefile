@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 
 .PHONY: help demo test test-slow quality style bench clean
 help:
-	@echo "make demo       train a 6x6 Sudoku solver on the CPU, then solve boards with it in a fresh process"
+	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
 	@echo "make test       the default tests           make test-slow  the tests that take minutes"
 	@echo "make quality    lint and format check       make style      mend what can be mended"
 	@echo "make bench      every benchmark in its quick form"

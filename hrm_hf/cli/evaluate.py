@@ -29,6 +29,9 @@ def puzzles(
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     max_steps: Annotated[int | None, typer.Option(min=1, help="Most ACT steps; the config's by default.")] = None,
     min_steps: Annotated[int, typer.Option(min=1, help="Fewest ACT steps.")] = 1,
+    min_confidence: Annotated[
+        float, typer.Option(min=0, max=1, help="Least confidence at which to stop; the model's own choice by default.")
+    ] = 0.0,
     halt: Annotated[Halt, typer.Option(help="q: adaptive; fixed: all steps, as the original evaluates.")] = Halt.q,
     batch_size: Annotated[int, typer.Option(min=1, help="Puzzles at a time.")] = 64,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of the split.")] = None,
@@ -60,6 +63,7 @@ def puzzles(
         batch_size=batch_size,
         max_steps=max_steps,
         min_steps=min_steps,
+        min_confidence=min_confidence,
         halt=halt.value,
         progress=None,
         on_batch=_vote(voting) if voting else None,
@@ -79,7 +83,7 @@ def puzzles(
     if update_card:
         from ..hub import update_model_card
 
-        settings = {name: metrics[name] for name in ("max_steps", "min_steps", "halt")}
+        settings = {name: metrics[name] for name in ("max_steps", "min_steps", "min_confidence", "halt")}
         settings |= {"limit": limit} if limit else {}
         quality = {name: value for name, value in metrics.items() if name not in (*settings, "puzzles_per_second")}
         card = update_model_card(model, quality, data, split, settings, parameters=result["parameters"])

@@ -28,6 +28,9 @@ def solve(
     file: Annotated[Path | None, typer.Option(help="CSV or JSONL with a puzzle column, or an ARC JSON.")] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Most ACT steps; more than trained may help.")] = None,
     min_steps: Annotated[int, typer.Option(min=1, help="Fewest ACT steps.")] = 1,
+    min_confidence: Annotated[
+        float, typer.Option(min=0, max=1, help="Least confidence at which to stop; the model's own choice by default.")
+    ] = 0.0,
     votes: Annotated[int, typer.Option(min=1, help="Symmetric views that vote.")] = 1,
     restarts: Annotated[int, typer.Option(min=1, help="Runs from noisy states, ranked by q_halt.")] = 1,
     noise: Annotated[float | None, typer.Option(min=0, help="Std of that noise. [default: 0.2]")] = None,
@@ -61,6 +64,7 @@ def solve(
         inputs,
         max_steps=max_steps,
         min_steps=min_steps,
+        min_confidence=min_confidence,
         votes=votes,
         restarts=restarts,
         noise=noise,

@@ -32,6 +32,7 @@ def evaluate_puzzles(
     batch_size: int = 64,
     max_steps: int | None = None,
     min_steps: int = 1,
+    min_confidence: float = 0.0,
     halt: str = "q",
     check_rules: bool = True,
     progress: bool | None = False,
@@ -44,7 +45,7 @@ def evaluate_puzzles(
         input_ids, labels: token ids [N, S], numpy arrays, tensors or lists; labels are -100 where ignored. Rows
             without labels are solved, but not scored.
         puzzle_identifiers: [N]; 0 if None.
-        max_steps, min_steps, halt: as for `model.solve`.
+        max_steps, min_steps, min_confidence, halt: as for `model.solve`.
         check_rules: add "valid_fraction" for Sudoku and mazes, judged by the rules, not by the labels.
         progress: a progress bar; None shows it on a terminal only.
         on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
@@ -54,7 +55,7 @@ def evaluate_puzzles(
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], puzzles by steps used;
         q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
-        valid_fraction, where the task has rules; puzzles_per_second (of solving alone); max_steps, min_steps, halt.
+        valid_fraction, where the task has rules; puzzles_per_second (of solving alone); and the halting settings.
 
     Raises:
         ValueError: shapes disagree with each other or the model, or no row has a label.
@@ -80,6 +81,7 @@ def evaluate_puzzles(
                     identifiers.to(model.device),
                     max_steps=max_steps,
                     min_steps=min_steps,
+                    min_confidence=min_confidence,
                     halt=halt,
                     return_trajectory=True,
                 )
@@ -91,7 +93,8 @@ def evaluate_puzzles(
                 bar.update(len(batch))
     finally:
         model.train(was_training)
-    return {**tally.result(), "max_steps": max_steps, "min_steps": min_steps, "halt": halt}
+    settings = {"max_steps": max_steps, "min_steps": min_steps, "min_confidence": min_confidence, "halt": halt}
+    return {**tally.result(), **settings}
 
 
 class _Tally:

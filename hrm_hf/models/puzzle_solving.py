@@ -387,6 +387,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         puzzle_identifiers: torch.Tensor | None = None,
         max_steps: int | None = None,
         min_steps: int = 1,
+        min_confidence: float = 0.0,
         halt: str = "q",
         noise: float = 0.0,
         return_trajectory: bool = False,
@@ -397,6 +398,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
             max_steps: most ACT steps; `config.halt_max_steps` by default. More than in training often helps.
             min_steps: fewest ACT steps before a row may stop.
+            min_confidence: least sigmoid(q_halt), 0 to 1, at which a row may stop. Preferring to halt means that the
+                answer is more likely right than not; a higher bar buys accuracy with steps.
             halt: "q" stops a row when the model prefers halting; "fixed" runs `max_steps` for all rows, as the
                 original's evaluation does.
             noise: std of a normal added to the initial latent states, for restarts.
@@ -407,6 +410,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
         if not 1 <= min_steps <= max_steps:
             raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
+        if not 0 <= min_confidence <= 1:
+            raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
         x, rotary = self.model.embed(
             input_ids, self.model.puzzle_rows(puzzle_identifiers, input_ids.shape[0]), self.compute_dtype
         )
@@ -425,7 +430,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             q_halt, q_continue = self.q_values(z_H)
             done = torch.full_like(active, step == max_steps, dtype=torch.bool)
             if halt == "q" and step >= min_steps:
-                done |= wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
+                prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
+                done |= prefers & (torch.sigmoid(q_halt) >= min_confidence)
             answered = torch.ones_like(done) if return_trajectory else done
             if answered.any():
                 rows = active[answered]

@@ -56,6 +56,7 @@ class PuzzleSolvingPipeline(Pipeline):
     Parameters of the constructor and of every call:
         max_steps (`int`): most ACT steps, by default `config.halt_max_steps`; more is allowed.
         min_steps (`int`, 1): fewest ACT steps before a puzzle may stop.
+        min_confidence (`float`, 0): least sigmoid(q_halt) at which a puzzle may stop.
         halt (`str`, "q"): "q" stops when the model prefers to, "fixed" always uses `max_steps`.
         votes (`int`, 1): views of each puzzle. Sudoku: the puzzle and random permutations of digits, rows, columns,
             bands and stacks; mazes: up to the 8 symmetries of the square; ARC: the task's own augmentations (those in
@@ -99,6 +100,7 @@ class PuzzleSolvingPipeline(Pipeline):
         self,
         max_steps: int | None = None,
         min_steps: int | None = None,
+        min_confidence: float | None = None,
         halt: str | None = None,
         votes: int | None = None,
         restarts: int | None = None,
@@ -111,6 +113,7 @@ class PuzzleSolvingPipeline(Pipeline):
         forward = {
             "max_steps": max_steps,
             "min_steps": min_steps,
+            "min_confidence": min_confidence,
             "halt": halt,
             "return_trajectory": return_trajectory,
             "restarts": restarts,

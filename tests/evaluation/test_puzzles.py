@@ -37,7 +37,7 @@ class Scripted(HrmPuzzleForSolving):
         super().__init__(HrmPuzzleConfig(**{**CONFIG, "num_puzzle_identifiers": 10, **fields}))
         self.right = torch.from_numpy(labels).long()
 
-    def solve(self, input_ids, puzzle_identifiers, max_steps, min_steps, halt, return_trajectory):
+    def solve(self, input_ids, puzzle_identifiers, max_steps, min_steps, min_confidence, halt, return_trajectory):
         assert not self.training
         needed = puzzle_identifiers % 4 + 1
         right = self.right[puzzle_identifiers]

@@ -145,6 +145,17 @@ def test_wrong_shapes_are_named():
         model(inputs(3)["input_ids"], carry=model(**tiny.batch(3)).carry)
 
 
+def test_a_higher_bar_of_confidence_stops_a_row_only_when_it_is_met():
+    model = tiny.model("trm")
+    boards = tiny.batch(12)["input_ids"]
+    easy, strict = (model.solve(boards, min_confidence=bar) for bar in (0.0, 0.7))
+    assert (strict.steps >= easy.steps).all() and (strict.steps > easy.steps).any()
+    stopped_early = strict.steps < model.config.halt_max_steps
+    assert (torch.sigmoid(strict.q_halt[stopped_early]) >= 0.7).all()
+    with pytest.raises(ValueError, match="min_confidence=2 is not between 0 and 1"):
+        model.solve(boards, min_confidence=2)
+
+
 def test_a_solver_names_a_wrong_shape():
     with pytest.raises(ValueError, match=r"input_ids has shape \[2, 9\]; expected \[batch, 16\]"):
         tiny.model("trm").solve(torch.ones(2, 9, dtype=torch.long))

@@ -16,10 +16,20 @@ CARD_FILE = "README.md"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
 NO_RESULTS = "None recorded yet: `hrm-hf eval puzzles MODEL DATA --update-card` writes them here."
 TASK_TYPE = "puzzle-solving"
+HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
 CARD_FIELDS = (
     "task", "grid_shape", "vocab_size", "hidden_size", "num_attention_heads", "H_layers", "L_layers", "H_cycles",
     "L_cycles", "halt_max_steps", "pos_encodings", "mlp_t", "loss_type",
 )  # fmt: skip
+
+
+def record_evaluation(
+    folder: str | Path, metrics: dict[str, Any], dataset: str, split: str, parameters: int, **settings: Any
+) -> Path:
+    """Records what `evaluate_puzzles` returned in a checkpoint's card: qualities as results, halting as settings."""
+    settings = {name: metrics[name] for name in HALTING_SETTINGS} | settings
+    qualities = {name: value for name, value in metrics.items() if name not in (*settings, "puzzles_per_second")}
+    return update_model_card(folder, qualities, dataset, split, settings, parameters)
 
 
 def update_model_card(

@@ -15,7 +15,7 @@ from hrm_hf.cli.data import ensure_built
 from hrm_hf.data.puzzles import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
 from hrm_hf.data.row_stream import PuzzleRows
 from hrm_hf.evaluation.plots import plot_evaluation, plot_training
-from hrm_hf.hub import update_model_card
+from hrm_hf.hub import record_evaluation
 from hrm_hf.recipes import (
     ModelArguments,
     PuzzleDataArguments,
@@ -64,10 +64,10 @@ def main() -> None:
         parameters=model.num_parameters(include_puzzle_table=True),
         parameters_without_puzzle_table=model.num_parameters(),
     )
+    plot_training(trainer.state.log_history, out / "training.png")
     if metrics:
         plot_evaluation(metrics, out / "evaluation.png", title=f"{info.task}, {metrics['count']} held-out puzzles")
-    plot_training(trainer.state.log_history, out / "training.png")
-    update_model_card(out, metrics, dataset=data_args.data_path, split=data_args.eval_split)
+        record_evaluation(out, metrics, data_args.data_path, data_args.eval_split, model.num_parameters())
     print(f"model, results and plots: {out}")
 
 

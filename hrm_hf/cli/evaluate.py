@@ -50,6 +50,7 @@ def puzzles(
     if update_card and not Path(model).is_dir():
         raise typer.BadParameter(f"{model} is no local folder; its card cannot be written", param_hint="--update-card")
     from ..evaluation.puzzles import evaluate_puzzles
+    from ..recipes import library_versions
 
     network, info = _load_model(model, device), _load_info(data)
     _check_fit(network.config, info, model, data)
@@ -77,17 +78,14 @@ def puzzles(
         "split": split,
         "metrics": metrics,
         "parameters": network.num_parameters(),
-        "versions": _versions(),
+        "versions": library_versions(),
     }
     written = _write(result, out, Path(model).name) if out else {}
     if update_card:
-        from ..hub import update_model_card
+        from ..hub import record_evaluation
 
-        settings = {name: metrics[name] for name in ("max_steps", "min_steps", "min_confidence", "halt")}
-        settings |= {"limit": limit} if limit else {}
-        quality = {name: value for name, value in metrics.items() if name not in (*settings, "puzzles_per_second")}
-        card = update_model_card(model, quality, data, split, settings, parameters=result["parameters"])
-        written["card"] = str(card)
+        more = {"limit": limit} if limit else {}
+        written["card"] = str(record_evaluation(model, metrics, data, split, result["parameters"], **more))
     if as_json:
         report({**result, **written}, True)
     else:
@@ -150,15 +148,6 @@ def _vote(voting):
         voting.update(input_ids.numpy(), puzzle_identifiers.numpy(), predictions, q_halt)
 
     return add
-
-
-def _versions() -> dict[str, str]:
-    import torch
-    import transformers
-
-    from .. import __version__
-
-    return {"hrm_hf": __version__, "torch": torch.__version__, "transformers": transformers.__version__}
 
 
 def _write(result: dict[str, Any], out: Path, name: str) -> dict[str, str]:

@@ -84,11 +84,12 @@ def _model(model_args: ModelArguments, data_args: PuzzleDataArguments, args: Hrm
     set_seed(args.seed)
     if model_args.model_name_or_path is None:
         config = build_config(model_args, **info.config_fields())
-        return AutoModelForPuzzleSolving.from_config(config, attn_implementation=model_args.attn_implementation)
-    model = AutoModelForPuzzleSolving.from_pretrained(
-        model_args.model_name_or_path, attn_implementation=model_args.attn_implementation
-    )
-    model.adapt_puzzle_embeddings(info.num_puzzle_identifiers, data_args.puzzle_embeddings)
+        model = AutoModelForPuzzleSolving.from_config(config, attn_implementation=model_args.attn_implementation)
+    else:
+        model = AutoModelForPuzzleSolving.from_pretrained(
+            model_args.model_name_or_path, attn_implementation=model_args.attn_implementation
+        )
+        model.adapt_puzzle_embeddings(info.num_puzzle_identifiers, data_args.puzzle_embeddings)
     if data_args.freeze_weights:
         model.requires_grad_(False)
     return model

@@ -1,7 +1,6 @@
 """`hrm-hf demo`: learn Sudoku from nothing, save, and solve held-out boards in fresh processes."""
 
 import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +23,15 @@ def demo(
         raise typer.BadParameter("the demo's script and recipe are in the source checkout: clone it and run make demo")
     if not recipe.exists():
         raise typer.BadParameter(f"--model {model}: choose one of trm, hrm")
+    import torch
+
+    from ..trainer import require_compiler
+
     flags = extra.split()
-    if shutil.which("g++") is None and shutil.which("clang++") is None:
-        typer.echo("No C++ compiler found: training without torch.compile, which takes about half as long again.")
+    try:
+        require_compiler(torch.device("cpu"))
+    except RuntimeError as error:
+        typer.echo(f"Training without torch.compile, more slowly: {error}")
         flags += ["--torch_compile", "false"]
     _run(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
     import yaml

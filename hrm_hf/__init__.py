@@ -2,8 +2,10 @@
 
 from ._version import __version__
 from .models.act import ActCarry
+from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
+from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 from .models.puzzle_solving import PuzzleSolution, PuzzleSolvingOutput
@@ -17,6 +19,9 @@ register_pipelines()
 __all__ = [
     "ActCarry",
     "AutoModelForPuzzleSolving",
+    "HrmLmConfig",
+    "HrmLmForCausalLM",
+    "HrmLmModel",
     "HrmPuzzleConfig",
     "HrmPuzzleForSolving",
     "HrmPuzzleModel",

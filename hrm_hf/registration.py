@@ -2,12 +2,14 @@
 
 from collections import OrderedDict
 
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
+from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 
@@ -21,6 +23,7 @@ class AutoModelForPuzzleSolving(_BaseAutoModelClass):
 # A process that cannot import this package knows no AutoModelForPuzzleSolving: there a puzzle head loads as
 # AutoModelForMaskedLM (token logits at every position) with trust_remote_code=True.
 ARCHITECTURES = {
+    HrmLmConfig: {AutoModel: HrmLmModel, AutoModelForCausalLM: HrmLmForCausalLM},
     HrmPuzzleConfig: {
         AutoModel: HrmPuzzleModel,
         AutoModelForMaskedLM: HrmPuzzleForSolving,

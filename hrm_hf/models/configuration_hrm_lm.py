@@ -1,0 +1,224 @@
+"""Configuration of the hierarchical reasoning language model, and its presets."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from .exits import DEFAULT_THRESHOLDS
+from .presets import PresetsMixin
+
+
+@strict
+class HrmLmConfig(PresetsMixin, PreTrainedConfig):
+    r"""Configuration of `hrm_lm`: a causal language model that thinks in segments, with a halting decision per token.
+
+    Shapes and sizes:
+        vocab_size (`int`, defaults to 50304): token ids.
+        hidden_size (`int`, defaults to 512): width D of both latent states.
+        intermediate_size (`int`, defaults to 1792): width of the SwiGLU.
+        num_h_layers, num_l_layers (`int`, defaults to 3): blocks of the high- and of the low-level stack.
+        num_attention_heads (`int`, defaults to 8), num_key_value_heads (`int`, *optional*): query and key heads; None
+            for as many key heads as query heads.
+        head_dim (`int`, *optional*): None for hidden_size / num_attention_heads.
+        max_position_embeddings (`int`, defaults to 1024): longest context in tokens.
+        rope_parameters (`dict`, *optional*): as in transformers; the plain rotary embedding of base 10000 by default.
+    Block:
+        rms_norm_eps (`float`, defaults to 1e-6), norm_affine (`bool`, defaults to `False`): RMS norms, without gains
+            by default.
+        norm_position (`str`, defaults to "pre_exit"): "pre_exit" normalises before each branch and once at the exit
+            of a stack, "post" after each residual sum.
+        attention_gate (`bool`, defaults to `True`): sigmoid gate on the attention output.
+        qk_norm (`bool`, defaults to `False`): RMS norm of queries and keys.
+        hidden_act (`str`, defaults to "silu"), mlp_bias (`bool`, defaults to `False`): as in Llama.
+        attention_dropout, hidden_dropout (`float`, defaults to 0.0): of attention weights, of each branch's output.
+        initializer_range (`float`, *optional*): std of weights; None for LeCun's 1 / sqrt(fan in).
+        embedding_scale (`float`, *optional*): factor on embeddings; None for 1 / their std at the start.
+    Recurrence:
+        H_cycles (`int`, defaults to 2), L_cycles (`int`, defaults to 3): high-level cycles a segment, low-level
+            passes a cycle.
+        bp_steps (`int`, defaults to 5): how many of the H_cycles * (L_cycles + 1) stack passes of a segment carry
+            gradients: the last ones of each stack, the high-level stack first. At least 2.
+        detach_between_segments (`bool`, defaults to `True`): stop gradients from one segment to the one before.
+    Halting:
+        halt_max_steps (`int`, defaults to 4): most segments M a token gets. 1 builds no halting head.
+        halt_min_steps (`int`, defaults to 1): fewest segments.
+        halt_exploration_prob (`float`, defaults to 0.1): share of tokens that draw a random minimum in training.
+        halt_margin (`float`, defaults to 0.0): a token halts if q_halt - q_continue is above it.
+        exit_criterion (`str`, defaults to "q"): what halts a token: "q", "cdf" (learned gate), "kl", "latent_diff",
+            "entropy_diff" (training-free, in inference only), or "fixed" (never).
+        exit_threshold (`float`, *optional*): of the criteria but "q"; None for the criterion's own default.
+        convergence_threshold (`float`, defaults to 0.01): relative change of a state that counts as converged, in the
+            metrics only.
+        kv_layout (`str`, defaults to "per_segment"): "per_segment" keeps keys and values of every visit of a layer
+            (exact); "last_segment" those of the last segment; "last_visit" one slot a layer. The last two are
+            approximate in decoding and do not grow with M.
+    Losses:
+        lm_loss_weight (1.0), ds_loss_weight (1.0), q_loss_weight (0.1), ponder_loss_weight (3e-3): weights of the
+            next-token loss at the halting segment, deep supervision, halting values, and compute.
+        deep_supervision (`str`, defaults to "all"): "all" segments or only the "last".
+        ds_schedule (`str`, defaults to "linear"): weight of segment m, "linear" in m or "uniform".
+        q_target (`str`, defaults to "loss_gain"): "loss_gain": to halt is right if no later segment lowers the loss by
+            loss_gain_threshold nats; "correct": if the most likely token is the right one.
+        loss_gain_threshold (`float`, defaults to 0.05): nats.
+        halt_step_cost (`float`, defaults to 0.02): price of one more segment, in units of the halting values (0 to 1).
+        ponder_type (`str`, defaults to "expected_steps"): or "geometric_kl", "neg_entropy".
+        label_smoothing (`float`, defaults to 0.0): in training only, never in a reported `lm_loss`.
+    """
+
+    model_type = "hrm_lm"
+    keys_to_ignore_at_inference = [
+        "past_key_values", "lm_loss", "deep_supervision_loss", "q_halt_loss", "q_continue_loss", "ponder_loss",
+        "q_logits", "halt_steps", "segment_logits", "metrics",
+    ]  # fmt: skip
+    base_model_tp_plan = {
+        f"{stack}.layers.*.{linear}": plan
+        for stack in ("L_module", "H_module")
+        for linear, plan in {
+            "self_attn.q_proj": "colwise", "self_attn.k_proj": "colwise", "self_attn.v_proj": "colwise",
+            "self_attn.gate_proj": "colwise", "self_attn.o_proj": "rowwise",
+            "mlp.gate_proj": "colwise", "mlp.up_proj": "colwise", "mlp.down_proj": "rowwise",
+        }.items()
+    }  # fmt: skip
+
+    vocab_size: int = 50304
+    hidden_size: int = 512
+    intermediate_size: int = 1792
+    num_h_layers: int = 3
+    num_l_layers: int = 3
+    num_attention_heads: int = 8
+    num_key_value_heads: int | None = None
+    head_dim: int | None = None
+    max_position_embeddings: int = 1024
+    rope_parameters: dict | None = None
+    rms_norm_eps: float = 1e-6
+    norm_affine: bool = False
+    norm_position: str = "pre_exit"
+    attention_gate: bool = True
+    qk_norm: bool = False
+    hidden_act: str = "silu"
+    mlp_bias: bool = False
+    attention_dropout: float | int = 0.0
+    hidden_dropout: float | int = 0.0
+    initializer_range: float | None = None
+    embedding_scale: float | None = None
+    tie_word_embeddings: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    use_cache: bool = True
+    H_cycles: int = 2
+    L_cycles: int = 3
+    bp_steps: int = 5
+    detach_between_segments: bool = True
+    halt_max_steps: int = 4
+    halt_min_steps: int = 1
+    halt_exploration_prob: float | int = 0.1
+    halt_margin: float | int = 0.0
+    exit_criterion: str = "q"
+    exit_threshold: float | int | None = None
+    convergence_threshold: float | int = 1e-2
+    kv_layout: str = "per_segment"
+    lm_loss_weight: float | int = 1.0
+    ds_loss_weight: float | int = 1.0
+    q_loss_weight: float | int = 0.1
+    ponder_loss_weight: float | int = 3e-3
+    deep_supervision: str = "all"
+    ds_schedule: str = "linear"
+    q_target: str = "loss_gain"
+    loss_gain_threshold: float | int = 0.05
+    halt_step_cost: float | int = 0.02
+    ponder_type: str = "expected_steps"
+    label_smoothing: float | int = 0.0
+
+    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "norm_position": ("pre_exit", "post"),
+        "exit_criterion": tuple(DEFAULT_THRESHOLDS),
+        "kv_layout": ("per_segment", "last_segment", "last_visit"),
+        "deep_supervision": ("all", "last"),
+        "ds_schedule": ("linear", "uniform"),
+        "q_target": ("loss_gain", "correct"),
+        "ponder_type": ("expected_steps", "geometric_kl", "neg_entropy"),
+    }
+
+    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "hrm-lm-10m-byte": {"vocab_size": 264, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1024},
+        "hrm-lm-25m": {
+            "hidden_size": 384, "num_attention_heads": 6, "num_h_layers": 2, "num_l_layers": 2,
+            "intermediate_size": 1024, "max_position_embeddings": 512,
+        },
+        "hrm-lm-50m": {},
+        "hrm-lm-100m": {
+            "hidden_size": 768, "num_attention_heads": 12, "num_h_layers": 4, "num_l_layers": 4,
+            "intermediate_size": 2048,
+        },
+        "hrm-lm-350m": {
+            "hidden_size": 1024, "num_attention_heads": 16, "num_h_layers": 11, "num_l_layers": 11,
+            "intermediate_size": 2816, "max_position_embeddings": 2048,
+        },
+        "hrm-lm-1b": {
+            "hidden_size": 1536, "num_attention_heads": 12, "num_h_layers": 16, "num_l_layers": 16,
+            "intermediate_size": 4096, "max_position_embeddings": 4096,
+        },
+    }  # fmt: skip
+
+    def __post_init__(self, **kwargs):
+        if self.rope_parameters is None:
+            self.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
+        if self.num_key_value_heads is None:
+            self.num_key_value_heads = self.num_attention_heads
+        if self.head_dim is None:
+            self.head_dim = self.hidden_size // self.num_attention_heads
+        if self.embedding_scale is None:
+            std = self.hidden_size**-0.5 if self.initializer_range is None else self.initializer_range
+            self.embedding_scale = 1 / std
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of `@strict` validation: relations between fields."""
+        for name, allowed in self._choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        for name in ("num_h_layers", "num_l_layers", "H_cycles", "L_cycles", "halt_max_steps", "halt_min_steps"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.num_attention_heads % self.num_key_value_heads:
+            raise ValueError(
+                f"num_attention_heads={self.num_attention_heads} is not a multiple of "
+                f"num_key_value_heads={self.num_key_value_heads}"
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"rotary positions need an even head_dim; it is {self.head_dim}")
+        if not 2 <= self.bp_steps <= self.stack_passes:
+            raise ValueError(
+                f"bp_steps={self.bp_steps} is outside 2..{self.stack_passes} = H_cycles * (L_cycles + 1), the stack "
+                "passes of a segment; 2 trains the last pass of each stack"
+            )
+        if self.halt_min_steps > self.halt_max_steps:
+            raise ValueError(
+                f"halt_min_steps={self.halt_min_steps} is above halt_max_steps={self.halt_max_steps}; no token could "
+                "ever halt"
+            )
+        for name in ("halt_exploration_prob", "label_smoothing", "halt_step_cost"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} is outside 0..1")
+
+    @property
+    def stack_passes(self) -> int:
+        """Passes through a stack in one segment: H_cycles * (L_cycles + 1)."""
+        return self.H_cycles * (self.L_cycles + 1)
+
+    @property
+    def segment_visits(self) -> int:
+        """Layer visits of one segment, each with keys and values of its own."""
+        return self.H_cycles * (self.L_cycles * self.num_l_layers + self.num_h_layers)
+
+    @property
+    def num_hidden_layers(self) -> int:
+        """Slots of the key-value cache (the name by which transformers' caches ask), not the number of blocks."""
+        if self.kv_layout == "last_visit":
+            return self.num_h_layers + self.num_l_layers
+        return self.segment_visits * (self.halt_max_steps if self.kv_layout == "per_segment" else 1)
+
+
+__all__ = ["HrmLmConfig"]

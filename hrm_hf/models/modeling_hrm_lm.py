@@ -1,0 +1,500 @@
+"""`hrm_lm`: the Hierarchical Reasoning Model as a causal language model with adaptive computation per token.
+
+Two stacks of transformer blocks are applied over and over. In a segment
+
+    repeat H_cycles times:
+        repeat L_cycles times:  z_L = L(z_L + z_H + x)
+        z_H = H(z_H + z_L)
+
+with x the token embeddings, z_H = x and z_L a fixed random vector at the start. After segment m = 1..M every token has
+logits head(z_H) and two values (halt, continue) from its own state; a token that halts keeps z_H, z_L and its keys and
+values, in training as in decoding, and later tokens read those. Trained by a loss at every segment (deep supervision),
+with gradients through the last stack passes of a segment only.
+
+Sources: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734 (recurrence, ACT); Sapient's HRM-Text
+(pre-norm stacks with one exit norm, gated attention, truncated gradients). Different from the 50M/100M models whose
+guide this architecture serves: attention is causal, halting works, is per token and so independent of later tokens
+and of other rows, labels are shifted once, one tied head serves all segments, and the loss of the halting values does
+not bend the language model.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache, DynamicCache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
+from transformers.processing_utils import Unpack
+from transformers.utils import can_return_tuple
+from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
+from transformers.utils.output_capturing import capture_outputs
+
+from .act import exploration_min_steps
+from .configuration_hrm_lm import HrmLmConfig
+from .exits import LEARNED, SegmentState, make_exit
+from .segment_cache import SegmentKeyValues
+from .token_halting import segment_losses
+
+
+Q_INIT_BIAS = -5.0  # both values start far from a decision, and equal: no token halts (HRM paper)
+
+
+@dataclass
+class HrmLmModelOutput(BaseModelOutputWithPast):
+    """Output of `HrmLmModel`. `last_hidden_state` [B, T, D] is each token's state at its halting segment.
+
+    Attributes:
+        q_logits: [B, T, m, 2] halting and continuing values after each segment that ran; None for M = 1.
+        halt_steps: int [B, T], segments each token took.
+        segment_hidden_states: tuple of [B, T, D] after each segment that ran, frozen once halted; on request.
+    """
+
+    q_logits: torch.Tensor | None = None
+    halt_steps: torch.Tensor | None = None
+    segment_hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class HrmLmCausalLMOutput(CausalLMOutputWithPast):
+    """Output of `HrmLmForCausalLM`.
+
+    Attributes:
+        loss: weighted sum of the terms below. All are in nats and 0-d.
+        lm_loss: cross entropy at each token's halting segment, without label smoothing.
+        deep_supervision_loss, q_halt_loss, q_continue_loss, ponder_loss: see `token_halting`.
+        logits: [B, T, V] at each token's halting segment.
+        q_logits: [B, T, m, 2]; halt_steps: int [B, T]; segment_logits: [B, m, T, V], on request. m segments ran.
+        metrics: 0-d tensors: avg_steps, convergence_rate, token_accuracy, perplexity, ...
+    """
+
+    lm_loss: torch.Tensor | None = None
+    deep_supervision_loss: torch.Tensor | None = None
+    q_halt_loss: torch.Tensor | None = None
+    q_continue_loss: torch.Tensor | None = None
+    ponder_loss: torch.Tensor | None = None
+    q_logits: torch.Tensor | None = None
+    halt_steps: torch.Tensor | None = None
+    segment_logits: torch.Tensor | None = None
+    metrics: dict[str, torch.Tensor] | None = None
+
+
+class HrmLmAttention(nn.Module):
+    """Causal attention with rotary positions, grouped keys, and optionally a sigmoid gate and normalised queries."""
+
+    def __init__(self, config: HrmLmConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = True
+        width, kv_width = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, width, bias=False) if config.attention_gate else None
+        self.q_norm = _rms_norm(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = _rms_norm(config, self.head_dim) if config.qk_norm else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        key_values: SegmentKeyValues,
+        first_visit: int,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states [B, T, D]; `first_visit` is the visit number of the first layer of this stack pass."""
+        input_shape = hidden_states.shape[:-1]
+        heads = (*input_shape, -1, self.head_dim)
+        query, key = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
+        key, value = key_values.update(key, value, first_visit + self.layer_idx)
+
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        mixed, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        mixed = mixed.reshape(*input_shape, -1)
+        if self.gate_proj is not None:
+            mixed = mixed * torch.sigmoid(self.gate_proj(hidden_states))
+        return self.o_proj(mixed), weights
+
+
+class HrmLmDecoderLayer(GradientCheckpointingLayer):
+    """Attention and SwiGLU, normalised before each branch ("pre_exit") or after each sum ("post")."""
+
+    def __init__(self, config: HrmLmConfig, layer_idx: int):
+        super().__init__()
+        self.post_norm = config.norm_position == "post"
+        self.self_attn = HrmLmAttention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = _rms_norm(config, config.hidden_size)
+        self.post_attention_layernorm = _rms_norm(config, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
+        """[B, T, D] to [B, T, D]."""
+        if self.post_norm:
+            mixed, _ = self.self_attn(hidden_states, **kwargs)
+            hidden_states = self.input_layernorm(hidden_states + self.dropout(mixed))
+            return self.post_attention_layernorm(hidden_states + self.dropout(self.mlp(hidden_states)))
+        mixed, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + self.dropout(mixed)
+        return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
+
+
+class HrmLmStack(nn.Module):
+    """The blocks of one level. Its exit norm bounds a state that passes through it many times."""
+
+    def __init__(self, config: HrmLmConfig, num_layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList(HrmLmDecoderLayer(config, index) for index in range(num_layers))
+        self.exit_norm = nn.Identity() if config.norm_position == "post" else _rms_norm(config, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
+        """[B, T, D] to [B, T, D]."""
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        return self.exit_norm(hidden_states)
+
+
+class HrmLmQHead(nn.Linear):
+    """Halting and continuing value of a token; a class of its own because it starts at zero weights, biases -5."""
+
+
+class HrmLmPreTrainedModel(PreTrainedModel):
+    """Initialisation and capabilities of `hrm_lm`."""
+
+    config: HrmLmConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HrmLmDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values", "key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {"hidden_states": HrmLmDecoderLayer, "attentions": HrmLmAttention}
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        fixed_std = self.config.initializer_range
+        if isinstance(module, HrmLmQHead):
+            init.zeros_(module.weight)
+            init.constant_(module.bias, Q_INIT_BIAS)
+        elif isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=module.in_features**-0.5 if fixed_std is None else fixed_std)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=module.embedding_dim**-0.5 if fixed_std is None else fixed_std)
+        else:
+            super()._init_weights(module)
+        if isinstance(module, HrmLmModel):
+            init.normal_(module.z_L_init)
+
+
+class HrmLmModel(HrmLmPreTrainedModel):
+    """The recurrence and the halting decisions, without the language-model head."""
+
+    def __init__(self, config: HrmLmConfig):
+        super().__init__(config)
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        self.rotary_emb = LlamaRotaryEmbedding(config)
+        self.H_module = HrmLmStack(config, config.num_h_layers)
+        self.L_module = HrmLmStack(config, config.num_l_layers)
+        self.q_head = HrmLmQHead(config.hidden_size, 2) if config.halt_max_steps > 1 else None
+        self.register_buffer("z_L_init", torch.zeros(config.hidden_size))  # drawn by _init_weights
+        self.bp_steps = config.bp_steps  # may be lower for a while, see set_bp_steps
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def set_bp_steps(self, bp_steps: int) -> None:
+        """How many stack passes of a segment carry gradients from now on; the config keeps the final number."""
+        if not 2 <= bp_steps <= self.config.stack_passes:
+            raise ValueError(f"bp_steps={bp_steps} is outside 2..{self.config.stack_passes}")
+        self.bp_steps = bp_steps
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        num_segments: int | None = None,
+        exit_criterion=None,
+        exit_threshold: float | None = None,
+        logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+        output_segment_hidden_states: bool = False,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HrmLmModelOutput:
+        """Thinks about T new tokens, given the past ones in `past_key_values`.
+
+        Args:
+            input_ids: [B, T], or inputs_embeds: [B, T, D], not yet scaled.
+            attention_mask: [B, past + T], 0 for padding; or any mask transformers takes.
+            num_segments: most segments of this call; the config's halt_max_steps by default.
+            exit_criterion: a name of `exits.DEFAULT_THRESHOLDS`, or an object with `check`; the config's by default.
+                Criteria that need no training act in inference only; training then runs every segment.
+            exit_threshold: of the criterion.
+            logits_fn: hidden states to logits, for the criteria that look at distributions.
+        """
+        if (input_ids is None) == (inputs_embeds is None):
+            raise ValueError("give exactly one of input_ids and inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        x = inputs_embeds * self.config.embedding_scale
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        num_segments = self._checked_num_segments(num_segments, past_key_values)
+        exit_rule = self._exit_rule(exit_criterion, exit_threshold, logits_fn)
+
+        if position_ids is None:
+            past = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(x.shape[1], device=x.device) + past).unsqueeze(0)
+        passes = {
+            "attention_mask": create_causal_mask(
+                config=self.config,
+                inputs_embeds=x,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+            ),
+            "position_embeddings": self.rotary_emb(x, position_ids),
+            "position_ids": position_ids,
+            **kwargs,
+        }
+
+        z_H, z_L = x, self.z_L_init.to(x.dtype).expand_as(x)
+        hidden, key_values, q_logits, states = x, None, [], []
+        halt_steps = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        active = _real_tokens(attention_mask, x)
+        min_steps = self._min_steps(halt_steps)
+        for m in range(1, num_segments + 1):
+            thinking = None if m == 1 or _all(active) else active
+            key_values = SegmentKeyValues(self.config, past_key_values, thinking, key_values, num_segments)
+            new_H, new_L = self.segment(z_H, z_L, x, key_values=key_values, **passes)
+            previous, halt_steps = z_H, halt_steps + active
+            # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.
+            hidden, z_H, z_L = _take(thinking, new_H, hidden), _take(thinking, new_H, z_H), _take(thinking, new_L, z_L)
+            if output_segment_hidden_states:
+                states.append(hidden)
+            if self.q_head is not None:
+                q_logits.append(self.q_head(hidden.detach()))
+            if m == num_segments:
+                break
+            after = SegmentState(z_H, previous if m > 1 else None, q_logits[-1] if q_logits else None, logits_fn)
+            with torch.no_grad():
+                active = active & ~(exit_rule.check(after) & (min_steps <= m))
+            if not torch.compiler.is_compiling() and not active.any():
+                break
+            if self.config.detach_between_segments:
+                z_H, z_L = z_H.detach(), z_L.detach()
+        key_values.copy_to_later_segments()
+        return HrmLmModelOutput(
+            last_hidden_state=hidden,
+            past_key_values=past_key_values,
+            q_logits=torch.stack(q_logits, dim=2) if q_logits else None,
+            halt_steps=halt_steps.clamp(min=1),
+            segment_hidden_states=tuple(states) or None,
+        )
+
+    def segment(
+        self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, key_values: SegmentKeyValues, **passes
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One segment of H_cycles * (L_cycles + 1) stack passes, of which the last ones carry gradients."""
+        config = self.config
+        h_passes = min(config.H_cycles, self.bp_steps - 1)  # the high-level stack first, the rest for the low-level one
+        first_h_pass = config.H_cycles - h_passes
+        first_l_pass = config.H_cycles * config.L_cycles - (self.bp_steps - h_passes)
+        gradients, visit = torch.is_grad_enabled(), 0
+        for h in range(config.H_cycles):
+            for low in range(config.L_cycles):
+                with torch.set_grad_enabled(gradients and h * config.L_cycles + low >= first_l_pass):
+                    z_L = self.L_module(z_L + z_H + x, key_values=key_values, first_visit=visit, **passes)
+                visit += config.num_l_layers
+            with torch.set_grad_enabled(gradients and h >= first_h_pass):
+                z_H = self.H_module(z_H + z_L, key_values=key_values, first_visit=visit, **passes)
+            visit += config.num_h_layers
+        return z_H, z_L
+
+    def _checked_num_segments(self, num_segments: int | None, cache: Cache | None) -> int:
+        maximum = self.config.halt_max_steps
+        num_segments = maximum if num_segments is None else num_segments
+        if num_segments < 1:
+            raise ValueError(f"num_segments={num_segments} must be at least 1")
+        if num_segments > maximum and cache is not None and self.config.kv_layout == "per_segment":
+            raise ValueError(
+                f"num_segments={num_segments} is above halt_max_steps={maximum}, for which the cache has slots; use "
+                "kv_layout='last_segment', or use_cache=False"
+            )
+        return num_segments
+
+    def _exit_rule(self, criterion, threshold: float | None, logits_fn: Callable | None):
+        config = self.config
+        criterion = config.exit_criterion if criterion is None else criterion
+        if not isinstance(criterion, str):
+            return criterion
+        if self.q_head is None or (self.training and criterion not in LEARNED):
+            criterion = "fixed"
+        if criterion in ("kl", "entropy_diff") and logits_fn is None:
+            raise ValueError(
+                f"exit_criterion={criterion!r} compares next-token distributions; call HrmLmForCausalLM, or give "
+                "HrmLmModel a logits_fn"
+            )
+        threshold = config.exit_threshold if threshold is None else threshold
+        return make_exit(criterion, threshold, config.halt_margin)
+
+    def _min_steps(self, like: torch.Tensor) -> torch.Tensor | int:
+        """Fewest segments of each token [B, T]; in training some tokens must explore further."""
+        config = self.config
+        if not self.training or config.halt_max_steps == 1:
+            return config.halt_min_steps
+        drawn = exploration_min_steps(like, config.halt_max_steps, config.halt_exploration_prob)
+        return drawn.clamp(min=config.halt_min_steps)
+
+
+class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
+    """`hrm_lm` with its language-model head, the losses of training, and generation."""
+
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def __init__(self, config: HrmLmConfig):
+        super().__init__(config)
+        self.model = HrmLmModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    def set_bp_steps(self, bp_steps: int) -> None:
+        """See `HrmLmModel.set_bp_steps`."""
+        self.model.set_bp_steps(bp_steps)
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        num_segments: int | None = None,
+        exit_criterion=None,
+        exit_threshold: float | None = None,
+        output_segment_logits: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+        shift_labels: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HrmLmCausalLMOutput:
+        """Next-token logits at each token's halting segment, and the losses if there are labels.
+
+        Args:
+            labels: [B, T] aligned with input_ids (shifted here, once); -100 is ignored.
+            shift_labels: [B, T] labels that are shifted already, instead.
+            num_items_in_batch: what sums over tokens are divided by; the labelled tokens of this call by default.
+            Others: see `HrmLmModel.forward`.
+        """
+        with_loss = labels is not None or shift_labels is not None
+        outputs: HrmLmModelOutput = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            num_segments=num_segments,
+            exit_criterion=exit_criterion,
+            exit_threshold=exit_threshold,
+            logits_fn=self.lm_head,
+            output_segment_hidden_states=output_segment_logits or with_loss,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        states = outputs.segment_hidden_states
+        terms = {}
+        if with_loss:
+            if shift_labels is None:
+                shift_labels = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
+            whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
+            terms = segment_losses(
+                self.config,
+                self.lm_head,
+                states=states,
+                last_hidden=outputs.last_hidden_state,
+                last_logits=logits if whole else None,
+                q_logits=outputs.q_logits,
+                halt_steps=outputs.halt_steps,
+                targets=shift_labels.to(logits.device),
+                num_items=num_items_in_batch,
+                training=self.training,
+            )
+        return HrmLmCausalLMOutput(
+            **terms,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            q_logits=outputs.q_logits,
+            halt_steps=outputs.halt_steps,
+            segment_logits=torch.stack([self.lm_head(h) for h in states], dim=1) if output_segment_logits else None,
+        )
+
+
+def _rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
+    return nn.RMSNorm(width, eps=config.rms_norm_eps, elementwise_affine=config.norm_affine)
+
+
+def _take(active: torch.Tensor | None, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """`new` where a token is active, `old` elsewhere; both [B, T, D]. None: all are."""
+    return new if active is None else torch.where(active.unsqueeze(-1), new, old)
+
+
+def _all(active: torch.Tensor) -> bool:
+    """Whether every token still thinks; not asked under torch.compile, where the answer would break the graph."""
+    return not torch.compiler.is_compiling() and bool(active.all())
+
+
+def _real_tokens(attention_mask: torch.Tensor | None, x: torch.Tensor) -> torch.Tensor:
+    """bool [B, T]: the new tokens that are no padding, as far as a 2-d mask says."""
+    if attention_mask is not None and attention_mask.dim() == 2:
+        return attention_mask[:, -x.shape[1] :].bool()
+    return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+
+
+__all__ = ["HrmLmForCausalLM", "HrmLmModel"]

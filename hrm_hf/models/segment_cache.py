@@ -1,0 +1,94 @@
+"""Keys and values of a recurrent decoder: one slot for each visit of a layer, over segments.
+
+A transformer layer that is visited several times needs keys and values for each visit. Within a segment, visits are
+numbered
+
+    visit(h, l, layer) = h * cycle + l * num_l_layers + layer          low-level pass l of cycle h
+    visit(h, H, layer) = h * cycle + L_cycles * num_l_layers + layer   the high-level pass that ends cycle h
+    with cycle = L_cycles * num_l_layers + num_h_layers
+
+and a cache slot is `segment * segment_visits + visit` ("per_segment"), `visit` ("last_segment": a segment overwrites
+the one before), or the layer itself ("last_visit": each visit overwrites the last).
+
+The freeze rule, the same in training and decoding: a token that has halted keeps the keys and values of its last
+segment, and later tokens that think longer read those. The cache itself is transformers'.
+"""
+
+import torch
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
+
+
+class SegmentKeyValues:
+    """The keys and values of one segment of one forward.
+
+    Args:
+        config: an `HrmLmConfig`.
+        cache: where past tokens are kept, or None.
+        active: bool [B, T], tokens that still think, or None for all of them.
+        before: the previous segment's object, or None in the first.
+        num_segments: most segments of this forward.
+    """
+
+    def __init__(
+        self,
+        config,
+        cache: Cache | None,
+        active: torch.Tensor | None,
+        before: "SegmentKeyValues | None",
+        num_segments: int,
+    ):
+        self.config = config
+        self.cache = cache
+        self.active = None if active is None else active[:, None, :, None]
+        self.before = before
+        self.segment = 0 if before is None else before.segment + 1
+        self.num_segments = num_segments
+        self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+        self.written: set[int] = set() if before is None else before.written
+        if before is not None and not torch.is_grad_enabled():
+            before.before = None  # only a recomputed forward (gradient checkpointing) looks further back
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Keys and values [B, heads, past + T, head_dim] that this visit attends to, given those of T new tokens."""
+        if self.active is not None and self.before is not None:
+            held_key, held_value = self.before.held[visit]
+            key, value = torch.where(self.active, key, held_key), torch.where(self.active, value, held_value)
+        if self.segment + 1 < max(self.num_segments, self.config.halt_max_steps):
+            self.held[visit] = (key.detach(), value.detach())
+        if self.cache is None:
+            return key, value
+        return self._write(key, value, self._slot(visit))
+
+    def copy_to_later_segments(self) -> None:
+        """After the last segment that ran: what is held stands for the segments that did not run."""
+        if self.cache is None or self.config.kv_layout != "per_segment":
+            return
+        visits = self.config.segment_visits
+        for segment in range(self.segment + 1, self.config.halt_max_steps):
+            for visit, (key, value) in self.held.items():
+                self.cache.update(key, value, segment * visits + visit)
+
+    def _slot(self, visit: int) -> int:
+        config = self.config
+        if config.kv_layout == "per_segment":
+            return self.segment * config.segment_visits + visit
+        if config.kv_layout == "last_segment":
+            return visit
+        low = config.L_cycles * config.num_l_layers
+        within_cycle = visit % (low + config.num_h_layers)
+        return within_cycle % config.num_l_layers if within_cycle < low else config.num_l_layers + within_cycle - low
+
+    def _write(self, key, value, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if slot in self.written:  # written in this forward already: the same tokens again
+            layer, tokens = self.cache.layers[slot], key.shape[-2]
+            if type(layer) is StaticLayer:
+                layer.cumulative_length.sub_(tokens)
+            elif type(layer) is DynamicLayer:
+                layer.crop(-tokens)
+            else:
+                raise TypeError(
+                    f"kv_layout={self.config.kv_layout!r} overwrites cache slots, which {type(layer).__name__} does not "
+                    "support; use a DynamicCache or StaticCache, or kv_layout='per_segment'"
+                )
+        self.written.add(slot)
+        return self.cache.update(key, value, slot)

@@ -142,7 +142,9 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
     }
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
-        "hrm-lm-10m-byte": {"vocab_size": 264, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1024},
+        "hrm-lm-10m-byte": {
+            "vocab_size": 264, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1024,
+        },
         "hrm-lm-25m": {
             "hidden_size": 384, "num_attention_heads": 6, "num_h_layers": 2, "num_l_layers": 2,
             "intermediate_size": 1024, "max_position_embeddings": 512,

@@ -5,9 +5,11 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from .presets import PresetsMixin
+
 
 @strict
-class HrmPuzzleConfig(PreTrainedConfig):
+class HrmPuzzleConfig(PresetsMixin, PreTrainedConfig):
     r"""Configuration of the Hierarchical Reasoning Model, ACT-v1 (Wang et al. 2025, arXiv 2506.21734).
 
     Args:
@@ -130,18 +132,6 @@ class HrmPuzzleConfig(PreTrainedConfig):
     @property
     def num_hidden_layers(self) -> int:
         return self.H_layers + self.L_layers
-
-    @classmethod
-    def presets(cls) -> list[str]:
-        """Names that `from_preset` accepts."""
-        return sorted(cls._presets)
-
-    @classmethod
-    def from_preset(cls, name: str, **overrides):
-        """The config of a named architecture, with `overrides` applied. Raises ValueError for an unknown name."""
-        if name not in cls._presets:
-            raise ValueError(f"unknown preset {name!r} for {cls.model_type}; choose one of {cls.presets()}")
-        return cls(**{**cls._presets[name], **overrides})
 
 
 __all__ = ["HrmPuzzleConfig"]

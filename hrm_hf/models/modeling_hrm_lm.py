@@ -335,7 +335,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One segment of H_cycles * (L_cycles + 1) stack passes, of which the last ones carry gradients."""
         config = self.config
-        h_passes = min(config.H_cycles, self.bp_steps - 1)  # the high-level stack first, the rest for the low-level one
+        h_passes = min(config.H_cycles, self.bp_steps - 1)  # the high-level stack first, then the low-level one
         first_h_pass = config.H_cycles - h_passes
         first_l_pass = config.H_cycles * config.L_cycles - (self.bp_steps - h_passes)
         gradients, visit = torch.is_grad_enabled(), 0

@@ -87,8 +87,8 @@ class SegmentKeyValues:
                 layer.crop(-tokens)
             else:
                 raise TypeError(
-                    f"kv_layout={self.config.kv_layout!r} overwrites cache slots, which {type(layer).__name__} does not "
-                    "support; use a DynamicCache or StaticCache, or kv_layout='per_segment'"
+                    f"kv_layout={self.config.kv_layout!r} overwrites cache slots, which {type(layer).__name__} "
+                    "does not support; use a DynamicCache or StaticCache, or kv_layout='per_segment'"
                 )
         self.written.add(slot)
         return self.cache.update(key, value, slot)

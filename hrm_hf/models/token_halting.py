@@ -133,7 +133,7 @@ def halting_value_losses(
 
 
 def halting_distribution(q: torch.Tensor) -> torch.Tensor:
-    """p[n, m], the chance that the gate lambda = s(q_halt - q_continue) halts after segment m; sums to 1. q [N, M, 2]."""
+    """p[n, m], the chance that the gate s(q_halt - q_continue) halts after segment m; sums to 1. q [N, M, 2]."""
     gate = torch.sigmoid(q[..., 0] - q[..., 1])
     gate = torch.cat([gate[:, :-1], torch.ones_like(gate[:, :1])], dim=1)
     before = torch.cat([torch.ones_like(gate[:, :1]), (1 - gate[:, :-1]).cumprod(1)], dim=1)
@@ -154,7 +154,7 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
 
 
 class _TokenLosses:
-    """Per token [n]: `nll` without smoothing, `loss` with it, and whether the most likely token is the `correct` one."""
+    """Per token [n]: `nll` without smoothing, `loss` with it, and whether the likeliest token is the `correct` one."""
 
     def __init__(self, nll: torch.Tensor, loss: torch.Tensor, correct: torch.Tensor):
         self.nll, self.loss, self.correct = nll, loss, correct

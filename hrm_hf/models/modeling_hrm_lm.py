@@ -366,7 +366,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         criterion = config.exit_criterion if criterion is None else criterion
         if not isinstance(criterion, str):
             return criterion
-        if self.q_head is None or (self.training and criterion not in LEARNED):
+        if (self.q_head is None and criterion in LEARNED) or (self.training and criterion not in LEARNED):
             criterion = "fixed"
         if criterion in ("kl", "entropy_diff") and logits_fn is None:
             raise ValueError(
@@ -431,6 +431,8 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
             Others: see `HrmLmModel.forward`.
         """
         with_loss = labels is not None or shift_labels is not None
+        if use_cache is None and with_loss:
+            use_cache = False  # M times the visits of every layer would be kept for nothing
         outputs: HrmLmModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

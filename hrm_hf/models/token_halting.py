@@ -75,8 +75,9 @@ def segment_losses(
 
     zero = final.loss.sum() * 0.0
     terms = {"lm_loss": final.nll.sum() / num_items, "deep_supervision_loss": zero}
-    if config.deep_supervision == "all":
-        weights = [m + 1.0 if config.ds_schedule == "linear" else 1.0 for m in range(M)]
+    if config.deep_supervision == "all" and config.halt_max_steps > 1:
+        # Weights of all M segments, whichever ran: how far other tokens think must not change a token's loss.
+        weights = [m + 1.0 if config.ds_schedule == "linear" else 1.0 for m in range(max(M, config.halt_max_steps))]
         terms["deep_supervision_loss"] = sum(w * s for w, s in zip(weights, supervised)) / sum(weights) / num_items
     loss = config.lm_loss_weight * final.loss.sum() / num_items
     loss = loss + config.ds_loss_weight * terms["deep_supervision_loss"]
@@ -86,7 +87,8 @@ def segment_losses(
     if q_logits is not None:
         q = q_logits[valid].float()
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
-        gate["ponder_loss"] = ponder_loss(config, q)
+        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens had halted: values are held
+        gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))
         metrics |= gate_metrics
         terms |= {name: value.sum() / num_items for name, value in gate.items()}
         loss = loss + config.q_loss_weight * (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
@@ -183,26 +185,29 @@ def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor |
 
 @torch.no_grad()
 def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
-    """0-d tensors over the labelled tokens. nll, correct [N, M]."""
-    steps = halted_in.float()
-    mean_steps = steps.mean() if len(steps) else steps.sum()
+    """0-d tensors over the labelled tokens; zero if there are none. nll, correct [N, M]."""
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return values.float().sum() / max(len(values), 1)
+
     converged = thought = torch.zeros((), device=nll.device)
     for m in range(1, len(states)):
         change = relative_change(states[m][valid], states[m - 1][valid])
         thinking = halted_in > m
         converged = converged + (thinking & (change < config.convergence_threshold)).sum()
         thought = thought + thinking.sum()
+    steps = mean(halted_in)
     return {
-        "avg_steps": mean_steps,
-        **{f"halted_at_{m}": (halted_in == m).float().mean() for m in range(1, config.halt_max_steps + 1)},
+        "avg_steps": steps,
+        **{f"halted_at_{m}": mean(halted_in == m) for m in range(1, config.halt_max_steps + 1)},
         "convergence_rate": converged / thought.clamp(min=1),
-        "h_updates": mean_steps * config.H_cycles,
-        "l_steps": mean_steps * config.H_cycles * config.L_cycles,
-        "layer_visits_per_token": mean_steps * config.segment_visits,
-        "ce_first": nll[:, 0].mean(),
-        "ce_last": nll[:, -1].mean(),
-        "token_accuracy": correct[:, -1].float().mean(),
-        "perplexity": nll[:, -1].mean().exp(),
+        "h_updates": steps * config.H_cycles,
+        "l_steps": steps * config.H_cycles * config.L_cycles,
+        "layer_visits_per_token": steps * config.segment_visits,
+        "ce_first": mean(nll[:, 0]),
+        "ce_last": mean(nll[:, -1]),
+        "token_accuracy": mean(correct[:, -1]),
+        "perplexity": mean(nll[:, -1]).exp(),
     }
 
 

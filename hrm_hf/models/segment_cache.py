@@ -54,7 +54,8 @@ class SegmentKeyValues:
             held_key, held_value = self.before.held[visit]
             key, value = torch.where(self.active, key, held_key), torch.where(self.active, value, held_value)
         if self.segment + 1 < max(self.num_segments, self.config.halt_max_steps):
-            self.held[visit] = (key.detach(), value.detach())
+            cut = self.config.detach_between_segments
+            self.held[visit] = (key.detach(), value.detach()) if cut else (key, value)
         if self.cache is None:
             return key, value
         return self._write(key, value, self._slot(visit))

@@ -1,17 +1,26 @@
 """Pipelines: what a model is asked by people rather than by a trainer."""
 
+from transformers import AutoModelForCausalLM
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from ..registration import AutoModelForPuzzleSolving
 from .puzzle_solving import PuzzleSolvingPipeline
+from .recursive_lm import RlmPipeline, RlmResult
 
 
 def register_pipelines() -> None:
-    """Makes `transformers.pipeline("puzzle-solving", model=...)` work; importing `hrm_hf` calls this."""
+    """Makes `transformers.pipeline("puzzle-solving", model=...)` and "recursive-text-generation" work.
+
+    Importing `hrm_hf` calls this.
+    """
     if "puzzle-solving" not in PIPELINE_REGISTRY.supported_tasks:
         PIPELINE_REGISTRY.register_pipeline(
             "puzzle-solving", PuzzleSolvingPipeline, pt_model=(AutoModelForPuzzleSolving,), type="text"
         )
+    if "recursive-text-generation" not in PIPELINE_REGISTRY.supported_tasks:
+        PIPELINE_REGISTRY.register_pipeline(
+            "recursive-text-generation", RlmPipeline, pt_model=(AutoModelForCausalLM,), type="text"
+        )
 
 
-__all__ = ["PuzzleSolvingPipeline", "register_pipelines"]
+__all__ = ["PuzzleSolvingPipeline", "RlmPipeline", "RlmResult", "register_pipelines"]

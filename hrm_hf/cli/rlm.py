@@ -1,0 +1,90 @@
+"""`hrm-hf rlm`: a question about a long file, answered by a recursive language model."""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from .solve import check_model
+
+
+def rlm(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub; an instruct model.")],
+    question: Annotated[str, typer.Option(help="What is asked about the context.")],
+    context_file: Annotated[
+        Path, typer.Option(exists=True, dir_okay=False, help="Text, or .json (a list or dict), or .jsonl (a list).")
+    ],
+    max_turns: Annotated[int, typer.Option(min=1, help="Replies of the model.")] = 30,
+    max_sub_calls: Annotated[int, typer.Option(min=1, help="Calls of llm_query and rlm_query.")] = 100,
+    max_depth: Annotated[int, typer.Option(min=1, help="2 or more: sub-calls may have REPLs of their own.")] = 1,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each reply.")] = 1024,
+    max_wall_seconds: Annotated[float, typer.Option(min=0.001, help="Of the whole run.")] = 600.0,
+    max_output_chars: Annotated[int, typer.Option(min=1, help="Printed characters shown after a turn.")] = 20_000,
+    batch_size: Annotated[int, typer.Option(min=1, help="Sub-calls at a time.")] = 16,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
+    trajectory: Annotated[Path | None, typer.Option(help="Write every turn to this .jsonl file.")] = None,
+    unsafe_in_process: Annotated[
+        bool, typer.Option("--unsafe-in-process", help="Run the model's code in this process, without isolation.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
+):
+    """Answer a question about a file that is too long to read: the model writes code that looks into it.
+
+    Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
+    """
+    check_model(model)
+    from ..pipelines.executors import InProcessExecutor, MontyExecutor
+
+    executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()
+    context = read_context(context_file)
+    from transformers import pipeline
+
+    import hrm_hf  # noqa: F401 - registers the architectures
+
+    result = pipeline("recursive-text-generation", model=model, executor=executor)(
+        question,
+        context,
+        max_turns=max_turns,
+        max_sub_calls=max_sub_calls,
+        max_depth=max_depth,
+        max_new_tokens=max_new_tokens,
+        max_wall_seconds=max_wall_seconds,
+        max_output_chars=max_output_chars,
+        batch_size=batch_size,
+        seed=seed,
+        trajectory=trajectory,
+    )
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+        return
+    typer.echo(result.answer)
+    counts = f"{result.turns} turns, {result.sub_calls} sub-calls, {result.tokens} tokens"
+    typer.echo(f"({result.stop_reason}; {counts})", err=True)
+
+
+def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
+    """The content of a file: text, JSON by its suffix .json, or a list of JSON lines by .jsonl.
+
+    Raises:
+        ValueError: the file is not what its suffix says; names the file and the line.
+    """
+    try:
+        content = path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text (byte {error.start})") from error
+    if path.suffix not in (".json", ".jsonl"):
+        return content
+    lines = content.splitlines() if path.suffix == ".jsonl" else [content]
+    values = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            values += [json.loads(line)] if line.strip() else []
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{path}, line {number + error.lineno - 1}: {error.msg}") from error
+    if path.suffix == ".jsonl":
+        return values
+    if not values:
+        raise ValueError(f"{path} is empty; expected JSON")
+    return values[0]

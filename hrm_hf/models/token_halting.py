@@ -12,7 +12,7 @@ accumulation and data parallelism change nothing.
                             p_m = lambda_m prod_{k<m} (1 - lambda_k), lambda = s(q_halt - q_cont), p_M the rest
 
 R = 1 where halting was right: the most likely token is the right one ("correct"), or no later segment was better by
-loss_gain_threshold nats ("loss_gain", known only where the token went on, or had to stop). s is the sigmoid.
+loss_gain_threshold nats ("loss_gain", known only where the token went on). s is the sigmoid.
 
 Sources: Wang et al. 2025, arXiv 2506.21734 (Q-learning, deep supervision); Zhu et al. 2025, Ouro (loss gain);
 Banino et al. 2021, PonderNet, arXiv 2107.05407.
@@ -111,8 +111,7 @@ def halting_value_losses(
     else:
         later = torch.full_like(nll, torch.inf)
         later[:, :-1] = nll.flip(1).cummin(1).values.flip(1)[:, 1:]
-        right = nll - later < config.loss_gain_threshold
-        known = went_on | (thought & (segment == config.halt_max_steps))
+        right, known = nll - later < config.loss_gain_threshold, went_on
     q_halt, q_continue = q[..., 0], q[..., 1]
     halt_loss = F.binary_cross_entropy_with_logits(q_halt, right.to(q.dtype), reduction="none")
     with torch.no_grad():

@@ -28,6 +28,7 @@ from .act import (
     sequence_correctness,
     wants_to_halt,
 )
+from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_puzzle import HrmPuzzleConfig
 from .puzzle_layers import (
     CastedLinear,
@@ -98,7 +99,7 @@ class PuzzleSolution:
     q_trajectory: torch.Tensor | None = None
 
 
-class PuzzlePreTrainedModel(PreTrainedModel):
+class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     """Initialisation and saving common to the puzzle architectures."""
 
     config: HrmPuzzleConfig
@@ -110,8 +111,6 @@ class PuzzlePreTrainedModel(PreTrainedModel):
     _supports_flash_attn = True
     _supports_flex_attn = True
     _supports_attention_backend = True
-    # Auto class -> "module.Class", filled by `hrm_hf.registration`: a checkpoint of one head then names all of them.
-    _auto_map: dict[str, str] | None = None
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -133,11 +132,6 @@ class PuzzlePreTrainedModel(PreTrainedModel):
             truncated_normal_(module.L_init, std=1.0)
         else:
             super()._init_weights(module)
-
-    def save_pretrained(self, save_directory, **kwargs):
-        if self._auto_map:
-            self.config.auto_map = dict(self._auto_map)
-        super().save_pretrained(save_directory, **kwargs)
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):

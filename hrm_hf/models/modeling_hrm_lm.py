@@ -36,6 +36,7 @@ from transformers.utils.generic import TransformersKwargs, merge_with_config_def
 from transformers.utils.output_capturing import capture_outputs
 
 from .act import exploration_min_steps
+from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_lm import HrmLmConfig
 from .exits import LEARNED, SegmentState, make_exit
 from .hrm_lm_layers import HrmLmAttention, HrmLmDecoderLayer, HrmLmQHead, HrmLmStack
@@ -85,7 +86,7 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     metrics: dict[str, torch.Tensor] | None = None
 
 
-class HrmLmPreTrainedModel(PreTrainedModel):
+class HrmLmPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     """Initialisation and capabilities of `hrm_lm`."""
 
     config: HrmLmConfig

@@ -61,7 +61,7 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
         q_target (`str`, defaults to "loss_gain"): "loss_gain": to halt is right if no later segment lowers the loss by
             loss_gain_threshold nats; "correct": if the most likely token is the right one.
         loss_gain_threshold (`float`, defaults to 0.05): nats.
-        halt_step_cost (`float`, defaults to 0.02): price of one more segment, in units of the halting values (0 to 1).
+        halt_step_cost (`float`, defaults to 0.1): price of one more segment, in units of the halting values (0 to 1).
         ponder_type (`str`, defaults to "expected_steps"): or "geometric_kl", "neg_entropy".
         label_smoothing (`float`, defaults to 0.0): in training only, never in a reported `lm_loss`.
     """
@@ -127,7 +127,7 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
     ds_schedule: str = "linear"
     q_target: str = "loss_gain"
     loss_gain_threshold: float | int = 0.05
-    halt_step_cost: float | int = 0.02
+    halt_step_cost: float | int = 0.1
     ponder_type: str = "expected_steps"
     label_smoothing: float | int = 0.0
 

@@ -8,8 +8,8 @@ At a site (an attention or a feed-forward branch F), with the streams x of a tok
     comb   = Sinkhorn(scale[2] * (fn v)_comb + base_comb)          [n, n], first index the source stream
     x_next = H_res x + post F(pre x)          with H_res = comb^T
 
-Sinkhorn keeps H_res (nearly) doubly stochastic, so that a product of many of them neither grows nor fades: its row sums
-are the forward gain, its column sums the backward gain.
+Sinkhorn keeps H_res (nearly) doubly stochastic, so that a product of many of them neither grows nor fades: its row
+sums are the forward gain, its column sums the backward gain.
 
 Sources: Xie et al. 2026, "mHC: Manifold-Constrained Hyper-Connections", arXiv 2512.24880, equations 4 to 9. Names,
 layouts and the place of eps are those of `deepseek_v4` in transformers, so that its weights load here directly. Other
@@ -45,9 +45,9 @@ class HyperConnection(nn.Module):
         alpha_init: the initial `scale`: how much the maps depend on the token at the start.
         initializer_range: std of `fn` at the start.
 
-    Parameters (deepseek_v4's): `fn` [2n + r, n C], `base` [2n + r], `scale` [3], ordered pre, post, comb. The comb part
-    has r = n * n entries (row-major, source stream first), n! in "birkhoff" mode (permutations in lexicographic order)
-    and none in "identity" mode, where `scale` is [2].
+    Parameters (deepseek_v4's): `fn` [2n + r, n C], `base` [2n + r], `scale` [3], ordered pre, post, comb. The comb
+    part has r = n * n entries (row-major, source stream first), n! in "birkhoff" mode (permutations in lexicographic
+    order) and none in "identity" mode, where `scale` is [2].
     """
 
     def __init__(
@@ -66,8 +66,8 @@ class HyperConnection(nn.Module):
             raise ValueError(f"res_mode={res_mode!r} is not one of {RES_MODES}")
         if res_mode == "birkhoff" and num_streams > MAX_BIRKHOFF_STREAMS:
             raise ValueError(
-                f"num_streams={num_streams}: birkhoff mode needs num_streams! = {math.factorial(num_streams)} logits a "
-                f"token; use at most {MAX_BIRKHOFF_STREAMS} streams, or res_mode='sinkhorn'"
+                f"num_streams={num_streams}: birkhoff mode needs num_streams! = {math.factorial(num_streams)} logits "
+                f"a token; use at most {MAX_BIRKHOFF_STREAMS} streams, or res_mode='sinkhorn'"
             )
         self.hidden_size, self.num_streams = hidden_size, num_streams
         self.sinkhorn_iters, self.eps, self.norm_eps = sinkhorn_iters, eps, norm_eps
@@ -79,26 +79,28 @@ class HyperConnection(nn.Module):
         self.fn = nn.Parameter(torch.empty(sum(self.sizes), n * hidden_size))
         self.base = nn.Parameter(torch.empty(sum(self.sizes)))
         self.scale = nn.Parameter(torch.empty(2 if res_mode == "identity" else 3))
-        with torch.no_grad():
-            for name, value in self.initial_values().items():
-                getattr(self, name).copy_(value)
+        assign_initial_values(self)
 
+    @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
         """Fresh values by parameter name: pre starts at 1/n, post at 1; a freely mixing H_res starts at I."""
         n = self.num_streams
-        comb = torch.eye(n).flatten() if self.res_mode == "unconstrained" else torch.zeros(self.sizes[2])
+        base = torch.zeros_like(self.base)
+        base[:n] = pre_bias(n)
+        if self.res_mode == "unconstrained":
+            base[2 * n :] = torch.eye(n).flatten()
         # `fn` must not be zero: with equal bases nothing else would ever tell the streams apart.
         return {
-            "fn": torch.randn(self.fn.shape) * self.initializer_range,
-            "base": torch.cat([torch.full((n,), pre_bias(n)), torch.zeros(n), comb]),
-            "scale": torch.full(self.scale.shape, self.alpha_init),
+            "fn": torch.randn_like(self.fn) * self.initializer_range,
+            "base": base,
+            "scale": torch.full_like(self.scale, self.alpha_init),
         }
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The branch's input [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for streams [B, S, n, C]."""
         with torch.autocast(streams.device.type, enabled=False):
             pre, post, h_res = self.coefficients(streams)
-            return torch.matmul(pre.to(streams.dtype).unsqueeze(-2), streams).squeeze(-2), post, h_res
+            return weighted_sum(pre, streams), post, h_res
 
     def merge(
         self, streams: torch.Tensor, branch: torch.Tensor, post: torch.Tensor, h_res: torch.Tensor
@@ -109,23 +111,22 @@ class HyperConnection(nn.Module):
             written = post.to(dtype).unsqueeze(-1) * branch.to(dtype).unsqueeze(-2)
             if self.res_mode == "identity":
                 return streams + written
-            return torch.matmul(h_res.to(dtype), streams) + written
+            tokens = [tensor.flatten(0, 1) for tensor in (written, h_res.to(dtype), streams)]
+            return torch.baddbmm(*tokens).view(streams.shape)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""
         shape, n = streams.shape[:2], self.num_streams
-        dtype = torch.promote_types(streams.dtype, torch.float32)
-        flat = streams.reshape(-1, n * self.hidden_size).to(dtype)
-        # Tokens come last: elementwise work on [n, n, tokens] runs over long rows. Dividing by the norm after the
-        # product instead of before saves writing the normalised streams.
-        norm = torch.linalg.vector_norm(flat, dim=-1)
-        projected = (self.fn.to(dtype) @ flat.T) * torch.rsqrt(norm * norm / flat.shape[-1] + self.norm_eps)
+        projected = normed_projection(streams, self.fn, self.norm_eps)
+        dtype = projected.dtype
         pre, post, comb = (projected * self._per_entry(self.scale.to(dtype))).split(self.sizes)
         base_pre, base_post, base_comb = self.base.to(dtype).unsqueeze(-1).split(self.sizes)
         pre = torch.sigmoid(pre + base_pre) + self.eps
         post = 2 * torch.sigmoid(post + base_post)
         h_res = self._residual_map(comb + base_comb)
-        return pre.T.view(*shape, n), post.T.view(*shape, n), h_res.permute(2, 0, 1).reshape(*shape, n, n)
+        # Contiguous: a batched product of strided tiny matrices is a slow loop over the batch.
+        h_res = h_res.permute(2, 0, 1).contiguous()
+        return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
         """H_res: of each token [B, S, n, n] for streams [B, S, n, C], or without streams the static part [n, n]."""
@@ -150,3 +151,166 @@ class HyperConnection(nn.Module):
         else:
             comb = raw
         return comb.view(n, n, -1).transpose(0, 1)
+
+
+class HyperHead(nn.Module):
+    """Reduces n streams to one by learned weights sigmoid(...) + eps, as deepseek_v4 does before its last norm.
+
+    Parameters: `hc_fn` [n, n C], `hc_base` [n], `hc_scale` [1]. The weights start at 1/n.
+    """
+
+    def __init__(
+        self,
+        hidden_size: int,
+        num_streams: int = 4,
+        eps: float = 1e-6,
+        norm_eps: float = 1e-6,
+        alpha_init: float = 0.01,
+        initializer_range: float = 0.02,
+    ):
+        super().__init__()
+        self.eps, self.norm_eps = eps, norm_eps
+        self.alpha_init, self.initializer_range = alpha_init, initializer_range
+        self.hc_fn = nn.Parameter(torch.empty(num_streams, num_streams * hidden_size))
+        self.hc_base = nn.Parameter(torch.empty(num_streams))
+        self.hc_scale = nn.Parameter(torch.empty(1))
+        assign_initial_values(self)
+
+    @torch.no_grad()
+    def initial_values(self) -> dict[str, torch.Tensor]:
+        """Fresh values by parameter name."""
+        return {
+            "hc_fn": torch.randn_like(self.hc_fn) * self.initializer_range,
+            "hc_base": torch.full_like(self.hc_base, pre_bias(len(self.hc_base))),
+            "hc_scale": torch.full_like(self.hc_scale, self.alpha_init),
+        }
+
+    def forward(self, streams: torch.Tensor) -> torch.Tensor:
+        """One stream [B, S, C] from [B, S, n, C]."""
+        with torch.autocast(streams.device.type, enabled=False):
+            projected = normed_projection(streams, self.hc_fn, self.norm_eps)
+            dtype = projected.dtype
+            weights = torch.sigmoid(projected * self.hc_scale.to(dtype) + self.hc_base.to(dtype).unsqueeze(-1))
+            return weighted_sum((weights + self.eps).T.contiguous().view(streams.shape[:-1]), streams)
+
+
+class mHCLayer(HyperConnection):
+    """A site by the name and arguments of the RLM-mHC training guide."""
+
+    def __init__(self, hidden_dim: int, num_flows: int = 4, sinkhorn_iters: int = 20):
+        super().__init__(hidden_dim, num_flows, sinkhorn_iters)
+
+
+# Arithmetic
+
+
+def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
+    """fn RMSNorm(flatten(x)), [rows of fn, tokens], in float32 (float64 for float64 streams [B, S, n, C])."""
+    dtype = torch.promote_types(streams.dtype, torch.float32)
+    return _NormedProjection.apply(streams.flatten(2).flatten(0, 1).to(dtype), fn.to(dtype), eps)
+
+
+class _NormedProjection(torch.autograd.Function):
+    """fn RMSNorm(x) for x [tokens, n C], with the division by the norm after the product (section 4.3 of the paper).
+
+    The normalised streams are then never written, neither here nor in the backward pass. Tokens come last in the
+    result: elementwise work on the few coefficients runs over long rows.
+    """
+
+    @staticmethod
+    def forward(ctx, x, fn, eps):
+        norm = torch.linalg.vector_norm(x, dim=-1)
+        factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
+        projected = torch.mm(fn, x.T) * factor
+        ctx.save_for_backward(x, fn, factor, projected)
+        return projected
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, fn, factor, projected = ctx.saved_tensors
+        along_x = (gradient * projected).sum(0) * factor * factor / x.shape[-1]
+        gradient = gradient * factor
+        return torch.mm(gradient.T, fn) - along_x.unsqueeze(-1) * x, torch.mm(gradient, x), None
+
+
+def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
+    """sum_i weights[..., i] streams[..., i, :], in the dtype of `streams`."""
+    return torch.matmul(weights.to(streams.dtype).unsqueeze(-2), streams).squeeze(-2)
+
+
+def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """A nearly doubly stochastic matrix for each token, [n, n, tokens] like `logits`, of which the second axis is
+    softmaxed first and the first axis normalised last.
+
+    Every entry is raised by `eps` once and every sum in each of the `iterations`, as deepseek_v4 does.
+    """
+    # Even with eps = 0 a column that underflowed must not become 0 / 0; this floor is lost in any other sum.
+    return _sinkhorn(logits, iterations, max(eps, torch.finfo(logits.dtype).tiny ** 0.5))[0]
+
+
+# One opaque operator: some 120 elementwise steps on tiny matrices would take a compiler 15 seconds a site, and
+# autograd would keep every one of them. The backward pass undoes the divisions instead of storing their results.
+
+
+@torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())
+def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    n, _, tokens = logits.shape
+    comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
+    sums = logits.new_empty(2 * iterations - 1, n, tokens)
+    for step, total in enumerate(sums):
+        torch.sum(comb, dim=step % 2, out=total)
+        comb.div_(total.add_(eps).unsqueeze(step % 2))
+    return comb, sums
+
+
+@_sinkhorn.register_fake
+def _(logits, iterations, eps):
+    n, _, tokens = logits.shape
+    return logits.new_empty(logits.shape), logits.new_empty(2 * iterations - 1, n, tokens)
+
+
+@torch.library.custom_op("hrm_hf::sinkhorn_backward", mutates_args=())
+def _sinkhorn_backward(
+    gradient: torch.Tensor, logits: torch.Tensor, comb: torch.Tensor, sums: torch.Tensor
+) -> torch.Tensor:
+    gradient, comb = gradient.clone(memory_format=torch.contiguous_format), comb.clone()
+    for step in range(len(sums) - 1, -1, -1):
+        axis, total = step % 2, sums[step].unsqueeze(step % 2)
+        gradient.sub_((gradient * comb).sum(axis, keepdim=True)).div_(total)
+        comb.mul_(total)
+    softmax = torch.softmax(logits, dim=1)
+    return gradient.sub_((gradient * softmax).sum(1, keepdim=True)).mul_(softmax)
+
+
+@_sinkhorn_backward.register_fake
+def _(gradient, logits, comb, sums):
+    return logits.new_empty(logits.shape)
+
+
+def _save(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0], *output)
+
+
+def _differentiate(ctx, gradient, _):
+    return _sinkhorn_backward(gradient, *ctx.saved_tensors), None, None
+
+
+_sinkhorn.register_autograd(_differentiate, setup_context=_save)
+
+
+def permutation_matrices(n: int, like: torch.Tensor) -> torch.Tensor:
+    """All n! permutation matrices in lexicographic order, [n!, n, n], in the dtype and on the device of `like`."""
+    orders = torch.tensor(list(permutations(range(n))), device=like.device)
+    return torch.nn.functional.one_hot(orders, n).to(like.dtype)
+
+
+def pre_bias(n: int) -> float:
+    """The logit of 1/n, from which reading weights start; for one stream, a logit whose sigmoid is 1 in any dtype."""
+    return -math.log(n - 1) if n > 1 else 40.0
+
+
+def assign_initial_values(module: nn.Module) -> None:
+    """Writes `module.initial_values()` into its parameters, without gradient."""
+    with torch.no_grad():
+        for name, value in module.initial_values().items():
+            module.get_parameter(name).copy_(value)

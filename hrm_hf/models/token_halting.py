@@ -12,7 +12,9 @@ accumulation and data parallelism change nothing.
                             p_m = lambda_m prod_{k<m} (1 - lambda_k), lambda = s(q_halt - q_cont), p_M the rest
 
 R = 1 where halting was right: the most likely token is the right one ("correct"), or no later segment was better by
-loss_gain_threshold nats ("loss_gain", known only where the token went on). s is the sigmoid.
+loss_gain_threshold nats ("loss_gain", known only where the token went on; to halt after segment M is right). s is the
+sigmoid. With "loss_gain" continuing tends to the value 1 - cost * (M - m): the gate is a threshold on the chance that
+there is nothing to gain.
 
 Sources: Wang et al. 2025, arXiv 2506.21734 (Q-learning, deep supervision); Zhu et al. 2025, Ouro (loss gain);
 Banino et al. 2021, PonderNet, arXiv 2107.05407.
@@ -117,8 +119,8 @@ def halting_value_losses(
     with torch.no_grad():
         value = torch.sigmoid(q)
         best = value.amax(-1)
-        if M == config.halt_max_steps:
-            best[:, -1] = value[:, -1, 0]  # after the last segment there is nothing but to halt
+        if M == config.halt_max_steps:  # after the last segment there is nothing but to halt
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # and nothing to regret
         target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
     continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
     losses = {

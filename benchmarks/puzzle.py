@@ -23,7 +23,8 @@ from transformers import TrainerCallback
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
 from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD
 from hrm_hf.recipes import library_versions
-from hrm_hf.trainer import HrmTrainer, HrmTrainingArguments
+from hrm_hf.trainer import HrmTrainer
+from hrm_hf.training_args import PuzzleTrainingArguments
 
 
 # batch size, steps a turn, turns
@@ -137,7 +138,7 @@ def loop_milliseconds(model, batch, steps: int) -> float:
 
     rows = {name: value.repeat(16, *[1] * (value.dim() - 1)).tolist() for name, value in batch.items()}
     with tempfile.TemporaryDirectory() as folder:
-        args = HrmTrainingArguments(
+        args = PuzzleTrainingArguments(
             output_dir=folder,
             max_steps=steps,
             per_device_train_batch_size=len(batch["input_ids"]),

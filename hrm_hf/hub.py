@@ -14,21 +14,35 @@ from typing import Any
 
 CARD_FILE = "README.md"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
-NO_RESULTS = "None recorded yet: `hrm-hf eval puzzles MODEL DATA --update-card` writes them here."
-TASK_TYPE = "puzzle-solving"
+NO_RESULTS = {
+    "puzzle-solving": "None recorded yet: `hrm-hf eval puzzles MODEL DATA --update-card` writes them here.",
+    "text-generation": "None recorded yet: `training/run_clm.py` writes those of its last evaluation here.",
+}
 HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
-CARD_FIELDS = (
-    "task", "grid_shape", "vocab_size", "hidden_size", "num_attention_heads", "H_layers", "L_layers", "H_cycles",
-    "L_cycles", "halt_max_steps", "pos_encodings", "mlp_t", "loss_type",
+# How fast a run was and where it stood say nothing about the model's quality.
+NO_QUALITIES = (
+    "puzzles_per_second", "epoch", "runtime", "samples_per_second", "steps_per_second", "tokens_per_second",
 )  # fmt: skip
+CARD_FIELDS = (
+    "task", "grid_shape", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
+    "num_key_value_heads", "H_layers", "L_layers", "num_h_layers", "num_l_layers", "H_cycles", "L_cycles",
+    "halt_max_steps", "exit_criterion", "kv_layout", "pos_encodings", "mlp_t", "loss_type", "mhc_enabled", "mhc_flows",
+    "mhc_sinkhorn_iters", "mhc_res_mode", "num_loops", "max_position_embeddings",
+)  # fmt: skip
+# Blocks of a plain stack; other architectures count cache slots under this name.
+NUM_LAYERS_TYPES = ("rlm_mhc",)
 
 
 def record_evaluation(
     folder: str | Path, metrics: dict[str, Any], dataset: str, split: str, parameters: int, **settings: Any
 ) -> Path:
-    """Records what `evaluate_puzzles` returned in a checkpoint's card: qualities as results, halting as settings."""
-    settings = {name: metrics[name] for name in HALTING_SETTINGS} | settings
-    qualities = {name: value for name, value in metrics.items() if name not in (*settings, "puzzles_per_second")}
+    """Records what an evaluation returned in a checkpoint's card: qualities as results, halting as settings.
+
+    `metrics` are those of `evaluate_puzzles`, or of `Trainer.evaluate` with or without their `eval_`.
+    """
+    metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    settings = {name: metrics[name] for name in HALTING_SETTINGS if name in metrics} | settings
+    qualities = {name: value for name, value in metrics.items() if name not in (*settings, *NO_QUALITIES)}
     return update_model_card(folder, qualities, dataset, split, settings, parameters)
 
 
@@ -61,11 +75,12 @@ def update_model_card(
 
     folder = Path(folder)
     path = folder / CARD_FILE
+    task_type = _task_type(_config(folder))
     card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(folder, parameters))
     dataset = Path(dataset).resolve().name if Path(dataset).exists() else dataset
     new = [
         EvalResult(
-            task_type=TASK_TYPE,
+            task_type=task_type,
             dataset_type=dataset,
             dataset_name=Path(dataset).name,
             dataset_split=split,
@@ -87,26 +102,21 @@ def update_model_card(
 
 def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     """The template of the folder's architecture, filled from its config."""
-    from transformers import AutoConfig
-
     folder = Path(folder)
-    if not (folder / "config.json").exists():
-        raise FileNotFoundError(f"{folder} has no config.json; expected the folder of a saved model")
-    config = AutoConfig.from_pretrained(folder)
+    config = _config(folder)
     template = files("hrm_hf") / "model_cards" / f"{config.model_type}.md"
     if not template.is_file():
         raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
-    fields = {name: getattr(config, name) for name in CARD_FIELDS if getattr(config, name, None) is not None}
-    rows, ndim = config.num_puzzle_identifiers, config.puzzle_emb_ndim
-    table = f"Its puzzle table of {rows:,} x {ndim} values comes on top." if ndim else "It has no puzzle table."
+    names = (*CARD_FIELDS, "num_hidden_layers") if config.model_type in NUM_LAYERS_TYPES else CARD_FIELDS
+    fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
+    own = _puzzle_words(config) if _task_type(config) == "puzzle-solving" else {}
     return Template(template.read_text()).substitute(
+        {name: str(value) for name, value in fields.items()},
         name=folder.resolve().name,
-        task=_task_words(config),
         parameters=f"{_count_parameters(folder) if parameters is None else parameters:,}",
-        puzzle_table=table,
-        halt_max_steps=config.halt_max_steps,
-        results=f"{START}\n{NO_RESULTS}\n{END}",
+        results=f"{START}\n{NO_RESULTS[_task_type(config)]}\n{END}",
         fields="\n".join(f"| {name} | {value} |" for name, value in fields.items()),
+        **own,
     )
 
 
@@ -130,6 +140,25 @@ def with_results_table(text: str, table: str) -> str:
     return f"{text.rstrip()}\n\n## Results\n\n{block}\n"
 
 
+def _config(folder: Path):
+    from transformers import AutoConfig
+
+    if not (folder / "config.json").exists():
+        raise FileNotFoundError(f"{folder} has no config.json; expected the folder of a saved model")
+    return AutoConfig.from_pretrained(folder)
+
+
+def _task_type(config) -> str:
+    """The Hub's name of what the model does."""
+    return "puzzle-solving" if config.model_type.endswith("_puzzle") else "text-generation"
+
+
+def _puzzle_words(config) -> dict[str, str]:
+    rows, ndim = config.num_puzzle_identifiers, config.puzzle_emb_ndim
+    table = f"Its puzzle table of {rows:,} x {ndim} values comes on top." if ndim else "It has no puzzle table."
+    return {"task": _task_words(config), "puzzle_table": table}
+
+
 def _task_words(config) -> str:
     if not config.grid_shape:
         return f"puzzles of {config.seq_len} tokens"
@@ -145,7 +174,7 @@ def _count_parameters(folder: Path) -> int:
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():
-                if not name.endswith(("puzzle_emb.weight", "H_init", "L_init")):
+                if not name.endswith(("puzzle_emb.weight", "H_init", "L_init", "z_L_init")):
                     size = 1
                     for length in tensors.get_slice(name).get_shape():
                         size *= length

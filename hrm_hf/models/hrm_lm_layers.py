@@ -116,4 +116,13 @@ class HrmLmStack(nn.Module):
 
 
 class HrmLmQHead(nn.Linear):
-    """Halting and continuing value of a token; a class of its own because it starts at zero weights, biases -5."""
+    """Halting and continuing value of a token; a class of its own because it starts at zero weights, biases -5.
+
+    In float32 at least: the values differ by less than bfloat16 resolves.
+    """
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[B, T, D] to [B, T, 2]."""
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return nn.functional.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))

@@ -87,7 +87,7 @@ def segment_losses(
     nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
     metrics = _metrics(config, states, valid, halted_in, nll, correct)
     if q_logits is not None:
-        q = q_logits[valid].float()
+        q = q_logits[valid]
         gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
         unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens had halted: values are held
         gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))

@@ -1,0 +1,216 @@
+"""`hrm-hf launch`, which is also `python training/launch.py`: plan a training run for this machine, and start it."""
+
+import json
+import os
+import shlex
+import shutil
+import sys
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+PLAN_FILE = "launch_plan.json"
+# What is no option of the launcher belongs to run_clm.py. Both spellings of an option are taken, as the guide's
+# launcher has underscores and our other commands have dashes.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+
+
+class BatchTable(str, Enum):
+    """Where the batch per device comes from."""
+
+    memory = "memory"
+    guide = "guide"
+
+
+class Scaling(str, Enum):
+    """How the learning rate grows with the batch."""
+
+    sqrt = "sqrt"
+    linear = "linear"
+    none = "none"
+
+
+class Strategy(str, Enum):
+    """What is kept in shards."""
+
+    ddp = "ddp"
+    fsdp2 = "fsdp2"
+    deepspeed_zero2 = "deepspeed_zero2"
+    deepspeed_zero3 = "deepspeed_zero3"
+
+
+class Launcher(str, Enum):
+    """Which program starts the processes."""
+
+    accelerate = "accelerate"
+    torchrun = "torchrun"
+
+
+def launch(
+    context: typer.Context,
+    model: Annotated[str, typer.Option(help="hrm-lm-50m, rlm-mhc-small, gpt2, ...: a recipe, preset or model type.")],
+    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs to use; all by default.")] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option("--gpu_memory", "--gpu-memory", help="With --dry_run: plan for GPUs of this size, e.g. 24GB."),
+    ] = None,
+    gpu_capability: Annotated[
+        str | None,
+        typer.Option("--gpu_capability", "--gpu-capability", help="With --dry_run: compute capability, e.g. 7.5."),
+    ] = None,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Train on the CPU.")] = False,
+    processes: Annotated[int | None, typer.Option(min=1, help="With --cpu: processes. [default: 1]")] = None,
+    batch_table: Annotated[
+        BatchTable,
+        typer.Option("--batch_table", "--batch-table", help="Batch per device: what fits, or the guide's table."),
+    ] = BatchTable.memory,
+    effective_batch: Annotated[
+        int | None,
+        typer.Option("--effective_batch", "--effective-batch", min=1, help="Sequences a step; the recipe's, or 16."),
+    ] = None,
+    lr_scaling: Annotated[
+        Scaling, typer.Option("--lr_scaling", "--lr-scaling", help="Growth of the learning rate with a larger batch.")
+    ] = Scaling.sqrt,
+    strategy: Annotated[Strategy, typer.Option(help="ddp, or what keeps large models in shards.")] = Strategy.ddp,
+    launcher: Annotated[Launcher, typer.Option(help="Who starts GPU processes; the CPU's always torchrun.")] = (
+        Launcher.accelerate
+    ),
+    port: Annotated[
+        int | None,
+        typer.Option("--master_port", "--master-port", min=1, max=65535, help="Port of the processes; a free one."),
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry_run", "--dry-run", help="Print the plan and stop.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show each device and each term of the memory.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+):
+    """Plan batch, learning rate and precision for this machine's GPUs, then run training/run_clm.py on them.
+
+    Every flag not listed here goes to run_clm.py as it is, and is not changed by the plan.
+
+    Example: python training/launch.py --model hrm-lm-50m --gpus 4 --train_data corpus.jsonl --max_steps 20000
+
+    Example: hrm-hf launch --model hrm-lm-100m --dry_run --gpus 8 --gpu_memory 24GB
+    """
+    if cpu and (gpus or gpu_memory or gpu_capability):
+        raise typer.BadParameter("--gpus, --gpu_memory and --gpu_capability mean nothing with --cpu; --processes does")
+    if processes and not cpu:
+        raise typer.BadParameter(
+            "the number of CPU processes needs --cpu; of GPUs it is --gpus", param_hint="--processes"
+        )
+    if (gpu_memory or gpu_capability) and not dry_run:
+        raise typer.BadParameter("GPUs that are not here can be planned for, with --dry_run, but not used")
+    from ..launching import SCRIPT, known_models, plan_launch
+
+    if not SCRIPT.exists():
+        raise typer.BadParameter(f"{SCRIPT} does not exist: scripts and recipes are in the source checkout, clone it")
+    if model not in known_models() and not _is_model_type(model):
+        raise typer.BadParameter(
+            f"{model!r} is unknown; choose one of {', '.join(known_models())}", param_hint="--model"
+        )
+    devices, hypothetical = _devices(cpu, processes, gpus, gpu_memory, gpu_capability, dry_run)
+    plan = plan_launch(
+        model,
+        context.args,
+        devices,
+        batch_table=batch_table.value,
+        effective_batch=effective_batch,
+        lr_scaling=lr_scaling.value,
+        strategy=strategy.value,
+        launcher=launcher.value,
+        port=port,
+        hypothetical=hypothetical,
+    )
+    typer.echo(json.dumps(plan.to_dict(), indent=1) if as_json else describe(plan, verbose))
+    if not dry_run:
+        _run(plan)
+
+
+def describe(plan, verbose: bool = False) -> str:
+    """The plan in lines of text; `verbose` adds every device and every term of the memory."""
+    device, count = plan.devices[0], len(plan.devices)
+    assumed = " (not all of them are here)" if plan.hypothetical else ""
+    capability = f", capability {device.capability[0]}.{device.capability[1]}" if device.kind == "cuda" else ""
+    used = sum(plan.memory.values())
+    lines = {
+        "devices": f"{count} x {device.name}, {_gib(device.memory)}{capability}{assumed}",
+        "model": plan.model + (f", {plan.parameters:,} parameters" if plan.parameters else ""),
+        "memory": f"{_gib(used)} of {_gib(plan.usable_memory)} that a device can give" if plan.memory else "unknown",
+        "batch": f"{plan.per_device_train_batch_size} per device x {count} x {plan.gradient_accumulation_steps} "
+        f"accumulated = {plan.effective_batch} sequences of {plan.sequence_length} tokens",
+        "learning rate": f"{plan.learning_rate:.6g}",
+        "precision": "bf16" if plan.bf16 else "float32",
+        "checkpointing": "on" if plan.activation_checkpointing else "off",
+        "output": plan.output_dir,
+    }
+    if plan.learning_rate != plan.base_learning_rate:
+        lines["learning rate"] += (
+            f" = {plan.base_learning_rate:.6g} for {plan.reference_batch} sequences, scaled by {plan.lr_scaling}"
+        )
+    if plan.memory and not plan.fits:
+        lines["memory"] += " - MORE THAN THERE IS"
+    if verbose:
+        lines |= {f"  device {i}": f"{item.name}, {_gib(item.memory)}" for i, item in enumerate(plan.devices)}
+        lines |= {f"  {term}": _gib(size) for term, size in plan.memory.items()}
+    width = max(map(len, lines))
+    return (
+        "\n".join(f"{name.ljust(width)}  {text}" for name, text in lines.items()) + "\n\n" + shlex.join(plan.command)
+    )
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB"
+
+
+def _is_model_type(model: str) -> bool:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return model in CONFIG_MAPPING
+
+
+def _devices(
+    cpu: bool, processes: int | None, gpus: int | None, memory: str | None, capability: str | None, dry_run: bool
+):
+    """The devices to plan for, and whether some of them are assumed."""
+    from ..launching import assumed_devices, cpu_devices, cuda_devices, parse_memory
+
+    if cpu:
+        return cpu_devices(processes or 1), False
+    found = cuda_devices()
+    if not dry_run:
+        if len(found) < (gpus or 1):
+            raise ValueError(
+                f"{gpus or 1} GPUs needed, {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to "
+                "plan for GPUs that are not here"
+            )
+        return found[:gpus], False
+    try:
+        size = parse_memory(memory) if memory else None
+        version = _capability(capability) if capability else None
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    devices = assumed_devices(found, gpus, size, version)
+    return devices, devices != found[: len(devices)]
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and (minor or "0").isdigit()) or int(major) == 0:
+        raise ValueError(f"--gpu_capability is {text!r}; expected a number like 8.0")
+    return int(major), int(minor or 0)
+
+
+def _run(plan) -> None:
+    """Writes the plan into the run's folder and becomes the command, so that signals and exit status are its own."""
+    folder = Path(plan.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PLAN_FILE).write_text(json.dumps(plan.to_dict(), indent=1))
+    # The programs of this environment first: the launcher may run without its environment being activated.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which(plan.command[0], path=path)
+    if program is None:
+        raise FileNotFoundError(f"{plan.command[0]} is not on PATH; it comes with torch or accelerate")
+    sys.stdout.flush()
+    os.execve(program, [program, *plan.command[1:]], {**os.environ, "PATH": path})

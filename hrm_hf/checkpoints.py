@@ -12,6 +12,7 @@ from pathlib import Path
 MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
+NONFINITE_FILE = "nonfinite_steps.json"  # how many steps were skipped, and how many of them in a row
 
 
 def write_manifest(folder: str | Path) -> None:

@@ -1,158 +1,135 @@
 """`HrmTrainer`: transformers' Trainer for models that think in steps. The only trainer of the package.
 
-What it adds, for a model that has `initial_carry`:
+Here is what all of them share:
 
-- one optimizer step is one ACT step on a carry that persists from batch to batch, per process;
-- the data come from a `RowStream`, which gives a slot its next example when the last one has halted;
-- carry, data position and random state are saved, so that a killed run resumes with the same losses;
-- AdamATan2 and sign descent on puzzle rows, the original schedule, a moving average of weights;
+- AdamATan2 beside the library's optimizers, sign descent on puzzle rows, the original schedule;
 - a step whose loss or gradient is not finite is skipped on all processes together, counted, and fatal if it persists;
-- checkpoints end with a manifest, and a damaged one is refused with the name of what is wrong.
+- a moving average of weights, evaluated and saved in their place;
+- checkpoints end with a manifest, and a damaged one is refused with the name of what is wrong; a killed run resumes
+  with the same losses.
 
-Everything else (logging, saving, DDP, schedulers, integrations) is the library's.
+`carry_training.py` has the part for models with a carry (puzzles), `lm_training.py` the part for models without
+(causal language models). Everything else (accumulation, DDP, precision, integrations) is the library's.
 """
 
 import contextlib
+import json
 import os
-import time
-from dataclasses import dataclass, field
+import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import Trainer, TrainingArguments
+from torch.distributed.tensor import DTensor
+from transformers import EarlyStoppingCallback, SchedulerType, Trainer
 from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import rotate_checkpoints
 
-from .callbacks import PuzzleProgressCallback, WeightAverageCallback
-from .checkpoints import MANIFEST, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, resolve_checkpoint, write_manifest
-from .data.row_stream import PuzzleRows, RowStream
-from .models.act import ActCarry
+from .callbacks import (
+    LM_FIGURES,
+    PUZZLE_FIGURES,
+    BackpropWarmupCallback,
+    FigureProgressCallback,
+    HaltingWarmupCallback,
+    WeightAverageCallback,
+)
+from .carry_training import CarryTraining, adopt_precision_and_compile
+from .checkpoints import (
+    MANIFEST,
+    NONFINITE_FILE,
+    RAW_WEIGHTS_FILE,
+    WEIGHT_AVERAGE_FILE,
+    resolve_checkpoint,
+    write_manifest,
+)
+from .lm_training import LmTraining, check_label_smoothing
+from .loss_meter import LossMeter
 from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio
-
-
-@dataclass
-class HrmTrainingArguments(TrainingArguments):
-    """TrainingArguments with the fields and defaults that recursive models need."""
-
-    learning_rate: float = field(default=1e-4, metadata={"help": "Base learning rate of the weights."})
-    weight_decay: float = field(default=1.0, metadata={"help": "Weight decay, applied to every weight."})
-    adam_beta2: float = field(default=0.95, metadata={"help": "Second beta of AdamATan2 (or of --optim)."})
-    warmup_steps: float = field(default=2000, metadata={"help": "Steps of linear warm-up."})
-    max_grad_norm: float = field(default=0.0, metadata={"help": "Gradient clipping; 0 for none."})
-    logging_nan_inf_filter: bool = field(default=False, metadata={"help": "Hide non-finite losses from the log."})
-    ddp_find_unused_parameters: bool | None = field(default=False, metadata={"help": "As in DDP."})
-    ddp_broadcast_buffers: bool | None = field(
-        default=False, metadata={"help": "As in DDP. Off: the puzzle table is a buffer that each process keeps equal."}
-    )
-    save_total_limit: int | None = field(default=3, metadata={"help": "Checkpoints kept."})
-
-    global_batch_size: int | None = field(
-        default=None, metadata={"help": "Slots over all processes; sets per_device_train_batch_size."}
-    )
-    adam_atan2: bool = field(default=True, metadata={"help": "Train weights with AdamATan2; False takes --optim."})
-    lr_min_ratio: float | None = field(
-        default=1.0,
-        metadata={"help": "Cosine decay to this share of the learning rate; 1 is constant, None --lr_scheduler_type."},
-    )
-    puzzle_emb_lr: float = field(default=1e-2, metadata={"help": "Learning rate of puzzle rows (sign descent)."})
-    puzzle_emb_weight_decay: float = field(default=0.1, metadata={"help": "Weight decay of the puzzle rows in use."})
-    ema_rate: float = field(default=0.0, metadata={"help": "Moving average of weights, e.g. 0.999; 0 for none."})
-    drop_unplaced_rows: bool = field(
-        default=False, metadata={"help": "As the original: rows offered to busy slots are lost, not kept."}
-    )
-    max_nonfinite_steps: int = field(
-        default=20, metadata={"help": "Stop after so many steps in a row with a non-finite loss or gradient."}
-    )
-    eval_max_steps: int | None = field(
-        default=None, metadata={"help": "Most ACT steps in evaluation; the config's halt_max_steps by default."}
-    )
-    eval_halt: str = field(default="fixed", metadata={"help": '"fixed" as the original, or "q" for adaptive halting.'})
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.global_batch_size is not None:
-            if self.global_batch_size % self.world_size:
-                raise ValueError(
-                    f"global_batch_size={self.global_batch_size} cannot be shared by {self.world_size} processes; "
-                    "choose a multiple of their number"
-                )
-            self.per_device_train_batch_size = self.global_batch_size // self.world_size
+from .training_args import HrmTrainingArguments, LmTrainingArguments, PuzzleTrainingArguments
 
 
 class NonFiniteError(RuntimeError):
     """Loss or gradients stayed non-finite; the weights are those of the last good step."""
 
 
-class HrmTrainer(Trainer):
-    """Trainer for every architecture of the package; see the module's docstring for what it adds."""
+class HrmTrainer(CarryTraining, LmTraining, Trainer):
+    """Trainer for every architecture of the package; see the module's docstring for what it adds.
 
-    def __init__(self, model: Any = None, args: HrmTrainingArguments | None = None, **kwargs: Any):
+    Args:
+        model: with `initial_carry` it is trained as a puzzle reasoner, otherwise as a causal language model.
+        args: `PuzzleTrainingArguments` or `LmTrainingArguments`.
+        eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average, or a dict of
+            them for a dict of evaluation sets; adds bits per byte to what is evaluated.
+        kwargs: as in the library.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        args: HrmTrainingArguments | None = None,
+        eval_bytes_per_token: float | dict[str, float] | None = None,
+        **kwargs: Any,
+    ):
         self.has_carry = hasattr(model, "initial_carry")
-        self.carry: ActCarry | None = None
-        self.average: WeightAverage | None = None
+        if not isinstance(args, HrmTrainingArguments) or isinstance(args, PuzzleTrainingArguments) != self.has_carry:
+            wanted = PuzzleTrainingArguments if self.has_carry else LmTrainingArguments
+            raise TypeError(f"args is a {type(args).__name__}; {type(model).__name__} needs {wanted.__name__}")
+        self.carry = self.average = None
+        self.eval_bytes_per_token = eval_bytes_per_token
         self.nonfinite_steps = self.nonfinite_in_a_row = 0
-        self._sums: dict[str, torch.Tensor] = {}
-        self._sums_since = (0, time.perf_counter())
+        self.meter = LossMeter()
         self._resume_from: str | None = None
         self._grad_norm: torch.Tensor | None = None
+        if args.torch_compile:
+            require_compiler(args.device)
         if self.has_carry:
-            _adopt_precision_and_compile(model, args)
+            adopt_precision_and_compile(model, args)
         super().__init__(model=model, args=args, **kwargs)
+        self._refuse_what_is_not_supported()
         if self.has_carry:
             self.args.ignore_data_skip = True  # the stream restores its own position
-            if self.args.gradient_accumulation_steps != 1:
-                raise ValueError(
-                    f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}: one optimizer step is one "
-                    "ACT step on the carry, so raise per_device_train_batch_size instead"
-                )
-            if self.args.n_gpu > 1:
-                raise ValueError(
-                    f"{self.args.n_gpu} GPUs are visible to one process, and a carry cannot be split: start "
-                    f"one process a GPU (torchrun --nproc_per_node {self.args.n_gpu}) or set CUDA_VISIBLE_DEVICES"
-                )
-            if self.pop_callback(ProgressCallback):
-                self.add_callback(PuzzleProgressCallback)
+        if self.pop_callback(ProgressCallback):
+            self.add_callback(FigureProgressCallback(PUZZLE_FIGURES if self.has_carry else LM_FIGURES))
+        if isinstance(args, LmTrainingArguments):
+            if args.bp_warmup_ratio and hasattr(self.model, "set_bp_steps"):
+                self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
+            if hasattr(self.model, "set_halting"):
+                self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
+            if args.early_stopping_patience is not None:
+                self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
-    # ---- data ----
-
-    def get_train_dataloader(self):
-        """A `RowStream` for models with a carry."""
+    def _refuse_what_is_not_supported(self) -> None:
+        args = self.args
+        if self.has_carry and args.gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"gradient_accumulation_steps={args.gradient_accumulation_steps}: one optimizer step is one "
+                "ACT step on the carry, so raise per_device_train_batch_size instead"
+            )
+        if args.n_gpu > 1:
+            raise ValueError(
+                f"{args.n_gpu} GPUs are visible to one process, and neither a carry nor loss components can be split: "
+                f"start one process a GPU (torchrun --nproc_per_node {args.n_gpu}) or set CUDA_VISIBLE_DEVICES"
+            )
+        if args.ema_rate and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise ValueError(
+                f"ema_rate={args.ema_rate}: an average of sharded weights cannot be saved; train with DDP, or without"
+            )
         if not self.has_carry:
-            return super().get_train_dataloader()
-        rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
-        rows.check_fits(self.model.config)
-        self.stream = RowStream(
-            rows,
-            self._train_batch_size,
-            self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
-            drop_unplaced_rows=self.args.drop_unplaced_rows,
-        )
-        return self.stream
-
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """One batch and no token count: the loss of a model with a carry is already a mean over its slots."""
-        if not self.has_carry:
-            return super().get_batch_samples(epoch_iterator, num_batches, device)
-        batch = next(epoch_iterator, None)
-        return ([] if batch is None else [batch]), None
-
-    def floating_point_ops(self, inputs) -> int:
-        """Not counted for models with a carry: the formula for dense transformers would be wrong."""
-        return 0 if self.has_carry else super().floating_point_ops(inputs)
+            check_label_smoothing(self.model, args.label_smoothing_factor)
 
     # ---- optimizer ----
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """AdamATan2 on the model's dense groups and sign descent on its sparse rows, behind one interface."""
-        if self.optimizer is not None or not hasattr(self.model, "optimizer_groups"):
-            return super().create_optimizer(model)
+        """AdamATan2 or the library's optimizer; sign descent on the model's sparse rows, behind one interface."""
         args = self.args
+        if self.optimizer is not None or not (args.adam_atan2 or hasattr(self.model, "optimizer_groups")):
+            return super().create_optimizer(model)
+        betas = (args.adam_beta1, args.adam_beta2)
+        if not hasattr(self.model, "optimizer_groups"):
+            self.optimizer = AdamATan2(self._decay_groups(model or self.model), args.learning_rate, betas)
+            return self.optimizer
         dense = [dict(group) for group in self.model.optimizer_groups() if not group.get("sparse_rows")]
         sparse = [dict(group) for group in self.model.optimizer_groups() if group.get("sparse_rows")]
         optimizers: list[torch.optim.Optimizer] = []
@@ -160,7 +137,6 @@ class HrmTrainer(Trainer):
             optimizers.append(SignSGD(sparse, lr=args.puzzle_emb_lr, weight_decay=args.puzzle_emb_weight_decay))
         if any(group["params"] for group in dense):
             if args.adam_atan2:
-                betas = (args.adam_beta1, args.adam_beta2)
                 optimizers.append(AdamATan2(dense, args.learning_rate, betas, args.weight_decay))
             else:
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
@@ -170,9 +146,22 @@ class HrmTrainer(Trainer):
         self.optimizer = CompositeOptimizer(optimizers)
         return self.optimizer
 
+    def _decay_groups(self, model) -> list[dict[str, Any]]:
+        decayed = set(self.get_decay_parameter_names(model))
+        groups: list[dict[str, Any]] = [{"params": [], "weight_decay": d} for d in (self.args.weight_decay, 0.0)]
+        for name, p in model.named_parameters():
+            if p.requires_grad:
+                groups[name not in decayed]["params"].append(p)
+        return [group for group in groups if group["params"]]
+
+    def get_decay_parameter_names(self, model) -> list[str]:
+        """As in the library, but for vectors and scalars: a scale or gate must not be pulled to zero."""
+        sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # tied weights too
+        return [name for name in super().get_decay_parameter_names(model) if sizes[name] >= 2]
+
     def create_scheduler(self, num_training_steps: int, optimizer=None):
-        """The original's warm-up and cosine with a floor, unless `lr_min_ratio` is None."""
-        if self.args.lr_min_ratio is None:
+        """The original's warm-up and cosine with a floor, for lr_scheduler_type cosine."""
+        if self.args.lr_scheduler_type != SchedulerType.COSINE or self.args.lr_min_ratio is None:
             return super().create_scheduler(num_training_steps, optimizer)
         if self.lr_scheduler is None:
             factor = cosine_with_min_ratio(
@@ -182,132 +171,71 @@ class HrmTrainer(Trainer):
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    # ---- one step ----
+    # ---- steps that are not finite ----
 
-    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One ACT step, its backward pass, and the check that both are finite."""
-        if not self.has_carry:
-            return super().training_step(model, inputs, num_items_in_batch)
-        if self._resume_from is not None:  # as late as possible: nothing may draw random numbers in between
-            self._load_rng_state(self._resume_from)
-            self._resume_from = None
-        elif self.carry is None:  # exploration is drawn by each process for itself
-            torch.manual_seed(self.args.seed + self.args.process_index)
-        model.train()
-        inputs = self._prepare_inputs(inputs)
-        if self.carry is None:
-            self.carry = self.model.initial_carry(**inputs)
-        outputs = model(**inputs, carry=self.carry)
-        self.carry = outputs.carry
-        self.accelerator.backward(outputs.loss)
-        loss = outputs.loss.detach().float()
-        if self._skipped_as_nonfinite(loss):
-            loss = torch.zeros_like(loss)  # one NaN would stay in the library's running sum for good
-        else:
-            self._accumulate(outputs)
-        self.stream.halted = self.carry.halted.cpu().numpy()
+    def _close_step(self, loss: torch.Tensor) -> torch.Tensor:
+        """After the last backward pass of a step: its loss, or zero if the step is skipped.
+
+        A NaN that is returned would stay in the library's running sum for good.
+        """
+        if self._dropped_as_nonfinite(loss):
+            self.meter.drop()
+            return torch.zeros_like(loss)
+        self.meter.keep()
         return loss
 
-    def _skipped_as_nonfinite(self, loss: torch.Tensor) -> bool:
-        """Drops the gradients of a step that is not finite on some process, so that none updates."""
-        grads = [p.grad for p in self.model.parameters() if p.grad is not None]
-        self._grad_norm = torch.nn.utils.get_total_norm(grads, foreach=True) if grads else torch.zeros_like(loss)
-        bad = ~torch.isfinite(loss + self._grad_norm)
+    def _dropped_as_nonfinite(self, loss: torch.Tensor) -> bool:
+        """Drops the gradients of a step that is not finite on some process, so that none updates.
+
+        With a loss scaler (fp16), infinite gradients are its business, and it drops them by itself. DeepSpeed has
+        updated already: there the guard can only stop the run.
+        """
+        self._grad_norm = None
+        can_drop = self.accelerator.scaler is None and not self.is_deepspeed_enabled
+        if can_drop:
+            self._grad_norm = _total_norm(self.model, loss)
+        bad = ~torch.isfinite(loss if self._grad_norm is None else loss + self._grad_norm)
         if self.args.world_size > 1:
             bad = self.accelerator.reduce(bad.float(), "sum") > 0
         if not bad.item():
             self.nonfinite_in_a_row = 0
             return False
-        self.optimizer.zero_grad()
+        if can_drop:
+            self.optimizer.zero_grad()
         self.nonfinite_steps += 1
         self.nonfinite_in_a_row += 1
-        # A latent state that is not finite would poison every following step: its slot starts on the next example.
-        broken = ~torch.isfinite(self.carry.z_H + self.carry.z_L).flatten(1).all(1)
-        self.carry.halted |= broken
         if self.nonfinite_in_a_row >= self.args.max_nonfinite_steps:
+            norm = "unknown" if self._grad_norm is None else self._grad_norm.item()
             raise NonFiniteError(
                 f"loss or gradients were not finite in {self.nonfinite_in_a_row} steps in a row, the last at step "
-                f"{self.state.global_step + 1} (loss {loss.item()}, gradient norm {self._grad_norm.item()}, learning "
-                f"rate {self._get_learning_rate():.3g}). The weights are those of the last good step. Lower the "
-                "learning rate, look at the data for extreme values, or resume from an earlier checkpoint"
+                f"{self.state.global_step + 1} (loss {loss.item()}, gradient norm {norm}, learning "
+                f"rate {self._get_learning_rate():.3g}). "
+                + ("" if self.is_deepspeed_enabled else "The weights are those of the last good step. ")
+                + "Lower the learning rate, look at the data for extreme values, or resume from an earlier checkpoint"
             )
         return True
+
+    def _clip_grad_norm(self, model):
+        """By the norm that the finiteness check has computed already."""
+        if self._grad_norm is None:
+            return super()._clip_grad_norm(model)
+        torch.nn.utils.clip_grads_with_norm_(model.parameters(), self.args.max_grad_norm, self._grad_norm)
+        return self._grad_norm
 
     def _get_grad_norm(self, model, grad_norm=None):
         """The norm that the finiteness check has computed already."""
         return super()._get_grad_norm(model, grad_norm) if self._grad_norm is None else self._grad_norm
 
-    def _get_learning_rate(self) -> float:
-        """That of the weights; the puzzle table's group comes first."""
-        return self.optimizer.param_groups[-1]["lr"] if self.has_carry else super()._get_learning_rate()
-
-    # ---- logging ----
-
-    def _accumulate(self, outputs) -> None:
-        terms = {name: value.detach() for name, value in outputs.items() if name.endswith("_loss")}
-        terms |= outputs.metrics or {}
-        if not self._sums:
-            self._sums = {name: value.double() for name, value in terms.items()}
-        else:
-            torch._foreach_add_(list(self._sums.values()), [value.double() for value in terms.values()])
+    # ---- logging and evaluation ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds loss components, accuracies of the examples that halted, speed and skipped steps to training logs."""
-        if self.has_carry and "loss" in logs:
-            logs |= self._drain_sums()
-            self.state.epoch = self.state.global_step / len(self.stream)  # the library starts a resumed epoch anew
+        """Adds loss components, metrics, speed and skipped steps to training logs."""
+        if "loss" in logs:
+            sums, steps, seconds = self.meter.drain(self.accelerator, self.state.global_step)
+            logs |= self._training_logs(sums, steps, seconds) | {"steps_per_second": steps / seconds}
+            if self.nonfinite_steps:
+                logs["nonfinite_steps"] = self.nonfinite_steps
         super().log(logs, start_time)
-
-    def _drain_sums(self) -> dict[str, float]:
-        step, since = self._sums_since
-        sums = self._sums
-        if sums:  # not if every step since the last log was skipped
-            sums = dict(zip(sums, self.accelerator.reduce(torch.stack(list(sums.values())), "sum").tolist()))
-        self._sums = {}
-        steps, seconds = self.state.global_step - step, time.perf_counter() - since
-        self._sums_since = (self.state.global_step, time.perf_counter())
-        count = sums.pop("count", 0.0)
-        logs = {n: v / max(steps, 1) / self.args.world_size for n, v in sums.items() if n.endswith("_loss")}
-        if count:
-            logs |= {n: v / count for n, v in sums.items() if not n.endswith("_loss") and n != "steps"}
-            logs["average_steps"] = sums["steps"] / count
-        logs |= {"puzzles_per_second": count / seconds, "steps_per_second": steps / seconds}
-        if self.nonfinite_steps:
-            logs["nonfinite_steps"] = self.nonfinite_steps
-        return logs
-
-    # ---- evaluation ----
-
-    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """For puzzle models: `evaluate_puzzles` on the main process, with averaged weights if there are any."""
-        if not self.has_carry:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
-        from .evaluation.puzzles import evaluate_puzzles  # not needed where nothing is evaluated
-
-        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
-        if dataset is None:
-            raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
-        rows = dataset if isinstance(dataset, PuzzleRows) else PuzzleRows(dataset)
-        result = [None]
-        if self.is_world_process_zero():
-            with self.averaged_weights():
-                result = [
-                    evaluate_puzzles(
-                        self.model,
-                        rows.input_ids,
-                        rows.labels,
-                        rows.puzzle_identifiers,
-                        batch_size=self.args.per_device_eval_batch_size,
-                        max_steps=self.args.eval_max_steps,
-                        halt=self.args.eval_halt,
-                    )
-                ]
-        metrics = broadcast_object_list(result)[0]
-        self.last_evaluation = metrics
-        logged = {f"{metric_key_prefix}_{n}": v for n, v in metrics.items() if isinstance(v, (int, float))}
-        self.log(logged)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logged)
-        return logged
 
     @contextlib.contextmanager
     def averaged_weights(self):
@@ -330,49 +258,63 @@ class HrmTrainer(Trainer):
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
+        self.remove_callback(WeightAverageCallback)
         if self.args.ema_rate:
             self.average = WeightAverage(self.model, self.args.ema_rate)
             self.add_callback(WeightAverageCallback(self.average))
         self.carry = None
         if resume_from_checkpoint is not None:
-            self._load_act_state(Path(resume_from_checkpoint))
-        self._sums_since = (self.state.global_step, time.perf_counter())
+            self._load_own_state(Path(resume_from_checkpoint))
+        self.meter.restart(self.state.global_step)
         return prepared
 
-    def _load_act_state(self, folder: Path) -> None:
-        if self.average is not None and (folder / WEIGHT_AVERAGE_FILE).exists():
-            self.average.load(load_file(folder / WEIGHT_AVERAGE_FILE, device=str(self.args.device)))
-        if not self.has_carry:
-            return
-        file = folder / f"act_state_{self.args.process_index}.pt"
-        if not file.exists():
-            saved = len(list(folder.glob("act_state_*.pt")))
+    def _load_own_state(self, folder: Path) -> None:
+        """Restores what the library does not know of."""
+        if not (folder / NONFINITE_FILE).exists():
             raise ValueError(
-                f"{folder} holds the carry of {saved} processes, this run has {self.args.world_size}: resume with the "
-                "number of processes it was saved with, or start anew from its weights with --model_name_or_path"
+                f"{folder} holds weights alone (save_only_model), so the run cannot continue from it: start anew from "
+                "its weights with --model_name_or_path"
             )
-        state = torch.load(file, weights_only=True)
-        self.carry = ActCarry.from_tensors(state["carry"], self.args.device)
-        self.stream.load_state_dict(state["stream"])
-        self.stream.halted = self.carry.halted.cpu().numpy()
-        self.nonfinite_steps, self.nonfinite_in_a_row = state["nonfinite"]
-        self._resume_from = str(folder)
+        saved_average = folder / WEIGHT_AVERAGE_FILE
+        if self.average is not None and not saved_average.exists():
+            raise ValueError(
+                f"ema_rate={self.args.ema_rate}, but {folder} was saved without an average of weights: resume with "
+                "--ema_rate 0, or start anew from its weights with --model_name_or_path"
+            )
+        if self.average is not None:
+            self.average.load(load_file(saved_average))
+        elif saved_average.exists():
+            warnings.warn(f"{folder} has an average of weights, which this run drops: ema_rate is 0", stacklevel=2)
+        self.nonfinite_steps, self.nonfinite_in_a_row = json.loads((folder / NONFINITE_FILE).read_text())
+        saved = len(list(folder.glob("rng_state*.pth")))
+        if saved != self.args.world_size and not self.has_carry:
+            warnings.warn(
+                f"{folder} was saved by {saved} processes, this run has {self.args.world_size}: it continues with "
+                "other random numbers, and with other data unless the batch size over all processes is the same",
+                stacklevel=2,
+            )
+        stopping = self.state.stateful_callbacks.get(EarlyStoppingCallback.__name__)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback) and stopping:
+                callback.early_stopping_patience_counter = stopping["attributes"]["early_stopping_patience_counter"]
+        if self.has_carry:
+            self._load_carry(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
-        """Also saves what else this process needs to continue: carry, data position, averaged weights."""
+        """Also saves what else is needed to continue: averaged weights, skipped steps."""
         super()._save_rng_state(output_dir)
-        if self.average is not None and self.args.should_save:
-            save_file(self.average.shadow, os.path.join(output_dir, WEIGHT_AVERAGE_FILE))
-        if self.carry is not None:
-            state = {
-                "carry": self.carry.to_tensors(),
-                "stream": self.stream.state_dict(),
-                "nonfinite": [self.nonfinite_steps, self.nonfinite_in_a_row],
-            }
-            torch.save(state, os.path.join(output_dir, f"act_state_{self.args.process_index}.pt"))
+        if self.args.should_save:
+            if self.average is not None:
+                save_file(self.average.shadow, os.path.join(output_dir, WEIGHT_AVERAGE_FILE))
+            counts = [self.nonfinite_steps, self.nonfinite_in_a_row]
+            Path(output_dir, NONFINITE_FILE).write_text(json.dumps(counts))
 
     def _save_checkpoint(self, model, trial) -> None:
         """Writes the manifest after everything else, and deletes old checkpoints only then."""
+        with self.meter.paused():
+            self._save_whole_checkpoint(model, trial)
+
+    def _save_whole_checkpoint(self, model, trial) -> None:
         folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         if self.args.should_save:  # while a folder is written a second time, it is not whole
@@ -401,7 +343,7 @@ class HrmTrainer(Trainer):
         super()._load_best_model()
         best = Path(self.state.best_model_checkpoint or "") / WEIGHT_AVERAGE_FILE
         if self.average is not None and best.exists():
-            self.average.load(load_file(best, device=str(self.args.device)))
+            self.average.load(load_file(best))
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """A finished run saves averaged weights as the model and keeps the raw ones beside them."""
@@ -416,25 +358,13 @@ class HrmTrainer(Trainer):
                 save_file(self.average.shadow, os.path.join(output_dir, RAW_WEIGHTS_FILE))
 
 
-def _adopt_precision_and_compile(model: Any, args: HrmTrainingArguments) -> None:
-    """Turns --bf16 and --torch_compile into what these models mean by them, and tells accelerate nothing.
-
-    Weights are cast to the dtype of the activations on use, so autocast would only change the arithmetic; and the
-    unit to compile is one ACT step without its random draws and sparse rows, not the whole forward.
-    """
-    if args.fp16:
-        raise ValueError("--fp16 is not supported for models with a carry; use --bf16 or float32")
-    if args.bf16:
-        model.config.forward_dtype = "bfloat16"
-        args.bf16, args.mixed_precision = False, "no"
-    if args.torch_compile:
-        require_compiler(args.device)
-        torch._dynamo.config.optimize_ddp = False  # it would split the one graph at DDP's buckets
-        options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-        model.compile_act_step(**{name: value for name, value in options.items() if value is not None})
-        args.torch_compile = False
-        for name in ("BACKEND", "MODE"):
-            os.environ.pop(f"ACCELERATE_DYNAMO_{name}", None)
+def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
+    """Norm of all gradients of all shards of a model."""
+    grads = [p.grad for p in model.parameters() if p.grad is not None]
+    if not grads:
+        return torch.zeros_like(like)
+    norm = torch.nn.utils.get_total_norm(grads, foreach=True)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def require_compiler(device: torch.device) -> None:

@@ -28,12 +28,13 @@ from hrm_hf.data.row_stream import PuzzleRows, RowStream
 from hrm_hf.data.sudoku import generated_sudoku, sudoku_from_source
 from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
 from hrm_hf.recipes import ModelArguments, PuzzleDataArguments, build_config, parse_overrides, parse_recipe
-from hrm_hf.trainer import HrmTrainer, HrmTrainingArguments
+from hrm_hf.trainer import HrmTrainer
+from hrm_hf.training_args import PuzzleTrainingArguments
 
 
 BOARD, SOLVED = "12..34....4...21", "1234341221434321"
 OTHER = SOLVED.translate(str.maketrans("12", "21"))  # obeys the rules, but not these clues
-CLASSES = (ModelArguments, PuzzleDataArguments, HrmTrainingArguments)
+CLASSES = (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments)
 
 
 @dataclass
@@ -70,7 +71,7 @@ def fits(**columns) -> None:
 def trainer(place: Place, train=None, **arguments) -> HrmTrainer:
     options = {"output_dir": str(place.folder / "run"), "use_cpu": True, "report_to": "none", "max_steps": 1}
     options |= {"per_device_train_batch_size": 2, "save_strategy": "no", "disable_tqdm": True}
-    args = HrmTrainingArguments(**{**options, **arguments})
+    args = PuzzleTrainingArguments(**{**options, **arguments})
     return HrmTrainer(tiny.model("hrm"), args, train_dataset=train or rows(), eval_dataset=rows())
 
 

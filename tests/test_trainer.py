@@ -23,7 +23,8 @@ from hrm_hf.data.row_stream import PuzzleOrder, PuzzleRows
 from hrm_hf.data.sudoku import generated_sudoku
 from hrm_hf.evaluation.puzzles import evaluate_puzzles
 from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
-from hrm_hf.trainer import HrmTrainer, HrmTrainingArguments, NonFiniteError
+from hrm_hf.trainer import HrmTrainer, NonFiniteError
+from hrm_hf.training_args import PuzzleTrainingArguments
 
 
 BATCH_SIZE = 4
@@ -51,7 +52,7 @@ def make_trainer(sudoku, tmp_path):
             "max_steps": 8, "logging_steps": 1, "per_device_train_batch_size": BATCH_SIZE, "learning_rate": 1e-3,
             "warmup_steps": 3, "save_strategy": "no",
         }  # fmt: skip
-        args = HrmTrainingArguments(**{**options, **arguments})
+        args = PuzzleTrainingArguments(**{**options, **arguments})
         return HrmTrainer(model, args, train_dataset=train or sudoku["train"], eval_dataset=sudoku["test"])
 
     return make

@@ -24,12 +24,13 @@ from hrm_hf.recipes import (
     save_recipe,
     write_results,
 )
-from hrm_hf.trainer import HrmTrainer, HrmTrainingArguments
+from hrm_hf.trainer import HrmTrainer
+from hrm_hf.training_args import PuzzleTrainingArguments
 
 
 def main() -> None:
     model_args, data_args, args = parse_recipe(
-        (ModelArguments, PuzzleDataArguments, HrmTrainingArguments), description=__doc__
+        (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments), description=__doc__
     )
     with args.main_process_first(desc="building the data set"):
         ensure_built(data_args.data_path, data_args.build_data)
@@ -78,7 +79,7 @@ def _rows(data_args: PuzzleDataArguments, split: str | None, limit: int | None) 
     return PuzzleRows(dataset if limit is None else dataset.select(range(min(limit, len(dataset)))))
 
 
-def _model(model_args: ModelArguments, data_args: PuzzleDataArguments, args: HrmTrainingArguments, info):
+def _model(model_args: ModelArguments, data_args: PuzzleDataArguments, args: PuzzleTrainingArguments, info):
     from transformers import set_seed
 
     set_seed(args.seed)

@@ -108,11 +108,13 @@ class HyperConnection(nn.Module):
         """The next streams H_res x + post F, [B, S, n, C] in the dtype of `streams`; `branch` is F [B, S, C]."""
         dtype = streams.dtype
         with torch.autocast(streams.device.type, enabled=False):
-            written = post.to(dtype).unsqueeze(-1) * branch.to(dtype).unsqueeze(-2)
+            post, branch = post.to(dtype).unsqueeze(-1), branch.to(dtype).unsqueeze(-2)
             if self.res_mode == "identity":
-                return streams + written
-            tokens = [tensor.flatten(0, 1) for tensor in (written, h_res.to(dtype), streams)]
-            return torch.baddbmm(*tokens).view(streams.shape)
+                return streams + post * branch
+            if torch.compiler.is_compiling():
+                return weighted_sum(h_res, streams.unsqueeze(-3)) + post * branch
+            mixed = torch.bmm(h_res.to(dtype).flatten(0, 1), streams.flatten(0, 1))
+            return mixed.baddbmm_(post.flatten(0, 1), branch.flatten(0, 1)).view(streams.shape)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""
@@ -235,6 +237,8 @@ class _NormedProjection(torch.autograd.Function):
 
 def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
     """sum_i weights[..., i] streams[..., i, :], in the dtype of `streams`."""
+    if torch.compiler.is_compiling():  # a compiler fuses this into one pass; uncompiled it would write every product
+        return (weights.to(streams.dtype).unsqueeze(-1) * streams).sum(dim=-2)
     return torch.matmul(weights.to(streams.dtype).unsqueeze(-2), streams).squeeze(-2)
 
 

@@ -331,17 +331,17 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
         exit_threshold: float | None = None,
         output_segment_logits: bool = False,
         num_items_in_batch: torch.Tensor | int | None = None,
-        shift_labels: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmLmCausalLMOutput:
         """Next-token logits at each token's halting segment, and the losses if there are labels.
 
         Args:
             labels: [B, T] aligned with input_ids (shifted here, once); -100 is ignored.
-            shift_labels: [B, T] labels that are shifted already, instead.
             num_items_in_batch: what sums over tokens are divided by; the labelled tokens of this call by default.
+            kwargs: `shift_labels` [B, T], labels that are shifted already, instead of `labels`.
             Others: see `HrmLmModel.forward`.
         """
+        shift_labels = kwargs.pop("shift_labels", None)  # no argument of its own: a trainer would ask for it
         with_loss = labels is not None or shift_labels is not None
         if use_cache is None and with_loss:
             use_cache = False  # M times the visits of every layer would be kept for nothing

@@ -1,0 +1,156 @@
+"""Configuration of RLM-mHC: a Llama body on hyper-connected residual streams, and the sizes of its training guide."""
+
+import math
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers.models.llama.configuration_llama import LlamaConfig
+
+from .presets import PresetsMixin
+
+
+@strict
+class RlmMhcConfig(PresetsMixin, LlamaConfig):
+    r"""Configuration of `rlm_mhc`: Llama whose residual stream is n streams mixed by mHC (Xie et al. 2026).
+
+    Names in parentheses are those of the RLM-mHC training guide or of deepseek_v4; they are accepted and readable,
+    and a config that is given both names with different values is refused.
+
+    Body:
+        hidden_size (`int`, defaults to 2048; "hidden_dim"): width C of a stream.
+        num_hidden_layers (`int`, defaults to 24; "num_layers"), num_attention_heads (`int`, defaults to 16;
+            "num_heads"), num_key_value_heads, head_dim (`int`, *optional*): as in Llama.
+        intermediate_size (`int`, defaults to 5461; "ffn_dim"): width of the SwiGLU. The guide's number; multiples of
+            64 run faster, see the "-aligned" presets.
+        max_position_embeddings (`int`, defaults to 8192; "max_seq_len"): longest context in tokens.
+        vocab_size (`int`, defaults to 32000), rms_norm_eps (`float`, defaults to 1e-6), hidden_act, attention_dropout,
+            rope_parameters (rotary base 10000, or by "rope_theta"), initializer_range: as in Llama.
+        hidden_dropout (`float`, defaults to 0.0; "dropout"): on the output of each branch.
+        tie_word_embeddings (`bool`, defaults to `True`).
+    Streams:
+        mhc_enabled (`bool`, defaults to `True`): False gives Llama, with its names of weights.
+        mhc_flows (`int`, defaults to 4; "hc_mult"): streams n.
+        mhc_sinkhorn_iters (`int`, defaults to 20; "hc_sinkhorn_iters"), mhc_eps (`float`, defaults to 1e-6; "hc_eps"):
+            of Sinkhorn's normalisation.
+        mhc_alpha_init (`float`, defaults to 0.01): how much the maps depend on the token at the start.
+        mhc_res_mode (`str`, defaults to "sinkhorn"): how streams mix: "sinkhorn", "birkhoff" (exactly doubly
+            stochastic, at most 4 streams), "identity" (not at all) or "unconstrained" (plain hyper-connections).
+        mhc_reduce (`str`, defaults to "mean"): how streams end: "mean", "sum", or "head" (learned weights).
+        mhc_stream_init (`str`, defaults to "copy"): how they start: "copy" the embedding, or "scaled" by a learned
+            factor for each stream, 0.6^i for stream i at the start.
+    Recursion (an extension; neither the guide's model nor mHC has it):
+        num_loops (`int`, defaults to 1): passes through the middle layers, each with its own keys and values.
+        loop_start, loop_end (`int`, *optional*): layers loop_start <= i < loop_end are the middle; None for all but
+            the first and the last.
+    """
+
+    model_type = "rlm_mhc"
+    attribute_map = {
+        "hidden_dim": "hidden_size",
+        "num_layers": "num_hidden_layers",
+        "num_heads": "num_attention_heads",
+        "ffn_dim": "intermediate_size",
+        "max_seq_len": "max_position_embeddings",
+        "dropout": "hidden_dropout",
+        "hc_mult": "mhc_flows",
+        "hc_sinkhorn_iters": "mhc_sinkhorn_iters",
+        "hc_eps": "mhc_eps",
+    }
+    base_model_pp_plan = None  # between embeddings and layers streams are made, which no plan can name
+
+    vocab_size: int = 32000
+    hidden_size: int = 2048
+    intermediate_size: int = 5461
+    num_hidden_layers: int = 24
+    num_attention_heads: int = 16
+    max_position_embeddings: int = 8192
+    hidden_dropout: float | int = 0.0
+    tie_word_embeddings: bool = True
+    mhc_enabled: bool = True
+    mhc_flows: int = 4
+    mhc_sinkhorn_iters: int = 20
+    mhc_eps: float | int = 1e-6
+    mhc_alpha_init: float | int = 0.01
+    mhc_res_mode: str = "sinkhorn"
+    mhc_reduce: str = "mean"
+    mhc_stream_init: str = "copy"
+    num_loops: int = 1
+    loop_start: int | None = None
+    loop_end: int | None = None
+
+    _choices: ClassVar[dict[str, tuple[str, ...]]] = {
+        "mhc_res_mode": ("sinkhorn", "birkhoff", "identity", "unconstrained"),
+        "mhc_reduce": ("mean", "sum", "head"),
+        "mhc_stream_init": ("copy", "scaled"),
+    }
+
+    # The guide's sizes, by its names; millions of parameters (tied, mHC on) in comments.
+    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "small": {  # "125M": 111.3
+            "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 2048,
+        },
+        "base": {},  # "1.3B": 1283.0
+        "base-aligned": {"intermediate_size": 5504},  # 1289.3
+        "large": {  # "7B": 6598.7
+            "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 10922,
+        },
+        "large-aligned": {  # 6632.5
+            "hidden_size": 4096, "num_hidden_layers": 32, "num_attention_heads": 32, "intermediate_size": 11008,
+        },
+    }  # fmt: skip
+
+    def __new__(cls, *args, **kwargs):
+        # Before anything is assigned: later on, a value that was given and a default look the same.
+        for alias, name in cls.attribute_map.items():
+            if alias in kwargs and name in kwargs and kwargs[alias] != kwargs[name]:
+                raise ValueError(
+                    f"{alias}={kwargs[alias]!r} and {name}={kwargs[name]!r} name one field; give one of them"
+                )
+        return super().__new__(cls)
+
+    def __post_init__(self, **kwargs):
+        for alias, name in self.attribute_map.items():
+            if alias in kwargs:
+                setattr(self, name, kwargs.pop(alias))
+        if self.num_loops > 1:
+            self.loop_start = 1 if self.loop_start is None else self.loop_start
+            self.loop_end = self.num_hidden_layers - 1 if self.loop_end is None else self.loop_end
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of `@strict` validation: relations between fields."""
+        super().validate_architecture()
+        for name, allowed in self._choices.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        for name in ("num_hidden_layers", "mhc_flows", "mhc_sinkhorn_iters", "num_loops"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.mhc_eps < 0:
+            raise ValueError(f"mhc_eps={self.mhc_eps} must not be negative")
+        if self.mhc_enabled and self.mhc_res_mode == "birkhoff" and self.mhc_flows > 4:
+            raise ValueError(
+                f"mhc_flows={self.mhc_flows}: birkhoff mode needs mhc_flows! = {math.factorial(self.mhc_flows)} "
+                "logits a token; use at most 4 streams, or mhc_res_mode='sinkhorn'"
+            )
+        if self.num_loops > 1 and not 0 <= self.loop_start < self.loop_end <= self.num_hidden_layers:
+            raise ValueError(
+                f"num_loops={self.num_loops} needs 0 <= loop_start < loop_end <= num_hidden_layers; got loop_start="
+                f"{self.loop_start}, loop_end={self.loop_end}, num_hidden_layers={self.num_hidden_layers}"
+            )
+
+    @property
+    def layer_order(self) -> list[int]:
+        """Indices of the layers in the order they run; the position in this list is the cache slot."""
+        if self.num_loops == 1:
+            return list(range(self.num_hidden_layers))
+        begin, middle = range(self.loop_start), range(self.loop_start, self.loop_end)
+        return [*begin, *list(middle) * self.num_loops, *range(self.loop_end, self.num_hidden_layers)]
+
+    @property
+    def per_layer_config(self) -> list["RlmMhcConfig"]:
+        """An entry for each visit of a layer: by its length transformers' caches count their slots."""
+        return [self] * len(self.layer_order)
+
+
+__all__ = ["RlmMhcConfig"]

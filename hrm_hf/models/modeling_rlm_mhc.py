@@ -1,0 +1,325 @@
+"""RLM-mHC: a Llama whose residual stream is n streams, mixed by manifold-constrained hyper-connections (mHC).
+
+    x = expand(embed(ids))                                  [B, S, n, C], once
+    for each layer, for each F of (attention, feed-forward):
+        x = H_res x + post F(norm(pre x))                   `hyper_connections.py`
+    logits = lm_head(norm(reduce(x)))
+
+What is new is that loop; attention, feed-forward, norms, rotary positions, masks and caches are transformers' Llama.
+Without mHC (`mhc_enabled=False`) names of weights and results are Llama's; with it the only further names are
+`layers.N.{attn_hc,ffn_hc}.{fn,base,scale}`, and `hc_head.*` or `stream_scale` if the config asks for them. The
+key-value cache is Llama's, as streams belong to a token.
+
+Different from petostouf/rlm-mhc, whose training guide names the sizes: its layers expand and contract inside a block,
+so that they are one matrix in disguise; here the streams live from the embedding to the last norm, as in
+arXiv 2512.24880. `mhc_metrics.py` has the gains that the guide monitors. `num_loops` > 1 runs the middle layers
+several times, an extension after Hyperloop Transformers (arXiv 2604.21254); unlike there, mHC is at every site and a
+loop has no parameters of its own.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+from transformers import DynamicCache, GenerationMixin, LlamaForCausalLM, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .checkpoint_code import CheckpointCodeMixin
+from .configuration_rlm_mhc import RlmMhcConfig
+from .hyper_connections import HyperConnection, HyperHead, assign_initial_values
+from .mhc_metrics import MhcMetricsMixin
+
+
+STREAM_DECAY = 0.6  # of the stream factors' initial values
+
+
+@dataclass
+class RlmMhcModelOutput(BaseModelOutputWithPast):
+    """Llama's output; `mhc_matrices`, if asked for by `output_mhc_matrices=True`, has H_res [B, S, n, n] of each site
+    in the order they ran."""
+
+    mhc_matrices: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class RlmMhcOutput(CausalLMOutputWithPast):
+    """Llama's output with `mhc_matrices` (see `RlmMhcModelOutput`)."""
+
+    mhc_matrices: tuple[torch.Tensor, ...] | None = None
+
+
+class CacheSlots:
+    """A cache seen from one visit of a layer: what the layer stores under its own index goes to the visit's slot."""
+
+    def __init__(self, cache: Cache, slot: int):
+        self.cache, self.slot = cache, slot
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        return self.cache.update(key, value, self.slot)
+
+
+class RlmMhcDecoderLayer(GradientCheckpointingLayer):
+    """Llama's layer on streams [B, S, n, C], or on [B, S, C] without mHC."""
+
+    def __init__(self, config: RlmMhcConfig, layer_idx: int):
+        super().__init__()
+        self.self_attn = LlamaAttention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.post_attention_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.attn_hc = build_connection(config)
+        self.ffn_hc = build_connection(config)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        past_key_values: Cache | CacheSlots | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> torch.Tensor:
+        def attention(x):
+            return self.self_attn(self.input_layernorm(x), past_key_values=past_key_values, **kwargs)[0]
+
+        def feed_forward(x):
+            return self.mlp(self.post_attention_layernorm(x))
+
+        hidden_states = self._residual(self.attn_hc, attention, hidden_states)
+        return self._residual(self.ffn_hc, feed_forward, hidden_states)
+
+    def _residual(self, connection: HyperConnection | None, branch: Callable, x: torch.Tensor) -> torch.Tensor:
+        if connection is None:
+            return x + self.dropout(branch(x))
+        collapsed, post, h_res = connection(x)
+        return connection.merge(x, self.dropout(branch(collapsed)), post, h_res)
+
+
+def build_connection(config: RlmMhcConfig) -> HyperConnection | None:
+    """The hyper-connection of a site by the config; None without mHC."""
+    if not config.mhc_enabled:
+        return None
+    return HyperConnection(
+        config.hidden_size,
+        config.mhc_flows,
+        sinkhorn_iters=config.mhc_sinkhorn_iters,
+        eps=config.mhc_eps,
+        norm_eps=config.rms_norm_eps,
+        res_mode=config.mhc_res_mode,
+        alpha_init=config.mhc_alpha_init,
+        initializer_range=config.initializer_range,
+    )
+
+
+class RlmMhcPreTrainedModel(CheckpointCodeMixin, MhcMetricsMixin, PreTrainedModel):
+    config: RlmMhcConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["RlmMhcDecoderLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_flash_attn = True
+    _supports_sdpa = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": RlmMhcDecoderLayer,
+        "attentions": LlamaAttention,
+        "mhc_matrices": OutputRecorder(HyperConnection, index=2),
+    }
+    _keep_in_fp32_modules_strict = ["attn_hc", "ffn_hc", "hc_head"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, (HyperConnection, HyperHead)):
+            for name, value in module.initial_values().items():
+                init.copy_(getattr(module, name), value)
+        elif isinstance(module, RlmMhcModel) and module.stream_scale is not None:
+            init.copy_(module.stream_scale, STREAM_DECAY ** torch.arange(self.config.mhc_flows))
+
+
+class RlmMhcModel(RlmMhcPreTrainedModel):
+    def __init__(self, config: RlmMhcConfig):
+        super().__init__(config)
+        self.padding_idx = config.pad_token_id
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
+        self.layers = nn.ModuleList(
+            [RlmMhcDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
+        )
+        self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
+        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.hc_head, self.stream_scale = None, None
+        if config.mhc_enabled and config.mhc_reduce == "head":
+            self.hc_head = HyperHead(
+                config.hidden_size,
+                config.mhc_flows,
+                eps=config.mhc_eps,
+                norm_eps=config.rms_norm_eps,
+                alpha_init=config.mhc_alpha_init,
+                initializer_range=config.initializer_range,
+            )
+        if config.mhc_enabled and config.mhc_stream_init == "scaled":
+            self.stream_scale = nn.Parameter(torch.empty(config.mhc_flows))
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    def expand(self, embeddings: torch.Tensor) -> torch.Tensor:
+        """Streams [B, S, n, C] from embeddings [B, S, C]; without mHC the embeddings themselves."""
+        if not self.config.mhc_enabled:
+            return embeddings
+        if self.stream_scale is not None:
+            return embeddings.unsqueeze(-2) * self.stream_scale.to(embeddings.dtype).unsqueeze(-1)
+        return embeddings.unsqueeze(-2).repeat(1, 1, self.config.mhc_flows, 1)
+
+    def reduce(self, streams: torch.Tensor) -> torch.Tensor:
+        """One state [B, S, C] from the streams [B, S, n, C], before the last norm."""
+        if not self.config.mhc_enabled:
+            return streams
+        if self.hc_head is not None:
+            return self.hc_head(streams)
+        return streams.mean(dim=-2) if self.config.mhc_reduce == "mean" else streams.sum(dim=-2)
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> RlmMhcModelOutput:
+        if (input_ids is None) ^ (inputs_embeds is not None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        if position_ids is None:
+            seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+            position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
+
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+        position_embeddings = self.rotary_emb(inputs_embeds, position_ids=position_ids)
+
+        streams = self.expand(inputs_embeds)
+        for slot, layer in enumerate(self.config.layer_order):
+            streams = self.layers[layer](
+                streams,
+                attention_mask=causal_mask,
+                position_embeddings=position_embeddings,
+                position_ids=position_ids,
+                past_key_values=past_key_values if slot == layer else self._slot(past_key_values, slot),
+                use_cache=use_cache,
+                **kwargs,
+            )
+        return RlmMhcModelOutput(last_hidden_state=self.norm(self.reduce(streams)), past_key_values=past_key_values)
+
+    @staticmethod
+    def _slot(cache: Cache | None, slot: int) -> CacheSlots | None:
+        return None if cache is None else CacheSlots(cache, slot)
+
+
+class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+
+    def __init__(self, config: RlmMhcConfig):
+        super().__init__(config)
+        self.model = RlmMhcModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> RlmMhcOutput:
+        outputs: RlmMhcModelOutput = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            **kwargs,
+        )
+        logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
+        return RlmMhcOutput(
+            loss=loss,
+            logits=logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            mhc_matrices=outputs.mhc_matrices,
+        )
+
+    @classmethod
+    def from_llama(cls, llama: LlamaForCausalLM, **overrides) -> "RlmMhcForCausalLM":
+        """A model with the weights of `llama` whose logits equal Llama's, for further training with mHC.
+
+        The maps start independent of the token (`scale` = 0): reading 1/n, writing 1, mixing doubly stochastic, so
+        that all streams stay equal. `scale` learns from the first step, because `fn` is random. `mhc_eps` is 0 here:
+        any other value takes its share from every row of H_res, and the result is equal only up to that.
+
+        Args:
+            llama: the model to start from; its weights are copied.
+            overrides: fields of `RlmMhcConfig`, such as `mhc_flows`. `mhc_reduce="sum"` and
+                `mhc_stream_init="scaled"` are refused: they change the size of the last state or of the streams.
+
+        Raises:
+            ValueError: an override that makes equality impossible.
+        """
+        given = {"mhc_eps": 0.0, "mhc_alpha_init": 0.0, **overrides}
+        for name, value in (("mhc_reduce", "sum"), ("mhc_stream_init", "scaled")):
+            if given.get(name) == value:
+                raise ValueError(f"{name}={value!r} cannot reproduce Llama; leave it out of from_llama")
+        kept = {
+            name: value
+            for name, value in llama.config.to_dict().items()
+            if name not in ("model_type", "architectures", "transformers_version", "auto_map")
+        }
+        model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
+        for module in model.modules():
+            if isinstance(module, (HyperConnection, HyperHead)):
+                assign_initial_values(module)  # again, now in the dtype of `llama`: float64 bases are not float32 ones
+        missing, unexpected = model.load_state_dict(llama.state_dict(), strict=False)
+        missing = [name for name in missing if "_hc." not in name and ".hc_head." not in name]
+        if missing or unexpected:
+            raise ValueError(f"not a Llama of this shape: missing {missing}, unexpected {unexpected}")
+        return model
+
+
+__all__ = ["RlmMhcForCausalLM", "RlmMhcModel", "RlmMhcPreTrainedModel"]

@@ -4,12 +4,15 @@ from ._version import __version__
 from .models.act import ActCarry
 from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
+from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
+from .models.hyper_connections import mHCLayer
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
+from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 from .models.puzzle_solving import PuzzleSolution, PuzzleSolvingOutput
-from .pipelines import PuzzleSolvingPipeline, register_pipelines
+from .pipelines import PuzzleSolvingPipeline, RlmPipeline, RlmResult, register_pipelines
 from .registration import AutoModelForPuzzleSolving, register
 
 
@@ -28,8 +31,14 @@ __all__ = [
     "PuzzleSolution",
     "PuzzleSolvingOutput",
     "PuzzleSolvingPipeline",
+    "RlmMhcConfig",
+    "RlmMhcForCausalLM",
+    "RlmMhcModel",
+    "RlmPipeline",
+    "RlmResult",
     "TrmPuzzleConfig",
     "TrmPuzzleForSolving",
     "TrmPuzzleModel",
     "__version__",
+    "mHCLayer",
 ]

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
-from transformers import AutoConfig, HfArgumentParser, PreTrainedConfig, TrainingArguments
+from transformers import HfArgumentParser, PreTrainedConfig, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 
@@ -25,8 +25,12 @@ class ModelArguments:
     """Which model: saved weights, or a fresh one from a type, a preset and overrides."""
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Start from these weights: folder or Hub."})
-    model_type: str | None = field(default=None, metadata={"help": "Architecture of a fresh model: hrm_puzzle, ..."})
-    preset: str | None = field(default=None, metadata={"help": "Preset of the architecture, e.g. hrm-27m."})
+    model_type: str | None = field(
+        default=None, metadata={"help": "Architecture of a fresh model: hrm_puzzle, hrm_lm, rlm_mhc, llama, gpt2, ..."}
+    )
+    preset: str | None = field(
+        default=None, metadata={"help": "Preset of our architectures, e.g. hrm-27m, hrm-lm-50m."}
+    )
     config_overrides: str | None = field(
         default=None, metadata={"help": "Config fields, e.g. hidden_size=64,H_layers=1 (in a recipe: a mapping)."}
     )
@@ -52,6 +56,120 @@ class PuzzleDataArguments:
     freeze_weights: bool = field(default=False, metadata={"help": "Train the puzzle table alone."})
 
 
+@dataclass
+class LmDataArguments:
+    """Which text, and how it becomes rows of tokens. Sources are described in `data/text_sources.py`."""
+
+    train_data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text: .jsonl, .txt, .parquet, .gz, folders, or OWNER/NAME:CONFIG of the Hub; with commas."},
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Validation text, as --train_data."})
+    train_split: str = field(default="train", metadata={"help": "Split of Hub data sets to train on."})
+    eval_split: str = field(default="validation", metadata={"help": "Split of Hub data sets in --eval_data."})
+    validation_split_percentage: float = field(
+        default=5.0, metadata={"help": "Without --eval_data: share of each source's end that is held out; 0 for none."}
+    )
+    mix_probabilities: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Share of each source of --train_data, e.g. 0.7,0.3; without, one after another."},
+    )
+    mix_stopping: str = field(
+        default="first_exhausted",
+        metadata={"help": "Mixing ends when the first source does, or (all_exhausted) repeats them until the last."},
+    )
+    text_column: str = field(default="text", metadata={"help": "JSON key or column that holds the text."})
+    document_separator: str | None = field(
+        default=None, metadata={"help": "Line that separates documents of a plain text, e.g. <|endoftext|>."}
+    )
+    on_bad_line: str = field(default="stop", metadata={"help": "Unreadable lines: stop, or skip and count them."})
+    min_text_length: int | None = field(default=None, metadata={"help": "Drop documents of fewer characters."})
+    max_text_length: int | None = field(default=None, metadata={"help": "Longest document in characters."})
+    long_texts: str = field(default="drop", metadata={"help": "Above --max_text_length: drop the document or cut it."})
+    deduplicate: str = field(
+        default="none", metadata={"help": "Remove documents seen before: none, exact, or near (needs datasketch)."}
+    )
+    near_duplicate_threshold: float = field(
+        default=0.8, metadata={"help": "Similarity (Jaccard, five-word sequences) from which documents are the same."}
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first documents only."})
+    max_val_samples: int | None = field(
+        default=None, metadata={"help": "Validate on the first documents only; of a stream, hold them out."}
+    )
+    streaming: bool = field(default=False, metadata={"help": "Read training data while training; needs --max_steps."})
+    shuffle_buffer: int = field(default=1000, metadata={"help": "Rows among which a stream is shuffled; 0 for none."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
+    )
+    block_size: int = field(default=1024, metadata={"help": "Tokens of a row."})
+    chunk_overlap: int = field(default=0, metadata={"help": "Tokens that a row repeats from the last, as context."})
+    drop_last_block: bool = field(default=False, metadata={"help": "Leave out the last row if it is not full."})
+    document_mask: bool = field(
+        default=False, metadata={"help": "Documents in one row do not see each other (models with position_ids)."}
+    )
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+    prompt: str | None = field(default=None, metadata={"help": "Continue this text at the end of the run."})
+    prompt_new_tokens: int = field(default=200, metadata={"help": "Tokens of that continuation."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = (_listed(values) for values in (self.train_data, self.eval_data))
+        self.mix_probabilities = [float(value) for value in _listed(self.mix_probabilities)]
+        self._validate_choices()
+        self._validate_mixing()
+        self._validate_numbers()
+
+    def _validate_choices(self):
+        for name, allowed in {
+            "on_bad_line": ("stop", "skip"),
+            "long_texts": ("drop", "cut"),
+            "deduplicate": ("none", "exact", "near"),
+            "mix_stopping": ("first_exhausted", "all_exhausted"),
+        }.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.streaming and self.deduplicate != "none":
+            raise ValueError(f"deduplicate={self.deduplicate!r} has to see all documents first; leave out --streaming")
+        held_out = self.eval_data or self.max_val_samples or not self.validation_split_percentage
+        if self.streaming and not held_out:
+            raise ValueError(
+                f"validation_split_percentage={self.validation_split_percentage:g} of a stream is unknown: give "
+                "--eval_data, hold out documents with --max_val_samples, or none with --validation_split_percentage 0"
+            )
+
+    def _validate_mixing(self):
+        shares = self.mix_probabilities
+        if shares and len(shares) != len(self.train_data):
+            raise ValueError(
+                f"mix_probabilities has {len(shares)} values for {len(self.train_data)} sources: {self.train_data}"
+            )
+        if shares and (min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6):
+            raise ValueError(f"mix_probabilities={shares} must be positive and add up to 1, not {sum(shares):g}")
+
+    def _validate_numbers(self):
+        if not 0 <= self.validation_split_percentage < 100:
+            raise ValueError(f"validation_split_percentage={self.validation_split_percentage} is outside 0..100")
+        if not 0 < self.near_duplicate_threshold <= 1:
+            raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold} is outside 0..1")
+        for name in ("block_size", "max_train_samples", "max_val_samples", "max_text_length", "prompt_new_tokens"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.chunk_overlap < self.block_size:
+            raise ValueError(
+                f"chunk_overlap={self.chunk_overlap} is not from 0 to {self.block_size - 1}, a row less one"
+            )
+        if None not in (self.min_text_length, self.max_text_length) and self.min_text_length > self.max_text_length:
+            raise ValueError(
+                f"min_text_length={self.min_text_length} is above max_text_length={self.max_text_length}: nothing fits"
+            )
+
+
+def _listed(values: str | Sequence) -> list:
+    """`"a,b"`, `["a,b"]` and `["a", "b"]` are the same list: flags and recipes write it as they like."""
+    values = [values] if isinstance(values, str) else values
+    return [part.strip() for value in values for part in str(value).split(",") if part.strip()]
+
+
 def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None, description: str = "") -> tuple:
     """Instances of `dataclasses` from `--recipe FILE` (optional) and flags.
 
@@ -73,7 +191,10 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
             action.required = action.required and action.dest not in values
             if isinstance(values.get(action.dest), list) and action.nargs is None and action.type in (int, float):
                 parser.error(f"{given.recipe}: {action.dest} takes one value, not the list {values[action.dest]}")
-    *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
+    try:
+        *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
+    except ValueError as error:  # what an argument class says about its values
+        parser.error(str(error))
     if unknown:
         parser.error(_unknown_key(unknown[0].lstrip("-").split("=")[0], known, "flag"))
     return tuple(parsed)
@@ -125,24 +246,37 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> PreTrainedConfi
         raise ValueError("no model: give --model_type for a fresh one, or --model_name_or_path for saved weights")
     if arguments.model_type not in CONFIG_MAPPING:
         raise ValueError(_unknown_key(str(arguments.model_type), set(CONFIG_MAPPING), "model_type"))
-    if not arguments.preset:
-        config = AutoConfig.for_model(arguments.model_type, **from_data)
-        return apply_overrides(config, arguments.config_overrides)
     config_class = CONFIG_MAPPING[arguments.model_type]
-    return apply_overrides(config_class.from_preset(arguments.preset, **from_data), arguments.config_overrides)
-
-
-def apply_overrides(config: PreTrainedConfig, overrides: str | None) -> PreTrainedConfig:
-    """A config with `a=1,b=2` (or a JSON mapping) applied and validated anew."""
-    changes = parse_overrides(overrides)
-    valid = {f.name for f in fields(config)}
-    for key in changes:
-        if key not in valid:
-            raise ValueError(_unknown_key(key, valid, f"config field of {config.model_type}"))
+    changes = checked_overrides(config_class, arguments.config_overrides)
+    # Built once from everything: some configs derive fields from others (hrm_text rewrites num_hidden_layers), so that
+    # rebuilding one from its own fields would give another.
+    values = {**from_data, **changes}
+    if arguments.preset and not hasattr(config_class, "from_preset"):  # an architecture of transformers
+        raise ValueError(f"{arguments.model_type} has no presets; set its fields with --config_overrides")
     try:
-        return type(config)(**{**{name: getattr(config, name) for name in valid}, **changes})
+        if arguments.preset:
+            return config_class.from_preset(arguments.preset, **values)
+        return config_class(**values)
     except StrictDataclassError as error:
         raise ValueError(f"config_overrides {changes}: {error.__cause__ or error}") from error
+
+
+def checked_overrides(config_class: type[PreTrainedConfig], overrides: str | None) -> dict[str, Any]:
+    """`a=1,b=2` (or a JSON mapping) as fields of a config class, by the names that it stores.
+
+    Raises:
+        ValueError: a field that does not exist, or two names of one field with different values.
+    """
+    changes: dict[str, Any] = {}
+    valid = {f.name for f in fields(config_class)}
+    aliases = config_class.attribute_map
+    for key, value in parse_overrides(overrides).items():
+        name = aliases.get(key, key)
+        if name not in valid:
+            raise ValueError(_unknown_key(key, valid | set(aliases), f"config field of {config_class.model_type}"))
+        if changes.setdefault(name, value) != value:
+            raise ValueError(f"config_overrides gives {name} twice, as {changes[name]} and (by {key}) as {value}")
+    return changes
 
 
 def parse_overrides(overrides: str | None) -> dict[str, Any]:

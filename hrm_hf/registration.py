@@ -8,9 +8,11 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
+from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
+from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 
 
@@ -29,6 +31,7 @@ ARCHITECTURES = {
         AutoModelForMaskedLM: HrmPuzzleForSolving,
         AutoModelForPuzzleSolving: HrmPuzzleForSolving,
     },
+    RlmMhcConfig: {AutoModel: RlmMhcModel, AutoModelForCausalLM: RlmMhcForCausalLM},
     TrmPuzzleConfig: {
         AutoModel: TrmPuzzleModel,
         AutoModelForMaskedLM: TrmPuzzleForSolving,

@@ -13,6 +13,8 @@ from .convert import convert
 from .data import app as data_app
 from .demo import demo
 from .evaluate import app as eval_app
+from .launch import CONTEXT, launch
+from .rlm import rlm
 from .solve import solve
 
 
@@ -23,7 +25,9 @@ app.add_typer(data_app, name="data")
 app.command("convert")(convert)
 app.add_typer(eval_app, name="eval")
 app.command("solve")(solve)
+app.command("rlm")(rlm)
 app.command("demo")(demo)
+app.command("launch", context_settings=CONTEXT)(launch)
 
 
 def main() -> None:

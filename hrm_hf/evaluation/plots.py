@@ -5,6 +5,7 @@ from typing import Any
 
 
 INK, ACCENT, MUTED = "#1f2933", "#2563a8", "#b8c4d0"
+EXTRA = ("#c2571a", "#4d8b31")
 
 
 def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
@@ -67,25 +68,47 @@ def _draw_reliability(axes, metrics: dict[str, Any]) -> None:
 
 
 def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
-    """Draws a trainer's `log_history` as a PNG: loss, accuracy in training and held out, ACT steps."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
+    """Draws a puzzle trainer's `log_history` as a PNG: loss, accuracy in training and held out, ACT steps."""
     panels = {
         "Loss": ("lm_loss", "q_halt_loss", "q_continue_loss"),
         "Exact accuracy": ("exact_accuracy", "eval_exact_accuracy"),
         "ACT steps": ("average_steps", "eval_average_steps"),
     }
-    for axes, (title, names) in zip(figure.subplots(1, 3), panels.items()):
-        for name, color in zip(names, (MUTED, ACCENT, INK) if title == "Loss" else (MUTED, ACCENT)):
+    return _plot_history(log_history, path, panels, from_zero=panels.keys())
+
+
+def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
+    """Draws a language model's `log_history` as a PNG: loss in nats a token, bits per byte, and what else it logs.
+
+    The third panel shows the loss components of a model that has some, else the gradient norm.
+    """
+    logged = {name for entry in log_history for name in entry}
+    components = sorted(name for name in logged - {"lm_loss", "train_loss"} if name.endswith("_loss"))
+    components = [name for name in components if not name.startswith("eval_")]
+    panels = {
+        "Loss (nats a token)": ("lm_loss", "eval_lm_loss"),
+        "Bits per byte": ("eval_bits_per_byte",),
+        ("Loss components" if components else "Gradient norm"): components or ("grad_norm",),
+    }
+    return _plot_history(log_history, path, panels, from_zero=("Loss components", "Gradient norm"))
+
+
+def _plot_history(log_history, path: str | Path, panels: dict[str, Any], from_zero) -> Path:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    FigureCanvasAgg(figure)
+    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels.items()):
+        colors = (MUTED, ACCENT) if len(names) <= 2 else (MUTED, ACCENT, INK, *EXTRA)
+        for name, color in zip(names, colors):
             points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
             if points:
-                held_out = name.startswith("eval_")
-                axes.plot(*zip(*points), color=color, marker="o" if held_out else None, markersize=4, label=name)
+                style = {"color": ACCENT, "marker": "o"} if name.startswith("eval_") else {"color": color}
+                axes.plot(*zip(*points), **style, markersize=4, label=name)
         axes.set(xlabel="optimizer step", title=title)
-        axes.set_ylim(bottom=0)
+        if title in from_zero:
+            axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize="small") if axes.has_data() else None
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color=MUTED, alpha=0.4)

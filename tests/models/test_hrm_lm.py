@@ -1,0 +1,363 @@
+"""`hrm_lm` as a Hugging Face model: sizes, starting values, saving and loading, variants, errors."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny_hrm_lm
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors import safe_open
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM
+
+from hrm_hf import HrmLmConfig, HrmLmForCausalLM, HrmLmModel
+
+
+# name: parameters, KiB of keys and values a token and segment in bfloat16, layer visits a segment
+PRESETS = {
+    "hrm-lm-10m-byte": (11_603_714, 36, 24),
+    "hrm-lm-25m": (26_985_218, 24, 16),
+    "hrm-lm-50m": (50_136_066, 48, 24),
+    "hrm-lm-100m": (99_976_706, 96, 32),
+    "hrm-lm-350m": (357_173_250, 352, 88),
+    "hrm-lm-1b": (1_058_737_154, 768, 128),
+}
+
+
+@pytest.mark.parametrize("name", HrmLmConfig.presets())
+def test_a_preset_has_its_published_size(name):
+    parameters, kib, visits = PRESETS[name]
+    config = HrmLmConfig.from_preset(name)
+    with torch.device("meta"):
+        model = HrmLmForCausalLM(config)
+    assert sum(p.numel() for p in model.parameters()) == parameters
+    assert config.segment_visits == visits
+    assert config.num_hidden_layers == visits * config.halt_max_steps
+    assert visits * 2 * config.num_key_value_heads * config.head_dim * 2 == kib * 1024
+
+
+def test_every_published_preset_exists():
+    assert HrmLmConfig.presets() == sorted(PRESETS)
+
+
+# Starting values
+
+
+def rms(x):
+    return x.square().mean(-1).sqrt()
+
+
+@pytest.mark.parametrize("norm_position", ["pre_exit", "post"])
+def test_states_leave_a_stack_with_a_root_mean_square_of_one(norm_position):
+    model, seen = tiny_hrm_lm.model(norm_position=norm_position), []
+    for stack in (model.model.H_module, model.model.L_module):
+        stack.register_forward_hook(lambda module, inputs, output: seen.append(rms(output)))
+    with torch.no_grad():
+        model(tiny_hrm_lm.tokens())
+    torch.testing.assert_close(torch.stack(seen), torch.ones(3 * 8, 2, 10), atol=1e-4, rtol=0)
+
+
+def test_embeddings_enter_with_a_root_mean_square_of_one():
+    for initializer_range in (None, 0.02):
+        model = tiny_hrm_lm.model(initializer_range=initializer_range, vocab_size=2000)
+        scaled = model.get_input_embeddings().weight * model.config.embedding_scale
+        assert rms(scaled.flatten()).item() == pytest.approx(1, abs=0.02)
+
+
+def starts_undecided(model):
+    bias, weight = model.model.q_head.bias, model.model.q_head.weight
+    return bias.tolist() == [-5.0, -5.0] and weight.abs().max() == 0
+
+
+def test_halting_values_start_at_minus_five_however_the_model_is_made(tmp_path):
+    config = tiny_hrm_lm.config()
+    assert starts_undecided(HrmLmForCausalLM(config))
+    model = AutoModelForCausalLM.from_config(config)
+    assert starts_undecided(model)
+    with torch.no_grad():
+        q = model(tiny_hrm_lm.tokens()).q_logits
+    assert torch.equal(q, torch.full_like(q, -5.0))
+    with torch.device("meta"):
+        model = HrmLmForCausalLM(config)
+    model.to_empty(device="cpu")
+    model.init_weights()
+    assert starts_undecided(model)
+    # A checkpoint without the head is loaded through the meta device, and the head made anew.
+    tiny_hrm_lm.model(halt_max_steps=1).save_pretrained(tmp_path)
+    assert starts_undecided(HrmLmForCausalLM.from_pretrained(tmp_path, halt_max_steps=3))
+
+
+def test_logits_start_at_the_order_of_one_whatever_the_width():
+    for width in (32, 256):
+        model = tiny_hrm_lm.model(hidden_size=width, vocab_size=500)
+        with torch.no_grad():
+            assert 0.5 < model(tiny_hrm_lm.tokens()).logits.std() < 2
+
+
+def test_the_low_level_state_starts_at_a_saved_random_vector(tmp_path):
+    model = tiny_hrm_lm.model(hidden_size=256)
+    start = model.model.z_L_init
+    assert start.std().item() == pytest.approx(1, abs=0.2)
+    model.save_pretrained(tmp_path)
+    assert torch.equal(HrmLmForCausalLM.from_pretrained(tmp_path).model.z_L_init, start)
+    assert not torch.equal(tiny_hrm_lm.model(seed=1, hidden_size=256).model.z_L_init, start)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_a_bfloat16_model_trains_and_generates_with_finite_numbers(attention):
+    model, ids = tiny_hrm_lm.model(attention=attention).to(torch.bfloat16), tiny_hrm_lm.tokens()
+    mask = torch.ones_like(ids)
+    mask[0, :3] = 0
+    output = model(ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100))
+    output.loss.backward()
+    assert output.logits.dtype == torch.bfloat16 and output.logits.isfinite().all()
+    assert output.loss.isfinite() and all(p.grad.isfinite().all() for p in model.parameters())
+    assert model.generate(ids, attention_mask=mask, max_new_tokens=3, do_sample=False, eos_token_id=None).shape == (
+        2,
+        13,
+    )
+
+
+# Saving and loading
+
+
+def test_the_auto_classes_save_and_load_the_same_model(tmp_path):
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
+    model.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is HrmLmConfig
+    assert config.to_diff_dict() == model.config.to_diff_dict()
+    again, base = AutoModelForCausalLM.from_pretrained(tmp_path), AutoModel.from_pretrained(tmp_path)
+    assert type(again) is HrmLmForCausalLM and type(base) is HrmLmModel
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+        assert torch.equal(base(ids).last_hidden_state, model.model(ids).last_hidden_state)
+
+
+def test_tied_weights_are_saved_once_and_tied_again(tmp_path):
+    model = tiny_hrm_lm.model()
+    model.save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        names = set(file.keys())
+    assert "model.embed_tokens.weight" in names and "lm_head.weight" not in names
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.lm_head.weight is again.get_input_embeddings().weight
+    model.resize_token_embeddings(60)
+    assert model.lm_head.weight is model.get_input_embeddings().weight and model.lm_head.weight.shape == (60, 32)
+
+
+def test_an_untied_head_is_saved_by_itself(tmp_path):
+    model, ids = tiny_hrm_lm.model(tie_word_embeddings=False), tiny_hrm_lm.tokens()
+    model.save_pretrained(tmp_path)
+    again = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert again.lm_head.weight is not again.get_input_embeddings().weight
+    with torch.no_grad():
+        assert torch.equal(again(ids).logits, model(ids).logits)
+
+
+# Runs where `import hrm_hf` fails; argv: a checkpoint with expected.pt.
+SCRIPT = """
+import sys
+sys.modules["hrm_hf"] = None
+import torch
+from transformers import AutoModelForCausalLM
+
+expected = torch.load(sys.argv[1] + "/expected.pt", weights_only=True)
+source = sys.argv[1]
+for target in ("again", "and again"):
+    model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules"), type(model)
+    with torch.no_grad():
+        output = model(expected["ids"], labels=expected["ids"])
+    torch.testing.assert_close(output.logits, expected["logits"])
+    torch.testing.assert_close(output.loss, expected["loss"])
+    written = model.generate(expected["ids"], max_new_tokens=5, do_sample=False, eos_token_id=None)
+    assert torch.equal(written, expected["written"])
+    source = sys.argv[1] + "/" + target
+    model.save_pretrained(source)
+print("loaded twice")
+"""
+
+
+def test_a_process_without_the_package_loads_generates_and_saves(tmp_path):
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
+    model.save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"].keys() == {
+        "AutoConfig", "AutoModel", "AutoModelForCausalLM",
+    }  # fmt: skip
+    with torch.no_grad():
+        output = model(ids, labels=ids)
+    written = model.generate(ids, max_new_tokens=5, do_sample=False, eos_token_id=None)
+    expected = {"ids": ids, "logits": output.logits, "loss": output.loss, "written": written}
+    torch.save(expected, tmp_path / "expected.pt")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("HF_MODULES_CACHE", None)
+    finished = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(tmp_path)],
+        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.stdout.endswith("loaded twice\n")  # other packages print there when imported
+
+
+# What a call returns
+
+
+def test_states_and_attentions_of_every_layer_visit_are_returned_on_request():
+    model, ids = tiny_hrm_lm.model(attention="eager"), tiny_hrm_lm.tokens()
+    output = model(ids, output_hidden_states=True, output_attentions=True, exit_criterion="fixed")
+    visits = 3 * model.config.segment_visits
+    assert len(output.attentions) == visits and output.attentions[0].shape == (2, 4, 10, 10)
+    assert len(output.hidden_states) in (visits, visits + 1) and output.hidden_states[0].shape == (2, 10, 32)
+
+
+def test_logits_of_each_segment_are_returned_on_request_and_stop_changing_where_a_token_halts():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
+    with torch.no_grad():
+        output = model(ids, output_segment_logits=True)
+        fixed = model(ids, output_segment_logits=True, exit_criterion="fixed")
+    assert output.segment_logits.shape == (2, 3, 10, tiny_hrm_lm.VOCAB_SIZE)
+    assert torch.equal(output.segment_logits[:, 0], fixed.segment_logits[:, 0])
+    for row, position in output.halt_steps.new_ones(2, 10).nonzero().tolist():
+        for m in range(output.halt_steps[row, position], 3):
+            assert torch.equal(output.segment_logits[row, m, position], output.logits[row, position])
+
+
+def test_fewer_logits_are_computed_on_request():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
+    with torch.no_grad():
+        whole = model(ids).logits
+        torch.testing.assert_close(model(ids, logits_to_keep=2).logits, whole[:, -2:])
+        torch.testing.assert_close(model(ids, logits_to_keep=torch.tensor([0, 5])).logits, whole[:, [0, 5]])
+
+
+def test_a_plain_tuple_is_returned_on_request():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
+    with torch.no_grad():
+        as_tuple = model(ids, labels=ids, return_dict=False)
+        assert torch.equal(as_tuple[0], model(ids, labels=ids).loss)
+
+
+def test_embeddings_can_be_given_instead_of_tokens():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens()
+    with torch.no_grad():
+        assert torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, model(ids).logits)
+
+
+def test_the_seed_decides_the_training_loss():
+    model, ids = tiny_hrm_lm.model(halt_exploration_prob=0.5, hidden_dropout=0.1).train(), tiny_hrm_lm.tokens()
+    losses = []
+    for seed in (0, 0, 1):
+        torch.manual_seed(seed)
+        losses.append(model(ids, labels=ids).loss.item())
+    assert losses[0] == losses[1] != losses[2]
+
+
+# Variants
+
+SMALL = {"num_h_layers": 1, "L_cycles": 1, "bp_steps": 3, "halt_max_steps": 2}
+VARIANTS = {
+    "one key head": {"num_key_value_heads": 1},
+    "as many key heads": {"num_key_value_heads": 4},
+    "default key heads": {"num_key_value_heads": None},
+    "wide heads": {"head_dim": 16},
+    "normalised queries": {"qk_norm": True},
+    "post norm": {"norm_position": "post"},
+    "gains": {"norm_affine": True, "qk_norm": True},
+    "no gate": {"attention_gate": False},
+    "dropout": {"attention_dropout": 0.1, "hidden_dropout": 0.1},
+    "untied": {"tie_word_embeddings": False},
+    "fixed std": {"initializer_range": 0.02},
+    "one pass": {"H_cycles": 1, "L_cycles": 1, "bp_steps": 2},
+    "linear rope": {"rope_parameters": {"rope_type": "linear", "rope_theta": 10000.0, "factor": 2.0}},
+    "correct": {"q_target": "correct", "ponder_type": "geometric_kl", "ds_schedule": "uniform"},
+    "cdf": {"exit_criterion": "cdf", "ponder_type": "neg_entropy", "deep_supervision": "last"},
+    "one segment": {"halt_max_steps": 1},
+    "last visit": {"kv_layout": "last_visit"},
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_learns_a_sentence_and_decodes_it_with_the_cache(variant, tmp_path):
+    model = tiny_hrm_lm.model(undecided=False, **{**SMALL, **VARIANTS[variant]}).train()
+    ids = torch.tensor([[2, 10, 20, 30, 11, 21, 31, 12, 22, 32]])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    torch.manual_seed(0)
+    for _ in range(40):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    model.save_pretrained(tmp_path)
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert torch.equal(model.generate(ids[:, :2], max_new_tokens=8, do_sample=False, eos_token_id=None), ids)
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"norm_position": "pre"}, r"norm_position='pre' is not one of \('pre_exit', 'post'\)"),
+        ({"exit_criterion": "cosine"}, r"exit_criterion='cosine' is not one of \('q', 'cdf'"),
+        ({"kv_layout": "shared"}, r"kv_layout='shared' is not one of \('per_segment', 'last_segment', 'last_visit'\)"),
+        ({"deep_supervision": "none"}, r"deep_supervision='none' is not one of \('all', 'last'\)"),
+        ({"ds_schedule": "cosine"}, r"ds_schedule='cosine' is not one of \('linear', 'uniform'\)"),
+        ({"q_target": "exact"}, r"q_target='exact' is not one of \('loss_gain', 'correct'\)"),
+        ({"ponder_type": "kl"}, r"ponder_type='kl' is not one of \('expected_steps', 'geometric_kl', 'neg_entropy'\)"),
+        ({"num_h_layers": 0}, "num_h_layers=0 must be at least 1"),
+        ({"L_cycles": 0}, "L_cycles=0 must be at least 1"),
+        ({"halt_max_steps": 0}, "halt_max_steps=0 must be at least 1"),
+        ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
+        ({"head_dim": 7}, "rotary positions need an even head_dim; it is 7"),
+        ({"bp_steps": 1}, r"bp_steps=1 is outside 2..8 = H_cycles \* \(L_cycles \+ 1\)"),
+        ({"bp_steps": 9}, r"bp_steps=9 is outside 2..8"),
+        ({"halt_min_steps": 4}, "halt_min_steps=4 is above halt_max_steps=3"),
+        ({"halt_exploration_prob": 1.5}, r"halt_exploration_prob=1.5 is outside 0..1"),
+        ({"label_smoothing": -0.1}, r"label_smoothing=-0.1 is outside 0..1"),
+        ({"hidden_size": "wide"}, "hidden_size"),
+    ],
+)
+def test_a_config_that_cannot_be_is_refused_by_field(fields, message):
+    with pytest.raises((StrictDataclassError, ValueError, TypeError), match=message):
+        tiny_hrm_lm.config(**fields)
+
+
+def test_an_unknown_preset_is_refused_with_the_known_ones():
+    with pytest.raises(ValueError, match=r"unknown preset 'hrm-lm-7b' for hrm_lm; choose one of \['hrm-lm-100m'"):
+        HrmLmConfig.from_preset("hrm-lm-7b")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"num_segments": 0}, "num_segments=0 must be at least 1"),
+        (
+            {"num_segments": 4, "use_cache": True},
+            r"num_segments=4 is above halt_max_steps=3.*kv_layout='last_segment'",
+        ),
+        ({"input_ids": None}, "exactly one of input_ids and inputs_embeds"),
+        ({"inputs_embeds": torch.zeros(2, 10, 32)}, "exactly one of input_ids and inputs_embeds"),
+        ({"exit_criterion": "cosine"}, "exit_criterion='cosine' is not one of"),
+    ],
+)
+def test_an_argument_that_cannot_be_is_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny_hrm_lm.model()(**{"input_ids": tiny_hrm_lm.tokens(), **arguments})
+
+
+# Compiled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("exit_criterion", ["fixed", "q"])
+def test_a_compiled_forward_equals_the_eager_one(exit_criterion):
+    model, ids = tiny_hrm_lm.model(exit_criterion=exit_criterion, **SMALL), tiny_hrm_lm.tokens()
+    with torch.no_grad():
+        eager = model(ids, use_cache=False)
+        compiled = torch.compile(model, fullgraph=True)(ids, use_cache=False)
+    torch.testing.assert_close(compiled.logits, eager.logits, atol=1e-4, rtol=0)
+    assert torch.equal(compiled.halt_steps, eager.halt_steps)

@@ -1,0 +1,415 @@
+"""RLM-mHC models: referees are transformers' Llama, the same model run another way, and algebra."""
+
+import copy
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny_mhc
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
+
+from hrm_hf import RlmMhcConfig, RlmMhcForCausalLM, RlmMhcModel
+
+
+RES_MODES = ("sinkhorn", "birkhoff", "identity", "unconstrained")
+LOOPS = {"num_loops": 3, "num_hidden_layers": 4}
+VARIANTS = {
+    "mhc": {},
+    "off": {"mhc_enabled": False},
+    "birkhoff": {"mhc_res_mode": "birkhoff"},
+    "identity": {"mhc_res_mode": "identity"},
+    "head": {"mhc_reduce": "head"},
+    "sum": {"mhc_reduce": "sum"},
+    "scaled": {"mhc_stream_init": "scaled"},
+    "loops": LOOPS,
+}
+each_variant = pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS.keys())
+
+
+def llama(dtype=torch.float32, **overrides) -> LlamaForCausalLM:
+    fields = tiny_mhc.config().to_dict()
+    names = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    kept = {name: fields[name] for name in (*names, "intermediate_size", "max_position_embeddings", "pad_token_id")}
+    torch.manual_seed(0)
+    built = LlamaForCausalLM(LlamaConfig(**{**kept, "initializer_range": 0.2, **overrides}))
+    return built.to(dtype).eval()
+
+
+# Config
+
+
+def test_the_guides_names_are_read_written_and_saved_as_ours(tmp_path):
+    config = RlmMhcConfig(
+        hidden_dim=256, num_layers=4, num_heads=4, ffn_dim=683, max_seq_len=512, dropout=0.1, hc_mult=2
+    )
+    assert (config.hidden_size, config.num_hidden_layers, config.num_attention_heads) == (256, 4, 4)
+    assert (config.intermediate_size, config.max_position_embeddings) == (683, 512)
+    assert (config.hidden_dropout, config.mhc_flows) == (0.1, 2)
+    assert config.head_dim == 64 and config.num_key_value_heads == 4  # derived from what the aliases gave
+    config.hidden_dim = 512
+    assert config.hidden_size == config.hidden_dim == 512
+    config.save_pretrained(tmp_path)
+    saved = (tmp_path / "config.json").read_text()
+    assert not [alias for alias in RlmMhcConfig.attribute_map if f'"{alias}"' in saved]
+    loaded = AutoConfig.from_pretrained(tmp_path)
+    assert loaded.to_diff_dict() == config.to_diff_dict()
+
+
+def test_two_names_of_a_field_may_agree_but_not_differ():
+    assert RlmMhcConfig(hidden_dim=64, hidden_size=64, num_heads=4).hidden_size == 64
+    with pytest.raises(ValueError, match="hidden_dim=64 and hidden_size=2048"):
+        RlmMhcConfig(hidden_dim=64, hidden_size=2048)  # 2048 is the default: no excuse
+
+
+def test_rope_theta_is_accepted():
+    assert tiny_mhc.config(rope_theta=5e5).rope_parameters["rope_theta"] == 5e5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"mhc_res_mode": "log"}, "mhc_res_mode='log' is not one of"),
+        ({"mhc_reduce": "max"}, "mhc_reduce='max' is not one of"),
+        ({"mhc_flows": 0}, "mhc_flows=0 must be at least 1"),
+        ({"mhc_flows": 5, "mhc_res_mode": "birkhoff"}, "at most 4 streams"),
+        ({"num_loops": 2, "loop_start": 1, "loop_end": 1}, "loop_start < loop_end"),
+        ({"hidden_dim": 30}, "not a multiple"),
+    ],
+)
+def test_impossible_fields_are_refused_by_name(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        RlmMhcConfig(**fields)
+
+
+@pytest.mark.parametrize(
+    ("preset", "with_mhc", "without"),
+    [
+        ("small", 111_299_976, 109_529_856),
+        ("base", 1_282_985_232, 1_273_546_752),
+        ("base-aligned", 1_289_325_840, 1_279_887_360),
+        ("large", 6_598_694_592, 6_573_527_040),
+        ("large-aligned", 6_632_511_168, 6_607_343_616),
+    ],
+)
+def test_presets_have_these_many_parameters(preset, with_mhc, without):
+    for enabled, expected in ((True, with_mhc), (False, without)):
+        with torch.device("meta"):
+            model = RlmMhcForCausalLM(RlmMhcConfig.from_preset(preset, mhc_enabled=enabled))
+        assert model.num_parameters() == expected
+
+
+# Llama
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+def test_without_mhc_it_is_llama_with_its_weights_both_ways(attention):
+    reference = llama()
+    config = tiny_mhc.config(mhc_enabled=False, tie_word_embeddings=False)
+    model = RlmMhcForCausalLM(config).eval()
+    assert {n: t.shape for n, t in model.state_dict().items()} == {
+        n: t.shape for n, t in reference.state_dict().items()
+    }
+    model.load_state_dict(reference.state_dict())
+    reference.load_state_dict(model.state_dict())
+    model.set_attn_implementation(attention)
+    reference.set_attn_implementation(attention)
+    ids = tiny_mhc.ids()
+    found, expected = (m(ids, labels=ids) for m in (model, reference))
+    assert torch.equal(found.logits, expected.logits) and torch.equal(found.loss, expected.loss)
+
+
+def test_the_only_further_weights_with_mhc_are_those_of_the_sites():
+    plain, mhc = (set(tiny_mhc.model(mhc_enabled=enabled).state_dict()) for enabled in (False, True))
+    sites = [f"model.layers.{i}.{site}_hc" for i in range(2) for site in ("attn", "ffn")]
+    assert mhc - plain == {f"{site}.{name}" for site in sites for name in ("fn", "base", "scale")}
+    head = set(tiny_mhc.model(mhc_reduce="head").state_dict())
+    assert head - mhc == {"model.hc_head.hc_fn", "model.hc_head.hc_base", "model.hc_head.hc_scale"}
+
+
+@pytest.mark.parametrize(
+    "fields", [*[{"mhc_res_mode": mode} for mode in RES_MODES], {"mhc_reduce": "head"}, {"mhc_flows": 1}]
+)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_from_llama_keeps_the_logits(dtype, fields):
+    reference, ids = llama(dtype), tiny_mhc.ids()
+    model = RlmMhcForCausalLM.from_llama(reference, **fields)
+    assert model.dtype == dtype and not model.training
+    difference = (model(ids).logits - reference(ids).logits).abs().max()
+    assert difference <= (1e-12 if dtype == torch.float64 else 1e-5)
+
+
+def test_from_llama_refuses_what_cannot_be_equal_and_other_models():
+    with pytest.raises(ValueError, match="mhc_reduce='sum' cannot reproduce Llama"):
+        RlmMhcForCausalLM.from_llama(llama(), mhc_reduce="sum")
+    with pytest.raises(ValueError, match="not a Llama of this shape"):
+        RlmMhcForCausalLM.from_llama(llama(attention_bias=True), attention_bias=False)
+
+
+def test_an_up_cycled_model_learns_its_scale_at_once_and_its_streams_part():
+    model = RlmMhcForCausalLM.from_llama(llama()).train()
+    ids = tiny_mhc.ids()
+    site = model.model.layers[1].attn_hc
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    streams = []
+    hook = model.model.layers[1].register_forward_pre_hook(lambda module, args: streams.append(args[0].detach()))
+    for _ in range(2):
+        model(ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    hook.remove()
+    assert site.scale.abs().min() > 0
+    assert torch.equal(streams[0][:, :, 0], streams[0][:, :, 1])
+    assert (streams[1][:, :, 0] - streams[1][:, :, 1]).abs().max() > 0
+
+
+# Streams
+
+
+def test_streams_persist_from_layer_to_layer():
+    """Guards against the known bug of reducing to one stream inside a block."""
+    model, ids = tiny_mhc.model(), tiny_mhc.ids()
+    seen = []
+    model.model.layers[1].register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+    model(ids)
+    change = model.model.layers[0].register_forward_hook(
+        lambda module, args, output: output + torch.tensor([0.0, 0.0, 1.0, 0.0]).view(1, 1, 4, 1)
+    )
+    model(ids)
+    change.remove()
+    difference = seen[1] - seen[0]
+    assert torch.equal(difference[:, :, [0, 1, 3]], torch.zeros(2, 12, 3, 32)) and (difference[:, :, 2] != 0).all()
+
+
+@each_variant
+def test_a_later_token_never_changes_an_earlier_one(fields):
+    model, ids = tiny_mhc.model(**fields), tiny_mhc.ids()
+    changed = ids.clone()
+    changed[:, 7:] = ids[:, 7:].flip(1)
+    first, second = model(ids).logits, model(changed).logits
+    assert torch.equal(first[:, :7], second[:, :7]) and not torch.equal(first[:, 7:], second[:, 7:])
+
+
+@each_variant
+def test_every_parameter_gets_a_gradient(fields):
+    model, ids = tiny_mhc.model(**fields).train(), tiny_mhc.ids()
+    model(ids, labels=ids).loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()] == []
+
+
+def test_a_tiny_model_overfits_one_batch():
+    torch.manual_seed(0)
+    model, ids = tiny_mhc.model(awake=False).train(), tiny_mhc.ids()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for _ in range(60):
+        loss = model(ids, labels=ids).loss
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert loss < 0.1
+
+
+# Caches, masks and generation
+
+
+@each_variant
+def test_decoding_token_by_token_equals_the_full_forward_with_left_padding(fields):
+    model, ids = tiny_mhc.model(**fields), tiny_mhc.ids()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    full = model(ids, attention_mask=mask, position_ids=positions).logits
+    cache = DynamicCache(config=model.config)
+    for start, end in [(0, 6), *((t, t + 1) for t in range(6, 12))]:
+        inputs = {"attention_mask": mask[:, :end], "position_ids": positions[:, start:end]}
+        step = model(ids[:, start:end], past_key_values=cache, use_cache=True, **inputs).logits
+        torch.testing.assert_close(step[1], full[1, start:end], atol=1e-5, rtol=1e-5)
+        kept = max(start, 4)
+        if kept < end:
+            torch.testing.assert_close(step[0, kept - start :], full[0, kept:end], atol=1e-5, rtol=1e-5)
+
+
+@each_variant
+def test_generation_is_the_same_with_dynamic_static_and_no_cache(fields):
+    model, ids = tiny_mhc.model(**fields), tiny_mhc.ids()
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    arguments = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False}
+    expected = model.generate(ids, use_cache=False, **arguments)
+    assert torch.equal(model.generate(ids, **arguments), expected)
+    static = model.generate(ids, cache_implementation="static", disable_compile=True, **arguments)
+    assert torch.equal(static, expected)
+
+
+def test_loops_have_a_cache_slot_for_each_visit_and_repeat_only_the_middle():
+    model, ids = tiny_mhc.model(**LOOPS), tiny_mhc.ids()
+    assert model.config.layer_order == [0, 1, 2, 1, 2, 1, 2, 3]
+    cache = model(ids, use_cache=True).past_key_values
+    assert len(cache) == 8 and cache.get_seq_length() == 12
+    assert len({layer.keys.sum().item() for layer in cache.layers}) == 8
+    once = copy.deepcopy(model)
+    once.config.num_loops = 1
+    assert once.config.layer_order == [0, 1, 2, 3] and not torch.equal(once(ids).logits, model(ids).logits)
+
+
+def test_logits_to_keep_and_the_token_count_of_the_loss():
+    model, ids = tiny_mhc.model(), tiny_mhc.ids()
+    full = model(ids, labels=ids)
+    torch.testing.assert_close(model(ids, logits_to_keep=3).logits, full.logits[:, -3:])
+    summed = model(ids, labels=ids, num_items_in_batch=torch.tensor(44)).loss
+    torch.testing.assert_close(summed, full.loss * 22 / 44)  # 2 x 11 predicted tokens
+
+
+def test_eager_and_sdpa_attention_agree():
+    model, ids = tiny_mhc.model(), tiny_mhc.ids()
+    expected = model(ids).logits
+    model.set_attn_implementation("eager")
+    torch.testing.assert_close(model(ids).logits, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("fields", [{}, LOOPS], ids=["mhc", "loops"])
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_gradient_checkpointing_changes_no_gradient(fields, reentrant):
+    model, ids = tiny_mhc.model(**fields).train(), tiny_mhc.ids()
+    gradients = []
+    for checkpointing in (False, True):
+        if checkpointing:
+            model.activation_checkpointing_enable({"use_reentrant": reentrant})
+        model.zero_grad()
+        model(ids, labels=ids, use_cache=False).loss.backward()
+        gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
+    torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-5)
+
+
+# dtypes and files
+
+
+def test_a_bfloat16_model_keeps_its_sites_in_float32_through_saving(tmp_path):
+    model = tiny_mhc.model(mhc_reduce="head", dtype="bfloat16")
+    model.save_pretrained(tmp_path)
+    loaded = RlmMhcForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    for name, parameter in loaded.named_parameters():
+        expected = torch.float32 if "_hc." in name or "hc_head." in name else torch.bfloat16
+        assert parameter.dtype == expected, name
+    for name, parameter in model.named_parameters():
+        if "_hc." in name:
+            assert torch.equal(parameter, loaded.get_parameter(name))
+    assert loaded(tiny_mhc.ids()).logits.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("auto_class", [AutoModel, AutoModelForCausalLM])
+def test_auto_classes_load_what_was_saved(auto_class, tmp_path):
+    model = tiny_mhc.model()
+    model.save_pretrained(tmp_path)
+    loaded = auto_class.from_pretrained(tmp_path)
+    assert type(loaded) is (RlmMhcModel if auto_class is AutoModel else RlmMhcForCausalLM)
+    if auto_class is AutoModelForCausalLM:
+        assert torch.equal(loaded(tiny_mhc.ids()).logits, model(tiny_mhc.ids()).logits)
+
+
+REMOTE_SCRIPT = """
+import sys
+sys.modules["hrm_hf"] = None
+import torch
+from transformers import AutoModel, AutoModelForCausalLM
+
+folder = sys.argv[1]
+expected = torch.load(folder + "/expected.pt", weights_only=True)
+for source in (folder, folder + "/again"):
+    model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
+    assert type(model).__module__.startswith("transformers_modules"), type(model)
+    with torch.no_grad():
+        torch.testing.assert_close(model(expected["ids"]).logits, expected["logits"])
+    assert len(model.get_mhc_metrics()) == 2
+    assert torch.equal(model.generate(expected["ids"], max_new_tokens=3, do_sample=False), expected["generated"])
+    AutoModel.from_pretrained(source, trust_remote_code=True)
+    model.save_pretrained(folder + "/again")
+print("loaded twice")
+"""
+
+
+def test_a_process_without_the_package_loads_generates_and_saves(tmp_path):
+    model, ids = tiny_mhc.model(), tiny_mhc.ids()
+    model.save_pretrained(tmp_path / "model")
+    with torch.no_grad():
+        expected = {"ids": ids, "logits": model(ids).logits}
+    expected["generated"] = model.generate(ids, max_new_tokens=3, do_sample=False)
+    torch.save(expected, tmp_path / "model" / "expected.pt")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("HF_MODULES_CACHE", None)
+    finished = subprocess.run(
+        [sys.executable, "-c", REMOTE_SCRIPT, str(tmp_path / "model")],
+        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.stdout.strip().endswith("loaded twice")  # a library may warn there
+
+
+# Metrics
+
+
+def test_metrics_have_two_floats_a_layer_and_none_without_mhc():
+    model, ids = tiny_mhc.model(mhc_eps=0.0), tiny_mhc.ids()
+    for metrics in (model.get_mhc_metrics(), model.get_mhc_metrics(ids), model.model.get_mhc_metrics(ids)):
+        assert len(metrics) == 2 and all(type(value) is float for pair in metrics for value in pair)
+        assert all(0.99 < value < 2.0 for pair in metrics for value in pair)
+    assert model.get_mhc_metrics()[0] == pytest.approx((1.0, 1.0), abs=1e-5)
+    off = tiny_mhc.model(mhc_enabled=False)
+    assert off.get_mhc_metrics() == off.get_mhc_metrics(ids) == off.get_detailed_mhc_metrics(ids) == []
+
+
+def test_metrics_of_a_known_map_are_its_sums():
+    model = tiny_mhc.model(mhc_res_mode="unconstrained", mhc_flows=2)
+    with torch.no_grad():
+        model.model.layers[0].ffn_hc.base[4:] = torch.tensor([1.0, -3.0, 0.5, 1.0])  # comb, source stream first
+        model.model.layers[1].attn_hc.base[4:] = torch.tensor([2.0, 0.0, 0.0, 2.0])
+    assert model.get_mhc_metrics() == [(1.0, 2.0), (2.0, 1.0)]
+    sites = model.get_detailed_mhc_metrics()
+    assert [(site["layer"], site["site"]) for site in sites] == [
+        (0, "attention"), (0, "feed_forward"), (1, "attention"), (1, "feed_forward"),
+    ]  # fmt: skip
+    second = sites[1]
+    assert (second["forward"], second["backward"], second["min_column"], second["largest_entry"]) == (
+        2.0,
+        2.0,
+        -2.0,
+        3.0,
+    )
+    assert (sites[-1]["composite_forward"], sites[-1]["composite_backward"]) == (4.0, 4.0)
+
+
+def test_padding_is_left_out_of_the_averaged_maps_and_training_mode_is_kept():
+    model, ids = tiny_mhc.model(mhc_res_mode="unconstrained").train(), tiny_mhc.ids()
+    padded = torch.cat([ids, torch.zeros(2, 5, dtype=torch.long)], dim=1)
+    mask = (padded != 0).long()
+    found = model.get_detailed_mhc_metrics(padded, attention_mask=mask)
+    assert model.training
+    for site, expected in zip(found, model.get_detailed_mhc_metrics(ids)):
+        assert [site.pop(name) for name in ("layer", "site")] == [expected.pop(name) for name in ("layer", "site")]
+        assert site == pytest.approx(expected, rel=1e-4)
+
+
+def test_recorded_maps_are_those_of_the_sites_in_order():
+    model, ids = tiny_mhc.model(**LOOPS), tiny_mhc.ids()
+    output = model(ids, output_mhc_matrices=True, output_hidden_states=True)
+    assert len(output.mhc_matrices) == 16 and output.mhc_matrices[0].shape == (2, 12, 4, 4)
+    first = model.model.layers[0].attn_hc.get_connection_matrix(output.hidden_states[0])
+    assert torch.equal(output.mhc_matrices[0], first)
+    assert model(ids).mhc_matrices is None
+    assert len(model.get_mhc_metrics(ids)) == 8  # a pair for each visit of a layer
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fields", [{}, {"num_loops": 2, "num_hidden_layers": 3}], ids=["mhc", "loops"])
+def test_the_model_compiles_as_one_graph_with_equal_logits_and_gradients(fields):
+    model, ids = tiny_mhc.model(**fields).train(), tiny_mhc.ids()
+    torch._dynamo.reset()
+    results = []
+    for run in (model, torch.compile(model, fullgraph=True)):
+        model.zero_grad()
+        output = run(input_ids=ids, labels=ids, use_cache=False)
+        output.loss.backward()
+        results.append((output.logits.detach(), {name: p.grad.clone() for name, p in model.named_parameters()}))
+    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-4)

@@ -110,6 +110,8 @@ class HrmLmStack(nn.Module):
 
     def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
         """[B, T, D] to [B, T, D]."""
+        if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
+            hidden_states.requires_grad_()  # a reentrant checkpoint gives no gradients where no input needs one
         for layer in self.layers:
             hidden_states = layer(hidden_states, **kwargs)
         return self.exit_norm(hidden_states)

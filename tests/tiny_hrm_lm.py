@@ -1,0 +1,105 @@
+"""`hrm_lm` models of a few thousand weights, and a second, slow implementation of them that needs no mask."""
+
+import torch
+
+from hrm_hf import HrmLmConfig, HrmLmForCausalLM
+
+
+VOCAB_SIZE = 50
+
+
+def config(**overrides) -> HrmLmConfig:
+    fields = {
+        "vocab_size": VOCAB_SIZE, "hidden_size": 32, "intermediate_size": 48, "num_h_layers": 2, "num_l_layers": 1,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "halt_max_steps": 3, "pad_token_id": 0, "eos_token_id": 1,
+        "bos_token_id": 2, "max_position_embeddings": 64,
+    }  # fmt: skip
+    return HrmLmConfig(**{**fields, **overrides})
+
+
+def model(seed: int = 0, undecided: bool = True, attention: str = "sdpa", **overrides) -> HrmLmForCausalLM:
+    """A seeded model in eval mode. `undecided`: tokens halt after 1, 2 or 3 segments, each by its own state."""
+    torch.manual_seed(seed)
+    settings = config(**overrides)
+    settings._attn_implementation = attention
+    built = HrmLmForCausalLM(settings).eval()
+    if undecided and built.model.q_head is not None:
+        with torch.no_grad():
+            built.model.q_head.weight.normal_()
+            built.model.q_head.bias.copy_(torch.tensor([-1.0, 1.0]))
+    return built
+
+
+def tokens(rows: int = 2, length: int = 10, seed: int = 1) -> torch.Tensor:
+    """Random ordinary tokens [rows, length]."""
+    return torch.randint(3, VOCAB_SIZE, (rows, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def one_token_at_a_time(model: HrmLmForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
+    """Logits [T, V] and segments of each token of a sequence [T], from the definition.
+
+    A token is thought through alone, segment by segment, until its own values say halt; it sees the keys and values
+    that earlier tokens left at the same visit of the same segment, which for a halted token are those of its last one.
+    Only "pre_exit" norms without gains, the halting rule "q" and the plain rotary embedding.
+    """
+    c, weights = model.config, model.state_dict()
+    left = {}  # (segment, visit): keys and values of the tokens so far
+    logits, steps = [], []
+    for position, token in enumerate(ids.tolist()):
+        x = weights["model.embed_tokens.weight"][token] * c.embedding_scale
+        z_H, z_L = x, weights["model.z_L_init"]
+        halted, depth = False, 0
+        for segment in range(c.halt_max_steps):
+            if not halted:
+                z_H, z_L, own = _segment(c, weights, z_H, z_L, x, position, segment, left)
+                halt, go_on = weights["model.q_head.weight"] @ z_H + weights["model.q_head.bias"]
+                halted, depth = halt - go_on > c.halt_margin, depth + 1
+            for visit, key_value in enumerate(own):
+                left.setdefault((segment, visit), []).append(key_value)
+        logits.append(weights["lm_head.weight"] @ z_H)
+        steps.append(depth)
+    return torch.stack(logits), steps
+
+
+def _segment(c, weights, z_H, z_L, x, position, segment, left):
+    """One segment of one token: both states, and its keys and values in the order of the visits."""
+    own = []
+    for _ in range(c.H_cycles):
+        for _ in range(c.L_cycles):
+            z_L = _stack(c, weights, "L_module", c.num_l_layers, z_L + z_H + x, position, segment, left, own)
+        z_H = _stack(c, weights, "H_module", c.num_h_layers, z_H + z_L, position, segment, left, own)
+    return z_H, z_L, own
+
+
+def _stack(c, weights, name, num_layers, hidden, position, segment, left, own):
+    for index in range(num_layers):
+        prefix = f"model.{name}.layers.{index}."
+        w = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
+        h = _rms_norm(hidden, c)
+        query, key = (_rotated((w[f"self_attn.{n}_proj.weight"] @ h).view(-1, c.head_dim), position, c) for n in "qk")
+        value = (w["self_attn.v_proj.weight"] @ h).view(-1, c.head_dim)
+        seen = [*left.get((segment, len(own)), []), (key, value)]
+        own.append((key, value))
+        mixed = []
+        for head in range(c.num_attention_heads):
+            shared = head * c.num_key_value_heads // c.num_attention_heads
+            scores = torch.stack([query[head] @ k[shared] for k, _ in seen]) / c.head_dim**0.5
+            mixed.append(sum(p * v[shared] for p, (_, v) in zip(scores.softmax(0), seen)))
+        gate = torch.sigmoid(w["self_attn.gate_proj.weight"] @ h)
+        hidden = hidden + w["self_attn.o_proj.weight"] @ (torch.cat(mixed) * gate)
+        h = _rms_norm(hidden, c)
+        gated = torch.nn.functional.silu(w["mlp.gate_proj.weight"] @ h) * (w["mlp.up_proj.weight"] @ h)
+        hidden = hidden + w["mlp.down_proj.weight"] @ gated
+    return _rms_norm(hidden, c)
+
+
+def _rms_norm(x, c):
+    return x / (x.square().mean() + c.rms_norm_eps).sqrt()
+
+
+def _rotated(heads, position, c):
+    half = heads.shape[-1] // 2
+    angle = position * c.rope_parameters["rope_theta"] ** (-torch.arange(half, dtype=heads.dtype) / half)
+    first, second = heads[:, :half], heads[:, half:]
+    return torch.cat([first * angle.cos() - second * angle.sin(), second * angle.cos() + first * angle.sin()], dim=-1)

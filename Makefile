@@ -4,10 +4,11 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow quality style bench clean
+.PHONY: help demo test test-slow test-upstream quality style bench clean
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
 	@echo "make test       the default tests           make test-slow  the tests that take minutes"
+	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models"
 	@echo "make quality    lint and format check       make style      mend what can be mended"
 	@echo "make bench      every benchmark in its quick form"
 
@@ -29,6 +30,11 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -q -m slow
+
+# transformers' tests are in no wheel: `pip download --no-binary transformers` fetches its source distribution.
+test-upstream: $(STAMP)
+	$(BIN)/python tests/upstream/fetch.py
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -m slow tests/upstream
 
 quality: $(STAMP)
 	$(BIN)/ruff check .

@@ -112,6 +112,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradient")
     parser.add_argument("--warmup", type=float, default=0.05, help="share of the budget")
+    parser.add_argument("--halt_warmup", type=float, default=0.5, help="hrm_lm: share without halting")
     parser.add_argument("--bp_warmup", type=float, default=0.0, help="hrm_lm: share over which bp_steps grows from 2")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 is autocast")
@@ -169,6 +170,7 @@ def train_step(model, optimizer, ids, share: float, args) -> float:
         growth = 1.0 if args.bp_warmup == 0 else min(1.0, share / args.bp_warmup)
         details["bp_steps"] = 2 + round(growth * (config.bp_steps - 2))
         model.set_bp_steps(details["bp_steps"])
+        model.set_halting(share >= args.halt_warmup)
     with autocast(args):
         output = model(input_ids=ids, labels=ids, use_cache=False)
     output.loss.backward()

@@ -86,6 +86,7 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
             require_compiler(args.device)
         if self.has_carry:
             adopt_precision_and_compile(model, args)
+        self._cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
         super().__init__(model=model, args=args, **kwargs)
         self._refuse_what_is_not_supported()
         if self.has_carry:
@@ -344,6 +345,18 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
         best = Path(self.state.best_model_checkpoint or "") / WEIGHT_AVERAGE_FILE
         if self.average is not None and best.exists():
             self.average.load(load_file(best))
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
+        if self._cache_at_inference is None:
+            super()._save(output_dir, state_dict)
+            return
+        config = self.model.config
+        config.use_cache, in_training = self._cache_at_inference, config.use_cache
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            config.use_cache = in_training
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """A finished run saves averaged weights as the model and keeps the raw ones beside them."""

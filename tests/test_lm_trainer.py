@@ -4,7 +4,9 @@ Referees: transformers' Trainer, torch's cross entropy on the whole data, and an
 """
 
 import itertools
+import json
 import math
+from pathlib import Path
 
 import pytest
 import tiny
@@ -313,6 +315,14 @@ def test_only_models_with_a_depth_to_set_get_the_warm_up(make):
         return any(isinstance(one, BackpropWarmupCallback) for one in trainer.callback_handler.callbacks)
 
     assert has(make("hrm_lm")) and not has(make("hrm_lm", bp_warmup_ratio=0.0)) and not has(make("gpt2"))
+
+
+def test_checkpoints_keep_the_cache_that_training_switches_off(make):
+    trainer = make("llama", max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    trainer.save_model()
+    for folder in (Path(trainer.args.output_dir), Path(trainer.args.output_dir, "checkpoint-1")):
+        assert json.loads((folder / "config.json").read_text())["use_cache"] is True
 
 
 def test_tokens_may_halt_after_the_warm_up_only(make):

@@ -15,7 +15,6 @@ from hrm_hf.cli.data import app as data_app
 from hrm_hf.recipes import (
     ModelArguments,
     PuzzleDataArguments,
-    apply_overrides,
     build_config,
     load_recipe,
     parse_overrides,
@@ -23,11 +22,12 @@ from hrm_hf.recipes import (
     save_recipe,
     write_results,
 )
-from hrm_hf.trainer import HrmTrainingArguments
+from hrm_hf.training_args import PuzzleTrainingArguments
 
 
-RECIPES = sorted((Path(__file__).parents[1] / "training" / "recipes").glob("*.yaml"))
-CLASSES = (ModelArguments, PuzzleDataArguments, HrmTrainingArguments)
+FOLDER = Path(__file__).parents[1] / "training" / "recipes"
+RECIPES = sorted(path for path in FOLDER.glob("*.yaml") if "data_path" in yaml.safe_load(path.read_text()))
+CLASSES = (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments)
 FROM_DATA = {
     "task": "generic", "grid_shape": [4, 4], "box_shape": None, "seq_len": 16, "vocab_size": 6,
     "num_puzzle_identifiers": 3,
@@ -167,8 +167,8 @@ def test_an_impossible_config_is_named(arguments, message):
 
 
 def test_overriding_nothing_changes_nothing():
-    config = HrmPuzzleConfig.from_preset("hrm-small", **FROM_DATA)
-    assert apply_overrides(config, None).to_dict() == config.to_dict()
+    config = build_config(ModelArguments(model_type="hrm_puzzle", preset="hrm-small"), **FROM_DATA)
+    assert config.to_dict() == HrmPuzzleConfig.from_preset("hrm-small", **FROM_DATA).to_dict()
 
 
 # ---- writing ----

@@ -28,7 +28,7 @@ class HrmTrainingArguments(TrainingArguments):
         default=None,
         metadata={
             "help": "Rows of one optimizer step, over all processes and accumulated batches; "
-            "sets per_device_train_batch_size."
+            "sets per_device_train_batch_size, whatever was given."
         },
     )
     adam_atan2: bool = field(default=False, metadata={"help": "Train weights with AdamATan2 instead of --optim."})

@@ -49,11 +49,11 @@ class TextCorpus:
 
     def report(self) -> dict[str, Any]:
         """Everything countable, for results.json."""
-        removals = {name: {"removed": one.report(), "bad_lines": one.bad_lines} for name, one in self.filters.items()}
+        filtered = {name: {"filtered": one.report(), "bad_lines": one.bad_lines} for name, one in self.filters.items()}
         return {
-            name: {**self.sizes.get(name, {}), **removals.get(name, {})}
+            name: {**self.sizes.get(name, {}), **filtered.get(name, {})}
             for name in ("train", "validation")
-            if name in self.sizes or name in removals
+            if name in self.sizes or name in filtered
         }
 
     def describe(self) -> str:

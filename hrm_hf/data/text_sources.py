@@ -217,7 +217,7 @@ def _lines(path: str) -> Iterator[tuple[int, bytes]]:
 
 def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
     if on_bad_line == "stop":
-        raise error
+        raise BadLineError(f"{error}. Mend it, or leave such lines out with --on_bad_line skip") from None
     return {"text": None, "error": str(error)}
 
 

@@ -59,7 +59,7 @@ def test_rows_are_tensors_and_sizes_are_counted(corpus):
 def test_documents_outside_the_length_limits_are_dropped_and_counted(corpus):
     found = corpus(["a", "bb", "ccc", "dddd"], min_text_length=2, max_text_length=3)
     assert texts_of(found.train) == ["bb", "ccc"]
-    assert found.report()["train"]["removed"] == {"kept": 2, "short": 1, "long": 1}
+    assert found.report()["train"]["filtered"] == {"kept": 2, "short": 1, "long": 1}
     assert "removed 1 shorter than min_text_length=2; 1 longer than max_text_length=3" in found.describe()
 
 
@@ -67,7 +67,7 @@ def test_documents_outside_the_length_limits_are_dropped_and_counted(corpus):
 def test_long_documents_are_cut_if_asked(corpus, streaming):
     found = corpus(["éé", "ccc", "dddd"], max_text_length=3, long_texts="cut", streaming=streaming, shuffle_buffer=0)
     assert texts_of(found.train) == ["éé", "ccc", "ddd"]
-    assert found.report()["train"]["removed"] == {"kept": 3, "cut": 1}
+    assert found.report()["train"]["filtered"] == {"kept": 3, "cut": 1}
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -100,7 +100,7 @@ def test_the_first_documents_only(corpus):
 def test_exact_duplicates_are_removed_also_between_sources_and_from_validation(corpus):
     found = corpus(["a", "b", "a"], ["b", "c", "v"], eval_texts=["v"], deduplicate="exact")
     assert texts_of(found.train) == ["a", "b", "c"] and texts_of(found.validation) == ["v"]
-    assert found.report()["train"]["removed"] == {"kept": 3, "duplicate": 3}
+    assert found.report()["train"]["filtered"] == {"kept": 3, "duplicate": 3}
 
 
 def test_near_duplicates_are_removed_and_others_kept(corpus):

@@ -81,6 +81,10 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
         }.items()
     }  # fmt: skip
 
+    base_model_fsdp_plan = {
+        module: "free_full_weight" for module in ("embed_tokens", "H_module.layers.*", "L_module.layers.*")
+    }
+
     vocab_size: int = 50304
     hidden_size: int = 512
     intermediate_size: int = 1792

@@ -66,7 +66,8 @@ def test_a_log_is_the_mean_over_all_labelled_tokens_since_the_last_one(make, arc
     # Weights that do not move: three steps of two micro-batches are one pass over the data.
     model = tiny_lm.model(architecture, **(DETERMINISTIC if architecture == "hrm_lm" else {}))
     data = text(24, ignored=True)
-    trainer = make(model, train=data, learning_rate=0.0, gradient_accumulation_steps=2, max_steps=3, logging_steps=3)
+    steps = {"gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 3, "halt_warmup_ratio": 0.0}
+    trainer = make(model, train=data, learning_rate=0.0, **steps)
     trainer.train()
     entry = logged(trainer)[0]
     batch = data.with_format("torch")[:]

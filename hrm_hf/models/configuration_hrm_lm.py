@@ -81,9 +81,9 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
         }.items()
     }  # fmt: skip
 
-    base_model_fsdp_plan = {
-        module: "free_full_weight" for module in ("embed_tokens", "H_module.layers.*", "L_module.layers.*")
-    }
+    base_model_fsdp_plan = dict.fromkeys(
+        ("embed_tokens", "H_module.layers.*", "L_module.layers.*"), "free_full_weight"
+    )
 
     vocab_size: int = 50304
     hidden_size: int = 512

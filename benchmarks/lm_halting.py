@@ -26,6 +26,7 @@ import torch
 from lm_models import RESULTS, held_out_rows, image_folder, text_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hrm_hf.models.exits import LEARNED
 from hrm_hf.recipes import library_versions
 
 
@@ -177,7 +178,7 @@ def sweep(model, rows, args) -> list[dict]:
             add("random, as q", margin, make_exit=lambda seed, hazards=hazards: RandomExit(hazards, seed))
     finally:
         model.config.halt_margin = own_margin
-    for threshold in np.linspace(0.05, 0.999, args.points).tolist():
+    for threshold in np.linspace(0.5, 0.98, 2 * args.points).tolist():
         add("cdf", threshold, exit_criterion="cdf", exit_threshold=threshold)
     for name, (low, high) in TRAINING_FREE.items():
         for threshold in np.geomspace(low, high, args.points).tolist():
@@ -198,30 +199,26 @@ def margins(model, rows, args) -> list[float]:
 
 
 def verdict(points: list[dict], M: int) -> dict:
-    """The best q point within BUDGET, against always-M and against every other exit at the same average."""
+    """The best point of the learned gate within BUDGET, against always-M and every other exit at the same average."""
     always = next(p for p in points if p["exit"] == "fixed" and p["setting"] == M)
     result = {"always_M_bits_per_byte": always["bits_per_byte"]}
-    within = [p for p in points if p["exit"] == "q" and p["avg_segments"] <= BUDGET * M]
+    within = [p for p in points if p["exit"] in LEARNED and p["avg_segments"] <= BUDGET * M]
     if not within:
         return result
     best = min(within, key=lambda p: p["bits_per_byte"])
     loss = best["bits_per_byte"] / always["bits_per_byte"] - 1
     result |= {
-        "q_halt_margin": best["setting"],
-        "q_avg_segments": best["avg_segments"],
-        "q_share_of_M": best["avg_segments"] / M,
-        "q_bits_per_byte": best["bits_per_byte"],
-        "q_loss": loss,
+        "exit": best["exit"],
+        "setting": best["setting"],
+        "avg_segments": best["avg_segments"],
+        "share_of_M": best["avg_segments"] / M,
+        "bits_per_byte": best["bits_per_byte"],
+        "loss": loss,
         "within_allowed_loss": loss <= ALLOWED_LOSS,
         "at_the_same_average": {},
     }
-    result["at_the_same_average"]["random, as q"] = next(
-        {"bits_per_byte": p["bits_per_byte"], "reached": True}
-        for p in points
-        if (p["exit"], p["setting"]) == ("random, as q", best["setting"])
-    )
     for name in dict.fromkeys(p["exit"] for p in points):
-        if name not in ("q", "random, as q"):
+        if name != best["exit"]:
             curve = [p for p in points if p["exit"] in (name, *(["fixed"] if name == "random" else []))]
             result["at_the_same_average"][name] = read_curve(curve, best["avg_segments"])
     return result
@@ -238,17 +235,17 @@ def print_table(report: dict) -> None:
     """The verdict in words."""
     result, M = report["verdict"], report["segments"]
     print(f"\nalways {M} segments: {result['always_M_bits_per_byte']:.4f} bits per byte")
-    if "q_avg_segments" not in result:
-        print(f"no setting of q uses {BUDGET:.0%} of the segments or fewer")
+    if "exit" not in result:
+        print(f"no setting of the learned gate uses {BUDGET:.0%} of the segments or fewer")
         return
     print(
-        f"q, margin {result['q_halt_margin']:.4g}: {result['q_avg_segments']:.3f} segments "
-        f"({result['q_share_of_M']:.1%} of M), {result['q_bits_per_byte']:.4f} ({result['q_loss']:+.2%})"
+        f"{result['exit']} at {result['setting']:.4g}: {result['avg_segments']:.3f} segments "
+        f"({result['share_of_M']:.1%} of M), {result['bits_per_byte']:.4f} ({result['loss']:+.2%})"
     )
     for name, row in result["at_the_same_average"].items():
         reached = "" if row["reached"] else "  (its nearest end; it does not reach this average)"
-        change = row["bits_per_byte"] / result["q_bits_per_byte"] - 1
-        print(f"    {name:14} {row['bits_per_byte']:.4f} ({change:+.2%} against q){reached}")
+        change = row["bits_per_byte"] / result["bits_per_byte"] - 1
+        print(f"    {name:14} {row['bits_per_byte']:.4f} ({change:+.2%} against the gate){reached}")
 
 
 def plot(report: dict, path: Path) -> None:

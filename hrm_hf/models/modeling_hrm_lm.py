@@ -132,7 +132,6 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.register_buffer("z_L_init", torch.zeros(config.hidden_size))  # drawn by _init_weights
         self.bp_steps = config.bp_steps  # may be lower for a while, see set_bp_steps
         self.halts_in_training = True  # may be off for a while, see set_halting
-        self.gradient_checkpointing = False
         self.post_init()
 
     def set_bp_steps(self, bp_steps: int) -> None:
@@ -303,7 +302,6 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
     def __init__(self, config: HrmLmConfig):
         super().__init__(config)
         self.model = HrmLmModel(config)
-        self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.post_init()
 

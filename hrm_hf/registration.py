@@ -6,10 +6,12 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelF
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from .models.configuration_hrm_go_coder import HrmGoCoderConfig
 from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
+from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
 from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
@@ -25,6 +27,7 @@ class AutoModelForPuzzleSolving(_BaseAutoModelClass):
 # A process that cannot import this package knows no AutoModelForPuzzleSolving: there a puzzle head loads as
 # AutoModelForMaskedLM (token logits at every position) with trust_remote_code=True.
 ARCHITECTURES = {
+    HrmGoCoderConfig: {AutoModel: HrmGoCoderModel, AutoModelForCausalLM: HrmGoCoderForCausalLM},
     HrmLmConfig: {AutoModel: HrmLmModel, AutoModelForCausalLM: HrmLmForCausalLM},
     HrmPuzzleConfig: {
         AutoModel: HrmPuzzleModel,

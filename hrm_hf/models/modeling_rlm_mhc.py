@@ -35,6 +35,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .cache_slots import CacheSlots, cache_slot
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, assign_initial_values
@@ -57,16 +58,6 @@ class RlmMhcOutput(CausalLMOutputWithPast):
     """Llama's output with `mhc_matrices` (see `RlmMhcModelOutput`)."""
 
     mhc_matrices: tuple[torch.Tensor, ...] | None = None
-
-
-class CacheSlots:
-    """A cache seen from one visit of a layer: what the layer stores under its own index goes to the visit's slot."""
-
-    def __init__(self, cache: Cache, slot: int):
-        self.cache, self.slot = cache, slot
-
-    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return self.cache.update(key, value, self.slot)
 
 
 class RlmMhcDecoderLayer(GradientCheckpointingLayer):
@@ -228,15 +219,11 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
                 attention_mask=causal_mask,
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
-                past_key_values=past_key_values if slot == layer else self._slot(past_key_values, slot),
+                past_key_values=past_key_values if slot == layer else cache_slot(past_key_values, slot),
                 use_cache=use_cache,
                 **kwargs,
             )
         return RlmMhcModelOutput(last_hidden_state=self.norm(self.reduce(streams)), past_key_values=past_key_values)
-
-    @staticmethod
-    def _slot(cache: Cache | None, slot: int) -> CacheSlots | None:
-        return None if cache is None else CacheSlots(cache, slot)
 
 
 class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):

@@ -1,0 +1,137 @@
+"""Configuration of the hierarchical recursive Go coder, and its sizes."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+from transformers.models.llama.configuration_llama import LlamaConfig
+
+from .go_stream import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
+from .presets import PresetsMixin
+
+
+@strict
+class HrmGoCoderConfig(PresetsMixin, LlamaConfig):
+    r"""Configuration of `hrm_go_coder`: a planner, a generator that attends to it, and a refinement head.
+
+    Body:
+        vocab_size (`int`, defaults to 50000): of the one table of embeddings, which is the output head too.
+        hidden_size (`int`, defaults to 256), intermediate_size (`int`, defaults to 704), num_attention_heads (`int`,
+            defaults to 8), num_key_value_heads, rms_norm_eps, attention_dropout, rope_parameters, initializer_range:
+            as in Llama, for both stacks.
+        planner_layers (`int`, defaults to 4), generator_layers (`int`, defaults to 8): blocks of each stack.
+        planner_cycles (`int`, defaults to 1), generator_cycles (`int`, defaults to 1): how often a stack is applied
+            with the same weights (the recursion of HRM and TRM): depth for computation, not for parameters.
+        hidden_dropout (`float`, defaults to 0.0): on the output of each branch.
+        max_position_embeddings (`int`, defaults to 2048): longest stream in tokens, with all attempts.
+        unified (`bool`, defaults to `False`): planner and generator share one stack of `planner_layers` blocks without
+            cross-attention and without refinement head: the shape of a Llama, for GGUF.
+        tagged (`bool`, defaults to `True`): the vocabulary starts with `SPECIAL_TOKENS` of `go_stream.py`. False makes
+            every token code, whatever its id: raw text with any other tokenizer.
+    Generation:
+        plan_budget (`int`, defaults to 512), code_budget (`int`, defaults to 1024): most new tokens of a plan and of
+            an attempt.
+        max_refinement_iterations (`int`, defaults to 5): most attempts of `generate_with_refinement`.
+        refinement_threshold (`float`, defaults to 0.9): the least probability of DONE at which it stops.
+    Losses:
+        plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
+        refinement_loss_weight (`float`, defaults to 0.2).
+        refinement_class_weights (`list[float]`, defaults to `[1, 1, 1]`): of CONTINUE, REFINE, DONE.
+    """
+
+    model_type = "hrm_go_coder"
+    base_model_tp_plan = None
+    base_model_pp_plan = None  # both stacks read the same embeddings, which no plan can name
+
+    vocab_size: int = 50000
+    hidden_size: int = 256
+    intermediate_size: int = 704
+    num_hidden_layers: int = 20
+    num_attention_heads: int = 8
+    max_position_embeddings: int = 2048
+    bos_token_id: int | None = TOKEN_IDS[BOS]
+    eos_token_id: int | list[int] | None = TOKEN_IDS[EOS]
+    pad_token_id: int | None = TOKEN_IDS[PAD]
+    tie_word_embeddings: bool = True
+    planner_layers: int = 4
+    generator_layers: int = 8
+    planner_cycles: int = 1
+    generator_cycles: int = 1
+    hidden_dropout: float | int = 0.0
+    unified: bool = False
+    tagged: bool = True
+    plan_budget: int = 512
+    code_budget: int = 1024
+    max_refinement_iterations: int = 5
+    refinement_threshold: float | int = 0.9
+    plan_loss_weight: float | int = 0.4
+    code_loss_weight: float | int = 0.4
+    refinement_loss_weight: float | int = 0.2
+    refinement_class_weights: list[float] | None = None
+
+    # Millions of parameters in comments.
+    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "test": {  # 0.31
+            "vocab_size": 1024, "hidden_size": 64, "intermediate_size": 176, "num_attention_heads": 4,
+            "planner_layers": 2, "generator_layers": 2,
+        },
+        "nano": {"vocab_size": 16384, "planner_layers": 3, "generator_layers": 3},  # 10.0
+        "base": {},  # 24.75
+        "wide": {  # 27.9; with 5 layers in the generator 29.5
+            "hidden_size": 320, "intermediate_size": 864, "planner_layers": 4, "generator_layers": 4,
+        },
+        "medium": {  # 53.9
+            "hidden_size": 384, "intermediate_size": 1024, "num_attention_heads": 12, "planner_layers": 6,
+            "generator_layers": 10,
+        },
+        "unified": {  # 25.9
+            "hidden_size": 320, "intermediate_size": 864, "planner_layers": 8, "generator_layers": 0, "unified": True,
+        },
+    }  # fmt: skip
+
+    def __post_init__(self, **kwargs):
+        # Key-value slots of one cycle; caches count by it.
+        self.num_hidden_layers = self.planner_layers + 2 * self.generator_layers
+        if self.refinement_class_weights is None:
+            self.refinement_class_weights = [1.0] * len(DECISIONS)
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of `@strict` validation: relations between fields."""
+        super().validate_architecture()
+        for name in ("planner_layers", "planner_cycles", "generator_cycles", "plan_budget", "code_budget"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.unified != (self.generator_layers == 0) or self.generator_layers < 0:
+            raise ValueError(
+                f"unified={self.unified} with generator_layers={self.generator_layers}: a unified model has no layers "
+                "of a generator, every other one has"
+            )
+        if self.unified and self.generator_cycles != 1:
+            raise ValueError(f"generator_cycles={self.generator_cycles}: a unified model has no generator")
+        if not 1 <= self.max_refinement_iterations <= 5:
+            raise ValueError(f"max_refinement_iterations={self.max_refinement_iterations} is outside 1..5")
+        if not 0 <= self.refinement_threshold <= 1:
+            raise ValueError(f"refinement_threshold={self.refinement_threshold} is outside 0..1")
+        if len(self.refinement_class_weights) != len(DECISIONS) or min(self.refinement_class_weights) < 0:
+            raise ValueError(
+                f"refinement_class_weights={self.refinement_class_weights} must be {len(DECISIONS)} numbers from 0 "
+                f"up, of {', '.join(DECISIONS)}"
+            )
+
+    @property
+    def cache_slots(self) -> dict[str, int]:
+        """First slot of each kind in a key-value cache: planner, generator, cross, phase; and their number, end."""
+        planner, generator = self.planner_layers * self.planner_cycles, self.generator_layers * self.generator_cycles
+        if self.unified:
+            return {"planner": 0, "generator": planner, "cross": planner, "phase": planner, "end": planner}
+        cross = planner + generator
+        phase = cross + self.generator_layers
+        return {"planner": 0, "generator": planner, "cross": cross, "phase": phase, "end": phase + 1}
+
+    @property
+    def per_layer_config(self) -> list["HrmGoCoderConfig"]:
+        """An entry for each cache slot: by its length transformers' caches count them."""
+        return [self] * self.cache_slots["end"]
+
+
+__all__ = ["HrmGoCoderConfig"]

@@ -1,0 +1,196 @@
+"""The token stream of the Go coder: its special tokens, its segments, and what a validator says in it.
+
+    <s> <PROBLEM>title, body</PROBLEM> [<CONTEXT><FILE>path</FILE>text before</CONTEXT>]
+    <PLAN><INTENT:ADD><TARGET:func>name<STEP>text<STEP>text</PLAN>
+    <CODE>func name(...) {...}</CODE>
+    [<VALIDATE><SYNTAX_ERR>unexpected token, line 3: message</VALIDATE> <RETRY> <CODE>...</CODE>
+     <VALIDATE><SYNTAX_OK><TEST_PASS></VALIDATE> <DONE>] </s>
+
+<RETRY> (class CONTINUE) is followed by new code for the same plan, <REFINE> by a new plan, <DONE> by the end. A token
+belongs to the phase of the last opener up to and including itself: <CODE> opens the generator's phase, every other
+opener the planner's; before the first opener it is the generator's, so that plain Go text is code. Every function here
+adds text by `encode_text`, which never makes a special token of what users wrote.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
+INTENTS = ("FIX", "ADD", "REFACTOR", "OPTIMIZE", "UPDATE", "REMOVE", "PRESERVE")
+TARGET_KINDS = ("func", "method", "type", "interface", "var")
+# The class of a decision is its index.
+DECISIONS = ("CONTINUE", "REFINE", "DONE")
+CONTINUE, REFINE, DONE = range(3)
+DECISION_TOKENS = ("<RETRY>", "<REFINE>", "<DONE>")
+# Openers of the planner's phase; <CODE> alone opens the generator's.
+PLANNER_OPENERS = (
+    "<REPO>", "<PR_TITLE>", "<PR_BODY>", "<FILE>", "<BEFORE>", "<AFTER>", "<COMMENTS>", "<PROBLEM>", "<CONTEXT>",
+    "<STRUCTURE>", "<PLAN>", "<VALIDATE>",
+)  # fmt: skip
+CLOSERS = ("</PROBLEM>", "</CONTEXT>", "</FILE>", "</PLAN>", "</CODE>", "</VALIDATE>")
+MARKS = ("<STEP>", "<SYNTAX_OK>", "<SYNTAX_ERR>", "<TEST_PASS>", "<TEST_FAIL>")
+# A tokenizer of ours has these first, so that an id is an index of this list.
+SPECIAL_TOKENS = (
+    UNK, BOS, EOS, PAD, *PLANNER_OPENERS, "<CODE>", *CLOSERS, *MARKS, *DECISION_TOKENS,
+    *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{kind}>" for kind in TARGET_KINDS),
+)  # fmt: skip
+TOKEN_IDS = {token: index for index, token in enumerate(SPECIAL_TOKENS)}
+
+# What is wrong with an attempt; the id of a category is its index. 1 to 6 are syntax errors, 7 and 8 type errors.
+CATEGORIES = (
+    "none",  # nothing is wrong
+    "unexpected token",
+    "missing closing",  # brace, bracket or parenthesis; or the text ends too early
+    "missing comma or newline",
+    "unterminated literal",
+    "missing operand or type",
+    "misplaced statement",  # a statement or declaration where there can be none
+    "undefined name",
+    "mismatched types",  # and every other type error
+    "other",  # a failed test, a time limit, and what fits nowhere else
+)
+LINE_BUCKETS = 32  # of the feedback encoder's embedding of where an error is
+MAX_MESSAGE = 120  # characters of a validator's message that enter the stream
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """What a validator says about one attempt; None where it did not look.
+
+    Attributes:
+        syntax_ok: the code parses.
+        types_ok: the code type-checks.
+        tests_pass: its tests pass.
+        category: one of CATEGORIES.
+        line: line of the first error, from 1, in the code that was given.
+        message: the first error, one line.
+    """
+
+    syntax_ok: bool | None = None
+    types_ok: bool | None = None
+    tests_pass: bool | None = None
+    category: str = "none"
+    line: int | None = None
+    message: str = ""
+
+    def __post_init__(self):
+        if self.category not in CATEGORIES:
+            raise ValueError(f"category={self.category!r} is not one of {', '.join(CATEGORIES)}")
+
+    @property
+    def failed(self) -> bool:
+        """Something that the validator looked at is wrong."""
+        return False in (self.syntax_ok, self.types_ok, self.tests_pass)
+
+    def token_ids(self, lines: int) -> list[int]:
+        """What the feedback encoder reads: [syntax, tests, category, line bucket] of an attempt of `lines` lines.
+
+        syntax and tests are 0 unknown, 1 good, 2 bad; the first two 0 stand for "no validator". A type error is a
+        failed test in this code, and its category tells it apart.
+        """
+        tests = self.tests_pass if self.types_ok is not False else False
+        bucket = 0 if self.line is None else min(LINE_BUCKETS - 1, (self.line - 1) * LINE_BUCKETS // max(lines, 1))
+        return [_flag(self.syntax_ok), _flag(tests), CATEGORIES.index(self.category), max(bucket, 0)]
+
+
+NO_FEEDBACK = [0, 0, 0, 0]
+
+
+def _flag(value: bool | None) -> int:
+    return 0 if value is None else 1 if value else 2
+
+
+def encode_text(tokenizer: Any, text: str) -> list[int]:
+    """Ids of user text; a tag in it is ordinary characters."""
+    return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+
+
+def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:
+    """<PROBLEM>title, an empty line, body</PROBLEM>; without what is empty."""
+    return _segment(tokenizer, "PROBLEM", "\n\n".join(part for part in (title, body) if part))
+
+
+def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
+    """<CONTEXT><FILE>path</FILE>text</CONTEXT>, without <FILE> if there is no path; nothing for an empty context."""
+    if not path and not before:
+        return []
+    named = _segment(tokenizer, "FILE", path) if path else []
+    return [TOKEN_IDS["<CONTEXT>"], *named, *encode_text(tokenizer, before), TOKEN_IDS["</CONTEXT>"]]
+
+
+def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Iterable[str]) -> list[int]:
+    """<PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN>.
+
+    Args:
+        intent: one of INTENTS.
+        targets: "kind:name" with a kind of TARGET_KINDS.
+        steps: texts.
+
+    Raises:
+        ValueError: an unknown intent or kind.
+    """
+    ids = [TOKEN_IDS["<PLAN>"], _special(f"<INTENT:{intent}>", "intent", intent, INTENTS)]
+    for target in targets:
+        kind, _, name = target.partition(":")
+        ids += [_special(f"<TARGET:{kind}>", "target kind", kind, TARGET_KINDS), *encode_text(tokenizer, name)]
+    for step in steps:
+        ids += [TOKEN_IDS["<STEP>"], *encode_text(tokenizer, step)]
+    return [*ids, TOKEN_IDS["</PLAN>"]]
+
+
+def code_segment(tokenizer: Any, prefix: str, body: str) -> tuple[list[int], int]:
+    """<CODE>prefix body</CODE>, and how many of its first ids are given rather than written (<CODE> and the prefix).
+
+    Prefix and body are encoded apart, as a prompt and its continuation are.
+    """
+    given = [TOKEN_IDS["<CODE>"], *encode_text(tokenizer, prefix)]
+    return [*given, *encode_text(tokenizer, body), TOKEN_IDS["</CODE>"]], len(given)
+
+
+def validation_segment(tokenizer: Any, feedback: Feedback | None) -> list[int]:
+    """<VALIDATE>, what was found, </VALIDATE>; empty inside if there was no validator."""
+    ids = [TOKEN_IDS["<VALIDATE>"]]
+    if feedback is not None:
+        if feedback.syntax_ok is not None:
+            ids.append(TOKEN_IDS["<SYNTAX_OK>" if feedback.syntax_ok else "<SYNTAX_ERR>"])
+        if feedback.types_ok is False or feedback.tests_pass is not None:
+            passed = feedback.types_ok is not False and feedback.tests_pass
+            ids.append(TOKEN_IDS["<TEST_PASS>" if passed else "<TEST_FAIL>"])
+        if feedback.failed:
+            where = "" if feedback.line is None else f", line {feedback.line}"
+            ids += encode_text(tokenizer, f"{feedback.category}{where}: {feedback.message[:MAX_MESSAGE]}")
+    return [*ids, TOKEN_IDS["</VALIDATE>"]]
+
+
+def parse_plan(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
+    """The plan in ids (with or without its tags) as {"intent": str | None, "targets": [...], "steps": [...]}."""
+    plan: dict[str, Any] = {"intent": None, "targets": [], "steps": []}
+    parts: list[tuple[str, list[int]]] = []
+    for token in ids:
+        name = SPECIAL_TOKENS[token] if token < len(SPECIAL_TOKENS) else None
+        if name is None:
+            if parts:
+                parts[-1][1].append(token)
+        else:
+            parts.append((name, []))
+    for name, text in parts:
+        value = tokenizer.decode(text)
+        if name.startswith("<INTENT:") and plan["intent"] is None:
+            plan["intent"] = name[8:-1]
+        elif name.startswith("<TARGET:"):
+            plan["targets"].append(f"{name[8:-1]}:{value}")
+        elif name == "<STEP>":
+            plan["steps"].append(value)
+    return plan
+
+
+def _segment(tokenizer: Any, name: str, text: str) -> list[int]:
+    return [TOKEN_IDS[f"<{name}>"], *encode_text(tokenizer, text), TOKEN_IDS[f"</{name}>"]]
+
+
+def _special(token: str, what: str, value: str, allowed: tuple[str, ...]) -> int:
+    if token not in TOKEN_IDS:
+        raise ValueError(f"{what} {value!r} is not one of {', '.join(allowed)}")
+    return TOKEN_IDS[token]

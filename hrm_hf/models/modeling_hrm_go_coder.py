@@ -1,0 +1,459 @@
+"""The hierarchical recursive Go coder: one token stream, two stacks, and a decision after every attempt.
+
+    states of the planner   = planner(embed(ids))                        causal, over the whole stream
+    states of the generator = generator(embed(ids), planner states)      causal, over code; reads the planner
+    logits                  = lm_head(generator state in code, planner state elsewhere)
+
+`go_stream.py` says what is code. Code sees code, and of the planner the states at earlier planner positions and at its
+own; nothing sees what comes later, so that labels are ordinary shifted tokens and a cache is exact. The phases of
+cached tokens are kept in the cache as one more slot of width 1, so that whatever reorders, crops or copies a cache
+treats them alike. Without a cache the generator runs on code positions alone.
+
+Different from matoval/go_coder_llm_pipeline, whose training guide gave the sizes and losses: there the planner is
+bidirectional and both losses compare a token with itself, so that it learns to copy; the generator never sees the
+problem, nor the decision the code. Generation is in `go_coder_generation.py`.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import DynamicCache, PreTrainedModel
+from transformers import initialization as init
+from transformers.cache_utils import Cache
+from transformers.masking_utils import create_causal_mask
+from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
+from transformers.modeling_utils import slice_logits_to_keep
+from transformers.models.llama.modeling_llama import LlamaAttention, LlamaRotaryEmbedding
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple
+from transformers.utils.generic import merge_with_config_defaults
+from transformers.utils.output_capturing import OutputRecorder, capture_outputs
+
+from .checkpoint_code import CheckpointCodeMixin
+from .configuration_hrm_go_coder import HrmGoCoderConfig
+from .go_coder_generation import GoCoderGenerationMixin
+from .go_coder_layers import (
+    HrmGoCoderCrossAttention,
+    HrmGoCoderFeedbackEncoder,
+    HrmGoCoderGenerator,
+    HrmGoCoderGeneratorLayer,
+    HrmGoCoderPlanner,
+    HrmGoCoderPlannerLayer,
+    HrmGoCoderRefinementHead,
+)
+from .go_stream import DECISION_TOKENS, NO_FEEDBACK, PLANNER_OPENERS, TOKEN_IDS
+from .linear_cross_entropy import linear_cross_entropy
+
+
+IGNORED = -100
+
+
+@dataclass
+class HrmGoCoderModelOutput(BaseModelOutputWithPast):
+    """States of both stacks [B, S, C], which of them a position uses (`phases`, bool [B, S], True for the generator),
+    and the decision's logits [B, K, 3] if positions were given.
+
+    The generator's states are those of code positions; elsewhere they mean nothing, and a unified model has none.
+    """
+
+    planner_states: torch.FloatTensor | None = None
+    generator_states: torch.FloatTensor | None = None
+    phases: torch.BoolTensor | None = None
+    refinement_logits: torch.FloatTensor | None = None
+    cross_attentions: tuple[torch.FloatTensor, ...] | None = None
+
+
+@dataclass
+class HrmGoCoderOutput(CausalLMOutputWithPast):
+    """What a training step needs beside the loss; `logits` are None in training, where they are never made.
+
+    `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0 without any; `metrics`
+    has those numbers of tokens ("plan_tokens", "code_tokens", "decisions").
+    """
+
+    plan_loss: torch.FloatTensor | None = None
+    code_loss: torch.FloatTensor | None = None
+    refinement_loss: torch.FloatTensor | None = None
+    refinement_logits: torch.FloatTensor | None = None
+    planner_states: torch.FloatTensor | None = None
+    generator_states: torch.FloatTensor | None = None
+    cross_attentions: tuple[torch.FloatTensor, ...] | None = None
+    metrics: dict[str, torch.Tensor] | None = None
+
+
+class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+    config: HrmGoCoderConfig
+    base_model_prefix = "model"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["HrmGoCoderPlannerLayer", "HrmGoCoderGeneratorLayer"]
+    _skip_keys_device_placement = ["past_key_values"]
+    _supports_sdpa = True
+    _supports_attention_backend = True
+    _can_compile_fullgraph = True
+    _can_record_outputs = {
+        "hidden_states": [HrmGoCoderPlannerLayer, HrmGoCoderGeneratorLayer],
+        "attentions": LlamaAttention,
+        "cross_attentions": OutputRecorder(HrmGoCoderCrossAttention, index=1),
+    }
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        super()._init_weights(module)
+        if isinstance(module, HrmGoCoderFeedbackEncoder):
+            init.normal_(module.no_validator, std=self.config.initializer_range)
+
+
+class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
+    def __init__(self, config: HrmGoCoderConfig):
+        super().__init__(config)
+        self.vocab_size = config.vocab_size
+        self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, config.pad_token_id)
+        self.planner = HrmGoCoderPlanner(config)
+        self.generator, self.feedback_encoder, self.refinement_head = None, None, None
+        if not config.unified:
+            self.generator = HrmGoCoderGenerator(config)
+            self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
+            self.refinement_head = HrmGoCoderRefinementHead(config)
+        self.rotary_emb = LlamaRotaryEmbedding(config=config)
+        self.gradient_checkpointing = False
+        self.post_init()
+
+    @merge_with_config_defaults
+    @capture_outputs
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        use_cache: bool | None = None,
+        decision_positions: torch.LongTensor | None = None,
+        feedback_ids: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HrmGoCoderModelOutput:
+        if (input_ids is None) ^ (inputs_embeds is not None):
+            raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
+        if inputs_embeds is None:
+            inputs_embeds = self.embed_tokens(input_ids)
+        if use_cache and past_key_values is None:
+            past_key_values = DynamicCache(config=self.config)
+        ordinary = position_ids is None  # neither packed rows nor a prepared batch
+        seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if position_ids is None:
+            position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
+        rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
+
+        causal_mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+            allow_is_causal_skip=self.config.unified or past_key_values is None,
+        )
+        shared = {"position_ids": position_ids, "use_cache": use_cache, **kwargs}
+        # Before the planner writes its slots: a mask is sized by what the cache holds so far.
+        phases, all_phases = self._phases(input_ids, inputs_embeds, past_key_values)
+        planner_states = self.planner(
+            inputs_embeds,
+            past_key_values=past_key_values,
+            attention_mask=causal_mask,
+            position_embeddings=rotary,
+            **shared,
+        )
+        generator_states, states = None, planner_states
+        if self.generator is not None:
+            code = None
+            if ordinary and past_key_values is None and self._may_compact(attention_mask, kwargs):
+                code = _code_positions(phases, attention_mask)
+            if code is not None:
+                generator_states = self._generate_compacted(
+                    inputs_embeds, planner_states, rotary, phases, code, kwargs
+                )
+            else:
+                if causal_mask is None:
+                    causal_mask = create_causal_mask(
+                        self.config, inputs_embeds, attention_mask, None, position_ids, allow_is_causal_skip=False
+                    )
+                generator_states = self.generator(
+                    inputs_embeds,
+                    self.generator.keys_and_values(planner_states, rotary, past_key_values),
+                    past_key_values=past_key_values,
+                    attention_mask=_restricted(causal_mask, all_phases, seen),
+                    cross_attention_mask=_restricted(causal_mask, ~all_phases, seen),
+                    position_embeddings=rotary,
+                    **shared,
+                )
+            states = torch.where(phases.unsqueeze(-1), generator_states, planner_states)
+        decision = None
+        if self.refinement_head is not None and decision_positions is not None:
+            decision = self._decide(planner_states, generator_states, input_ids, decision_positions, feedback_ids)
+        return HrmGoCoderModelOutput(
+            last_hidden_state=states,
+            past_key_values=past_key_values,
+            planner_states=planner_states,
+            generator_states=generator_states,
+            phases=phases,
+            refinement_logits=decision,
+        )
+
+    # ---- phases ----
+
+    def _phases(self, input_ids, inputs_embeds, cache) -> tuple[torch.Tensor, torch.Tensor]:
+        """True for code: of the new positions [B, T], and of all that the cache then has, [B, S]."""
+        batch, length = inputs_embeds.shape[:2]
+        before = self._phase_before(cache, batch, inputs_embeds.device)
+        if self.config.tagged and input_ids is not None:
+            opener, opens_code = _last_openers(input_ids)
+            phases = torch.where(opener >= 0, opens_code.gather(1, opener.clamp(min=0)), before)
+        else:
+            phases = before.expand(batch, length)
+        if cache is None or self.config.unified:
+            return phases, phases
+        kept = phases[:, None, :, None].to(inputs_embeds.dtype)
+        kept, _ = cache.update(kept, kept, self.config.cache_slots["phase"])
+        return phases, kept[:, 0, :, 0] > 0.5
+
+    def _phase_before(self, cache, batch: int, device) -> torch.Tensor:
+        """Phase of the last cached token [B, 1]; what has no opener is code."""
+        slot = self.config.cache_slots["phase"]
+        code = torch.ones(batch, 1, dtype=torch.bool, device=device)
+        if cache is None or self.config.unified or slot >= len(cache.layers) or not cache.layers[slot].is_initialized:
+            return code
+        seen = torch.as_tensor(cache.get_seq_length(slot), device=device)
+        last = cache.layers[slot].keys[:, 0, :, 0].index_select(1, (seen - 1).clamp(min=0).view(1))
+        return torch.where(seen > 0, last > 0.5, code)
+
+    # ---- the generator on code alone ----
+
+    def _may_compact(self, attention_mask, kwargs) -> bool:
+        """Compaction depends on the data, and it reorders what is recorded."""
+        recorded = any(
+            kwargs.get(name) or getattr(self.config, name, False)
+            for name in ("output_hidden_states", "output_attentions")
+        )
+        plain_mask = attention_mask is None or attention_mask.dim() == 2
+        return self.config.tagged and plain_mask and not recorded and not torch.compiler.is_compiling()
+
+    def _generate_compacted(self, inputs_embeds, planner_states, rotary, phases, code, kwargs) -> torch.Tensor:
+        """The generator's states [B, T, C], computed at the positions `code` [B, Tc] alone.
+
+        A row with fewer code positions than Tc ends in others, which nothing before them sees.
+        """
+        embeds = _at(inputs_embeds, code)
+        cos, sin = (_at(part.expand(len(code), -1, -1), code) for part in rotary)
+        keys = torch.arange(phases.shape[1], device=phases.device)
+        own = keys == code.unsqueeze(-1)
+        # Padding before the first opener is code, padding after the end is later than any code.
+        visible = ((keys < code.unsqueeze(-1)) & ~phases.unsqueeze(1)) | own
+        states = self.generator(
+            embeds,
+            self.generator.keys_and_values(planner_states, rotary, None),
+            attention_mask=create_causal_mask(self.config, embeds, None, None),
+            cross_attention_mask=self._as_mask(visible.unsqueeze(1), embeds.dtype),
+            position_embeddings=(cos, sin),
+            **kwargs,
+        )
+        index = code.unsqueeze(-1).expand_as(states)
+        return torch.zeros_like(planner_states, dtype=states.dtype).scatter(1, index, states)
+
+    def _as_mask(self, visible: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if self.config._attn_implementation == "sdpa":
+            return visible
+        return torch.zeros_like(visible, dtype=dtype).masked_fill(~visible, torch.finfo(dtype).min)
+
+    # ---- the decision ----
+
+    def _decide(self, planner_states, generator_states, input_ids, positions, feedback_ids) -> torch.Tensor:
+        """Logits [B, K, 3] at </CODE> positions [B, K]. The whole stream up to them must be in `input_ids`."""
+        if feedback_ids is None:
+            feedback_ids = torch.tensor(NO_FEEDBACK, device=positions.device).expand(*positions.shape, -1)
+        plan = self._plan_means(planner_states, input_ids, positions)
+        return self.refinement_head(
+            _at(planner_states, positions),
+            _at(generator_states, positions),
+            plan,
+            self.feedback_encoder(feedback_ids),
+        )
+
+    def _plan_means(self, planner_states, input_ids, positions) -> torch.Tensor:
+        """Mean planner state [B, K, C] over the last plan before each position; zeros without one."""
+        indices = torch.arange(input_ids.shape[1], device=input_ids.device)
+        openers = _last_openers(input_ids)[0]
+        plans = torch.where(input_ids == TOKEN_IDS["<PLAN>"], indices, -1).cummax(dim=1).values
+        last = plans.gather(1, positions)
+        members = (openers.unsqueeze(1) == last.unsqueeze(-1)) & (last >= 0).unsqueeze(-1)
+        shares = members.to(planner_states.dtype)
+        return shares @ planner_states / shares.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def _last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index [B, T] of the last opener up to each position, -1 for none; and which positions open code [B, T]."""
+    first, last = TOKEN_IDS[PLANNER_OPENERS[0]], TOKEN_IDS[PLANNER_OPENERS[-1]]
+    opens_code = input_ids == TOKEN_IDS["<CODE>"]
+    opens = opens_code | ((input_ids >= first) & (input_ids <= last))
+    indices = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return torch.where(opens, indices, -1).cummax(dim=1).values, opens_code
+
+
+def _code_positions(phases: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Code positions [B, Tc] of each row in order, as many as the row with most has; None if that is all of them."""
+    code = phases if attention_mask is None else phases & attention_mask.bool()
+    most = max(1, int(code.sum(dim=1).max()))
+    if most == code.shape[1]:
+        return None
+    return (~code).byte().argsort(dim=1, stable=True)[:, :most]
+
+
+def _restricted(mask: torch.Tensor, keys: torch.Tensor, seen: int | torch.Tensor) -> torch.Tensor:
+    """A causal mask [B, 1, T, S], bool or additive, without the keys [B, S] that are False, but for one's own."""
+    indices = torch.arange(keys.shape[1], device=keys.device)
+    queries = torch.arange(mask.shape[-2], device=keys.device) + seen
+    allowed = keys[:, None, None, :] | (indices == queries.unsqueeze(-1))
+    if mask.dtype == torch.bool:
+        return mask & allowed
+    return mask.masked_fill(~allowed, torch.finfo(mask.dtype).min)
+
+
+def _at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """values [B, T, C] at positions [B, K] -> [B, K, C]."""
+    return values.gather(1, positions.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
+
+
+class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
+    _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+    accepts_loss_kwargs = False  # its parts have different denominators: one number of items cannot normalise them
+
+    def __init__(self, config: HrmGoCoderConfig):
+        super().__init__(config)
+        self.model = HrmGoCoderModel(config)
+        self.vocab_size = config.vocab_size
+        self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        self.refinement_scale = 1.0
+        self.post_init()
+
+    def set_refinement_scale(self, scale: float) -> None:
+        """Factor of the refinement loss beside its weight, for a warm-up."""
+        self.refinement_scale = scale
+
+    @staticmethod
+    def parameter_group(name: str) -> str:
+        """ "planner", "generator", "refinement" or "shared": what the parameter of this full name belongs to."""
+        for group, parts in {
+            "planner": ("planner.",),
+            "generator": ("generator.",),
+            "refinement": ("refinement_head.", "feedback_encoder."),
+        }.items():
+            if any(f".{part}" in f".{name}" for part in parts):
+                return group
+        return "shared"
+
+    @can_return_tuple
+    def forward(
+        self,
+        input_ids: torch.LongTensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        position_ids: torch.LongTensor | None = None,
+        past_key_values: Cache | None = None,
+        inputs_embeds: torch.Tensor | None = None,
+        labels: torch.LongTensor | None = None,
+        use_cache: bool | None = None,
+        logits_to_keep: int | torch.Tensor = 0,
+        decision_positions: torch.LongTensor | None = None,
+        decision_labels: torch.LongTensor | None = None,
+        feedback_ids: torch.LongTensor | None = None,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> HrmGoCoderOutput:
+        r"""
+        Args:
+            labels: [B, S], compared with the logits one position earlier; -100 is not learned. A target counts to the
+                refinement loss if it is a decision token, else to the code or plan loss by the stack that predicts it.
+            decision_positions: [B, K], where attempts end (</CODE>), for the refinement head; needs `input_ids`.
+            decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 for none.
+            feedback_ids: [B, K, 4], see `Feedback.token_ids`; without, nobody validated.
+        """
+        outputs: HrmGoCoderModelOutput = self.model(
+            input_ids=input_ids,
+            attention_mask=attention_mask,
+            position_ids=position_ids,
+            past_key_values=past_key_values,
+            inputs_embeds=inputs_embeds,
+            use_cache=use_cache,
+            decision_positions=decision_positions,
+            feedback_ids=feedback_ids,
+            **kwargs,
+        )
+        states, logits, losses = outputs.last_hidden_state, None, {}
+        # A sharded head can be used as a whole module alone, which makes logits.
+        fused = self.training and labels is not None and self.lm_head.weight.numel() > 0
+        if not fused:
+            logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep))
+        if labels is not None:
+            losses = self._losses(states, logits, labels, outputs, decision_labels)
+        return HrmGoCoderOutput(
+            **losses,
+            logits=logits,
+            refinement_logits=outputs.refinement_logits,
+            past_key_values=outputs.past_key_values,
+            hidden_states=outputs.hidden_states,
+            attentions=outputs.attentions,
+            cross_attentions=outputs.cross_attentions,
+            planner_states=outputs.planner_states,
+            generator_states=outputs.generator_states,
+        )
+
+    def _losses(self, states, logits, labels, outputs, decision_labels) -> dict[str, Any]:
+        config = self.config
+        learned = labels[:, 1:] != IGNORED
+        targets = labels[:, 1:][learned]
+        code = outputs.phases[:, :-1][learned]
+        decides = torch.zeros_like(code)
+        if config.tagged:
+            first, last = TOKEN_IDS[DECISION_TOKENS[0]], TOKEN_IDS[DECISION_TOKENS[-1]]
+            decides = (targets >= first) & (targets <= last)
+        members = torch.stack([~code & ~decides, code & ~decides, decides])
+        counts = members.sum(dim=1)
+        head_loss, decisions = self._head_loss(outputs.refinement_logits, decision_labels, counts)
+        # The decision is learned twice, by the head and as a token: each half, or the one that is there whole.
+        halves = ((counts[2] > 0).float() + (decisions > 0).float()).clamp(min=1)
+        refinement = config.refinement_loss_weight * self.refinement_scale
+        factors = counts.new_tensor([config.plan_loss_weight, config.code_loss_weight, refinement], dtype=torch.float)
+        factors[2] /= halves
+        weights = (members * (factors / counts.clamp(min=1)).unsqueeze(1)).sum(dim=0)
+        if logits is None:
+            total, losses = linear_cross_entropy(states[:, :-1][learned], self.lm_head.weight, targets, weights)
+        else:
+            losses = nn.functional.cross_entropy(logits[:, :-1][learned].float(), targets, reduction="none")
+            total = (losses * weights).sum()
+        plan_loss, code_loss, token_loss = (members * losses.detach()).sum(dim=1) / counts.clamp(min=1)
+        return {
+            "loss": total + refinement * head_loss / halves,
+            "plan_loss": plan_loss,
+            "code_loss": code_loss,
+            "refinement_loss": (token_loss + head_loss.detach()) / halves,
+            "metrics": {"plan_tokens": counts[0], "code_tokens": counts[1], "decisions": counts[2].maximum(decisions)},
+        }
+
+    def _head_loss(self, logits, labels, counts) -> tuple[torch.Tensor, torch.Tensor]:
+        """Class-weighted cross-entropy of the refinement head, and over how many decisions it is a mean."""
+        head, nothing = self.model.refinement_head, counts.new_zeros(())
+        if head is None:
+            return nothing.float(), nothing
+        if logits is None or labels is None:
+            # With a graph to every weight, for processes that wait for each other's gradients.
+            unused = [*head.parameters(), *self.model.feedback_encoder.parameters()]
+            return sum(p.sum() for p in unused) * 0.0, nothing
+        weight = logits.new_tensor(self.config.refinement_class_weights, dtype=torch.float)
+        flat = labels.flatten()
+        known = flat != IGNORED
+        total = nn.functional.cross_entropy(
+            logits.float().flatten(0, 1), flat, weight, ignore_index=IGNORED, reduction="sum"
+        )
+        return total / weight[flat.clamp(min=0)].mul(known).sum().clamp(min=1e-9), known.sum()
+
+
+__all__ = ["HrmGoCoderForCausalLM", "HrmGoCoderModel", "HrmGoCoderPreTrainedModel"]

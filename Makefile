@@ -4,9 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo test test-slow test-upstream quality style bench clean
+.PHONY: help demo demo-go test test-slow test-upstream quality style bench clean
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
+	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it"
 	@echo "make test       the default tests           make test-slow  the tests that take minutes"
 	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models"
 	@echo "make quality    lint and format check       make style      mend what can be mended"
@@ -24,6 +25,11 @@ $(STAMP): setup.cfg constraints.txt
 MODEL ?= trm
 demo: $(STAMP)
 	$(BIN)/hrm-hf demo --model $(MODEL)
+
+MINUTES ?= 20
+SOURCE ?= std
+demo-go: $(STAMP)
+	$(BIN)/hrm-hf demo-go --minutes $(MINUTES) --source $(SOURCE)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -q

@@ -88,7 +88,7 @@ def describe(config, block_size: int) -> dict:
     }
 
 
-def train_step(model, args, compiled: bool):
+def train_step(model, args, compiled: bool = False):
     """A function that takes one training step on random tokens."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = torch.compile(model) if compiled else model
@@ -106,16 +106,19 @@ def train_step(model, args, compiled: bool):
     return step
 
 
-def memory(configs: dict, args) -> dict[str, float]:
-    """MiB that training adds at its peak: weights, gradients, AdamW's moments and activations."""
+def memory(configs: dict, args, make_step=train_step) -> dict[str, float]:
+    """MiB that training adds at its peak: weights, gradients, AdamW's moments and activations.
+
+    `make_step(model, args)` gives the step; it must be importable by another process.
+    """
     if args.device != "cpu":
-        return {name: cuda_peak(config, args) for name, config in configs.items()}
+        return {name: cuda_peak(config, args, make_step) for name, config in configs.items()}
     context = multiprocessing.get_context("forkserver")  # fresh processes, but torch is imported once
     context.set_forkserver_preload(["torch", "transformers", "hrm_hf"])
     peaks = {}
     for name, config in configs.items():
         receiver, sender = context.Pipe(duplex=False)
-        process = context.Process(target=resident_peak, args=(config, args, sender))
+        process = context.Process(target=resident_peak, args=(config, args, make_step, sender))
         process.start()
         sender.close()
         peaks[name] = receiver.recv()
@@ -123,22 +126,22 @@ def memory(configs: dict, args) -> dict[str, float]:
     return peaks
 
 
-def resident_peak(config, args, sender) -> None:
+def resident_peak(config, args, make_step, sender) -> None:
     """Sends the MiB by which three training steps raise the resident memory of this process."""
     torch.set_num_threads(args.threads)
     count_parameters(config)  # imports the model's code
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    step = train_step(build(config), args, compiled=False)
+    step = make_step(build(config), args)
     for _ in range(3):
         step()
     sender.send((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 2**10)  # Linux counts in KiB
 
 
-def cuda_peak(config, args) -> float:
+def cuda_peak(config, args, make_step) -> float:
     """The same from the allocator of a GPU."""
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    step = train_step(build(config).to(args.device), args, compiled=False)
+    step = make_step(build(config).to(args.device), args)
     for _ in range(3):
         step()
     peak = (torch.cuda.max_memory_allocated() - before) / 2**20

@@ -23,6 +23,9 @@ PUZZLE_FIGURES = {
 LM_FIGURES = {
     "loss": "loss {:7.4f}",
     "perplexity": "perplexity {:9.2f}",
+    "plan_loss": "plan {:7.4f}",
+    "code_loss": "code {:7.4f}",
+    "refinement_loss": "refinement {:6.4f}",
     "avg_steps": "segments {:4.2f}",
     "learning_rate": "lr {:.2e}",
     "tokens_per_second": "{:9,.0f} tokens/s",
@@ -31,6 +34,12 @@ LM_FIGURES = {
     "eval_perplexity": "perplexity {:9.2f}",
     "eval_bits_per_byte": "bits per byte {:.4f}",
     "eval_avg_steps": "segments {:4.2f}",
+    "eval_plan_loss": "plan {:7.4f}",
+    "eval_code_loss": "code {:7.4f}",
+    "eval_refinement_loss": "refinement {:6.4f}",
+    "eval_refinement_accuracy": "decisions {:6.1%}",
+    "go/syntax_rate": "code that parses {:6.1%}",
+    "go/type_rate": "type-checks {:6.1%}",
 }
 
 
@@ -94,6 +103,30 @@ class HaltingWarmupCallback(TrainerCallback):
     def on_step_begin(self, args, state, control, model=None, **kwargs):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         model.set_halting(state.global_step >= self.ratio * state.max_steps)
+
+
+class RefinementWarmupCallback(TrainerCallback):
+    """Leaves out the refinement loss in the first part of a run, then lets it grow linearly to its weight.
+
+    A function of the step alone, like the back-prop depth.
+
+    Args:
+        warmup: steps without it.
+        ramp: steps after those in which it grows; 0 for a jump.
+    """
+
+    def __init__(self, warmup: int, ramp: int):
+        self.warmup, self.ramp = warmup, ramp
+
+    def scale_at(self, step: int) -> float:
+        """Factor of the refinement loss in the step after `step` steps."""
+        if step < self.warmup:
+            return 0.0
+        return min(1.0, (step + 1 - self.warmup) / self.ramp) if self.ramp else 1.0
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        model.set_refinement_scale(self.scale_at(state.global_step))
 
 
 class FigureProgressCallback(ProgressCallback):

@@ -17,8 +17,10 @@ from transformers import (
     PreTrainedTokenizerBase,
     set_seed,
 )
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .data.byte_tokenizer import PAD, byte_tokenizer
+from .models.go_stream import is_go_tokenizer
 from .recipes import ModelArguments, build_config, checked_overrides
 
 
@@ -70,6 +72,8 @@ def causal_lm_config(
         "bos_token_id": tokenizer.bos_token_id,
         "eos_token_id": tokenizer.eos_token_id,
     }
+    if "tagged" in _field_names(arguments.model_type):
+        from_data["tagged"] = is_go_tokenizer(tokenizer)  # with other tokens, raw text is all it can be trained on
     config = build_config(arguments, **from_data)
     _require_vocabulary(config.vocab_size, tokenizer, "set vocab_size in --config_overrides to that or more")
     positions = _positions(config)
@@ -107,6 +111,12 @@ def load_causal_lm(
     _require_vocabulary(
         model.get_input_embeddings().num_embeddings, tokenizer, "use the tokenizer that the weights were trained with"
     )
+    if "tagged" in _field_names(config.model_type) and model.config.tagged != is_go_tokenizer(tokenizer):
+        raise ValueError(
+            f"{arguments.model_name_or_path} has tagged={model.config.tagged}, but the vocabulary of the tokenizer "
+            f"{'starts' if is_go_tokenizer(tokenizer) else 'does not start'} with the Go coder's tags; use the "
+            "tokenizer that the weights were trained with"
+        )
     positions = _positions(model.config)
     if positions is not None and positions < block_size:
         raise ValueError(
@@ -150,6 +160,10 @@ def _positions(config: PreTrainedConfig) -> int | None:
     """Longest context of a config, None for architectures without such a limit."""
     name = config.attribute_map.get(POSITIONS, POSITIONS)
     return getattr(config, name) if name in {field.name for field in fields(config)} else None
+
+
+def _field_names(model_type: str | None) -> set[str]:
+    return {field.name for field in fields(CONFIG_MAPPING[model_type])} if model_type in CONFIG_MAPPING else set()
 
 
 def _require_vocabulary(size: int, tokenizer: PreTrainedTokenizerBase, mend: str) -> None:

@@ -16,7 +16,7 @@ CARD_FILE = "README.md"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
 NO_RESULTS = {
     "puzzle-solving": "None recorded yet: `hrm-hf eval puzzles MODEL DATA --update-card` writes them here.",
-    "text-generation": "None recorded yet: `training/run_clm.py` writes those of its last evaluation here.",
+    "text-generation": "None recorded yet: `run_clm.py` and `run_go_coder.py` write those of their last evaluation.",
 }
 HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
 # How fast a run was and where it stood say nothing about the model's quality.
@@ -27,7 +27,8 @@ CARD_FIELDS = (
     "task", "grid_shape", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "H_layers", "L_layers", "num_h_layers", "num_l_layers", "H_cycles", "L_cycles",
     "halt_max_steps", "exit_criterion", "kv_layout", "pos_encodings", "mlp_t", "loss_type", "mhc_enabled", "mhc_flows",
-    "mhc_sinkhorn_iters", "mhc_res_mode", "num_loops", "max_position_embeddings",
+    "mhc_sinkhorn_iters", "mhc_res_mode", "num_loops", "planner_layers", "generator_layers", "planner_cycles",
+    "generator_cycles", "unified", "max_position_embeddings",
 )  # fmt: skip
 # Blocks of a plain stack; other architectures count cache slots under this name.
 NUM_LAYERS_TYPES = ("rlm_mhc",)

@@ -164,6 +164,46 @@ class LmDataArguments:
             )
 
 
+@dataclass
+class GoDataArguments:
+    """Which records of Go tasks, and how they become rows of tokens. See `data/go_collator.py`."""
+
+    train_data: list[str] = field(
+        default_factory=list, metadata={"help": "Files of records (.jsonl, .jsonl.gz) to train on; with commas."}
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Files of held-out records."})
+    on_bad_line: str = field(default="stop", metadata={"help": "Lines that are no record: stop, or skip and count."})
+    max_train_records: int | None = field(default=None, metadata={"help": "Train on the first records only."})
+    max_eval_records: int | None = field(default=None, metadata={"help": "Evaluate on the first records only."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder of `hrm-hf data go-tokenizer`; that of the weights by default."}
+    )
+    max_length: int = field(default=2048, metadata={"help": "Most tokens of a row."})
+    problem_budget: int = field(default=256, metadata={"help": "Most tokens of a problem; its end is cut."})
+    context_budget: int = field(default=512, metadata={"help": "Most tokens of a context; its middle is cut."})
+    plan_budget: int = field(default=512, metadata={"help": "Records with a longer plan are dropped."})
+    code_budget: int = field(
+        default=1024, metadata={"help": "Records with a longer solution are dropped, longer failed attempts left out."}
+    )
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = _listed(self.train_data), _listed(self.eval_data)
+        if self.on_bad_line not in ("stop", "skip"):
+            raise ValueError(f"on_bad_line={self.on_bad_line!r} is not one of stop, skip")
+        for name in ("max_train_records", "max_eval_records", "max_length", *BUDGETS):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def budgets(self) -> dict[str, int]:
+        """What `GoStreamBuilder` takes."""
+        return {name: getattr(self, name) for name in ("max_length", *BUDGETS)}
+
+
+BUDGETS = ("problem_budget", "context_budget", "plan_budget", "code_budget")
+
+
 def _listed(values: str | Sequence) -> list:
     """`"a,b"`, `["a,b"]` and `["a", "b"]` are the same list: flags and recipes write it as they like."""
     values = [values] if isinstance(values, str) else values

@@ -33,6 +33,7 @@ from .callbacks import (
     BackpropWarmupCallback,
     FigureProgressCallback,
     HaltingWarmupCallback,
+    RefinementWarmupCallback,
     WeightAverageCallback,
 )
 from .carry_training import CarryTraining, adopt_precision_and_compile
@@ -47,7 +48,13 @@ from .checkpoints import (
 from .lm_training import LmTraining, check_label_smoothing
 from .loss_meter import LossMeter
 from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio
-from .training_args import HrmTrainingArguments, LmTrainingArguments, PuzzleTrainingArguments
+from .training_args import (
+    LOSS_WEIGHTS,
+    GoTrainingArguments,
+    HrmTrainingArguments,
+    LmTrainingArguments,
+    PuzzleTrainingArguments,
+)
 
 
 class NonFiniteError(RuntimeError):
@@ -84,6 +91,8 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
         self._grad_norm: torch.Tensor | None = None
         if args.torch_compile:
             require_compiler(args.device)
+        if isinstance(args, GoTrainingArguments):
+            override_loss_weights(model, args)
         if self.has_carry:
             adopt_precision_and_compile(model, args)
         self._cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
@@ -98,6 +107,8 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
                 self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
             if hasattr(self.model, "set_halting"):
                 self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
+            if isinstance(args, GoTrainingArguments) and hasattr(self.model, "set_refinement_scale"):
+                self.add_callback(RefinementWarmupCallback(args.refinement_warmup, args.refinement_ramp))
             if args.early_stopping_patience is not None:
                 self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
@@ -119,17 +130,27 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
             )
         if not self.has_carry:
             check_label_smoothing(self.model, args.label_smoothing_factor)
+            if args.lr_multipliers is not None and not hasattr(self.model, "parameter_group"):
+                raise ValueError(
+                    f"lr_multipliers={args.lr_multipliers}: {type(self.model).__name__} has no groups of parameters"
+                )
 
     # ---- optimizer ----
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         """AdamATan2 or the library's optimizer; sign descent on the model's sparse rows, behind one interface."""
         args = self.args
-        if self.optimizer is not None or not (args.adam_atan2 or hasattr(self.model, "optimizer_groups")):
+        grouped = hasattr(self.model, "parameter_group")
+        if self.optimizer is not None or not (args.adam_atan2 or grouped or hasattr(self.model, "optimizer_groups")):
             return super().create_optimizer(model)
         betas = (args.adam_beta1, args.adam_beta2)
         if not hasattr(self.model, "optimizer_groups"):
-            self.optimizer = AdamATan2(self._decay_groups(model or self.model), args.learning_rate, betas)
+            groups = (self._named_groups if grouped else self._decay_groups)(model or self.model)
+            if args.adam_atan2:
+                self.optimizer = AdamATan2(groups, args.learning_rate, betas)
+            else:
+                optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
+                self.optimizer = optimizer_class(groups, **options)
             return self.optimizer
         dense = [dict(group) for group in self.model.optimizer_groups() if not group.get("sparse_rows")]
         sparse = [dict(group) for group in self.model.optimizer_groups() if group.get("sparse_rows")]
@@ -154,6 +175,35 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
             if p.requires_grad:
                 groups[name not in decayed]["params"].append(p)
         return [group for group in groups if group["params"]]
+
+    def _named_groups(self, model) -> list[dict[str, Any]]:
+        """The groups that a model names, each with its learning rate, with and without weight decay.
+
+        "shared" comes first: the rate that is logged is that of the first group.
+        """
+        decayed = set(self.get_decay_parameter_names(model))
+        multipliers = self.args.group_multipliers()
+        groups: dict[tuple[str, bool], list[torch.nn.Parameter]] = {}
+        owner: dict[torch.nn.Parameter, tuple[str, str]] = {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            group = self.model.parameter_group(name)
+            if group not in multipliers:
+                raise ValueError(f"{name} belongs to group {group!r}; there are {', '.join(multipliers)}")
+            first, of = owner.setdefault(p, (group, name))
+            if first != group:
+                raise ValueError(f"one tensor is in two groups: as {of} in {first!r}, as {name} in {group!r}")
+            if of == name and p.requires_grad:
+                groups.setdefault((group, name in decayed), []).append(p)
+        if not groups:
+            raise ValueError("nothing to train: every weight is frozen")
+        return [
+            {
+                "params": params,
+                "lr": self.args.learning_rate * multipliers[group],
+                "weight_decay": self.args.weight_decay if decay else 0.0,
+            }
+            for (group, decay), params in sorted(groups.items(), key=lambda item: (item[0][0] != "shared", item[0]))
+        ]
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """As in the library, but for vectors and scalars: a scale or gate must not be pulled to zero."""
@@ -378,6 +428,17 @@ def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(like)
     norm = torch.nn.utils.get_total_norm(grads, foreach=True)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def override_loss_weights(model: torch.nn.Module, args: GoTrainingArguments) -> None:
+    """Writes the loss weights of a run into the model's config. Raises ValueError if it has none."""
+    for name in LOSS_WEIGHTS:
+        value = getattr(args, name)
+        if value is None:
+            continue
+        if not hasattr(model.config, name):
+            raise ValueError(f"{name}={value}: {type(model).__name__} has no such weight; leave the option out")
+        setattr(model.config, name, value)
 
 
 def require_compiler(device: torch.device) -> None:

@@ -9,6 +9,10 @@ from dataclasses import dataclass, field
 from transformers import SchedulerType, TrainingArguments
 
 
+# Groups of parameters with learning rates of their own, and what they are multiplied by without --lr_multipliers.
+LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
+
+
 @dataclass
 class HrmTrainingArguments(TrainingArguments):
     """TrainingArguments with the fields and defaults that every recursive model shares."""
@@ -98,6 +102,13 @@ class LmTrainingArguments(HrmTrainingArguments):
         metadata={"help": "What a batch must have for a loss; the library would take shift_labels for one more."},
     )
 
+    lr_multipliers: str | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rates of a model's groups over --learning_rate, e.g. planner=1.2,generator=0.8; what is "
+            "not named has 1. By default planner 1.2 and generator 0.8, for models with these groups."
+        },
+    )
     bp_warmup_ratio: float = field(
         default=0.2,
         metadata={"help": "Share of the run over which the back-prop depth grows from 2 to the config's bp_steps."},
@@ -129,3 +140,74 @@ class LmTrainingArguments(HrmTrainingArguments):
         if self.load_best_model_at_end and self.metric_for_best_model is None:
             self.metric_for_best_model = "eval_lm_loss"  # without label smoothing and auxiliary losses
         super().__post_init__()
+        self.group_multipliers()
+
+    def group_multipliers(self) -> dict[str, float]:
+        """`lr_multipliers` as numbers, for every group. Raises ValueError for what is no group or no number."""
+        if self.lr_multipliers is None:
+            return dict(LR_MULTIPLIERS)
+        found = dict.fromkeys(LR_MULTIPLIERS, 1.0)
+        for item in self.lr_multipliers.split(","):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if name not in LR_MULTIPLIERS:
+                raise ValueError(f"lr_multipliers: {name!r} is no group; there are {', '.join(LR_MULTIPLIERS)}")
+            try:
+                found[name] = float(value)
+            except ValueError:
+                found[name] = -1.0
+            if not 0 <= found[name] < float("inf"):
+                raise ValueError(f"lr_multipliers: {item.strip()!r} is not of the form group=number, from 0 up")
+        return found
+
+
+VALIDATORS = ("tree-sitter", "parser", "types", "auto")
+LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight")
+
+
+@dataclass
+class GoTrainingArguments(LmTrainingArguments):
+    """For the Go coder, and for other causal language models on the same records."""
+
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={"help": "random, sequential or group_by_length: rows of about one length make a batch."},
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Off: the collator reads columns that no model takes."}
+    )
+
+    refinement_warmup: int = field(
+        default=0, metadata={"help": "Steps with solutions only: no attempts in the data, no refinement loss."}
+    )
+    refinement_ramp: int = field(
+        default=1000, metadata={"help": "Steps after that over which the refinement loss grows to its weight."}
+    )
+    plan_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    code_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    refinement_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+
+    validation_frequency: int = field(
+        default=0, metadata={"help": "Write and check code every so many steps; 0 for never."}
+    )
+    validation_prompts: int = field(default=16, metadata={"help": "Evaluation records that are written then."})
+    validation_max_new_tokens: int = field(default=256, metadata={"help": "Most tokens of that code."})
+    validator: str = field(
+        default="tree-sitter", metadata={"help": "What checks it: tree-sitter, parser, types, or auto (best here)."}
+    )
+    replay_file: str | None = field(
+        default=None,
+        metadata={"help": "Also write as many training records then, and append those that fail here, as attempts."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("refinement_warmup", "refinement_ramp", "validation_frequency", *LOSS_WEIGHTS):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        for name in ("validation_prompts", "validation_max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.validator not in VALIDATORS:
+            raise ValueError(f"validator={self.validator!r} is not one of {', '.join(VALIDATORS)}")
+        if self.replay_file and not self.validation_frequency:
+            raise ValueError(f"replay_file={self.replay_file!r} needs --validation_frequency")

@@ -5,10 +5,13 @@ from huggingface_hub import ModelCard
 
 from hrm_hf import HrmLmConfig, HrmLmForCausalLM, RlmMhcConfig, RlmMhcForCausalLM
 from hrm_hf.hub import new_card_text, record_evaluation
+from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
+from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 
 
 WIDTHS = {"vocab_size": 32, "hidden_size": 16, "intermediate_size": 32, "num_attention_heads": 2}
 MODELS = {
+    "hrm_go_coder": lambda: HrmGoCoderForCausalLM(HrmGoCoderConfig(**WIDTHS | {"vocab_size": 64}, planner_layers=3)),
     "hrm_lm": lambda: HrmLmForCausalLM(HrmLmConfig(**WIDTHS, num_h_layers=1, num_l_layers=1, halt_max_steps=3)),
     "rlm_mhc": lambda: RlmMhcForCausalLM(RlmMhcConfig(**WIDTHS, num_hidden_layers=2, mhc_flows=3)),
 }
@@ -27,9 +30,10 @@ def test_a_card_counts_the_parameters_and_names_the_architecture(checkpoint):
     name, parameters, folder = checkpoint
     text = new_card_text(folder)
     assert f"{parameters:,} parameters" in text and f"`{name}`" in text
-    assert {"hrm_lm": "up to 3 segments", "rlm_mhc": "stream it has 3"}[name] in " ".join(text.split())
+    said = {"hrm_go_coder": "| planner_layers | 3 |", "hrm_lm": "up to 3 segments", "rlm_mhc": "stream it has 3"}
+    assert said[name] in " ".join(text.split())
     assert "| hidden_size | 16 |" in text and "$" not in text
-    # Of hrm_lm that name counts slots of the cache.
+    # Of the others that name counts slots of the cache.
     assert ("| num_hidden_layers | 2 |" in text) == (name == "rlm_mhc")
 
 

@@ -12,7 +12,10 @@ from huggingface_hub.errors import StrictDataclassError
 from .convert import convert
 from .data import app as data_app
 from .demo import demo
+from .demo_go import demo_go
 from .evaluate import app as eval_app
+from .export import app as export_app
+from .go import go
 from .launch import CONTEXT, launch
 from .rlm import rlm
 from .solve import solve
@@ -24,9 +27,12 @@ app = typer.Typer(
 app.add_typer(data_app, name="data")
 app.command("convert")(convert)
 app.add_typer(eval_app, name="eval")
+app.add_typer(export_app, name="export")
 app.command("solve")(solve)
 app.command("rlm")(rlm)
 app.command("demo")(demo)
+app.command("demo-go")(demo_go)
+app.command("go")(go)
 app.command("launch", context_settings=CONTEXT)(launch)
 
 

@@ -8,8 +8,12 @@ from typing import Annotated
 
 import typer
 
+from .data_go import go, go_tokenizer
 
-app = typer.Typer(no_args_is_help=True, help="Build puzzle data sets (folders that datasets.load_dataset reads).")
+
+app = typer.Typer(no_args_is_help=True, help="Build data sets (folders that datasets.load_dataset reads).")
+app.command("go")(go)
+app.command("go-tokenizer")(go_tokenizer)
 
 
 def report(result: dict, as_json: bool) -> None:

@@ -33,7 +33,7 @@ def demo(
     except RuntimeError as error:
         typer.echo(f"Training without torch.compile, more slowly: {error}")
         flags += ["--torch_compile", "false"]
-    _run(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
+    run_command(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
     import yaml
 
     fields = yaml.safe_load(recipe.read_text())
@@ -41,14 +41,14 @@ def demo(
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     rows = ["--limit", str(fields["max_eval_rows"]), "--max-steps", str(fields["eval_max_steps"])]
     typer.echo("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
-    _run(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
+    run_command(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
     trained, reloaded = _exact_accuracy(folder), _exact_accuracy(f"{folder}/eval_fixed")
     same = trained == reloaded
     typer.echo(f"exact accuracy after reload: {reloaded:.1%}, {'the same' if same else f'but {trained:.1%} before'}")
     typer.echo("\nThe same with adaptive halting:")
-    _run(*tool, "eval", "puzzles", folder, data, *rows, "--min-steps", "6", "--out", f"{folder}/eval_adaptive")
+    run_command(*tool, "eval", "puzzles", folder, data, *rows, "--min-steps", "6", "--out", f"{folder}/eval_adaptive")
     typer.echo("\nAnother process solves one of them through the pipeline:")
-    _run(*tool, "solve", folder, _held_out_board(data), "--plot", f"{folder}/board.gif")
+    run_command(*tool, "solve", folder, _held_out_board(data), "--plot", f"{folder}/board.gif")
     if not same:
         raise typer.Exit(1)
 
@@ -64,7 +64,7 @@ def _held_out_board(data: str) -> str:
     return decode(load_puzzle_dataset(data, "test")[0]["input_ids"])
 
 
-def _run(*command) -> None:
+def run_command(*command) -> None:
     """Runs a command in a process of its own and stops with its exit status if it fails."""
     status = subprocess.run([str(part) for part in command]).returncode
     if status:

@@ -17,6 +17,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..models.go_stream import is_go_tokenizer
+
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
@@ -90,7 +92,9 @@ def tokenize_documents(
 def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
     eos = tokenizer.eos_token_id
     # verbose: a document may be longer than the model's context, it is cut into blocks afterwards
-    rows = tokenizer(batch["text"], return_attention_mask=False, verbose=False)["input_ids"]
+    # A file that mentions a tag of the Go coder's stream must not become a stream.
+    options = {"split_special_tokens": True} if is_go_tokenizer(tokenizer) else {}
+    rows = tokenizer(batch["text"], return_attention_mask=False, verbose=False, **options)["input_ids"]
     rows = [ids if ids and ids[-1] == eos else [*ids, eos] for ids in rows]
     return {
         "input_ids": rows,

@@ -3,7 +3,8 @@
 `generate` is transformers' on a stream of our own. What a prompt is, is read from its tags:
 
     no tag                              code to be continued: <PROBLEM>prompt</PROBLEM>, plan, <CODE>prompt...
-    ends in </PROBLEM> or </CONTEXT>    a task (a chat): plan, <CODE>...
+    ends in </PROBLEM>, </CONTEXT> or   a task: plan, <CODE>...; the chat template ends in <PLAN>
+      in the <PLAN> behind it
     <PR_TITLE>..., <PR_BODY>...         a task, as the original's prompts
     anything else                       a stream of the training format: plain autoregression, nothing inserted
 
@@ -162,7 +163,10 @@ class GoCoderGenerationMixin(GenerationMixin):
         """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         rows = None
-        if plan_first and self.config.tagged and torch.is_tensor(ids) and kwargs.get("past_key_values") is None:
+        # An assistant drafts the stream of another model, as far as that has come.
+        drafts = generation_config is not None and generation_config.is_assistant
+        begins = torch.is_tensor(ids) and kwargs.get("past_key_values") is None
+        if plan_first and self.config.tagged and begins and not drafts:
             rows = self._tasks(ids, kwargs.get("attention_mask"))
         if rows is None:
             return super().generate(inputs, generation_config, *args, **kwargs)
@@ -224,9 +228,10 @@ class GoCoderGenerationMixin(GenerationMixin):
         settings = copy.deepcopy(settings)
         settings.num_return_sequences, settings.return_dict_in_generate = 1, False
         prompts = [[*row.stream(), PLAN] for row in rows]
-        written = self._continue(
-            prompts, settings, self.config.plan_budget, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs
-        )
+        # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
+        taken = max(len(prompt) + len(row.prefix) for prompt, row in zip(prompts, rows)) + 2 + LEAST_CODE
+        budget = max(1, min(self.config.plan_budget, self.config.max_position_embeddings - taken))
+        written = self._continue(prompts, settings, budget, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs)
         start = max(map(len, prompts))
         for row, new in zip(rows, written[:, start:].tolist()):
             text = _until(new, {END_PLAN, TOKEN_IDS[EOS], TOKEN_IDS[PAD]})
@@ -323,6 +328,10 @@ class GoCoderGenerationMixin(GenerationMixin):
             codes = self._write_codes(active, settings, kwargs, budget, max_total_new_tokens)
             texts = [tokenizer.decode([*row.prefix, *code]) for row, code in zip(active, codes)]
             feedback = [None] * len(active) if validator is None else list(validator(texts))
+            if len(feedback) != len(texts):
+                raise ValueError(
+                    f"the validator gave {len(feedback)} verdicts for {len(texts)} codes; it owes each one"
+                )
             for row, code, text, said in zip(active, codes, texts, feedback):
                 row.history.append([CODE, *row.prefix, *code, END_CODE])
                 probabilities = self._decision(row, tokenizer, said, text)
@@ -331,7 +340,10 @@ class GoCoderGenerationMixin(GenerationMixin):
             row.stopped = row.stopped or "iterations"
         chosen = [_chosen(row.attempts) for row in rows]
         if streamer is not None:
-            streamer.put(torch.tensor(encode_text(tokenizer, chosen[0].code)))
+            # In two parts, as from `generate`: what was given, which a streamer may skip, and what was written.
+            given = tokenizer.decode(rows[0].prefix)
+            for part in (given, chosen[0].code[len(given) :]):
+                streamer.put(torch.tensor(encode_text(tokenizer, part)))
             streamer.end()
         return RefinementOutput(
             codes=[attempt.code for attempt in chosen],
@@ -379,8 +391,10 @@ class GoCoderGenerationMixin(GenerationMixin):
     def _write_codes(self, rows, settings, kwargs, budget: int, most: int | None) -> list[list[int]]:
         settings = copy.deepcopy(settings)
         settings.num_return_sequences, settings.return_dict_in_generate = 1, False
-        allowed = [budget if most is None else max(1, min(budget, most - row.spent)) for row in rows]
         prompts = [[*row.stream(), CODE, *row.prefix] for row in rows]
+        # </CODE> needs a place too, also behind code that was cut.
+        budget = min(budget, self.config.max_position_embeddings - max(map(len, prompts)) - 1)
+        allowed = [max(1, budget if most is None else min(budget, most - row.spent)) for row in rows]
         written = self._continue(prompts, settings, max(allowed), {END_CODE}, {END_CODE}, **kwargs)
         start, ends = max(map(len, prompts)), {END_CODE, TOKEN_IDS[EOS], TOKEN_IDS[PAD]}
         return [_until(new, ends)[:limit] for new, limit in zip(written[:, start:].tolist(), allowed)]
@@ -426,8 +440,9 @@ def _read_prompt(prompt: list[int]) -> _Row | None:
         return _Row([bos, PROBLEM, *text, END_PROBLEM], text)
     if tags <= {PR_TITLE, PR_BODY}:
         return _Row([bos, PROBLEM, *(token for token in text if token not in tags), END_PROBLEM], [])
-    if text[-1] in (END_PROBLEM, END_CONTEXT) and not tags & {PLAN, CODE}:
-        return _Row([bos, *text], [])
+    task = text[:-1] if text[-1] == PLAN else text
+    if task and task[-1] in (END_PROBLEM, END_CONTEXT) and not {PLAN, CODE} & set(task):
+        return _Row([bos, *task], [])
     return None
 
 

@@ -104,7 +104,8 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        keys_and_values: tuple[torch.Tensor, torch.Tensor],
+        keys: torch.Tensor,  # of the planner, apart: reentrant checkpointing sees no gradient through a tuple
+        values: torch.Tensor,
         position_embeddings: tuple[torch.Tensor, torch.Tensor],
         attention_mask: torch.Tensor | None = None,
         cross_attention_mask: torch.Tensor | None = None,
@@ -121,7 +122,7 @@ class HrmGoCoderGeneratorLayer(GradientCheckpointingLayer):
         hidden_states = hidden_states + self.dropout(attended)
         read, _ = self.cross_attn(
             self.cross_attention_layernorm(hidden_states),
-            keys_and_values,
+            (keys, values),
             position_embeddings,
             cross_attention_mask,
             **kwargs,
@@ -182,7 +183,7 @@ class HrmGoCoderGenerator(nn.Module):
             for index, layer in enumerate(self.layers):
                 slot = first + cycle * len(self.layers) + index
                 cache = cache_slot(past_key_values, slot)
-                hidden_states = layer(hidden_states, memory[index], past_key_values=cache, **kwargs)
+                hidden_states = layer(hidden_states, *memory[index], past_key_values=cache, **kwargs)
         return self.norm(hidden_states)
 
 

@@ -102,9 +102,15 @@ def _flag(value: bool | None) -> int:
     return 0 if value is None else 1 if value else 2
 
 
+def is_go_tokenizer(tokenizer: Any) -> bool:
+    """Whether a vocabulary starts with the special tokens of the Go coder's stream."""
+    vocabulary = tokenizer.get_vocab()
+    return all(vocabulary.get(token) == index for token, index in TOKEN_IDS.items())
+
+
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of user text; a tag in it is ordinary characters."""
-    return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
+    return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
 
 
 def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:

@@ -142,6 +142,8 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             past_key_values = DynamicCache(config=self.config)
         ordinary = position_ids is None  # neither packed rows nor a prepared batch
         seen = past_key_values.get_seq_length() if past_key_values is not None else 0
+        if torch.is_tensor(seen):
+            seen = seen.clone()  # a static cache counts on in place
         if position_ids is None:
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)

@@ -1,0 +1,46 @@
+"""`hrm-hf export`: models in the formats of other runtimes."""
+
+from enum import Enum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .data import report
+
+
+app = typer.Typer(no_args_is_help=True, help="Write models in the formats of other runtimes.")
+
+
+class Dtype(str, Enum):
+    """Types of matrices in a GGUF file."""
+
+    f32 = "f32"
+    f16 = "f16"
+    bf16 = "bf16"
+    q8_0 = "q8_0"
+
+
+@app.callback()
+def export():
+    """Write models in the formats of other runtimes."""
+
+
+@app.command()
+def gguf(
+    model: Annotated[str, typer.Argument(help="Folder or Hub name: Go coder of the preset unified, Llama or GPT-2.")],
+    out: Annotated[Path, typer.Argument(help="File to write, such as model.gguf.")],
+    dtype: Annotated[Dtype, typer.Option(help="Type of the matrices; vectors stay f32.")] = Dtype.f16,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+    check: Annotated[
+        bool, typer.Option("--check", help="Load the file in llama-cpp-python and compare ids and logits.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+):
+    """Write a GGUF file for llama.cpp, with the tokenizer in it.
+
+    Example: hrm-hf export gguf runs/go-unified go-unified.gguf --dtype q8_0
+    """
+    from ..convert.gguf import export_gguf
+
+    report(export_gguf(model, out, dtype=dtype.value, force=force, check=check), as_json)

@@ -1,0 +1,169 @@
+"""A plan from what is known of a function: the verb class of its doc comment, more sentences, the shape of its body.
+
+Doc comments describe, they do not plan; the intent therefore comes from the task (writing is ADD, repairing FIX), and
+the first step is only the class of the verb. Steps taken from the body begin with "derived:", since nobody wrote them.
+"""
+
+import re
+from typing import TYPE_CHECKING, Any
+
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+MAX_STEPS = 5
+MAX_SENTENCE_STEPS = 2  # of the first steps, from the doc comment's later sentences
+MAX_STEP = 80  # characters
+DERIVED = "derived: "
+TASK_INTENTS = {
+    "write": "ADD",
+    "repair": "FIX",
+    "rewrite": "UPDATE",
+    "delete": "REMOVE",
+    "restructure": "REFACTOR",
+    "speed up": "OPTIMIZE",
+    "keep": "PRESERVE",
+}
+# Verbs of doc comments, without their "s", by what such a function does.
+VERB_CLASSES = {
+    "return": "return get give yield provide retrieve look lookup find fetch load",
+    "check": "report is check test has determine verify validate ensure assert contain compare match can must",
+    "set": "set assign update change modify adjust configure register mark enable disable replace reset init",
+    "create": "create make new build construct allocate generate clone copy open start begin setup",
+    "read": "read parse scan decode unmarshal consume receive accept extract split tokenize unquote",
+    "write": "write print encode marshal emit format output send flush append dump log quote render store save record",
+    "convert": "convert transform translate map cast turn rewrite expand normalize lower clean encode trim join",
+    "remove": "remove delete drop clear close stop free release discard strip unlock shut cancel",
+    "add": "add insert push put install include attach merge combine extend grow increment",
+    "compute": "compute calculate evaluate estimate count sum hash measure multiply divide subtract size sort apply",
+    "run": "run execute call invoke handle process visit walk iterate traverse wait serve dispatch perform try lock",
+    "implement": "implement define satisfy represent describe wrap act use like work",
+}
+VERBS = {verb: name for name, verbs in VERB_CLASSES.items() for verb in verbs.split()}
+# A sentence ends at one of .!? before white space; not after a single capital or the usual abbreviations.
+SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs)(?<!\bcf)[.!?](?=\s)|\n[ \t]*\n")
+
+
+def sentences(text: str, keep_layout: bool = False) -> list[str]:
+    """The sentences of a doc comment; an empty line ends one too.
+
+    Args:
+        text: the comment without slashes.
+        keep_layout: only the first is put on one line; what follows it stays as it is, as a second entry.
+    """
+    if keep_layout:
+        end = SENTENCE_END.search(text)
+        cut = end.end() if end else len(text)
+        rest = text[cut:].lstrip(" ") if end else ""
+        return [" ".join(text[:cut].split()), *([rest] if rest.strip() else [])]
+    found, start = [], 0
+    for end in SENTENCE_END.finditer(text):
+        found.append(text[start : end.end()])
+        start = end.end()
+    return [" ".join(part.split()) for part in (*found, text[start:]) if part.strip()]
+
+
+def verb_class(doc: str, name: str) -> str:
+    """What kind of thing a function does by the first verb of its doc comment, one of `VERB_CLASSES`, or "do".
+
+    Go's doc comments begin with the function's name and a verb: "Grow grows the buffer".
+    """
+    words = re.findall(r"[A-Za-z]+", doc[:200].replace(f"{name} ", " ", 1) if doc.startswith(name) else doc[:200])
+    for word in words[:6]:
+        word = word.lower()
+        for stem in (word, word.removesuffix("s"), word.removesuffix("es"), f"{word.removesuffix('ies')}y"):
+            if stem in VERBS:
+                return VERBS[stem]
+    return "do"
+
+
+def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
+    """A plan of a record.
+
+    Args:
+        task: one of `TASK_INTENTS`.
+        targets: "kind:name", the primary one first.
+        steps: texts; those above `MAX_STEPS` are left out, each is shortened to `MAX_STEP` characters.
+    """
+    intent, target = TASK_INTENTS[task], targets[0] if targets else ""
+    texts = [_short(step) for step in steps[:MAX_STEPS]]
+    return {
+        "intent": intent,
+        "targets": targets,
+        "steps": [{"intent": intent, "target": target, "text": text} for text in texts],
+    }
+
+
+def doc_plan(doc: str, name: str, targets: list[str], derived: list[str], task: str = "write") -> dict[str, Any]:
+    """The plan of a documented declaration: verb class, later sentences, then the steps derived from its body."""
+    later = [part for part in sentences(doc)[1:] if len(part) > 3][:MAX_SENTENCE_STEPS]
+    room = MAX_STEPS - 1 - len(later)
+    return plan_of(task, targets, [verb_class(doc, name), *later, *derived[:room]])
+
+
+def _short(text: str) -> str:
+    text = " ".join(text.split())
+    if len(text) <= MAX_STEP:
+        return text
+    return text[:MAX_STEP].rsplit(" ", 1)[0]
+
+
+def derived_steps(body: "Node") -> list[str]:
+    """Steps from the top-level statements of a function's body, in their order, each once.
+
+    Loops, branches, calls whose results are dropped or stored, and returns: "derived: loop over range x".
+    """
+    found: dict[str, None] = {}
+    block = next((node for node in body.named_children if node.type == "statement_list"), body)
+    for statement in block.named_children:
+        step = _step(statement)
+        if step:
+            found.setdefault(_short(f"{DERIVED}{step}"))
+    return list(found)
+
+
+def _step(statement: "Node") -> str | None:
+    kind = statement.type
+    if kind == "for_statement":
+        clause = next((node for node in statement.named_children if node.type != "block"), None)
+        inner = None if clause is None else clause.child_by_field_name("right")
+        if inner is not None:
+            return f"loop over {_text(inner)}"
+        return "loop" if clause is None else f"loop while {_text(_condition(clause))}"
+    if kind == "if_statement":
+        return f"if {_text(statement.child_by_field_name('condition'))}"
+    if kind == "expression_switch_statement":
+        value = statement.child_by_field_name("value")
+        return "switch" if value is None else f"switch on {_text(value)}"
+    if kind == "type_switch_statement":
+        return f"switch on the type of {_text(statement.child_by_field_name('value'))}"
+    if kind == "select_statement":
+        return "select"
+    if kind == "return_statement":
+        return f"return {_text(statement.named_children[0])}" if statement.named_children else "return"
+    if kind in ("defer_statement", "go_statement"):
+        called = _called(statement)
+        return f"{kind.removesuffix('_statement')} {called}" if called else None
+    if kind in ("expression_statement", "short_var_declaration", "assignment_statement"):
+        called = _called(statement)
+        return f"call {called}" if called else None
+    return None
+
+
+def _condition(clause: "Node") -> "Node":
+    return clause.child_by_field_name("condition") or clause if clause.type == "for_clause" else clause
+
+
+def _called(node: "Node") -> str | None:
+    """Name of the first function called in a statement, not looking into function literals."""
+    if node.type == "call_expression":
+        function = node.child_by_field_name("function")
+        return "a function literal" if function.type == "func_literal" else _text(function)
+    if node.type == "func_literal":
+        return None
+    return next(filter(None, map(_called, node.named_children)), None)
+
+
+def _text(node: "Node") -> str:
+    """The text of a node without what is between braces."""
+    return re.sub(r"\{.*\}", "{}", node.text.decode(), flags=re.DOTALL)

@@ -1,0 +1,31 @@
+"""Go: what validates the code that a model writes. Nothing here needs torch; Go and bubblewrap only where it is said.
+
+A validator is called with codes (whole files, or declarations without a package clause) and returns a Feedback
+(hrm_hf.models.go_stream) for each; lines are those of the code given. Left out: third-party packages of Go.
+"""
+
+from .go_tests import GoProgram, GoTestResult, GoTestRunner, GoTestValidator, run_go_tests
+from .go_validators import GoFormatter, GoParserValidator, GoTypesValidator, best_validator
+from .sandbox import Limits, SandboxError, check_sandbox
+from .toolchain import Go, GoNotFoundError, find_go
+from .tree_sitter_validator import TreeSitterValidator
+
+
+__all__ = [
+    "Go",
+    "GoFormatter",
+    "GoNotFoundError",
+    "GoParserValidator",
+    "GoProgram",
+    "GoTestResult",
+    "GoTestRunner",
+    "GoTestValidator",
+    "GoTypesValidator",
+    "Limits",
+    "SandboxError",
+    "TreeSitterValidator",
+    "best_validator",
+    "check_sandbox",
+    "find_go",
+    "run_go_tests",
+]

@@ -1,0 +1,82 @@
+"""What the tests of hrm_hf.golang share: marks for missing programs, hand-made errors, corrupted functions."""
+
+import random
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from hrm_hf.golang import GoNotFoundError, SandboxError, check_sandbox, find_go
+
+
+def _reason(check) -> str:
+    try:
+        check()
+    except (GoNotFoundError, SandboxError) as error:
+        return str(error)
+    return ""
+
+
+GO_MISSING = _reason(find_go)
+SANDBOX_MISSING = GO_MISSING or _reason(check_sandbox)
+needs_go = pytest.mark.skipif(bool(GO_MISSING), reason=GO_MISSING or "Go is there")
+needs_sandbox = pytest.mark.skipif(bool(SANDBOX_MISSING), reason=SANDBOX_MISSING or "a sandbox is there")
+
+# Code, line and category of its first error; what gofmt of Go 1.19 says is in the comment. Line 1 is that of the code.
+BROKEN = [
+    ("func f() {\n\tx := 1", 2, "missing closing"),  # expected '}', found 'EOF'
+    ("func f() {\n\tg(1\n\t)\n}", 2, "missing comma or newline"),  # missing ',' before newline in argument list
+    ("var a = []int{\n\t1,\n\t2\n}", 3, "missing comma or newline"),  # missing ',' before newline in composite literal
+    ('func f() {\n\n\ts := "abc\n}', 3, "unterminated literal"),  # string literal not terminated
+    ("func f() {\n\t/* no end\n}", 2, "unterminated literal"),  # comment not terminated
+    ("x := 1", 1, "misplaced statement"),  # expected declaration, found x
+    ("func f() {}\n\nreturn\n", 3, "misplaced statement"),  # expected declaration, found 'return'
+    ("func f() {\n\x00}", 2, "unexpected token"),  # illegal character NUL
+    ("func f() {\n\t_ = \udcff\n}", 2, "unexpected token"),  # illegal UTF-8 encoding
+    ("package p\n\nfunc f() {\n\tx := a[1)\n}", 4, "missing closing"),  # expected ']', found ')'
+]
+FINE = [
+    "",
+    "func f() int { return 1 }",
+    "package p\n\n// f does it.\nfunc f(a,\n\tb int) (x struct {\n\ty int\n}) {\n\treturn\n}\n",
+    'import (\n\t"fmt"\n)\n\ntype T interface {\n\tM()\n}\n\nvar s = `\nraw {\n`\n',
+    "func f(x any) {\n\tswitch x := x.(type) {\n\tcase int,\n\t\tstring: // a comment\n\t\t_ = x\n\t}\nloop:\n"
+    "\tfor {\n\t\tbreak loop /* with\n two lines */\n\t}\n}\n",
+    "func f[T any](t T) T { return t } // no newline at the end",
+]
+
+
+def corrupted_functions(count: int, seed: int = 0) -> list[str]:
+    """Functions of the standard library, each with one token deleted or doubled, one bracket deleted, one newline
+    put in or the end cut off."""
+    generator = random.Random(seed)
+    paths = sorted((find_go().root / "src" / "strings").glob("*.go"))
+    paths += sorted((find_go().root / "src" / "net" / "http").glob("*.go"))
+    found = [
+        function[0] for path in paths if not path.name.endswith("_test.go")
+        for function in re.finditer(r"^func .*?^}\n", path.read_text(), re.MULTILINE | re.DOTALL)
+    ]  # fmt: skip
+    return [_corrupt(text, generator) for text in generator.sample(found, count)]
+
+
+def _corrupt(text: str, generator: random.Random) -> str:
+    kind = generator.randrange(5)
+    if kind == 4:
+        return text[: generator.randrange(10, len(text))]
+    spots = list(re.finditer((r"\w+|[^\w\s]", r"\w+|[^\w\s]", r"[{}()\[\]]", r"(?<=\S) ")[kind], text))
+    spot = generator.choice(spots)
+    new = ("", f"{spot[0]} {spot[0]}", "", "\n")[kind]
+    return text[: spot.start()] + new + text[spot.end() :]
+
+
+def gofmt_errors(codes: list[str], folder: Path) -> list[tuple[int, str] | None]:
+    """Line (in the code) and message of gofmt's first error in each code, None for none."""
+    for index, code in enumerate(codes):
+        (folder / f"{index}.go").write_text("package p; " + code)
+    command = [find_go().root / "bin" / "gofmt", "-e", "-l", *(f"{index}.go" for index in range(len(codes)))]
+    run = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+    errors: list[tuple[int, str] | None] = [None] * len(codes)
+    for index, line, message in re.findall(r"^(\d+)\.go:(\d+):\d+: (.*)$", run.stderr, re.MULTILINE):
+        errors[int(index)] = errors[int(index)] or (int(line), message)
+    return errors

@@ -1,0 +1,186 @@
+"""The validators that ask Go, and the process behind them; gofmt and the go tool are the referees."""
+
+import os
+import signal
+import subprocess
+import threading
+
+import pytest
+from go_samples import BROKEN, FINE, corrupted_functions, gofmt_errors, needs_go
+
+from hrm_hf.golang import (
+    GoFormatter,
+    GoNotFoundError,
+    GoParserValidator,
+    GoTypesValidator,
+    TreeSitterValidator,
+    best_validator,
+    find_go,
+    toolchain,
+)
+from hrm_hf.golang.checker_process import CheckerProcess
+from hrm_hf.models.go_stream import Feedback
+
+
+pytestmark = [needs_go, pytest.mark.external]
+
+
+@pytest.fixture(scope="module")
+def parser():
+    with GoParserValidator() as validator:
+        yield validator
+
+
+@pytest.fixture(scope="module")
+def types():
+    with GoTypesValidator() as validator:
+        yield validator
+
+
+def test_line_and_message_are_those_of_gofmt(parser, tmp_path):
+    codes = corrupted_functions(400)
+    for code, feedback, error in zip(codes, parser(codes), gofmt_errors(codes, tmp_path)):
+        assert feedback.syntax_ok is (error is None), code
+        assert (feedback.line, feedback.message) == (error or (None, "")), code
+
+
+def test_hand_made_errors_have_their_category_and_line(parser):
+    for feedback, (code, line, category) in zip(parser([code for code, _, _ in BROKEN]), BROKEN):
+        assert (feedback.syntax_ok, feedback.line, feedback.category) == (False, line, category), code
+
+
+def test_good_code_is_accepted(parser):
+    assert parser(FINE) == [Feedback(syntax_ok=True)] * len(FINE)
+
+
+def test_line_directives_do_not_move_lines(parser):
+    assert parser(["//line other.go:100\n\nx := 1"])[0].line == 3
+
+
+def test_ten_megabytes_in_one_line_are_answered():
+    code = 'var x = "' + "a" * 10_000_000 + '"'
+    with GoParserValidator(max_bytes=1 << 24) as validator:
+        assert [feedback.syntax_ok for feedback in validator([code, code[:-1]])] == [True, False]
+        assert GoParserValidator()([code])[0].syntax_ok is None
+
+
+@pytest.mark.parametrize(
+    ("code", "category", "line"),
+    [
+        ("func f() int { return 1 }", "none", None),
+        ("func f() int {\n\treturn y\n}", "undefined name", 2),
+        ('func f() int {\n\treturn "a"\n}', "mismatched types", 2),
+        ("func f() {\n\n\tx := 1\n}", "mismatched types", 3),
+        ('import "os"\n\nfunc f() {}', "mismatched types", 1),
+        ("func f() {\n\tstrings.NoSuchThing()\n}", "undefined name", 2),
+        ("func f() {}\n\nfunc f() {}", "mismatched types", 3),
+    ],
+)
+def test_types_are_checked_and_the_first_error_named(types, code, category, line):
+    (feedback,) = types([code])
+    assert feedback.syntax_ok is True
+    assert feedback.types_ok is (category == "none")
+    assert (feedback.category, feedback.line) == (category, line)
+
+
+def test_a_syntax_error_leaves_types_unknown(types):
+    (feedback,) = types(["func f( {"])
+    assert (feedback.syntax_ok, feedback.types_ok) == (False, None)
+
+
+def test_missing_imports_of_the_standard_library_are_found_by_name_and_use():
+    code = 'func f() string { return fmt.Sprint(rand.Intn(3), template.HTML("x"), rand.Reader) }'
+    good = 'func f() string { return fmt.Sprint(rand.Intn(3), template.HTML("x")) }'
+    with GoTypesValidator() as validator, GoTypesValidator(auto_import=False) as strict:
+        assert validator([good])[0].types_ok is True
+        assert validator([code])[0].category == "undefined name"  # no one package has both names of rand
+        assert strict([good])[0].category == "undefined name"
+
+
+def test_third_party_imports_leave_types_unknown(types):
+    (feedback,) = types(['import "github.com/x/y"\n\nfunc f() { y.Z() }'])
+    assert (feedback.syntax_ok, feedback.types_ok, feedback.failed) == (True, None, False)
+    assert "github.com/x/y" in feedback.message
+
+
+def test_formatting_is_that_of_gofmt():
+    ugly = "func  f( a int,b  string )  {\nif a>1{ g( b ) }}"
+    gofmt = find_go().root / "bin" / "gofmt"
+    expected = subprocess.run([gofmt], input=ugly, capture_output=True, text=True, check=True).stdout.strip()
+    with GoFormatter() as formatter:
+        assert formatter([ugly, "func f(", "\n" + expected + "\n\n"]) == [expected, None, expected]
+
+
+def test_imports_are_completed_and_unused_ones_made_blank_without_moving_lines():
+    code = 'import (\n\t"math"\n\t"os"\n)\n\nfunc f() { os.Exit(len(strings.ToUpper("a"))) }'
+    with GoFormatter() as formatter:
+        (text,) = formatter.with_imports([code])
+    assert text.splitlines()[0] == 'package main; import "strings"; import ('
+    assert text.splitlines()[1:4] == ['\t_ "math"', '\t"os"', ")"]
+
+
+def test_a_killed_checker_is_started_again():
+    with GoParserValidator() as validator:
+        validator(["func f() {}"])
+        first = validator.checker.pid
+        os.kill(first, signal.SIGKILL)
+        assert [feedback.syntax_ok for feedback in validator(["func f() {}", "func f( {"])] == [True, False]
+        assert validator.checker.pid != first
+
+
+def test_a_code_that_takes_too_long_is_named_and_the_others_are_answered(monkeypatch):
+    with CheckerProcess(seconds=0.5) as checker:
+        monkeypatch.setattr(checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND])
+        answers = checker.ask("parse", ["a", "b", "c"])
+    assert ["failure" in answer for answer in answers] == [False, True, False]
+    assert "0.5 s" in answers[1]["failure"]
+
+
+# A stand-in for the checker that answers what comes first in each process, and is silent at code "b" (base64 Yg==).
+_STUCK_AT_THE_SECOND = 'while read -r line; do case "$line" in *Yg==*) exec sleep 60;; *) echo "{}";; esac; done'
+
+
+def test_a_code_that_ends_the_checker_is_asked_twice_and_then_named(monkeypatch):
+    with CheckerProcess() as checker:
+        monkeypatch.setattr(
+            checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND.replace("exec sleep 60", "exit 3")]
+        )
+        answers = checker.ask("parse", ["a", "b", "c"])
+    assert ["failure" in answer for answer in answers] == [False, True, False]
+    assert "status 3" in answers[1]["failure"]
+
+
+def test_a_thousand_questions_from_many_threads_get_their_own_answers(parser):
+    wrong = []
+
+    def ask(start: int) -> None:
+        codes = [f"func f() {{}}{chr(10) * number}x := 1" for number in range(start, start + 50)]
+        for number, feedback in enumerate(parser(codes), start):
+            if feedback.line != number + 1:
+                wrong.append((number, feedback))
+
+    threads = [threading.Thread(target=ask, args=(50 * index,)) for index in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
+
+
+def test_the_best_validator_is_gos_parser_with_go_and_tree_sitter_without(monkeypatch):
+    with best_validator() as validator:
+        assert isinstance(validator, GoParserValidator)
+    monkeypatch.setenv("GO", "/no/such/go")
+    assert isinstance(best_validator(), TreeSitterValidator)
+    with pytest.raises(GoNotFoundError, match="GO=/no/such/go"):
+        best_validator("parser")
+    with pytest.raises(ValueError, match="tree-sitter"):
+        best_validator("lint")
+
+
+def test_a_build_that_fails_says_what_go_said(monkeypatch, tmp_path):
+    (tmp_path / "go.mod").write_text("module checker\n\ngo 1.19\n")
+    (tmp_path / "main.go").write_text("package main\n\nfunc main() { nonsense }\n")
+    monkeypatch.setattr(toolchain, "CHECKER", tmp_path)
+    with pytest.raises(GoNotFoundError, match="undefined: nonsense"):
+        toolchain.build_checker(find_go())

@@ -1,0 +1,184 @@
+"""Programs that misbehave, in the sandbox: each is stopped, and the result says what stopped it."""
+
+import os
+import socket
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+from go_samples import needs_sandbox
+
+from hrm_hf.golang import GoProgram, GoTestRunner, Limits, SandboxError, check_sandbox, run_go_tests, sandbox
+from hrm_hf.golang.sandbox import MIB, run_sandboxed
+
+
+LIMITS = Limits(seconds=3, memory=256 * MIB, disk=16 * MIB)
+SYSTEM = [(path, path) for path in ("/usr", "/bin", "/lib", "/lib64") if os.path.exists(path)]
+TEST = "func TestF(t *testing.T) { F(t) }"
+external = pytest.mark.external
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with GoTestRunner(LIMITS) as runner:
+        yield runner
+
+
+def run(runner, *bodies: str):
+    return runner([GoProgram(f"func F(t *testing.T) {{\n{body}\n}}", TEST) for body in bodies])
+
+
+@needs_sandbox
+@external
+def test_an_infinite_loop_is_stopped(runner):
+    (result,) = run(runner, "for {\n}")
+    assert result.status == "time"
+    assert "not finished in time (3 s)" in result.message
+    feedback = result.feedback()
+    assert (feedback.syntax_ok, feedback.types_ok, feedback.tests_pass, feedback.category) == (
+        True,
+        True,
+        False,
+        "other",
+    )
+
+
+@needs_sandbox
+@external
+def test_a_fork_bomb_cannot_start_its_first_process(runner):
+    bomb = "for { if err := exec.Command(os.Args[0]).Start(); err != nil { t.Fatal(err) } }"
+    raw = "for { if _, _, err := syscall.RawSyscall(syscall.SYS_CLONE, 17, 0, 0); err != 0 { t.Fatal(err) } }"
+    first, second = run(runner, bomb, raw)
+    assert first.status == "processes"
+    assert "tried to start a process" in first.message
+    assert second.status == "fail" and "operation not permitted" in second.message
+
+
+@needs_sandbox
+@external
+def test_a_write_of_ten_gigabytes_is_stopped(runner):
+    one = 'f, err := os.Create("/tmp/x"); if err != nil { t.Fatal(err) }\nb := make([]byte, 1<<20)\n'
+    one += "for i := 0; i < 10<<10; i++ { if _, err := f.Write(b); err != nil { t.Fatal(err) } }"
+    many = "b := make([]byte, 1<<20)\nfor i := 0; i < 10<<10; i++ { "
+    many += 'if err := os.WriteFile(fmt.Sprint("/tmp/", i), b, 0600); err != nil { t.Fatal(err) } }'
+    for result in run(runner, one, many):
+        assert result.status == "disk"
+        assert "wrote more to disk than it may" in result.message
+
+
+@needs_sandbox
+@external
+def test_nothing_can_be_written_but_in_tmp(runner):
+    body = 'for _, d := range []string{"/", "/dev", "/dev/shm", "/proc", "/usr"} {\n'
+    body += 'if os.WriteFile(d + "/x", nil, 0600) == nil { t.Fatal(d) } }'
+    assert run(runner, body)[0].status == "pass"
+
+
+@needs_sandbox
+@external
+def test_too_much_memory_is_stopped(runner):
+    heap = "var all [][]byte\nfor i := 0; i < 4096; i++ {\nb := make([]byte, 1<<20)\n"
+    heap += "for j := range b { b[j] = 1 }\nall = append(all, b) }\n_ = all"
+    shared = "_, err := syscall.Mmap(-1, 0, 1<<32, 3, syscall.MAP_SHARED|syscall.MAP_ANON)\n"
+    shared += "if err != nil { t.Fatal(err) }"
+    first, second = run(runner, heap, shared)
+    assert first.status == "memory"
+    assert "used more memory than it may (256 MiB)" in first.message
+    assert second.status == "fail"
+
+
+@needs_sandbox
+@external
+def test_a_network_call_reaches_nothing_not_even_this_machine(runner):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        local, far = run(
+            runner,
+            f'_, err := net.Dial("tcp", "{address}"); if err != nil {{ t.Fatal(err) }}',
+            '_, err := net.Dial("tcp", "192.0.2.1:80"); if err != nil { t.Fatal(err) }',
+        )
+    for result in (local, far):
+        assert result.status == "network"
+        assert "the sandbox has no network" in result.message
+
+
+@needs_sandbox
+@external
+def test_the_users_home_and_other_files_cannot_be_read(runner, tmp_path, monkeypatch):
+    home_secret = Path.home() / f".hrm_hf_test_{os.getpid()}"
+    other = tmp_path / "secret"
+    other.write_text("secret")
+    try:
+        home_secret.write_text("secret")
+        body = 'b, err := os.ReadFile("{}"); if err != nil {{ t.Fatal(err) }}; t.Fatal(string(b))'
+        results = run(runner, *(body.format(path) for path in (home_secret, other, "/etc/passwd")))
+    finally:
+        home_secret.unlink()
+    for result in results:
+        assert result.status == "fail"
+        assert "no such file or directory" in result.message
+
+
+@needs_sandbox
+@external
+def test_the_environment_is_empty_but_for_its_own(runner, monkeypatch):
+    monkeypatch.setenv("HRM_SECRET", "secret")
+    (result,) = run(runner, "t.Fatal(os.Environ())")
+    assert "HRM_SECRET" not in result.output
+    assert "GOMEMLIMIT=" in result.output
+
+
+@needs_sandbox
+@external
+def test_endless_output_is_stopped_and_clipped(runner):
+    (result,) = run(runner, 'for { fmt.Println(strings.Repeat("x", 1<<16)) }')
+    assert result.status == "output"
+    assert len(result.output) < 20_000
+
+
+@needs_sandbox
+@external
+def test_one_sample_cannot_spoil_the_next(runner):
+    vandal = 'for _, d := range []string{"/cache", "/work", "/out", "/usr/lib/go"} {\n'
+    vandal += 'os.RemoveAll(d); os.MkdirAll(d, 0777); os.WriteFile(d + "/x", []byte("x"), 0666) }\nos.Exit(0)'
+    results = run(runner, vandal, "panic(1)", "", "undefinedName()", "}{")
+    assert [result.status for result in results] == ["fail", "fail", "pass", "build", "syntax"]
+    assert run(runner, "")[0].status == "pass"
+
+
+@needs_sandbox
+@external
+def test_everything_inside_ends_with_the_sandbox():
+    mark = f"sleep 61.{os.getpid()}"
+    result = run_sandboxed(["/bin/sh", "-c", f"{mark} & {mark}"], Limits(seconds=1), read_only=SYSTEM, processes=True)
+    assert result.stopped == "time"
+    deadline = time.monotonic() + 5
+    while mark in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout:
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_without_bubblewrap_nothing_runs_and_the_message_says_how_to_install_it(monkeypatch):
+    check_sandbox.cache_clear()
+    monkeypatch.setattr(sandbox.shutil, "which", lambda *_, **__: None)
+    with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
+        run_go_tests([GoProgram("func F() {}", "func TestF(t *testing.T) {}")])
+    check_sandbox.cache_clear()
+
+
+@needs_sandbox
+@external
+def test_a_sandbox_that_does_not_work_is_refused_with_its_own_words(monkeypatch, tmp_path):
+    check_sandbox.cache_clear()
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace'\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    with pytest.raises(SandboxError, match="No permissions to create new namespace"):
+        check_sandbox()
+    check_sandbox.cache_clear()
+
+
+def test_limits_below_zero_are_named():
+    with pytest.raises(ValueError, match="memory=-1"):
+        Limits(memory=-1)

@@ -37,7 +37,7 @@ SCRIPT = ROOT / "training" / "run_clm.py"
 RECIPES = ROOT / "training" / "recipes"
 CONFIGS = ROOT / "accelerate_configs"
 
-LANGUAGE_MODELS = ("hrm_go_coder", "hrm_lm", "rlm_mhc")  # those of ours that run_clm.py trains
+LANGUAGE_MODELS = ("hrm_lm", "rlm_mhc")  # those of ours that run_clm.py trains
 STRATEGIES = ("ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3")
 LR_SCALINGS = ("sqrt", "linear", "none")
 BF16_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16 arithmetic

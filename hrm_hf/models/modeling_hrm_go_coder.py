@@ -391,7 +391,8 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         )
         states, logits, losses = outputs.last_hidden_state, None, {}
         # A sharded head can be used as a whole module alone, which makes logits.
-        fused = self.training and labels is not None and self.lm_head.weight.numel() > 0
+        head = self.lm_head.weight  # sharded by DeepSpeed it is empty, by FSDP a DTensor
+        fused = self.training and labels is not None and type(head) is nn.Parameter and head.numel() > 0
         if not fused:
             logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep))
         if labels is not None:

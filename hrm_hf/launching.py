@@ -17,7 +17,7 @@ import re
 import shlex
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
@@ -405,7 +405,10 @@ def _presets() -> dict[str, tuple[str, str]]:
 
 
 def _is_lm_recipe(path: Path) -> bool:
-    return not str(yaml.safe_load(path.read_text()).get("model_type", "_puzzle")).endswith("_puzzle")
+    """A recipe of run_clm.py, which is what we launch: it has no other script's options."""
+    options = {field.name for part in (ModelArguments, LmDataArguments, LmTrainingArguments) for field in fields(part)}
+    recipe = yaml.safe_load(path.read_text())
+    return "model_type" in recipe and set(recipe) <= options
 
 
 def _flag(values: dict[str, Any], name: str, otherwise: bool) -> bool:

@@ -196,9 +196,9 @@ class GoDataArguments:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
-    def budgets(self) -> dict[str, int]:
-        """What `GoStreamBuilder` takes."""
-        return {name: getattr(self, name) for name in ("max_length", *BUDGETS)}
+    def budgets(self, positions: bool = True) -> dict[str, int]:
+        """What `GoStreamBuilder` takes; without `positions` the segments' alone, which a Go coder's config has too."""
+        return {name: getattr(self, name) for name in (*(["max_length"] if positions else []), *BUDGETS)}
 
 
 BUDGETS = ("problem_budget", "context_budget", "plan_budget", "code_budget")

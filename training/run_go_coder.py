@@ -35,6 +35,8 @@ def main() -> None:
     with args.main_process_first(desc="reading records and writing them as tokens"):
         train, validation = _load(data_args, args, builder)
     model = load_causal_lm(model_args, tokenizer, data_args.max_length, args.seed)
+    if hasattr(model.config, "context_budget"):
+        model.config.update(data_args.budgets(positions=False))  # prompts are cut as they were in training
     parameters = model.num_parameters()  # before it may be sharded
     out = Path(args.output_dir)
     if args.should_save:

@@ -56,13 +56,19 @@ def go(
         list[str] | None, typer.Option(help="NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first records, trajectories, tasks.")] = None,
-    validator: Annotated[Kind, typer.Option(help="auto: types where Go is installed, else tree-sitter.")] = Kind.auto,
+    validator: Annotated[Kind, typer.Option(help="auto: parser where Go is installed, else tree-sitter.")] = Kind.auto,
     max_iterations: Annotated[int, typer.Option(min=1, max=5, help="Attempts of the loop and of its control.")] = 3,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of everything that is sampled.")] = 0.8,
     samples: Annotated[int, typer.Option(min=1, help="Of each task and each repair; 1 is greedy.")] = 1,
     batch_size: Annotated[int, typer.Option(min=1, help="Sequences at a time.")] = 8,
     max_length: Annotated[
         int | None, typer.Option(min=32, help="Tokens of a sequence; the model's by default.")
+    ] = None,
+    problem_budget: Annotated[
+        int | None, typer.Option(min=18, help="Tokens of a problem; as the Go coder was trained, or 256.")
+    ] = None,
+    context_budget: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a context; as the Go coder was trained, or 512.")
     ] = None,
     max_code_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a code.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of samples and shuffled plans.")] = 0,
@@ -102,7 +108,8 @@ def go(
     length = min(max_length or 2048, model_positions(network, tokenizer))
     writer = Writer(network, tokenizer, batch_size, length, max_code_tokens=max_code_tokens)
     sampling = Sampling(temperature, max_iterations, samples, seed)
-    builder = GoStreamBuilder(tokenizer, length)
+    budgets = _budgets(network, problem_budget, context_budget)
+    builder = GoStreamBuilder(tokenizer, length, **budgets)
     if out:
         out.mkdir(parents=True, exist_ok=True)
     with best_validator(validator.value) as judge:
@@ -116,7 +123,7 @@ def go(
         "settings": {
             "limit": limit, "validator": type(judge).__name__, "max_iterations": max_iterations,
             "temperature": temperature, "samples": samples, "max_length": length, "max_code_tokens": max_code_tokens,
-            "seed": seed,
+            "seed": seed, **budgets,
         },
         "metrics": metrics,
         "parameters": network.num_parameters(),
@@ -131,6 +138,13 @@ def go(
         flat = flattened(metrics)
         shown = [name for name in flat if name in SCREEN_METRICS or name.startswith("benchmarks.")]
         report({**{name: _rounded(flat[name]) for name in shown}, **written}, False)
+
+
+def _budgets(network, problem: int | None, context: int | None) -> dict[str, int]:
+    """How much of problems and contexts a model is shown: what is given, else what its config says it has seen."""
+    trained = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
+    given = {"problem_budget": problem, "context_budget": context}
+    return {name: value or trained[name] for name, value in given.items()}
 
 
 def _named_file(text: str) -> tuple[str, Path]:

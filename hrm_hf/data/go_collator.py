@@ -21,6 +21,7 @@ from ..models.go_stream import (
     DECISION_TOKENS,
     DECISIONS,
     EOS,
+    LEAST_TEXT,
     NO_FEEDBACK,
     REFINE,
     SPECIAL_TOKENS,
@@ -28,6 +29,8 @@ from ..models.go_stream import (
     Feedback,
     code_segment,
     context_segment,
+    cut_end,
+    cut_middle,
     is_go_tokenizer,
     plan_segment,
     problem_segment,
@@ -39,7 +42,6 @@ if TYPE_CHECKING:
     from datasets import Dataset
 
 IGNORED = -100
-LEAST_TEXT = 16  # tokens; less of a cut problem or context says nothing
 PLAIN = "plain_"  # columns of the stream without attempts, beside the whole one
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("length", "targets", "attempts", "left_out")
@@ -167,10 +169,10 @@ class GoStreamBuilder:
                     "stream",
                     f"record {record['id']!r}: plan and attempts leave {room} of max_length={self.max_length}",
                 )
-            problem = [*problem[: limit - 1], problem[-1]]
+            problem = cut_end(problem, limit)
         given = record["context"] or {}
         context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
-        return [TOKEN_IDS[BOS], *problem, *_cut_middle(context, min(self.context_budget, room - 1 - len(problem)))]
+        return [TOKEN_IDS[BOS], *problem, *cut_middle(context, min(self.context_budget, room - 1 - len(problem)))]
 
     # ---- plan, attempts, decisions ----
 
@@ -243,19 +245,6 @@ def require_go_tokenizer(tokenizer: Any) -> None:
             f"the vocabulary of {tokenizer.name_or_path or 'the tokenizer'} does not start with the "
             f"{len(SPECIAL_TOKENS)} special tokens of the Go coder; make one with `hrm-hf data go-tokenizer`"
         )
-
-
-def _cut_middle(context: list[int], room: int) -> list[int]:
-    """A context segment in `room` ids: path, beginning and end of its text; nothing if too little would be left."""
-    if len(context) <= room:
-        return context
-    file_end = TOKEN_IDS["</FILE>"]
-    head = context.index(file_end) + 1 if file_end in context else 1
-    kept = room - head - 1
-    if kept < LEAST_TEXT:
-        return []
-    text = context[head:-1]
-    return [*context[:head], *text[: kept - kept // 2], *text[len(text) - kept // 2 :], context[-1]]
 
 
 # ---- batches ----

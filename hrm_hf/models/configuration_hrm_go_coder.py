@@ -28,6 +28,8 @@ class HrmGoCoderConfig(PresetsMixin, LlamaConfig):
         tagged (`bool`, defaults to `True`): the vocabulary starts with `SPECIAL_TOKENS` of `go_stream.py`. False makes
             every token code, whatever its id: raw text with any other tokenizer.
     Generation:
+        problem_budget (`int`, defaults to 256), context_budget (`int`, defaults to 512): tokens of a problem and of a
+            context; what `generate_with_refinement` gets above that is cut, as it was in training.
         plan_budget (`int`, defaults to 512), code_budget (`int`, defaults to 1024): most new tokens of a plan and of
             an attempt.
         max_refinement_iterations (`int`, defaults to 5): most attempts of `generate_with_refinement`.
@@ -59,6 +61,8 @@ class HrmGoCoderConfig(PresetsMixin, LlamaConfig):
     hidden_dropout: float | int = 0.0
     unified: bool = False
     tagged: bool = True
+    problem_budget: int = 256
+    context_budget: int = 512
     plan_budget: int = 512
     code_budget: int = 1024
     max_refinement_iterations: int = 5
@@ -98,7 +102,8 @@ class HrmGoCoderConfig(PresetsMixin, LlamaConfig):
     def validate_architecture(self):
         """Part of `@strict` validation: relations between fields."""
         super().validate_architecture()
-        for name in ("planner_layers", "planner_cycles", "generator_cycles", "plan_budget", "code_budget"):
+        budgets = ("problem_budget", "context_budget", "plan_budget", "code_budget")
+        for name in ("planner_layers", "planner_cycles", "generator_cycles", *budgets):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.unified != (self.generator_layers == 0) or self.generator_layers < 0:

@@ -38,6 +38,8 @@ from .go_stream import (
     TOKEN_IDS,
     Feedback,
     context_segment,
+    cut_end,
+    cut_middle,
     encode_text,
     parse_plan,
     problem_segment,
@@ -294,7 +296,8 @@ class GoCoderGenerationMixin(GenerationMixin):
             refinement_threshold: the config's by default.
             max_total_new_tokens: of all plans and attempts of a row; unlimited by default.
             code_prefixes: how each code begins (a signature), part of every attempt; empty by default with `prompts`.
-            contexts: (path, text) that the code is written for.
+            contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
+                cut to the config's budgets.
             streamer: gets the chosen attempt, for a single prompt.
             generation_config, generate_kwargs: of each stage; `max_new_tokens` is of an attempt.
 
@@ -371,9 +374,11 @@ class GoCoderGenerationMixin(GenerationMixin):
                 raise ValueError(f"{len(values)} {name} for {len(prompts)} prompts; give one for each")
         rows = []
         for index, prompt in enumerate(prompts):
+            problem = cut_end(problem_segment(tokenizer, prompt), self.config.problem_budget)
             context = context_segment(tokenizer, *contexts[index]) if contexts is not None else []
+            context = cut_middle(context, self.config.context_budget)
             prefix = encode_text(tokenizer, prefixes[index]) if prefixes is not None else []
-            rows.append(_Row([TOKEN_IDS[BOS], *problem_segment(tokenizer, prompt), *context], prefix))
+            rows.append(_Row([TOKEN_IDS[BOS], *problem, *context], prefix))
         return rows
 
     def _stop_at_limits(self, rows: list[_Row], most: int | None) -> None:

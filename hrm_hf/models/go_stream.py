@@ -52,6 +52,7 @@ CATEGORIES = (
     "other",  # a failed test, a time limit, and what fits nowhere else
 )
 LINE_BUCKETS = 32  # of the feedback encoder's embedding of where an error is
+LEAST_TEXT = 16  # tokens; less of a cut problem or context says nothing
 MAX_MESSAGE = 120  # characters of a validator's message that enter the stream
 
 
@@ -124,6 +125,24 @@ def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
         return []
     named = _segment(tokenizer, "FILE", path) if path else []
     return [TOKEN_IDS["<CONTEXT>"], *named, *encode_text(tokenizer, before), TOKEN_IDS["</CONTEXT>"]]
+
+
+def cut_end(problem: list[int], room: int) -> list[int]:
+    """A problem segment in `room` ids, with its closing tag."""
+    return problem if len(problem) <= room else [*problem[: room - 1], problem[-1]]
+
+
+def cut_middle(context: list[int], room: int) -> list[int]:
+    """A context segment in `room` ids: path, beginning and end of its text; nothing if too little would be left."""
+    if len(context) <= room:
+        return context
+    file_end = TOKEN_IDS["</FILE>"]
+    head = context.index(file_end) + 1 if file_end in context else 1
+    kept = room - head - 1
+    if kept < LEAST_TEXT:
+        return []
+    text = context[head:-1]
+    return [*context[:head], *text[: kept - kept // 2], *text[len(text) - kept // 2 :], context[-1]]
 
 
 def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Iterable[str]) -> list[int]:

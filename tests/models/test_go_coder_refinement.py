@@ -121,6 +121,17 @@ def test_a_stream_without_room_for_another_attempt_ends():
 # What is read and written
 
 
+def test_problems_and_contexts_are_cut_to_what_was_seen_in_training():
+    model, read = decided(DONE, problem_budget=20, context_budget=40)
+    refine(model, "word " * 300, contexts=[("sum.go", "x := 1\n" * 300)])
+    ids = read[0][0]
+    context = ids.index(TOKEN_IDS["<CONTEXT>"])
+    assert ids.index(TOKEN_IDS["</PROBLEM>"]) == context - 1 == 20
+    assert ids.index(TOKEN_IDS["</CONTEXT>"]) == context + 39
+    named = tiny_go.tokenizer().decode(ids[context : context + 40])
+    assert named.startswith("<CONTEXT><FILE>sum.go</FILE>x := 1\n") and named.endswith("1\n</CONTEXT>")
+
+
 def test_continue_writes_again_for_the_same_plan_and_refine_plans_anew():
     model, read = decided(CONTINUE, REFINE, DONE)
     output = refine(model, validator=Validator([BAD], [GOOD], [GOOD]))
@@ -273,7 +284,7 @@ def test_a_streamer_gets_the_chosen_attempt(capsys, skip_prompt):
         ({"prompts": ["a", "b"], "streamer": TextStreamer(None)}, "a streamer shows one prompt, not 2"),
         ({"input_ids": torch.tensor([tiny_go.stream("<PROBLEM> 2 </PROBLEM> <PLAN> 1")])}, "tagged streams"),
         ({"prompts": ["a", "b"], "validator": lambda codes: [GOOD]}, "1 verdicts? for 2"),
-        ({"prompts": ["word " * 600]}, "shorten it"),
+        ({"prompts": ["a"], "code_prefixes": ["word " * 600]}, "shorten it"),
     ],
 )
 def test_bad_arguments_are_refused_by_name(arguments, message):

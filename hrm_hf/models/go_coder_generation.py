@@ -55,6 +55,7 @@ IN_PLANS = {
     TOKEN_IDS[token]
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
+CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
 LEAST_CODE = 16  # tokens for which a further attempt is worth starting
 
 
@@ -226,9 +227,12 @@ class GoCoderGenerationMixin(GenerationMixin):
         )
 
     def _write_plans(self, rows: list[_Row], settings, kwargs) -> None:
-        """Gives each row a plan with its tags."""
+        """Gives each row a plan with its tags. What a caller asks of the code is not asked of the plan."""
         settings = copy.deepcopy(settings)
         settings.num_return_sequences, settings.return_dict_in_generate = 1, False
+        settings.min_new_tokens = settings.stop_strings = None
+        settings.min_length = 0
+        kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY}
         prompts = [[*row.stream(), PLAN] for row in rows]
         # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
         taken = max(len(prompt) + len(row.prefix) for prompt, row in zip(prompts, rows)) + 2 + LEAST_CODE

@@ -1,0 +1,92 @@
+"""`hrm-hf go` and `hrm-hf demo-go` as a user calls them."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny_go
+import tiny_lm
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.golang import GoNotFoundError, find_go
+
+
+@pytest.fixture(scope="module")
+def coder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("coder")
+    tiny_go.writer(max_position_embeddings=256).save_pretrained(folder)
+    tiny_go.tokenizer().save_pretrained(folder)
+    return str(folder)
+
+
+def invoke(*arguments):
+    return CliRunner().invoke(app, ["go", *arguments, "--max-new-tokens", "8", "--validator", "tree-sitter"])
+
+
+def test_every_attempt_is_shown_with_plan_verdict_and_decision(coder):
+    shown = invoke(coder, "Add two numbers.", "--prefix", "func Add(a, b int) int {", "--max-iterations", "2").stdout
+    attempts = int(shown.split(" attempt(s)")[0].split()[-1])
+    assert shown.count("func Add(a, b int) int {") == shown.count("decision: ") == attempts
+    assert shown.count("validator: ") == shown.count("plan ") == attempts and "# Add two numbers." in shown
+
+
+def test_json_has_codes_that_begin_with_their_prefixes(coder):
+    prefixes = ["func A() int {", "func B() {"]
+    result = invoke(coder, "One.", "Two.", "--prefix", prefixes[0], "--prefix", prefixes[1], "--json")
+    answer = json.loads(result.stdout)
+    assert [code.startswith(prefix) for code, prefix in zip(answer["codes"], prefixes)] == [True, True]
+    assert [len(one) for one in answer["attempts"]] == answer["iterations"]
+
+
+def test_prompts_can_come_from_records(coder, tmp_path):
+    records = tiny_go.write(tmp_path / "test.jsonl", tiny_go.records(9))
+    shown = invoke(coder, "--records", str(records), "--limit", "2", "--max-iterations", "1")
+    assert shown.exit_code == 0 and shown.stdout.count("attempt(s)") == 2
+
+
+def test_sampling_depends_on_the_seed_alone(coder):
+    sampled = ["Add.", "--temperature", "1.5", "--max-iterations", "1", "--json", "--seed"]
+    first, same, other = (invoke(coder, *sampled, seed).stdout for seed in "112")
+    assert first == same != other
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ((), "give prompts, or --records"),
+        (("a", "b", "--prefix", "x"), "1 for 2 prompts"),
+        (("a", "--records", __file__), "give prompts, or --records"),
+    ],
+)
+def test_bad_usage_exits_with_two(coder, arguments, message):
+    result = invoke(coder, *arguments)
+    assert result.exit_code == 2 and message in result.output
+
+
+def test_another_architecture_is_named(tmp_path):
+    tiny_lm.model("llama").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="llama, no Go coder"):
+        CliRunner().invoke(app, ["go", str(tmp_path), "x"], catch_exceptions=False)
+
+
+@pytest.mark.slow
+@pytest.mark.external
+def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
+    from hrm_hf.cli.demo_go import demo_go
+
+    try:
+        std = find_go().root / "src"
+    except GoNotFoundError:
+        pytest.skip("Go is not installed")
+    for package in ("bufio", "bytes", "container", "encoding", "errors", "flag", "fmt", "html", "io", "path", "sort"):
+        shutil.copytree(std / package, tmp_path / "src" / package)
+    out = tmp_path / "demo"
+    extra = "--max_steps 4 --max_eval_records 4 --validation_prompts 2 --validation_max_new_tokens 8"
+    demo_go(str(tmp_path / "src"), 0.1, 1024, out, extra)
+    said = capfd.readouterr().out
+    assert said.count("attempt(s), stopped by") == 3 and "parses" in said
+    assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {
+        path.name for path in Path(out).iterdir()
+    }

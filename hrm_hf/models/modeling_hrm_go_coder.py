@@ -377,7 +377,11 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
             decision_positions: [B, K], where attempts end (</CODE>), for the refinement head; needs `input_ids`.
             decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 for none.
             feedback_ids: [B, K, 4], see `Feedback.token_ids`; without, nobody validated.
+            kwargs: `shift_labels` [B, S], labels that are shifted already, instead of `labels`.
         """
+        targets = kwargs.pop("shift_labels", None)  # no argument of its own: a trainer would ask for it
+        if targets is None and labels is not None:
+            targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         outputs: HrmGoCoderModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,
@@ -392,11 +396,11 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         states, logits, losses = outputs.last_hidden_state, None, {}
         # A sharded head can be used as a whole module alone, which makes logits.
         head = self.lm_head.weight  # sharded by DeepSpeed it is empty, by FSDP a DTensor
-        fused = self.training and labels is not None and type(head) is nn.Parameter and head.numel() > 0
+        fused = self.training and targets is not None and type(head) is nn.Parameter and head.numel() > 0
         if not fused:
             logits = self.lm_head(slice_logits_to_keep(states, logits_to_keep))
-        if labels is not None:
-            losses = self._losses(states, logits, labels, outputs, decision_labels)
+        if targets is not None:
+            losses = self._losses(states, logits, targets, outputs, decision_labels)
         return HrmGoCoderOutput(
             **losses,
             logits=logits,
@@ -409,11 +413,10 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
             generator_states=outputs.generator_states,
         )
 
-    def _losses(self, states, logits, labels, outputs, decision_labels) -> dict[str, Any]:
+    def _losses(self, states, logits, targets, outputs, decision_labels) -> dict[str, Any]:
         config = self.config
-        learned = labels[:, 1:] != IGNORED
-        targets = labels[:, 1:][learned]
-        code = outputs.phases[:, :-1][learned]
+        learned = targets != IGNORED
+        targets, code = targets[learned], outputs.phases[learned]
         decides = torch.zeros_like(code)
         if config.tagged:
             first, last = TOKEN_IDS[DECISION_TOKENS[0]], TOKEN_IDS[DECISION_TOKENS[-1]]
@@ -428,9 +431,9 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         factors[2] /= halves
         weights = (members * (factors / counts.clamp(min=1)).unsqueeze(1)).sum(dim=0)
         if logits is None:
-            total, losses = linear_cross_entropy(states[:, :-1][learned], self.lm_head.weight, targets, weights)
+            total, losses = linear_cross_entropy(states[learned], self.lm_head.weight, targets, weights)
         else:
-            losses = nn.functional.cross_entropy(logits[:, :-1][learned].float(), targets, reduction="none")
+            losses = nn.functional.cross_entropy(logits[learned].float(), targets, reduction="none")
             total = (losses * weights).sum()
         plan_loss, code_loss, token_loss = (members * losses.detach()).sum(dim=1) / counts.clamp(min=1)
         return {

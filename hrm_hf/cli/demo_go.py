@@ -1,5 +1,6 @@
 """`hrm-hf demo-go`: a Go coder from nothing, on a laptop: sources, tokenizer, records, training, use."""
 
+import json
 import sys
 import time
 from pathlib import Path
@@ -54,6 +55,7 @@ def demo_go(
         "per_device_train_batch_size": BATCH,
         "max_steps": steps,
         "warmup_steps": min(100, steps // 10),
+        "lr_scheduler_kwargs": json.dumps({"num_decay_steps": steps // 4, "min_lr_ratio": 0.05}),
         "refinement_warmup": steps // 8,
         "refinement_ramp": max(1, steps // 8),
         "eval_steps": max(1, steps // 4),

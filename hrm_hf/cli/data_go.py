@@ -214,15 +214,21 @@ def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:
 
 
 def _write_trajectories(out: Path, splits: dict[str, list[dict]], kind: str, seed: int, per_record: int) -> dict:
-    from ..data.go_trajectories import build_trajectories
+    """Trajectories of every split, and of each the shares of its decisions and what was left out."""
+    from ..data.go_trajectories import TrajectoryCounts, build_trajectories
     from ..golang import best_validator
 
+    counts = {name: TrajectoryCounts() for name in splits}
     with best_validator(kind) as validator:
         made = {
-            name: build_trajectories(records, validator, seed=seed, per_record=per_record)
+            name: build_trajectories(records, validator, seed=seed, per_record=per_record, counts=counts[name])
             for name, records in splits.items()
         }
-        return _write(out / "trajectories", made)
+        rows = _write(out / "trajectories", made)
+    decisions = {
+        f"{name}_decisions": {k: round(v, 3) for k, v in each.shares().items()} for name, each in counts.items()
+    }
+    return rows | decisions | {f"{name}_left_out": dict(each.dropped) for name, each in counts.items()}
 
 
 def _write_texts(folder: Path, sources: list[str], selection, split_by: str) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 import json
 from enum import Enum
-from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -55,7 +54,10 @@ def go(
     benchmark: Annotated[
         list[str] | None, typer.Option(help="NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first records, trajectories, tasks.")] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(min=1, help="So many records and trajectories, from all over the files; tasks."),
+    ] = None,
     validator: Annotated[Kind, typer.Option(help="auto: parser where Go is installed, else tree-sitter.")] = Kind.auto,
     max_iterations: Annotated[int, typer.Option(min=1, max=5, help="Attempts of the loop and of its control.")] = 3,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of everything that is sampled.")] = 0.8,
@@ -101,8 +103,8 @@ def go(
     from ..golang import best_validator
     from ..recipes import library_versions
 
-    rows = list(islice(read_records(records), limit)) if records else []
-    trials = list(islice(read_records(trajectories), limit)) if trajectories else []
+    rows = spread(list(read_records(records)), limit) if records else []
+    trials = spread(list(read_records(trajectories)), limit) if trajectories else []
     tasks = {name: _tasks(name, file, limit) for name, file in benchmarks}
     network, tokenizer = _load(model, device)
     length = min(max_length or 2048, model_positions(network, tokenizer))
@@ -138,6 +140,13 @@ def go(
         flat = flattened(metrics)
         shown = [name for name in flat if name in SCREEN_METRICS or name.startswith("benchmarks.")]
         report({**{name: _rounded(flat[name]) for name in shown}, **written}, False)
+
+
+def spread(rows: list, limit: int | None) -> list:
+    """`limit` rows from all over a file, whose neighbors are of one package."""
+    if limit is None or limit >= len(rows):
+        return rows
+    return [rows[index * len(rows) // limit] for index in range(limit)]
 
 
 def _budgets(network, problem: int | None, context: int | None) -> dict[str, int]:

@@ -80,12 +80,13 @@ def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str
         prefixes = prefixes or [""] * len(prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
     from ..data.go_records import read_records
+    from .evaluate_go import spread
 
     rows = list(read_records(records))
     if not rows:
         raise ValueError(f"{records} has no records")
     tasks = []
-    for row in rows[:: max(1, len(rows) // limit)][:limit]:
+    for row in spread(rows, limit):
         problem, context = row["problem"], row["context"] or {}
         text = "\n\n".join(part for part in (problem["title"], problem["body"]) if part)
         named = context.get("path") or "", context.get("before") or ""

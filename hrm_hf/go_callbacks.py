@@ -61,8 +61,8 @@ class GoValidationCallback(TrainerCallback):
 
     def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
         args = self.trainer.args
-        rows = args.per_device_eval_batch_size
-        return write_code(model, self.builder, records, args.validation_max_new_tokens, rows)
+        # All at once: without a loss to compute, even many rows are little memory.
+        return write_code(model, self.builder, records, args.validation_max_new_tokens, args.validation_prompts)
 
     def _replay(self, model: PreTrainedModel, args, step: int) -> None:
         first = (step // args.validation_frequency - 1) * args.validation_prompts

@@ -83,10 +83,10 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
     for package in ("bufio", "bytes", "container", "encoding", "errors", "flag", "fmt", "html", "io", "path", "sort"):
         shutil.copytree(std / package, tmp_path / "src" / package)
     out = tmp_path / "demo"
-    extra = "--max_steps 4 --max_eval_records 4 --validation_prompts 2 --validation_max_new_tokens 8"
+    extra = "--max_steps 4 --max_eval_records 4"
     demo_go(str(tmp_path / "src"), 0.1, 1024, out, extra)
     said = capfd.readouterr().out
-    assert said.count("attempt(s), stopped by") == 3 and "parses" in said
+    assert said.count("attempt(s), stopped by") == 3
     assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in Path(out).iterdir()
     }

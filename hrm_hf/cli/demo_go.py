@@ -58,8 +58,8 @@ def demo_go(
         "lr_scheduler_kwargs": json.dumps({"num_decay_steps": steps // 4, "min_lr_ratio": 0.05}),
         "refinement_warmup": steps // 8,
         "refinement_ramp": max(1, steps // 8),
-        "eval_steps": max(1, steps // 4),
-        "validation_frequency": max(1, steps // 2),
+        "eval_steps": max(1, steps // 2),
+        "validation_frequency": 0,  # the last part shows code
         "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
         "output_dir": out,
     }

@@ -300,21 +300,19 @@ def evaluate_repair(
 
 def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
     """What is given up to the decision after the last failed attempt; None if there is none, or it does not fit."""
-    attempts = record["attempts"]
-    built = _built(builder, record) if len(attempts) > 1 else None
-    if built is None:
+    built = _built(builder, record)
+    if built is None or len(built["decision_labels"]) < 2:  # the builder leaves out failed attempts that do not fit
         return None
     ids = list(built["input_ids"])
-    last = len(attempts) - 2
-    decision = built["decision_labels"][last]
-    given = [*ids[: _end_of_verdict(ids, built["decision_positions"][last]) + 1], TOKEN_IDS[DECISION_TOKENS[decision]]]
+    decision = built["decision_labels"][-2]
+    given = [*ids[: _end_of_verdict(ids, built["decision_positions"][-2]) + 1], TOKEN_IDS[DECISION_TOKENS[decision]]]
     return {
         "given": given,
         "replans": decision != CONTINUE,
         "decision": DECISIONS[decision],
         "control": [*builder.prompt_ids(record), *_plan_ids(writer, record["plan"])],
         "prefix": record["code_prefix"],
-        "attempt": attempts[last]["code"],
+        "attempt": record["attempts"][-2]["code"],
         "reference": record["solution"]["code"],
     }
 

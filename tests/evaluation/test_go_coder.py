@@ -200,6 +200,17 @@ def test_repair_is_measured_against_samples_that_did_not_see_the_attempt():
     assert figures["attempt_ast"] < figures["repair_ast"]
 
 
+def test_a_repair_is_of_the_attempts_that_fit():
+    rows = [tiny_go.record(0, "ccd"), tiny_go.record(1, "cd")]
+    for row in rows:
+        row["attempts"][0]["code"] = row["code_prefix"] + "\tx()\n" * 500
+    model = Scripted()
+    figures = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator(), Sampling())
+    assert figures["cases"] == 1 and figures["left_out"] == 1
+    repaired = tiny_go.tokenizer().decode(next(ids for ids in model.code_prompts if TOKEN_IDS["</VALIDATE>"] in ids))
+    assert repaired.count("<CODE>") == 2 and "x()" not in repaired
+
+
 def test_a_repair_sees_the_last_failed_attempt_and_plans_anew_only_after_refine():
     rows = [tiny_go.record(0, "rcd"), tiny_go.record(1, "crd")]
     model = Scripted()

@@ -209,15 +209,15 @@ class GoTestRunner:
             "-vet=off",
             "-ldflags=-s -w",
             "-exec",
-            "/work/collect",
+            "/build/collect",
             "./...",
         ]
         return run_sandboxed(
             command,
             Limits(seconds=120 + 5 * count, memory=4096 * MIB, disk=4096 * MIB),
-            read_only=[(path, path) for path in paths] + [(str(folder / "work"), "/work")],
+            read_only=[(path, path) for path in paths] + [(str(folder / "work"), "/build")],
             writable=[(str(cache), "/cache"), (str(folder / "out"), "/out")],
-            environment=environment, directory="/work", processes=True, clip=1 << 20,
+            environment=environment, directory="/build", processes=True, clip=1 << 20,
         )  # fmt: skip
 
     def _run(self, binary: Path) -> GoTestResult:

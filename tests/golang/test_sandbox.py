@@ -140,7 +140,7 @@ def test_endless_output_is_stopped_and_clipped(runner):
 @needs_sandbox
 @external
 def test_one_sample_cannot_spoil_the_next(runner):
-    vandal = 'for _, d := range []string{"/cache", "/work", "/out", "/usr/lib/go"} {\n'
+    vandal = 'for _, d := range []string{"/cache", "/build", "/out", "/usr/lib/go"} {\n'
     vandal += 'os.RemoveAll(d); os.MkdirAll(d, 0777); os.WriteFile(d + "/x", []byte("x"), 0666) }\nos.Exit(0)'
     results = run(runner, vandal, "panic(1)", "", "undefinedName()", "}{")
     assert [result.status for result in results] == ["fail", "fail", "pass", "build", "syntax"]

@@ -1,4 +1,4 @@
-"""`hrm-hf data`: builds puzzle data sets."""
+"""`hrm-hf data`: builds data sets; those of the Go coder are in `data_go.py`."""
 
 import json
 import shlex

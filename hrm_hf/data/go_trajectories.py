@@ -170,20 +170,13 @@ def _judged(
     judged = iter(validator([damaged for pairs in candidates for _, damaged in pairs]))
     for (record, code, verdict), pairs in zip(sound, candidates):
         typed = verdict.types_ok is True
-        source = _Source(record, verdict if typed else _syntax_only(verdict), {"CONTINUE": [], "REFINE": []})
+        source = _Source(record, verdict if typed else verdict.of_syntax(), {"CONTINUE": [], "REFINE": []})
         shape = syntax_shape(code)
         for operator, damaged in pairs:
             feedback = next(judged)
-            feedback = feedback if typed else _syntax_only(feedback)
+            feedback = feedback if typed else feedback.of_syntax()
             _sort(source, operator, damaged, feedback, shape, counts)
         yield source
-
-
-def _syntax_only(feedback: Feedback) -> Feedback:
-    """The feedback as of a validator that looks at syntax alone."""
-    if feedback.syntax_ok is False:
-        return feedback
-    return Feedback(syntax_ok=feedback.syntax_ok)
 
 
 def _sort(

@@ -345,8 +345,7 @@ def _of_syntax(validator: Validator) -> Validator:
     """The validator as one that looks at syntax alone."""
 
     def look(codes: Sequence[str]) -> list[Feedback]:
-        verdicts = validator(codes)
-        return [one if one.syntax_ok is False else Feedback(syntax_ok=one.syntax_ok) for one in verdicts]
+        return [verdict.of_syntax() for verdict in validator(codes)]
 
     return look
 

@@ -6,20 +6,19 @@ like length, and may write only the tags that belong there. The Go coder's own l
 `generate_with_refinement`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from ..models.go_coder_generation import GoCoderGenerationMixin
+from ..models.go_coder_generation import IN_PLANS, GoCoderGenerationMixin
 from ..models.go_stream import EOS, PAD, TOKEN_IDS, encode_text
 
 
 END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])
 END_OF_CODE = (TOKEN_IDS["</CODE>"], TOKEN_IDS[EOS])
-IN_PLANS = tuple(TOKEN_IDS[tag] for tag in TOKEN_IDS if tag == "<STEP>" or tag.startswith(("<INTENT:", "<TARGET:")))
 
 
 def model_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
@@ -84,7 +83,7 @@ class Writer:
         stop_ids: Sequence[int],
         max_new_tokens: int,
         temperature: float = 0.0,
-        tags: Sequence[int] = (),
+        tags: Collection[int] = (),
         what: str = "generating",
     ) -> list[list[int]]:
         """What the model writes after each prompt, the stop token included; empty where there is no room.

@@ -85,6 +85,10 @@ class Feedback:
         """Something that the validator looked at is wrong."""
         return False in (self.syntax_ok, self.types_ok, self.tests_pass)
 
+    def of_syntax(self) -> "Feedback":
+        """The same as of a validator that looks at syntax alone."""
+        return self if self.syntax_ok is False else Feedback(syntax_ok=self.syntax_ok)
+
     def token_ids(self, lines: int) -> list[int]:
         """What the feedback encoder reads: [syntax, tests, category, line bucket] of an attempt of `lines` lines.
 

@@ -2,12 +2,14 @@
 
 from ._version import __version__
 from .models.act import ActCarry
+from .models.configuration_hrm_cosmo import HrmCosmoConfig
 from .models.configuration_hrm_go_coder import HrmGoCoderConfig
 from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.hyper_connections import mHCLayer
+from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
 from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
@@ -24,6 +26,9 @@ register_pipelines()
 __all__ = [
     "ActCarry",
     "AutoModelForPuzzleSolving",
+    "HrmCosmoConfig",
+    "HrmCosmoForRegression",
+    "HrmCosmoModel",
     "HrmGoCoderConfig",
     "HrmGoCoderForCausalLM",
     "HrmGoCoderModel",

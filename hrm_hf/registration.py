@@ -2,15 +2,25 @@
 
 from collections import OrderedDict
 
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, AutoModelForMaskedLM
+from transformers import (
+    AutoConfig,
+    AutoFeatureExtractor,
+    AutoModel,
+    AutoModelForCausalLM,
+    AutoModelForImageClassification,
+    AutoModelForMaskedLM,
+)
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from .models.configuration_hrm_cosmo import HrmCosmoConfig
 from .models.configuration_hrm_go_coder import HrmGoCoderConfig
 from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
+from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
 from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
@@ -26,7 +36,9 @@ class AutoModelForPuzzleSolving(_BaseAutoModelClass):
 
 # A process that cannot import this package knows no AutoModelForPuzzleSolving: there a puzzle head loads as
 # AutoModelForMaskedLM (token logits at every position) with trust_remote_code=True.
+# No Auto class is for regression from images: that for classification has regression as a problem type.
 ARCHITECTURES = {
+    HrmCosmoConfig: {AutoModel: HrmCosmoModel, AutoModelForImageClassification: HrmCosmoForRegression},
     HrmGoCoderConfig: {AutoModel: HrmGoCoderModel, AutoModelForCausalLM: HrmGoCoderForCausalLM},
     HrmLmConfig: {AutoModel: HrmLmModel, AutoModelForCausalLM: HrmLmForCausalLM},
     HrmPuzzleConfig: {
@@ -55,6 +67,9 @@ def register() -> None:
         for auto_class, model_class in heads.items():
             model_class._auto_map = auto_map
             model_class._auto_class = auto_class.__name__  # non-empty: save_pretrained then copies the code
+        if AutoModelForImageClassification in heads:
+            AutoFeatureExtractor.register(config_class, CosmoMapFeatureExtractor, exist_ok=True)
+    CosmoMapFeatureExtractor.register_for_auto_class("AutoFeatureExtractor")
 
 
 def _code_name(cls: type) -> str:

@@ -9,10 +9,8 @@ second, whose only purpose is a Q value, no token logits and a last block for th
 that also works uncompiled with prefix slots.
 """
 
-import torch
-
 from .configuration_hrm_puzzle import HrmPuzzleConfig
-from .puzzle_layers import ReasoningLevel
+from .puzzle_layers import ReasoningLevel, one_step_gradient
 from .puzzle_solving import PuzzleReasoner, PuzzleSolvingHead
 
 
@@ -26,16 +24,8 @@ class HrmPuzzleModel(PuzzleReasoner):
         self.post_init()
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        with torch.no_grad():
-            for h in range(self.config.H_cycles):
-                last_cycle = h == self.config.H_cycles - 1
-                for _ in range(self.config.L_cycles - last_cycle):
-                    z_L = self.L_level(z_L, z_H + x, rotary)
-                if not last_cycle:
-                    z_H = self.H_level(z_H, z_L, rotary)
-        z_L = self.L_level(z_L, z_H + x, rotary)
-        z_H = self.H_level(z_H, z_L, rotary, num_queries)
-        return z_H, z_L
+        cycles = (self.config.H_cycles, self.config.L_cycles)
+        return one_step_gradient(self.H_level, self.L_level, cycles, x, rotary, z_H, z_L, num_queries)
 
 
 class HrmPuzzleForSolving(PuzzleSolvingHead):

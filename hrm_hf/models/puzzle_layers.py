@@ -192,6 +192,36 @@ class ReasoningLevel(nn.Module):
         return self.layers[-1](hidden_states, rotary, num_queries)
 
 
+def one_step_gradient(
+    H_level: nn.Module,
+    L_level: nn.Module,
+    cycles: tuple[int, int],
+    x: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
+    z_H: torch.Tensor,
+    z_L: torch.Tensor,
+    num_queries: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """H_cycles of L_cycles low-level updates and one high-level update each; only the last of both has a gradient.
+
+    Args:
+        cycles: (H_cycles, L_cycles). x, z_H, z_L: [B, T, D]. num_queries: positions of the last z_H; all by default.
+
+    Returns:
+        The new z_H and z_L. Source: section 2 of the HRM paper, "one-step gradient".
+    """
+    H_cycles, L_cycles = cycles
+    with torch.no_grad():
+        for h in range(H_cycles):
+            last_cycle = h == H_cycles - 1
+            for _ in range(L_cycles - last_cycle):
+                z_L = L_level(z_L, z_H + x, rotary)
+            if not last_cycle:
+                z_H = H_level(z_H, z_L, rotary)
+    z_L = L_level(z_L, z_H + x, rotary)
+    return H_level(z_H, z_L, rotary, num_queries), z_L
+
+
 class PuzzleInputEmbedding(nn.Module):
     """Puzzle row (in P prefix slots) and tokens, as the scaled input x [B, P + S, D] of every level call."""
 

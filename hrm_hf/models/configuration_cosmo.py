@@ -1,0 +1,110 @@
+"""What every regressor of cosmological parameters has in its config: the maps, the targets, and their posterior."""
+
+from huggingface_hub.dataclasses import strict
+from transformers import PreTrainedConfig
+
+from .presets import PresetsMixin
+
+
+S_8 = "s_8"
+
+
+@strict
+class CosmoRegressionConfig(PresetsMixin, PreTrainedConfig):
+    r"""Fields shared by `hrm_cosmo` and its CNN baseline.
+
+    Maps:
+        image_size (`int`, defaults to 64): pixels a side.
+        num_channels (`int`, defaults to 1): channels of `pixel_values`, the mask's included.
+        mask_channel (`bool`, defaults to `False`): the last channel says which pixels are observed (1) and which not.
+        padding_mode (`str`, defaults to "zeros"): "circular" for maps whose opposite edges meet.
+        pixel_mean, pixel_std (`list[float]`, *optional*): of each map channel over the training set, never over one
+            map: that would delete the amplitude. The feature extractor applies them; here they are a record.
+    Targets:
+        target_names (`list[str]`, defaults to `["omega_m", "sigma_8"]`): free parameters, the order of the labels.
+        derived_s8 (`bool`, defaults to `True`): also report s_8 = sigma_8 (omega_m / 0.3)^0.5, which is not free.
+        prior_bounds (`list[list[float]]`, *optional*): [low, high] of each target under a flat prior. With them the
+            posterior is a density on the box; without, on all numbers.
+        target_mean, target_std (`list[float]`, *optional*): scaling of the targets where there are no bounds.
+    Posterior:
+        covariance (`str`, defaults to "cholesky"): "diag" or "cholesky", of each Gaussian.
+        num_components (`int`, defaults to 1): Gaussians in the mixture.
+        min_log_std, max_log_std (`float`, defaults to -5 and 2): limits of the log standard deviations.
+        posterior_scale (`float`, defaults to 1): factor on all standard deviations of the mixture; fitted to held-out
+            maps after training, which makes a network sure of itself (`PosteriorHead.best_scale`).
+        nll_loss_weight, mse_loss_weight (`float`, defaults to 1 and 0): of the two parts of the loss.
+        initializer_range (`float`, *optional*): standard deviation of new weights; None scales by the inputs.
+    """
+
+    model_type = "cosmo_regression"
+    keys_to_ignore_at_inference = ["metrics", "hidden_states"]
+
+    image_size: int = 64
+    num_channels: int = 1
+    mask_channel: bool = False
+    padding_mode: str = "zeros"
+    pixel_mean: list[float] | None = None
+    pixel_std: list[float] | None = None
+    target_names: list[str] | None = None
+    derived_s8: bool = True
+    prior_bounds: list[list[float]] | None = None
+    target_mean: list[float] | None = None
+    target_std: list[float] | None = None
+    covariance: str = "cholesky"
+    num_components: int = 1
+    min_log_std: float | int = -5.0
+    max_log_std: float | int = 2.0
+    posterior_scale: float | int = 1.0
+    nll_loss_weight: float | int = 1.0
+    mse_loss_weight: float | int = 0.0
+    initializer_range: float | None = None
+    problem_type: str | None = "regression"
+
+    def __post_init__(self, **kwargs):
+        if self.target_names is None:
+            self.target_names = ["omega_m", "sigma_8"]
+        super().__post_init__(**kwargs)
+        self.num_labels = len(self.target_names)
+
+    def validate_architecture(self):
+        """Part of `@strict` validation: relations between fields."""
+        for name, allowed in {
+            "padding_mode": ("circular", "zeros"),
+            "covariance": ("diag", "cholesky"),
+            "problem_type": ("regression",),
+        }.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        if self.num_channels < 1 + self.mask_channel or self.num_components < 1:
+            raise ValueError(
+                f"num_channels={self.num_channels} (mask_channel={self.mask_channel}) and num_components="
+                f"{self.num_components}: at least one map and one component are needed"
+            )
+        if not 0 < self.posterior_scale < float("inf"):
+            raise ValueError(f"posterior_scale={self.posterior_scale} must be positive")
+        if self.derived_s8 and not {"omega_m", "sigma_8"} <= set(self.target_names):
+            raise ValueError(f"derived_s8 needs omega_m and sigma_8 in target_names={self.target_names}")
+        for name in ("prior_bounds", "target_mean", "target_std"):
+            value = getattr(self, name)
+            if value is not None and len(value) != len(self.target_names):
+                raise ValueError(f"{name} has {len(value)} entries for {len(self.target_names)} targets")
+        for name, bounds in zip(self.target_names, self.prior_bounds or (), strict=False):
+            if len(bounds) != 2 or not bounds[0] < bounds[1]:
+                raise ValueError(f"prior_bounds of {name} must be [low, high], not {bounds}")
+        for name in ("pixel_mean", "pixel_std"):
+            value = getattr(self, name)
+            if value is not None and len(value) != self.num_map_channels:
+                raise ValueError(f"{name} has {len(value)} entries for {self.num_map_channels} maps")
+
+    @property
+    def num_map_channels(self) -> int:
+        """Channels without the mask."""
+        return self.num_channels - self.mask_channel
+
+    @property
+    def reported_names(self) -> list[str]:
+        """Names of the columns of `logits`, `std` and posterior samples."""
+        return [*self.target_names, S_8] if self.derived_s8 else list(self.target_names)
+
+
+__all__ = ["CosmoRegressionConfig"]

@@ -1,0 +1,108 @@
+"""Configuration of the hierarchical recurrent regressor of cosmological parameters, and its sizes."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from .configuration_cosmo import CosmoRegressionConfig
+
+
+@strict
+class HrmCosmoConfig(CosmoRegressionConfig):
+    r"""Configuration of `hrm_cosmo`: a convolutional stem, and HRM's two levels over its tokens.
+
+    The fields for maps, targets and posterior are those of `CosmoRegressionConfig`.
+
+    Args:
+        stem (`str`, defaults to "conv"): "conv", or "patch" for one linear map of each patch, as in ViT.
+        stem_channels (`list[int]`, defaults to `[32, 64, 96]`): channels after each stage; each halves the side. With
+            "patch" only their number counts: a patch has 2^stages pixels a side.
+        use_summary_tokens (`bool`, defaults to `True`): the mean of each stage's features over the map as a token.
+        use_power_spectrum_token (`bool`, defaults to `True`): binned log power spectra of the maps as a token.
+        num_ps_bins (`int`, defaults to 12): rings of that spectrum, up to the Nyquist frequency.
+        pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred place) or "learned".
+        hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4), expansion (`float`, defaults
+            to 4): of both levels; the SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
+        H_layers, L_layers (`int`, defaults to 1): blocks of the high- and of the low-level module.
+        H_cycles, L_cycles (`int`, defaults to 2): high-level cycles per segment, low-level steps per cycle.
+        halt_max_steps (`int`, defaults to 4): segments in training, and most segments in use.
+        halt_threshold (`float`, defaults to 0.01): with adaptive halting, a map is done when the gain in nats that is
+            expected from more segments is below this.
+        halt_loss_weight (`float`, defaults to 0.1): of the loss of that expectation.
+        rms_norm_eps (`float`, defaults to 1e-5): epsilon of the gain-free RMS norms.
+    """
+
+    model_type = "hrm_cosmo"
+    attribute_map = {"num_heads": "num_attention_heads"}
+
+    stem: str = "conv"
+    stem_channels: list[int] | None = None
+    use_summary_tokens: bool = True
+    use_power_spectrum_token: bool = True
+    num_ps_bins: int = 12
+    pos_encodings: str = "none"
+    hidden_size: int = 96
+    num_attention_heads: int = 4
+    expansion: float | int = 4.0
+    H_layers: int = 1
+    L_layers: int = 1
+    H_cycles: int = 2
+    L_cycles: int = 2
+    halt_max_steps: int = 4
+    halt_threshold: float | int = 0.01
+    halt_loss_weight: float | int = 0.1
+    rms_norm_eps: float = 1e-5
+
+    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "test": {
+            "image_size": 16, "stem_channels": [8, 16], "hidden_size": 16, "num_attention_heads": 2, "expansion": 1,
+            "num_ps_bins": 4, "halt_max_steps": 2,
+        },
+        "cosmo-64": {},
+        "cosmo-256": {
+            "image_size": 256, "stem_channels": [32, 64, 96, 128, 128], "hidden_size": 128, "num_ps_bins": 24,
+            "H_layers": 2, "L_layers": 2,
+        },
+    }  # fmt: skip
+
+    def __post_init__(self, **kwargs):
+        if self.stem_channels is None:
+            self.stem_channels = [32, 64, 96]
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of `@strict` validation: relations between fields."""
+        super().validate_architecture()
+        for name, allowed in {"stem": ("conv", "patch"), "pos_encodings": ("none", "learned")}.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
+        for name in ("H_layers", "L_layers", "H_cycles", "L_cycles", "halt_max_steps", "num_ps_bins"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.hidden_size % self.num_attention_heads:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
+            )
+        if not self.stem_channels or min(self.stem_channels) < 1:
+            raise ValueError(f"stem_channels={self.stem_channels} must be one or more positive numbers")
+        if self.image_size % self.patch_size:
+            raise ValueError(
+                f"image_size={self.image_size} is not a multiple of {self.patch_size}, the pixels of a token's side "
+                f"after {len(self.stem_channels)} stages"
+            )
+
+    @property
+    def patch_size(self) -> int:
+        """Pixels a side that a token of the map stands for."""
+        return 2 ** len(self.stem_channels)
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // self.num_attention_heads
+
+    @property
+    def num_hidden_layers(self) -> int:
+        return self.H_layers + self.L_layers
+
+
+__all__ = ["HrmCosmoConfig"]

@@ -1,0 +1,216 @@
+"""A hierarchical recurrent regressor of cosmological parameters: HRM's two levels over the tokens of a map.
+
+A stem turns a map into tokens once. Then segments of H_cycles * L_cycles low-level and H_cycles high-level updates
+refine the two states; only the last update of each is differentiated (the one-step gradient of Wang et al. 2025,
+arXiv 2506.21734), and the posterior that is read after each segment has its own loss (deep supervision). A head
+predicts how many nats the segments that are left would gain: with adaptive halting a map is done when it is too few.
+
+Unlike the puzzles, a training step runs all segments of a batch: the stem costs as much as they do.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+
+from .checkpoint_code import CheckpointCodeMixin
+from .configuration_hrm_cosmo import HrmCosmoConfig
+from .cosmo_layers import CosmoStem, PowerSpectrum
+from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead
+from .puzzle_layers import ReasoningLevel, one_step_gradient
+from .puzzle_solving import PuzzleModelOutput
+
+
+GAIN_LIMITS = (-1.0, 3.0)  # nats; beyond, a single map would dominate the loss of the expected gain
+
+
+class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+    """Initialisation and saving."""
+
+    config: HrmCosmoConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["PuzzleBlock", "StemStage"]
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_attention_backend = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, PosteriorHead):
+            module.reset(std)
+        elif isinstance(module, PowerSpectrum):
+            module.reset()
+        elif isinstance(module, CosmoStem):
+            init.normal_(module.cls, std=std or 1.0)
+        elif isinstance(module, HaltHead):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Conv2d):
+            fan_in = module.weight[0].numel()
+            init.normal_(module.weight, std=std or (2 / fan_in) ** 0.5)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Linear):
+            init.normal_(module.weight, std=std or module.in_features**-0.5)
+            if module.bias is not None:
+                init.zeros_(module.bias)
+        elif isinstance(module, nn.Embedding):
+            init.normal_(module.weight, std=std or 0.1)
+
+
+class HaltHead(nn.Linear):
+    """The gain in nats that is expected from the segments that are left. A class of its own: it starts at 0."""
+
+
+class HrmCosmoModel(HrmCosmoPreTrainedModel):
+    """Stem and recurrence without heads. `forward` runs one segment; `embed` makes the tokens it reads."""
+
+    def __init__(self, config: HrmCosmoConfig):
+        super().__init__(config)
+        self.stem = CosmoStem(config)
+        self.H_level = ReasoningLevel(config, config.H_layers)
+        self.L_level = ReasoningLevel(config, config.L_layers)
+        self.post_init()
+
+    def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Tokens [B, tokens, D] of maps [B, C, S, S]; the first is CLS."""
+        return self.stem(pixel_values)
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        tokens: torch.Tensor | None = None,
+        z_H: torch.Tensor | None = None,
+        z_L: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> PuzzleModelOutput:
+        """One segment on maps, or on `tokens` of `embed`, from the states z_H, z_L [B, tokens, D] (zeros if None)."""
+        if (pixel_values is None) == (tokens is None):
+            raise ValueError("give either pixel_values or tokens, which embed(pixel_values) returns")
+        x = self.embed(pixel_values) if tokens is None else tokens
+        z_H, z_L = (torch.zeros_like(x) if z is None else z.detach() for z in (z_H, z_L))
+        cycles = (self.config.H_cycles, self.config.L_cycles)
+        z_H, z_L = one_step_gradient(self.H_level, self.L_level, cycles, x, None, z_H, z_L)
+        return PuzzleModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L)
+
+
+class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
+    """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
+
+    def __init__(self, config: HrmCosmoConfig):
+        super().__init__(config)
+        self.model = HrmCosmoModel(config)
+        self.posterior_head = PosteriorHead(config, config.hidden_size)
+        self.halt_head = HaltHead(config.hidden_size, 1)
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        max_steps: int | None = None,
+        halt: str = "fixed",
+        output_hidden_states: bool | None = None,
+        **kwargs: Any,
+    ) -> CosmoRegressionOutput:
+        """All segments of a batch of maps.
+
+        Args:
+            pixel_values: [B, C, S, S] as `CosmoMapFeatureExtractor` scales them, the mask last if there is one.
+            labels: [B, T] in physical units, in the order of `config.target_names`.
+            max_steps: segments, `config.halt_max_steps` by default.
+            halt: "fixed" runs all of them, "adaptive" ends a map's when the expected gain is below
+                `config.halt_threshold` (not in training).
+        """
+        steps = self.config.halt_max_steps if max_steps is None else max_steps
+        if steps < 1 or halt not in ("fixed", "adaptive"):
+            raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing: maps [batch, channels, size, size]")
+        if halt == "adaptive":
+            if self.training:
+                raise ValueError('halt="adaptive" is for inference: call model.eval(), or use halt="fixed"')
+            posteriors, gains, used, states = self._adaptive(pixel_values, steps)
+        else:
+            posteriors, gains, states = self._fixed(pixel_values, steps)
+            used = torch.full((len(pixel_values),), steps, device=pixel_values.device)
+        return self._output(posteriors, gains, used, labels, states if output_hidden_states else None)
+
+    def _fixed(self, pixel_values: torch.Tensor, steps: int):
+        tokens = self.model.embed(pixel_values)
+        z_H = z_L = None
+        posteriors, gains = [], []
+        for _ in range(steps):
+            states = self.model(tokens=tokens, z_H=z_H, z_L=z_L)
+            z_H, z_L = states.z_H, states.z_L
+            posteriors.append(self.posterior_head(z_H[:, 0]))
+            gains.append(self._gain(z_H))
+        return posteriors, torch.stack(gains, dim=1), (z_L, z_H)
+
+    def _gain(self, z_H: torch.Tensor) -> torch.Tensor:
+        """[B]. The state is detached: expecting a gain is not to change the answer."""
+        with torch.autocast(z_H.device.type, enabled=False):
+            return self.halt_head(z_H[:, 0].detach().float()).squeeze(-1)
+
+    def _adaptive(self, pixel_values: torch.Tensor, steps: int):
+        """As `_fixed`, on the maps that have not halted alone; the others repeat their answer."""
+        tokens = self.model.embed(pixel_values)
+        z_H, z_L = torch.zeros_like(tokens), torch.zeros_like(tokens)
+        active = torch.arange(len(tokens), device=tokens.device)
+        used = torch.zeros_like(active)
+        posteriors: list[Posterior] = []
+        gains: list[torch.Tensor] = []
+        for _ in range(steps):
+            if len(active):
+                states = self.model(tokens=tokens[active], z_H=z_H[active], z_L=z_L[active])
+                z_H, z_L = z_H.index_copy(0, active, states.z_H), z_L.index_copy(0, active, states.z_L)
+                used = used.index_add(0, active, torch.ones_like(active))
+                active = active[self._gain(states.z_H) >= self.config.halt_threshold]
+            posteriors.append(self.posterior_head(z_H[:, 0]))
+            gains.append(self._gain(z_H))
+        return posteriors, torch.stack(gains, dim=1), used, (z_L, z_H)
+
+    def _output(self, posteriors, gains, used, labels, states) -> CosmoRegressionOutput:
+        head = self.posterior_head
+        moments = [head.moments(posterior) for posterior in posteriors]
+        last, (mean, std) = posteriors[-1], moments[-1]
+        output = CosmoRegressionOutput(
+            logits=mean,
+            std=std,
+            log_weights=last.log_weights,
+            loc=last.loc,
+            scale_tril=last.scale_tril,
+            halt_logits=gains,
+            steps=used,
+            segment_means=torch.stack([mean for mean, _ in moments], dim=1),
+            hidden_states=states,
+        )
+        if labels is not None:
+            self._add_losses(output, posteriors, moments, labels)
+        return output
+
+    def _add_losses(self, output: CosmoRegressionOutput, posteriors, moments, labels: torch.Tensor) -> None:
+        config, head = self.config, self.posterior_head
+        nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)  # [B, segments]
+        mse = torch.stack([head.squared_error(mean, labels) for mean, _ in moments], dim=1)
+        gained = (nll - nll[:, -1:]).detach().clamp(*GAIN_LIMITS)
+        output.nll_loss, output.mse_loss = nll[:, -1].mean(), mse[:, -1].mean()
+        output.halt_loss = (output.halt_logits - gained).square().mean()
+        parts = config.nll_loss_weight * nll + config.mse_loss_weight * mse
+        output.loss = parts.mean() + config.halt_loss_weight * output.halt_loss
+        output.metrics = head.metrics(output.logits, output.std, labels) | {"steps": output.steps.float().mean()}
+
+    def sample_posterior(
+        self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Draws [B, num_samples, R] from the posteriors of `outputs`, in physical units."""
+        posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
+        return self.posterior_head.sample(posterior, num_samples, generator)
+
+
+__all__ = ["HrmCosmoForRegression", "HrmCosmoModel"]

@@ -1,0 +1,222 @@
+"""The recurrent regressor: its sizes, symmetries, segments, halting, and what survives saving."""
+
+import pytest
+import torch
+from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
+
+from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression, HrmCosmoModel
+from hrm_hf.data.cosmology_fields import map_power_spectrum
+from hrm_hf.models.cosmo_layers import PowerSpectrum, ring_weights, wrap
+
+
+BOX = [[0.1, 0.5], [0.6, 1.0]]
+
+
+def model_of(**fields) -> HrmCosmoForRegression:
+    torch.manual_seed(0)
+    return HrmCosmoForRegression(HrmCosmoConfig.from_preset("test", **{"prior_bounds": BOX, **fields})).eval()
+
+
+def batch(rows: int = 3, channels: int = 1, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    maps = torch.randn(rows, channels, size, size, generator=generator)
+    share = torch.rand(rows, 2, generator=generator)
+    return maps, torch.tensor([0.1, 0.6]) + 0.4 * share
+
+
+@pytest.mark.parametrize(("preset", "parameters"), [("test", 30_159), ("cosmo-64", 371_671), ("cosmo-256", 1_538_743)])
+def test_parameters_of_presets(preset, parameters):
+    with torch.device("meta"):
+        model = HrmCosmoForRegression(HrmCosmoConfig.from_preset(preset))
+    assert model.num_parameters() == parameters
+
+
+def test_outputs_have_the_documented_shapes():
+    model, (maps, labels) = model_of(num_components=2), batch()
+    output = model(maps, labels=labels, output_hidden_states=True)
+    assert output.logits.shape == output.std.shape == (3, 3)
+    assert output.log_weights.shape == (3, 2) and output.loc.shape == (3, 2, 2)
+    assert output.scale_tril.shape == (3, 2, 2, 2)
+    assert output.halt_logits.shape == (3, 2) and output.segment_means.shape == (3, 2, 3)
+    assert output.steps.tolist() == [2, 2, 2]
+    tokens = 1 + 1 + 2 + 16  # CLS, power spectrum, summaries, map
+    assert [state.shape for state in output.hidden_states] == [(3, tokens, 16)] * 2
+    assert set(output.metrics) == {"mse_omega_m", "mse_sigma_8", "mse_s_8", "z_squared", "steps"}
+    assert model.sample_posterior(output, 7).shape == (3, 7, 3)
+
+
+def test_the_loss_is_the_mean_of_the_segments_losses_and_the_halting_loss():
+    model, (maps, labels) = model_of(mse_loss_weight=0.5), batch()
+    output = model(maps, labels=labels)
+    parts = [model(maps, labels=labels, max_steps=steps) for steps in (1, 2)]
+    expected = sum(part.nll_loss + 0.5 * part.mse_loss for part in parts) / 2 + 0.1 * output.halt_loss
+    assert output.loss.item() == pytest.approx(expected.item(), rel=1e-5)
+
+
+def test_every_parameter_gets_a_gradient():
+    model, (maps, labels) = model_of(pos_encodings="learned").train(), batch()
+    model(maps, labels=labels).loss.backward()
+    assert not [name for name, p in model.named_parameters() if p.grad is None or not p.grad.abs().sum()]
+
+
+def test_only_the_last_updates_of_a_segment_have_a_gradient():
+    """The gradient equals that of a segment whose earlier updates are given as constants."""
+    model, (maps, _) = model_of().train(), batch()
+    core = model.model
+    tokens = core.embed(maps).detach()
+    core(tokens=tokens).z_H.sum().backward()
+    found = core.L_level.layers[0].mlp.down_proj.weight.grad.clone()
+    core.zero_grad()
+    with torch.no_grad():
+        z_L = core.L_level(torch.zeros_like(tokens), tokens, None)
+        z_L = core.L_level(z_L, tokens, None)
+        z_H = core.H_level(torch.zeros_like(tokens), z_L, None)
+        z_L = core.L_level(z_L, z_H + tokens, None)
+    z_L = core.L_level(z_L, z_H + tokens, None)
+    core.H_level(z_H, z_L, None).sum().backward()
+    assert torch.allclose(found, core.L_level.layers[0].mlp.down_proj.weight.grad, atol=1e-6)
+
+
+def test_a_periodic_shift_by_a_token_changes_nothing():
+    model, (maps, _) = model_of(padding_mode="circular"), batch()
+    shifted = model(maps.roll((4, 8), (-2, -1))).logits
+    assert torch.allclose(model(maps).logits, shifted, atol=1e-5)
+
+
+def test_the_amplitude_of_a_map_changes_the_answer():
+    model, (maps, _) = model_of(), batch()
+    assert (model(maps).logits - model(2 * maps).logits).abs().max() > 1e-3
+
+
+def test_padding_in_circles_is_that_of_torch():
+    maps = torch.randn(2, 3, 8, 6)
+    assert torch.equal(wrap(maps), torch.nn.functional.pad(maps, (1, 1, 1, 1), mode="circular"))
+
+
+def test_the_power_spectrum_token_reads_the_power_of_the_map():
+    """Against the estimator of the data module, with its rings as wide as ours."""
+    config = HrmCosmoConfig.from_preset("test", num_ps_bins=1)
+    spectrum = PowerSpectrum(config)
+    spectrum.reset()
+    maps, _ = batch()
+    _, power = map_power_spectrum(maps[:, 0].double().numpy(), side_rad=16.0, bins=1)  # pixels of side 1
+    assert torch.allclose(spectrum(maps), torch.from_numpy(power).float().log() / 2, atol=1e-3)
+
+
+def test_white_noise_has_power_one_in_every_ring_also_under_a_mask():
+    config = HrmCosmoConfig.from_preset("test", num_channels=2, mask_channel=True)
+    spectrum = PowerSpectrum(config)
+    spectrum.reset()
+    noise = torch.randn(4000, 1, 16, 16, generator=torch.Generator().manual_seed(0))
+    mask = torch.ones_like(noise)
+    mask[..., :8, :6] = 0
+    log_power = spectrum(torch.cat((noise * mask, mask), dim=1)) * 2
+    assert (log_power.exp().mean(0) - 1).abs().max() < 0.1
+
+
+def test_maps_that_are_equal_correlate_fully():
+    config = HrmCosmoConfig.from_preset("test", num_channels=2)
+    spectrum = PowerSpectrum(config)
+    spectrum.reset()
+    maps, _ = batch()
+    features = spectrum(torch.cat((maps, -maps), dim=1))
+    rings = ring_weights(16, 4).shape[1]
+    assert torch.allclose(features[:, -rings:], torch.full((3, rings), -1.0), atol=1e-4)
+
+
+def test_adaptive_halting_with_an_unreachable_threshold_runs_one_segment():
+    model, (maps, labels) = model_of(halt_threshold=1e9), batch()
+    output = model(maps, labels=labels, halt="adaptive")
+    assert output.steps.tolist() == [1, 1, 1]
+    assert torch.allclose(output.logits, model(maps, max_steps=1).logits, atol=1e-6)
+
+
+def test_adaptive_halting_gives_each_map_what_its_number_of_segments_gives():
+    model, (maps, _) = model_of(halt_max_steps=4), batch(8)
+    torch.nn.init.normal_(model.halt_head.weight)
+    with torch.no_grad():
+        gains = model(maps).halt_logits
+        model.config.halt_threshold = gains[:, :2].median().item()
+        output = model(maps, halt="adaptive")
+    assert len(set(output.steps.tolist())) > 1
+    for row, steps in enumerate(output.steps.tolist()):
+        alone = model(maps[row : row + 1], max_steps=steps)
+        assert torch.allclose(output.logits[row], alone.logits[0], atol=1e-5)
+
+
+def test_halting_is_not_for_training():
+    model, (maps, _) = model_of().train(), batch()
+    with pytest.raises(ValueError, match="adaptive"):
+        model(maps, halt="adaptive")
+
+
+def test_the_expected_gain_does_not_change_the_other_weights():
+    model, (maps, labels) = model_of().train(), batch()
+    output = model(maps, labels=labels)
+    output.halt_loss.backward()
+    assert [name for name, p in model.named_parameters() if p.grad is not None] == [
+        "halt_head.weight",
+        "halt_head.bias",
+    ]
+
+
+def test_gradient_checkpointing_changes_no_gradient():
+    model, (maps, labels) = model_of().train(), batch()
+    model(maps, labels=labels).loss.backward()
+    plain = {name: p.grad.clone() for name, p in model.named_parameters()}
+    model.zero_grad()
+    model.activation_checkpointing_enable()
+    model(maps, labels=labels).loss.backward()
+    assert all(torch.allclose(plain[name], p.grad, atol=1e-6) for name, p in model.named_parameters())
+
+
+def test_saved_and_loaded_through_the_auto_classes(tmp_path):
+    model, (maps, _) = model_of(num_components=3, pixel_mean=[0.1], pixel_std=[2.0]), batch()
+    model.save_pretrained(tmp_path)
+    loaded = AutoModelForImageClassification.from_pretrained(tmp_path)
+    assert isinstance(loaded, HrmCosmoForRegression)
+    assert isinstance(AutoModel.from_pretrained(tmp_path), HrmCosmoModel)
+    saved, kept = AutoConfig.from_pretrained(tmp_path).to_dict(), model.config.to_dict()
+    assert {**saved, "_name_or_path": ""} == kept
+    assert torch.equal(loaded.eval()(maps).logits, model(maps).logits)
+    assert torch.equal(loaded(maps).std, model(maps).std)  # the points for moments are not saved
+
+
+def test_bfloat16_autocast_stays_near_float32():
+    model, (maps, labels) = model_of(), batch()
+    with torch.autocast("cpu", torch.bfloat16):
+        half = model(maps, labels=labels)
+    assert half.logits.dtype == torch.float32
+    assert (half.logits - model(maps).logits).abs().max() < 0.02
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"image_size": 18}, "image_size=18 is not a multiple of 4"),
+        ({"hidden_size": 15}, "not a multiple"),
+        ({"stem": "fourier"}, "stem"),
+        ({"H_cycles": 0}, "H_cycles=0"),
+    ],
+)
+def test_a_config_that_does_not_fit_together_is_refused(fields, message):
+    with pytest.raises(Exception, match=message):
+        HrmCosmoConfig.from_preset("test", **fields)
+
+
+def test_maps_of_another_size_are_refused():
+    with pytest.raises(ValueError, match=r"pixel_values has shape \[2, 1, 32, 32\]; expected \[batch, 1, 16, 16\]"):
+        model_of()(torch.zeros(2, 1, 32, 32))
+
+
+@pytest.mark.parametrize("stem", ["patch", "conv"])
+def test_memorises_a_few_maps(stem):
+    model, (maps, labels) = model_of(stem=stem, mse_loss_weight=1.0).train(), batch(8)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-3)
+    first = model(maps, labels=labels).mse_loss.item()
+    for _ in range(150):
+        optimizer.zero_grad()
+        output = model(maps, labels=labels)
+        output.loss.backward()
+        optimizer.step()
+    assert output.mse_loss.item() < 0.2 * first

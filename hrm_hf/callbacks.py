@@ -42,6 +42,21 @@ LM_FIGURES = {
     "go/type_rate": "type-checks {:6.1%}",
 }
 
+COSMO_FIGURES = {
+    "loss": "loss {:7.4f}",
+    "nll_loss": "nll {:7.4f}",
+    "rmse_omega_m": "rmse Omega_m {:.4f}",
+    "rmse_s_8": "S_8 {:.4f}",
+    "learning_rate": "lr {:.2e}",
+    "maps_per_second": "{:7,.1f} maps/s",
+    "nonfinite_steps": "skipped {}",
+    "eval_nll_loss": "held-out nll {:7.4f}",
+    "eval_rmse_omega_m": "rmse Omega_m {:.4f}",
+    "eval_rmse_sigma_8": "sigma_8 {:.4f}",
+    "eval_rmse_s_8": "S_8 {:.4f}",
+    "eval_z_squared": "z^2 {:.3f}",
+}
+
 
 class WeightAverageCallback(TrainerCallback):
     """Updates a moving average of the weights after every optimizer step."""

@@ -61,10 +61,10 @@ def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str
 
     Args:
         wanted: None or False for a fresh start; True or "last" for the newest; "last-whole" for the newest that is
-            whole; or a folder.
+            whole, or a fresh start where none is, so that one command line starts a run and continues it; or a folder.
 
     Raises:
-        FileNotFoundError: there is none.
+        FileNotFoundError: there is no last.
         ValueError: the checkpoint is damaged. The message says how, and names the newest whole one.
     """
     if wanted is None or wanted is False:
@@ -72,13 +72,11 @@ def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str
     wanted = "last" if wanted is True or wanted == "True" else str(wanted)
     available = list_checkpoints(output_dir)
     whole = [folder for folder in available if not damage(folder)]
-    if wanted in ("last", "last-whole"):
-        candidates = available if wanted == "last" else whole
-        if not candidates:
-            raise FileNotFoundError(f"no {'whole ' if available else ''}checkpoint to resume from in {output_dir}")
-        folder = candidates[-1]
-    else:
-        folder = Path(wanted)
+    if wanted == "last-whole":
+        return str(whole[-1]) if whole else None
+    if wanted == "last" and not available:
+        raise FileNotFoundError(f"no checkpoint to resume from in {output_dir}")
+    folder = available[-1] if wanted == "last" else Path(wanted)
     found = damage(folder)
     if found:
         mend = (

@@ -171,10 +171,14 @@ class LmTraining:
         if tokens:
             logs |= self._token_means(sums, tokens, smoothed=self.label_smoother is not None)
             del logs["loss"]  # the library logs it, as a mean over steps
-        if self.args.device.type == "cuda":
-            peak = torch.tensor(torch.cuda.max_memory_allocated() / GIB, device=self.args.device)
-            logs["peak_memory_gib"] = self.accelerator.gather(peak).max().item()
-        return logs
+        return logs | self._peak_memory()
+
+    def _peak_memory(self) -> dict[str, float]:
+        """That of the process that needed most, on GPUs."""
+        if self.args.device.type != "cuda":
+            return {}
+        peak = torch.tensor(torch.cuda.max_memory_allocated() / GIB, device=self.args.device)
+        return {"peak_memory_gib": self.accelerator.gather(peak).max().item()}
 
     @staticmethod
     def _token_means(sums: dict[str, float], tokens: float, smoothed: bool) -> dict[str, float]:

@@ -9,7 +9,8 @@ Here is what all of them share:
   with the same losses.
 
 `carry_training.py` has the part for models with a carry (puzzles), `lm_training.py` the part for models without
-(causal language models). Everything else (accumulation, DDP, precision, integrations) is the library's.
+(causal language models), `regression_training.py` what regressors count instead of tokens. Everything else
+(accumulation, DDP, precision, integrations) is the library's.
 """
 
 import contextlib
@@ -28,6 +29,7 @@ from transformers.trainer_callback import ProgressCallback
 from transformers.trainer_utils import rotate_checkpoints
 
 from .callbacks import (
+    COSMO_FIGURES,
     LM_FIGURES,
     PUZZLE_FIGURES,
     BackpropWarmupCallback,
@@ -48,8 +50,12 @@ from .checkpoints import (
 from .lm_training import LmTraining, check_label_smoothing
 from .loss_meter import LossMeter
 from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio
+from .preemption import PreemptionCallback, keep_workers
+from .regression_training import RegressionTraining
 from .training_args import (
     LOSS_WEIGHTS,
+    CarrylessTrainingArguments,
+    CosmoTrainingArguments,
     GoTrainingArguments,
     HrmTrainingArguments,
     LmTrainingArguments,
@@ -61,12 +67,13 @@ class NonFiniteError(RuntimeError):
     """Loss or gradients stayed non-finite; the weights are those of the last good step."""
 
 
-class HrmTrainer(CarryTraining, LmTraining, Trainer):
+class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
     """Trainer for every architecture of the package; see the module's docstring for what it adds.
 
     Args:
-        model: with `initial_carry` it is trained as a puzzle reasoner, otherwise as a causal language model.
-        args: `PuzzleTrainingArguments` or `LmTrainingArguments`.
+        model: with `initial_carry` it is trained as a puzzle reasoner, with the problem type "regression" as a
+            regressor, otherwise as a causal language model.
+        args: `PuzzleTrainingArguments`, `CosmoTrainingArguments` or `LmTrainingArguments`.
         eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average, or a dict of
             them for a dict of evaluation sets; adds bits per byte to what is evaluated.
         kwargs: as in the library.
@@ -80,8 +87,10 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
         **kwargs: Any,
     ):
         self.has_carry = hasattr(model, "initial_carry")
-        if not isinstance(args, HrmTrainingArguments) or isinstance(args, PuzzleTrainingArguments) != self.has_carry:
-            wanted = PuzzleTrainingArguments if self.has_carry else LmTrainingArguments
+        self.has_regression = getattr(getattr(model, "config", None), "problem_type", None) == "regression"
+        wanted = CosmoTrainingArguments if self.has_regression else LmTrainingArguments
+        wanted = PuzzleTrainingArguments if self.has_carry else wanted
+        if not isinstance(args, wanted):
             raise TypeError(f"args is a {type(args).__name__}; {type(model).__name__} needs {wanted.__name__}")
         self.carry = self.average = None
         self.eval_bytes_per_token = eval_bytes_per_token
@@ -98,10 +107,15 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
         self._cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
         super().__init__(model=model, args=args, **kwargs)
         self._refuse_what_is_not_supported()
+        self.preemption = PreemptionCallback()
+        self.add_callback(self.preemption)
         if self.has_carry:
             self.args.ignore_data_skip = True  # the stream restores its own position
+        if self.has_regression:
+            self.model_accepts_loss_kwargs, self.loss_is_scaled_for_ga = False, True  # see its compute_loss
         if self.pop_callback(ProgressCallback):
-            self.add_callback(FigureProgressCallback(PUZZLE_FIGURES if self.has_carry else LM_FIGURES))
+            figures = COSMO_FIGURES if self.has_regression else LM_FIGURES
+            self.add_callback(FigureProgressCallback(PUZZLE_FIGURES if self.has_carry else figures))
         if isinstance(args, LmTrainingArguments):
             if args.bp_warmup_ratio and hasattr(self.model, "set_bp_steps"):
                 self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
@@ -109,8 +123,8 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
                 self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
             if isinstance(args, GoTrainingArguments) and hasattr(self.model, "set_refinement_scale"):
                 self.add_callback(RefinementWarmupCallback(args.refinement_warmup, args.refinement_ramp))
-            if args.early_stopping_patience is not None:
-                self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
+        if isinstance(args, CarrylessTrainingArguments) and args.early_stopping_patience is not None:
+            self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
     def _refuse_what_is_not_supported(self) -> None:
         args = self.args
@@ -128,7 +142,11 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
             raise ValueError(
                 f"ema_rate={args.ema_rate}: an average of sharded weights cannot be saved; train with DDP, or without"
             )
-        if not self.has_carry:
+        if self.has_regression and args.label_smoothing_factor:
+            raise ValueError(
+                f"label_smoothing_factor={args.label_smoothing_factor}: labels here are numbers, not classes"
+            )
+        if isinstance(args, LmTrainingArguments):
             check_label_smoothing(self.model, args.label_smoothing_factor)
             if args.lr_multipliers is not None and not hasattr(self.model, "parameter_group"):
                 raise ValueError(
@@ -147,7 +165,7 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
         if not hasattr(self.model, "optimizer_groups"):
             groups = (self._named_groups if grouped else self._decay_groups)(model or self.model)
             if args.adam_atan2:
-                self.optimizer = AdamATan2(groups, args.learning_rate, betas)
+                self.optimizer = AdamATan2(groups, args.peak_learning_rate, betas)
             else:
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
                 self.optimizer = optimizer_class(groups, **options)
@@ -167,6 +185,12 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
             raise ValueError("nothing to train: every weight is frozen and the model has no puzzle table")
         self.optimizer = CompositeOptimizer(optimizers)
         return self.optimizer
+
+    @staticmethod
+    def get_optimizer_cls_and_kwargs(args: HrmTrainingArguments, model=None) -> tuple[Any, Any]:
+        """As in the library, with the learning rate that the arguments come to."""
+        optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        return optimizer_class, options | {"lr": args.peak_learning_rate}
 
     def _decay_groups(self, model) -> list[dict[str, Any]]:
         decayed = set(self.get_decay_parameter_names(model))
@@ -303,9 +327,24 @@ class HrmTrainer(CarryTraining, LmTraining, Trainer):
     # ---- saving and resuming ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any):
-        """As in the library; `resume_from_checkpoint` may also be "last" or "last-whole"."""
+        """As in the library; `resume_from_checkpoint` may also be "last" or "last-whole"; see `resolve_checkpoint`."""
         folder = resolve_checkpoint(self.args.output_dir, resume_from_checkpoint)
-        return super().train(resume_from_checkpoint=folder, **kwargs)
+        if folder is None and resume_from_checkpoint and self.is_world_process_zero():
+            print(f"no whole checkpoint in {self.args.output_dir}: the run starts from the beginning", flush=True)
+        with self.preemption.listening():
+            return super().train(resume_from_checkpoint=folder, **kwargs)
+
+    def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
+        """As in the library, which takes a step too many when it resumes a run that is complete."""
+        if self.state.global_step >= self.state.max_steps:
+            self.control.should_training_stop = True
+        else:
+            super()._run_epoch(*args, **kwargs)
+
+    def _get_dataloader(self, *args: Any, **kwargs: Any):
+        loader = super()._get_dataloader(*args, **kwargs)
+        keep_workers(loader)
+        return loader
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)

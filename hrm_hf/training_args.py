@@ -1,10 +1,11 @@
-"""Training arguments: transformers' own with what recursive models add, once for puzzles and once for language models.
+"""Training arguments: transformers' own with what recursive models add, for puzzles, language models and regressors.
 
-`HrmTrainingArguments` holds what both share. Each subclass states its defaults and the options that only it has; an
+`HrmTrainingArguments` holds what all share. Each subclass states its defaults and the options that only it has; an
 option that only another kind of model reads does not exist here, so that giving it is an error.
 """
 
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from transformers import SchedulerType, TrainingArguments
 
@@ -57,6 +58,11 @@ class HrmTrainingArguments(TrainingArguments):
                 )
             self.per_device_train_batch_size = self.global_batch_size // shares
 
+    @property
+    def peak_learning_rate(self) -> float:
+        """That which the optimizer gets."""
+        return self.learning_rate
+
 
 @dataclass
 class PuzzleTrainingArguments(HrmTrainingArguments):
@@ -83,24 +89,53 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
 
 
 @dataclass
-class LmTrainingArguments(HrmTrainingArguments):
+class CarrylessTrainingArguments(HrmTrainingArguments):
+    """For models without a carry: language models and regressors."""
+
+    best_metric: ClassVar[str] = "eval_loss"  # what early stopping and the best model go by, unless told otherwise
+
+    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient clipping; 0 for none."})
+    label_names: list[str] | None = field(
+        default_factory=lambda: ["labels"],
+        metadata={"help": "What a batch must have for a loss; the library would take shift_labels for one more."},
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Stop after so many evaluations without a better --metric_for_best_model."}
+    )
+    early_stopping_threshold: float = field(
+        default=0.0, metadata={"help": "By how much the metric must improve to count as better."}
+    )
+
+    def __post_init__(self):
+        if self.early_stopping_patience is not None:
+            if self.early_stopping_patience < 1:
+                raise ValueError(f"early_stopping_patience={self.early_stopping_patience} must be 1 or more")
+            if str(getattr(self.eval_strategy, "value", self.eval_strategy)) == "no":
+                raise ValueError(
+                    f"early_stopping_patience={self.early_stopping_patience} needs evaluations: set --eval_strategy "
+                    "steps and --eval_steps"
+                )
+            self.load_best_model_at_end = True
+        if self.load_best_model_at_end and self.metric_for_best_model is None:
+            self.metric_for_best_model = self.best_metric
+        super().__post_init__()
+
+
+@dataclass
+class LmTrainingArguments(CarrylessTrainingArguments):
     """For causal language models.
 
     The learning rate is that of published models of these sizes: 6e-4 at 125M and 3e-4 at 350M parameters (Brown et
     al. 2020, table 2.1), 2.2e-4 to 2.5e-4 at 0.6B to 1B for HRM-Text. Lower it for fine-tuning.
     """
 
+    best_metric: ClassVar[str] = "eval_lm_loss"  # without label smoothing and auxiliary losses
+
     learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate; lower it for fine-tuning."})
     weight_decay: float = field(
         default=0.1, metadata={"help": "Weight decay of matrices and embeddings; biases, norms and scales have none."}
     )
     warmup_steps: float = field(default=1000, metadata={"help": "Steps of linear warm-up, or their share if below 1."})
-    max_grad_norm: float = field(default=1.0, metadata={"help": "Gradient clipping; 0 for none."})
-
-    label_names: list[str] | None = field(
-        default_factory=lambda: ["labels"],
-        metadata={"help": "What a batch must have for a loss; the library would take shift_labels for one more."},
-    )
 
     lr_multipliers: str | None = field(
         default=None,
@@ -117,28 +152,11 @@ class LmTrainingArguments(HrmTrainingArguments):
         default=0.5,
         metadata={"help": "Share of the run in which every token gets all segments; then the halting gate decides."},
     )
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Stop after so many evaluations without a better --metric_for_best_model."}
-    )
-    early_stopping_threshold: float = field(
-        default=0.0, metadata={"help": "By how much the metric must improve to count as better."}
-    )
 
     def __post_init__(self):
         for name in ("bp_warmup_ratio", "halt_warmup_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be a share of the run, 0..1")
-        if self.early_stopping_patience is not None:
-            if self.early_stopping_patience < 1:
-                raise ValueError(f"early_stopping_patience={self.early_stopping_patience} must be 1 or more")
-            if str(getattr(self.eval_strategy, "value", self.eval_strategy)) == "no":
-                raise ValueError(
-                    f"early_stopping_patience={self.early_stopping_patience} needs evaluations: set --eval_strategy "
-                    "steps and --eval_steps"
-                )
-            self.load_best_model_at_end = True
-        if self.load_best_model_at_end and self.metric_for_best_model is None:
-            self.metric_for_best_model = "eval_lm_loss"  # without label smoothing and auxiliary losses
         super().__post_init__()
         self.group_multipliers()
 
@@ -158,6 +176,64 @@ class LmTrainingArguments(HrmTrainingArguments):
             if not 0 <= found[name] < float("inf"):
                 raise ValueError(f"lr_multipliers: {item.strip()!r} is not of the form group=number, from 0 up")
         return found
+
+
+@dataclass
+class CosmoTrainingArguments(CarrylessTrainingArguments):
+    """For regressors of cosmological parameters. The defaults are those of the original training script.
+
+    The batch size and its learning rate belong together: `scale_learning_rate` applies the linear rule that the
+    original documents, `learning_rate` * batch size of a step / `base_batch_size`.
+    """
+
+    best_metric: ClassVar[str] = "eval_nll_loss"
+
+    learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate, before any scaling."})
+    weight_decay: float = field(
+        default=1e-3, metadata={"help": "Weight decay of matrices and filters; biases, norms and scales have none."}
+    )
+    adam_beta2: float = field(default=0.999, metadata={"help": "Second beta of AdamW (or of --optim)."})
+    warmup_steps: float = field(default=0.05, metadata={"help": "Steps of linear warm-up, or their share if below 1."})
+    lr_min_ratio: float | None = field(
+        default=0.0, metadata={"help": "Cosine decay ends at this share of the learning rate; 1 is constant."}
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Off: maps come as whole batches, not as rows with columns."}
+    )
+
+    scale_learning_rate: bool = field(
+        default=False, metadata={"help": "Multiply the learning rate by the maps of a step over --base_batch_size."}
+    )
+    base_batch_size: int = field(default=64, metadata={"help": "Maps of a step that --learning_rate is meant for."})
+    fit_posterior_scale: bool = field(
+        default=True, metadata={"help": "At the end, fit one factor on all standard deviations to validation maps."}
+    )
+    channels_last: bool = field(
+        default=False, metadata={"help": "Lay filters out with channels last: faster on GPUs in half precision."}
+    )
+
+    def __post_init__(self):
+        if self.base_batch_size < 1:
+            raise ValueError(f"base_batch_size={self.base_batch_size} must be 1 or more")
+        super().__post_init__()
+
+    @property
+    def maps_per_step(self) -> int:
+        """Of all processes and accumulated batches."""
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """That which the optimizer gets, scaled or not."""
+        scale = self.maps_per_step / self.base_batch_size if self.scale_learning_rate else 1
+        return self.learning_rate * scale
+
+    def describe_learning_rate(self) -> str:
+        """One line on the rate and where it comes from."""
+        line = f"learning rate {self.peak_learning_rate:.3g} at {self.maps_per_step} maps a step"
+        if self.scale_learning_rate:
+            line += f": {self.learning_rate:.3g} * {self.maps_per_step} / {self.base_batch_size} (scale_learning_rate)"
+        return line
 
 
 VALIDATORS = ("tree-sitter", "parser", "types", "auto")

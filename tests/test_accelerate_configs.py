@@ -30,6 +30,7 @@ TYPES = {
     "deepspeed_zero2": DistributedType.DEEPSPEED,
     "deepspeed_zero3": DistributedType.DEEPSPEED,
 }
+JOB_FLAGS = ["--rdzv_backend", "static", "--deepspeed_multinode_launcher", "standard"]  # of hrm_hf/slurm.py's line
 needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs deepspeed")
 
 
@@ -88,6 +89,24 @@ def test_the_launcher_knows_every_option_of_the_file(name):
     known = set(vars(launch.launch_command_parser().parse_args(["train.py"])))
     for section in ("fsdp_config", "deepspeed_config"):
         assert set(fields.get(section, {})) <= known
+
+
+@pytest.mark.parametrize("flags", [[], JOB_FLAGS], ids=["by hand", "in a job"])
+@pytest.mark.parametrize("name", ["multi_node", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"])
+def test_on_several_nodes_each_starts_its_own_share_and_finds_the_first(name, flags):
+    nodes = ["--num_machines", "2", "--num_processes", "8", "--machine_rank", "1"]
+    nodes += ["--main_process_ip", "10.0.0.1", "--main_process_port", "23456"]
+    file = ["--config_file", str(FOLDER / f"{name}.yaml")]
+    args = launch.launch_command_parser().parse_args([*file, *nodes, *flags, "train.py"])
+    args, defaults, _ = launch._validate_launch_command(args)
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        command, _ = prepare_deepspeed_cmd_env(args)
+        assert command is None  # DeepSpeed's own launcher would log in to the other nodes
+    else:
+        prepare_multi_gpu_env(args)
+    assert (args.nnodes, args.node_rank, args.nproc_per_node, args.rdzv_backend) == ("2", 1, "4", "static")
+    assert args.rdzv_endpoint == "10.0.0.1:23456"
 
 
 @pytest.mark.parametrize("name", TYPES)

@@ -557,8 +557,8 @@ def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path
         resolve_checkpoint(tmp_path / "empty", "last")
     for folder in list_checkpoints(checkpoints):
         stop_before_manifest(folder)
-    with pytest.raises(FileNotFoundError, match="no whole checkpoint to resume from"):
-        resolve_checkpoint(checkpoints, "last-whole")
+    for folder in (checkpoints, tmp_path / "empty"):
+        assert resolve_checkpoint(folder, "last-whole") is None
     with pytest.raises(ValueError, match="no whole checkpoint is left; start the run anew"):
         resolve_checkpoint(checkpoints, "last")
     with pytest.raises(ValueError, match="checkpoint-77 does not exist"):

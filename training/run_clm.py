@@ -7,6 +7,13 @@
 A killed run continues with `--resume_from_checkpoint last`.
 """
 
+import os
+import signal
+
+
+if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+
 import inspect
 import time
 from pathlib import Path
@@ -19,6 +26,7 @@ from hrm_hf.causal_lm import continue_text, load_causal_lm, load_tokenizer
 from hrm_hf.data.text_corpus import load_text_corpus
 from hrm_hf.evaluation.plots import plot_lm_training
 from hrm_hf.hub import record_evaluation
+from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import LmDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
 from hrm_hf.registration import ARCHITECTURES
 from hrm_hf.trainer import HrmTrainer
@@ -53,6 +61,7 @@ def main() -> None:
         trainer.add_callback(MhcMonitorCallback(trainer))
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
 
     metrics = trainer.evaluate() if corpus.validation is not None else {}

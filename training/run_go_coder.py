@@ -10,6 +10,13 @@ A killed run continues with `--resume_from_checkpoint last`. `run_clm.py` pre-tr
 `--model_name_or_path` continues from there.
 """
 
+import os
+import signal
+
+
+if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+
 import inspect
 import time
 from pathlib import Path
@@ -20,6 +27,7 @@ from hrm_hf.data.go_collator import GoCoderCollator, GoStreamBuilder, load_go_st
 from hrm_hf.evaluation.plots import plot_lm_training
 from hrm_hf.go_callbacks import GoValidationCallback
 from hrm_hf.hub import record_evaluation
+from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import GoDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
 from hrm_hf.registration import ARCHITECTURES
 from hrm_hf.trainer import HrmTrainer
@@ -56,6 +64,7 @@ def main() -> None:
     _add_validation(trainer, builder, train, validation)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
 
     metrics = trainer.evaluate() if validation else {}

@@ -7,6 +7,13 @@
 A killed run continues with `--resume_from_checkpoint last`.
 """
 
+import os
+import signal
+
+
+if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+
 import time
 from pathlib import Path
 
@@ -16,6 +23,7 @@ from hrm_hf.data.puzzles import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzz
 from hrm_hf.data.row_stream import PuzzleRows
 from hrm_hf.evaluation.plots import plot_evaluation, plot_training
 from hrm_hf.hub import record_evaluation
+from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import (
     ModelArguments,
     PuzzleDataArguments,
@@ -45,6 +53,7 @@ def main() -> None:
     trainer = HrmTrainer(model=model, args=args, train_dataset=train, eval_dataset=held_out)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
+    exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
 
     metrics = {}

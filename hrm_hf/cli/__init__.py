@@ -17,7 +17,10 @@ from .evaluate import app as eval_app
 from .export import app as export_app
 from .go import go
 from .launch import CONTEXT, launch
+from .preflight import preflight
+from .recommend import recommend
 from .rlm import rlm
+from .slurm import slurm
 from .solve import solve
 
 
@@ -33,6 +36,9 @@ app.command("rlm")(rlm)
 app.command("demo")(demo)
 app.command("demo-go")(demo_go)
 app.command("go")(go)
+app.command("slurm")(slurm)
+app.command("preflight")(preflight)
+app.command("recommend")(recommend)
 app.command("launch", context_settings=CONTEXT)(launch)
 
 

@@ -1,0 +1,65 @@
+"""`hrm-hf recommend`: model and batch for a memory, by measured bytes."""
+
+import json
+from dataclasses import asdict
+from enum import Enum
+from typing import Annotated
+
+import typer
+
+
+class Task(str, Enum):
+    """What is to be trained."""
+
+    puzzle = "puzzle"
+    lm = "lm"
+    cosmo = "cosmo"
+
+
+def recommend(
+    memory: Annotated[str, typer.Option(help="Memory of one device: 4GB, 4GiB, 4096MB.")],
+    task: Annotated[Task, typer.Option(help="puzzle, lm (language models) or cosmo (maps).")] = Task.puzzle,
+    cpu: Annotated[bool, typer.Option("--cpu", help="Memory of a CPU, which keeps less for itself.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+):
+    """Settings that fit into a memory: the guide's table, what was measured, and the command lines.
+
+    Example: hrm-hf recommend --memory 4GB
+    """
+    from ..launching import parse_memory
+    from ..recommend import recommend as advise
+
+    try:
+        size = parse_memory(memory)
+    except ValueError as error:
+        raise typer.BadParameter(str(error), param_hint="--memory") from error
+    advice = advise(size, task.value, "cpu" if cpu else "cuda")
+    typer.echo(json.dumps(asdict(advice), indent=1) if as_json else describe(advice))
+
+
+def describe(advice) -> str:
+    """The advice in lines of text."""
+    lines = [
+        f"memory     {_gib(advice.memory)}, of which {_gib(advice.usable)} for a step (the rest: context, libraries)"
+    ]
+    lines.append(f"measured   {advice.measured_on}")
+    if advice.guide:
+        size = advice.guide.size(advice.guide_batch)
+        read = "" if advice.guide_batch <= advice.guide.measured_batch else ", read off the line"
+        share = f"{size / advice.usable:.1%} of it" if size <= advice.usable else "MORE THAN THERE IS"
+        lines.append(f"guide      {advice.guide.title}, batch {advice.guide_batch}: {_gib(size)}{read}, {share}")
+    best = advice.best
+    size = _gib(best.size(best.largest_batch))
+    lines += [f"what fits  {best.title}, batch {best.largest_batch}: {size}", ""]
+    width = max(len(row.name) for row in advice.rows)
+    lines.append(f"{'preset'.ljust(width)}  {'always':>10}  {'an example':>10}  largest batch here")
+    for row in advice.rows:
+        fits = row.largest_batch or "none"
+        lines.append(f"{row.name.ljust(width)}  {_gib(row.fixed):>10}  {_gib(row.per_example):>10}  {fits}")
+    for name, command in advice.commands.items():
+        lines += ["", f"{name}:", f"  {command}"]
+    return "\n".join(lines)
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

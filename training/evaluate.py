@@ -1,0 +1,34 @@
+"""Takes the original HRM's evaluation command as it is typed there, and runs `hrm-hf eval puzzles`.
+
+    python training/evaluate.py checkpoint="checkpoints/Sudoku-extreme-small ACT-torch/RUN"
+    python training/evaluate.py checkpoint=HRM/checkpoints/PROJECT/RUN/step_26040 --out runs/evaluation
+
+The checkpoint is a run's folder of ours, or a step_N of the original, which is converted beside itself first. The
+equivalent `hrm-hf` command is printed; its flags may follow.
+"""
+
+import os
+import shlex
+import sys
+
+from hrm_hf import cli
+from hrm_hf.original_evaluation import evaluation_arguments
+
+
+def main() -> None:
+    if {"-h", "--help"} & set(sys.argv):
+        print(__doc__)
+        return
+    if os.environ.get("RANK", "0") != "0":
+        return  # one process evaluates
+    try:
+        arguments = evaluation_arguments(sys.argv[1:])
+    except (ValueError, OSError) as error:
+        sys.exit(f"evaluate.py: error: {error}")
+    print(shlex.join(["hrm-hf", *arguments]) + "\n", flush=True)
+    sys.argv = ["hrm-hf", *arguments]
+    cli.main()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Takes the original HRM's training command as it is typed there, and runs it with training/run_puzzle.py.
+
+    python training/pretrain.py data_path=data/sudoku-extreme-small epochs=500 eval_interval=100 global_batch_size=4 \
+        lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 \
+        arch.hidden_size=32 arch.H_layers=1 arch.L_layers=1 arch.num_heads=1 arch.expansion=2
+    torchrun --nproc_per_node 2 training/pretrain.py data_path=... epochs=500 ...
+
+The equivalent run_puzzle.py command is printed, and written as a recipe into the run's folder, which is
+checkpoint_path or checkpoints/PROJECT/RUN. The same command names the same folder again; flags of run_puzzle.py may
+follow the keys: `--resume_from_checkpoint last-whole` continues, `--report_to wandb` logs there, `--max_steps 100` is
+a short run. DISABLE_COMPILE and OMP_NUM_THREADS are honoured.
+
+Keys, their defaults, and what they are here:
+"""
+
+import os
+import signal
+
+
+if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+
+import runpy
+import sys
+
+from hrm_hf.original_options import SCRIPT, data_size, keys_help, machine, original_run, parse_command
+
+
+def main() -> None:
+    words = sys.argv[1:]
+    if {"-h", "--help"} & set(words):
+        print(__doc__ + keys_help())
+        return
+    try:
+        options, flags = parse_command(words)
+        run = original_run(options, data_size(options["data_path"]), machine(os.environ))
+        recipe = run.save()
+    except (ValueError, OSError) as error:
+        sys.exit(f"pretrain.py: error: {error}")
+    if os.environ.get("RANK", "0") == "0":
+        print("\n".join(f"{name}: {text}" for name, text in run.notes.items()))
+        print(f"recipe: {recipe}\n\n{run.command(flags)}\n", flush=True)
+    os.environ["WANDB_PROJECT"] = run.project  # read only if the run reports there
+    sys.argv = [str(SCRIPT), "--recipe", str(recipe), *flags]
+    runpy.run_path(str(SCRIPT), run_name="__main__")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,4 +1,4 @@
-"""`hrm-hf data`: builds data sets; those of the Go coder are in `data_go.py`."""
+"""`hrm-hf data`: builds data sets; those of cosmology and the Go coder are in `data_cosmology.py`, `data_go.py`."""
 
 import json
 import shlex
@@ -8,10 +8,14 @@ from typing import Annotated
 
 import typer
 
+from .data_cosmology import cosmology
+from .data_cosmology_files import cosmology_files
 from .data_go import go, go_tokenizer
 
 
 app = typer.Typer(no_args_is_help=True, help="Build data sets (folders that datasets.load_dataset reads).")
+app.command("cosmology")(cosmology)
+app.command("cosmology-files")(cosmology_files)
 app.command("go")(go)
 app.command("go-tokenizer")(go_tokenizer)
 

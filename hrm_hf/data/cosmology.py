@@ -26,7 +26,8 @@ class Cosmology:
     """A flat Lambda-CDM universe.
 
     Args:
-        omega_m: matter density over the critical one, today. sigma_8: rms linear density contrast in spheres of 8 Mpc/h.
+        omega_m: matter density over the critical one, today.
+        sigma_8: rms linear density contrast in spheres of 8 Mpc/h, today.
         h: Hubble constant over 100 km/s/Mpc. omega_b: baryon density. n_s: slope of the primordial spectrum.
     """
 

@@ -86,7 +86,7 @@ def generate_map(
     """One map: float32 [channels, size, size], and bool [size, size] (True: observed) for kinds that have a mask.
 
     The same arguments give the same map in every process. Physical kinds are convergence, dimensionless and with its
-    amplitude; legacy kinds are grey values from 0 to 1 and do not depend on sigma_8.
+    amplitude, that of a whole patch with mean 0; legacy kinds are grey values from 0 to 1, whatever sigma_8.
     """
     rng = np.random.default_rng(seed)
     if settings.kind in LEGACY:
@@ -106,6 +106,9 @@ def generate_map(
     else:
         draw = lognormal_convergence if settings.kind == "lognormal" else gaussian_convergence
         kappa = draw(cosmology, settings.size, settings.side_rad, rng, settings.source_redshifts)
+    # Shear leaves the mean of a patch open (the mass-sheet degeneracy: Falco, Gorenstein & Shapiro 1985). A log-normal
+    # patch would also give away its cosmic variance by it: the Gaussian field has no mode at ell = 0.
+    kappa = kappa - kappa.mean((1, 2), keepdims=True)
     return observe(kappa, settings, rng).astype(np.float32), None
 
 

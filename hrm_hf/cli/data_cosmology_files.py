@@ -1,0 +1,95 @@
+"""`hrm-hf data cosmology-files`: observed or simulated maps from local files as a data set."""
+
+import json
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+FILES_HELP = "HEALPix files of one sky, a channel each; or FITS images; or Quijote cubes df_m_N_CIC_z=Z.npy."
+LABELS_HELP = "Table with columns omega_m, sigma_8 and file, or Quijote's latin_hypercube_params.txt; none: no labels."
+
+
+def cosmology_files(
+    paths: Annotated[list[Path], typer.Argument(help=FILES_HELP)],
+    out: Annotated[Path, typer.Option(help="Folder to write, new or empty.")],
+    labels: Annotated[Path | None, typer.Option(help=LABELS_HELP)] = None,
+    mask: Annotated[
+        Path | None, typer.Option(help="HEALPix or FITS file like the maps, above 0 where observed.")
+    ] = None,
+    side_deg: Annotated[float | None, typer.Option(help="HEALPix: side of a patch in degrees, default 5.")] = None,
+    size: Annotated[int | None, typer.Option(min=8, help="HEALPix: pixels a side, default 64.")] = None,
+    count: Annotated[int | None, typer.Option(min=1, help="HEALPix: at most so many patches.")] = None,
+    centre: Annotated[
+        list[str] | None, typer.Option(help="HEALPix: LONGITUDE,LATITUDE of a patch in degrees. Several times.")
+    ] = None,
+    min_observed: Annotated[
+        float | None, typer.Option(help="HEALPix: least share of observed pixels of a patch, default 0.5.")
+    ] = None,
+    field: Annotated[int | None, typer.Option(min=0, help="HEALPix: number of the map in a file, default 0.")] = None,
+    hdu: Annotated[int | None, typer.Option(min=0, help="FITS: number of the image; default the first one.")] = None,
+    slab_mpc: Annotated[float | None, typer.Option(help="Quijote: thickness of a slab in Mpc/h, default 125.")] = None,
+    test_share: Annotated[
+        float, typer.Option(min=0, max=1, help="Share of the universes in the test split; 1: all, no train split.")
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+):
+    """Cut maps out of local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes. Nothing is downloaded.
+
+    Example: hrm-hf data cosmology-files kappa_bin1.fits kappa_bin2.fits --mask mask.fits --out data/des_y3
+
+    Example: hrm-hf data cosmology-files latin_hypercube/*/df_m_256_PCS_z=0.npy --labels latin_hypercube_params.txt
+    --slab-mpc 125 --test-share 0.1 --out data/quijote
+    """
+    from ..data import cosmology_files_dataset as files
+    from ..data.cosmology_files import is_healpix
+
+    started = time.perf_counter()
+    sky = {"side_deg": side_deg, "size": size, "count": count, "centre": centre}
+    sky |= {"min_observed": min_observed, "field": field}
+    try:
+        if all(path.suffix == ".npy" for path in paths):
+            _refuse_unused("Quijote cubes", sky | {"hdu": hdu, "mask": mask})
+            kind, unit, options = "quijote", files.SLAB_UNIT, {"slab_mpc": slab_mpc or 125.0}
+            readings = [files.cube_reading(path, **options) for path in paths]
+        elif is_healpix(paths[0]):
+            _refuse_unused("HEALPix files", {"hdu": hdu, "slab_mpc": slab_mpc})
+            given = {name: value for name, value in sky.items() if value is not None}
+            if "centre" in given:
+                given["centres"] = [_centre(text) for text in given.pop("centre")]
+            kind, unit, options = "healpix", files.SKY_UNIT, given
+            readings = [files.sky_reading(paths, mask=mask, **options)]
+        else:
+            _refuse_unused("FITS images", sky | {"slab_mpc": slab_mpc})
+            kind, unit, options = "fits", files.IMAGE_UNIT, {} if hdu is None else {"hdu": hdu}
+            readings = [files.image_reading(path, mask=mask, **options) for path in paths]
+        table = None if labels is None else files.LabelTable(labels)
+        noted = options if mask is None else options | {"mask": mask.name}
+        info = files.write_files_dataset(
+            readings, out, format=kind, unit=unit, options=noted, labels=table, test_share=test_share, seed=seed
+        )
+    except (FileNotFoundError, FileExistsError) as error:
+        raise typer.BadParameter(str(error)) from error
+    report: dict[str, Any] = {"out": str(out), "format": kind, "map": unit}
+    report |= {f"{split}_rows": rows for split, rows in info.counts.items()} | {"skipped": info.skipped}
+    report |= {"pixel_mean": list(info.pixel_mean), "pixel_std": list(info.pixel_std), "labels": info.labels}
+    report["seconds"] = round(time.perf_counter() - started, 1)
+    typer.echo(json.dumps(report) if as_json else "\n".join(f"{key}: {value}" for key, value in report.items()))
+
+
+def _refuse_unused(what: str, options: dict[str, Any]) -> None:
+    """An option that these files would not read is an error, not a surprise."""
+    for name, value in options.items():
+        if value is not None:
+            raise typer.BadParameter(f"--{name.replace('_', '-')} has no effect on {what}")
+
+
+def _centre(text: str) -> tuple[float, float]:
+    try:
+        longitude, latitude = map(float, text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"--centre is {text!r}; expected LONGITUDE,LATITUDE in degrees") from error
+    return longitude, latitude

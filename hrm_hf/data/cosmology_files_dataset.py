@@ -1,0 +1,321 @@
+"""Data sets of maps read from files (`cosmology_files.py`), in the layout of `cosmology_dataset.py`.
+
+    README.md             a data card; its YAML header names the files of each split
+    train/*.parquet, test/*.parquet
+    cosmology_files.json  `FilesInfo`: what was read, how, units, mean and standard deviation of a pixel
+
+Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where there is one; `source`, the file; for
+patches of the sky `longitude` and `latitude` in degrees; for slabs of a cube `axis`, `slab` and `redshift`. `omega_m`,
+`sigma_8`, `s_8` and `cosmology_id` are there if the user gave a table of parameters, and only then. The folder has no
+`cosmology.json`, because there is no generator, seed or prior that would give these maps again.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .cosmology_files import quijote_maps, read_fits_image, read_healpix_patches, read_quijote_cube
+from .cosmology_shards import Rows, read_header, write_shard, write_text
+
+
+if TYPE_CHECKING:
+    import datasets
+
+INFO_FILE = "cosmology_files.json"
+READS_IN_SHARD = 50
+LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # not s8, which may be S_8
+LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
+UNITS = {
+    "mask": "true where observed",
+    "source": "file that the map was read from",
+    "longitude": "of the centre in degrees, in the coordinates of the file",
+    "latitude": "of the centre in degrees, in the coordinates of the file",
+    "axis": "direction of projection, axis of the cube",
+    "slab": "number of the slab along the axis, from 0",
+    "redshift": "of the snapshot",
+    "omega_m": "matter density over the critical density, today; from the table",
+    "sigma_8": "rms linear density contrast in spheres of 8 Mpc/h, today; from the table",
+    "s_8": "sigma_8 (omega_m / 0.3)^0.5",
+    "cosmology_id": "number of the pair of parameters",
+}
+SKY_UNIT = "as in the file; convergence kappa, dimensionless, for mass maps"
+IMAGE_UNIT = "as in the file"
+SLAB_UNIT = "density contrast of matter in a slab, dimensionless; NOT convergence"
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What one or several files give: `read` returns columns of rows, all of one universe."""
+
+    path: Path
+    read: Callable[[], Rows]
+
+
+@dataclass(frozen=True)
+class FilesInfo:
+    """What `cosmology_files.json` says.
+
+    Args:
+        format: "healpix", "fits" or "quijote". options: of the reader. units: of each column.
+        counts: maps of each split. labels: file of the parameters, None without.
+        skipped: patches of the sky left out because too little of them was observed.
+        pixel_mean, pixel_std: by channel, over observed pixels of the train split; of the test split if that is all.
+    """
+
+    format: str
+    options: dict[str, Any]
+    units: dict[str, str]
+    counts: dict[str, int]
+    labels: str | None
+    skipped: int
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
+
+
+class LabelTable:
+    """Parameters of universes, from a table that the user gives.
+
+    The table is CSV, or columns with blanks between them as Quijote's `latin_hypercube_params.txt`; the first line,
+    with or without a #, names the columns. It needs omega_m and sigma_8 (any case, with or without underscore). A
+    column `file` says which file a row is for, by its name or the end of its path; without it a row is for the files
+    in the folder named by its number, from 0, as in `latin_hypercube/17/df_m_128_CIC_z=0.npy`.
+
+    Raises:
+        FileNotFoundError: no such table. ValueError: a column is missing; a value is no number or impossible.
+    """
+
+    def __init__(self, path: str | Path):
+        self.path = Path(path)
+        if not self.path.is_file():
+            raise FileNotFoundError(f"{path} does not exist; expected a table with columns omega_m and sigma_8")
+        lines = [line for line in self.path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        if not lines:
+            raise ValueError(f"{path} is empty; expected a header and a row for each universe")
+        comma = "," in lines[0]
+        table = list(csv.reader(lines)) if comma else [line.split() for line in lines]
+        header = [name.strip().lstrip("#").strip().lower() for name in table[0]]
+        header = [name for name in header if name]  # "# a b" has a # of its own
+        columns = {}
+        for name, spellings in LABEL_NAMES.items():
+            found = [number for number, spelling in enumerate(header) if spelling in spellings]
+            if len(found) != 1:
+                raise ValueError(f"{path} has {len(found)} columns {name}, expected one; its header is {header}")
+            columns[name] = found[0]
+        self.rows = [self._parse(row, number, len(header), columns) for number, row in enumerate(table[1:], 1)]
+        self.files = None
+        if "file" in header:
+            self.files = [Path(row[header.index("file")].strip()) for row in table[1:]]
+
+    def _parse(self, row: list[str], number: int, width: int, columns: dict[str, int]) -> tuple[float, float]:
+        place = f"{self.path}, row {number}"
+        if len(row) != width:
+            raise ValueError(f"{place} has {len(row)} columns, the header has {width}")
+        values = []
+        for name, column in columns.items():
+            try:
+                value = float(row[column])
+            except ValueError as error:
+                raise ValueError(f"{place}: {name} is {row[column]!r}, expected a number") from error
+            low, high = LABEL_RANGE[name]
+            if not low < value <= high:
+                raise ValueError(f"{place}: {name}={value:g} is not in ({low:g}, {high:g}]")
+            values.append(value)
+        return values[0], values[1]
+
+    def __call__(self, path: Path) -> tuple[float, float]:
+        """omega_m and sigma_8 of a file.
+
+        Raises:
+            ValueError: no row is for this file, or several are.
+        """
+        if self.files is None:
+            folder = path.resolve().parent.name
+            if not folder.isdigit() or int(folder) >= len(self.rows):
+                raise ValueError(
+                    f"{path}: no row of {self.path} is for it; without a column `file` its folder must be the number "
+                    f"of a row, 0 to {len(self.rows) - 1}, not {folder!r}"
+                )
+            return self.rows[int(folder)]
+        parts = path.resolve().parts
+        found = [row for row, file in enumerate(self.files) if file.parts and parts[-len(file.parts) :] == file.parts]
+        if len(found) != 1:
+            raise ValueError(f"{path}: {len(found)} rows of {self.path} name it, expected one")
+        return self.rows[found[0]]
+
+
+# ---- what files give ----
+
+
+def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
+    """Patches of the sky; one channel for each file. Options: see `read_healpix_patches`."""
+
+    def read() -> Rows:
+        patches = read_healpix_patches(paths, **options)
+        names = np.full(len(patches.maps), " ".join(path.name for path in paths))
+        longitude, latitude = patches.centres.T
+        rows = {"map": patches.maps, "mask": patches.mask, "source": names}
+        return rows | {"longitude": longitude, "latitude": latitude, "skipped": np.full(len(names), patches.skipped)}
+
+    return Reading(Path(paths[0]), read)
+
+
+def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None) -> Reading:
+    """One flat map; `mask` is a FITS image, above 0 where observed."""
+
+    def read() -> Rows:
+        observed = None if mask is None else read_fits_image(mask)[0] > 0
+        rows = {"map": read_fits_image(path, hdu, observed)[None], "source": np.array([path.name])}
+        return rows if observed is None else rows | {"mask": observed[None]}
+
+    return Reading(Path(path), read)
+
+
+def cube_reading(path: Path, slab_mpc: float, axes: Sequence[int] = (0, 1, 2)) -> Reading:
+    """Slabs of a Quijote cube; see `quijote_maps`."""
+
+    def read() -> Rows:
+        cube = read_quijote_cube(path)
+        maps = quijote_maps(cube, slab_mpc, axes)
+        slabs = len(maps) // len(axes)
+        # The folder is the realisation; all cubes of a redshift have one name.
+        rows = {"map": maps, "source": np.full(len(maps), f"{path.resolve().parent.name}/{path.name}")}
+        rows |= {"axis": np.repeat(axes, slabs), "slab": np.tile(np.arange(slabs), len(axes))}
+        return rows | {"redshift": np.full(len(maps), cube.redshift)}
+
+    return Reading(Path(path), read)
+
+
+# ---- writing ----
+
+
+def write_files_dataset(
+    readings: Sequence[Reading],
+    out: str | Path,
+    *,
+    format: str,
+    unit: str,
+    options: dict[str, Any],
+    labels: LabelTable | None = None,
+    test_share: float = 1.0,
+    seed: int = 0,
+) -> FilesInfo:
+    """Reads files one after another and writes their maps as a data set.
+
+    Args:
+        out: folder to write, new or empty. unit: of a pixel, in words. options: noted in the info file.
+        labels: parameters; without them the data set has none.
+        test_share: share of the universes whose maps go to the test split, drawn by `seed`; 1 for all of them. Other
+            shares need labels, which tell the universes apart.
+
+    Raises:
+        FileExistsError: `out` is not empty. FileNotFoundError: a file is missing.
+        ValueError: what the readers and the table refuse; maps of several shapes; a split without a universe.
+        After an error nothing is in `out` but whole shards.
+    """
+    out = Path(out)
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise FileExistsError(f"{out} exists and is not an empty folder; choose another or delete it")
+    parameters = None if labels is None else [labels(reading.path) for reading in readings]
+    splits = _split(parameters, len(readings), test_share, seed)
+    first = readings[splits[0][1][0]].read()
+    ready = {splits[0][1][0]: first}  # it says what the columns are, and is not read again
+    features = _features(first, labels is not None)
+    universes = {} if parameters is None else {pair: number for number, pair in enumerate(dict.fromkeys(parameters))}
+    moments: dict[str, np.ndarray] = {}
+    counts = {}
+    for split, members in splits:
+        headers = []
+        total = -(-len(members) // READS_IN_SHARD)
+        for number in range(total):
+            file = out / split / f"{number:05d}-of-{total:05d}.parquet"
+            chosen = members[number * READS_IN_SHARD : (number + 1) * READS_IN_SHARD]
+            blocks = _blocks(readings, chosen, ready, features, parameters, universes)
+            write_shard(file, features, blocks, {"format": format})
+            headers.append(read_header(file))
+        moments[split] = sum(np.array(header["moments"]) for header in headers)
+        counts[split] = sum(header["rows"] for header in headers)
+    count, total, squares = moments["train" if "train" in moments else "test"]
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    units = {name: unit if name == "map" else UNITS[name] for name in features}
+    skipped = int(first["skipped"][0]) if "skipped" in first else 0
+    table = None if labels is None else labels.path.name
+    info = FilesInfo(format, options, units, counts, table, skipped, tuple(mean), tuple(std))
+    write_text(out / "README.md", _data_card(info))
+    write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1))
+    return info
+
+
+def _split(
+    parameters: list[tuple[float, float]] | None, total: int, test_share: float, seed: int
+) -> list[tuple[str, list[int]]]:
+    """Numbers of the readings of each split; no universe is in two."""
+    if test_share == 1:
+        return [("test", list(range(total)))]
+    if parameters is None:
+        raise ValueError(f"test_share={test_share} needs labels: a split is by universe, and nothing else tells them")
+    universes = list(dict.fromkeys(parameters))
+    order = np.random.default_rng(seed).permutation(len(universes))
+    held_out = {universes[number] for number in order[: round(test_share * len(universes))]}
+    splits = {"train": [], "test": []}
+    for number, pair in enumerate(parameters):
+        splits["test" if pair in held_out else "train"].append(number)
+    if not 0 < test_share < 1 or not all(splits.values()):
+        raise ValueError(
+            f"test_share={test_share} of {len(universes)} universes leaves a split empty; expected a share between 0 "
+            "and 1 that gives each one, or 1 for a test split alone"
+        )
+    return list(splits.items())
+
+
+def _features(rows: Rows, labelled: bool) -> "datasets.Features":
+    from datasets import Array2D, Array3D, Features, Value
+
+    features: dict[str, Any] = {"map": Array3D(rows["map"].shape[1:], "float32")}
+    if "mask" in rows:
+        features["mask"] = Array2D(rows["mask"].shape[1:], "bool")
+    types = {"source": "string", "longitude": "float64", "latitude": "float64"}
+    types |= {"axis": "int64", "slab": "int64", "redshift": "float32"}
+    features |= {name: Value(kind) for name, kind in types.items() if name in rows}
+    if labelled:
+        features |= {name: Value("float32") for name in ("omega_m", "sigma_8", "s_8")}
+        features["cosmology_id"] = Value("int64")
+    return Features(features)
+
+
+def _blocks(
+    readings: Sequence[Reading],
+    chosen: list[int],
+    ready: dict[int, Rows],
+    features: "datasets.Features",
+    parameters: list[tuple[float, float]] | None,
+    universes: dict[tuple[float, float], int],
+) -> Iterator[Rows]:
+    for number in chosen:
+        rows = ready.pop(number) if number in ready else readings[number].read()
+        shape, expected = rows["map"].shape[1:], features["map"].shape
+        if shape != tuple(expected):
+            raise ValueError(f"{readings[number].path} gives maps of shape {shape}, the first file {tuple(expected)}")
+        if parameters is not None:
+            omega_m, sigma_8 = parameters[number]
+            values = {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}
+            values["cosmology_id"] = universes[parameters[number]]
+            rows |= {name: np.full(len(rows["map"]), value) for name, value in values.items()}
+        yield {name: rows[name] for name in features}
+
+
+def _data_card(info: FilesInfo) -> str:
+    files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in info.counts)
+    columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units.items())
+    options = "".join(f"- {name}: {value}\n" for name, value in info.options.items())
+    labels = f"Parameters are from {info.labels}." if info.labels else "The maps have no parameters."
+    return (
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- cosmology\n---\n\n"
+        f"# Maps read from {info.format} files\n\n{labels}\n\n| column | what it is |\n|---|---|\n{columns}\n"
+        f"## How they were read\n\n- format: {info.format}\n{options}- patches left out: {info.skipped}\n"
+    )

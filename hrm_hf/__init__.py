@@ -2,6 +2,7 @@
 
 from ._version import __version__
 from .models.act import ActCarry
+from .models.configuration_cosmo_cnn import CosmoCnnConfig
 from .models.configuration_hrm_cosmo import HrmCosmoConfig
 from .models.configuration_hrm_go_coder import HrmGoCoderConfig
 from .models.configuration_hrm_lm import HrmLmConfig
@@ -9,6 +10,7 @@ from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.hyper_connections import mHCLayer
+from .models.modeling_cosmo_cnn import CosmoCnnForRegression, CosmoCnnModel
 from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
 from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
@@ -16,7 +18,7 @@ from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
 from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 from .models.puzzle_solving import PuzzleSolution, PuzzleSolvingOutput
-from .pipelines import PuzzleSolvingPipeline, RlmPipeline, RlmResult, register_pipelines
+from .pipelines import CosmologyRegressionPipeline, PuzzleSolvingPipeline, RlmPipeline, RlmResult, register_pipelines
 from .registration import AutoModelForPuzzleSolving, register
 
 
@@ -26,6 +28,10 @@ register_pipelines()
 __all__ = [
     "ActCarry",
     "AutoModelForPuzzleSolving",
+    "CosmoCnnConfig",
+    "CosmoCnnForRegression",
+    "CosmoCnnModel",
+    "CosmologyRegressionPipeline",
     "HrmCosmoConfig",
     "HrmCosmoForRegression",
     "HrmCosmoModel",

@@ -16,19 +16,23 @@ CARD_FILE = "README.md"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
 NO_RESULTS = {
     "puzzle-solving": "None recorded yet: `hrm-hf eval puzzles MODEL DATA --update-card` writes them here.",
+    "cosmology-regression": "None recorded yet: `hrm-hf eval cosmo MODEL --data DATA --update-card` writes them here.",
     "text-generation": "None recorded yet: `run_clm.py` and `run_go_coder.py` write those of their last evaluation.",
 }
 HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
 # How fast a run was and where it stood say nothing about the model's quality.
 NO_QUALITIES = (
-    "puzzles_per_second", "epoch", "runtime", "samples_per_second", "steps_per_second", "tokens_per_second",
+    "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
+    "runtime",
 )  # fmt: skip
 CARD_FIELDS = (
     "task", "grid_shape", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
     "num_key_value_heads", "H_layers", "L_layers", "num_h_layers", "num_l_layers", "H_cycles", "L_cycles",
     "halt_max_steps", "exit_criterion", "kv_layout", "pos_encodings", "mlp_t", "loss_type", "mhc_enabled", "mhc_flows",
     "mhc_sinkhorn_iters", "mhc_res_mode", "num_loops", "planner_layers", "generator_layers", "planner_cycles",
-    "generator_cycles", "unified", "max_position_embeddings",
+    "generator_cycles", "unified", "max_position_embeddings", "image_size", "num_channels", "mask_channel",
+    "padding_mode", "stem", "stem_channels", "embedding_size", "hidden_sizes", "depths", "use_power_spectrum",
+    "num_ps_bins", "use_histogram", "prior_bounds", "covariance", "num_components",
 )  # fmt: skip
 # Blocks of a plain stack; other architectures count cache slots under this name.
 NUM_LAYERS_TYPES = ("rlm_mhc",)
@@ -110,7 +114,8 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
         raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
     names = (*CARD_FIELDS, "num_hidden_layers") if config.model_type in NUM_LAYERS_TYPES else CARD_FIELDS
     fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    own = _puzzle_words(config) if _task_type(config) == "puzzle-solving" else {}
+    words = {"puzzle-solving": _puzzle_words, "cosmology-regression": _map_words}.get(_task_type(config))
+    own = words(config) if words else {}
     return Template(template.read_text()).substitute(
         {name: str(value) for name, value in fields.items()},
         name=folder.resolve().name,
@@ -151,6 +156,8 @@ def _config(folder: Path):
 
 def _task_type(config) -> str:
     """The Hub's name of what the model does."""
+    if config.problem_type == "regression":
+        return "cosmology-regression"
     return "puzzle-solving" if config.model_type.endswith("_puzzle") else "text-generation"
 
 
@@ -158,6 +165,21 @@ def _puzzle_words(config) -> dict[str, str]:
     rows, ndim = config.num_puzzle_identifiers, config.puzzle_emb_ndim
     table = f"Its puzzle table of {rows:,} x {ndim} values comes on top." if ndim else "It has no puzzle table."
     return {"task": _task_words(config), "puzzle_table": table}
+
+
+def _map_words(config) -> dict[str, str]:
+    """What a regressor was made for, in words."""
+    channels = config.num_map_channels
+    maps = f"{config.image_size} x {config.image_size} pixels"
+    bounds = config.prior_bounds or []
+    ranges = [f"{name} from {low:g} to {high:g}" for name, (low, high) in zip(config.target_names, bounds)]
+    return {
+        "names": ", ".join(config.reported_names),
+        "first": config.target_names[0],
+        "maps": maps + (f" in {channels} channels" if channels > 1 else ""),
+        "mask": " and a mask of observed pixels" if config.mask_channel else "",
+        "prior": " and ".join(ranges) or "no bounds",
+    }
 
 
 def _task_words(config) -> str:

@@ -26,7 +26,7 @@ class ModelArguments:
 
     model_name_or_path: str | None = field(default=None, metadata={"help": "Start from these weights: folder or Hub."})
     model_type: str | None = field(
-        default=None, metadata={"help": "Architecture of a fresh model: hrm_puzzle, hrm_lm, rlm_mhc, llama, gpt2, ..."}
+        default=None, metadata={"help": "Architecture of a fresh model: hrm_puzzle, hrm_lm, hrm_cosmo, llama, ..."}
     )
     preset: str | None = field(
         default=None, metadata={"help": "Preset of our architectures, e.g. hrm-27m, hrm-lm-50m."}
@@ -199,6 +199,40 @@ class GoDataArguments:
     def budgets(self, positions: bool = True) -> dict[str, int]:
         """What `GoStreamBuilder` takes; without `positions` the segments' alone, which a Go coder's config has too."""
         return {name: getattr(self, name) for name in (*(["max_length"] if positions else []), *BUDGETS)}
+
+
+@dataclass
+class CosmoDataArguments:
+    """Which maps, and what is done to them. See `data/cosmology_collator.py`."""
+
+    data_path: str | None = field(default=None, metadata={"help": "Cosmology data set: folder or OWNER/NAME."})
+    build_data: str | None = field(
+        default=None,
+        metadata={"help": "Arguments of `hrm-hf data` that build or finish data_path; an error if it holds others."},
+    )
+    train_samples: int | None = field(
+        default=None, metadata={"help": "Train on the first maps only; on all that are not held out by default."}
+    )
+    val_samples: int | None = field(
+        default=None,
+        metadata={"help": "Last maps of the train split that are held out; a tenth, at most 10,000, by default."},
+    )
+    test_samples: int | None = field(default=None, metadata={"help": "Test on the first maps only; 0 for none."})
+    augment: bool = field(default=True, metadata={"help": "Turn and mirror training maps; move periodic ones."})
+    noise_sigma: float = field(
+        default=0.0,
+        metadata={"help": "Standard deviation of fresh noise on each pixel of noiseless maps, in their unit."},
+    )
+    stretch: str = field(default="linear", metadata={"help": "linear, or asinh to tame bright pixels."})
+
+    def __post_init__(self):
+        for name, least in {"train_samples": 1, "val_samples": 0, "test_samples": 0}.items():
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if not 0 <= self.noise_sigma < float("inf"):
+            raise ValueError(f"noise_sigma={self.noise_sigma} must be 0 or more")
+        if self.stretch not in ("linear", "asinh"):
+            raise ValueError(f"stretch={self.stretch!r} is not one of linear, asinh")
 
 
 BUDGETS = ("problem_budget", "context_budget", "plan_budget", "code_budget")

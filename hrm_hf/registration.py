@@ -13,6 +13,7 @@ from transformers import (
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
+from .models.configuration_cosmo_cnn import CosmoCnnConfig
 from .models.configuration_hrm_cosmo import HrmCosmoConfig
 from .models.configuration_hrm_go_coder import HrmGoCoderConfig
 from .models.configuration_hrm_lm import HrmLmConfig
@@ -20,6 +21,7 @@ from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from .models.modeling_cosmo_cnn import CosmoCnnForRegression, CosmoCnnModel
 from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
 from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
@@ -38,6 +40,7 @@ class AutoModelForPuzzleSolving(_BaseAutoModelClass):
 # AutoModelForMaskedLM (token logits at every position) with trust_remote_code=True.
 # No Auto class is for regression from images: that for classification has regression as a problem type.
 ARCHITECTURES = {
+    CosmoCnnConfig: {AutoModel: CosmoCnnModel, AutoModelForImageClassification: CosmoCnnForRegression},
     HrmCosmoConfig: {AutoModel: HrmCosmoModel, AutoModelForImageClassification: HrmCosmoForRegression},
     HrmGoCoderConfig: {AutoModel: HrmGoCoderModel, AutoModelForCausalLM: HrmGoCoderForCausalLM},
     HrmLmConfig: {AutoModel: HrmLmModel, AutoModelForCausalLM: HrmLmForCausalLM},

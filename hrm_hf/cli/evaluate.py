@@ -7,12 +7,15 @@ from typing import Annotated, Any
 import typer
 
 from .data import report
+from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
 from .solve import Halt, check_model
 
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
 app.command("go")(go)
+app.command("cosmo")(cosmo)
+app.command("cosmo-baseline")(cosmo_baseline)
 
 VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
 # These are in results.json and in the plot.

@@ -93,6 +93,17 @@ def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Pat
     return _plot_history(log_history, path, panels, from_zero=("Loss components", "Gradient norm"))
 
 
+def plot_cosmo_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
+    """Draws a regressor's `log_history` as a PNG: negative log likelihood, held-out errors, and their calibration."""
+    logged = sorted({name for entry in log_history for name in entry if name.startswith("eval_rmse_")})
+    panels = {
+        "Negative log likelihood (nats)": ("nll_loss", "eval_nll_loss"),
+        "Held-out RMSE": logged or ("grad_norm",),
+        "Mean z² (1: errors as stated)": ("z_squared", "eval_z_squared"),
+    }
+    return _plot_history(log_history, path, panels, from_zero=("Held-out RMSE",))
+
+
 def _plot_history(log_history, path: str | Path, panels: dict[str, Any], from_zero) -> Path:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -104,8 +115,9 @@ def _plot_history(log_history, path: str | Path, panels: dict[str, Any], from_ze
         for name, color in zip(names, colors):
             points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
             if points:
-                style = {"color": ACCENT, "marker": "o"} if name.startswith("eval_") else {"color": color}
-                axes.plot(*zip(*points), **style, markersize=4, label=name)
+                held_out = name.startswith("eval_")
+                shown = ACCENT if held_out and len(names) <= 2 else color
+                axes.plot(*zip(*points), color=shown, marker="o" if held_out else None, markersize=4, label=name)
         axes.set(xlabel="optimizer step", title=title)
         if title in from_zero:
             axes.set_ylim(bottom=0)

@@ -15,11 +15,13 @@ class HrmCosmoConfig(CosmoRegressionConfig):
 
     Args:
         stem (`str`, defaults to "conv"): "conv", or "patch" for one linear map of each patch, as in ViT.
-        stem_channels (`list[int]`, defaults to `[32, 64, 96]`): channels after each stage; each halves the side. With
-            "patch" only their number counts: a patch has 2^stages pixels a side.
+        stem_channels (`list[int]`, defaults to `[16, 48, 96, 96]`): channels after each stage; each halves the
+            side. With "patch" only their number counts: a patch has 2^stages pixels a side.
         use_summary_tokens (`bool`, defaults to `True`): the mean of each stage's features over the map as a token.
-        use_power_spectrum_token (`bool`, defaults to `True`): binned log power spectra of the maps as a token.
+        use_power_spectrum (`bool`, defaults to `True`): add binned log power spectra of the maps to the CLS token.
         num_ps_bins (`int`, defaults to 12): rings of that spectrum, up to the Nyquist frequency.
+        use_histogram (`bool`, defaults to `True`): also add histograms and moments at four scales.
+        statistics_dropout (`float`, defaults to 0.3): on the hidden layer that reads both.
         pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred place) or "learned".
         hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4), expansion (`float`, defaults
             to 4): of both levels; the SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
@@ -38,8 +40,10 @@ class HrmCosmoConfig(CosmoRegressionConfig):
     stem: str = "conv"
     stem_channels: list[int] | None = None
     use_summary_tokens: bool = True
-    use_power_spectrum_token: bool = True
+    use_power_spectrum: bool = True
     num_ps_bins: int = 12
+    use_histogram: bool = True
+    statistics_dropout: float | int = 0.3
     pos_encodings: str = "none"
     hidden_size: int = 96
     num_attention_heads: int = 4
@@ -58,16 +62,16 @@ class HrmCosmoConfig(CosmoRegressionConfig):
             "image_size": 16, "stem_channels": [8, 16], "hidden_size": 16, "num_attention_heads": 2, "expansion": 1,
             "num_ps_bins": 4, "halt_max_steps": 2,
         },
-        "cosmo-64": {},
+        "cosmo-64": {"num_components": 4, "mse_loss_weight": 0.5},
         "cosmo-256": {
-            "image_size": 256, "stem_channels": [32, 64, 96, 128, 128], "hidden_size": 128, "num_ps_bins": 24,
-            "H_layers": 2, "L_layers": 2,
+            "image_size": 256, "stem_channels": [16, 48, 96, 128, 128], "hidden_size": 128, "num_ps_bins": 24,
+            "H_layers": 2, "L_layers": 2, "num_components": 4, "mse_loss_weight": 0.5,
         },
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
         if self.stem_channels is None:
-            self.stem_channels = [32, 64, 96]
+            self.stem_channels = [16, 48, 96, 96]
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):

@@ -1,9 +1,10 @@
-"""From maps to tokens: a convolutional (or patch) stem, means over the map, and a power-spectrum token.
+"""From maps to tokens: a convolutional (or patch) stem, means of its features, and statistics of the map.
 
 No normalisation over a map anywhere: its amplitude is the signal. B maps of C channels, side S; D is the width.
 """
 
 import math
+from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
@@ -13,6 +14,11 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_hrm_cosmo import HrmCosmoConfig
+
+
+SCALES = (1, 2, 4, 8)  # pixels a side over which maps are averaged for histograms and moments
+THRESHOLDS = (-1.5, -1.0, -0.75, -0.5, -0.25, 0.0, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 5.0)  # in units of the set's spread
+VARIANCE_FLOOR = 1e-3  # of the statistics' principal components, to not blow up what is noise alone
 
 
 class StemStage(GradientCheckpointingLayer):
@@ -41,40 +47,107 @@ def wrap(maps: torch.Tensor) -> torch.Tensor:
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
 
-class PowerSpectrum(nn.Module):
-    """Log power of each map, and correlation of each pair, in rings of equal width in log |k|.
+class MapStatistics(nn.Module):
+    """Summary statistics of maps as features, decorrelated: mean 0 and covariance 1 over the training set.
 
-    In units of white noise of variance 1. Pixels that are not observed count as 0, and the power is over the share
-    that is observed. [B, C, S, S] to [B, features].
+    Of each map: log power in rings of equal width in log |k|; and, at four scales, the share of pixels below
+    thresholds, the log of the standard deviation, skewness and kurtosis. Of each pair of maps: their correlation in
+    the rings. Pixels that are not observed are left out, and power is over the share that is observed.
+
+    Neighbouring statistics are nearly equal, and what tells maps apart is in their differences: without decorrelation
+    a gradient descent finds it late. The transformation and the thresholds' units are buffers, which `fit` takes from
+    the training set.
     """
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__()
-        self.size, self.bins = config.image_size, config.num_ps_bins
-        self.maps, self.masked = config.num_map_channels, config.mask_channel
+        self.size, self.maps, self.masked = config.image_size, config.num_map_channels, config.mask_channel
+        self.bins = config.num_ps_bins if config.use_power_spectrum else 0
+        self.scales = [s for s in SCALES if self.size // s >= 4] if config.use_histogram else []
         rings = int(ring_weights(self.size, self.bins).shape[1])
         self.rings = nn.Buffer(torch.empty(self.size * (self.size // 2 + 1), rings), persistent=False)
+        self.thresholds = nn.Buffer(torch.empty(len(THRESHOLDS)), persistent=False)
         self.pairs = [(i, j) for i in range(self.maps) for j in range(i + 1, self.maps)]
         self.num_features = rings * (self.maps + len(self.pairs))
+        self.num_features += self.maps * len(self.scales) * (len(THRESHOLDS) + 3)
+        self.mean = nn.Buffer(torch.empty(self.num_features))
+        self.whitening = nn.Buffer(torch.empty(self.num_features, self.num_features))
+        self.spread = nn.Buffer(torch.empty(len(self.scales), self.maps))
 
     def reset(self) -> None:
-        """Fills the weights of modes in rings; called by `_init_weights` of the model."""
+        """Fills the buffers; called by `_init_weights` of the model."""
         init.copy_(self.rings, ring_weights(self.size, self.bins))
+        init.copy_(self.thresholds, torch.tensor(THRESHOLDS))
+        init.zeros_(self.mean)
+        init.copy_(self.whitening, torch.eye(self.num_features))
+        init.ones_(self.spread)
 
+    @torch.no_grad()
+    def fit(self, batches: Sequence[torch.Tensor]) -> None:
+        """Takes the transformation from the training set; `batches` of pixel_values are read twice."""
+        spreads = [self._moments(batch, scale)[1].mean(0) for scale in self.scales for batch in batches]
+        if self.scales:
+            self.spread.copy_(torch.stack(spreads).view(len(self.scales), len(batches), -1).mean(1).sqrt())
+        features = torch.cat([self.features(batch) for batch in batches]).double()
+        self.mean.copy_(features.mean(0))
+        std = features.std(0).clamp_min(1e-6)
+        variances, axes = torch.linalg.eigh(torch.cov(((features - self.mean) / std).mT))
+        self.whitening.copy_(axes / (variances.clamp_min(0) + VARIANCE_FLOOR).sqrt() / std.unsqueeze(-1))
+
+    @torch.no_grad()
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """pixel_values [B, C, S, S] to features [B, F]. Without gradient: nothing before them is trained."""
         with torch.autocast(pixel_values.device.type, enabled=False):
-            maps = pixel_values[:, : self.maps].float()
-            power = 1.0
-            if self.masked:
-                mask = pixel_values[:, -1:].float()
-                maps, power = maps * mask, mask.mean((1, 2, 3)).clamp_min(1e-3).view(-1, 1, 1)
-            modes = torch.fft.rfft2(maps, norm="ortho").flatten(2)
-            auto = (modes.real.square() + modes.imag.square()) @ self.rings / power
-            features = [torch.log(auto.clamp_min(1e-8)) / 2]
-            for i, j in self.pairs:
-                cross = (modes[:, i] * modes[:, j].conj()).real.unsqueeze(1) @ self.rings / power
-                features.append(cross / (auto[:, i : i + 1] * auto[:, j : j + 1]).clamp_min(1e-16).sqrt())
-            return torch.cat(features, dim=1).flatten(1)
+            return ((self.features(pixel_values) - self.mean) @ self.whitening).clamp(-10, 10)
+
+    def features(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """The features [B, F] in their own units."""
+        parts = [self._shape(pixel_values, index) for index in range(len(self.scales))]
+        return torch.cat(([self._power(pixel_values)] if self.bins else []) + parts, dim=1)
+
+    def _power(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """In units of white noise of variance 1; the log over 2."""
+        maps, share = pixel_values[:, : self.maps].float(), 1.0
+        if self.masked:
+            mask = pixel_values[:, -1:].float()
+            maps, share = maps * mask, mask.mean((1, 2, 3)).clamp_min(1e-3).view(-1, 1, 1)
+        modes = torch.fft.rfft2(maps, norm="ortho").flatten(2)
+        auto = (modes.real.square() + modes.imag.square()) @ self.rings / share
+        features = [torch.log(auto.clamp_min(1e-8)) / 2]
+        for i, j in self.pairs:
+            cross = (modes[:, i] * modes[:, j].conj()).real.unsqueeze(1) @ self.rings / share
+            features.append(cross / (auto[:, i : i + 1] * auto[:, j : j + 1]).clamp_min(1e-16).sqrt())
+        return torch.cat(features, dim=1).flatten(1)
+
+    def _shape(self, pixel_values: torch.Tensor, index: int) -> torch.Tensor:
+        """Shares below thresholds, and moments, at one scale: [B, maps * features]."""
+        centred, variance, weight, count = self._moments(pixel_values, self.scales[index])
+        scaled = centred / self.spread[index].view(-1, 1)
+        below = [(weight * (scaled < threshold)).sum(-1) / count for threshold in self.thresholds]
+        std = variance.clamp_min(1e-12).sqrt()
+        normal = centred / std.unsqueeze(-1)
+        skewness = (weight * normal**3).sum(-1) / count
+        kurtosis = (weight * normal**4).sum(-1) / count - 3
+        return torch.stack((*below, std.log(), torch.asinh(skewness), torch.asinh(kurtosis)), dim=-1).flatten(1)
+
+    def _moments(self, pixel_values: torch.Tensor, scale: int) -> tuple[torch.Tensor, ...]:
+        """Maps averaged over `scale` pixels a side.
+
+        Returns:
+            The pixels less their mean [B, maps, P], the variance [B, maps], the weight of each pixel, which is 0 where
+            less than half of it is observed, and the sum of the weights.
+        """
+        maps = pixel_values[:, : self.maps].float()
+        if self.masked:
+            observed = F.avg_pool2d(pixel_values[:, -1:].float(), scale)
+            maps = F.avg_pool2d(maps * pixel_values[:, -1:], scale) / observed.clamp_min(1e-6)
+            weight = (observed >= 0.5).float().flatten(2)
+        else:
+            maps = F.avg_pool2d(maps, scale)
+            weight = torch.ones_like(maps[:, :1]).flatten(2)
+        maps, count = maps.flatten(2), weight.sum(-1).clamp_min(1)
+        centred = maps - ((weight * maps).sum(-1) / count).unsqueeze(-1)
+        return centred, (weight * centred.square()).sum(-1) / count, weight, count
 
 
 def ring_weights(size: int, bins: int) -> torch.Tensor:
@@ -82,6 +155,8 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
 
     Rings of equal width in log |k| from the fundamental to the Nyquist frequency; those without a mode are left out.
     """
+    if not bins:
+        return torch.empty(size * (size // 2 + 1), 0, device="cpu")
     real = {"dtype": torch.float64, "device": "cpu"}  # also where a model is built without memory
     rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
     k = torch.hypot(rows[:, None], columns).flatten()
@@ -97,7 +172,7 @@ def ring_weights(size: int, bins: int) -> torch.Tensor:
 
 
 class CosmoStem(nn.Module):
-    """Tokens x [B, tokens, D]: CLS, power spectrum, means of each stage, then the map row by row."""
+    """Tokens x [B, tokens, D]: CLS with the statistics of the map, means of each stage, then the map row by row."""
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__()
@@ -114,10 +189,10 @@ class CosmoStem(nn.Module):
             self.project = nn.Conv2d(config.num_channels, width, config.patch_size, stride=config.patch_size)
         summaries = config.stem_channels if config.use_summary_tokens and config.stem == "conv" else []
         self.summaries = nn.ModuleList(nn.Linear(c, width) for c in summaries)
-        if config.use_power_spectrum_token:
-            self.spectrum = PowerSpectrum(config)
-            self.spectrum_in = nn.Linear(self.spectrum.num_features, width)
-            self.spectrum_out = nn.Linear(width, width)
+        self.statistics = MapStatistics(config) if config.use_power_spectrum or config.use_histogram else None
+        if self.statistics is not None:
+            self.statistics_in = nn.Linear(self.statistics.num_features, width)
+            self.statistics_out = nn.Linear(width, width)
         if config.pos_encodings == "learned":
             self.positions = nn.Embedding((config.image_size // config.patch_size) ** 2, width)
 
@@ -127,10 +202,12 @@ class CosmoStem(nn.Module):
             raise ValueError(
                 f"pixel_values has shape {list(pixel_values.shape)}; expected [batch, {channels}, {size}, {size}]"
             )
-        tokens = [self.cls.expand(len(pixel_values), 1, -1)]
-        if self.config.use_power_spectrum_token:
-            hidden = F.gelu(self.spectrum_in(self.spectrum(pixel_values)))
-            tokens.append(self.spectrum_out(hidden).unsqueeze(1))
+        cls = self.cls.expand(len(pixel_values), -1)
+        if self.statistics is not None:
+            hidden = F.gelu(self.statistics_in(self.statistics(pixel_values)))
+            # They do not change when a map is turned or shifted, so augmentation does not keep them from overfitting.
+            cls = cls + self.statistics_out(F.dropout(hidden, self.config.statistics_dropout, self.training))
+        tokens = [cls.unsqueeze(1)]
         features, means = pixel_values, []
         for stage in self.stages:
             features = stage(features)

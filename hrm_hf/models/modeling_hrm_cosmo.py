@@ -8,6 +8,7 @@ predicts how many nats the segments that are left would gain: with adaptive halt
 Unlike the puzzles, a training step runs all segments of a batch: the stem costs as much as they do.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from transformers import initialization as init
 
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_cosmo import HrmCosmoConfig
-from .cosmo_layers import CosmoStem, PowerSpectrum
+from .cosmo_layers import CosmoStem, MapStatistics
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 from .puzzle_solving import PuzzleModelOutput
@@ -44,7 +45,7 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         std = self.config.initializer_range
         if isinstance(module, PosteriorHead):
             module.reset(std)
-        elif isinstance(module, PowerSpectrum):
+        elif isinstance(module, MapStatistics):
             module.reset()
         elif isinstance(module, CosmoStem):
             init.normal_(module.cls, std=std or 1.0)
@@ -204,6 +205,15 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
         parts = config.nll_loss_weight * nll + config.mse_loss_weight * mse
         output.loss = parts.mean() + config.halt_loss_weight * output.halt_loss
         output.metrics = head.metrics(output.logits, output.std, labels) | {"steps": output.steps.float().mean()}
+
+    def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
+        """Scales the statistics of maps by those of the training set; once, before training.
+
+        Args:
+            batches: pixel_values [B, C, S, S] of training maps, some thousand in all, with noise if they get any.
+        """
+        if self.model.stem.statistics is not None:
+            self.model.stem.statistics.fit(batches)
 
     def sample_posterior(
         self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None

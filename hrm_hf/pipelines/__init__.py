@@ -1,15 +1,16 @@
 """Pipelines: what a model is asked by people rather than by a trainer."""
 
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, AutoModelForImageClassification
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from ..registration import AutoModelForPuzzleSolving
+from .cosmology_regression import CosmologyRegressionPipeline
 from .puzzle_solving import PuzzleSolvingPipeline
 from .recursive_lm import RlmPipeline, RlmResult
 
 
 def register_pipelines() -> None:
-    """Makes `transformers.pipeline("puzzle-solving", model=...)` and "recursive-text-generation" work.
+    """Makes `transformers.pipeline("puzzle-solving", model=...)`, "recursive-text-generation" and others work.
 
     Importing `hrm_hf` calls this.
     """
@@ -21,6 +22,19 @@ def register_pipelines() -> None:
         PIPELINE_REGISTRY.register_pipeline(
             "recursive-text-generation", RlmPipeline, pt_model=(AutoModelForCausalLM,), type="text"
         )
+    if "cosmology-regression" not in PIPELINE_REGISTRY.supported_tasks:
+        PIPELINE_REGISTRY.register_pipeline(
+            "cosmology-regression",
+            CosmologyRegressionPipeline,
+            pt_model=(AutoModelForImageClassification,),
+            type="image",
+        )
 
 
-__all__ = ["PuzzleSolvingPipeline", "RlmPipeline", "RlmResult", "register_pipelines"]
+__all__ = [
+    "CosmologyRegressionPipeline",
+    "PuzzleSolvingPipeline",
+    "RlmPipeline",
+    "RlmResult",
+    "register_pipelines",
+]

@@ -1,12 +1,13 @@
 """The recurrent regressor: its sizes, symmetries, segments, halting, and what survives saving."""
 
+import numpy as np
 import pytest
 import torch
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression, HrmCosmoModel
 from hrm_hf.data.cosmology_fields import map_power_spectrum
-from hrm_hf.models.cosmo_layers import PowerSpectrum, ring_weights, wrap
+from hrm_hf.models.cosmo_layers import THRESHOLDS, MapStatistics, ring_weights, wrap
 
 
 BOX = [[0.1, 0.5], [0.6, 1.0]]
@@ -24,7 +25,7 @@ def batch(rows: int = 3, channels: int = 1, size: int = 16) -> tuple[torch.Tenso
     return maps, torch.tensor([0.1, 0.6]) + 0.4 * share
 
 
-@pytest.mark.parametrize(("preset", "parameters"), [("test", 30_159), ("cosmo-64", 371_671), ("cosmo-256", 1_538_743)])
+@pytest.mark.parametrize(("preset", "parameters"), [("test", 30_927), ("cosmo-64", 377_815), ("cosmo-256", 1_546_935)])
 def test_parameters_of_presets(preset, parameters):
     with torch.device("meta"):
         model = HrmCosmoForRegression(HrmCosmoConfig.from_preset(preset))
@@ -39,7 +40,7 @@ def test_outputs_have_the_documented_shapes():
     assert output.scale_tril.shape == (3, 2, 2, 2)
     assert output.halt_logits.shape == (3, 2) and output.segment_means.shape == (3, 2, 3)
     assert output.steps.tolist() == [2, 2, 2]
-    tokens = 1 + 1 + 2 + 16  # CLS, power spectrum, summaries, map
+    tokens = 1 + 2 + 16  # CLS, summaries, map
     assert [state.shape for state in output.hidden_states] == [(3, tokens, 16)] * 2
     assert set(output.metrics) == {"mse_omega_m", "mse_sigma_8", "mse_s_8", "z_squared", "steps"}
     assert model.sample_posterior(output, 7).shape == (3, 7, 3)
@@ -93,35 +94,59 @@ def test_padding_in_circles_is_that_of_torch():
     assert torch.equal(wrap(maps), torch.nn.functional.pad(maps, (1, 1, 1, 1), mode="circular"))
 
 
-def test_the_power_spectrum_token_reads_the_power_of_the_map():
-    """Against the estimator of the data module, with its rings as wide as ours."""
-    config = HrmCosmoConfig.from_preset("test", num_ps_bins=1)
-    spectrum = PowerSpectrum(config)
-    spectrum.reset()
-    maps, _ = batch()
-    _, power = map_power_spectrum(maps[:, 0].double().numpy(), side_rad=16.0, bins=1)  # pixels of side 1
-    assert torch.allclose(spectrum(maps), torch.from_numpy(power).float().log() / 2, atol=1e-3)
+def statistics_of(**fields) -> MapStatistics:
+    statistics = MapStatistics(HrmCosmoConfig.from_preset("test", **fields))
+    statistics.reset()
+    return statistics
+
+
+def test_the_power_spectrum_is_that_of_the_data_module():
+    statistics, (maps, _) = statistics_of(num_ps_bins=5, use_histogram=False), batch()
+    _, power = map_power_spectrum(maps[:, 0].double().numpy(), side_rad=16.0, bins=5)  # pixels of side 1
+    assert torch.allclose(statistics.features(maps), torch.from_numpy(power).float().log() / 2, atol=1e-4)
 
 
 def test_white_noise_has_power_one_in_every_ring_also_under_a_mask():
-    config = HrmCosmoConfig.from_preset("test", num_channels=2, mask_channel=True)
-    spectrum = PowerSpectrum(config)
-    spectrum.reset()
+    statistics = statistics_of(num_channels=2, mask_channel=True, use_histogram=False)
     noise = torch.randn(4000, 1, 16, 16, generator=torch.Generator().manual_seed(0))
     mask = torch.ones_like(noise)
     mask[..., :8, :6] = 0
-    log_power = spectrum(torch.cat((noise * mask, mask), dim=1)) * 2
+    log_power = statistics.features(torch.cat((noise * mask, mask), dim=1)) * 2
     assert (log_power.exp().mean(0) - 1).abs().max() < 0.1
 
 
-def test_maps_that_are_equal_correlate_fully():
-    config = HrmCosmoConfig.from_preset("test", num_channels=2)
-    spectrum = PowerSpectrum(config)
-    spectrum.reset()
-    maps, _ = batch()
-    features = spectrum(torch.cat((maps, -maps), dim=1))
+def test_maps_that_are_opposite_are_anticorrelated_fully():
+    statistics, (maps, _) = statistics_of(num_channels=2, use_histogram=False), batch()
+    features = statistics.features(torch.cat((maps, -maps), dim=1))
     rings = ring_weights(16, 4).shape[1]
     assert torch.allclose(features[:, -rings:], torch.full((3, rings), -1.0), atol=1e-4)
+
+
+def test_histograms_and_moments_are_those_of_numpy_and_scipy_without_the_masked_pixels():
+    stats = pytest.importorskip("scipy.stats")
+    statistics = statistics_of(num_channels=2, mask_channel=True, use_power_spectrum=False)
+    maps, _ = batch(2)
+    mask = torch.ones_like(maps)
+    mask[:, :, :4] = 0
+    features = statistics.features(torch.cat((maps.masked_fill(mask == 0, 99.0), mask), dim=1))
+    first = features[:, : len(THRESHOLDS) + 3]
+    for row, values in zip(first, maps[:, 0, 4:].flatten(1).numpy(), strict=True):
+        centred = values - values.mean()
+        below = [(centred < threshold).mean() for threshold in THRESHOLDS]
+        moments = [np.log(values.std()), np.arcsinh(stats.skew(values)), np.arcsinh(stats.kurtosis(values))]
+        assert row.tolist() == pytest.approx([*below, *moments], abs=1e-4)
+
+
+def test_fitted_statistics_have_mean_0_and_spread_1_over_the_training_set_and_are_saved(tmp_path):
+    model = model_of()
+    maps = 3 * torch.randn(200, 1, 16, 16) * (0.3 + torch.rand(200, 1, 1, 1))
+    model.fit_statistics(maps.split(60))
+    model.save_pretrained(tmp_path)
+    loaded = HrmCosmoForRegression.from_pretrained(tmp_path)
+    features = loaded.model.stem.statistics(maps)
+    varying = features.std(0) > 0.1
+    assert varying.sum() > 40
+    assert features.mean(0).abs().max() < 0.1 and (features[:, varying].std(0) - 1).abs().max() < 0.2
 
 
 def test_adaptive_halting_with_an_unreachable_threshold_runs_one_segment():

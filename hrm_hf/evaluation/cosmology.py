@@ -1,0 +1,425 @@
+"""What posteriors over cosmological parameters are worth: accuracy, calibration, and the area of their contours.
+
+Plain numpy on a `CosmologyPredictions`, whoever made it: a network, or a regression on power spectra. Accuracy is
+always given beside the standard deviation of the prior, for R^2 alone hides that a parameter is unconstrained.
+Calibration is judged per parameter by coverage and simulation-based ranks, and over the free parameters together by
+expected coverage with random points (TARP). Left out: posteriors of more than one map, and evidence.
+"""
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+
+Prior = Mapping[str, tuple[float, float]]  # lowest and highest value of each free parameter; flat in between
+
+PLANES = (("omega_m", "s_8"), ("omega_m", "sigma_8"))
+LEVELS = {"coverage_68": 0.6827, "coverage_95": 0.9545}
+SBC_BINS = 16
+TARP_LEVELS = 50
+# A standard normal pair lies in a disc of squared radius -2 ln(1 - p) with probability p.
+RADIUS_68 = -2 * np.log(1 - LEVELS["coverage_68"])
+
+
+@dataclass(frozen=True)
+class CosmologyPredictions:
+    """Posteriors of N maps over R named parameters, in physical units (omega_m, sigma_8, s_8: no dimension).
+
+    Args:
+        names: the R parameters.
+        truth: [N, R]. mean, std: of each posterior, [N, R].
+        samples: S draws from each posterior, [N, S, R].
+        steps: ACT steps used on each map, [N]; None for what has no steps.
+    """
+
+    names: tuple[str, ...]
+    truth: np.ndarray
+    mean: np.ndarray
+    std: np.ndarray
+    samples: np.ndarray
+    steps: np.ndarray | None = None
+
+    def __post_init__(self):
+        object.__setattr__(self, "names", tuple(self.names))
+        for field in fields(self)[1:]:
+            value = getattr(self, field.name)
+            if value is not None:
+                object.__setattr__(self, field.name, np.asarray(value, dtype=np.float64))
+        self._check()
+
+    def _check(self) -> None:
+        shape = (len(self.truth), len(self.names))
+        for name in ("truth", "mean", "std"):
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name} has shape {getattr(self, name).shape}; expected {shape} (maps, parameters)")
+        if self.samples.ndim != 3 or self.samples.shape[::2] != shape:
+            raise ValueError(
+                f"samples have shape {self.samples.shape}; expected ({shape[0]}, draws, {shape[1]}) "
+                "(maps, draws, parameters)"
+            )
+        if shape[0] < 2 or self.samples.shape[1] < 2:
+            raise ValueError(f"{shape[0]} maps with {self.samples.shape[1]} draws; expected at least 2 of both")
+        if self.steps is not None and self.steps.shape != shape[:1]:
+            raise ValueError(f"steps have shape {self.steps.shape}; expected {shape[:1]}, one of each map")
+        for name in ("truth", "mean", "std", "samples"):
+            bad = np.argwhere(~np.isfinite(getattr(self, name)))
+            if len(bad):
+                raise ValueError(f"{name} holds {len(bad)} values that are not finite, the first for map {bad[0][0]}")
+        if (self.std <= 0).any():
+            raise ValueError(f"std is not positive for map {np.argwhere(self.std <= 0)[0][0]}")
+
+    @property
+    def free_names(self) -> list[str]:
+        """The parameters without S_8 where it follows from the others."""
+        derived = {"omega_m", "sigma_8"} <= set(self.names)
+        return [name for name in self.names if not (derived and name == "s_8")]
+
+    def columns(self, names) -> list[int]:
+        """Places of `names` among the parameters."""
+        return [self.names.index(name) for name in names]
+
+
+def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: int = 0) -> dict[str, Any]:
+    """All figures of a set of posteriors; numbers, lists and strings only, ready for JSON.
+
+    Args:
+        predictions: posteriors with known truths.
+        prior: bounds of the free parameters (omega_m and sigma_8 give those of s_8).
+        seed: of the reference points and the bootstrap of TARP.
+
+    Returns:
+        count, num_samples; parameters: per name `parameter_metrics` and `simulation_based_ranks`;
+        chi2_per_parameter (`joint_chi2`); tarp (`expected_coverage`), over the free parameters;
+        contour_area_68: medians over maps, by plane, as `contour_areas`; average_steps and steps_histogram, if any.
+
+    Raises:
+        ValueError: the prior lacks a parameter.
+    """
+    result: dict[str, Any] = {
+        "count": len(predictions.truth),
+        "num_samples": predictions.samples.shape[1],
+        "parameters": {
+            name: parameter_metrics(predictions, name, prior) | {"sbc": simulation_based_ranks(predictions, name)}
+            for name in predictions.names
+        },
+        "tarp": expected_coverage(predictions, seed=seed),
+        "contour_area_68": {
+            ",".join(plane): {how: float(np.median(areas)) for how, areas in contour_areas(predictions, plane).items()}
+            for plane in PLANES
+            if set(plane) <= set(predictions.names)
+        },
+        "chi2_per_parameter": joint_chi2(predictions),
+    }
+    if predictions.steps is not None:
+        steps = predictions.steps.astype(int)
+        result |= {"average_steps": float(steps.mean()), "steps_histogram": np.bincount(steps)[1:].tolist()}
+    return result
+
+
+def prior_moments(name: str, prior: Prior) -> tuple[float, float]:
+    """Mean and standard deviation of a parameter under a flat prior; of S_8 = sigma_8 sqrt(omega_m / 0.3) too.
+
+    Raises:
+        ValueError: the prior has no bounds for it.
+    """
+    if name == "s_8" and name not in prior and {"omega_m", "sigma_8"} <= set(prior):
+        (low, high), amplitude = prior["omega_m"], prior_moments("sigma_8", prior)
+        root = (high**1.5 - low**1.5) / (1.5 * (high - low))  # E[sqrt(omega_m)]
+        mean = amplitude[0] * root / np.sqrt(0.3)
+        square = (amplitude[0] ** 2 + amplitude[1] ** 2) * (low + high) / 2 / 0.3
+        return float(mean), float(np.sqrt(square - mean**2))
+    if name not in prior:
+        raise ValueError(f"the prior has bounds for {sorted(prior)}; expected some for {name}")
+    low, high = prior[name]
+    if not low < high:
+        raise ValueError(f"the prior of {name} is [{low}, {high}]; expected the lower bound first")
+    return (low + high) / 2, float((high - low) / np.sqrt(12))
+
+
+def parameter_metrics(predictions: CosmologyPredictions, name: str, prior: Prior) -> dict[str, float]:
+    """Accuracy and calibration of one parameter.
+
+    Returns:
+        rmse with its standard error over maps, and rmse_over_prior_std (1: nothing learned);
+        r2, 1 - mse / variance of the truth (0 where that does not vary);
+        bias, mean of prediction minus truth, and bias_over_prior_std;
+        mean_std; mean_z2, of (truth - mean) / std, 1 if calibrated;
+        coverage_68, coverage_95: share of truths inside the central credible interval of 68.27 and 95.45 % of draws.
+    """
+    column = predictions.names.index(name)
+    truth, std = predictions.truth[:, column], predictions.std[:, column]
+    error = predictions.mean[:, column] - truth
+    scale = prior_moments(name, prior)[1]
+    mse, rmse = np.mean(error**2), np.sqrt(np.mean(error**2))
+    figures = {
+        "rmse": rmse,
+        "rmse_standard_error": np.std(error**2) / np.sqrt(len(error)) / (2 * rmse) if rmse else 0.0,
+        "rmse_over_prior_std": rmse / scale,
+        "r2": 1 - mse / np.var(truth) if np.var(truth) else 0.0,
+        "bias": error.mean(),
+        "bias_over_prior_std": error.mean() / scale,
+        "mean_std": std.mean(),
+        "mean_z2": np.mean((error / std) ** 2),
+    }
+    for level, probability in LEVELS.items():
+        figures[level] = np.mean(_inside(predictions.samples[:, :, column], truth, probability))
+    return {key: float(value) for key, value in figures.items()}
+
+
+def _inside(samples: np.ndarray, truth: np.ndarray, probability: float) -> np.ndarray:
+    low, high = np.quantile(samples, [(1 - probability) / 2, (1 + probability) / 2], axis=1)
+    return (low <= truth) & (truth <= high)
+
+
+def central_coverage(predictions: CosmologyPredictions, name: str, probabilities: np.ndarray) -> np.ndarray:
+    """Share of truths inside the central credible interval, for each probability."""
+    column = predictions.names.index(name)
+    # A truth of rank r among S draws is inside the interval of probability p if |2 r / S - 1| <= p.
+    ranks = (predictions.samples[:, :, column] < predictions.truth[:, None, column]).mean(axis=1)
+    return (np.abs(2 * ranks - 1)[:, None] <= np.asarray(probabilities)).mean(axis=0)
+
+
+def simulation_based_ranks(predictions: CosmologyPredictions, name: str, num_bins: int = SBC_BINS) -> dict[str, Any]:
+    """Simulation-based calibration: ranks of truths among draws, flat if calibrated (Talts et al. 2018, 1804.06788).
+
+    Returns:
+        histogram [num_bins] of ranks 0..S; chi2 against a flat one, whose bins hold equally many of the S + 1 ranks
+        as far as they can, and its p_value.
+    """
+    column = predictions.names.index(name)
+    samples, truth = predictions.samples[:, :, column], predictions.truth[:, column]
+    num_ranks = samples.shape[1] + 1
+    num_bins = min(num_bins, num_ranks)
+    bin_of_rank = np.arange(num_ranks) * num_bins // num_ranks
+    histogram = np.bincount(bin_of_rank[(samples < truth[:, None]).sum(axis=1)], minlength=num_bins)
+    expected = np.bincount(bin_of_rank) * len(truth) / num_ranks
+    chi2 = float(((histogram - expected) ** 2 / expected).sum())
+    return {"histogram": histogram.tolist(), "chi2": chi2, "p_value": _chi2_tail(chi2, num_bins - 1)}
+
+
+def _chi2_tail(chi2: float, degrees: int) -> float:
+    """Probability of a larger chi^2."""
+    import torch
+
+    half = torch.tensor([degrees / 2, chi2 / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def expected_coverage(
+    predictions: CosmologyPredictions,
+    names: list[str] | None = None,
+    *,
+    num_references: int = 20,
+    num_bootstrap: int = 100,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """TARP: expected coverage of balls around random points (Lemos et al. 2023, arXiv 2302.03026, algorithm 2).
+
+    A posterior's credibility at a reference point is the share of draws closer to it than the truth. Calibrated
+    posteriors have flat credibilities, whatever the points; these are uniform over the range of the truths, each
+    parameter being scaled to [0, 1]. Unlike the paper we average over `num_references` points of each map, since the
+    curve of one draw of points is noisier.
+
+    Args:
+        names: the parameters taken together; None for all but a derived S_8.
+
+    Returns:
+        credibility [TARP_LEVELS + 1], from 0 to 1; expected_coverage, of the same length, and its band of 95 %
+        ([lowest, highest]) under resampling of maps; deviation, the largest of |expected coverage - credibility|, with
+        deviation_interval (95 %, resampled); and noise_95, which the deviation of as many calibrated maps exceeds at
+        most once in twenty (Kolmogorov, one point for each map).
+    """
+    names = predictions.free_names if names is None else names
+    columns = predictions.columns(names)
+    truth, samples = predictions.truth[:, columns], predictions.samples[:, :, columns]
+    low, high = truth.min(axis=0), truth.max(axis=0)
+    width = np.where(high > low, high - low, 1.0)
+    truth, samples = (truth - low) / width, (samples - low) / width
+    rng = np.random.default_rng(seed)
+    levels = np.linspace(0, 1, TARP_LEVELS + 1)
+    below = np.zeros((len(truth), len(levels)))
+    for _ in range(num_references):
+        reference = rng.uniform(size=truth.shape)
+        distance = np.linalg.norm(truth - reference, axis=1)
+        share = (np.linalg.norm(samples - reference[:, None], axis=2) < distance[:, None]).mean(axis=1)
+        # Ties at a level count half, so that shares of few draws make no step in favour of one side.
+        below += (share[:, None] < levels) / 2 + (share[:, None] <= levels) / 2
+    below /= num_references
+    below[:, [0, -1]] = 0, 1
+    curve = below.mean(axis=0)
+    curves = np.stack([below[rng.integers(len(below), size=len(below))].mean(axis=0) for _ in range(num_bootstrap)])
+    deviations = np.abs(curves - levels).max(axis=1)
+    return {
+        "names": list(names),
+        "credibility": levels.tolist(),
+        "expected_coverage": curve.tolist(),
+        "band": np.quantile(curves, [0.025, 0.975], axis=0).tolist(),
+        "deviation": float(np.abs(curve - levels).max()),
+        "deviation_interval": np.quantile(deviations, [0.025, 0.975]).tolist(),
+        "noise_95": float(1.358 / np.sqrt(len(truth))),
+    }
+
+
+def joint_chi2(predictions: CosmologyPredictions) -> float:
+    """Mean of (truth - mean) C^-1 (truth - mean) over the number of free parameters, C being the draws' covariance."""
+    columns = predictions.columns(predictions.free_names)
+    covariance = covariances(predictions.samples[:, :, columns])
+    error = predictions.truth[:, columns] - predictions.samples[:, :, columns].mean(axis=1)
+    # pinv: draws that a prior's edge squeezed onto a line have no inverse.
+    chi2 = np.einsum("ni,nij,nj->n", error, np.linalg.pinv(covariance, hermitian=True), error)
+    return float(chi2.mean() / len(columns))
+
+
+def contour_areas(predictions: CosmologyPredictions, plane: tuple[str, str]) -> dict[str, np.ndarray]:
+    """Area of the region that holds 68.27 % of each posterior in a plane of two parameters.
+
+    Returns:
+        gaussian [N]: pi (-2 ln(1 - 0.6827)) sqrt(det C), C being the draws' covariance;
+        density [N]: of the smallest region, by a smoothed histogram of the draws; smaller than the first where the
+        posterior is bent or cut off by the prior.
+    """
+    samples = predictions.samples[:, :, predictions.columns(plane)]
+    covariance = covariances(samples)
+    root = np.sqrt(np.clip(np.linalg.det(covariance), 0, None))
+    density = [
+        _density_area(draws, matrix) if size > 0 else 0.0 for draws, matrix, size in zip(samples, covariance, root)
+    ]
+    return {"gaussian": np.pi * RADIUS_68 * root, "density": np.array(density)}
+
+
+def covariances(samples: np.ndarray) -> np.ndarray:
+    """Covariance of the draws of each map, [N, S, R] -> [N, R, R]."""
+    centred = samples - samples.mean(axis=1, keepdims=True)
+    return np.einsum("nsi,nsj->nij", centred, centred) / (samples.shape[1] - 1)
+
+
+def _density_area(draws: np.ndarray, covariance: np.ndarray) -> float:
+    """Area where the density of draws [S, 2] is above the level that 68.27 % of the draws exceed."""
+    _, density, (level,), cell_area = smoothed_density(draws, covariance, (LEVELS["coverage_68"],))
+    return float((density >= level).sum() * cell_area)
+
+
+def smoothed_density(
+    draws: np.ndarray, covariance: np.ndarray, probabilities: tuple[float, ...], cells: int = 60, reach: float = 5.0
+) -> tuple[np.ndarray, np.ndarray, list[float], float]:
+    """A smoothed histogram of draws [S, 2], and the levels above which it holds shares of the draws.
+
+    The draws are whitened first, so that one grid and one kernel (Scott's rule) suit every posterior. Taking levels
+    from the draws, not from the smoothed mass, keeps the area of a Gaussian what it is: smoothing moves its level
+    lines, but not their shape.
+
+    Returns:
+        centres of the cells in the plane [cells, cells, 2]; density [cells, cells]; a level for each probability;
+        area of a cell in the plane.
+    """
+    factor, centre = np.linalg.cholesky(covariance), draws.mean(axis=0)
+    white = np.linalg.solve(factor, (draws - centre).T).T
+    width = 2 * reach / cells
+    axis = (np.arange(cells) + 0.5) * width - reach
+    cell = np.clip(((white + reach) / width).astype(int), 0, cells - 1)
+    counts = np.zeros((cells, cells))
+    np.add.at(counts, (cell[:, 0], cell[:, 1]), 1)
+    kernel = np.exp(-((axis[:, None] - axis) ** 2) / (2 * len(draws) ** (-1 / 3)))
+    density = kernel @ counts @ kernel
+    at_draws = density[cell[:, 0], cell[:, 1]]
+    levels = [float(np.quantile(at_draws, 1 - probability)) for probability in probabilities]
+    plane = np.stack(np.meshgrid(axis, axis, indexing="ij"), axis=-1) @ factor.T + centre
+    return plane, density, levels, float(width**2 * np.prod(np.diag(factor)))
+
+
+def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]:
+    """Ratios of a set of figures to a baseline's, both from `evaluate_predictions`; below 1 is better.
+
+    Returns:
+        rmse_ratio per shared parameter; contour_area_ratio per shared plane, each way of measuring it.
+
+    Raises:
+        ValueError: they share no parameter.
+    """
+    shared = [name for name in metrics["parameters"] if name in baseline.get("parameters", {})]
+    if not shared:
+        raise ValueError(
+            f"the baseline has figures for {sorted(baseline.get('parameters', {}))}; expected some for "
+            f"{', '.join(metrics['parameters'])}"
+        )
+    areas = metrics["contour_area_68"]
+    return {
+        "rmse_ratio": {
+            name: metrics["parameters"][name]["rmse"] / baseline["parameters"][name]["rmse"] for name in shared
+        },
+        "contour_area_ratio": {
+            plane: {how: areas[plane][how] / area for how, area in baseline["contour_area_68"][plane].items() if area}
+            for plane in areas
+            if plane in baseline["contour_area_68"]
+        },
+    }
+
+
+def predict_maps(
+    model,
+    extractor,
+    maps: np.ndarray,
+    labels: Mapping[str, np.ndarray],
+    masks: np.ndarray | None = None,
+    *,
+    halt: str = "fixed",
+    max_steps: int | None = None,
+    num_samples: int = 1000,
+    batch_size: int = 64,
+    seed: int = 0,
+    progress: bool | None = False,
+) -> tuple[CosmologyPredictions, np.ndarray, float]:
+    """Posteriors of maps with known parameters, by a regression head (`HrmCosmoForRegression` or the CNN).
+
+    Args:
+        model: put into eval mode and back. extractor: the `CosmoMapFeatureExtractor` that was saved with it.
+        maps: [N, C, H, W] in physical units. labels: name -> [N]. masks: bool [N, H, W], None without.
+        halt, max_steps: as for the model's forward. seed: of the draws.
+        progress: a progress bar; None shows it on a terminal only.
+
+    Returns:
+        the predictions; posterior means after each segment [N, segments, R]; and maps per second of prediction alone.
+
+    Raises:
+        ValueError: labels lack a parameter that the model reports, or maps that the extractor or the model refuse.
+    """
+    import torch
+    from tqdm.auto import tqdm
+
+    names = model.config.reported_names
+    missing = [name for name in names if name not in labels]
+    if missing:
+        raise ValueError(f"the data have labels {sorted(labels)}; the model also reports {', '.join(missing)}")
+    generator = torch.Generator(model.device).manual_seed(seed)
+    parts: list[tuple[np.ndarray, ...]] = []
+    seconds, was_training = 0.0, model.training
+    model.eval()
+    hide_bar = None if progress is None else not progress
+    try:
+        with torch.no_grad(), tqdm(total=len(maps), desc="evaluating", unit="map", disable=hide_bar) as bar:
+            for start in range(0, len(maps), batch_size):
+                rows = slice(start, start + batch_size)
+                inputs = extractor(maps[rows], mask=None if masks is None else masks[rows])
+                started = time.perf_counter()
+                output = model(inputs["pixel_values"].to(model.device), max_steps=max_steps, halt=halt)
+                tensors = (output.logits, output.std, output.steps, output.segment_means)
+                found = tuple(tensor.float().cpu().numpy() for tensor in tensors)  # waits for the device
+                seconds += time.perf_counter() - started
+                draws = model.sample_posterior(output, num_samples, generator).float().cpu().numpy()
+                parts.append((*found, draws))
+                bar.update(len(found[0]))
+    finally:
+        model.train(was_training)
+    mean, std, steps, segments, samples = (np.concatenate(columns) for columns in zip(*parts))
+    truth = np.stack([labels[name] for name in names], axis=1)
+    predictions = CosmologyPredictions(names, truth, mean, std, samples, steps)
+    return predictions, segments, len(mean) / max(seconds, 1e-9)
+
+
+def rmse_per_step(predictions: CosmologyPredictions, segment_means: np.ndarray) -> dict[str, list[float]]:
+    """RMSE of each parameter after each segment, from the means [N, segments, R] of `predict_maps`."""
+    rmse = np.sqrt(np.mean((segment_means - predictions.truth[:, None]) ** 2, axis=0))
+    return {name: rmse[:, column].tolist() for column, name in enumerate(predictions.names)}

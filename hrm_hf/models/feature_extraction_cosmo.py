@@ -1,0 +1,268 @@
+"""`CosmoMapFeatureExtractor`: maps of the sky, as arrays or files, to what the cosmology regressors take.
+
+Scaling uses two figures per channel that belong to the data set, never to the map: the amplitude of a convergence map
+is the signal. Standardising each map by itself, as is usual for photographs, would delete it. No resizing either: the
+angular size of a pixel is part of what the model has learnt.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import BatchFeature, FeatureExtractionMixin
+
+
+STRETCHES = ("linear", "asinh")
+FILE_KINDS = (".npy", ".npz", ".fits", ".fits.gz", ".fit")
+MAP_NAMES, MASK_NAMES = ("map", "maps", "kappa"), ("mask", "masks")
+
+
+class CosmoMapFeatureExtractor(FeatureExtractionMixin):
+    """Scales maps with the figures of a training set, and appends the mask as a channel.
+
+    Args:
+        image_size: pixels a side.
+        pixel_mean, pixel_std: of the training set, one figure per map channel, in the unit of the maps.
+        mask_channel: whether the model has one more channel for the mask (1: observed, 0: not).
+        stretch: "linear", (map - mean) / std; or "asinh" of that, which tames the bright tail.
+    """
+
+    model_input_names = ["pixel_values"]
+
+    def __init__(
+        self,
+        image_size: int = 64,
+        pixel_mean: list[float] | None = None,
+        pixel_std: list[float] | None = None,
+        mask_channel: bool = False,
+        stretch: str = "linear",
+        **kwargs: Any,
+    ):
+        super().__init__(**kwargs)
+        self.image_size, self.mask_channel, self.stretch = image_size, mask_channel, stretch
+        self.pixel_mean = [0.0] if pixel_mean is None else [float(value) for value in pixel_mean]
+        self.pixel_std = [1.0] * len(self.pixel_mean) if pixel_std is None else [float(value) for value in pixel_std]
+        if len(self.pixel_mean) != len(self.pixel_std):
+            raise ValueError(
+                f"pixel_mean has {len(self.pixel_mean)} channels and pixel_std {len(self.pixel_std)}; expected as many"
+            )
+        if not np.isfinite(self.pixel_mean).all() or not all(0 < value < np.inf for value in self.pixel_std):
+            raise ValueError(
+                f"pixel_mean={self.pixel_mean} must be finite, and pixel_std={self.pixel_std} positive and finite"
+            )
+        if stretch not in STRETCHES:
+            raise ValueError(f"stretch={stretch!r} is not one of {', '.join(STRETCHES)}")
+
+    @classmethod
+    def from_config(cls, config: Any, **kwargs: Any) -> "CosmoMapFeatureExtractor":
+        """That of a model's config, which keeps the same figures."""
+        mean = config.pixel_mean or [0.0] * config.num_map_channels
+        return cls(config.image_size, mean, config.pixel_std, config.mask_channel, **kwargs)
+
+    @property
+    def num_map_channels(self) -> int:
+        """Channels of the maps; the mask comes on top."""
+        return len(self.pixel_mean)
+
+    def __call__(self, maps: Any, mask: Any = None, return_tensors: str | None = "pt") -> BatchFeature:
+        """Checks and scales maps.
+
+        Args:
+            maps: one map or several: an array or tensor [H, W], [C, H, W] or [B, C, H, W] (with one channel also
+                [B, H, W]), nested lists of these, the path of a .npy, .npz or .fits file, or a list of any of them.
+            mask: pixels that are observed, [H, W] for all maps or [B, H, W]; that in the file, or everything, if None.
+                What is not observed may hold anything, NaN included.
+            return_tensors: as in the library; torch by default.
+
+        Returns:
+            `pixel_values` float32 [B, C (+ 1), H, W].
+
+        Raises:
+            ValueError: another shape, values that are not finite, a mask without an observed pixel, or a mask for a
+                model that takes none. FileNotFoundError: no such file.
+        """
+        values, masks = self.read(maps, mask)
+        return BatchFeature({"pixel_values": self.scale(values, masks)}, tensor_type=return_tensors)
+
+    def scale(self, maps: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
+        """Scaled maps with the mask as their last channel, without any check.
+
+        Args:
+            maps: float32 [B, C, H, W], in the unit of the data. masks: bool [B, H, W], or None: all is observed.
+
+        Returns:
+            float32 [B, C (+ 1), H, W]; 0 where nothing is observed.
+        """
+        mean, std = (
+            torch.tensor(figures, dtype=torch.float32, device=maps.device)[:, None, None]
+            for figures in (self.pixel_mean, self.pixel_std)
+        )
+        scaled = (maps - mean) / std
+        if self.stretch == "asinh":
+            scaled = scaled.asinh()
+        if not self.mask_channel:
+            return scaled
+        if masks is None:
+            masks = torch.ones(len(maps), *maps.shape[-2:], dtype=torch.bool, device=maps.device)
+        observed = masks[:, None]
+        return torch.cat([torch.where(observed, scaled, 0.0), observed.to(scaled.dtype)], dim=1)
+
+    # ---- reading and checking ----
+
+    def read(self, maps: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Checked maps float32 [B, C, H, W] in their own unit, and masks bool [B, H, W] or None; see `__call__`."""
+        parts = [self._one(item, place) for item, place in _items(maps)]
+        values = np.concatenate([part for part, _, _ in parts])
+        places = [
+            f"{place}{f'map {i}: ' if len(part) > 1 else ''}" for part, _, place in parts for i in range(len(part))
+        ]
+        if mask is None and any(found is not None for _, found, _ in parts):
+            mask = np.concatenate([
+                np.ones((len(part), *part.shape[-2:]), bool) if found is None else found for part, found, _ in parts
+            ])  # fmt: skip
+        masks = None if mask is None else self._masks(mask, len(values), places)
+        _require_finite(values, masks, places)
+        if masks is not None:
+            values = np.where(masks[:, None], values, 0.0)
+        with np.errstate(over="ignore"):
+            narrow = np.ascontiguousarray(values, dtype=np.float32)
+        _require_finite(narrow, None, places, what="too large for float32")
+        return torch.from_numpy(narrow), None if masks is None else torch.from_numpy(masks)
+
+    def _one(self, item: Any, place: str) -> tuple[np.ndarray, np.ndarray | None, str]:
+        """Maps [B, C, H, W] of one item, its mask [B, H, W] if it is a file that has one, and its place in errors."""
+        mask = None
+        if isinstance(item, (str, Path)):
+            place = f"{place}{item}: "
+            item, mask = read_map_file(item)
+        values = self._shaped(_numbers(item, place), place)
+        if mask is not None:
+            mask = self._masks(mask, len(values), [place] * len(values)) if self.mask_channel else None
+        return values, mask, place
+
+    def _shaped(self, values: np.ndarray, place: str) -> np.ndarray:
+        channels, size = self.num_map_channels, self.image_size
+        shape = values.shape
+        if values.ndim == 2 and channels == 1:
+            values = values[None, None]
+        elif values.ndim == 3:
+            values = values[:, None] if channels == 1 and shape[0] != 1 else values[None]
+        if values.ndim != 4 or values.shape[1:] != (channels, size, size) or not len(values):
+            one = f"[{size}, {size}] or [1, {size}, {size}]" if channels == 1 else f"[{channels}, {size}, {size}]"
+            raise ValueError(
+                f"{place}maps have the shape {list(shape)}; expected {one}, or [maps, {channels}, {size}, {size}] for "
+                f"several. The model knows maps of {size} x {size} pixels; cut patches of that size and angular scale"
+            )
+        return values
+
+    def _masks(self, mask: Any, count: int, places: list[str]) -> np.ndarray:
+        if not self.mask_channel:
+            raise ValueError("a mask was given, and this model takes none: leave it out, or train with masked maps")
+        values = mask.detach().cpu().numpy() if torch.is_tensor(mask) else np.asarray(mask)
+        size = self.image_size
+        if values.ndim == 4 and values.shape[1] == 1:
+            values = values[:, 0]
+        if values.shape not in ((size, size), (count, size, size)):
+            raise ValueError(
+                f"{places[0]}the mask has the shape {list(values.shape)}; expected [{size}, {size}]"
+                + (f" or [{count}, {size}, {size}]" if count > 1 else "")
+            )
+        if values.dtype != bool and not np.isin(values, (0, 1)).all():
+            raise ValueError(f"{places[0]}a mask holds 1 (observed) and 0 alone, this one {np.unique(values)[:5]}")
+        values = np.broadcast_to(values.astype(bool), (count, size, size)).copy()
+        for row, observed in enumerate(values):
+            if not observed.any():
+                raise ValueError(
+                    f"{places[row]}the mask is empty: no pixel is observed, and there is nothing to infer"
+                )
+        return values
+
+
+def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Maps and, if there is one, the mask of a .npy, .npz (`map`, `mask`) or FITS file (first image, and `MASK`).
+
+    Raises:
+        FileNotFoundError: no such file. ValueError: another kind of file, a damaged one, or one without an image.
+        ImportError: FITS without astropy.
+    """
+    path = Path(path)
+    if not path.name.lower().endswith(FILE_KINDS):
+        raise ValueError(f"{path} is no map file; expected one of {', '.join(FILE_KINDS)}")
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; expected a map file ({', '.join(FILE_KINDS)})")
+    if path.suffix.lower() not in (".npy", ".npz"):
+        return _read_fits(path)
+    try:
+        content = np.load(path, allow_pickle=False)
+        if isinstance(content, np.ndarray):
+            return content, None
+        with content:
+            name = next((name for name in MAP_NAMES if name in content), None)
+            if name is None:
+                raise ValueError(f"it holds {content.files}, and none of {', '.join(MAP_NAMES)}")
+            mask = next((name for name in MASK_NAMES if name in content), None)
+            return content[name], None if mask is None else content[mask]
+    except Exception as error:  # zipfile, zlib and numpy each have their own for a damaged file
+        raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
+
+
+def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    try:
+        from astropy.io import fits
+    except ImportError as error:
+        raise ImportError(f"{path} needs astropy: pip install 'hrm-hf[cosmology]'") from error
+    try:
+        with fits.open(path, memmap=False) as units:
+            images = [(unit.name, unit.data) for unit in units if unit.is_image and unit.data is not None]
+            tables = [unit.name or "table" for unit in units if not unit.is_image]
+    except Exception as error:  # astropy raises OSError, ValueError, TypeError and VerifyError for damaged files
+        raise ValueError(f"{path} is no readable FITS file: {error or type(error).__name__}") from error
+    maps = [data for name, data in images if name.lower() not in MASK_NAMES]
+    if not maps:
+        found = f"it holds the table {tables[0]}: a HEALPix map? cut patches first" if tables else "it holds none"
+        raise ValueError(f"{path} has no image with a map; {found}")
+    mask = next((data for name, data in images if name.lower() in MASK_NAMES), None)
+    return _native(maps[0]), None if mask is None else _native(mask)
+
+
+def _native(data: np.ndarray) -> np.ndarray:
+    """In this machine's byte order; FITS is big-endian."""
+    return data.astype(data.dtype.newbyteorder("="))
+
+
+def _items(maps: Any) -> list[tuple[Any, str]]:
+    """The items of a list of maps or files, each with its place for errors; anything else is one item."""
+    if isinstance(maps, (list, tuple)) and len(maps):
+        first = maps[0]
+        if isinstance(first, (str, Path, np.ndarray, torch.Tensor)):
+            return [(item, f"item {i}: " if len(maps) > 1 else "") for i, item in enumerate(maps)]
+    return [(maps, "")]
+
+
+def _numbers(item: Any, place: str) -> np.ndarray:
+    try:
+        values = item.detach().cpu().float().numpy() if torch.is_tensor(item) else np.asarray(item)
+    except ValueError as error:  # rows of different lengths
+        raise ValueError(f"{place}is no regular array of numbers ({error})") from error
+    if values.dtype.kind not in "fiu":
+        raise ValueError(f"{place}holds values of type {values.dtype}; expected real numbers")
+    return values
+
+
+def _require_finite(
+    values: np.ndarray, masks: np.ndarray | None, places: list[str], what: str = "not finite (NaN or infinite)"
+) -> None:
+    bad = ~np.isfinite(values)
+    if masks is not None:
+        bad &= masks[:, None]
+    if bad.any():
+        row, channel, y, x = np.argwhere(bad)[0]
+        where = f"[{channel}, {y}, {x}]"
+        raise ValueError(
+            f"{places[row]}{bad[row].sum()} of {bad[row].size} pixels are {what}, the first at {where}"
+            + ("; give a mask of observed pixels if they are gaps" if masks is None else " although it is observed")
+        )
+
+
+__all__ = ["CosmoMapFeatureExtractor", "read_map_file"]

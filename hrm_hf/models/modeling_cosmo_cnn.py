@@ -1,0 +1,148 @@
+"""A residual network that regresses cosmological parameters from maps: the baseline without recurrence.
+
+The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385). Changed for maps: the stem is a 3x3
+convolution at full resolution, for pooling there would average away the small scales that hold most information; and
+convolutions may wrap around, since opposite edges of simulated maps meet. The posterior head, its losses and its
+output are those of `hrm_cosmo`, so that the two differ in their trunk alone.
+"""
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel, ResNetConfig
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttention
+from transformers.models.resnet.modeling_resnet import ResNetConvLayer, ResNetEncoder
+
+from .checkpoint_code import CheckpointCodeMixin
+from .configuration_cosmo_cnn import CosmoCnnConfig
+from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead
+
+
+class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+    """Initialization: He's for convolutions (fan out), as in ResNet; the head's own for the posterior."""
+
+    config_class = CosmoCnnConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _no_split_modules = ["ResNetBasicLayer"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, PosteriorHead):
+            module.reset(self.config.initializer_range)
+        elif isinstance(module, nn.Conv2d):
+            if self.config.initializer_range is None:
+                init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+            else:
+                init.normal_(module.weight, std=self.config.initializer_range)
+        elif isinstance(module, nn.BatchNorm2d):
+            init.ones_(module.weight)
+            init.zeros_(module.bias)
+            init.zeros_(module.running_mean)
+            init.ones_(module.running_var)
+            init.zeros_(module.num_batches_tracked)
+
+
+class CosmoCnnModel(CosmoCnnPreTrainedModel):
+    """Stem and residual stages: maps [B, C, S, S] to features [B, F] averaged over the map."""
+
+    def __init__(self, config: CosmoCnnConfig):
+        super().__init__(config)
+        resnet = ResNetConfig(
+            embedding_size=config.embedding_size,
+            hidden_sizes=config.hidden_sizes,
+            depths=config.depths,
+            layer_type="basic",
+            hidden_act=config.hidden_act,
+            downsample_in_first_stage=True,
+        )
+        self.stem = ResNetConvLayer(config.num_channels, config.embedding_size, activation=config.hidden_act)
+        self.encoder = ResNetEncoder(resnet)
+        for module in self.modules():
+            if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
+                module.padding_mode = config.padding_mode  # ResNet has no option for it
+        self.post_init()
+
+    def forward(
+        self, pixel_values: torch.Tensor | None = None, output_hidden_states: bool | None = None, **kwargs
+    ) -> BaseModelOutputWithPoolingAndNoAttention:
+        """Features of each pixel after the last stage, and their mean over the map as `pooler_output` [B, F].
+
+        Args:
+            pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
+
+        Raises:
+            ValueError: maps of another shape than the config's.
+        """
+        config = self.config
+        if pixel_values is None:
+            raise ValueError("pixel_values is missing: maps [batch, channels, size, size]")
+        expected = (len(pixel_values), config.num_channels, config.image_size, config.image_size)
+        if tuple(pixel_values.shape) != expected:
+            raise ValueError(
+                f"pixel_values have shape {tuple(pixel_values.shape)}; expected {expected} by num_channels and "
+                "image_size"
+            )
+        if output_hidden_states is None:
+            output_hidden_states = config.output_hidden_states
+        encoded = self.encoder(self.stem(pixel_values), output_hidden_states=output_hidden_states)
+        return BaseModelOutputWithPoolingAndNoAttention(
+            last_hidden_state=encoded.last_hidden_state,
+            pooler_output=encoded.last_hidden_state.mean(dim=(2, 3)),
+            hidden_states=encoded.hidden_states,
+        )
+
+
+class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
+    """Posterior of the parameters of each map, in one step."""
+
+    def __init__(self, config: CosmoCnnConfig):
+        super().__init__(config)
+        self.model = CosmoCnnModel(config)
+        self.posterior_head = PosteriorHead(config, config.hidden_sizes[-1])
+        self.post_init()
+
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        **kwargs,
+    ) -> CosmoRegressionOutput:
+        """Predicts, and scores the prediction if the truth is given.
+
+        Args:
+            pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
+            labels: [B, T] in physical units, in the order of `config.target_names`.
+        """
+        config, head = self.config, self.posterior_head
+        features = self.model(pixel_values, output_hidden_states=output_hidden_states)
+        posterior = head(features.pooler_output)
+        mean, std = head.moments(posterior)
+        output = CosmoRegressionOutput(
+            logits=mean,
+            std=std,
+            log_weights=posterior.log_weights,
+            loc=posterior.loc,
+            scale_tril=posterior.scale_tril,
+            steps=torch.ones(len(mean), dtype=torch.int64, device=mean.device),
+            segment_means=mean.unsqueeze(1),
+            hidden_states=features.hidden_states,
+        )
+        if labels is not None:
+            output.nll_loss = head.nll(posterior, labels).mean()
+            output.mse_loss = head.squared_error(mean, labels).mean()
+            output.loss = config.nll_loss_weight * output.nll_loss + config.mse_loss_weight * output.mse_loss
+            output.metrics = head.metrics(mean, std, labels)
+        return output
+
+    def sample_posterior(
+        self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Draws [B, num_samples, R] in physical units, in the order of `config.reported_names`."""
+        posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
+        return self.posterior_head.sample(posterior, num_samples, generator)
+
+
+__all__ = ["CosmoCnnForRegression", "CosmoCnnModel"]

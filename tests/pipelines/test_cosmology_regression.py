@@ -1,0 +1,133 @@
+"""`pipeline("cosmology-regression")`: every form of maps gives the posterior that the model itself gives.
+
+Referees: the model and its own draws, numpy's quantiles.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import tiny_cosmo
+import torch
+from transformers import pipeline
+
+from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+
+
+NAMES = ["omega_m", "sigma_8", "s_8"]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A saved model whose answers differ from map to map, with its feature extractor."""
+    folder = tmp_path_factory.mktemp("model")
+    model = tiny_cosmo.model()
+    with torch.no_grad():
+        model.posterior_head.out.weight.normal_(std=0.3)
+    model.save_pretrained(folder)
+    CosmoMapFeatureExtractor.from_config(model.config).save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def infer(checkpoint):
+    return pipeline("cosmology-regression", model=str(checkpoint), device="cpu")
+
+
+@pytest.fixture(scope="module")
+def maps():
+    return tiny_cosmo.rows(5).maps
+
+
+def test_figures_are_those_of_the_model(infer, maps):
+    found = infer(maps)
+    with torch.no_grad():
+        outputs = infer.model(**infer.feature_extractor(maps))
+    for row, result in enumerate(found):
+        assert list(result) == [*NAMES, "steps"] and result["steps"] == 2
+        for column, name in enumerate(NAMES):
+            figures = result[name]
+            assert figures["mean"] == pytest.approx(outputs.logits[row, column].item(), abs=1e-5)
+            assert figures["std"] == pytest.approx(outputs.std[row, column].item(), abs=1e-5)
+    assert len({result["omega_m"]["mean"] for result in found}) == 5
+    json.dumps(found)
+
+
+def test_intervals_are_quantiles_of_the_draws(infer, maps):
+    result = infer(maps[0], num_samples=4000, return_samples=True, seed=3)
+    samples = result["samples"]
+    assert samples.shape == (4000, 3)
+    for column, name in enumerate(NAMES):
+        figures = result[name]
+        assert figures["interval_68"] == pytest.approx(np.quantile(samples[:, column], [0.15865, 0.84135]))
+        assert figures["interval_95"][0] < figures["interval_68"][0] < figures["interval_68"][1]
+        assert samples[:, column].mean() == pytest.approx(figures["mean"], abs=0.1 * figures["std"])
+        assert samples[:, column].std() == pytest.approx(figures["std"], rel=0.1)
+    np.testing.assert_allclose(samples[:, 2], samples[:, 1] * np.sqrt(samples[:, 0] / 0.3), rtol=1e-5)
+    assert infer(maps[0], seed=3) == infer(maps[0], seed=3) != infer(maps[0], seed=4)
+
+
+def test_every_form_of_maps_is_the_same_map(infer, maps, tmp_path):
+    expected = infer(maps)
+    np.save(tmp_path / "all.npy", maps)
+    np.save(tmp_path / "one.npy", maps[2, 0])
+    np.savez(tmp_path / "all.npz", map=maps)
+    forms = [
+        list(maps), maps.tolist(), torch.from_numpy(maps), str(tmp_path / "all.npy"), tmp_path / "all.npz",
+        [{"map": one} for one in maps], {"map": maps}, (one for one in maps),
+    ]  # fmt: skip
+    for form in forms:
+        assert list(infer(form)) == expected
+    for form in (maps[2], maps[2, 0], maps[2].tolist(), str(tmp_path / "one.npy"), {"map": maps[2]}):
+        assert infer(form) == expected[2]
+    for form in ([maps[2]], maps[2:3], [str(tmp_path / "one.npy")]):
+        assert infer(form) == [expected[2]]
+    assert infer([]) == []
+
+
+def test_fits_files_are_read(infer, maps, tmp_path):
+    fits = pytest.importorskip("astropy.io.fits")
+    fits.PrimaryHDU(maps[1, 0]).writeto(tmp_path / "map.fits")
+    assert infer(str(tmp_path / "map.fits")) == infer(maps[1])
+
+
+def test_a_result_does_not_depend_on_its_neighbours(infer, maps):
+    alone = [infer(one) for one in maps]
+    for together in (infer(maps, batch_size=1), infer(maps, batch_size=2), infer(maps, batch_size=5)):
+        for mine, expected in zip(together, alone, strict=True):
+            assert mine["steps"] == expected["steps"]
+            for name in NAMES:
+                assert mine[name]["mean"] == pytest.approx(expected[name]["mean"], abs=1e-5)
+                assert mine[name]["interval_95"] == pytest.approx(expected[name]["interval_95"], abs=1e-4)
+
+
+def test_segments_can_be_chosen(infer, maps):
+    assert infer(maps[0], max_steps=5)["steps"] == 5
+    infer.model.config.halt_threshold = 10.0  # nats that no segment gains
+    try:
+        assert infer(maps[0], halt="adaptive")["steps"] == 1
+    finally:
+        infer.model.config.halt_threshold = 0.01
+
+
+def test_a_model_in_memory_takes_an_extractor_in_memory(infer, maps):
+    extractor = CosmoMapFeatureExtractor.from_config(infer.model.config)
+    made = pipeline("cosmology-regression", model=infer.model, feature_extractor=extractor, device="cpu")
+    assert made(maps[0]) == infer(maps[0])
+
+
+@pytest.mark.parametrize(
+    ("inputs", "options", "message"),
+    [
+        (np.zeros((3, 7)), {}, r"shape \[3, 7\]"),
+        (np.full((16, 16), np.nan), {}, "256 of 256 pixels are not finite"),
+        ("nowhere.fits", {}, "nowhere.fits does not exist"),
+        ({"maps": 1}, {}, "keys .'maps'.; expected map"),
+        ({"map": np.zeros((16, 16)), "mask": np.ones((16, 16))}, {}, "this model takes none"),
+        (np.zeros((16, 16)), {"num_samples": 1}, "num_samples=1"),
+        (np.zeros((16, 16)), {"halt": "q"}, "halt='q'"),
+    ],
+)
+def test_bad_input_ends_in_a_clear_error(infer, inputs, options, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        infer(inputs, **options)

@@ -12,8 +12,6 @@ from .data import report
 from .solve import check_model
 
 
-# What a model card gets of each parameter; everything is in results.json.
-CARD_METRICS = ("rmse", "rmse_over_prior_std", "r2", "bias", "mean_z2", "coverage_68", "coverage_95")
 RESULTS_FILE = "results.json"
 
 
@@ -274,13 +272,11 @@ def _comparison(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _update_card(model: str, result: dict[str, Any]) -> str:
+    from ..cosmo_regression import card_figures
     from ..hub import record_evaluation
 
     metrics = result["metrics"]
-    chosen = {
-        f"{name}_{figure}": found[figure] for name, found in metrics["parameters"].items() for figure in CARD_METRICS
-    }
-    chosen["tarp_deviation"] = metrics["tarp"]["deviation"]
+    chosen = card_figures(metrics)
     if "average_steps" in metrics:
         chosen["average_steps"] = metrics["average_steps"]
     settings = {name: value for name, value in result["settings"].items() if value is not None}

@@ -29,8 +29,13 @@ class CosmoCnnConfig(CosmoRegressionConfig):
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "test": {"image_size": 16, "embedding_size": 4, "hidden_sizes": [8, 16]},
-        "cosmo-64": {},
-        "cosmo-256": {"image_size": 256, "hidden_sizes": [32, 64, 96, 128, 128]},
+        "cosmo-64": {"num_components": 4, "mse_loss_weight": 0.5},
+        "cosmo-256": {
+            "image_size": 256,
+            "hidden_sizes": [32, 64, 96, 128, 128],
+            "num_components": 4,
+            "mse_loss_weight": 0.5,
+        },
     }
 
     def __post_init__(self, **kwargs):

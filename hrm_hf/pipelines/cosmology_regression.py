@@ -4,7 +4,7 @@ infer = pipeline("cosmology-regression", model="runs/cosmo")
 infer("map.npy")["omega_m"]  # {"mean": 0.31, "std": 0.02, "interval_68": [0.29, 0.33], "interval_95": [...]}
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from types import GeneratorType
 from typing import Any
@@ -15,12 +15,13 @@ from torch.utils.data import Dataset
 from transformers import Pipeline
 
 from ..models.posterior_head import CosmoRegressionOutput
+from .own_batches import OwnBatchesMixin
 
 
 INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
 
 
-class CosmologyRegressionPipeline(Pipeline):
+class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
     """Infers cosmological parameters with any regressor of the package.
 
     A map is an array or tensor [H, W] or [C, H, W], nested lists of that, the path of a .npy, .npz or .fits file with
@@ -89,29 +90,6 @@ class CosmologyRegressionPipeline(Pipeline):
         pixel_values = self.feature_extractor(inputs, mask)["pixel_values"]
         return [{"pixel_values": one[None]} for one in pixel_values]
 
-    # Pipeline's own iteration pads and batches by a tokenizer, which maps do not have.
-
-    def get_iterator(
-        self,
-        inputs: Iterable,
-        num_workers: int,
-        batch_size: int,
-        preprocess_params,
-        forward_params,
-        postprocess_params,
-    ) -> Iterator[dict[str, Any]]:
-        """Yields results in the order of `inputs`, `batch_size` maps at a time."""
-        batch: list[torch.Tensor] = []
-        for item in inputs:
-            batch.append(self.preprocess(item, **preprocess_params)["pixel_values"])
-            if len(batch) == batch_size:
-                yield from self._run(batch, forward_params, postprocess_params)
-                batch = []
-        yield from self._run(batch, forward_params, postprocess_params)
-
-    def run_single(self, inputs: Any, preprocess_params, forward_params, postprocess_params) -> dict[str, Any]:
-        return next(self.get_iterator([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
-
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
         """`pixel_values` float32 [1, C, H, W] of one map."""
         if isinstance(input_, dict) and "pixel_values" in input_:
@@ -121,10 +99,8 @@ class CosmologyRegressionPipeline(Pipeline):
             raise ValueError(f"an item holds {len(items)} maps; expected one")
         return items[0]
 
-    def _run(self, batch: list[torch.Tensor], forward_params: dict, postprocess_params: dict) -> Iterator[dict]:
-        if not batch:
-            return
-        outputs = self.forward({"pixel_values": torch.cat(batch)}, **forward_params)
+    def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict]:
+        outputs = self.forward({"pixel_values": torch.cat([item["pixel_values"] for item in batch])}, **forward_params)
         for row in range(len(batch)):
             one = {name: value[row : row + 1] for name, value in outputs.items()}
             yield self.postprocess(one, **postprocess_params)

@@ -15,7 +15,7 @@ What a puzzle looks like, its rules and its symmetries are in `puzzle_tasks.py` 
 import csv
 import gzip
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from transformers import Pipeline
 from transformers.utils import cached_file
 
 from ..data.puzzles import IDENTIFIERS_FILE
+from .own_batches import OwnBatchesMixin
 from .puzzle_tasks import QUESTION_NAMES, Candidate, Puzzle, puzzle_task
 
 
@@ -34,7 +35,7 @@ TABLE_KINDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
 NOISE_STREAM = 1  # keeps the noise independent of the views that the same seed draws
 
 
-class PuzzleSolvingPipeline(Pipeline):
+class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     """Solves puzzles with any model that `AutoModelForPuzzleSolving` loads.
 
     The task, board and vocabulary are those of `model.config`. A puzzle is
@@ -150,29 +151,6 @@ class PuzzleSolvingPipeline(Pipeline):
         except ValueError as error:
             raise ValueError(f"{place}{error}") from error
 
-    # Pipeline's own iteration pads and batches by a tokenizer, which puzzles do not have, and knows one row per input.
-
-    def get_iterator(
-        self,
-        inputs: Iterable,
-        num_workers: int,
-        batch_size: int,
-        preprocess_params,
-        forward_params,
-        postprocess_params,
-    ) -> Iterator[dict[str, Any]]:
-        """Yields results in the order of `inputs`, solving `batch_size` puzzles at a time with all their views."""
-        batch: list[dict] = []
-        for item in inputs:
-            batch.append(self.preprocess(item, **preprocess_params))
-            if len(batch) == batch_size:
-                yield from self._run(batch, forward_params, postprocess_params)
-                batch = []
-        yield from self._run(batch, forward_params, postprocess_params)
-
-    def run_single(self, inputs: Any, preprocess_params, forward_params, postprocess_params) -> dict[str, Any]:
-        return next(self.get_iterator([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
-
     def preprocess(self, input_: Any, votes: int = 1, seed: int = 0) -> dict[str, Any]:
         """Reads a puzzle and shows it in its views: "input_ids" int64 [views * Q, S], "puzzle_identifiers"."""
         puzzle = self.read_puzzle(input_)
@@ -182,8 +160,6 @@ class PuzzleSolvingPipeline(Pipeline):
         return {"puzzle": puzzle, "views": views, "input_ids": shown, "puzzle_identifiers": identifiers}
 
     def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict[str, Any]]:
-        if not batch:
-            return
         params = dict(forward_params)
         restarts, noise = params.pop("restarts", 1), params.pop("noise", None)
         if noise is not None and (noise > 0) != (restarts > 1):

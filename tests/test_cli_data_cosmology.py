@@ -29,6 +29,26 @@ def test_the_options_reach_the_maps(tmp_path):
     assert read_arrays(tmp_path, "train")["map"].shape == (16, 2, 16, 16)
 
 
+def test_maps_of_a_survey_are_like_des_y3_unless_options_say_otherwise(tmp_path):
+    command = ["--kind", "des", "--samples", 4, "--size", 16, "--mask-fraction", 0.2]
+    call(*command, "--out", tmp_path / "y3")
+    settings = load_cosmology_info(tmp_path / "y3").settings
+    assert (settings.source_redshifts, settings.galaxies_per_arcmin2) == ((0.34, 0.52, 0.74, 0.94), 5.59)
+    assert settings.sigma_e == pytest.approx(0.3677, abs=1e-4)
+    assert read_arrays(tmp_path / "y3", "train")["map"].shape == (4, 4, 16, 16)
+    call(*command, "--sigma-e", 0, "--source-redshifts", 1.0, "--out", tmp_path / "own")
+    settings = load_cosmology_info(tmp_path / "own").settings
+    assert (settings.source_redshifts, settings.galaxies_per_arcmin2, settings.sigma_e) == ((1.0,), 5.59, 0)
+
+
+def test_the_help_has_the_figures_of_des_y3_and_their_source():
+    from hrm_hf.data.cosmology_survey import DES_Y3
+
+    text = " ".join(call("--help").output.replace("│", " ").split())
+    for figure in (",".join(map(str, DES_Y3["source_redshifts"])), f"{DES_Y3['sigma_e']:.2f}", "5.59", "2012.08566"):
+        assert figure in text
+
+
 def test_the_same_command_again_changes_nothing_and_another_is_refused(tmp_path):
     command = ("--samples", 8, "--size", 16, "--out", tmp_path)
     call(*command)
@@ -55,6 +75,8 @@ def refusal(*args) -> str:
         (["--omega-m", "0.1"], "--omega-m is '0.1'; expected 2 numbers"),
         (["--omega-m", "0.01,0.5"], "omega_b=0.046 must be below omega_m=0.01"),
         (["--sigma-e", "-1"], "sigma_e=-1.0 must be 0 or more"),
+        (["--kind", "2lpt", "--box-grid", "63"], "box_grid=63 particles a side of the box: give an even number"),
+        (["--kind", "2lpt", "--side-deg", "8"], "set box_mpc to 375 or more"),
     ],
 )
 def test_bad_usage_is_exit_status_2_and_writes_nothing(tmp_path, options, message):

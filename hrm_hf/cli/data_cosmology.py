@@ -9,6 +9,7 @@ import typer
 
 
 KIND_HELP = "lognormal, gaussian, 2lpt, des (survey with a mask), or legacy-synthetic, legacy-des, legacy-2lpt."
+DES_HELP = ("0.34,0.52,0.74,0.94.", "0.37 (0.26 for each component).", "5.59.")
 
 
 def cosmology(
@@ -21,12 +22,15 @@ def cosmology(
     size: Annotated[int, typer.Option(min=8, help="Pixels a side.")] = 64,
     side_deg: Annotated[float | None, typer.Option(help="Side of the patch in degrees, default 5.")] = None,
     source_redshifts: Annotated[
-        str | None, typer.Option(help="Of the sources of each channel, as 0.5,1.0; default 1.0.")
+        str | None, typer.Option(help="Of the sources of each channel, as 0.5,1.0; default 1.0, des: " + DES_HELP[0])
     ] = None,
     sigma_e: Annotated[
-        float | None, typer.Option(help="Dispersion of ellipticities: shape noise. Default 0, none; 0.26 is typical.")
+        float | None,
+        typer.Option(help="Dispersion of ellipticities: shape noise. Default 0, none; des: " + DES_HELP[1]),
     ] = None,
-    galaxies: Annotated[float | None, typer.Option(help="Sources per square arcmin, default 10.")] = None,
+    galaxies: Annotated[
+        float | None, typer.Option(help="Sources per square arcmin, of all channels; default 10, des: " + DES_HELP[2])
+    ] = None,
     smoothing_arcmin: Annotated[
         float | None, typer.Option(help="Standard deviation of a Gaussian, in arcmin; default 0, none.")
     ] = None,
@@ -45,14 +49,20 @@ def cosmology(
 
     The maps depend on the settings and the seed alone, not on --workers; a larger set begins with a smaller one.
 
+    Maps of kind des have four planes of sources and noise like DES Y3, unless options say otherwise. The figures are
+    approximate: rounded after Myles et al. 2021 (arXiv 2012.08566) and Gatti et al. 2021 (arXiv 2011.03408), and not
+    checked against their tables. The mask is random, and only there with --mask-fraction.
+
     Example: hrm-hf data cosmology --samples 8000 --test-samples 1000 --workers 4 --out data/kappa64
 
-    Example: hrm-hf data cosmology --kind des --samples 8000 --sigma-e 0.26 --source-redshifts 0.5,1.0
-    --mask-fraction 0.2 --out data/des64
+    Example: hrm-hf data cosmology --kind des --samples 8000 --mask-fraction 0.2 --out data/des64
+
+    Example: hrm-hf data cosmology --kind des --samples 8000 --sigma-e 0 --source-redshifts 0.5,1.0 --out data/two
     """
     from ..data.cosmology_build import build_cosmology_dataset
     from ..data.cosmology_dataset import CosmologyPlan
     from ..data.cosmology_maps import KINDS, MASKED, MapSettings
+    from ..data.cosmology_survey import DES_Y3
 
     if kind not in KINDS:
         raise typer.BadParameter(f"--kind is {kind!r}; expected one of {', '.join(KINDS)}")
@@ -65,6 +75,8 @@ def cosmology(
     given = {name: value for name, value in given.items() if value is not None}
     if source_redshifts is not None:
         given["source_redshifts"] = _numbers("--source-redshifts", source_redshifts)
+    if kind == "des":
+        given = DES_Y3 | given
     prior = {"omega_m": _numbers("--omega-m", omega_m, 2), "sigma_8": _numbers("--sigma-8", sigma_8, 2)}
     test_samples = samples // 8 if test_samples is None else test_samples
     settings = _usage(MapSettings, kind=kind, size=size, **given)

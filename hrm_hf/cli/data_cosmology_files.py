@@ -31,6 +31,12 @@ def cosmology_files(
     field: Annotated[int | None, typer.Option(min=0, help="HEALPix: number of the map in a file, default 0.")] = None,
     hdu: Annotated[int | None, typer.Option(min=0, help="FITS: number of the image; default the first one.")] = None,
     slab_mpc: Annotated[float | None, typer.Option(help="Quijote: thickness of a slab in Mpc/h, default 125.")] = None,
+    omega_m: Annotated[
+        str | None, typer.Option(help="Prior of the labels: lowest and highest value; default as in the table.")
+    ] = None,
+    sigma_8: Annotated[
+        str | None, typer.Option(help="Prior of the labels: lowest and highest value; default as in the table.")
+    ] = None,
     test_share: Annotated[
         float, typer.Option(min=0, max=1, help="Share of the universes in the test split; 1: all, no train split.")
     ] = 1.0,
@@ -38,6 +44,9 @@ def cosmology_files(
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ):
     """Cut maps out of local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes. Nothing is downloaded.
+
+    With --labels and a --test-share below 1 the data set is trained on and evaluated like one of `data cosmology`;
+    without labels its maps can be given to a trained model, no more.
 
     Example: hrm-hf data cosmology-files kappa_bin1.fits kappa_bin2.fits --mask mask.fits --out data/des_y3
 
@@ -53,29 +62,34 @@ def cosmology_files(
     try:
         if all(path.suffix == ".npy" for path in paths):
             _refuse_unused("Quijote cubes", sky | {"hdu": hdu, "mask": mask})
-            kind, unit, options = "quijote", files.SLAB_UNIT, {"slab_mpc": slab_mpc or 125.0}
+            kind, options = "quijote", {"slab_mpc": slab_mpc or 125.0}
             readings = [files.cube_reading(path, **options) for path in paths]
         elif is_healpix(paths[0]):
             _refuse_unused("HEALPix files", {"hdu": hdu, "slab_mpc": slab_mpc})
-            given = {name: value for name, value in sky.items() if value is not None}
-            if "centre" in given:
-                given["centres"] = [_centre(text) for text in given.pop("centre")]
-            kind, unit, options = "healpix", files.SKY_UNIT, given
+            kind, options = "healpix", {"side_deg": 5.0, "size": 64}
+            options |= {name: value for name, value in sky.items() if value is not None}
+            if "centre" in options:
+                options["centres"] = [_centre(text) for text in options.pop("centre")]
             readings = [files.sky_reading(paths, mask=mask, **options)]
         else:
             _refuse_unused("FITS images", sky | {"slab_mpc": slab_mpc})
-            kind, unit, options = "fits", files.IMAGE_UNIT, {} if hdu is None else {"hdu": hdu}
+            kind, options = "fits", {} if hdu is None else {"hdu": hdu}
             readings = [files.image_reading(path, mask=mask, **options) for path in paths]
+        given = {"omega_m": omega_m, "sigma_8": sigma_8}
+        prior = {name: _pair(name, text) for name, text in given.items() if text is not None}
+        if prior and labels is None:
+            raise typer.BadParameter(f"--{_option(next(iter(prior)))} has no effect without --labels")
         table = None if labels is None else files.LabelTable(labels)
         noted = options if mask is None else options | {"mask": mask.name}
         info = files.write_files_dataset(
-            readings, out, format=kind, unit=unit, options=noted, labels=table, test_share=test_share, seed=seed
+            readings, out, kind=kind, options=noted, labels=table, prior=prior, test_share=test_share, seed=seed
         )
     except (FileNotFoundError, FileExistsError) as error:
         raise typer.BadParameter(str(error)) from error
-    report: dict[str, Any] = {"out": str(out), "format": kind, "map": unit}
+    report: dict[str, Any] = {"out": str(out), "kind": kind, "map": info.units()["map"]}
     report |= {f"{split}_rows": rows for split, rows in info.counts.items()} | {"skipped": info.skipped}
     report |= {"pixel_mean": list(info.pixel_mean), "pixel_std": list(info.pixel_std), "labels": info.labels}
+    report |= {"prior": None if info.prior_bounds is None else dict(info.prior_bounds)}
     report["seconds"] = round(time.perf_counter() - started, 1)
     typer.echo(json.dumps(report) if as_json else "\n".join(f"{key}: {value}" for key, value in report.items()))
 
@@ -84,7 +98,19 @@ def _refuse_unused(what: str, options: dict[str, Any]) -> None:
     """An option that these files would not read is an error, not a surprise."""
     for name, value in options.items():
         if value is not None:
-            raise typer.BadParameter(f"--{name.replace('_', '-')} has no effect on {what}")
+            raise typer.BadParameter(f"--{_option(name)} has no effect on {what}")
+
+
+def _option(name: str) -> str:
+    return name.replace("_", "-")
+
+
+def _pair(name: str, text: str) -> tuple[float, float]:
+    try:
+        low, high = map(float, text.split(","))
+    except ValueError as error:
+        raise typer.BadParameter(f"--{_option(name)} is {text!r}; expected LOW,HIGH") from error
+    return low, high
 
 
 def _centre(text: str) -> tuple[float, float]:

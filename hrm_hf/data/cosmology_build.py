@@ -22,15 +22,14 @@ from pathlib import Path
 import numpy as np
 
 from .cosmology import PRIOR
-from .cosmology_dataset import (
+from .cosmology_info import (
     INFO_FILE,
     SPLITS,
     TEST_ID,
     CosmologyInfo,
     CosmologyPlan,
     column_names,
-    cosmology_features,
-    units,
+    maps_features,
 )
 from .cosmology_maps import MapSettings, generate_map
 from .cosmology_shards import TEMPORARY, Rows, read_header, write_shard, write_text
@@ -107,10 +106,11 @@ def build_cosmology_dataset(
     with _explained(out, shards):
         if not (out / INFO_FILE).exists():
             write_text(out / UNFINISHED, json.dumps(plan.as_json(), indent=1))
+        features = maps_features(settings, column_names(settings))
         with _progress_bar(shards, kept, progress) as bar, _blocks(plan, missing, workers) as blocks:
             for shard in missing:
                 counted = _counted(islice(blocks, len(shard.blocks())), bar)
-                write_shard(out / shard.name, cosmology_features(settings), counted, _header(shard, plan))
+                write_shard(out / shard.name, features, counted, _header(shard, plan))
         return _finish(out, plan, shards)
 
 
@@ -189,7 +189,7 @@ def _refuse_difference(out: Path, found: dict, expected: dict) -> None:
 def _flat(plan: dict) -> dict:
     flat = {key: value for key, value in plan.items() if key not in ("settings", "counts", "prior")}
     for group, form in (("settings", "{}"), ("counts", "{} maps"), ("prior", "prior of {}")):
-        flat |= {form.format(name): value for name, value in plan[group].items()}
+        flat |= {form.format(name): value for name, value in plan.get(group, {}).items()}
     return flat
 
 
@@ -318,7 +318,7 @@ def _data_card(info: CosmologyInfo, out: Path) -> str:
     files = [{"split": split, "path": f"{split}/*.parquet"} for split in counts]
     data = DatasetCardData(configs=[{"config_name": "default", "data_files": files}], tags=["cosmology"])
     DatasetInfosDict({"default": DatasetInfo(features=info.features(), splits=splits)}).to_dataset_card_data(data)
-    columns = "".join(f"| {name} | {unit} |\n" for name, unit in units(info.settings).items())
+    columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units().items())
     settings = "".join(f"- {name}: {value}\n" for name, value in asdict(info.settings).items())
     prior = ", ".join(f"{name} from {low} to {high}" for name, (low, high) in info.prior.items())
     sizes = ", ".join(f"{split} {count:,}" for split, count in counts.items())

@@ -134,10 +134,22 @@ def _spectra(cosmology: Cosmology, size: int, side_rad: float, source_redshifts:
 def _correlated_fields(spectra: np.ndarray, size: int, side_rad: float, rng: np.random.Generator) -> np.ndarray:
     """Gaussian fields [bins, size, size] with spectra [bins, bins, size, size // 2 + 1] in steradian."""
     white = np.fft.rfft2(rng.standard_normal((len(spectra), size, size)))
-    if len(spectra) == 1:
-        shaped = white * np.sqrt(np.clip(spectra[0], 0, None))
-    else:
-        values, vectors = np.linalg.eigh(np.moveaxis(spectra, (0, 1), (-2, -1)))
-        root = vectors * np.sqrt(np.clip(values, 0, None))[..., None, :]
-        shaped = np.einsum("xyij,jxy->ixy", root, white)
+    root = _lower_roots(spectra)
+    shaped = np.stack([sum(root[i, j] * white[j] for j in range(i + 1)) for i in range(len(spectra))])
     return np.fft.irfft2(shaped * size / side_rad, s=(size, size))
+
+
+def _lower_roots(spectra: np.ndarray) -> np.ndarray:
+    """Lower triangular L with L L^T = spectra, the Cholesky factor of every mode: [bins, bins, ...] as given.
+
+    Not `numpy.linalg.cholesky`, which refuses a matrix with a negative eigenvalue, as ell = 0 of a log-normal field
+    has one. Here a negative power counts as 0 and a correlation beyond 1 as 1, so that no auto spectrum is changed.
+    """
+    rest, root = spectra.copy(), np.zeros_like(spectra)
+    for j in range(len(spectra)):
+        most = np.sqrt(np.clip(np.einsum("iixy->ixy", rest)[j:], 0, None))
+        root[j, j] = most[0]
+        below = np.divide(rest[j + 1 :, j], most[0], out=np.zeros_like(most[1:]), where=most[0] > 0)
+        root[j + 1 :, j] = np.clip(below, -most[1:], most[1:])
+        rest[j + 1 :, j + 1 :] -= root[j + 1 :, None, j] * root[None, j + 1 :, j]
+    return root

@@ -1,51 +1,35 @@
 """Data sets of maps read from files (`cosmology_files.py`), in the layout of `cosmology_dataset.py`.
 
-    README.md             a data card; its YAML header names the files of each split
+    README.md         a data card; its YAML header names the files of each split
     train/*.parquet, test/*.parquet
-    cosmology_files.json  `FilesInfo`: what was read, how, units, mean and standard deviation of a pixel
+    cosmology.json    `FilesInfo`: what was read, how, units, parameters, mean and standard deviation of a pixel
 
 Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where there is one; `source`, the file; for
 patches of the sky `longitude` and `latitude` in degrees; for slabs of a cube `axis`, `slab` and `redshift`. `omega_m`,
-`sigma_8`, `s_8` and `cosmology_id` are there if the user gave a table of parameters, and only then. The folder has no
-`cosmology.json`, because there is no generator, seed or prior that would give these maps again.
+`sigma_8`, `s_8` and `cosmology_id` are there if the user gave a table of parameters, and only then: such a set is
+trained on and evaluated like one that was drawn; maps of others can be given to a trained model.
 """
 
 import csv
 import json
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .cosmology_files import quijote_maps, read_fits_image, read_healpix_patches, read_quijote_cube
+from .cosmology_info import INFO_FILE, PARAMETERS, SPLITS, FileSettings, FilesInfo, maps_features
 from .cosmology_shards import Rows, read_header, write_shard, write_text
 
 
 if TYPE_CHECKING:
     import datasets
 
-INFO_FILE = "cosmology_files.json"
 READS_IN_SHARD = 50
 LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # not s8, which may be S_8
 LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
-UNITS = {
-    "mask": "true where observed",
-    "source": "file that the map was read from",
-    "longitude": "of the centre in degrees, in the coordinates of the file",
-    "latitude": "of the centre in degrees, in the coordinates of the file",
-    "axis": "direction of projection, axis of the cube",
-    "slab": "number of the slab along the axis, from 0",
-    "redshift": "of the snapshot",
-    "omega_m": "matter density over the critical density, today; from the table",
-    "sigma_8": "rms linear density contrast in spheres of 8 Mpc/h, today; from the table",
-    "s_8": "sigma_8 (omega_m / 0.3)^0.5",
-    "cosmology_id": "number of the pair of parameters",
-}
-SKY_UNIT = "as in the file; convergence kappa, dimensionless, for mass maps"
-IMAGE_UNIT = "as in the file"
-SLAB_UNIT = "density contrast of matter in a slab, dimensionless; NOT convergence"
 
 
 @dataclass(frozen=True)
@@ -54,27 +38,6 @@ class Reading:
 
     path: Path
     read: Callable[[], Rows]
-
-
-@dataclass(frozen=True)
-class FilesInfo:
-    """What `cosmology_files.json` says.
-
-    Args:
-        format: "healpix", "fits" or "quijote". options: of the reader. units: of each column.
-        counts: maps of each split. labels: file of the parameters, None without.
-        skipped: patches of the sky left out because too little of them was observed.
-        pixel_mean, pixel_std: by channel, over observed pixels of the train split; of the test split if that is all.
-    """
-
-    format: str
-    options: dict[str, Any]
-    units: dict[str, str]
-    counts: dict[str, int]
-    labels: str | None
-    skipped: int
-    pixel_mean: tuple[float, ...]
-    pixel_std: tuple[float, ...]
 
 
 class LabelTable:
@@ -147,6 +110,25 @@ class LabelTable:
             raise ValueError(f"{path}: {len(found)} rows of {self.path} name it, expected one")
         return self.rows[found[0]]
 
+    def bounds(self, name: str) -> tuple[float, float]:
+        """Ends of the flat prior of a parameter, of which the whole table is a sample, whichever files are read.
+
+        The least and the greatest value, moved apart by the mean distance of neighbouring values: an unbiased
+        estimate, and no universe lies on the edge.
+
+        Raises:
+            ValueError: all rows have the same value.
+        """
+        values = sorted({row[PARAMETERS.index(name)] for row in self.rows})
+        if len(values) < 2:
+            raise ValueError(
+                f"{self.path}: all rows have {name}={values[0]:g}, which says nothing of its prior; give it with "
+                f"--{name.replace('_', '-')} LOW,HIGH"
+            )
+        gap = (values[-1] - values[0]) / (len(values) - 1)
+        low, high = LABEL_RANGE[name]
+        return max(values[0] - gap, low), min(values[-1] + gap, high)
+
 
 # ---- what files give ----
 
@@ -197,24 +179,26 @@ def write_files_dataset(
     readings: Sequence[Reading],
     out: str | Path,
     *,
-    format: str,
-    unit: str,
+    kind: str,
     options: dict[str, Any],
     labels: LabelTable | None = None,
+    prior: Mapping[str, tuple[float, float]] | None = None,
     test_share: float = 1.0,
     seed: int = 0,
 ) -> FilesInfo:
     """Reads files one after another and writes their maps as a data set.
 
     Args:
-        out: folder to write, new or empty. unit: of a pixel, in words. options: noted in the info file.
+        out: folder to write, new or empty. kind: of the files, one of `FILE_COLUMNS`. options: noted in the info file.
         labels: parameters; without them the data set has none.
+        prior: lowest and highest value of parameters, where that is known; others are `LabelTable.bounds`.
         test_share: share of the universes whose maps go to the test split, drawn by `seed`; 1 for all of them. Other
             shares need labels, which tell the universes apart.
 
     Raises:
         FileExistsError: `out` is not empty. FileNotFoundError: a file is missing.
-        ValueError: what the readers and the table refuse; maps of several shapes; a split without a universe.
+        ValueError: what the readers and the table refuse; maps of several shapes; a split without a universe;
+            parameters outside the prior.
         After an error nothing is in `out` but whole shards.
     """
     out = Path(out)
@@ -222,33 +206,67 @@ def write_files_dataset(
         raise FileExistsError(f"{out} exists and is not an empty folder; choose another or delete it")
     parameters = None if labels is None else [labels(reading.path) for reading in readings]
     splits = _split(parameters, len(readings), test_share, seed)
-    first = readings[splits[0][1][0]].read()
-    ready = {splits[0][1][0]: first}  # it says what the columns are, and is not read again
-    features = _features(first, labels is not None)
+    bounds = _prior_bounds(labels, prior or {}, readings)
+    start = splits[0][1][0]
+    first = readings[start].read()
+    info = FilesInfo(
+        settings=_settings(first, kind, options), counts=dict.fromkeys(SPLITS, 0), prior_bounds=bounds, seed=seed,
+        labels=None if labels is None else labels.path.name, skipped=int(first.get("skipped", np.zeros(1))[0]),
+        pixel_mean=(), pixel_std=(),
+    )  # fmt: skip
+    features = maps_features(info.settings, info.column_names())
     universes = {} if parameters is None else {pair: number for number, pair in enumerate(dict.fromkeys(parameters))}
-    moments: dict[str, np.ndarray] = {}
-    counts = {}
+    ready = {start: first}  # it says what the columns are, and is not read again
+    headers: dict[str, list[dict]] = {}
     for split, members in splits:
-        headers = []
+        headers[split] = []
         total = -(-len(members) // READS_IN_SHARD)
         for number in range(total):
             file = out / split / f"{number:05d}-of-{total:05d}.parquet"
             chosen = members[number * READS_IN_SHARD : (number + 1) * READS_IN_SHARD]
             blocks = _blocks(readings, chosen, ready, features, parameters, universes)
-            write_shard(file, features, blocks, {"format": format})
-            headers.append(read_header(file))
-        moments[split] = sum(np.array(header["moments"]) for header in headers)
-        counts[split] = sum(header["rows"] for header in headers)
-    count, total, squares = moments["train" if "train" in moments else "test"]
+            write_shard(file, features, blocks, {"kind": kind})
+            headers[split].append(read_header(file))
+    info = replace(info, **_figures(headers))
+    write_text(out / "README.md", _data_card(info))
+    write_text(out / INFO_FILE, json.dumps(info.as_json(), indent=1))
+    return info
+
+
+def _settings(rows: Rows, kind: str, options: dict[str, Any]) -> FileSettings:
+    """What the maps of one reading are like, which those of the others must be too."""
+    channels, size = rows["map"].shape[1:3]
+    return FileSettings(kind, size, channels, "mask" in rows, options.get("side_deg"), options)
+
+
+def _figures(headers: Mapping[str, list[dict]]) -> dict[str, Any]:
+    """Counts of the splits, and mean and standard deviation of a pixel, from the headers of the shards."""
+    counts = {split: sum(header["rows"] for header in headers.get(split, [])) for split in SPLITS}
+    measured = headers.get("train") or headers["test"]
+    count, total, squares = sum(np.array(header["moments"]) for header in measured)
     mean = total / count
     std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    units = {name: unit if name == "map" else UNITS[name] for name in features}
-    skipped = int(first["skipped"][0]) if "skipped" in first else 0
-    table = None if labels is None else labels.path.name
-    info = FilesInfo(format, options, units, counts, table, skipped, tuple(mean), tuple(std))
-    write_text(out / "README.md", _data_card(info))
-    write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1))
-    return info
+    return {"counts": counts, "pixel_mean": tuple(mean.tolist()), "pixel_std": tuple(std.tolist())}
+
+
+def _prior_bounds(
+    labels: LabelTable | None, given: Mapping[str, tuple[float, float]], readings: Sequence[Reading]
+) -> dict[str, tuple[float, float]] | None:
+    """What is given, else what the table says; refuses labels outside."""
+    if labels is None:
+        if given:
+            raise ValueError(f"a prior of {', '.join(given)} is for maps with parameters; give their table too")
+        return None
+    bounds = {name: given[name] if name in given else labels.bounds(name) for name in PARAMETERS}
+    for name, (low, high) in bounds.items():
+        if not low < high:
+            raise ValueError(f"prior of {name} from {low} to {high} is empty")
+    for reading in readings:
+        for (name, (low, high)), value in zip(bounds.items(), labels(reading.path)):
+            if not low <= value <= high:
+                place = f"{reading.path}: {name}={value:g} in {labels.path}"
+                raise ValueError(f"{place} is outside the prior {low} to {high}; widen it or leave the file out")
+    return bounds
 
 
 def _split(
@@ -273,21 +291,6 @@ def _split(
     return list(splits.items())
 
 
-def _features(rows: Rows, labelled: bool) -> "datasets.Features":
-    from datasets import Array2D, Array3D, Features, Value
-
-    features: dict[str, Any] = {"map": Array3D(rows["map"].shape[1:], "float32")}
-    if "mask" in rows:
-        features["mask"] = Array2D(rows["mask"].shape[1:], "bool")
-    types = {"source": "string", "longitude": "float64", "latitude": "float64"}
-    types |= {"axis": "int64", "slab": "int64", "redshift": "float32"}
-    features |= {name: Value(kind) for name, kind in types.items() if name in rows}
-    if labelled:
-        features |= {name: Value("float32") for name in ("omega_m", "sigma_8", "s_8")}
-        features["cosmology_id"] = Value("int64")
-    return Features(features)
-
-
 def _blocks(
     readings: Sequence[Reading],
     chosen: list[int],
@@ -310,12 +313,16 @@ def _blocks(
 
 
 def _data_card(info: FilesInfo) -> str:
-    files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in info.counts)
-    columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units.items())
-    options = "".join(f"- {name}: {value}\n" for name, value in info.options.items())
-    labels = f"Parameters are from {info.labels}." if info.labels else "The maps have no parameters."
+    splits = [split for split, count in info.counts.items() if count]
+    files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in splits)
+    columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units().items())
+    options = "".join(f"- {name}: {value}\n" for name, value in info.settings.options.items())
+    labels = "The maps have no parameters."
+    if info.labels:
+        prior = ", ".join(f"{name} from {low:.6g} to {high:.6g}" for name, (low, high) in info.prior.items())
+        labels = f"Parameters are from {info.labels}; prior, uniform: {prior}."
     return (
         f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- cosmology\n---\n\n"
-        f"# Maps read from {info.format} files\n\n{labels}\n\n| column | what it is |\n|---|---|\n{columns}\n"
-        f"## How they were read\n\n- format: {info.format}\n{options}- patches left out: {info.skipped}\n"
+        f"# Maps read from {info.kind} files\n\n{labels}\n\n| column | what it is |\n|---|---|\n{columns}\n"
+        f"## How they were read\n\n- kind: {info.kind}\n{options}- patches left out: {info.skipped}\n"
     )

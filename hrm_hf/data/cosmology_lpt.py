@@ -49,7 +49,7 @@ class LptBox:
 
 def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.Generator) -> np.ndarray:
     """A Gaussian density contrast with the linear power of today in a periodic box of `side` Mpc/h, [grid] * 3."""
-    _check_box(side, grid)
+    check_box(side, grid)
     white = np.fft.rfftn(rng.standard_normal((grid, grid, grid), dtype=np.float32))
     k = np.sqrt(sum(component**2 for component in _wave_numbers(grid, side)))
     table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # a smooth curve: cheaper than the spectrum of every mode
@@ -137,12 +137,8 @@ def box_convergence(
 
     Further calls give further maps of the same matter: cheaper than new boxes, but not independent of one another.
     """
+    check_width(cosmology, box.side, settings)
     farthest = float(cosmology.comoving_distance(max(settings.source_redshifts)))
-    if farthest * settings.side_rad > box.side:
-        raise ValueError(
-            f"box_mpc={box.side} is narrower than the patch at the farthest source, {farthest * settings.side_rad:.0f}"
-            f" Mpc/h for omega_m={cosmology.omega_m}: set a wider box (and more particles) or a smaller patch"
-        )
     redshifts = np.linspace(0, max(settings.source_redshifts), 512)
     light_cone = (cosmology.comoving_distance(redshifts), redshifts)
     layers = int(np.ceil(box.side / LAYER_MPC))
@@ -252,17 +248,36 @@ def _wave_numbers(grid: int, side: float) -> tuple[np.ndarray, ...]:
     return _along(0, full), _along(1, full), _along(2, half)
 
 
-def _check_box(side: float, grid: int) -> None:
+def check_box(side: float, grid: int) -> None:
+    """Refuses a box (side in Mpc/h, particles a side) that cannot be drawn in any universe."""
     if not 0 < side < np.inf:
-        raise ValueError(f"the side of the box, {side} Mpc/h, must be positive")
+        raise ValueError(f"the side of the box, box_mpc={side} Mpc/h, must be positive")
     if not 8 <= grid <= LARGEST_GRID or grid % 2:
-        raise ValueError(f"{grid} particles a side of the box: give an even number from 8 to {LARGEST_GRID}")
+        raise ValueError(f"box_grid={grid} particles a side of the box: give an even number from 8 to {LARGEST_GRID}")
+
+
+def check_width(cosmology: Cosmology, side: float, settings: "MapSettings") -> None:
+    """Refuses a box (side in Mpc/h) into which the light cone of a patch does not fit at its farthest source.
+
+    Distances in Mpc/h are largest for the lowest omega_m: what fits there fits in the whole prior.
+    """
+    farthest = max(settings.source_redshifts)
+    width = float(cosmology.comoving_distance(farthest)) * settings.side_rad
+    if width > side:
+        raise ValueError(
+            f"box_mpc={side} is narrower than the patch of side_deg={settings.side_deg} at the farthest source "
+            f"(redshift {farthest}), {width:.1f} Mpc/h for omega_m={cosmology.omega_m}: set box_mpc to "
+            f"{np.ceil(width):.0f} or more (and box_grid as much larger, to keep the resolution), a smaller patch, "
+            "nearer sources, or a higher lower end of the prior of omega_m"
+        )
 
 
 __all__ = [
     "LptBox",
     "box_convergence",
     "box_density",
+    "check_box",
+    "check_width",
     "displace",
     "linear_density",
     "lpt_box",

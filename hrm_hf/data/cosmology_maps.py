@@ -9,7 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from .cosmology import Cosmology
-from .cosmology_fields import ARCMIN, gaussian_convergence, lognormal_convergence, shape_noise
+from .cosmology_fields import ARCMIN, gaussian_convergence, lognormal_convergence, multipole_grid, shape_noise
+from .cosmology_lpt import check_box, lpt_convergence
+from .cosmology_survey import smooth_observed, survey_maps
 
 
 KINDS = ("lognormal", "gaussian", "2lpt", "des", "legacy-synthetic", "legacy-des", "legacy-2lpt")
@@ -62,6 +64,17 @@ class MapSettings:
             raise ValueError(f"mask_fraction={self.mask_fraction} is not a share from 0 to below 1")
         if self.mask_fraction and self.kind not in MASKED:
             raise ValueError(f"mask_fraction={self.mask_fraction}: maps of kind {self.kind!r} have no mask; use des")
+        if self.kind == "2lpt":
+            check_box(self.box_mpc, self.box_grid)
+
+    @property
+    def channels(self) -> int:
+        """Planes of a map, a mask not counted."""
+        return 1 if self.kind in LEGACY else len(self.source_redshifts)
+
+    @property
+    def has_mask(self) -> bool:
+        return self.kind in MASKED
 
     @property
     def side_rad(self) -> float:
@@ -86,7 +99,8 @@ def generate_map(
     """One map: float32 [channels, size, size], and bool [size, size] (True: observed) for kinds that have a mask.
 
     The same arguments give the same map in every process. Physical kinds are convergence, dimensionless and with its
-    amplitude, that of a whole patch with mean 0; legacy kinds are grey values from 0 to 1, whatever sigma_8.
+    amplitude, that of the observed pixels of a patch with mean 0 before noise and smoothing; legacy kinds are grey
+    values from 0 to 1, whatever sigma_8.
     """
     rng = np.random.default_rng(seed)
     if settings.kind in LEGACY:
@@ -96,12 +110,8 @@ def generate_map(
         return getattr(cosmology_legacy, name)(omega_m, settings.size, rng), None
     cosmology = Cosmology(omega_m, sigma_8)
     if settings.kind == "des":
-        from .cosmology_survey import survey_maps
-
         return survey_maps(cosmology, settings, rng)
     if settings.kind == "2lpt":
-        from .cosmology_lpt import lpt_convergence
-
         kappa = lpt_convergence(cosmology, settings, rng)
     else:
         draw = lognormal_convergence if settings.kind == "lognormal" else gaussian_convergence
@@ -113,12 +123,17 @@ def generate_map(
 
 
 def observe(kappa: np.ndarray, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
-    """Adds shape noise, then smooths periodic maps [channels, size, size], as the settings say."""
+    """Adds shape noise to maps [channels, size, size], then smooths them, as the settings say.
+
+    Opposite edges are neighbours of each other in maps of a PERIODIC kind alone; at those of others the Gaussian mean
+    is over the pixels that there are.
+    """
     if settings.sigma_e:
         kappa = kappa + settings.pixel_noise * rng.standard_normal(kappa.shape)
+    if settings.smoothing_arcmin and settings.kind not in PERIODIC:
+        everywhere = np.ones(kappa.shape[-2:], bool)
+        return smooth_observed(kappa, everywhere, settings.smoothing_arcmin / settings.pixel_arcmin)
     if settings.smoothing_arcmin:
-        from .cosmology_fields import multipole_grid
-
         ell = multipole_grid(settings.size, settings.side_rad)
         beam = np.exp(-0.5 * (ell * settings.smoothing_arcmin * ARCMIN) ** 2)
         kappa = np.fft.irfft2(np.fft.rfft2(kappa) * beam, s=kappa.shape[-2:])

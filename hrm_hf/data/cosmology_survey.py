@@ -2,7 +2,8 @@
 noise, a footprint with holes, smoothing.
 
 1. Log-normal convergence of the source planes of `settings.source_redshifts`, with the right cross spectra, on a
-   periodic sky of 1.5 times the side; the patch is cut out of it, so opposite edges do not meet.
+   periodic sky of 1.5 times the side; the patch is cut out of it, so opposite edges do not meet. The mean of each
+   plane over the observed pixels is taken out, for shear does not measure it.
 2. Shape noise in each pixel and plane, variance sigma_e^2 / (2 n A): A the area of a pixel, n the density of galaxies
    of one plane, an even share of `galaxies_per_arcmin2`.
 3. A mask for all planes: one rough edge of the footprint and round holes around bright stars.
@@ -10,11 +11,13 @@ noise, a footprint with holes, smoothing.
    and nothing fades at the edges. Beside a hole there are fewer pixels to average, and the noise is larger.
 
 Unobserved pixels are 0 in every plane and False in the mask, which is an array of its own: what a 0 means is never
-left to a guess. Left out: the spread of redshifts within a plane, masks that differ between planes, variable depth,
-intrinsic alignments, and what a reconstruction from shears adds (correlated noise, leakage at the mask).
+left to a guess. Left out: the spread of redshifts within a plane, densities, ellipticities and masks that differ
+between planes, variable depth, intrinsic alignments, and what a reconstruction from shears adds (correlated noise,
+leakage at the mask).
 
-`DES_Y3` has the figures of the real survey: mean redshifts of Myles et al. 2021 (arXiv 2012.08566), density and
-ellipticity of Gatti et al. 2021 (arXiv 2011.03408).
+`DES_Y3` is like the real survey, no more: the figures are rounded after Myles et al. 2021 (arXiv 2012.08566; mean
+redshifts) and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of all sources together) and were not
+checked against the papers' tables.
 """
 
 from typing import TYPE_CHECKING
@@ -28,7 +31,8 @@ from .cosmology_fields import lognormal_convergence
 if TYPE_CHECKING:
     from .cosmology_maps import MapSettings
 
-# Arguments of MapSettings. Two components of ellipticity have a dispersion of 0.26 each; sigma_e is that of both.
+# Arguments of MapSettings, approximate.
+# Each component of ellipticity has a dispersion of 0.26; sigma_e is that of both.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
 MARGIN = 1.5  # side of the periodic sky over that of the patch: opposite edges are half a side apart, not neighbours
 EDGE_SHARE = 0.5  # of the unobserved pixels lie beyond the footprint's edge, the others in holes
@@ -48,10 +52,11 @@ def survey_maps(
     wide = int(np.ceil(MARGIN * settings.size))
     side = settings.side_rad * wide / settings.size
     kappa = lognormal_convergence(cosmology, wide, side, rng, settings.source_redshifts)
-    kappa = kappa[:, : settings.size, : settings.size]
-    if settings.sigma_e:
-        kappa = kappa + settings.pixel_noise * rng.standard_normal(kappa.shape)
+    signal = kappa[:, : settings.size, : settings.size]
+    noise = settings.pixel_noise * rng.standard_normal(signal.shape) if settings.sigma_e else 0.0
     mask = survey_mask(settings.size, settings.pixel_arcmin, settings.mask_fraction, rng)
+    # As in `generate_map`: the mean of a patch is not observable, and here neither is that of what the mask hides.
+    kappa = signal - signal[:, mask].mean(1)[:, None, None] + noise
     kappa = smooth_observed(kappa, mask, settings.smoothing_arcmin / settings.pixel_arcmin)
     return kappa.astype(np.float32), mask
 

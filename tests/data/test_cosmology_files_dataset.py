@@ -8,8 +8,9 @@ import pytest
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
+from hrm_hf.data.cosmology_dataset import INFO_FILE, load_cosmology_dataset, load_cosmology_info, read_arrays
 from hrm_hf.data.cosmology_files import quijote_maps, read_quijote_cube
-from hrm_hf.data.cosmology_files_dataset import INFO_FILE, LabelTable, cube_reading, write_files_dataset
+from hrm_hf.data.cosmology_files_dataset import LabelTable, cube_reading, write_files_dataset
 
 
 def contrast(seed=0):
@@ -87,6 +88,21 @@ def test_a_bad_table_is_refused(table, text, message):
         table(text)
 
 
+def test_ends_of_a_flat_prior_are_estimated_without_bias(table):
+    # The referee is the prior that the tables are drawn from.
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        rows = zip(rng.uniform(0.2, 0.4, 10), rng.uniform(0.6, 1.0, 10))
+        found.append(table("omega_m,sigma_8\n" + "\n".join(f"{a},{b}" for a, b in rows)).bounds("sigma_8"))
+    np.testing.assert_allclose(np.mean(found, 0), [0.6, 1.0], atol=0.006)  # 3 standard errors
+
+
+def test_ends_of_a_prior_stay_possible(table):
+    low, high = table("omega_m,sigma_8\n0.1,0.8\n0.9,0.9\n").bounds("omega_m")
+    assert (low, high) == (0, 1)
+
+
 # data sets
 
 
@@ -123,6 +139,24 @@ def test_cubes_with_labels_become_a_data_set_split_by_universe(save_cube, tmp_pa
     np.testing.assert_allclose(info["pixel_std"], [np.stack(train["map"]).std()], rtol=1e-5)
     assert "NOT convergence" in info["units"]["map"]
 
+    # The reader of drawn maps gives the same, strings and all.
+    for split, dataset in (("train", train), ("test", test)):
+        rows = read_arrays(out, split)
+        assert set(rows) == set(dataset.column_names)
+        for name, values in rows.items():
+            np.testing.assert_array_equal(values, dataset[:][name], err_msg=name)
+        assert len(load_cosmology_dataset(out, split)) == len(dataset)
+    read = load_cosmology_info(out)
+    assert (read.kind, read.counts, read.labels) == ("quijote", {"train": 36, "test": 12}, "params.txt")
+    assert read.settings.options == {"slab_mpc": 250.0}
+    fields = read.config_fields()
+    # Four values 0.1 and 0.05 apart: the ends of the prior lie one such distance further out.
+    np.testing.assert_allclose(fields.pop("prior_bounds"), [[0.1, 0.6], [0.65, 0.9]])
+    assert fields == {
+        "image_size": 16, "num_channels": 1, "mask_channel": False, "target_names": ["omega_m", "sigma_8"],
+        "derived_s8": True, "pixel_mean": info["pixel_mean"], "pixel_std": info["pixel_std"], "padding_mode": "zeros",
+    }  # fmt: skip
+
 
 def test_a_sky_without_labels_becomes_patches_without_labels(tmp_path):
     healpy = pytest.importorskip("healpy")
@@ -139,6 +173,16 @@ def test_a_sky_without_labels_becomes_patches_without_labels(tmp_path):
     assert (np.stack(rows["mask"]).mean((1, 2)) >= 0.5).all() and rows[0]["mask"].dtype == bool
     info = json.loads((out / INFO_FILE).read_text())
     assert info["skipped"] > 0 and info["labels"] is None
+    read = load_cosmology_info(out)
+    assert (read.counts, read.settings.side_deg, read.has_mask) == ({"train": 0, "test": len(rows)}, 15.0, True)
+    assert np.array_equal(read_arrays(out, "test", ["mask"])["mask"], np.stack(rows["mask"]))
+    for wanted in (read.config_fields, lambda: read.prior, lambda: read.target_names):
+        with pytest.raises(
+            ValueError, match=r"the healpix maps of this data set have no parameters.*--labels.*pipeline"
+        ):
+            wanted()
+    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]: without labels"):
+        read_arrays(out, "train")
     observed = np.stack(rows["map"])[:, 0][np.stack(rows["mask"])]
     np.testing.assert_allclose(info["pixel_std"], [observed.std()], rtol=1e-5)
 
@@ -171,6 +215,8 @@ def test_bad_usage_is_refused_before_anything_is_read(save_cube, tmp_path):
         ((tmp_path / "df_m_16_CIC_z=0.npy", "--out", tmp_path / "new"), "Nothing is downloaded"),
         ((path, "--out", tmp_path / "out"), "not an empty folder"),
         ((path, "--labels", tmp_path / "no.csv", "--out", tmp_path / "new"), "no.csv does not exist"),
+        ((path, "--omega-m", "0.1,0.5", "--out", tmp_path / "new"), "--omega-m has no effect without --labels"),
+        ((path, "--sigma-8", "high", "--out", tmp_path / "new"), "--sigma-8 is 'high'; expected LOW,HIGH"),
     ):
         result = run(*arguments)
         assert result.exit_code == 2
@@ -180,13 +226,64 @@ def test_bad_usage_is_refused_before_anything_is_read(save_cube, tmp_path):
 def test_a_split_without_labels_is_refused(save_cube, tmp_path):
     readings = [cube_reading(save_cube(contrast()), 250)]
     with pytest.raises(ValueError, match="needs labels"):
-        write_files_dataset(readings, tmp_path / "out", format="quijote", unit="", options={}, test_share=0.5)
+        write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, test_share=0.5)
 
 
 def test_a_split_that_would_be_empty_is_refused(save_cube, table, tmp_path):
     labels = table("omega_m,sigma_8\n0.3,0.8\n")
     readings = [cube_reading(save_cube(contrast(), folder="0"), 250)]
     with pytest.raises(ValueError, match="of 1 universes leaves a split empty"):
-        write_files_dataset(
-            readings, tmp_path / "out", format="quijote", unit="", options={}, labels=labels, test_share=0.5
-        )
+        write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, labels=labels, test_share=0.5)
+
+
+@pytest.fixture
+def two_cubes(save_cube, tmp_path):
+    """Paths of two cubes, of a table with one omega_m and two sigma_8, and of a folder to write."""
+    paths = [save_cube(contrast(seed=number), folder=str(number)) for number in range(2)]
+    (tmp_path / "params.txt").write_text("#Omega_m sigma_8\n0.3175 0.8\n0.3175 0.9\n")
+    return [*paths, "--labels", tmp_path / "params.txt", "--slab-mpc", 250, "--out", tmp_path / "out"]
+
+
+def test_a_prior_that_is_known_is_taken_from_the_options(two_cubes, tmp_path):
+    result = run(*two_cubes, "--omega-m", "0.1,0.5", "--test-share", 0.5)
+    assert result.exit_code == 0, result.output
+    info = load_cosmology_info(tmp_path / "out")
+    assert info.prior["omega_m"] == (0.1, 0.5) and info.prior["sigma_8"] == pytest.approx((0.7, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), r"all rows have omega_m=0.3175.*give it with --omega-m LOW,HIGH"),
+        (("--omega-m", "0.1,0.3"), r"omega_m=0.3175 in .*params.txt is outside the prior 0.1 to 0.3"),
+        (("--omega-m", "0.5,0.1"), r"prior of omega_m from 0.5 to 0.1 is empty"),
+    ],
+)
+def test_a_prior_that_does_not_fit_the_labels_is_refused(two_cubes, tmp_path, options, message):
+    result = run(*two_cubes, *options)
+    assert isinstance(result.exception, ValueError)
+    assert re.search(message, str(result.exception))
+    assert not (tmp_path / "out").exists()
+
+
+def test_labelled_maps_without_a_train_split_say_how_to_get_one(two_cubes, tmp_path):
+    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
+    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]; read the files again.*--test-share"):
+        read_arrays(tmp_path / "out", "train")
+
+
+def test_labels_that_were_changed_are_told(two_cubes, tmp_path):
+    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
+    file = tmp_path / "out" / INFO_FILE
+    info = json.loads(file.read_text())
+    info["prior_bounds"]["sigma_8"] = [0.6, 0.85]
+    file.write_text(json.dumps(info))
+    with pytest.raises(ValueError, match=r"row 12: sigma_8=0.9 is outside the prior 0.6 to 0.85"):
+        read_arrays(tmp_path / "out", "test")
+
+
+def test_a_folder_of_maps_from_files_is_not_drawn_into(two_cubes, tmp_path):
+    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
+    command = ["data", "cosmology", "--samples", "8", "--size", "16", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "kind is quijote, asked lognormal" in re.sub(r"[\s│]+", " ", result.output)

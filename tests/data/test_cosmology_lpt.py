@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from hrm_hf.data.cosmology import Cosmology
+from hrm_hf.data.cosmology_dataset import CosmologyPlan
 from hrm_hf.data.cosmology_fields import gaussian_convergence, map_power_spectrum
 from hrm_hf.data.cosmology_lpt import (
     LptBox,
@@ -23,7 +24,7 @@ from hrm_hf.data.cosmology_lpt import (
     lpt_density,
     second_growth,
 )
-from hrm_hf.data.cosmology_maps import MapSettings
+from hrm_hf.data.cosmology_maps import MapSettings, observe
 
 
 SIDE, GRID = 256.0, 64  # Mpc/h, particles a side
@@ -271,8 +272,43 @@ def test_the_generator_decides_the_map():
 
 def test_a_box_narrower_than_the_patch_is_refused():
     settings = MapSettings(kind="2lpt", box_mpc=150.0, box_grid=16)
-    with pytest.raises(ValueError, match=r"box_mpc=150.0 is narrower than the patch .* 202 Mpc/h for omega_m=0.3"):
+    message = r"box_mpc=150.0 is narrower than the patch .* 201.8 Mpc/h for omega_m=0.3: set box_mpc to 202 or more"
+    with pytest.raises(ValueError, match=message):
         lpt_convergence(COSMOLOGY, settings, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("grid", [63, 514])
+def test_settings_of_an_impossible_box_are_refused_before_it_is_drawn(grid):
+    with pytest.raises(ValueError, match=f"box_grid={grid} particles a side of the box: give an even number"):
+        MapSettings(kind="2lpt", box_grid=grid)
+    assert MapSettings(kind="lognormal", box_grid=grid).box_grid == grid  # nobody reads it
+
+
+def test_a_plan_whose_widest_universe_does_not_fit_the_box_is_refused():
+    # pyccl: 5 degrees at redshift 1 are 215.4 Mpc/h for omega_m = 0.2, and 233.8 for 0.1.
+    settings, counts = MapSettings(kind="2lpt", box_mpc=230.0), {"train": 1, "test": 0}
+    CosmologyPlan(settings=settings, counts=counts, prior={"omega_m": (0.2, 0.5), "sigma_8": (0.6, 1.0)})
+    with pytest.raises(
+        ValueError, match=r"box_mpc=230.0 is narrower .* 233.8 Mpc/h for omega_m=0.1: set box_mpc to 234 or more"
+    ):
+        CosmologyPlan(settings=settings, counts=counts)
+    CosmologyPlan(settings=MapSettings(kind="2lpt"), counts=counts)  # the default fits the default prior
+
+
+def test_smoothing_stops_at_the_edges_of_a_patch_that_is_not_periodic():
+    ndimage = pytest.importorskip("scipy.ndimage")
+    kappa = np.random.default_rng(0).normal(size=(2, 40, 40))
+    fields = {"size": 40, "source_redshifts": (0.5, 1.0), "smoothing_arcmin": 10.0}  # a pixel is 7.5 arcmin
+
+    def blur(field, mode):
+        return ndimage.gaussian_filter(field, 10 / 7.5, mode=mode, truncate=20, axes=(-2, -1))
+
+    expected = blur(kappa, "constant") / blur(np.ones_like(kappa), "constant")
+    found = observe(kappa, MapSettings(kind="2lpt", **fields), np.random.default_rng(0))
+    np.testing.assert_allclose(found, expected, atol=1e-12)
+    found = observe(kappa, MapSettings(kind="lognormal", **fields), np.random.default_rng(0))
+    # The Fourier transform's Gaussian is band-limited, scipy's is sampled.
+    np.testing.assert_allclose(found, blur(kappa, "wrap"), atol=2e-3)
 
 
 @pytest.mark.parametrize(

@@ -135,6 +135,36 @@ def test_empty_beam_of_einstein_and_de_sitter_is_the_closed_form():
     assert empty_beam(Cosmology(1.0, 0.8), 1.0) == pytest.approx(expected, rel=1e-8)
 
 
+# a live comparison
+
+
+def test_another_universe_agrees_with_pyccl_itself():
+    # The tables hold four universes with one h, omega_b and n_s; here all five parameters are drawn.
+    ccl = pytest.importorskip("pyccl")
+    names, low, high = zip(
+        ("omega_m", 0.2, 0.45), ("sigma_8", 0.6, 1), ("h", 0.6, 0.8), ("omega_b", 0.035, 0.055), ("n_s", 0.9, 1.02)
+    )
+    rng = np.random.default_rng(5)
+    ours = Cosmology(**dict(zip(names, rng.uniform(low, high))))
+    theirs = ccl.Cosmology(
+        Omega_c=ours.omega_m - ours.omega_b, Omega_b=ours.omega_b, h=ours.h, n_s=ours.n_s, sigma8=ours.sigma_8,
+        Neff=0.0, Omega_g=0.0, T_CMB=2.7255, transfer_function="eisenstein_hu", matter_power_spectrum="linear",
+    )  # fmt: skip
+    z, sources = rng.uniform(0.1, 2, 5), np.sort(rng.uniform(0.3, 1.5, 2))
+    a, ell = 1 / (1 + z), np.array(PYCCL["ell"])
+    np.testing.assert_allclose(ours.growth(z), ccl.growth_factor(theirs, a), rtol=0.01)
+    np.testing.assert_allclose(ours.comoving_distance(z), ccl.comoving_radial_distance(theirs, a) * ours.h, rtol=0.01)
+    for redshift, scale in zip(z, a):
+        power = ccl.linear_matter_power(theirs, K * ours.h, scale) * ours.h**3
+        np.testing.assert_allclose(ours.linear_power(K, redshift), power, rtol=0.01)
+    sphere = (ell * (ell + 1) / (ell + 0.5) ** 2) ** 2  # see above
+    for pair in ((sources[0], sources[0]), (sources[1], sources[1]), tuple(sources)):
+        tracers = [ccl.CMBLensingTracer(theirs, z_source=source) for source in pair]
+        np.testing.assert_allclose(
+            convergence_power(ours, ell, *pair) * sphere, ccl.angular_cl(theirs, *tracers, ell), rtol=0.01
+        )
+
+
 # bad input
 
 

@@ -34,6 +34,22 @@ def test_a_seed_gives_one_patch():
         assert not np.array_equal(first, other)
 
 
+@pytest.mark.parametrize("fields", [{}, {"mask_fraction": 0.4}])
+def test_observed_pixels_of_each_plane_have_mean_zero(fields):
+    # As those of a patch of another kind: the mean is not observable.
+    maps, mask = draw(3, source_redshifts=(0.5, 1.0), **fields)
+    np.testing.assert_allclose(maps[:, mask].mean(1), 0, atol=1e-8)
+    assert (maps[:, ~mask] == 0).all() and mask.mean() == pytest.approx(1 - fields.get("mask_fraction", 0), abs=1e-3)
+
+
+def test_the_mean_of_the_signal_is_taken_out_and_that_of_the_noise_is_not():
+    fields = {"size": 64, "source_redshifts": (0.5, 1.0)}
+    noisy, clean = (draw(3, sigma_e=sigma_e, **fields)[0] for sigma_e in (0.37, 0.0))
+    means = noisy.mean((1, 2), dtype=float)
+    np.testing.assert_allclose(means, (noisy - clean).mean((1, 2), dtype=float), atol=1e-8)
+    assert (np.abs(means) > 1e-6).all()
+
+
 # noise
 
 
@@ -59,12 +75,15 @@ def test_planes_are_correlated_as_the_cross_spectra_say():
     patches = [draw(seed, source_redshifts=redshifts)[0] for seed in range(150)]
     measured = np.mean([np.einsum("ixy,jxy->ij", kappa, kappa) for kappa in patches], axis=0) / size**2
 
-    # Covariance in a pixel: the sum of the spectra over the modes of the periodic sky that the patch is cut from.
+    # Covariance in a pixel: the sum of the spectra over the modes of the periodic sky that the patch is cut from,
+    # less that of the patch's mean, in which a mode counts as the square of its mean over the patch.
     wide, cosmology = int(MARGIN * size), Cosmology(OMEGA_M, SIGMA_8)
     ell = multipole_grid(wide, side * MARGIN)
+    waves = np.exp(2j * np.pi * np.outer(np.arange(wide), np.arange(size)) / wide).mean(1)
     twice = np.full(ell.shape, 2.0)  # modes that rfft2 leaves out
     twice[:, [0, -1]] = 1
     twice[0, 0] = 0
+    twice *= 1 - np.abs(np.outer(waves, waves[: ell.shape[1]])) ** 2
     expected = np.zeros((2, 2))
     for i in range(2):
         for j in range(2):

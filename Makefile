@@ -9,7 +9,7 @@ help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
 	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it"
 	@echo "make test       the default tests           make test-slow  the tests that take minutes"
-	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models"
+	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models and regressors"
 	@echo "make quality    lint and format check       make style      mend what can be mended"
 	@echo "make bench      every benchmark in its quick form"
 

@@ -18,7 +18,13 @@ TIMES = {"maps_per_second", "steps_per_second", "epoch"}  # logged, but not part
 
 
 def config(**overrides) -> HrmCosmoConfig:
-    fields = {"prior_bounds": PRIOR, "pixel_mean": [0.5], "pixel_std": [2.0], "padding_mode": "circular"}
+    fields = {
+        "prior_bounds": PRIOR,
+        "pixel_mean": [0.5],
+        "pixel_std": [2.0],
+        "padding_mode": "circular",
+        "statistics_dropout": 0.0,
+    }
     return HrmCosmoConfig.from_preset("test", **{**fields, **overrides})
 
 

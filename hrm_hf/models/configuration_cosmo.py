@@ -63,6 +63,11 @@ class CosmoRegressionConfig(PresetsMixin, PreTrainedConfig):
     def __post_init__(self, **kwargs):
         if self.target_names is None:
             self.target_names = ["omega_m", "sigma_8"]
+        if kwargs.get("num_labels") not in (None, len(self.target_names)):
+            raise ValueError(
+                f"num_labels={kwargs['num_labels']}, but target_names={self.target_names}: the labels "
+                "are the targets, so give target_names instead"
+            )
         super().__post_init__(**kwargs)
         self.num_labels = len(self.target_names)
 

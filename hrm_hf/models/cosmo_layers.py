@@ -14,6 +14,7 @@ from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_hrm_cosmo import HrmCosmoConfig
+from .float32_modules import Float32Buffers
 
 
 SCALES = (1, 2, 4, 8)  # pixels a side over which maps are averaged for histograms and moments
@@ -47,7 +48,7 @@ def wrap(maps: torch.Tensor) -> torch.Tensor:
     return torch.cat((maps[..., -1:, :], maps, maps[..., :1, :]), dim=-2)
 
 
-class MapStatistics(nn.Module):
+class MapStatistics(Float32Buffers):
     """Summary statistics of maps as features, decorrelated: mean 0 and covariance 1 over the training set.
 
     Of each map: log power in rings of equal width in log |k|; and, at four scales, the share of pixels below
@@ -65,17 +66,19 @@ class MapStatistics(nn.Module):
         self.bins = config.num_ps_bins if config.use_power_spectrum else 0
         self.scales = [s for s in SCALES if self.size // s >= 4] if config.use_histogram else []
         rings = int(ring_weights(self.size, self.bins).shape[1])
-        self.rings = nn.Buffer(torch.empty(self.size * (self.size // 2 + 1), rings), persistent=False)
-        self.thresholds = nn.Buffer(torch.empty(len(THRESHOLDS)), persistent=False)
+        shape = (self.size * (self.size // 2 + 1), rings)
+        self.rings = nn.Buffer(torch.empty(shape, dtype=torch.float32), persistent=False)
+        self.thresholds = nn.Buffer(torch.empty(len(THRESHOLDS), dtype=torch.float32), persistent=False)
         self.pairs = [(i, j) for i in range(self.maps) for j in range(i + 1, self.maps)]
         self.num_features = rings * (self.maps + len(self.pairs))
         self.num_features += self.maps * len(self.scales) * (len(THRESHOLDS) + 3)
-        self.mean = nn.Buffer(torch.empty(self.num_features))
-        self.whitening = nn.Buffer(torch.empty(self.num_features, self.num_features))
-        self.spread = nn.Buffer(torch.empty(len(self.scales), self.maps))
+        self.mean = nn.Buffer(torch.empty(self.num_features, dtype=torch.float32))
+        self.whitening = nn.Buffer(torch.empty(self.num_features, self.num_features, dtype=torch.float32))
+        self.spread = nn.Buffer(torch.empty(len(self.scales), self.maps, dtype=torch.float32))
+        self.reset()
 
     def reset(self) -> None:
-        """Fills the buffers; called by `_init_weights` of the model."""
+        """Fills the buffers; called by `_init_weights` too, for a model that was built without memory."""
         init.copy_(self.rings, ring_weights(self.size, self.bins))
         init.copy_(self.thresholds, torch.tensor(THRESHOLDS))
         init.zeros_(self.mean)
@@ -202,13 +205,21 @@ class CosmoStem(nn.Module):
             raise ValueError(
                 f"pixel_values has shape {list(pixel_values.shape)}; expected [batch, {channels}, {size}, {size}]"
             )
-        cls = self.cls.expand(len(pixel_values), -1)
+        if not pixel_values.is_floating_point():
+            raise ValueError(
+                f"pixel_values are {pixel_values.dtype}; expected floats, as CosmoMapFeatureExtractor scales maps"
+            )
+        dtype = self.project.weight.dtype
+        cls = self.cls.expand(pixel_values.shape[0], -1)  # len() would be a constant in torch.export
         if self.statistics is not None:
-            hidden = F.gelu(self.statistics_in(self.statistics(pixel_values)))
+            hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))
             # They do not change when a map is turned or shifted, so augmentation does not keep them from overfitting.
             cls = cls + self.statistics_out(F.dropout(hidden, self.config.statistics_dropout, self.training))
         tokens = [cls.unsqueeze(1)]
-        features, means = pixel_values, []
+        features, means = pixel_values.to(dtype), []
+        if self.training and any(stage.gradient_checkpointing for stage in self.stages):
+            # Re-entrant checkpointing leaves a layer without gradients unless one of its inputs has one.
+            features = features.detach().requires_grad_()
         for stage in self.stages:
             features = stage(features)
             means.append(features.mean((2, 3)))
@@ -219,5 +230,6 @@ class CosmoStem(nn.Module):
         else:
             grid = self.project(features).flatten(2).mT
         if self.config.pos_encodings == "learned":
-            grid = grid + self.positions.weight
+            # A call, not the bare weight: what is offloaded comes back when a module is called.
+            grid = grid + self.positions(torch.arange(grid.shape[1], device=grid.device))
         return torch.cat((*(token.to(grid.dtype) for token in tokens), grid), dim=1)

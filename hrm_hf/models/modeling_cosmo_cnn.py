@@ -12,6 +12,7 @@ from transformers import PreTrainedModel, ResNetConfig
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttention
 from transformers.models.resnet.modeling_resnet import ResNetConvLayer, ResNetEncoder
+from transformers.utils import can_return_tuple
 
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_cosmo_cnn import CosmoCnnConfig
@@ -26,6 +27,7 @@ class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     main_input_name = "pixel_values"
     input_modalities = ("image",)
     _no_split_modules = ["ResNetBasicLayer"]
+    _input_embed_layer = "stem"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -64,6 +66,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
                 module.padding_mode = config.padding_mode  # ResNet has no option for it
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self, pixel_values: torch.Tensor | None = None, output_hidden_states: bool | None = None, **kwargs
     ) -> BaseModelOutputWithPoolingAndNoAttention:
@@ -73,20 +76,25 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
             pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
 
         Raises:
-            ValueError: maps of another shape than the config's.
+            ValueError: maps of another shape than the config's, or of integers.
         """
         config = self.config
         if pixel_values is None:
             raise ValueError("pixel_values is missing: maps [batch, channels, size, size]")
-        expected = (len(pixel_values), config.num_channels, config.image_size, config.image_size)
+        expected = (pixel_values.shape[0], config.num_channels, config.image_size, config.image_size)
         if tuple(pixel_values.shape) != expected:
             raise ValueError(
                 f"pixel_values have shape {tuple(pixel_values.shape)}; expected {expected} by num_channels and "
                 "image_size"
             )
+        if not pixel_values.is_floating_point():
+            raise ValueError(
+                f"pixel_values are {pixel_values.dtype}; expected floats, as CosmoMapFeatureExtractor scales maps"
+            )
         if output_hidden_states is None:
             output_hidden_states = config.output_hidden_states
-        encoded = self.encoder(self.stem(pixel_values), output_hidden_states=output_hidden_states)
+        stem = self.stem(pixel_values.to(self.stem.convolution.weight.dtype))
+        encoded = self.encoder(stem, output_hidden_states=output_hidden_states)
         return BaseModelOutputWithPoolingAndNoAttention(
             last_hidden_state=encoded.last_hidden_state,
             pooler_output=encoded.last_hidden_state.mean(dim=(2, 3)),
@@ -97,12 +105,15 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
 class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
     """Posterior of the parameters of each map, in one step."""
 
+    _keep_in_fp32_modules_strict = ["posterior_head"]
+
     def __init__(self, config: CosmoCnnConfig):
         super().__init__(config)
         self.model = CosmoCnnModel(config)
         self.posterior_head = PosteriorHead(config, config.hidden_sizes[-1])
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         pixel_values: torch.Tensor | None = None,
@@ -115,9 +126,10 @@ class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
         Args:
             pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
             labels: [B, T] in physical units, in the order of `config.target_names`.
+            output_hidden_states: also return the features of each stage.
         """
         config, head = self.config, self.posterior_head
-        features = self.model(pixel_values, output_hidden_states=output_hidden_states)
+        features = self.model(pixel_values, output_hidden_states=output_hidden_states, return_dict=True)
         posterior = head(features.pooler_output)
         mean, std = head.moments(posterior)
         output = CosmoRegressionOutput(
@@ -126,7 +138,7 @@ class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
             log_weights=posterior.log_weights,
             loc=posterior.loc,
             scale_tril=posterior.scale_tril,
-            steps=torch.ones(len(mean), dtype=torch.int64, device=mean.device),
+            steps=torch.ones(mean.shape[0], dtype=torch.int64, device=mean.device),
             segment_means=mean.unsqueeze(1),
             hidden_states=features.hidden_states,
         )

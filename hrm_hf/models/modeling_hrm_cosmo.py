@@ -9,22 +9,34 @@ Unlike the puzzles, a training step runs all segments of a batch: the stem costs
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_cosmo import HrmCosmoConfig
 from .cosmo_layers import CosmoStem, MapStatistics
+from .float32_modules import Float32Linear
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead
 from .puzzle_layers import ReasoningLevel, one_step_gradient
-from .puzzle_solving import PuzzleModelOutput
 
 
 GAIN_LIMITS = (-1.0, 3.0)  # nats; beyond, a single map would dominate the loss of the expected gain
+
+
+@dataclass
+class HrmCosmoModelOutput(ModelOutput):
+    """States [B, tokens, D] after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if asked for."""
+
+    last_hidden_state: torch.Tensor | None = None
+    z_H: torch.Tensor | None = None
+    z_L: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
 
 
 class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
@@ -36,6 +48,8 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     input_modalities = ("image",)
     supports_gradient_checkpointing = True
     _no_split_modules = ["PuzzleBlock", "StemStage"]
+    _input_embed_layer = "stem"
+    _keep_in_fp32_modules_strict = ["statistics.mean", "statistics.whitening", "statistics.spread"]
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_attention_backend = True
@@ -64,7 +78,7 @@ class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
             init.normal_(module.weight, std=std or 0.1)
 
 
-class HaltHead(nn.Linear):
+class HaltHead(Float32Linear):
     """The gain in nats that is expected from the segments that are left. A class of its own: it starts at 0."""
 
 
@@ -82,14 +96,16 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         """Tokens [B, tokens, D] of maps [B, C, S, S]; the first is CLS."""
         return self.stem(pixel_values)
 
+    @can_return_tuple
     def forward(
         self,
         pixel_values: torch.Tensor | None = None,
         tokens: torch.Tensor | None = None,
         z_H: torch.Tensor | None = None,
         z_L: torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
         **kwargs: Any,
-    ) -> PuzzleModelOutput:
+    ) -> HrmCosmoModelOutput:
         """One segment on maps, or on `tokens` of `embed`, from the states z_H, z_L [B, tokens, D] (zeros if None)."""
         if (pixel_values is None) == (tokens is None):
             raise ValueError("give either pixel_values or tokens, which embed(pixel_values) returns")
@@ -97,11 +113,14 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         z_H, z_L = (torch.zeros_like(x) if z is None else z.detach() for z in (z_H, z_L))
         cycles = (self.config.H_cycles, self.config.L_cycles)
         z_H, z_L = one_step_gradient(self.H_level, self.L_level, cycles, x, None, z_H, z_L)
-        return PuzzleModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L)
+        states = (z_L, z_H) if wants_hidden_states(self.config, output_hidden_states) else None
+        return HrmCosmoModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states)
 
 
 class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
     """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
+
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__(config)
@@ -110,6 +129,7 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
         self.halt_head = HaltHead(config.hidden_size, 1)
         self.post_init()
 
+    @can_return_tuple
     def forward(
         self,
         pixel_values: torch.Tensor | None = None,
@@ -127,6 +147,7 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
             max_steps: segments, `config.halt_max_steps` by default.
             halt: "fixed" runs all of them, "adaptive" ends a map's when the expected gain is below
                 `config.halt_threshold` (not in training).
+            output_hidden_states: also return (z_L, z_H) [B, tokens, D] after the last segment.
         """
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
@@ -139,15 +160,16 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
             posteriors, gains, used, states = self._adaptive(pixel_values, steps)
         else:
             posteriors, gains, states = self._fixed(pixel_values, steps)
-            used = torch.full((len(pixel_values),), steps, device=pixel_values.device)
-        return self._output(posteriors, gains, used, labels, states if output_hidden_states else None)
+            used = torch.full((pixel_values.shape[0],), steps, device=pixel_values.device)
+        wanted = wants_hidden_states(self.config, output_hidden_states)
+        return self._output(posteriors, gains, used, labels, states if wanted else None)
 
     def _fixed(self, pixel_values: torch.Tensor, steps: int):
         tokens = self.model.embed(pixel_values)
         z_H = z_L = None
         posteriors, gains = [], []
         for _ in range(steps):
-            states = self.model(tokens=tokens, z_H=z_H, z_L=z_L)
+            states = self.model(tokens=tokens, z_H=z_H, z_L=z_L, return_dict=True)
             z_H, z_L = states.z_H, states.z_L
             posteriors.append(self.posterior_head(z_H[:, 0]))
             gains.append(self._gain(z_H))
@@ -156,7 +178,7 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
     def _gain(self, z_H: torch.Tensor) -> torch.Tensor:
         """[B]. The state is detached: expecting a gain is not to change the answer."""
         with torch.autocast(z_H.device.type, enabled=False):
-            return self.halt_head(z_H[:, 0].detach().float()).squeeze(-1)
+            return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def _adaptive(self, pixel_values: torch.Tensor, steps: int):
         """As `_fixed`, on the maps that have not halted alone; the others repeat their answer."""
@@ -168,7 +190,7 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
         gains: list[torch.Tensor] = []
         for _ in range(steps):
             if len(active):
-                states = self.model(tokens=tokens[active], z_H=z_H[active], z_L=z_L[active])
+                states = self.model(tokens=tokens[active], z_H=z_H[active], z_L=z_L[active], return_dict=True)
                 z_H, z_L = z_H.index_copy(0, active, states.z_H), z_L.index_copy(0, active, states.z_L)
                 used = used.index_add(0, active, torch.ones_like(active))
                 active = active[self._gain(states.z_H) >= self.config.halt_threshold]
@@ -221,6 +243,10 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
         """Draws [B, num_samples, R] from the posteriors of `outputs`, in physical units."""
         posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
         return self.posterior_head.sample(posterior, num_samples, generator)
+
+
+def wants_hidden_states(config: HrmCosmoConfig, asked: bool | None) -> bool:
+    return config.output_hidden_states if asked is None else asked
 
 
 __all__ = ["HrmCosmoForRegression", "HrmCosmoModel"]

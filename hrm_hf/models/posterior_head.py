@@ -19,6 +19,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from .configuration_cosmo import CosmoRegressionConfig
+from .float32_modules import Float32Buffers, Float32Linear
 
 
 NUM_POINTS = 128  # of each Gaussian, for moments; quasi-random, so exact to about 1 % of a standard deviation
@@ -69,8 +70,8 @@ class Posterior:
     scale_tril: torch.Tensor
 
 
-class PosteriorHead(nn.Module):
-    """Features [B, F] to a `Posterior`, with its density, moments and samples in physical units."""
+class PosteriorHead(Float32Buffers):
+    """Features [B, F] to a `Posterior`, with its density, moments and samples in physical units; all in float32."""
 
     def __init__(self, config: CosmoRegressionConfig, in_features: int):
         super().__init__()
@@ -78,10 +79,10 @@ class PosteriorHead(nn.Module):
         targets, components = len(config.target_names), config.num_components
         self.shape = (components, targets)
         self.off_diagonal = targets * (targets - 1) // 2 if config.covariance == "cholesky" else 0
-        self.hidden = nn.Linear(in_features, in_features)
-        self.out = nn.Linear(in_features, components * (1 + 2 * targets + self.off_diagonal))
-        # Points of a standard normal; drawn in `reset`, which also runs when weights are loaded.
-        self.points = nn.Buffer(torch.empty(NUM_POINTS, targets), persistent=False)
+        self.hidden = Float32Linear(in_features, in_features)
+        self.out = Float32Linear(in_features, components * (1 + 2 * targets + self.off_diagonal))
+        # Drawn again in `reset`, for a model that was built without memory.
+        self.points = nn.Buffer(normal_points(NUM_POINTS, targets), persistent=False)
 
     def reset(self, std: float | None) -> None:
         """Fills weights and points; called by `_init_weights` of the model."""
@@ -97,7 +98,7 @@ class PosteriorHead(nn.Module):
     def forward(self, features: torch.Tensor) -> Posterior:
         config, (components, targets) = self.config, self.shape
         with torch.autocast(features.device.type, enabled=False):  # variances need float32
-            raw = self.out(F.gelu(self.hidden(features.float()))).unflatten(-1, (components, -1))
+            raw = self.out(F.gelu(self.hidden(features))).unflatten(-1, (components, -1))
         log_weights, loc, log_std, rest = raw.split((1, targets, targets, self.off_diagonal), dim=-1)
         middle, half = (config.max_log_std + config.min_log_std) / 2, (config.max_log_std - config.min_log_std) / 2
         # Soft limits: a clamp would cut the gradient of what is outside for good.
@@ -112,6 +113,11 @@ class PosteriorHead(nn.Module):
 
     def nll(self, posterior: Posterior, labels: torch.Tensor) -> torch.Tensor:
         """-log p(labels) in nats [B], for labels [B, T] in physical units. Raises ValueError outside the prior."""
+        expected = [posterior.loc.shape[0], self.shape[1]]
+        if list(labels.shape) != expected:
+            raise ValueError(
+                f"labels has shape {list(labels.shape)}; expected {expected}: {self.config.target_names} of each map"
+            )
         u, log_slope = self.normalise(labels)
         residual = (u.unsqueeze(1) - posterior.loc).unsqueeze(-1)
         z = torch.linalg.solve_triangular(posterior.scale_tril, residual, upper=False).squeeze(-1)

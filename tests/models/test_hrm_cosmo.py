@@ -25,7 +25,7 @@ def batch(rows: int = 3, channels: int = 1, size: int = 16) -> tuple[torch.Tenso
     return maps, torch.tensor([0.1, 0.6]) + 0.4 * share
 
 
-@pytest.mark.parametrize(("preset", "parameters"), [("test", 30_927), ("cosmo-64", 377_815), ("cosmo-256", 1_546_935)])
+@pytest.mark.parametrize(("preset", "parameters"), [("test", 30_927), ("cosmo-64", 444_577), ("cosmo-256", 1_520_849)])
 def test_parameters_of_presets(preset, parameters):
     with torch.device("meta"):
         model = HrmCosmoForRegression(HrmCosmoConfig.from_preset(preset))
@@ -144,9 +144,10 @@ def test_fitted_statistics_have_mean_0_and_spread_1_over_the_training_set_and_ar
     model.save_pretrained(tmp_path)
     loaded = HrmCosmoForRegression.from_pretrained(tmp_path)
     features = loaded.model.stem.statistics(maps)
-    varying = features.std(0) > 0.1
-    assert varying.sum() > 40
-    assert features.mean(0).abs().max() < 0.1 and (features[:, varying].std(0) - 1).abs().max() < 0.2
+    assert features.mean(0).abs().max() < 0.05
+    strong = features[:, -10:]  # of the weak ones the floor of the variance keeps a part
+    assert (torch.cov(strong.mT) - torch.eye(10)).abs().max() < 0.05
+    assert features.std(0).max() < 1.05
 
 
 def test_adaptive_halting_with_an_unreachable_threshold_runs_one_segment():
@@ -186,7 +187,7 @@ def test_the_expected_gain_does_not_change_the_other_weights():
 
 
 def test_gradient_checkpointing_changes_no_gradient():
-    model, (maps, labels) = model_of().train(), batch()
+    model, (maps, labels) = model_of(statistics_dropout=0.0).train(), batch()
     model(maps, labels=labels).loss.backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()

@@ -4,6 +4,7 @@ The figures that scale the maps come from the data set for a fresh model, and fr
 those have learnt what one unit is. What does not fit together is an error here, not a crash in the first batch.
 """
 
+import re
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
@@ -38,13 +39,16 @@ class CosmologyMaps:
         return f"{self.info.kind} maps: {len(self.train):,} to train on, {held_out:,} held out"
 
 
-def ensure_maps(path: str | None, command: str | None) -> None:
+def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
     """Builds or finishes the data set at `path` with the arguments of `hrm-hf data`, if some are given.
 
     A data set that is there already is compared with them, so that maps of another kind are not trained on in silence.
 
+    Args:
+        wanted: maps that training and validation will take; drawing too few of them may last hours.
+
     Raises:
-        ValueError: no path. typer.BadParameter: the data set at `path` is another one.
+        ValueError: no path, too few maps, or the data set at `path` is another one.
     """
     import typer
 
@@ -53,6 +57,12 @@ def ensure_maps(path: str | None, command: str | None) -> None:
     if path is None:
         raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
     if command:
+        drawn = re.search(r"--samples[ =](\d+)", command)
+        if drawn and int(drawn[1]) < wanted:
+            raise ValueError(
+                f"train_samples and val_samples want {wanted} maps, and build_data {command!r} draws {drawn[1]}; ask "
+                "for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
+            )
         try:
             typer.main.get_command(app).main([*shlex.split(command), "--out", path], standalone_mode=False)
         except typer.BadParameter as error:

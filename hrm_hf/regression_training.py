@@ -33,8 +33,9 @@ class RegressionTraining:
         loss, maps = outputs["loss"], len(inputs["labels"])
         if model.training:
             self.meter.add(_sums(loss, outputs, maps))
-        elif self._eval_meter is not None and self._rows_counted != 0:
-            self._eval_meter.add(_sums(loss, outputs, maps))
+        elif self._eval_meter is not None:
+            # With repeated maps alone a process adds zeros: all must have the same sums to add up.
+            self._eval_meter.add(_sums(loss, outputs, 0 if self._rows_counted == 0 else maps))
         if num_items_in_batch is not None:  # DDP takes the mean over processes
             loss = loss * (maps * self.accelerator.num_processes / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss

@@ -70,6 +70,13 @@ GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-%d}} # processes on each node
 USE_CPU=${USE_CPU:-0}                   # 1: they train on the CPU
 """.strip()
 TRAIN_OPTIONS = r"""
+if [[ -z ${OUTPUT_DIR:-} && ${SCRIPT##*/} == run_*.py && " ${EXTRA_ARGS:-} $*" != *" --output_dir"* ]]; then
+  case ${RESUME:-} in
+    "") OUTPUT_DIR=runs/${SLURM_JOB_NAME}_$SLURM_JOB_ID ;; # the recipe's would be that of every job, and of a sweep
+    last | last-whole) fail "RESUME=$RESUME needs the folder of the run that goes on: OUTPUT_DIR=runs/NAME_JOB" ;;
+    *) OUTPUT_DIR=$(dirname "$RESUME") ;;
+  esac
+fi
 option RECIPE --recipe
 option OUTPUT_DIR --output_dir
 option EPOCHS --num_train_epochs
@@ -304,7 +311,7 @@ class SlurmJob:
             "before_start": "trap '' USR1 # also for the launcher; the training processes install their own handler",
             "start": f"{TRAIN_START}\n{start}",
             "stopped_status": 85,
-            "by_hand": "sbatch --export=ALL,RESUME=last-whole FILE",
+            "by_hand": "sbatch --export=ALL,RESUME=last-whole${OUTPUT_DIR:+,OUTPUT_DIR=$OUTPUT_DIR} FILE",
         }
 
     def _generation(self) -> dict[str, Any]:

@@ -140,9 +140,12 @@ def test_training_continues_from_saved_weights_with_their_figures(run, tmp_path)
 
 def test_two_processes_train_as_one_with_twice_the_batch(run, maps, tmp_path):
     options = {"noise_sigma": 0.01, "dataloader_num_workers": 1, "train_samples": 24, "eval_strategy": "steps"}
+    options["config_overrides"] = {"statistics_dropout": 0.0}  # whose draws depend on the batch of a process
     one = run("one", eval_steps=3, max_steps=6, **options)
     recipe = {**RECIPE, "data_path": maps, "output_dir": str(tmp_path / "two"), "eval_steps": 3, **options}
-    (tmp_path / "two.yaml").write_text(yaml.safe_dump({**recipe, "max_steps": 6, "per_device_train_batch_size": 4}))
+    # All 10 maps of the evaluation in one batch: the second process has only repeated ones.
+    batches = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 10}
+    (tmp_path / "two.yaml").write_text(yaml.safe_dump({**recipe, "max_steps": 6, **batches}))
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     result = subprocess.run(
         [*torchrun, SCRIPT, "--recipe", str(tmp_path / "two.yaml")],
@@ -183,6 +186,7 @@ def test_maps_in_training_and_validation_are_of_other_cosmologies(maps):
         ({"data_path": None}, "no data set: give --data_path"),
         ({"data_path": "nowhere"}, "nowhere does not exist"),
         ({"build_data": "cosmology --kind gaussian --samples 40 --test-samples 8 --size 16"}, "kind"),
+        ({"build_data": "cosmology --samples 40 --size 16", "train_samples": 31}, "want 41 maps, and .* draws 40"),
         ({"model_type": "hrm_lm", "preset": None}, "hrm_lm"),
         ({"config_overrides": "hiden_size=8"}, "did you mean 'hidden_size'"),
     ],
@@ -190,6 +194,14 @@ def test_maps_in_training_and_validation_are_of_other_cosmologies(maps):
 def test_data_and_models_that_do_not_fit_are_refused(run, options, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         run("refused", max_steps=1, **options)
+
+
+def test_a_logger_that_is_missing_is_said_before_maps_are_drawn(run, tmp_path, monkeypatch):
+    monkeypatch.setattr("transformers.integrations.is_wandb_available", lambda: False)
+    new = str(tmp_path / "new")
+    with pytest.raises(RuntimeError, match=r"wandb is not installed: .* --report_to none"):
+        run("unlogged", data_path=new, build_data="cosmology --samples 40 --size 16", report_to="wandb")
+    assert not Path(new).exists()
 
 
 def test_noise_is_part_of_the_scaling_and_of_the_test(run, maps, tmp_path):

@@ -3,6 +3,7 @@
 Referees: bash, which reads each script; the parsers of torchrun and accelerate, which read the launcher lines.
 """
 
+import os
 import re
 import shlex
 import subprocess
@@ -116,6 +117,47 @@ def test_accelerate_understands_its_line():
     args = launch_command_parser().parse_args([*flags, "train.py"])
     assert (args.num_machines, args.machine_rank, args.num_processes) == (2, 1, 8)
     assert (args.main_process_ip, args.main_process_port, args.rdzv_backend) == ("n1", 12345, "static")
+
+
+@pytest.fixture
+def started(tmp_path):
+    """`started(*flags, KEY=VALUE)` runs a committed script as job 12, called sweep, without Slurm: what it starts."""
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).write_text("#!/bin/sh\nexit 0\n")
+        (tmp_path / name).chmod(0o755)
+    job = {"SLURM_JOB_ID": "12", "SLURM_JOB_NAME": "sweep", "SLURM_JOB_NUM_NODES": "1", "SLURM_JOB_NODELIST": "n1"}
+
+    def start(*flags: str, **keys: str) -> list[str]:
+        path = f"{tmp_path}:{os.environ['PATH']}"
+        settings = {**job, "SLURM_SUBMIT_DIR": str(tmp_path), "PROJECT": str(FOLDER.parents[1]), "PATH": path, **keys}
+        script = ["bash", str(FOLDER / "single_gpu.sbatch"), *flags]
+        result = subprocess.run(script, env=settings, capture_output=True, text=True)
+        (line,) = re.findall("^arguments +(.+)", result.stdout, re.MULTILINE) or [result.stderr]
+        return shlex.split(line)
+
+    return start
+
+
+def folder_of(arguments: list[str]) -> str:
+    assert arguments.count("--output_dir") == 1
+    return arguments[arguments.index("--output_dir") + 1]
+
+
+def test_every_job_has_an_output_folder_of_its_own(started):
+    assert folder_of(started()) == folder_of(started(SLURM_RESTART_COUNT="1")) == "runs/sweep_12"
+    assert folder_of(started(SLURM_JOB_ID="13", SCRIPT="training/run_clm.py")) == "runs/sweep_13"
+    assert folder_of(started(OUTPUT_DIR="runs/mine")) == "runs/mine"
+    assert folder_of(started("--output_dir", "runs/flag")) == "runs/flag"
+    assert folder_of(started(EXTRA_ARGS="--seed 1 --output_dir runs/extra")) == "runs/extra"
+    assert "--output_dir" not in started(SCRIPT="training/pretrain.py")  # which has none
+
+
+def test_a_job_that_goes_on_with_a_run_has_that_run_s_folder(started):
+    arguments = started(RESUME="runs/sweep_7/checkpoint-50")
+    assert folder_of(arguments) == "runs/sweep_7"
+    assert arguments[arguments.index("--resume_from_checkpoint") + 1] == "runs/sweep_7/checkpoint-50"
+    assert folder_of(started(RESUME="last-whole", OUTPUT_DIR="runs/sweep_7")) == "runs/sweep_7"
+    assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-whole")  # an error: nothing to go on with
 
 
 def test_a_file_is_written_and_its_log_folder_made(tmp_path, monkeypatch):

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 import torch
+from transformers.integrations import is_wandb_available
 
 import hrm_hf  # noqa: F401  (registers our architectures)
 from hrm_hf.cosmo_regression import (
@@ -43,8 +44,11 @@ def main() -> None:
     model_args, data_args, args = parse_recipe(
         (ModelArguments, CosmoDataArguments, CosmoTrainingArguments), description=__doc__
     )
+    if "wandb" in args.report_to and not is_wandb_available():  # the library notices it when the maps are drawn
+        raise RuntimeError("report_to=wandb, and wandb is not installed: pip install wandb, or --report_to none")
     with args.main_process_first(desc="building the data set"):
-        ensure_maps(data_args.data_path, data_args.build_data)
+        wanted = (data_args.train_samples or 0) + (data_args.val_samples or 0)
+        ensure_maps(data_args.data_path, data_args.build_data, wanted)
     maps = load_maps(data_args)
     model, extractor = load_regressor(model_args, data_args, maps.info, args.seed)
     parameters = model.num_parameters()  # before it may be sharded

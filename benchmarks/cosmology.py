@@ -1,7 +1,7 @@
 """Posteriors of cosmological parameters from maps: the recurrent regressor beside hand-made summaries and a CNN.
 
     python benchmarks/cosmology.py                # builds both sets, trains what is missing (hours on two cores)
-    python benchmarks/cosmology.py --models runs/cosmology   # evaluates runs that are there already
+    python benchmarks/cosmology.py --evaluate_only           # trains nothing: the runs that are there already
     python benchmarks/cosmology.py --quick        # small maps and models, some seconds of training
 
 Two sets of the same 9,000 skies (8,000 to train on): log-normal convergence without noise and with the shape noise of
@@ -51,10 +51,11 @@ def main() -> None:
             found[method] = {"metrics": metrics, "seconds": time.perf_counter() - started}
         for kind in ("hrm_cosmo", "cosmo_cnn"):
             run = trained(args, kind, name, sets)
-            found[kind] = evaluate(run, test, prior, found["spectrum-gp"]["metrics"])
+            if run is not None:
+                found[kind] = evaluate(run, test, prior, found["spectrum-gp"]["metrics"])
         for method, entry in found.items():
             print_line(name, method, entry)
-        for point in found["hrm_cosmo"]["halting"]:
+        for point in found.get("hrm_cosmo", {}).get("halting", []):
             print(
                 f"cosmology {name}, halting at {point['threshold']:g}: {point['average_steps']:.2f} segments, "
                 + errors_of(point)
@@ -67,7 +68,8 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", type=Path, default=Path("runs/cosmology"), help="runs KIND_SET, read or written")
     parser.add_argument("--data", type=Path, default=Path("runs/data/cosmology"), help="sets, read or built")
-    parser.add_argument("--steps", type=int, default=4000, help="of the recurrent regressor")
+    parser.add_argument("--steps", type=int, default=3000, help="of the recurrent regressor")
+    parser.add_argument("--evaluate_only", action="store_true", help="leave out runs that are not there")
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
@@ -102,11 +104,13 @@ def maps_of(folder: Path, split: str) -> MapSet:
     return MapSet(rows["map"], {name: rows[name] for name in ("omega_m", "sigma_8", "s_8")})
 
 
-def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path]) -> Path:
-    """The folder of a run, after training it if it is not there."""
+def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path]) -> Path | None:
+    """The folder of a run, after training it if it is not there; None if nothing is to be trained."""
     folder = args.models / f"{kind}_{name}"
     if (folder / "results.json").exists():
         return folder
+    if args.evaluate_only:
+        return None
     options = ["--data_path", sets["noiseless"], "--build_data", "", "--model_type", kind, "--test_samples", 0]
     if name == "noisy":
         options += ["--noise_sigma", load_cosmology_info(sets["noisy"]).settings.pixel_noise]

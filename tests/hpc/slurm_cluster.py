@@ -125,7 +125,13 @@ class Cluster:
         self.wait(
             job, lambda: sum(log.read_text().count(over) for log in logs) >= starts, "the end of the first start"
         )
+        # The controller may still be at work on that end, and would take a second start for the one that has failed.
+        self.wait(job, lambda: "comp" not in self.run("sinfo", "--noheader", "--format=%T").stdout, "idle nodes")
+        time.sleep(SETTLING_SECONDS)
         self.run("scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+SETTLING_SECONDS = 4  # Slurm itself holds a requeued job back for two minutes
 
 
 @contextmanager

@@ -224,7 +224,10 @@ def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float)
 
 
 class WeightAverage:
-    """Exponential moving average of a model's trainable parameters; buffers, so the puzzle table too, stay out.
+    """Exponential moving average of a model's trainable parameters, and of the running statistics of batch norms.
+
+    Those statistics are of the activations that raw weights make, and far from those of averaged weights: the average
+    of both belongs together. Other buffers, so the puzzle table too, stay out.
 
     shadow = rate * shadow + (1 - rate) * p after each optimizer step. Raw and averaged weights are kept side by side;
     `swap` exchanges them in place.
@@ -233,26 +236,30 @@ class WeightAverage:
     def __init__(self, model: torch.nn.Module, rate: float):
         _check_range("ema_rate", rate, 0, 1)
         self.rate = rate
-        self.parameters = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        self.shadow = {name: p.detach().clone() for name, p in self.parameters.items()}
+        self.averaged = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        for prefix, module in model.named_modules():
+            if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and module.track_running_stats:
+                for name in ("running_mean", "running_var"):
+                    self.averaged[f"{prefix}.{name}".lstrip(".")] = getattr(module, name)
+        self.shadow = {name: p.detach().clone() for name, p in self.averaged.items()}
 
     @torch.no_grad()
     def update(self) -> None:
         """Moves the average towards the present weights."""
         if not self.shadow:  # every weight is frozen
             return
-        torch._foreach_lerp_(list(self.shadow.values()), list(self.parameters.values()), 1 - self.rate)
+        torch._foreach_lerp_(list(self.shadow.values()), list(self.averaged.values()), 1 - self.rate)
 
     @torch.no_grad()
     def swap(self) -> None:
         """Exchanges raw and averaged weights in place."""
-        for name, p in self.parameters.items():
+        for name, p in self.averaged.items():
             raw = p.detach().clone()
             p.copy_(self.shadow[name])
             self.shadow[name].copy_(raw)
 
     def load(self, shadow: dict[str, torch.Tensor]) -> None:
-        """Restores a saved average. Raises ValueError naming parameters that are missing or unknown."""
+        """Restores a saved average. Raises ValueError naming tensors that are missing or unknown."""
         if shadow.keys() != self.shadow.keys():
             raise ValueError(f"saved average does not fit: {sorted(shadow.keys() ^ self.shadow.keys())[:8]} differ")
         for name, value in shadow.items():

@@ -224,11 +224,23 @@ def test_the_schedule_counts_the_first_update_as_step_1():
     assert cosine_with_min_ratio(0, 10, 0.0)(0) == pytest.approx(0.5 * (1 + math.cos(math.pi / 10)))
 
 
-def test_the_average_of_weights_is_the_recursion_and_leaves_buffers_out():
-    model = torch.nn.BatchNorm1d(2)
+def test_the_average_of_weights_leaves_buffers_out_but_for_the_statistics_of_batch_norms():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    model.register_buffer("table", torch.ones(3))
+    average = WeightAverage(model, rate=0.5)
+    statistics = {"1.running_mean", "1.running_var"}
+    assert average.shadow.keys() == {"0.weight", "0.bias", "1.weight", "1.bias"} | statistics
+    model[1].running_mean.fill_(4.0)
+    average.update()
+    average.swap()
+    assert model[1].running_mean.tolist() == [2.0, 2.0]
+
+
+def test_the_average_of_weights_is_the_recursion():
+    model = torch.nn.Linear(2, 1, bias=False)
+    torch.nn.init.ones_(model.weight)
     average = WeightAverage(model, rate=0.9)
-    assert average.shadow.keys() == {"weight", "bias"}
-    expected = torch.ones(2, dtype=torch.float64)
+    expected = torch.ones(1, 2, dtype=torch.float64)
     for value in (2.0, 3.0, 5.0):
         with torch.no_grad():
             model.weight.fill_(value)
@@ -238,7 +250,7 @@ def test_the_average_of_weights_is_the_recursion_and_leaves_buffers_out():
     average.swap()
     torch.testing.assert_close(model.weight.detach(), expected.float())
     average.swap()
-    assert model.weight.tolist() == [5.0, 5.0]
+    assert model.weight.tolist() == [[5.0, 5.0]]
 
 
 def test_a_saved_average_is_restored_or_refused():

@@ -41,7 +41,7 @@ PILOT_STEPS = 20
 def main() -> None:
     args = parse()
     sets = {name: build(args, name, sigma_e) for name, sigma_e in (("noiseless", 0.0), ("noisy", SIGMA_E))}
-    report = {"command": sys.argv[1:], "sets": {}, "machine": machine(), "versions": library_versions()}
+    report = {"sets": {}, "machine": machine(), "versions": library_versions()}
     for name, folder in sets.items():
         report["sets"][name] = found = {}
         prior, train, test = load_cosmology_info(folder).prior, maps_of(folder, "train"), maps_of(folder, "test")

@@ -8,12 +8,12 @@ from huggingface_hub import ModelCard
 from typer.testing import CliRunner
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.cards import END, START, new_card_text, update_model_card
 from hrm_hf.cli import app
 from hrm_hf.cli.solve import _from_text, text_board
 from hrm_hf.data import maze, sudoku
 from hrm_hf.data.arc import build_arc, parse_task, save_arc_dataset
 from hrm_hf.data.puzzles import save_puzzle_dataset
-from hrm_hf.hub import END, START, new_card_text, update_model_card
 from hrm_hf.pipelines.puzzle_tasks import puzzle_task
 
 

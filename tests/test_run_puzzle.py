@@ -38,7 +38,7 @@ RECIPE = {
 
 # A server that has imported torch once and forks a fresh process for each run: seconds instead of ten.
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["hrm_hf.trainer", "hrm_hf.cli.data", "hrm_hf.evaluation.plots", "hrm_hf.hub", "tiny"])
+forked.set_forkserver_preload(["hrm_hf.trainer", "hrm_hf.cli.data", "hrm_hf.evaluation.plots", "hrm_hf.cards", "tiny"])
 
 
 def main_in_process(args: list[str], output: str) -> None:

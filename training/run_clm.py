@@ -22,10 +22,10 @@ from transformers import default_data_collator
 
 import hrm_hf  # noqa: F401  (registers our architectures)
 from hrm_hf.callbacks import MhcMonitorCallback
+from hrm_hf.cards import record_evaluation
 from hrm_hf.causal_lm import continue_text, load_causal_lm, load_tokenizer
 from hrm_hf.data.text_corpus import load_text_corpus
 from hrm_hf.evaluation.plots import plot_lm_training
-from hrm_hf.hub import record_evaluation
 from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import LmDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
 from hrm_hf.registration import ARCHITECTURES

@@ -21,6 +21,7 @@ import torch
 from transformers.integrations import is_wandb_available
 
 import hrm_hf  # noqa: F401  (registers our architectures)
+from hrm_hf.cards import record_evaluation
 from hrm_hf.cosmo_regression import (
     card_figures,
     ensure_maps,
@@ -33,7 +34,6 @@ from hrm_hf.cosmo_regression import (
     map_collator,
 )
 from hrm_hf.evaluation.plots import plot_cosmo_training
-from hrm_hf.hub import record_evaluation
 from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import CosmoDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer import HrmTrainer

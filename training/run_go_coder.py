@@ -22,11 +22,11 @@ import time
 from pathlib import Path
 
 import hrm_hf  # noqa: F401  (registers our architectures)
+from hrm_hf.cards import record_evaluation
 from hrm_hf.causal_lm import load_causal_lm, load_tokenizer
 from hrm_hf.data.go_collator import GoCoderCollator, GoStreamBuilder, load_go_streams
 from hrm_hf.evaluation.plots import plot_lm_training
 from hrm_hf.go_callbacks import GoValidationCallback
-from hrm_hf.hub import record_evaluation
 from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import GoDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
 from hrm_hf.registration import ARCHITECTURES

@@ -18,11 +18,11 @@ import time
 from pathlib import Path
 
 from hrm_hf import AutoModelForPuzzleSolving
+from hrm_hf.cards import record_evaluation
 from hrm_hf.cli.data import ensure_built
 from hrm_hf.data.puzzles import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
 from hrm_hf.data.row_stream import PuzzleRows
 from hrm_hf.evaluation.plots import plot_evaluation, plot_training
-from hrm_hf.hub import record_evaluation
 from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import (
     ModelArguments,

@@ -87,7 +87,7 @@ def puzzles(
     }
     written = _write(result, out, Path(model).name) if out else {}
     if update_card:
-        from ..hub import record_evaluation
+        from ..cards import record_evaluation
 
         more = {"limit": limit} if limit else {}
         written["card"] = str(record_evaluation(model, metrics, data, split, result["parameters"], **more))

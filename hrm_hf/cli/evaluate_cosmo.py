@@ -272,8 +272,8 @@ def _comparison(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _update_card(model: str, result: dict[str, Any]) -> str:
+    from ..cards import record_evaluation
     from ..cosmo_regression import card_figures
-    from ..hub import record_evaluation
 
     metrics = result["metrics"]
     chosen = card_figures(metrics)

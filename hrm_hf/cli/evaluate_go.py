@@ -236,7 +236,7 @@ def _rounded(value: Any) -> str:
 
 
 def _update_card(model: str, result: dict[str, Any], files: list[Path] | None) -> str:
-    from ..hub import record_evaluation
+    from ..cards import record_evaluation
 
     flat, settings = flattened(result["metrics"]), {k: v for k, v in result["settings"].items() if v is not None}
     parameters, card = result["parameters"], None

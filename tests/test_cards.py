@@ -4,7 +4,7 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hrm_hf import HrmLmConfig, HrmLmForCausalLM, RlmMhcConfig, RlmMhcForCausalLM
-from hrm_hf.hub import new_card_text, record_evaluation
+from hrm_hf.cards import new_card_text, record_evaluation
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 

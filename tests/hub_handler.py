@@ -1,0 +1,404 @@
+"""The addresses of the loopback Hub (hub_server.py): one handler a connection, from request to answer.
+
+Answers, error codes and headers are the Hub's; storage is in hub_storage.py, the Xet protocol in hub_xet.py.
+"""
+
+import base64
+import json
+import secrets
+from collections.abc import Iterable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from hub_answers import history, information, listing, paths_information, references
+from hub_storage import OWNER, Commit, HubError, Repository, read_card, upload_mode
+
+
+KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
+BLOCK = 16 * 1024  # bytes moved at a time; faults strike to the byte
+LFS_JSON = "application/vnd.git-lfs+json"
+
+
+class DroppedError(Exception):
+    """The connection is to be closed at once, by a fault or because the other side closed it."""
+
+
+class Handler(BaseHTTPRequestHandler):
+    """One connection. Each handler of an address answers once, or raises `HubError`, which `_serve` answers."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+
+    def log_message(self, format, *arguments):
+        """Nothing on stderr: `HubServer.requests` is the log."""
+
+    def do_GET(self):
+        self._serve()
+
+    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET
+
+    def _serve(self) -> None:
+        self.hub = self.server.hub
+        self.storage = self.hub.storage
+        address = urlsplit(self.path)
+        self.route, self.query = unquote(address.path), parse_qs(address.query)
+        self.hub.requests.append((self.command, self.route))
+        self.unread = int(self.headers.get("Content-Length") or 0)
+        try:
+            try:
+                # Split before decoding: a revision may contain an encoded slash.
+                self._dispatch([unquote(part) for part in address.path.strip("/").split("/")])
+            except HubError as error:
+                self._refuse(error)
+            except (KeyError, TypeError, ValueError) as error:
+                self._refuse(HubError(400, f"Malformed request: {error!r}"))
+        except (DroppedError, ConnectionError):
+            self.close_connection = True
+
+    def _dispatch(self, parts: list[str]) -> None:
+        match self.command, *parts:
+            case "GET", "api", "whoami-v2":
+                self._whoami()
+            case "POST", "api", "validate-yaml":
+                self._validate_yaml()
+            case "POST", "api", "repos", "create":
+                self._create()
+            case "DELETE", "api", "repos", "delete":
+                self._delete()
+            case _, "api", ("models" | "datasets" | "spaces") as kinds, owner, name, *rest:
+                self._repository_api(KINDS[kinds], f"{owner}/{name}", rest)
+            case "PUT", "upload", key:
+                self._receive_object(key)
+            case _, "cas", *rest if self.hub.xet:
+                self._content_store(rest)
+            case "POST", *prefix, owner, git_name, "info", "lfs", "objects", "batch" if len(prefix) < 2:
+                self._lfs_batch(KINDS[prefix[0]] if prefix else "model", f"{owner}/{git_name.removesuffix('.git')}")
+            case "GET" | "HEAD", ("datasets" | "spaces") as kinds, owner, name, "resolve", revision, *path:
+                self._resolve(KINDS[kinds], f"{owner}/{name}", revision, "/".join(path))
+            case "GET" | "HEAD", owner, name, "resolve", revision, *path:
+                self._resolve("model", f"{owner}/{name}", revision, "/".join(path))
+            case "GET" | "HEAD", name, "resolve", *_:  # a model without a namespace: none of ours
+                self._readable("model", name)
+            case "GET", "api", "models", name, *_:
+                self._readable("model", name)
+            case _:
+                raise HubError(404, f"Sorry, this Hub does not know {self.command} {self.route}")
+
+    def _repository_api(self, kind: str, repo_id: str, rest: list[str]) -> None:
+        if self.command == "GET" or rest[:1] == ["paths-info"]:
+            repository = self._readable(kind, repo_id)
+        else:
+            repository = self._writable(kind, repo_id)
+        match self.command, *rest:
+            case ("GET",):
+                self._information(repository, repository.commit("main"))
+            case "GET", "revision", revision:
+                self._information(repository, repository.commit(revision))
+            case "GET", "tree", revision, *folder:
+                self._listing(repository.commit(revision), "/".join(folder))
+            case "POST", "paths-info", revision:
+                self._paths(repository.commit(revision))
+            case "GET", "refs":
+                self._json(references(repository))
+            case "GET", "commits", revision:
+                self._json(history(repository, revision))
+            case "POST", "branch", name:
+                start = self._read_json().get("startingPoint", "main")
+                self._change(self.storage.set_reference, kind, repo_id, "branches", name, start)
+            case "DELETE", "branch", name:
+                self._change(self.storage.set_reference, kind, repo_id, "branches", name, None)
+            case "POST", "tag", revision:
+                tag = self._read_json()["tag"]
+                self._change(self.storage.set_reference, kind, repo_id, "tags", tag, revision)
+            case "DELETE", "tag", name:
+                self._change(self.storage.set_reference, kind, repo_id, "tags", name, None)
+            case "PUT", "settings":
+                settings = self._read_json()
+                if settings.keys().isdisjoint({"visibility", "private"}):
+                    raise HubError(400, f"Only the visibility can be set here, not {sorted(settings)}")
+                self._change(self.storage.set_private, kind, repo_id, _wants_private(settings))
+            case "POST", "preupload", revision:
+                self._json(self._preupload(repository.commit(revision)))
+            case "POST", "commit", branch:
+                self._commit(kind, repo_id, branch)
+            case "GET", ("xet-read-token" | "xet-write-token") as name, _ if self.hub.xet:
+                self._xet_token(kind, repo_id, name)
+            case _:
+                raise HubError(404, f"Sorry, this Hub does not know {self.command} {self.route}")
+
+    # Who may do what
+
+    def _may_write(self) -> bool | None:
+        """True for the token, False for the read token, None for no token; 401 for any other."""
+        given = self.headers.get("Authorization")
+        if given is None:
+            return None
+        if given not in (f"Bearer {self.hub.token}", f"Bearer {self.hub.read_token}"):
+            raise HubError(401, "Invalid credentials in Authorization header")
+        return given == f"Bearer {self.hub.token}"
+
+    def _readable(self, kind: str, repo_id: str) -> Repository:
+        anonymous = self._may_write() is None
+        repository = self.storage.repositories.get((kind, repo_id))
+        if repository is None or (repository.private and anonymous):
+            # Without a token the Hub does not tell a missing repository from a private one.
+            if anonymous:
+                raise HubError(401, "Invalid username or password.", "RepoNotFound")
+            raise HubError(404, "Repository not found", "RepoNotFound")
+        return repository
+
+    def _authorise_writing(self) -> None:
+        allowed = self._may_write()
+        if allowed is None:
+            raise HubError(401, "Invalid username or password.")
+        if not allowed:
+            raise HubError(403, "You don't have the right to write with this token: it may only read")
+
+    def _writable(self, kind: str, repo_id: str) -> Repository:
+        repository = self._readable(kind, repo_id)
+        self._authorise_writing()
+        return repository
+
+    # Account and repositories
+
+    def _whoami(self) -> None:
+        allowed = self._may_write()
+        if allowed is None:
+            raise HubError(401, "Invalid username or password.")
+        role = "write" if allowed else "read"
+        token = {"displayName": "test", "role": role}
+        auth = {"type": "access_token", "accessToken": token}
+        self._json({"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": auth})
+
+    def _validate_yaml(self) -> None:
+        try:
+            card = read_card(self._read_json()["content"])
+        except HubError as error:
+            self._json({"errors": [{"message": error.message}], "warnings": []}, status=400)
+            return
+        warnings = [] if card else [{"message": "empty or missing yaml metadata in repo card"}]
+        self._json({"errors": [], "warnings": warnings})
+
+    def _named(self, request: dict) -> tuple[str, str]:
+        return request.get("type", "model"), f"{request.get('organization') or OWNER}/{request['name']}"
+
+    def _create(self) -> None:
+        self._authorise_writing()
+        request = self._read_json()
+        kind, repo_id = self._named(request)
+        prefix = "" if kind == "model" else f"{kind}s/"
+        address = {"url": f"{self.hub.url}/{prefix}{repo_id}", "name": repo_id}
+        try:
+            self.storage.create(kind, repo_id, _wants_private(request), request.get("sdk"))
+        except HubError as error:
+            # The client takes the address from this answer where an existing repository is fine.
+            self._json({**address, "error": error.message}, error.status)
+            return
+        self._json(address)
+
+    def _delete(self) -> None:
+        kind, repo_id = self._named(self._read_json())
+        self._writable(kind, repo_id)
+        self._change(self.storage.delete, kind, repo_id)
+
+    def _change(self, function, *arguments) -> None:
+        function(*arguments)
+        self._json({})
+
+    # Listings
+
+    def _information(self, repository: Repository, commit: Commit) -> None:
+        card = read_card(self.storage.content(commit.tree["README.md"]).decode()) if "README.md" in commit.tree else {}
+        self._json(information(repository, commit, card, blobs="blobs" in self.query))
+
+    def _listing(self, commit: Commit, folder: str) -> None:
+        recursive = self.query.get("recursive", ["false"])[0].lower() in ("true", "1")
+        self._json(listing(commit, folder, recursive))
+
+    def _paths(self, commit: Commit) -> None:
+        body = self._read_body().decode()
+        is_json = self.headers.get("Content-Type", "").startswith("application/json")
+        asked = json.loads(body)["paths"] if is_json else parse_qs(body).get("paths", [])
+        self._json(paths_information(commit, asked))
+
+    # Uploads
+
+    def _preupload(self, commit: Commit) -> dict:
+        answer = []
+        for file in self._read_json()["files"]:
+            path, known = file["path"], commit.tree.get(file["path"])
+            mode = upload_mode(path, file["size"], base64.b64decode(file.get("sample", "")))
+            oid = known.object_name if known else None
+            answer.append({"path": path, "uploadMode": mode, "shouldIgnore": False, "oid": oid})
+        return {"files": answer, "commitOid": commit.sha}
+
+    def _lfs_batch(self, kind: str, repo_id: str) -> None:
+        self._writable(kind, repo_id)
+        objects = []
+        for wanted in self._read_json()["objects"]:
+            answer = {"oid": wanted["oid"], "size": wanted["size"]}
+            if not self.storage.object(wanted["oid"]).is_file():
+                key = secrets.token_hex(16)
+                self.hub.grants[key] = (wanted["oid"], wanted["size"])
+                answer["actions"] = {"upload": {"href": f"{self.hub.url}/upload/{key}"}}
+            objects.append(answer)
+        self._json({"transfer": "basic", "objects": objects}, content_type=LFS_JSON)
+
+    def _receive_object(self, key: str) -> None:
+        """The address itself is the permission, as with the Hub's signed ones: no token is sent."""
+        if key not in self.hub.grants:
+            raise HubError(403, "Unknown upload address")
+        incoming = self.storage.incoming()
+        try:
+            with open(incoming, "wb") as file:
+                for block in self._body_blocks():
+                    file.write(block)
+        except (DroppedError, ConnectionError):
+            incoming.unlink()
+            raise
+        self.storage.accept(incoming, *self.hub.grants[key])
+        self._json({})
+
+    def _commit(self, kind: str, repo_id: str, branch: str) -> None:
+        if self.query.get("create_pr"):
+            raise HubError(400, "Pull requests are not served here")
+        lines = [json.loads(line) for line in self._read_body().splitlines() if line.strip()]
+        large = [line["value"]["oid"] for line in lines if line["key"] == "lfsFile"]
+        xet_hashes = self.hub.xet.collect(large) if self.hub.xet else {}
+        commit = self.storage.commit(kind, repo_id, branch, lines, xet_hashes)
+        prefix = "" if kind == "model" else f"{kind}s/"
+        address = f"{self.hub.url}/{prefix}{repo_id}/commit/{commit.sha}"
+        self._json({"success": True, "commitOid": commit.sha, "commitUrl": address, "hookOutput": ""})
+
+    # Downloads
+
+    def _resolve(self, kind: str, repo_id: str, revision: str, path: str) -> None:
+        commit, entry = self._readable(kind, repo_id).entry(revision, path)
+        headers = {"X-Repo-Commit": commit.sha, "ETag": f'"{entry.object_name}"', "Accept-Ranges": "bytes"}
+        if entry.sha256:
+            headers |= {"X-Linked-Etag": f'"{entry.sha256}"', "X-Linked-Size": str(entry.size)}
+        if entry.xet_hash and self.hub.xet:
+            refresh = f"{self.hub.url}/api/{kind}s/{repo_id}/xet-read-token/{commit.sha}"
+            headers |= {"X-Xet-Hash": entry.xet_hash, "X-Xet-Refresh-Route": refresh}
+        self._send_file(self.storage.object(entry.object_name), headers)
+
+    def _send_file(self, file: Path, headers: dict[str, str]) -> None:
+        """The file, or the part that a Range header asks for."""
+        size, wanted = file.stat().st_size, self.headers.get("Range")
+        start, end, status = 0, size, 200
+        if wanted:
+            self.hub.ranges.append((self.route, wanted))
+            start, end = _parse_range(wanted, size)
+            status, headers = 206, {**headers, "Content-Range": f"bytes {start}-{end - 1}/{size}"}
+        self._start(status, end - start, {"Content-Type": "application/octet-stream", **headers})
+        if self.command != "HEAD":
+            with open(file, "rb") as source:
+                source.seek(start)
+                for block in self._faulty(_blocks(source, end - start)):
+                    self.wfile.write(block)
+
+    # Xet
+
+    def _xet_token(self, kind: str, repo_id: str, name: str) -> None:
+        if name == "xet-write-token":
+            self._writable(kind, repo_id)
+        headers = self.hub.xet.token_headers(name.removeprefix("xet-").removesuffix("-token"))
+        url, token, expiry = headers.values()
+        self._json({"casUrl": url, "accessToken": token, "exp": int(expiry)}, headers=headers)
+
+    def _content_store(self, rest: list[str]) -> None:
+        xet = self.hub.xet
+        if rest[0] != "xorbs":  # these addresses stand for the signed ones of the real store: no token is sent
+            xet.authorise(self.command, self.headers.get("Authorization"))
+        match self.command, *rest:
+            case "POST", "v1", "xorbs", "default", xorb_hash:
+                self._json({"was_inserted": xet.put_xorb(xorb_hash, self._read_body())})
+            case "POST", "v1", "shards":
+                self._json({"result": xet.put_shard(self._read_body())})
+            case "GET", "v1", "reconstructions", file_hash:
+                self._json(xet.reconstruction(file_hash, self.headers.get("Range")))
+            case "GET", "xorbs", xorb_hash:
+                self._send_file(xet.xorb(xorb_hash), {})
+            case _:
+                raise HubError(404, f"Sorry, this content store does not know {self.command} {self.route}")
+
+    # Bodies and answers
+
+    def _faulty(self, blocks: Iterable[bytes]) -> Iterator[bytes]:
+        """The blocks of a body, with the fault set for this request in them."""
+        passed = 0
+        for block in blocks:
+            fault = self.hub.fault_for(self.route, passed, passed + len(block))
+            if fault:
+                yield block[: fault.after - passed]
+                self.wfile.flush()
+                fault.reached.set()
+                if fault.released is None:
+                    raise DroppedError
+                fault.released.wait()
+                block, passed = block[fault.after - passed :], fault.after
+            passed += len(block)
+            yield block
+
+    def _body_blocks(self) -> Iterator[bytes]:
+        """The request's body; counts down `unread`, so that a refusal knows whether anything is left on the wire."""
+
+        def received() -> Iterator[bytes]:
+            while self.unread:
+                block = self.rfile.read1(min(BLOCK, self.unread))
+                if not block:
+                    raise DroppedError
+                self.unread -= len(block)
+                yield block
+
+        return self._faulty(received()) if self.command in ("POST", "PUT") else received()
+
+    def _read_body(self) -> bytes:
+        return b"".join(self._body_blocks())
+
+    def _read_json(self) -> dict:
+        return json.loads(self._read_body() or b"{}")
+
+    def _start(self, status: int, length: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(length)}.items():
+            self.send_header(name, value)
+        self.end_headers()
+
+    def _json(self, answer, status: int = 200, content_type: str = "application/json", headers: dict | None = None):
+        body = json.dumps(answer).encode()
+        self._start(status, len(body), {"Content-Type": content_type, **(headers or {})})
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def _refuse(self, error: HubError) -> None:
+        for _ in self._body_blocks():  # else the rest of the body would be read as the next request
+            pass
+        headers = {"X-Error-Message": error.message}
+        if error.code:
+            headers["X-Error-Code"] = error.code
+        if error.commit:
+            headers["X-Repo-Commit"] = error.commit
+        self._json({"error": error.message}, error.status, headers=headers)
+
+
+def _blocks(source, length: int) -> Iterator[bytes]:
+    while length:
+        block = source.read(min(BLOCK, length))
+        length -= len(block)
+        yield block
+
+
+def _parse_range(header: str, size: int) -> tuple[int, int]:
+    """First byte and end (exclusive) of "bytes=a-b", "bytes=a-" or "bytes=-n"."""
+    first, _, last = header.removeprefix("bytes=").partition("-")
+    start = int(first) if first else max(size - int(last), 0)
+    end = min(int(last) + 1, size) if first and last else size
+    if start >= end:
+        raise HubError(416, f"Range {header} not satisfiable: the file has {size} bytes")
+    return start, end
+
+
+def _wants_private(request: dict) -> bool:
+    return request.get("visibility") == "private" or request.get("private") is True

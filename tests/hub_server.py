@@ -1,0 +1,161 @@
+"""A Hub on loopback for tests: what huggingface_hub 2.4 and transformers 5.23 ask of one, backed by a folder.
+
+Repositories of type model, dataset and space; commits, branches and tags; LFS uploads; resumable downloads; a token
+that may write and one that may only read; private repositories; with `xet=True` also the Xet protocol (hub_xet.py).
+Answers, error codes and headers are the Hub's, so the clients take their usual paths. A new repository begins with a
+commit of `.gitattributes`, as on the Hub. Faults can be set: a connection dropped or held after so many bytes.
+
+Left out: pull requests, gated repositories, several users, redirects to a content network, uploads in parts, the git
+protocol, and nearly all validation of model cards (see `hub_storage.read_card`).
+"""
+
+import os
+import socket
+import sys
+import threading
+from contextlib import suppress
+from dataclasses import dataclass, field
+from http.server import ThreadingHTTPServer
+from pathlib import Path
+
+from hub_handler import Handler
+from hub_storage import Storage
+from hub_xet import Xet
+
+
+# Variables of the calling process that would lead a client past the Hub or the home it is given.
+FORGOTTEN = (
+    "HF_TOKEN HF_TOKEN_PATH HUGGING_FACE_HUB_TOKEN HF_HUB_CACHE HUGGINGFACE_HUB_CACHE HF_XET_CACHE HF_ASSETS_CACHE "
+    "HF_DATASETS_CACHE HF_MODULES_CACHE"
+).split()
+
+
+class _Listener(ThreadingHTTPServer):
+    """Accepts connections for a Hub, one thread each, and remembers those that are open."""
+
+    daemon_threads = True  # a held connection must not keep the tests from ending
+    request_queue_size = 64
+
+    def __init__(self, hub: "HubServer"):
+        self.hub = hub
+        self.open: set[socket.socket] = set()
+        super().__init__(("127.0.0.1", 0), Handler)
+
+    def process_request(self, request, client_address):
+        self.open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request):
+        self.open.discard(request)
+        super().shutdown_request(request)
+
+    def hang_up(self) -> None:
+        """Ends connections that clients keep for later, lest a closed Hub go on answering them."""
+        for connection in list(self.open):
+            with suppress(OSError):  # the other side may just have closed it
+                connection.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request, client_address):
+        """A connection that broke is what some tests want; anything else is a mistake of this server: show it."""
+        if not isinstance(sys.exc_info()[1], ConnectionError):
+            super().handle_error(request, client_address)
+
+
+@dataclass
+class Fault:
+    """Strikes a body, once `after` bytes have passed, of `times` requests whose path contains `part`."""
+
+    part: str
+    after: int
+    times: int
+    reached: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event | None = None  # None: drop the connection; else wait for it, then go on
+
+
+class HubServer:
+    """Serves `folder` on a free port of 127.0.0.1 while the context is open.
+
+    `token` may read and write everything, `read_token` may only read; requests without a token see public
+    repositories. `requests` logs (method, path) and `ranges` (path, Range header) in the order of arrival.
+    """
+
+    def __init__(self, folder: str | Path, token: str = "hf_test", xet: bool = False):
+        self.token, self.read_token = token, f"{token}_read"
+        self.storage = Storage(Path(folder))
+        self.requests: list[tuple[str, str]] = []
+        self.ranges: list[tuple[str, str]] = []
+        self.grants: dict[str, tuple[str, int]] = {}  # key of an upload address -> SHA-256 and size it is for
+        self.faults: list[Fault] = []
+        self.lock = threading.Lock()
+        self._http = _Listener(self)
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self.url = f"http://127.0.0.1:{self._http.server_port}"
+        self.xet = Xet(self.storage, self.url) if xet else None
+
+    def __enter__(self) -> "HubServer":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exception) -> None:
+        self.release()
+        self._http.shutdown()
+        self._http.server_close()
+        self._http.hang_up()
+        self._thread.join()
+
+    def environment(self, home: str | Path, token: bool | str = True) -> dict[str, str]:
+        """Variables of a process that uses this Hub: its token, none (False) or another one; caches under `home`."""
+        chosen = {True: self.token, False: None}.get(token, token)
+        kept = {name: value for name, value in os.environ.items() if name not in FORGOTTEN}
+        return {
+            **kept,
+            "HF_ENDPOINT": self.url,
+            "HF_HOME": str(home),
+            **({"HF_TOKEN": chosen} if chosen else {}),
+            "HF_HUB_OFFLINE": "0",
+            "HF_DATASETS_OFFLINE": "0",
+            "TRANSFORMERS_OFFLINE": "0",
+            "HF_HUB_DISABLE_XET": "0" if self.xet else "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "NO_PROXY": "127.0.0.1",
+            "no_proxy": "127.0.0.1",
+        }
+
+    def files(self, repo: str, revision: str = "main", repo_type: str = "model") -> dict[str, bytes]:
+        """Every file of a revision with its content: what a reader would see."""
+        tree = self.storage.find(repo_type, repo).commit(revision).tree
+        return {path: self.storage.content(entry) for path, entry in tree.items()}
+
+    def commits(self, repo: str, repo_type: str = "model", revision: str = "main") -> list[str]:
+        """Shas of the commits of a revision, newest first; the last is the one that created the repository."""
+        return [commit.sha for commit in self.storage.find(repo_type, repo).history(revision)]
+
+    def cut_after(self, path_contains: str, bytes: int, times: int = 1) -> None:
+        """Closes the connection once `bytes` of a body have passed, for the next `times` requests that match.
+
+        The body is that of the request for PUT and POST and that of the response for GET; a shorter one passes. The
+        address of an LFS upload does not name the file: "/upload/" matches any of them, "/cas/v1/xorbs/" any by Xet.
+        """
+        self.faults.append(Fault(path_contains, bytes, times))
+
+    def hold(self, path_contains: str, bytes: int = 1) -> threading.Event:
+        """Stops the next body that matches after `bytes` until `release`; the event is set when that happens."""
+        fault = Fault(path_contains, bytes, 1, released=threading.Event())
+        self.faults.append(fault)
+        return fault.reached
+
+    def release(self) -> None:
+        """Lets every held body go on."""
+        for fault in self.faults:
+            if fault.released:
+                fault.released.set()
+
+    def fault_for(self, path: str, start: int, end: int) -> Fault | None:
+        """The fault, counted as struck, that falls within these bytes of the body of a request for `path`."""
+        with self.lock:
+            for fault in self.faults:
+                if fault.times and fault.part in path and start < fault.after <= end:
+                    fault.times -= 1
+                    return fault
+        return None

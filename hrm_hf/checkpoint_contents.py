@@ -1,0 +1,328 @@
+"""What of a folder goes to the Hub: a whole checkpoint that loads by itself, and nothing else.
+
+`checkpoint_contents` checks the weights, picks the files that belong to a model, and adds what makes it complete: the
+code of the architecture as it is in this package, every head in `auto_map`, a model card, generation config, feature
+extractor, the licence of the code. Nothing is written into the folder. Uploading is in `hub.py`.
+"""
+
+import json
+import re
+import struct
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from filecmp import cmp
+from fnmatch import fnmatch
+from importlib.resources import files
+from pathlib import Path
+
+from huggingface_hub import ModelCard, get_token
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig
+from transformers.dynamic_module_utils import get_relative_import_files
+
+from .cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
+from .checkpoints import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
+from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from .registration import ARCHITECTURES
+
+
+CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
+WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+WEIGHT_PATTERNS = ("model*.safetensors", INDEX, "pytorch_model*.bin", "pytorch_model.bin.index.json")
+CODE_LICENSE = "LICENSE_CODE"
+LIBRARYS_CARD = "This model card has been automatically generated"  # in that which push_to_hub makes of nothing
+MODEL_FILES = (
+    CONFIG, "generation_config.json", "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja",
+    "preprocessor_config.json", "processor_config.json", ADAPTER_CONFIG, ADAPTER, "identifiers.json",
+    "test_puzzles.json", "recipe.yaml", "results.json", "trainer_state.json", "README.md", "LICENSE*", "NOTICE*",
+    "CITATION*", "*.png", "*.gif", "*.jpg", "*.svg", ".eval_results/*.yaml", "eval_*/*.json", "eval_*/*.png",
+)  # fmt: skip
+TRAINING_STATE = (
+    "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin", "act_state_*.pt", MANIFEST,
+    RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, NONFINITE_FILE, "checkpoint-*/*", "*events.out.tfevents.*",
+)  # fmt: skip
+ONLY_WITH_STATE = "training state; --with-training-state adds it"
+NO_PART = "no part of a checkpoint; --include adds it"
+SECRETS_FILES = (".env", ".netrc", "token", "stored_tokens", "id_rsa", "id_ed25519", "credentials.json")
+MAX_SCANNED = 64 * 2**20  # bytes; larger files are weights and optimizers
+SECRETS = {
+    "a token of the Hub": rb"\bhf_[A-Za-z0-9]{30,}\b",
+    "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----",
+    "an access key of AWS": rb"\bAKIA[0-9A-Z]{16}\b",
+    "an API key": rb"\bsk-[A-Za-z0-9_-]{32,}\b",
+}
+
+
+@dataclass
+class Contents:
+    """Files of one commit: name in the repository -> file or bytes; what stays behind and why; what was added."""
+
+    files: dict[str, Path | bytes] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {
+            name: len(source) if isinstance(source, bytes) else source.stat().st_size
+            for name, source in sorted(self.files.items())
+        }
+
+
+def checkpoint_contents(
+    folder: str | Path,
+    repo_id: str,
+    license: str | None = None,
+    with_training_state: bool = False,
+    include: Iterable[str] = (),
+) -> Contents:
+    """What a push of `folder` to `repo_id` consists of.
+
+    Args:
+        folder: of a saved model, a finished run, or a PEFT adapter.
+        repo_id: OWNER/NAME; a card of the folder that speaks of it by the folder's name is changed to this one.
+        license: of the weights, as the Hub names it (apache-2.0, mit, other, ...); the card's if None.
+        with_training_state: optimizer, carry, raw weights, event files and checkpoint-N folders as well.
+        include: patterns of further files, relative to the folder.
+
+    Raises:
+        FileNotFoundError: no folder, or none of a model.
+        ValueError: weights are missing, cut short or not safetensors; a language model has no tokenizer; there is
+            neither a card nor a template for one; a file holds a token or key.
+    """
+    folder = Path(folder)
+    found = own_files(folder, with_training_state, include)
+    if (folder / CONFIG).exists():
+        _complete(found, folder)
+    _add_card(found, folder, repo_id, license)
+    refuse_secrets(found)
+    return found
+
+
+def stale_weights(there: Iterable[str], new: Iterable[str]) -> list[str]:
+    """Weight files of a repository that would be read with, or instead of, the new ones."""
+    new = set(new)
+    if not any(fnmatch(name, p) for name in new for p in WEIGHT_PATTERNS):
+        return []
+    return [name for name in there if name not in new and any(fnmatch(name, p) for p in WEIGHT_PATTERNS)]
+
+
+# ---- weights ----
+
+
+def check_weights(folder: str | Path) -> list[Path]:
+    """The weight files of a checkpoint folder, after a look at the header and length of each.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `checkpoint_contents`.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder; expected that of a saved model")
+    if not (folder / CONFIG).exists():
+        if not (folder / ADAPTER_CONFIG).exists():
+            raise FileNotFoundError(f"{folder} has no {CONFIG}; expected the folder of a saved model")
+        return [_whole(folder / ADAPTER)[0]]
+    if (folder / MANIFEST).exists() and (found := damage(folder)):
+        raise ValueError(f"{folder} is a damaged checkpoint: {'; '.join(found)}. Push an earlier one")
+    if (folder / WEIGHTS).exists():
+        return [_whole(folder / WEIGHTS)[0]]
+    if not (folder / INDEX).exists():
+        others = sorted(file.name for pattern in WEIGHT_PATTERNS for file in folder.glob(pattern))
+        raise ValueError(
+            f"{folder} has neither {WEIGHTS} nor {INDEX}"
+            + (f", only {', '.join(others)}" if others else "")
+            + ": it was not saved to the end, or not as safetensors. Save the model again with save_pretrained"
+        )
+    return [folder / INDEX, *_shards(folder)]
+
+
+def _shards(folder: Path) -> list[Path]:
+    """The shards that the index names. Raises ValueError unless each is whole and holds what the index says."""
+    try:
+        weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / INDEX} is broken ({error}); save the model again with save_pretrained") from error
+    shards = []
+    for name in sorted(set(weight_map.values())):
+        file, tensors = _whole(folder / name)
+        absent = {tensor for tensor, shard in weight_map.items() if shard == name} - tensors
+        if absent:
+            raise ValueError(
+                f"{file} lacks {len(absent)} tensors that {INDEX} says it holds, such as {min(absent)}: shards of two "
+                "saves are mixed. Save the model again into an empty folder"
+            )
+        shards.append(file)
+    return shards
+
+
+def _whole(file: Path) -> tuple[Path, set[str]]:
+    """The file and the names of its tensors. Raises ValueError if it is missing or not as long as its header says."""
+    if not file.exists():
+        raise ValueError(f"{file} is missing, so the checkpoint is not whole; save the model again")
+    size = file.stat().st_size
+    with open(file, "rb") as stream:
+        start = stream.read(8)
+        length = struct.unpack("<Q", start)[0] if len(start) == 8 else 0
+        try:
+            header = json.loads(stream.read(min(length, size)))
+            tensors = {name: entry["data_offsets"] for name, entry in header.items() if name != "__metadata__"}
+            expected = 8 + length + max((end for _, end in tensors.values()), default=0)
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ValueError(
+                f"{file} ({size:,} bytes) does not begin with the header of a safetensors file: it was cut short or "
+                "is of another kind. Save the model again"
+            ) from error
+    if size != expected:
+        raise ValueError(
+            f"{file} has {size:,} bytes, {expected:,} expected by its header: it was not written to the end. Save "
+            "the model again, or copy the file anew"
+        )
+    return file, set(tensors)
+
+
+# ---- which files ----
+
+
+def own_files(folder: Path, with_training_state: bool = False, include: Iterable[str] = ()) -> Contents:
+    """The folder's files without anything added, taken or left; arguments and errors as in `checkpoint_contents`.
+
+    Files below the folder that are left are one entry for each folder.
+    """
+    weights = {file.name for file in check_weights(folder)}
+    found, include = Contents(), tuple(include)
+    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
+        name = file.relative_to(folder).as_posix()
+        group = name.split("/")[0] + "/" if "/" in name else name
+        state = any(map(fnmatch, [name] * len(TRAINING_STATE), TRAINING_STATE))
+        wanted = name in weights or any(_fits(name, pattern) for pattern in MODEL_FILES)
+        if (wanted and not state) or (state and with_training_state) or any(fnmatch(name, p) for p in include):
+            found.files[name] = file
+            continue
+        if not name.endswith(".py"):  # the package's own code travels; see `_add_code`
+            found.left_out[group] = ONLY_WITH_STATE if state else NO_PART
+    return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
+
+
+def refuse_secrets(contents: Contents) -> None:
+    """Raises ValueError for a file that holds a token or a key."""
+    token = get_token()
+    for name, source in contents.files.items():
+        if name.endswith(".safetensors") or (isinstance(source, Path) and source.stat().st_size > MAX_SCANNED):
+            continue
+        content = source if isinstance(source, bytes) else source.read_bytes()
+        kinds = [kind for kind, pattern in SECRETS.items() if re.search(pattern, content)]
+        if kinds or (token and token.encode() in content):
+            raise ValueError(
+                f"{name} holds {kinds[0] if kinds else 'the token you are logged in with'}; nothing was uploaded. "
+                "Delete it from the file, and revoke it if the file was shown to anyone"
+            )
+
+
+# ---- what makes a checkpoint complete ----
+
+
+def _complete(contents: Contents, folder: Path) -> None:
+    """Adds code, heads, generation config and feature extractor of an architecture of this package."""
+    config = AutoConfig.from_pretrained(folder)
+    heads = ARCHITECTURES.get(type(config), {})
+    if heads:
+        _add_code(contents, folder, config)
+    if AutoModelForCausalLM in heads or type(config) in AutoModelForCausalLM._model_mapping:
+        if not {"tokenizer.json", "tokenizer_config.json"} & contents.files.keys():
+            raise ValueError(
+                f"{folder} has no tokenizer, and nobody could use the model without one: "
+                f"tokenizer.save_pretrained({str(folder)!r})"
+            )
+        if "generation_config.json" not in contents.files:
+            text = GenerationConfig.from_model_config(config).to_json_string()
+            contents.files["generation_config.json"] = text.encode()
+            contents.notes.append("generation_config.json: made from config.json")
+    if AutoModelForImageClassification in heads and "preprocessor_config.json" not in contents.files:
+        with tempfile.TemporaryDirectory() as scratch:
+            CosmoMapFeatureExtractor.from_config(config).save_pretrained(scratch)
+            contents.files["preprocessor_config.json"] = Path(scratch, "preprocessor_config.json").read_bytes()
+        contents.notes.append("preprocessor_config.json: made from config.json")
+
+
+def _add_code(contents: Contents, folder: Path, config) -> None:
+    """The modules of the architecture as this package has them, every head in `auto_map`, the code's licence."""
+    heads = ARCHITECTURES[type(config)]
+    modules = code_files(type(config))
+    contents.files |= modules
+    other = [
+        name for name, file in modules.items() if (folder / name).exists() and not cmp(folder / name, file, False)
+    ]
+    if other:
+        contents.notes.append(f"{', '.join(other)}: as in this version of the package, not as in the folder")
+    others = [file.name for file in sorted(folder.glob("*.py")) if file.name not in contents.files]
+    contents.left_out |= dict.fromkeys(others, "no code of this architecture; --include adds it")
+    auto_map = next(iter(heads.values()))._auto_map
+    content = json.loads((folder / CONFIG).read_text())
+    if content.get("auto_map") != auto_map:
+        contents.files[CONFIG] = (json.dumps({**content, "auto_map": auto_map}, indent=2) + "\n").encode()
+        contents.notes.append(f"{CONFIG}: auto_map names every head")
+    contents.files[CODE_LICENSE] = code_license()
+
+
+def code_files(config_class: type) -> dict[str, Path]:
+    """Name and path of each module that a checkpoint of the architecture carries."""
+    heads = ARCHITECTURES[config_class]
+    classes = {config_class, *heads.values()}
+    if AutoModelForImageClassification in heads:
+        classes.add(CosmoMapFeatureExtractor)
+    found = set()
+    for cls in classes:
+        file = sys.modules[cls.__module__].__file__
+        found |= {file, *get_relative_import_files(file)}
+    return {Path(file).name: Path(file) for file in sorted(found)}
+
+
+def code_license() -> bytes:
+    """What the code in a checkpoint may be used for; the weights are another matter, which the card settles."""
+    return (
+        "The Python files (*.py) beside this file come from the package hrm_hf and are under the license below.\n"
+        "It is the license of the code alone. That of the weights is named in the metadata of README.md; where none\n"
+        "is named, none is granted.\n\n" + (files("hrm_hf") / "LICENSE").read_text()
+    ).encode()
+
+
+def complete_push(folder: str, repo_id: str) -> None:
+    """Adds the code's licence to what `model.push_to_hub` has saved, and our card where it has the library's.
+
+    A card that the repository had before stays; tags that the caller gave go over to the new one.
+    """
+    path = Path(folder, CARD_FILE)
+    Path(folder, CODE_LICENSE).write_bytes(code_license())
+    tags: list[str] = []
+    if path.exists():
+        if LIBRARYS_CARD not in path.read_text(encoding="utf-8"):
+            return
+        tags = ModelCard.load(path).data.tags or []
+        path.unlink()
+    card = ModelCard(new_card_text(folder).replace(Path(folder).resolve().name, repo_id))
+    card.data.tags = list(dict.fromkeys([*card.data.tags, *tags]))
+    card.save(path)
+
+
+def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | None) -> None:
+    """The folder's card under the repository's name, or a new one, with the licence of the weights."""
+    path = folder / CARD_FILE
+    ours = (folder / CONFIG).exists() and type(AutoConfig.from_pretrained(folder)) in ARCHITECTURES
+    if not path.exists() and not ours:
+        raise ValueError(f"{folder} has no {CARD_FILE}, and there is no template for its kind of model; write one")
+    card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))
+    if license:
+        card.data.license = license
+        card.text = card.text.replace(LICENCE_NOT_STATED, license)
+    if card.data.license in (None, UNKNOWN_LICENCE):
+        contents.notes.append(
+            f"{CARD_FILE} names no license, so nobody may use the weights; --license apache-2.0, say, names one"
+        )
+    contents.files[CARD_FILE] = str(card).encode()

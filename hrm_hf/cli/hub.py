@@ -1,0 +1,132 @@
+"""`hrm-hf push` and `hrm-hf pull`: checkpoints and Spaces to the Hub, checkpoints from it."""
+
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .data import report
+
+
+def push(
+    sources: Annotated[
+        list[str], typer.Argument(help="Folder of a checkpoint. With --space: a Space's folder, or models to show.")
+    ],
+    repo_id: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository; made if there is none.")],
+    private: Annotated[
+        bool | None, typer.Option("--private/--public", help="Of a new repository. [default: the owner's]")
+    ] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, made if there is none. [default: main]")] = None,
+    message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
+    license: Annotated[
+        str | None, typer.Option(help="Of the weights, as the Hub names it: apache-2.0, mit, cc-by-4.0, other, ...")
+    ] = None,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the commit instead.")] = False,
+    with_training_state: Annotated[
+        bool, typer.Option("--with-training-state", help="Optimizer, carry and checkpoint-N folders too.")
+    ] = False,
+    include: Annotated[list[str] | None, typer.Option(help="Pattern of further files; may be repeated.")] = None,
+    space: Annotated[bool, typer.Option("--space", help="Push a Gradio demo instead of a model.")] = False,
+    embed: Annotated[bool, typer.Option("--embed", help="Copy models of local folders into the demo.")] = False,
+    title: Annotated[str | None, typer.Option(help="Of the demo. [default: the repository's name]")] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and list what would go.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+):
+    """Push a whole checkpoint in one commit: weights, code, tokenizer, card, recipe and results.
+
+    Examples: hrm-hf push runs/sudoku_demo me/sudoku --license apache-2.0;
+    hrm-hf push --space me/sudoku me/mazes me/demo
+    """
+    if space:
+        given = {
+            "--revision": revision, "--license": license, "--include": include,
+            "--with-training-state": with_training_state or None,
+        }  # fmt: skip
+        if wrong := [name for name, value in given.items() if value]:
+            raise typer.BadParameter("a Space has no such thing", param_hint=wrong[0])
+        options = {"private": private, "message": message, "create_pr": create_pr}
+        _push_space(sources, repo_id, title, embed, dry_run, as_json, options)
+        return
+    if len(sources) != 1:
+        raise typer.BadParameter(f"one folder makes a model, not {len(sources)}: {' '.join(sources)}")
+    if title or embed:
+        raise typer.BadParameter("only for a demo (--space)", param_hint="--title" if title else "--embed")
+    from ..hub import check_push_target, checkpoint_contents, push_checkpoint
+
+    folder = Path(sources[0]).expanduser()
+    contents = {"license": license, "with_training_state": with_training_state, "include": tuple(include or ())}
+    if dry_run:
+        check_push_target(repo_id, revision, create_pr)
+        _report_plan(checkpoint_contents(folder, repo_id, **contents), repo_id, as_json)
+        return
+    result = push_checkpoint(
+        folder, repo_id, private=private, revision=revision, message=message, create_pr=create_pr, **contents
+    )
+    _report_push(result, as_json)
+
+
+def pull(
+    repo_id: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hub.")],
+    out: Annotated[Path | None, typer.Option(help="Folder to make. [default: the cache of huggingface_hub]")] = None,
+    revision: Annotated[str | None, typer.Option(help="Branch, tag or sha of a commit. [default: main]")] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Fetch nothing: compare --out with the Hub's digests.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+):
+    """Pull a model at one commit, check every file against the Hub's digest, and print the commit to pin.
+
+    Examples: hrm-hf pull me/sudoku --out models/sudoku;
+    hrm-hf pull me/sudoku --out models/sudoku --verify
+    """
+    from ..hub import pull_checkpoint, verify_checkpoint
+
+    if verify and out is None:
+        raise typer.BadParameter("name the folder to compare with --out", param_hint="--verify")
+    if verify:
+        result = verify_checkpoint(out, repo_id, revision=revision)
+    else:
+        result = pull_checkpoint(repo_id, out, revision=revision)
+    what = {"verified" if verify else "path": str(result.path), "commit": result.commit}
+    report({**what, "files": result.files, "bytes": result.bytes}, as_json)
+
+
+def _push_space(
+    sources: list[str], repo_id: str, title: str | None, embed: bool, dry_run: bool, as_json: bool, options: dict
+) -> None:
+    from ..hub import check_push_target, push_space, space_contents
+
+    check_push_target(repo_id, None, options["create_pr"])
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(sources[0]).expanduser()
+        if len(sources) > 1 or not (folder / "app.py").exists():
+            from ..app.space import write_space
+
+            folder = Path(scratch, "space")
+            write_space(folder, sources, title=title or repo_id.split("/")[1], embed=embed)
+        elif title or embed:
+            raise typer.BadParameter(f"{folder} is a Space already", param_hint="--title" if title else "--embed")
+        if dry_run:
+            _report_plan(space_contents(folder), repo_id, as_json)
+        else:
+            _report_push(push_space(folder, repo_id, **options), as_json)
+
+
+def _report_plan(contents, repo_id: str, as_json: bool) -> None:
+    sizes = contents.sizes
+    if as_json:
+        total = {"repository": repo_id, "bytes": sum(sizes.values())}
+        report({**total, "files": sizes, "left_out": contents.left_out, "notes": contents.notes}, True)
+        return
+    typer.echo(f"to {repo_id}, {len(sizes)} files, {sum(sizes.values()):,} bytes:")
+    typer.echo("\n".join(f"{size:>15,}  {name}" for name, size in sizes.items()))
+    typer.echo("\n".join(f"stays behind: {name} ({why})" for name, why in contents.left_out.items()))
+    typer.echo("\n".join(f"note: {note}" for note in contents.notes))
+
+
+def _report_push(result, as_json: bool) -> None:
+    values = {"url": result.url, "commit": result.commit, "files": len(result.files), "bytes": result.bytes}
+    report({**values, "notes": result.notes} if as_json else values, as_json)
+    if not as_json:
+        typer.echo("\n".join(f"note: {note}" for note in result.notes))

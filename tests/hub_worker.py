@@ -1,0 +1,115 @@
+"""Processes of test_hub_round_trip.py: one pushes every architecture, one loads them without the package.
+
+python hub_worker.py push FOLDER            writes FOLDER/<repository>.pt, what the second process must reproduce
+python hub_worker.py load FOLDER            `import hrm_hf` fails here
+"""
+
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+
+
+SHARD = "10KB"
+NEW_TOKENS = 8
+PROMPT = "a tale"
+
+
+def outputs(model, inputs):
+    """Everything that a user would ask of a model, as tensors by name."""
+    with torch.no_grad():
+        result = {"logits": model(**inputs).logits}
+        if "input_ids" in inputs and model.can_generate():
+            prompt = {"input_ids": inputs["input_ids"][:, :6]}
+            result["generated"] = model.generate(**prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
+        elif "input_ids" in inputs:
+            solution = model.solve(**inputs)
+            result |= {"predictions": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt}
+        else:
+            torch.manual_seed(5)
+            result["posterior"] = model.sample_posterior(model(**inputs), 4)
+    return result
+
+
+def base_output(model, inputs):
+    """The first tensor that the model without a head returns."""
+    with torch.no_grad():
+        output = model(**inputs)
+    return next(value for value in output.to_tuple() if isinstance(value, torch.Tensor))
+
+
+def beside_output(processor, kind):
+    """What a tokenizer or feature extractor makes of something fixed."""
+    if kind == "AutoFeatureExtractor":
+        return processor(torch.linspace(0, 1, 256).reshape(16, 16))["pixel_values"]
+    return processor(PROMPT, return_tensors="pt")["input_ids"]
+
+
+def push(folder):
+    """Pushes each architecture whole and in shards, with tokenizer or extractor, and notes its outputs."""
+    import every
+
+    from hrm_hf.hub import push_checkpoint
+
+    for architecture in every.ARCHITECTURES:
+        for form, options in (("single", {}), ("sharded", {"max_shard_size": SHARD})):
+            name = f"org/{architecture}-{form}"
+            saved = every.save(architecture, folder / "saved" / name, **options)
+            commit = push_checkpoint(saved, name).commit
+            model, inputs = every.model(architecture), every.inputs(architecture)
+            kind = "AutoFeatureExtractor" if architecture in every.REGRESSORS else "AutoTokenizer"
+            beside = every.processor(architecture)
+            expected = {
+                "repository": name,
+                "commit": commit,
+                "auto_class": every.AUTO_CLASSES[architecture],
+                "beside": None if beside is None else kind,
+                "inputs": inputs,
+                "outputs": outputs(model, inputs),
+                "base": base_output(model.base_model, inputs),
+                "beside_output": None if beside is None else beside_output(beside, kind),
+            }
+            torch.save(expected, folder / f"{name.replace('/', '--')}.pt")
+            print("pushed", name)
+        library(architecture)
+
+
+def load(folder):
+    """Pulls each by name and commit where the package cannot be imported, and compares bit for bit."""
+    sys.modules["hrm_hf"] = None
+    for file in sorted(folder.glob("*.pt")):
+        expected = torch.load(file, weights_only=True)
+        pinned = {"revision": expected["commit"], "trust_remote_code": True}
+        name, inputs = expected["repository"], expected["inputs"]
+        auto_class = getattr(transformers, expected["auto_class"])
+        model = auto_class.from_pretrained(name, **pinned)
+        assert type(model).__module__.startswith("transformers_modules"), type(model)
+        found = outputs(model, inputs)
+        for key, value in expected["outputs"].items():
+            assert torch.equal(found[key], value), f"{name}: {key} differs"
+        base = transformers.AutoModel.from_pretrained(name, **pinned)
+        assert torch.equal(base_output(base, inputs), expected["base"]), f"{name}: the base model differs"
+        if expected["beside"]:
+            beside = getattr(transformers, expected["beside"]).from_pretrained(name, **pinned)
+            assert torch.equal(beside_output(beside, expected["beside"]), expected["beside_output"]), name
+        print("equal", name, *expected["outputs"])
+
+
+def library(architecture):
+    """`push_to_hub` of transformers: tokenizer or extractor first, then the head and the base model."""
+    import every
+
+    model, beside = every.model(architecture), every.processor(architecture)
+    if beside is not None:
+        beside.push_to_hub(f"org/{architecture}")
+    model.push_to_hub(f"org/{architecture}", tags=["of-the-caller"])
+    model.base_model.push_to_hub(f"org/{architecture}-base", max_shard_size=SHARD)
+    base = transformers.AutoModel.from_pretrained(f"org/{architecture}-base")
+    same = every.model(architecture).base_model
+    assert all(torch.equal(value, same.state_dict()[name]) for name, value in base.state_dict().items())
+    print("base", architecture, type(base).__name__)
+
+
+if __name__ == "__main__":
+    {"push": push, "load": load}[sys.argv[1]](Path(sys.argv[2]))

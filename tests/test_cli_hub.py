@@ -1,0 +1,85 @@
+"""`hrm-hf push` and `hrm-hf pull` against a loopback Hub, in one process."""
+
+import json
+
+import every
+import pytest
+from hub_here import NAME, TOKEN, point_at
+from hub_server import HubServer
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    with HubServer(tmp_path / "hub", token=TOKEN) as server:
+        point_at(server, monkeypatch, tmp_path)
+        yield server
+
+
+@pytest.fixture
+def puzzle(tmp_path):
+    return every.save("hrm_puzzle", tmp_path / "puzzle")
+
+
+def call(*arguments, status=0):
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == status, (result.output, result.exception)
+    return result
+
+
+def test_a_dry_run_lists_what_would_go_and_sends_nothing(hub, puzzle):
+    (puzzle / "optimizer.pt").write_text("x")
+    said = call("push", puzzle, NAME, "--dry-run").stdout
+    assert "model.safetensors" in said and "stays behind: optimizer.pt (training state" in said
+    assert "note: README.md names no license" in said
+    plan = json.loads(call("push", puzzle, NAME, "--dry-run", "--json", "--license", "mit").stdout)
+    assert plan["files"]["model.safetensors"] == (puzzle / "model.safetensors").stat().st_size
+    assert plan["bytes"] == sum(plan["files"].values()) and not plan["notes"]
+    assert not hub.requests
+
+
+def test_a_private_model_is_pushed_to_a_branch_pulled_and_verified(hub, puzzle, tmp_path):
+    options = ("--private", "--license", "apache-2.0", "--message", "first", "--revision", "trial")
+    pushed = json.loads(call("push", puzzle, NAME, *options, "--json").stdout)
+    repository = hub.storage.find("model", NAME)
+    assert repository.private and repository.commit("trial").title == "first"
+    assert b"license: apache-2.0" in hub.files(NAME, "trial")["README.md"]
+    pull = ("pull", NAME, "--out", tmp_path / "pulled", "--revision", "trial")
+    pulled = json.loads(call(*pull, "--json").stdout)
+    assert pulled["commit"] == pushed["commit"] and pulled["path"] == str(tmp_path / "pulled")
+    said = call(*pull, "--verify").stdout
+    assert f"verified: {tmp_path / 'pulled'}" in said and f"commit: {pushed['commit']}" in said
+
+
+def test_a_space_is_made_of_models_or_pushed_as_it_is(hub, puzzle, tmp_path):
+    pytest.importorskip("gradio")
+    call("push", "--space", puzzle, "org/demo", "--embed", "--title", "Boards")
+    files = hub.files("org/demo", repo_type="space")
+    assert b"title: Boards" in files["README.md"] and "app.py" in files and "requirements.txt" in files
+    assert files["models/puzzle/model.safetensors"] == (puzzle / "model.safetensors").read_bytes()
+    folder = tmp_path / "space"
+    folder.mkdir()
+    for name in ("README.md", "app.py", "requirements.txt"):
+        (folder / name).write_bytes(files[name])
+    call("push", "--space", folder, "org/second")
+    assert hub.files("org/second", repo_type="space")["app.py"] == files["app.py"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("push", "a", "b", NAME), "one folder makes a model"),
+        (("push", "a", NAME, "--title", "x"), "only for a demo"),
+        (("push", "--space", "a", NAME, "--license", "mit"), "a Space has no such"),
+        (("pull", NAME, "--verify"), "name the folder"),
+    ],
+)
+def test_bad_usage_exits_with_2_and_says_what_is_wrong(arguments, said):
+    assert said in " ".join(call(*arguments, status=2).stderr.replace("│", " ").split())
+
+
+@pytest.mark.parametrize("command", ["push", "pull"])
+def test_help_has_an_example(command):
+    assert f"hrm-hf {command}" in call(command, "--help").stdout

@@ -1,0 +1,190 @@
+"""Models go to a loopback Hub and come back in other processes, some of which are killed on the way.
+
+Referee: the process that loads has no `hrm_hf`, an empty cache and only the name and commit; what it computes must be
+equal bit for bit. What is refused and what is said is in test_hub.py.
+"""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager
+from pathlib import Path
+
+import every
+import pytest
+from hub_here import NAME, TOKEN, point_at
+from hub_server import HubServer
+
+from hrm_hf.hub import push_checkpoint
+
+
+WORKER = Path(__file__).with_name("hub_worker.py")
+HRM_HF = (sys.executable, "-m", "hrm_hf.cli")
+PATIENCE = 240  # seconds until a test gives up
+LARGE = 32 * 2**20  # bytes of a file that is fetched in several pieces
+
+
+def run(hub, home, *command, token=True, **more):
+    """Output of a process that has ended well."""
+    finished = subprocess.run(
+        command, env={**environment(hub, home, token), **more}, cwd=home.parent,
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return finished.stdout
+
+
+def environment(hub, home, token=True):
+    home.mkdir(exist_ok=True, parents=True)
+    return {**hub.environment(home, token), "OMP_NUM_THREADS": "1"}
+
+
+@contextmanager
+def held(hub, home, part, after, *command):
+    """A process that is stopped by the Hub in the middle of a body, and killed there at the end of the block."""
+    reached = hub.hold(part, after)
+    process = subprocess.Popen(command, env=environment(hub, home), stderr=subprocess.PIPE, text=True)
+    try:
+        assert reached.wait(PATIENCE), process.stderr.read()
+        yield
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.communicate()
+        hub.release()
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    with HubServer(tmp_path / "hub", token=TOKEN) as server:
+        point_at(server, monkeypatch, tmp_path)
+        yield server
+
+
+@pytest.fixture
+def puzzle(tmp_path):
+    return every.save("hrm_puzzle", tmp_path / "puzzle")
+
+
+@pytest.fixture
+def large(hub, tmp_path):
+    """A checkpoint of one large file, which is on the Hub."""
+    model = every.model("hrm_puzzle", num_puzzle_identifiers=LARGE // 128)
+    model.save_pretrained(tmp_path / "large")
+    assert (tmp_path / "large" / "model.safetensors").stat().st_size > LARGE
+    push_checkpoint(tmp_path / "large", NAME)
+    return tmp_path / "large"
+
+
+@pytest.fixture(scope="module")
+def pushed(tmp_path_factory):
+    """Hub, folder of expected outputs and what was said, after one process has pushed everything."""
+    folder = tmp_path_factory.mktemp("pushed")
+    (folder / "expected").mkdir()
+    with HubServer(folder / "hub") as hub:
+        yield hub, folder, run(hub, folder / "home", sys.executable, str(WORKER), "push", str(folder / "expected"))
+
+
+def test_a_process_without_the_package_reproduces_every_architecture_bit_for_bit(pushed):
+    hub, folder, said = pushed
+    names = [f"org/{architecture}-{form}" for architecture in every.ARCHITECTURES for form in ("single", "sharded")]
+    assert [line.split()[1] for line in said.splitlines() if line.startswith("pushed")] == names
+    for name in names:
+        shards = [file for file in hub.files(name) if file.startswith("model-0")]
+        assert len(shards) > 1 if name.endswith("sharded") else not shards, name
+    command = (sys.executable, str(WORKER), "load", str(folder / "expected"))
+    loaded = run(hub, folder / "empty_home", *command, token=False, PYTHONPATH="")
+    assert sorted(line.split()[1] for line in loaded.splitlines() if line.startswith("equal")) == sorted(names)
+
+
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_push_to_hub_of_the_library_pushes_every_head_with_our_card(architecture, pushed):
+    hub, _, said = pushed
+    classes = {line.split()[1]: line.split()[2] for line in said.splitlines() if line.startswith("base")}
+    assert classes[architecture].endswith("Model")
+    files = hub.files(f"org/{architecture}")
+    card = files["README.md"].decode()
+    assert f"# org/{architecture}" in card and f'"org/{architecture}"' in card and "of-the-caller" in card
+    assert "automatically generated" not in card and "LICENSE_CODE" in files
+    assert architecture in every.PUZZLES or {"tokenizer.json", "preprocessor_config.json"} & files.keys()
+    assert any(file.startswith("model-0") for file in hub.files(f"org/{architecture}-base"))
+
+
+def test_the_hf_command_uploads_and_downloads_a_private_model(hub, puzzle, tmp_path):
+    home, hf = tmp_path / "home", str(Path(sys.executable).with_name("hf"))
+    run(hub, home, hf, "upload", NAME, str(puzzle), "--private")
+    run(hub, home, hf, "download", NAME, "--local-dir", str(tmp_path / "down"), token=hub.read_token)
+    for file in puzzle.iterdir():
+        assert (tmp_path / "down" / file.name).read_bytes() == file.read_bytes()
+
+
+def test_a_push_that_is_killed_shows_no_half_model_and_can_be_repeated(hub, puzzle, tmp_path):
+    first = push_checkpoint(puzzle, NAME).commit
+    before = hub.files(NAME)
+    every.model("hrm_puzzle", seed=4).save_pretrained(puzzle)
+    push = (*HRM_HF, "push", str(puzzle), NAME, "--json")
+    with held(hub, tmp_path / "home", "/upload/", 1000, *push):
+        assert hub.files(NAME) == before
+    assert hub.files(NAME) == before and hub.commits(NAME)[0] == first
+    second = json.loads(run(hub, tmp_path / "home", *push))["commit"]
+    assert hub.commits(NAME)[:2] == [second, first]
+    assert hub.files(NAME)["model.safetensors"] == (puzzle / "model.safetensors").read_bytes()
+    assert hub.files(NAME, first) == before
+
+
+def test_a_pull_that_is_killed_leaves_no_model_and_goes_on_where_it_stopped(hub, large, tmp_path):
+    home, out = tmp_path / "home", tmp_path / "pulled"
+    pull = (*HRM_HF, "pull", NAME, "--out", str(out), "--json")
+    with held(hub, home, "model.safetensors", 25 * 2**20, *pull):
+        until = time.monotonic() + PATIENCE
+        while not (arrived := _bytes_of_part(tmp_path)) and time.monotonic() < until:
+            time.sleep(0.05)
+        assert arrived and not out.exists()
+    arrived = _bytes_of_part(tmp_path)
+    assert not out.exists()
+    hub.requests.clear()
+    hub.ranges.clear()
+    result = json.loads(run(hub, home, *pull))
+    assert result["commit"] == hub.commits(NAME)[0]
+    assert (out / "model.safetensors").read_bytes() == (large / "model.safetensors").read_bytes()
+    ((path, asked),) = hub.ranges
+    assert path.endswith("model.safetensors") and asked == f"bytes={arrived}-"
+    fetched = [path for _, path in hub.requests if "/resolve/" in path]
+    assert not [path for path in fetched if path.endswith("config.json")]  # it had arrived before
+
+
+def _bytes_of_part(folder):
+    parts = list((folder / ".pulled.incoming").glob("model.safetensors.*.part"))
+    return parts[0].stat().st_size if parts else 0
+
+
+def test_a_disk_that_fills_up_during_a_pull_is_named_and_no_model_appears(hub, large, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("mounting a tmpfs is not permitted")
+    blind = "import shutil; shutil.disk_usage = lambda _: type('Disk', (), {'free': 2**40})"  # foreseen: test_hub.py
+    program = f"{blind}; import sys; sys.argv[0] = 'hrm-hf'; from hrm_hf.cli import main; main()"
+    try:
+        finished = subprocess.run(
+            [sys.executable, "-c", program, "pull", NAME, "--out", str(disk / "model")],
+            env=environment(hub, tmp_path / "home"), capture_output=True, text=True, timeout=PATIENCE,
+        )  # fmt: skip
+        assert finished.returncode == 1 and "Traceback" not in finished.stderr, finished.stderr[-2000:]
+        assert "is full (No space left on device); what is there is kept" in finished.stderr
+        assert not (disk / "model").exists() and any((disk / ".model.incoming").glob("model.safetensors.*.part"))
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+@pytest.mark.slow
+def test_a_push_and_a_pull_by_xet(puzzle, tmp_path):
+    pytest.importorskip("hf_xet", reason="the Xet protocol needs hf_xet")
+    with HubServer(tmp_path / "xet_hub", xet=True) as hub:
+        run(hub, tmp_path / "home", *HRM_HF, "push", str(puzzle), NAME)
+        assert any("xet-write-token" in path for _, path in hub.requests)
+        pulled = json.loads(run(hub, tmp_path / "other_home", *HRM_HF, "pull", NAME, "--json"))
+        weights = Path(pulled["path"], "model.safetensors")
+        assert weights.read_bytes() == (puzzle / "model.safetensors").read_bytes()

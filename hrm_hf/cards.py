@@ -1,8 +1,10 @@
 """Model cards with results.
 
-A card is made once from the template of its architecture (`model_cards/<model_type>.md`). After that only two parts of
-it are ours: the `model-index` of its metadata, which holds every result, and the table between two markers, which is
-drawn from the `model-index`. Anything else that people write into a card stays.
+A card is made once from the template of its architecture (`model_cards/<model_type>.md`; `card_words.py` has the words
+that depend on the config). After that only three parts of it are ours: the `model-index` of its metadata, which holds
+every result; the table between two markers, which is drawn from the `model-index`; and between two others, how the
+model was trained (`card_training.py`). Anything else that people write into a card stays. Results are also written as
+`.eval_results/*.yaml`, the Hub's newer form.
 """
 
 import re
@@ -11,19 +13,27 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from .card_training import base_model, data_table, hub_datasets, licence_of_checkpoint, training_table
+from .card_words import words_of
+from .data.licences import known_source
 
-CARD_FILE = "README.md"
+
+CARD_FILE, RESULTS_FOLDER = "README.md", ".eval_results"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
+TRAINING_START, TRAINING_END = "<!-- hrm_hf training -->", "<!-- end of hrm_hf training -->"
 NO_RESULTS = {
     "puzzle-solving": "None recorded yet: `hrm-hf eval puzzles MODEL DATA --update-card` writes them here.",
     "cosmology-regression": "None recorded yet: `hrm-hf eval cosmo MODEL --data DATA --update-card` writes them here.",
-    "text-generation": "None recorded yet: `run_clm.py` and `run_go_coder.py` write those of their last evaluation.",
+    "hrm_go_coder": "None recorded yet: `hrm-hf eval go MODEL --records FILE --update-card` writes them here.",
+    "text-generation": "None recorded yet: `hrm-hf eval lm MODEL --data FILE --update-card` writes them here.",
 }
+UNKNOWN_LICENCE = "unknown"  # the Hub's word for a licence that nobody stated
+LICENCE_NOT_STATED = "not stated; name one here and in the metadata"
 HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
 # How fast a run was and where it stood say nothing about the model's quality.
 NO_QUALITIES = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
-    "runtime",
+    "runtime", "model_preparation_time",
 )  # fmt: skip
 CARD_FIELDS = (
     "task", "grid_shape", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
@@ -67,10 +77,10 @@ def update_model_card(
         dataset: path or Hub name of the data. Of a local path only the last part is recorded.
         settings: how the numbers were got (max_steps, halt, votes, ...). A result with the same data set, split,
             settings and metric is replaced; all others stay.
-        parameters: for a new card; counted in the weights file if None.
+        parameters: for a new card; those of the config's model if None.
 
     Returns:
-        The path of the card.
+        The path of the card. The results are in `.eval_results/` too.
 
     Raises:
         FileNotFoundError: `folder` has no config.json.
@@ -101,12 +111,20 @@ def update_model_card(
     card.data.model_name = card.data.model_name or folder.resolve().name
     card.data.eval_results = old + new
     card.text = with_results_table(card.text, results_table(card.data.eval_results))
+    if TRAINING_START in card.text:
+        card.text = _between(card.text, TRAINING_START, TRAINING_END, training_table(folder))
     card.save(path)
+    write_eval_results(folder, card.data.eval_results)
     return path
 
 
 def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
-    """The template of the folder's architecture, filled from its config."""
+    """The template of the folder's architecture, filled from its config and from what its training left behind.
+
+    Raises: as `update_model_card`.
+    """
+    from huggingface_hub import ModelCard
+
     folder = Path(folder)
     config = _config(folder)
     template = files("hrm_hf") / "model_cards" / f"{config.model_type}.md"
@@ -114,36 +132,91 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
         raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
     names = (*CARD_FIELDS, "num_hidden_layers") if config.model_type in NUM_LAYERS_TYPES else CARD_FIELDS
     fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    words = {"puzzle-solving": _puzzle_words, "cosmology-regression": _map_words}.get(_task_type(config))
-    own = words(config) if words else {}
-    return Template(template.read_text()).substitute(
+    licence = licence_of_checkpoint(folder)
+    no_results = NO_RESULTS.get(config.model_type) or NO_RESULTS[_task_type(config)]
+    text = Template(template.read_text(encoding="utf-8")).substitute(
         {name: str(value) for name, value in fields.items()},
         name=folder.resolve().name,
-        parameters=f"{_count_parameters(folder) if parameters is None else parameters:,}",
-        results=f"{START}\n{NO_RESULTS[_task_type(config)]}\n{END}",
+        parameters=f"{_count_parameters(config) if parameters is None else parameters:,}",
+        results=f"{START}\n{no_results}\n{END}",
+        training=f"{TRAINING_START}\n{training_table(folder)}\n{TRAINING_END}",
+        data=data_table(folder),
         fields="\n".join(f"| {name} | {value} |" for name, value in fields.items()),
-        **own,
+        licence=f"`LICENSE` in this folder: {licence}" if licence else LICENCE_NOT_STATED,
+        **words_of(config, folder),
     )
+    card = ModelCard(text)
+    card.data.license = (licence or UNKNOWN_LICENCE).lower()
+    card.data.datasets, card.data.base_model = hub_datasets(folder) or None, base_model(folder)
+    return str(card)
+
+
+def card_for_repository(folder: str | Path, repo_id: str) -> str:
+    """The folder's card, or a new one, whose examples load `repo_id` where they name the folder."""
+    from huggingface_hub import ModelCard
+
+    folder = Path(folder)
+    path = folder / CARD_FILE
+    card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(folder))
+    for name in {folder.resolve().name, card.data.model_name} - {None}:
+        card.text = card.text.replace(f'"{name}"', f'"{repo_id}"')
+        card.text = card.text.replace(f"hrm-hf solve {name} ", f"hrm-hf solve {repo_id} ")
+    return str(card)
+
+
+def write_eval_results(folder: str | Path, results: list) -> list[Path]:
+    """Writes `EvalResult`s as `.eval_results/DATA.yaml`, one file for each data set, and returns their paths.
+
+    The Hub shows those of data sets that it knows as benchmarks; the task of an entry is the name of its metric.
+    """
+    import yaml
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
+
+    entries: dict[str, list[EvalResultEntry]] = {}
+    for result in results:
+        notes = [f"split={result.dataset_split}"] if result.dataset_split else []
+        notes += [f"{name}={setting}" for name, setting in (result.metric_args or {}).items()]
+        entry = EvalResultEntry(
+            dataset_id=result.dataset_type,
+            task_id=result.metric_type,
+            value=result.metric_value,
+            dataset_revision=result.dataset_revision,
+            notes=", ".join(notes) or None,
+        )
+        entries.setdefault(result.dataset_type, []).append(entry)
+    written = []
+    for name, of_one_set in entries.items():
+        path = Path(folder) / RESULTS_FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]+', '--', name)}.yaml"
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(of_one_set), sort_keys=False), encoding="utf-8")
+        written.append(path)
+    return written
 
 
 def results_table(results: list) -> str:
-    """A Markdown table of `EvalResult`s, in their order."""
+    """A Markdown table of `EvalResult`s, in their order; licences of known test sets below it."""
     lines = ["| data | split | metric | value | settings |", "|---|---|---|---|---|"]
     for result in results:
         value = f"{result.metric_value:.4g}" if isinstance(result.metric_value, float) else result.metric_value
         settings = ", ".join(f"{name}={setting}" for name, setting in (result.metric_args or {}).items())
         metric = result.metric_name or result.metric_type
         lines.append(f"| {result.dataset_name} | {result.dataset_split or ''} | {metric} | {value} | {settings} |")
+    known = dict.fromkeys(filter(None, (known_source(result.dataset_type) for result in results)))
+    if known:
+        lines += ["", f"Licences of these data: {'; '.join(f'{name}, {licence}' for name, licence in known)}."]
     return "\n".join(lines)
 
 
 def with_results_table(text: str, table: str) -> str:
     """The text of a card with `table` between the markers; a card without markers gets a section at its end."""
-    block = f"{START}\n{table}\n{END}"
-    pattern = re.compile(f"{re.escape(START)}.*?{re.escape(END)}", re.DOTALL)
-    if pattern.search(text):
-        return pattern.sub(lambda _: block, text, count=1)
-    return f"{text.rstrip()}\n\n## Results\n\n{block}\n"
+    if START in text and END in text:
+        return _between(text, START, END, table)
+    return f"{text.rstrip()}\n\n## Results\n\n{START}\n{table}\n{END}\n"
+
+
+def _between(text: str, start: str, end: str, content: str) -> str:
+    pattern = re.compile(f"{re.escape(start)}.*?{re.escape(end)}", re.DOTALL)
+    return pattern.sub(lambda _: f"{start}\n{content}\n{end}", text, count=1)
 
 
 def _config(folder: Path):
@@ -161,45 +234,12 @@ def _task_type(config) -> str:
     return "puzzle-solving" if config.model_type.endswith("_puzzle") else "text-generation"
 
 
-def _puzzle_words(config) -> dict[str, str]:
-    rows, ndim = config.num_puzzle_identifiers, config.puzzle_emb_ndim
-    table = f"Its puzzle table of {rows:,} x {ndim} values comes on top." if ndim else "It has no puzzle table."
-    return {"task": _task_words(config), "puzzle_table": table}
+def _count_parameters(config) -> int:
+    """Of the model that a config describes: without the buffers (puzzle table, initial states) in its weights file."""
+    import torch
 
+    from .registration import ARCHITECTURES
 
-def _map_words(config) -> dict[str, str]:
-    """What a regressor was made for, in words."""
-    channels = config.num_map_channels
-    maps = f"{config.image_size} x {config.image_size} pixels"
-    bounds = config.prior_bounds or []
-    ranges = [f"{name} from {low:g} to {high:g}" for name, (low, high) in zip(config.target_names, bounds)]
-    return {
-        "names": ", ".join(config.reported_names),
-        "first": config.target_names[0],
-        "maps": maps + (f" in {channels} channels" if channels > 1 else ""),
-        "mask": " and a mask of observed pixels" if config.mask_channel else "",
-        "prior": " and ".join(ranges) or "no bounds",
-    }
-
-
-def _task_words(config) -> str:
-    if not config.grid_shape:
-        return f"puzzles of {config.seq_len} tokens"
-    names = {"sudoku": "Sudoku", "maze": "mazes", "arc": "ARC-AGI tasks", "generic": "puzzles"}
-    return f"{names[config.task]} on boards of {config.grid_shape[0]} x {config.grid_shape[1]}"
-
-
-def _count_parameters(folder: Path) -> int:
-    """Values in the weights files, without the buffers that are no parameters (puzzle table, initial states)."""
-    from safetensors import safe_open
-
-    total = 0
-    for file in sorted(folder.glob("*.safetensors")):
-        with safe_open(file, "pt") as tensors:
-            for name in tensors.keys():
-                if not name.endswith(("puzzle_emb.weight", "H_init", "L_init", "z_L_init")):
-                    size = 1
-                    for length in tensors.get_slice(name).get_shape():
-                        size *= length
-                    total += size
-    return total
+    heads = {head.__name__: head for head in ARCHITECTURES[type(config)].values()}
+    with torch.device("meta"):  # nothing is allocated
+        return heads[config.architectures[0]](config).num_parameters()

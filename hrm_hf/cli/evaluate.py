@@ -9,11 +9,13 @@ import typer
 from .data import report
 from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
+from .evaluate_lm import lm
 from .solve import Halt, check_model
 
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
 app.command("go")(go)
+app.command("lm")(lm)
 app.command("cosmo")(cosmo)
 app.command("cosmo-baseline")(cosmo_baseline)
 

@@ -12,7 +12,7 @@ from .data import report
 from .solve import check_model
 
 
-RESULTS_FILE = "results.json"
+RESULTS_FILE, TASK = "results.json", "cosmology-regression"
 
 
 class Steps(str, Enum):
@@ -76,6 +76,7 @@ def cosmo(
     run = Evaluation(network, extractor, batch_size, settings)
     found = run.on(data, split, limit)
     result = {
+        "task": TASK,
         "model": model,
         "dataset": data,
         "split": split,
@@ -126,6 +127,7 @@ def cosmo_baseline(
     started = time.perf_counter()
     predictions = run_baseline(method.value, train_maps, test_maps, num_samples=num_samples, seed=seed)
     result = {
+        "task": TASK,
         "method": method.value,
         "dataset": data,
         "split": "test",

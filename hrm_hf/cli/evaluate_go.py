@@ -118,8 +118,12 @@ def go(
         metrics = _evaluate(writer, builder, rows, trials, judge, sampling, out)
         if benchmarks:
             metrics["benchmarks"] = _run_benchmarks(writer, builder, tasks, judge, sampling, model, out)
+    files = [*(records or []), *(trajectories or []), *(file for _, file in benchmarks)]
     result = {
+        "task": "go-coder",
         "model": model,
+        "dataset": ", ".join(map(str, files)),
+        "split": "test",
         "records": [str(path) for path in records or []],
         "trajectories": [str(path) for path in trajectories or []],
         "settings": {

@@ -76,9 +76,11 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
     """Reads tasks from bundles, folders and Kaggle files, sorted by name.
 
     A source is one of
+
     - a bundle `{subset: {name: task}}`, a `{name: task}` or a single task, as .json or .json.gz;
     - a folder of one JSON per task (the subset is the folder that holds the file: training/, evaluation/, ...);
     - a Kaggle file `..._training_challenges.json` with its `..._solutions.json`, or a folder of such files.
+
     `source:training,evaluation` takes only these subsets of a source.
 
     Args:

@@ -87,8 +87,7 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
             "no training text: give --train_data with a file (.jsonl, .txt, .parquet, .gz), a folder, or a data set "
             "of the Hub as OWNER/NAME:CONFIG; several are separated by commas"
         )
-    if tokenizer.eos_token_id is None:
-        raise ValueError(f"{tokenizer.name_or_path or 'the tokenizer'} has no EOS token to put between documents")
+    _require_eos(tokenizer)
     # One memory for both splits, validation first: training text that repeats validation text is removed as well.
     seen = duplicate_finder(options.deduplicate, options.near_duplicate_threshold)
     filters = {name: _filter(options, seen) for name in ("train", "validation")}
@@ -103,6 +102,35 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
         held_out = [_materialize(mixed, options.max_val_samples)]
         mixed = mixed.skip(options.max_val_samples)
     return _pack(mixed, list(held_out), options, tokenizer, seed, filters)
+
+
+def load_evaluation_text(
+    options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase", last_percentage: float | None = None
+) -> TextCorpus:
+    """The packed rows of `options.eval_data` alone, as `validation`; `train` is None.
+
+    Args:
+        options, tokenizer: as for `load_text_corpus`.
+        last_percentage: only what a run that trains on these sources holds out of each (`hold_out`).
+
+    Raises: as `load_text_corpus`.
+    """
+    from datasets import concatenate_datasets
+
+    _require_eos(tokenizer)
+    seen = duplicate_finder(options.deduplicate, options.near_duplicate_threshold)
+    corpus = TextCorpus(train=None, validation=None, filters={"validation": _filter(options, seen)})
+    rows = [_eval_documents(source, options, corpus.filters["validation"]) for source in options.eval_data]
+    if last_percentage is not None:
+        rows = [hold_out(one, last_percentage)[1] for one in rows]
+    rows = _first(concatenate_datasets(rows), options.max_val_samples)
+    corpus.validation = _pack_rows(rows, "validation", corpus, options, tokenizer, _packing(options, tokenizer))
+    return corpus
+
+
+def _require_eos(tokenizer: "PreTrainedTokenizerBase") -> None:
+    if tokenizer.eos_token_id is None:
+        raise ValueError(f"{tokenizer.name_or_path or 'the tokenizer'} has no EOS token to put between documents")
 
 
 def _filter(options: "LmDataArguments", seen) -> TextFilter:
@@ -190,9 +218,7 @@ def _mix(parts: list, options: "LmDataArguments", seed: int):
 def _pack(mixed, held_out: list, options, tokenizer, seed: int, filters: dict[str, TextFilter]) -> TextCorpus:
     from datasets import concatenate_datasets
 
-    # A tokenizer without padding can be fine-tuned with: what fills the last row has no labels.
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    packing = Packing(options.block_size, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
+    packing = _packing(options, tokenizer)
     corpus = TextCorpus(train=None, validation=None, filters=filters)
     if held_out:
         rows = _first(concatenate_datasets(held_out), options.max_val_samples)
@@ -210,6 +236,12 @@ def _pack(mixed, held_out: list, options, tokenizer, seed: int, filters: dict[st
     return corpus
 
 
+def _packing(options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> Packing:
+    # A tokenizer without padding can be fine-tuned with: what fills the last row has no labels.
+    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return Packing(options.block_size, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
+
+
 def _first(rows, count: int | None):
     from datasets import IterableDataset
 
@@ -220,7 +252,7 @@ def _first(rows, count: int | None):
 
 def _pack_rows(rows: "Dataset", name: str, corpus: TextCorpus, options, tokenizer, packing: Packing) -> "Dataset":
     what = {"train": "training", "validation": "validation"}[name]
-    _require_documents(len(rows), f"the {what} data", corpus.filters.get(name, corpus.filters["train"]))
+    _require_documents(len(rows), f"the {what} data", corpus.filters.get(name) or corpus.filters["train"])
     documents = tokenize_documents(rows, tokenizer, options.preprocessing_num_workers)
     blocks = pack_documents(documents, packing, options.data_cache_dir)
     tokens, size = (sum(documents[column]) for column in ("num_tokens", "num_bytes"))

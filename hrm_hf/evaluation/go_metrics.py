@@ -254,9 +254,9 @@ def resampling_scores(success: Sequence[Sequence[bool]], selected: Sequence[Sequ
     """What independent samples achieved: the control that refinement is measured against.
 
     Args:
-        success: [records][samples], in the order they were drawn.
-        selected: [records][samples], the sample passed the validator. Samples are drawn until one does, and that one,
-            or else the last, is the answer.
+        success: `[records][samples]`, in the order they were drawn.
+        selected: `[records][samples]`, the sample passed the validator. Samples are drawn until one does, and that
+            one, or else the last, is the answer.
 
     Returns:
         "any_success_per_sample" [samples]: one of the first i samples was right; "success_per_sample": the answer

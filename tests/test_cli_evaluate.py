@@ -1,0 +1,162 @@
+"""`hrm-hf eval`: language models on text, and the one format of all results.
+
+Referees: cross-entropy of the logits, taken here, and the rows that a training run would hold out. `eval puzzles` is
+in test_cli_solve.py, the evaluations themselves are in evaluation/.
+"""
+
+import json
+import math
+
+import every
+import pytest
+import tiny_cosmo
+import tiny_go
+import tiny_lm
+import torch
+from huggingface_hub import ModelCard
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from typer.testing import CliRunner
+
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
+from hrm_hf.cli import app
+from hrm_hf.data import sudoku
+from hrm_hf.data.byte_tokenizer import byte_tokenizer
+from hrm_hf.data.puzzles import save_puzzle_dataset
+from hrm_hf.data.text_corpus import load_evaluation_text, load_text_corpus
+from hrm_hf.recipes import LmDataArguments
+
+
+LINES = [f"func Add{n}(a, b int) int {{ return a + b + {n} }} // Größe {n}\n" for n in range(60)]
+BLOCK = 64
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    file = tmp_path_factory.mktemp("text") / "go.txt"
+    file.write_text("".join(LINES))
+    return file
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    """Folders of our causal language models and of a Llama, by name."""
+    root = tmp_path_factory.mktemp("models")
+    folders = {name: every.save(name, root / name) for name in every.CAUSAL_LMS}
+    words = byte_tokenizer()
+    tiny_lm.model("llama", vocab_size=len(words), max_position_embeddings=256).save_pretrained(root / "llama")
+    words.save_pretrained(root / "llama")
+    return folders | {"llama": root / "llama"}
+
+
+def run(*arguments):
+    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["eval", *map(str, arguments)])
+
+
+def evaluated(*arguments) -> dict:
+    result = run(*arguments, "--device", "cpu", "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)  # nothing else is there
+
+
+@pytest.mark.parametrize("name", [*every.CAUSAL_LMS, "llama"])
+def test_perplexity_and_bits_per_byte_are_those_of_the_logits(name, models, text):
+    metrics = evaluated("lm", models[name], "--data", text, "--block-size", BLOCK, "--batch-size", 3)["metrics"]
+    model, words = (auto.from_pretrained(models[name]) for auto in (AutoModelForCausalLM, AutoTokenizer))
+    options = LmDataArguments(eval_data=[str(text)], block_size=BLOCK)
+    corpus = load_evaluation_text(options, words)
+    rows = corpus.validation[:]
+    with torch.no_grad():
+        logits = model.eval()(input_ids=rows["input_ids"]).logits
+    nats = torch.nn.functional.cross_entropy(
+        logits[:, :-1].flatten(0, 1).double(), rows["labels"][:, 1:].flatten().long(), reduction="none"
+    )
+    counted = rows["labels"][:, 1:].ne(-100).sum().item()
+    mean = nats.sum().item() / counted
+    assert metrics["tokens"] == counted
+    assert metrics["lm_loss"] == pytest.approx(mean, rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(mean), rel=1e-4)
+    size = len("".join(LINES).encode()) / corpus.sizes["validation"]["tokens"]
+    assert metrics["bits_per_byte"] == pytest.approx(mean / math.log(2) / size, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    "options, steps",
+    [
+        (("--num-segments", 1), 1),
+        (("--exit-criterion", "fixed"), 3),
+        (("--exit-criterion", "fixed", "--num-segments", 2), 2),
+        (("--exit-criterion", "latent_diff", "--exit-threshold", 1e9), 2),  # the first has none to differ from
+    ],
+)
+def test_segments_are_as_many_as_the_options_allow(options, steps, models, text):
+    found = evaluated("lm", models["hrm_lm"], "--data", text, "--block-size", BLOCK, "--limit", 5, *options)
+    assert found["metrics"]["average_steps"] == pytest.approx(steps)
+
+
+def test_the_end_of_a_text_is_what_training_holds_out(text):
+    options = LmDataArguments(train_data=[str(text)], validation_split_percentage=20, block_size=BLOCK)
+    trained_beside = load_text_corpus(options, byte_tokenizer()).validation
+    alone = load_evaluation_text(LmDataArguments(eval_data=[str(text)], block_size=BLOCK), byte_tokenizer(), 20)
+    assert torch.equal(trained_beside[:]["input_ids"], alone.validation[:]["input_ids"])
+
+
+def test_results_are_written_and_go_into_the_card(models, text, tmp_path):
+    folder = every.save("hrm_lm", tmp_path / "it")
+    options = ("--block-size", BLOCK, "--num-segments", 2, "--out", tmp_path / "out", "--update-card")
+    shown = run("lm", folder, "--data", text, *options)
+    assert shown.exit_code == 0 and "bits_per_byte: " in shown.output, shown.output
+    written = json.loads((tmp_path / "out" / "results.json").read_text())
+    results = {one.metric_name: one for one in ModelCard.load(folder / "README.md").data.eval_results}
+    assert set(results) == {"lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps"}
+    assert results["perplexity"].metric_value == pytest.approx(written["metrics"]["perplexity"], abs=1e-6)
+    assert results["perplexity"].metric_args == {"block_size": BLOCK, "num_segments": 2}
+    assert results["perplexity"].dataset_type == "go.txt"  # no local path goes public
+
+
+@pytest.mark.parametrize(
+    "model, options, code, message",
+    [
+        ("llama", ("--num-segments", 2), 1, "type llama, which has no segments; leave out --num-segments"),
+        ("hrm_lm", ("--exit-threshold", 0.5), 2, "give --exit-criterion with it"),
+        ("hrm_lm", ("--block-size", 300), 2, "has 256 positions"),
+        ("hrm_lm", ("--device", "cuda:9"), 2, "cuda:9 is not here"),
+        ("nowhere", (), 2, "is no folder"),
+        ("puzzle", (), 1, "type hrm_puzzle, no causal language model"),
+    ],
+)
+def test_bad_usage_is_explained(model, options, code, message, models, text, tmp_path):
+    if model == "puzzle":
+        folder = every.save("hrm_puzzle", tmp_path / "puzzle")
+    else:
+        folder = models.get(model, "./nowhere")
+    result = run("lm", folder, "--data", text, *options)
+    assert result.exit_code == code and message in (result.output + str(result.exception))
+
+
+def test_text_that_does_not_exist_is_named(models):
+    result = run("lm", models["llama"], "--data", "./nothing.txt")
+    assert result.exit_code == 1 and "nothing.txt" in str(result.exception)
+
+
+def test_every_evaluation_has_one_format(models, text, tmp_path):
+    splits, info = sudoku.generated_sudoku(4, num_train=2, num_test=3, seed=0)
+    save_puzzle_dataset(splits, info, tmp_path / "boards")
+    sizes = {"hidden_size": 8, "num_attention_heads": 1, "H_layers": 1, "L_layers": 1, "halt_max_steps": 1}
+    solver = HrmPuzzleForSolving(HrmPuzzleConfig(**sizes, puzzle_emb_ndim=0, **info.config_fields()))
+    solver.save_pretrained(tmp_path / "solver")
+    records = tiny_go.write(tmp_path / "test.jsonl", tiny_go.records(2))
+    maps = tiny_cosmo.build(tmp_path / "maps", 4, 4)
+    regressor = every.save("cosmo_cnn", tmp_path / "cosmo_cnn")
+    found = {
+        "sudoku": evaluated("puzzles", tmp_path / "solver", tmp_path / "boards"),
+        "causal-lm": evaluated("lm", models["rlm_mhc"], "--data", text, "--limit", 2),
+        "go-coder": evaluated(
+            "go", models["hrm_go_coder"], "--records", records, "--validator", "tree-sitter", "--max-code-tokens", 4
+        ),
+        "cosmology-regression": evaluated("cosmo", regressor, "--data", maps, "--num-samples", 100),
+    }
+    for task, result in found.items():
+        assert {"task", "model", "dataset", "split", "metrics", "parameters", "versions"} <= set(result), task
+        assert (result["task"], result["split"]) == (task, "test")
+        assert result["parameters"] > 1000 and isinstance(result["dataset"], str)
+        assert {"hrm_hf", "torch"} <= set(result["versions"]) and result["metrics"]

@@ -12,6 +12,7 @@ from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoTokenizer,
+    BitsAndBytesConfig,
     PreTrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -89,9 +90,15 @@ def causal_lm_config(
 
 
 def load_causal_lm(
-    arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_size: int, seed: int = 0
+    arguments: ModelArguments,
+    tokenizer: PreTrainedTokenizerBase,
+    block_size: int,
+    seed: int = 0,
+    quantization_config: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
-    """A fresh model from a config, or saved weights in float32 with overrides applied to their config.
+    """A fresh model from a config, or saved weights with overrides applied to their config.
+
+    Weights are in float32, unless a `quantization_config` says that they stay frozen, under an adapter.
 
     Raises:
         ValueError: see `causal_lm_config`; also saved weights that do not fit the tokenizer or the rows.
@@ -106,6 +113,7 @@ def load_causal_lm(
         arguments.model_name_or_path,
         attn_implementation=arguments.attn_implementation,
         dtype=torch.float32,  # weights that are trained; --bf16 computes in bfloat16
+        quantization_config=quantization_config,
         **changes,
     )
     _require_vocabulary(

@@ -12,7 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoFeatureExtractor, AutoModelForImageClassification, PreTrainedModel, set_seed
+from transformers import (
+    AutoFeatureExtractor,
+    AutoModelForImageClassification,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    set_seed,
+)
 
 from .data.cosmology_collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
 from .data.cosmology_dataset import CosmologyInfo, load_cosmology_info, read_arrays
@@ -110,7 +116,11 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.nda
 
 
 def load_regressor(
-    model_args: ModelArguments, data_args: CosmoDataArguments, info: CosmologyInfo, seed: int
+    model_args: ModelArguments,
+    data_args: CosmoDataArguments,
+    info: CosmologyInfo,
+    seed: int,
+    quantization_config: BitsAndBytesConfig | None = None,
 ) -> tuple[PreTrainedModel, CosmoMapFeatureExtractor]:
     """A fresh model with a feature extractor for these maps, or saved ones.
 
@@ -128,7 +138,9 @@ def load_regressor(
             raise ValueError(f"model_type={config.model_type!r} is no regressor; choose hrm_cosmo or cosmo_cnn")
         model = AutoModelForImageClassification.from_config(config, **options)
         return model, CosmoMapFeatureExtractor.from_config(config, stretch=data_args.stretch)
-    model = AutoModelForImageClassification.from_pretrained(model_args.model_name_or_path, **options)
+    model = AutoModelForImageClassification.from_pretrained(
+        model_args.model_name_or_path, quantization_config=quantization_config, **options
+    )
     for name in SAME:
         if getattr(model.config, name) != fields[name]:
             raise ValueError(

@@ -406,7 +406,10 @@ def _presets() -> dict[str, tuple[str, str]]:
 
 def _is_lm_recipe(path: Path) -> bool:
     """A recipe of run_clm.py, which is what we launch: it has no other script's options."""
-    options = {field.name for part in (ModelArguments, LmDataArguments, LmTrainingArguments) for field in fields(part)}
+    from .tuning import TuningArguments
+
+    parts = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)
+    options = {field.name for part in parts for field in fields(part)}
     recipe = yaml.safe_load(path.read_text())
     return "model_type" in recipe and set(recipe) <= options
 

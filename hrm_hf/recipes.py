@@ -235,6 +235,31 @@ class CosmoDataArguments:
             raise ValueError(f"stretch={self.stretch!r} is not one of linear, asinh")
 
 
+@dataclass
+class AnswerDataArguments:
+    """Which prompts and answers a model is taught by. See `data/answers.py`."""
+
+    train_data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Rows to train on: .jsonl (also .gz), .parquet, folders, or OWNER/NAME:CONFIG of the Hub."},
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out rows, as --train_data."})
+    train_split: str = field(default="train", metadata={"help": "Split of Hub data sets to train on."})
+    eval_split: str = field(default="validation", metadata={"help": "Split of Hub data sets in --eval_data."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first rows only."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first rows only."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
+    )
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where data of the Hub are kept."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = _listed(self.train_data), _listed(self.eval_data)
+        for name in ("max_train_samples", "max_eval_samples"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
 BUDGETS = ("problem_budget", "context_budget", "plan_budget", "code_budget")
 
 

@@ -3,6 +3,7 @@
     python training/run_clm.py --recipe training/recipes/hrm_lm_shakespeare_cpu.yaml --train_data input.txt
     accelerate launch training/run_clm.py --recipe training/recipes/hrm_lm_50m.yaml --learning_rate 2e-4
     python training/run_clm.py --model_name_or_path runs/hrm_lm_50m --train_data mine.jsonl --output_dir runs/tuned
+    python training/run_clm.py ... --lora_rank 8       # an adapter on those weights, which stay as they are
 
 A killed run continues with `--resume_from_checkpoint last`.
 """
@@ -31,22 +32,26 @@ from hrm_hf.recipes import LmDataArguments, ModelArguments, parse_recipe, save_r
 from hrm_hf.registration import ARCHITECTURES
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.training_args import LmTrainingArguments
+from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 def main() -> None:
-    model_args, data_args, args = parse_recipe(
-        (ModelArguments, LmDataArguments, LmTrainingArguments), description=__doc__
+    model_args, data_args, args, tuning_args = parse_recipe(
+        (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments), description=__doc__
     )
+    settle_base(model_args, tuning_args)
     tokenizer = load_tokenizer(data_args.tokenizer_name, model_args.model_name_or_path)
     with args.main_process_first(desc="reading and packing text"):
         corpus = load_text_corpus(data_args, tokenizer, args.seed)
-    model = load_causal_lm(model_args, tokenizer, data_args.block_size, args.seed)
+    quantised = quantization_config(tuning_args, model_args.model_name_or_path, args.bf16)
+    model = load_causal_lm(model_args, tokenizer, data_args.block_size, args.seed, quantised)
     parameters = model.num_parameters()  # before it may be sharded
     _require_position_ids(model, data_args)
+    model = with_adapters(model, tuning_args)
     out = Path(args.output_dir)
     if args.should_save:
         print(corpus.describe())
-        save_recipe(out / "recipe.yaml", model_args, data_args, args)
+        save_recipe(out / "recipe.yaml", model_args, data_args, args, tuning_args)
 
     trainer = HrmTrainer(
         model=model,
@@ -65,7 +70,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
 
     metrics = trainer.evaluate() if corpus.validation is not None else {}
-    trainer.save_model()
+    whole = save_trained(trainer, tuning_args)
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
@@ -83,11 +88,12 @@ def main() -> None:
         data=corpus.report(),
         sample=sample,
     )
-    if metrics and type(model.config) in ARCHITECTURES:
+    plot_lm_training(trainer.state.log_history, out / "training.png")
+    if metrics and whole and type(model.config) in ARCHITECTURES:
         source, split = (data_args.eval_data or data_args.train_data)[0], data_args.eval_split
         split = split if data_args.eval_data else f"last {data_args.validation_split_percentage:g} %"
         record_evaluation(out, metrics, source, split, parameters)
-    plot_lm_training(trainer.state.log_history, out / "training.png")
+    trainer.push_results()
     print(f"model, tokenizer, results and plot: {out}")
 
 

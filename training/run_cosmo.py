@@ -38,27 +38,31 @@ from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import CosmoDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.training_args import CosmoTrainingArguments
+from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 def main() -> None:
-    model_args, data_args, args = parse_recipe(
-        (ModelArguments, CosmoDataArguments, CosmoTrainingArguments), description=__doc__
+    model_args, data_args, args, tuning_args = parse_recipe(
+        (ModelArguments, CosmoDataArguments, CosmoTrainingArguments, TuningArguments), description=__doc__
     )
+    settle_base(model_args, tuning_args)
     if "wandb" in args.report_to and not is_wandb_available():  # the library notices it when the maps are drawn
         raise RuntimeError("report_to=wandb, and wandb is not installed: pip install wandb, or --report_to none")
     with args.main_process_first(desc="building the data set"):
         wanted = (data_args.train_samples or 0) + (data_args.val_samples or 0)
         ensure_maps(data_args.data_path, data_args.build_data, wanted)
     maps = load_maps(data_args)
-    model, extractor = load_regressor(model_args, data_args, maps.info, args.seed)
+    quantised = quantization_config(tuning_args, model_args.model_name_or_path, args.bf16)
+    model, extractor = load_regressor(model_args, data_args, maps.info, args.seed, quantised)
     parameters = model.num_parameters()  # before it may be sharded
+    model = with_adapters(model, tuning_args)
     if args.channels_last:
         model.to(memory_format=torch.channels_last)
     out = Path(args.output_dir)
     if args.should_save:
         print(maps.describe())
         print(args.describe_learning_rate())
-        save_recipe(out / "recipe.yaml", model_args, data_args, args)
+        save_recipe(out / "recipe.yaml", model_args, data_args, args, tuning_args)
 
     collator = map_collator(extractor, model, data_args, args.seed)
     if model_args.model_name_or_path is None:
@@ -76,12 +80,13 @@ def main() -> None:
     exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
 
-    sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-    if args.fit_posterior_scale and maps.validation and not sharded:
+    # The scale is a field of the config: sharded weights cannot run in one process, and an adapter has no config.
+    no_scale = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled or tuning_args.saves_adapter
+    if args.fit_posterior_scale and maps.validation and not no_scale:
         with trainer.averaged_weights():
             fit_posterior_scale(model, maps.validation, trainer.data_collator, args.per_device_eval_batch_size)
     validation = trainer.evaluate() if maps.validation else {}
-    trainer.save_model()
+    whole = save_trained(trainer, tuning_args)
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
@@ -99,10 +104,11 @@ def main() -> None:
         peak_learning_rate=args.peak_learning_rate,
         data={"kind": maps.info.kind, "train_maps": len(maps.train), "noise_sigma": data_args.noise_sigma},
     )
-    if metrics:
+    plot_cosmo_training(trainer.state.log_history, out / "training.png")
+    if metrics and whole:
         settings = {"noise_sigma": data_args.noise_sigma} if data_args.noise_sigma else {}
         record_evaluation(out, card_figures(metrics), data_args.data_path, "test", parameters, **settings)
-    plot_cosmo_training(trainer.state.log_history, out / "training.png")
+    trainer.push_results()
     print(f"model, feature extractor, results and plots: {out}")
 
 

@@ -32,25 +32,29 @@ from hrm_hf.recipes import GoDataArguments, ModelArguments, parse_recipe, save_r
 from hrm_hf.registration import ARCHITECTURES
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.training_args import GoTrainingArguments
+from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 def main() -> None:
-    model_args, data_args, args = parse_recipe(
-        (ModelArguments, GoDataArguments, GoTrainingArguments), description=__doc__
+    model_args, data_args, args, tuning_args = parse_recipe(
+        (ModelArguments, GoDataArguments, GoTrainingArguments, TuningArguments), description=__doc__
     )
+    settle_base(model_args, tuning_args)
     tokenizer = load_tokenizer(data_args.tokenizer_name, model_args.model_name_or_path)
     builder = GoStreamBuilder(tokenizer, **data_args.budgets())
     with args.main_process_first(desc="reading records and writing them as tokens"):
         train, validation = _load(data_args, args, builder)
-    model = load_causal_lm(model_args, tokenizer, data_args.max_length, args.seed)
+    quantised = quantization_config(tuning_args, model_args.model_name_or_path, args.bf16)
+    model = load_causal_lm(model_args, tokenizer, data_args.max_length, args.seed, quantised)
     if hasattr(model.config, "context_budget"):
         model.config.update(data_args.budgets(positions=False))  # prompts are cut as they were in training
     parameters = model.num_parameters()  # before it may be sharded
+    model = with_adapters(model, tuning_args)
     out = Path(args.output_dir)
     if args.should_save:
         print(f"train: {train.describe()}")
         print(f"validation: {validation.describe()}" if validation else "validation: none")
-        save_recipe(out / "recipe.yaml", model_args, data_args, args)
+        save_recipe(out / "recipe.yaml", model_args, data_args, args, tuning_args)
 
     takes_decisions = "decision_positions" in inspect.signature(model.forward).parameters
     trainer = HrmTrainer(
@@ -68,7 +72,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
 
     metrics = trainer.evaluate() if validation else {}
-    trainer.save_model()
+    whole = save_trained(trainer, tuning_args)
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
@@ -82,9 +86,10 @@ def main() -> None:
         parameters=parameters,
         data={"train": train.counts, "validation": validation.counts if validation else None},
     )
-    if metrics and type(model.config) in ARCHITECTURES:
-        record_evaluation(out, metrics, data_args.eval_data[0], "validation", parameters)
     plot_lm_training(trainer.state.log_history, out / "training.png")
+    if metrics and whole and type(model.config) in ARCHITECTURES:
+        record_evaluation(out, metrics, data_args.eval_data[0], "validation", parameters)
+    trainer.push_results()
     print(f"model, tokenizer, results and plot: {out}")
 
 

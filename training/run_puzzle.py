@@ -34,12 +34,14 @@ from hrm_hf.recipes import (
 )
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.training_args import PuzzleTrainingArguments
+from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 def main() -> None:
-    model_args, data_args, args = parse_recipe(
-        (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments), description=__doc__
+    model_args, data_args, args, tuning_args = parse_recipe(
+        (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments, TuningArguments), description=__doc__
     )
+    settle_base(model_args, tuning_args)
     with args.main_process_first(desc="building the data set"):
         ensure_built(data_args.data_path, data_args.build_data)
     info = load_puzzle_info(data_args.data_path)
@@ -48,8 +50,11 @@ def main() -> None:
 
     out = Path(args.output_dir)
     if args.should_save:  # before the trainer, which turns some options into what the model means by them
-        save_recipe(out / "recipe.yaml", model_args, data_args, args)
-    model = _model(model_args, data_args, args, info)
+        save_recipe(out / "recipe.yaml", model_args, data_args, args, tuning_args)
+        (out / IDENTIFIERS_FILE).write_text(info.identifiers_json())
+    model = _model(model_args, data_args, args, tuning_args, info)
+    sizes = model.num_parameters(include_puzzle_table=True), model.num_parameters()
+    model = with_adapters(model, tuning_args)
     trainer = HrmTrainer(model=model, args=args, train_dataset=train, eval_dataset=held_out)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
@@ -60,24 +65,25 @@ def main() -> None:
     if held_out is not None:
         trainer.evaluate()
         metrics = trainer.last_evaluation
-    trainer.save_model()
+    whole = save_trained(trainer, tuning_args)
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
-    (out / IDENTIFIERS_FILE).write_text(info.identifiers_json())
     write_results(
         out,
         info.task,
         metrics,
         train_seconds=round(seconds, 1),
         steps=trainer.state.global_step,
-        parameters=model.num_parameters(include_puzzle_table=True),
-        parameters_without_puzzle_table=model.num_parameters(),
+        parameters=sizes[0],
+        parameters_without_puzzle_table=sizes[1],
     )
     plot_training(trainer.state.log_history, out / "training.png")
     if metrics:
         plot_evaluation(metrics, out / "evaluation.png", title=f"{info.task}, {metrics['count']} held-out puzzles")
-        record_evaluation(out, metrics, data_args.data_path, data_args.eval_split, model.num_parameters())
+    if metrics and whole:
+        record_evaluation(out, metrics, data_args.data_path, data_args.eval_split, sizes[1])
+    trainer.push_results()
     print(f"model, results and plots: {out}")
 
 
@@ -88,7 +94,7 @@ def _rows(data_args: PuzzleDataArguments, split: str | None, limit: int | None) 
     return PuzzleRows(dataset if limit is None else dataset.select(range(min(limit, len(dataset)))))
 
 
-def _model(model_args: ModelArguments, data_args: PuzzleDataArguments, args: PuzzleTrainingArguments, info):
+def _model(model_args: ModelArguments, data_args: PuzzleDataArguments, args, tuning_args: TuningArguments, info):
     from transformers import set_seed
 
     set_seed(args.seed)
@@ -97,10 +103,20 @@ def _model(model_args: ModelArguments, data_args: PuzzleDataArguments, args: Puz
         model = AutoModelForPuzzleSolving.from_config(config, attn_implementation=model_args.attn_implementation)
     else:
         model = AutoModelForPuzzleSolving.from_pretrained(
-            model_args.model_name_or_path, attn_implementation=model_args.attn_implementation
+            model_args.model_name_or_path,
+            attn_implementation=model_args.attn_implementation,
+            quantization_config=quantization_config(tuning_args, model_args.model_name_or_path, args.bf16),
         )
+        if tuning_args.saves_adapter and info.num_puzzle_identifiers != model.config.num_puzzle_identifiers:
+            raise ValueError(
+                f"the data have {info.num_puzzle_identifiers} puzzle identifiers, the base has "
+                f"{model.config.num_puzzle_identifiers}, and no adapter fits a base with another table: give "
+                "--merge_adapter true, or change the base's table before (--freeze_weights true)"
+            )
         model.adapt_puzzle_embeddings(info.num_puzzle_identifiers, data_args.puzzle_embeddings)
     if data_args.freeze_weights:
+        if tuning_args.adapts:
+            raise ValueError("freeze_weights trains the puzzle table alone, lora_rank adapters too: leave out one")
         model.requires_grad_(False)
     return model
 

@@ -1,0 +1,33 @@
+"""Direct preference optimisation: teaches a causal language model which of two answers is the better one. By TRL.
+
+    python training/run_dpo.py --recipe training/recipes/dpo_rlm_mhc.yaml --model_name_or_path runs/sft_rlm_mhc \\
+        --train_data preferences.jsonl
+    python training/run_dpo.py ... --lora_rank 8       # an adapter: the weights as they are need no second copy
+
+Rows are prompts with a chosen and a rejected answer, see `hrm_hf/data/answers.py`. A killed run continues with
+`--resume_from_checkpoint last`.
+"""
+
+import os
+import signal
+
+
+if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+
+from trl import DPOConfig
+
+import hrm_hf  # noqa: F401  (registers our architectures)
+from hrm_hf.post_training import DpoTrainer, finish, prepare
+from hrm_hf.recipes import AnswerDataArguments, ModelArguments, parse_recipe
+from hrm_hf.tuning import TuningArguments
+
+
+def main() -> None:
+    arguments = parse_recipe((ModelArguments, AnswerDataArguments, DPOConfig, TuningArguments), description=__doc__)
+    run = prepare("dpo", *arguments)
+    finish(DpoTrainer(ref_model=run.reference(), **run.for_trainer), run)
+
+
+if __name__ == "__main__":
+    main()

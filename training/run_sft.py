@@ -1,0 +1,33 @@
+"""Supervised fine-tuning: teaches a causal language model to answer as given. By TRL, with the loss of the model.
+
+    python training/run_sft.py --recipe training/recipes/sft_hrm_lm.yaml \\
+        --model_name_or_path runs/hrm_lm_shakespeare --train_data answers.jsonl
+    python training/run_sft.py ... --lora_rank 8       # an adapter on those weights, which stay as they are
+
+Rows are prompts with completions, conversations or texts, see `hrm_hf/data/answers.py`. A killed run continues with
+`--resume_from_checkpoint last`.
+"""
+
+import os
+import signal
+
+
+if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+
+from trl import SFTConfig
+
+import hrm_hf  # noqa: F401  (registers our architectures)
+from hrm_hf.post_training import SftTrainer, finish, prepare
+from hrm_hf.recipes import AnswerDataArguments, ModelArguments, parse_recipe
+from hrm_hf.tuning import TuningArguments
+
+
+def main() -> None:
+    arguments = parse_recipe((ModelArguments, AnswerDataArguments, SFTConfig, TuningArguments), description=__doc__)
+    run = prepare("sft", *arguments)
+    finish(SftTrainer(**run.for_trainer), run)
+
+
+if __name__ == "__main__":
+    main()

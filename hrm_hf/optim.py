@@ -206,6 +206,21 @@ class CompositeOptimizer(torch.optim.Optimizer):
         self.param_groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
 
+def embeddings_in_32_bits(model: torch.nn.Module, options: dict) -> None:
+    """Has bitsandbytes keep 32-bit states for embeddings, as transformers' trainer does with its own groups.
+
+    Nothing for other optimizers than 8-bit ones of bitsandbytes, by the `options` the optimizer was made with. Rows of
+    rare tokens get few gradients, which is what 8-bit states bear badly.
+    """
+    if options.get("optim_bits") != 8:
+        return
+    from bitsandbytes.optim import GlobalOptimManager
+
+    for module in model.modules():
+        if isinstance(module, torch.nn.Embedding):
+            GlobalOptimManager.get_instance().register_module_override(module, "weight", {"optim_bits": 32})
+
+
 def cosine_with_min_ratio(warmup_steps: int, total_steps: int, min_ratio: float) -> Callable[[int], float]:
     """Learning-rate factor of the original recipes as a function of the steps already taken.
 

@@ -23,8 +23,8 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         use_histogram (`bool`, defaults to `True`): also add histograms and moments at four scales.
         statistics_dropout (`float`, defaults to 0.3): on the hidden layer that reads both.
         pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred place) or "learned".
-        hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4), expansion (`float`, defaults
-            to 4): of both levels; the SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
+        hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4): of both levels.
+        expansion (`float`, defaults to 4): the SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
         H_layers, L_layers (`int`, defaults to 1): blocks of the high- and of the low-level module.
         H_cycles, L_cycles (`int`, defaults to 2): high-level cycles per segment, low-level steps per cycle.
         halt_max_steps (`int`, defaults to 4): segments in training, and most segments in use.

@@ -209,7 +209,7 @@ class CosmoStem(nn.Module):
             raise ValueError(
                 f"pixel_values are {pixel_values.dtype}; expected floats, as CosmoMapFeatureExtractor scales maps"
             )
-        dtype = self.project.weight.dtype
+        dtype = self.cls.dtype  # that of weights may be an integer's, of quantised ones
         cls = self.cls.expand(pixel_values.shape[0], -1)  # len() would be a constant in torch.export
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))

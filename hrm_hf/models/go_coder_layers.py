@@ -207,7 +207,7 @@ class HrmGoCoderFeedbackEncoder(nn.Module):
         syntax, tests, category, line = feedback_ids.unbind(dim=-1)
         # 0 unknown, 1 good, 2 bad become 0, 1, -1.
         flags = torch.stack([syntax, tests], dim=-1)
-        flags = torch.where(flags == 2, -1, flags).to(self.flags.weight.dtype)
+        flags = torch.where(flags == 2, -1, flags).to(self.no_validator.dtype)
         encoded = self.projection(torch.cat([self.flags(flags), self.category(category)], dim=-1))
         encoded = nn.functional.gelu(encoded) + self.line(line)
         nobody = ((syntax == 0) & (tests == 0)).unsqueeze(-1)

@@ -16,6 +16,7 @@ from transformers.utils import can_return_tuple
 
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_cosmo_cnn import CosmoCnnConfig
+from .cosmo_layers import wrap
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead
 
 
@@ -28,6 +29,16 @@ class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     input_modalities = ("image",)
     _no_split_modules = ["ResNetBasicLayer"]
     _input_embed_layer = "stem"
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """As in transformers. Raises ValueError for a quantization_config, which would change nothing."""
+        if kwargs.get("quantization_config") is not None:
+            raise ValueError(
+                f"{cls.__name__} is made of convolutions, and bitsandbytes and torchao quantise linear maps alone: "
+                "load it without quantization_config, with dtype=torch.bfloat16 for half the size"
+            )
+        return super().from_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -46,6 +57,10 @@ class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
             init.zeros_(module.num_batches_tracked)
 
 
+def _wrap_maps(layer: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor]:
+    return (wrap(inputs[0]),)
+
+
 class CosmoCnnModel(CosmoCnnPreTrainedModel):
     """Stem and residual stages: maps [B, C, S, S] to features [B, F] averaged over the map."""
 
@@ -61,9 +76,12 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         )
         self.stem = ResNetConvLayer(config.num_channels, config.embedding_size, activation=config.hidden_act)
         self.encoder = ResNetEncoder(resnet)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d) and module.kernel_size != (1, 1):
-                module.padding_mode = config.padding_mode  # ResNet has no option for it
+        if config.padding_mode == "circular":  # ResNet has no option for it
+            for module in self.modules():
+                if isinstance(module, ResNetConvLayer):
+                    # Not the convolution's own padding_mode, which an adapter beside it does not take over.
+                    module.convolution.padding = (0, 0)
+                    module.register_forward_pre_hook(_wrap_maps)
         self.post_init()
 
     @can_return_tuple
@@ -106,6 +124,7 @@ class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
     """Posterior of the parameters of each map, in one step."""
 
     _keep_in_fp32_modules_strict = ["posterior_head"]
+    _keep_in_fp32_modules = _keep_in_fp32_modules_strict  # this list is what is not quantised
 
     def __init__(self, config: CosmoCnnConfig):
         super().__init__(config)

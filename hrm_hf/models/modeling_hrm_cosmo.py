@@ -121,6 +121,7 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
     """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
+    _keep_in_fp32_modules = _keep_in_fp32_modules_strict  # this list is what is not quantised
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__(config)

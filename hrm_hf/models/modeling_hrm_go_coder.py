@@ -31,6 +31,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
+from .cache_slots import VisitedLayersMixin
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_go_coder import HrmGoCoderConfig
 from .go_coder_generation import GoCoderGenerationMixin
@@ -83,14 +84,13 @@ class HrmGoCoderOutput(CausalLMOutputWithPast):
     metrics: dict[str, torch.Tensor] | None = None
 
 
-class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):
     config: HrmGoCoderConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["HrmGoCoderPlannerLayer", "HrmGoCoderGeneratorLayer"]
     _skip_keys_device_placement = ["past_key_values"]
     _supports_sdpa = True
-    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {
         "hidden_states": [HrmGoCoderPlannerLayer, HrmGoCoderGeneratorLayer],
@@ -106,6 +106,8 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
 
 class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
+    _keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # nor are they quantised
+
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)
         self.vocab_size = config.vocab_size
@@ -326,6 +328,7 @@ def _at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
+    _keep_in_fp32_modules = ["model.refinement_head", "model.feedback_encoder"]  # names count from their beginning
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
     accepts_loss_kwargs = False  # its parts have different denominators: one number of items cannot normalise them

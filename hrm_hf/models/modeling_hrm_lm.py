@@ -36,6 +36,7 @@ from transformers.utils.generic import TransformersKwargs, merge_with_config_def
 from transformers.utils.output_capturing import capture_outputs
 
 from .act import exploration_min_steps
+from .cache_slots import VisitedLayersMixin
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_lm import HrmLmConfig
 from .exits import LEARNED, SegmentState, make_exit
@@ -86,7 +87,7 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     metrics: dict[str, torch.Tensor] | None = None
 
 
-class HrmLmPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):
     """Initialisation and capabilities of `hrm_lm`."""
 
     config: HrmLmConfig
@@ -97,9 +98,9 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
-    _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HrmLmDecoderLayer, "attentions": HrmLmAttention}
+    _keep_in_fp32_modules = ["q_head", "model.q_head"]  # nor is it quantised; names are matched from their beginning
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -35,7 +35,7 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .cache_slots import CacheSlots, cache_slot
+from .cache_slots import CacheSlots, VisitedLayersMixin, cache_slot
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, assign_initial_values
@@ -111,7 +111,7 @@ def build_connection(config: RlmMhcConfig) -> HyperConnection | None:
     )
 
 
-class RlmMhcPreTrainedModel(CheckpointCodeMixin, MhcMetricsMixin, PreTrainedModel):
+class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsMixin, PreTrainedModel):
     config: RlmMhcConfig
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
@@ -128,6 +128,11 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, MhcMetricsMixin, PreTrainedMode
         "mhc_matrices": OutputRecorder(HyperConnection, index=2),
     }
     _keep_in_fp32_modules_strict = ["attn_hc", "ffn_hc", "hc_head"]
+
+    @property
+    def visits_layers_again(self) -> bool:
+        """As in the mixin."""
+        return self.config.num_loops > 1
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

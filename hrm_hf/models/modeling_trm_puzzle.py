@@ -18,7 +18,7 @@ class PositionMixingBlock(PuzzleBlock):
     """Post-norm block whose exchange between positions is a SwiGLU along the position axis, as in MLP-Mixer."""
 
     def mix_positions(self, config, layer_idx):
-        self.mlp_t = SwiGLU(config.max_position_embeddings, config.expansion)
+        self.mlp_t = SwiGLU(config.max_position_embeddings, config)
 
     def forward(self, hidden_states, rotary, num_queries=None):
         transposed = hidden_states.transpose(1, 2)

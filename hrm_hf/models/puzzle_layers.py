@@ -52,6 +52,15 @@ class CastedLinear(nn.Linear):
         return F.linear(hidden_states, self.weight.to(hidden_states.dtype), bias)
 
 
+def linear_class(config: HrmPuzzleConfig) -> type[nn.Linear]:
+    """What the blocks' maps are: `CastedLinear`, but plain linear maps where the config has a quantization_config.
+
+    bitsandbytes replaces nn.Linear and none of its subclasses: blocks of the other kind would silently stay as they
+    are. What it puts in their place follows the dtype of its input by itself.
+    """
+    return CastedLinear if getattr(config, "quantization_config", None) is None else nn.Linear
+
+
 class QHead(CastedLinear):
     """Q values of halting (row 0) and continuing (row 1). A class of its own because it starts at 0 with bias -5."""
 
@@ -107,8 +116,9 @@ class PuzzleAttention(nn.Module):
         self.layer_idx = layer_idx
         self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
         self.scaling = self.head_dim**-0.5
-        self.qkv_proj = CastedLinear(config.hidden_size, 3 * config.hidden_size, bias=False)
-        self.o_proj = CastedLinear(config.hidden_size, config.hidden_size, bias=False)
+        linear = linear_class(config)
+        self.qkv_proj = linear(config.hidden_size, 3 * config.hidden_size, bias=False)
+        self.o_proj = linear(config.hidden_size, config.hidden_size, bias=False)
 
     def forward(
         self,
@@ -136,11 +146,11 @@ class PuzzleAttention(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate) * up) over the last axis, gate and up fused (rows: gate, up)."""
 
-    def __init__(self, size: int, expansion: float):
+    def __init__(self, size: int, config: HrmPuzzleConfig):
         super().__init__()
-        width = swiglu_width(size, expansion)
-        self.gate_up_proj = CastedLinear(size, 2 * width, bias=False)
-        self.down_proj = CastedLinear(width, size, bias=False)
+        width, linear = swiglu_width(size, config.expansion), linear_class(config)
+        self.gate_up_proj = linear(size, 2 * width, bias=False)
+        self.down_proj = linear(width, size, bias=False)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate_up_proj(hidden_states).chunk(2, dim=-1)
@@ -154,7 +164,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
         super().__init__()
         self.eps = config.rms_norm_eps
         self.mix_positions(config, layer_idx)
-        self.mlp = SwiGLU(config.hidden_size, config.expansion)
+        self.mlp = SwiGLU(config.hidden_size, config)
 
     def mix_positions(self, config: HrmPuzzleConfig, layer_idx: int) -> None:
         """Builds what exchanges information between positions; attention here."""

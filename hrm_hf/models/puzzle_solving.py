@@ -107,6 +107,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["PuzzleBlock"]
+    _keep_in_fp32_modules = ["q_head"]  # nor is it quantised: halting hangs on small differences of its values
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True

@@ -15,7 +15,7 @@ import numpy as np
 from .data import maze
 from .data.arc import COLOUR_OFFSET, EOS_ID, NUM_COLOURS
 from .data.sudoku_rules import BLANK, DIGIT_OFFSET, SudokuShape
-from .pipelines.puzzle_tasks import puzzle_task
+from .pipelines.puzzle_tasks import PuzzleTask, puzzle_task
 
 
 CHANGED, WRONG, INK, PREDICTED, CLUE_CELL = "#ffe08a", "#f6b3ab", "#1f2933", "#2563a8", "#eef1f4"
@@ -76,7 +76,7 @@ class _Boards:
         self.task = puzzle_task(config)
         self.states = np.concatenate((puzzle[None], trajectory))
         self.shape = self.task.grid_shape
-        self.window = _used_window(self.states, self.shape) if config.task == "arc" else self.shape
+        self.window = used_window(self.states, self.shape) if config.task == "arc" else self.shape
 
     @property
     def last_step(self) -> int:
@@ -108,11 +108,7 @@ class _Boards:
     def _wrong(self, tokens: np.ndarray) -> np.ndarray:
         if self.solution is not None:
             return (tokens != self.solution) & (self.solution >= 0)
-        if self.task_name == "sudoku":
-            return _clashes(tokens, self.puzzle, self.task.board)
-        if self.task_name == "maze":
-            return (tokens != self.puzzle) & ~((self.puzzle == maze.OPEN) & (tokens == maze.PATH))
-        return np.zeros(len(tokens), dtype=bool)
+        return wrong_cells(self.task, self.puzzle, tokens)
 
     def _draw_symbols(self, axes, tokens, changed, wrong) -> None:
         from matplotlib.patches import Rectangle
@@ -160,6 +156,15 @@ class _Boards:
                     axes.text(column + 0.5, row + 0.53, name, ha="center", va="center", **style)
 
 
+def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Cells of an answer (tokens [S]) that break the rules of the task, where it has rules for cells; bool [S]."""
+    if task.name == "sudoku":
+        return _clashes(tokens, puzzle, task.board)
+    if task.name == "maze":
+        return (tokens != puzzle) & ~((puzzle == maze.OPEN) & (tokens == maze.PATH))
+    return np.zeros(len(tokens), dtype=bool)
+
+
 def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.ndarray:
     """Cells that change a clue, hold no digit, or repeat a digit of their unit without being a clue; bool [S]."""
     clue = puzzle > BLANK
@@ -171,7 +176,7 @@ def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.n
     return wrong
 
 
-def _used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
+def used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of the frame that hold anything in any state, so that small ARC grids are drawn large."""
     used = ((states != 0) & (states != EOS_ID) & (states < COLOUR_OFFSET + NUM_COLOURS)).any(axis=0).reshape(shape)
     if not used.any():

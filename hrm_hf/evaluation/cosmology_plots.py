@@ -32,7 +32,7 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
                     panel.hist(draws[:, row], bins=30, density=True, histtype="step", color=color)
                     panel.axvline(truth[row], color=color, linestyle="--", linewidth=1)
                 else:
-                    _draw_region(panel, draws[:, [column, row]], color)
+                    draw_region(panel, draws[:, [column, row]], color)
                     panel.plot(truth[column], truth[row], marker="+", markersize=11, markeredgewidth=2, color=color)
             if row == len(names) - 1:
                 panel.set_xlabel(_symbol(names[column]))
@@ -43,7 +43,8 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
     return _save(figure, path, title)
 
 
-def _draw_region(panel, draws: np.ndarray, color: str) -> None:
+def draw_region(panel, draws: np.ndarray, color: str) -> None:
+    """68 and 95 % regions of draws [S, 2] as contours; nothing where all draws lie on a line."""
     covariance = covariances(draws[None])[0]
     if np.linalg.det(covariance) <= 0:
         return

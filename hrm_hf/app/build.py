@@ -1,0 +1,64 @@
+"""From the names of models to a page: what each one is, and the tabs it gets."""
+
+from pathlib import Path
+
+import gradio as gr
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, pipeline
+
+from .cosmology_tab import cosmology_tab
+from .go_tab import go_tab
+from .mhc_tab import mhc_tab
+from .puzzle_tab import puzzle_tab
+from .text_tab import text_tab
+
+
+PUZZLES = ("hrm_puzzle", "trm_puzzle")
+COSMOLOGY = ("hrm_cosmo", "cosmo_cnn")
+LANGUAGE = ("hrm_lm", "rlm_mhc", "hrm_go_coder")
+PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
+
+
+def build(models: list[str], title: str) -> gr.Blocks:
+    """See `hrm_hf.app.build_app`."""
+    if not models:
+        raise ValueError("no model given; expected checkpoint folders or names on the Hub")
+    with gr.Blocks(title=title, analytics_enabled=False) as demo:
+        gr.Markdown(f"# {title}")
+        for name in models:
+            _add_tabs(name)
+    return demo
+
+
+def _add_tabs(name: str) -> None:
+    """Loads a model and adds its tabs; the folder's name tells models of one kind apart."""
+    if name[:1] in "./~" and not Path(name).expanduser().is_dir():
+        raise OSError(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
+    config = AutoConfig.from_pretrained(name)
+    kind, short = config.model_type, Path(name).name
+    if kind in PUZZLES:
+        with gr.Tab(f"{PUZZLE_NAMES.get(config.task, config.task)} · {short}"):
+            puzzle_tab(pipeline("puzzle-solving", model=name))
+    elif kind in COSMOLOGY:
+        with gr.Tab(f"Cosmology · {short}"):
+            cosmology_tab(pipeline("cosmology-regression", model=name))
+    elif kind in LANGUAGE:
+        tokenizer = AutoTokenizer.from_pretrained(name)
+        model = AutoModelForCausalLM.from_pretrained(name).to(_device()).eval()
+        if kind == "hrm_go_coder":
+            with gr.Tab(f"Go coder · {short}"):
+                go_tab(model, tokenizer)
+            return
+        with gr.Tab(f"Text · {short}"):
+            text_tab(model, tokenizer)
+        if kind == "rlm_mhc":
+            with gr.Tab(f"mHC · {short}"):
+                mhc_tab(model, tokenizer)
+    else:
+        known = ", ".join((*PUZZLES, *LANGUAGE, *COSMOLOGY))
+        raise ValueError(f"{name} is a {kind}, which has no tab; expected one of {known}")
+
+
+def _device() -> torch.device:
+    """Where pipelines put their models too: the accelerator, if there is one."""
+    return torch.accelerator.current_accelerator() or torch.device("cpu")

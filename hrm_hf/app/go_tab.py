@@ -1,0 +1,175 @@
+"""The tab of a Go coder: plan, attempt, verdict and repair, one after the other."""
+
+import functools
+import html
+from typing import Any
+
+import gradio as gr
+import torch
+
+from ..golang import best_validator
+from ..models.go_coder_generation import Attempt, RefinementOutput
+from ..models.go_stream import Feedback
+from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+
+
+EXAMPLES = (
+    ("Abs", "Abs returns the absolute value of x.", "func Abs(x int) int {"),
+    ("IsEmpty", "IsEmpty reports whether the stack has no elements.", "func (s *Stack) IsEmpty() bool {"),
+    ("Max", "Max returns the larger of a and b.", "func Max(a, b int) int {"),
+)
+STOPPED = {
+    "done": "the model decided that it is done",
+    "iterations": "no attempt was left",
+    "tokens": "the budget of tokens was spent",
+    "context": "the stream is full",
+}
+
+
+# ---------------------------------------------------------------------------------------------------- logic
+
+
+@functools.cache
+def validator_of(kind: str) -> tuple[Any, str]:
+    """A validator and what is to be said of it. "auto" takes go/parser where Go is, else tree-sitter, else none."""
+    if kind == "none":
+        return None, "No validator: the model alone decides."
+    try:
+        found = best_validator(kind)
+    except ImportError:  # tree-sitter, which "auto" falls back to
+        if kind != "auto":
+            raise
+        return None, "Neither Go nor tree-sitter is installed: nothing checks the syntax (pip install hrm_hf[go])."
+    names = {"TreeSitterValidator": "tree-sitter", "GoParserValidator": "go/parser", "GoTypesValidator": "go/types"}
+    return found, f"Validator: {names[type(found).__name__]}."
+
+
+def write_code(
+    coder,
+    tokenizer,
+    task: str,
+    signature: str = "",
+    *,
+    validator: Any = None,
+    attempts: int = 3,
+    threshold: float | None = None,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+) -> RefinementOutput:
+    """Code for one task, with every plan, attempt, verdict and decision; see `generate_with_refinement`.
+
+    Raises:
+        ValueError: no task, or an argument out of range.
+    """
+    if not task.strip():
+        raise ValueError("the task is empty; say in words what the code should do")
+    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    if max_new_tokens:
+        sampling["max_new_tokens"] = max_new_tokens
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return coder.generate_with_refinement(
+            [task],
+            tokenizer=tokenizer,
+            validator=validator,
+            max_refinement_iterations=attempts,
+            refinement_threshold=threshold,
+            code_prefixes=[signature],
+            **sampling,
+        )
+
+
+def attempts_html(result: RefinementOutput) -> str:
+    """The attempts of the only prompt as cards: plan, code with the line of its error marked, verdict, decision."""
+    attempts = result.attempts[0]
+    repeats = [index > 0 and attempt.plan == attempts[index - 1].plan for index, attempt in enumerate(attempts)]
+    cards = [_card(number, *pair) for number, pair in enumerate(zip(attempts, repeats), start=1)]
+    words = "1 attempt" if len(attempts) == 1 else f"{len(attempts)} attempts"
+    return "".join(cards) + f"<p>{words}; {STOPPED[result.stopped[0]]}.</p>"
+
+
+def _card(number: int, attempt: Attempt, same_plan: bool) -> str:
+    plan, feedback = attempt.plan, attempt.feedback
+    verdict, state = verdict_of(feedback)
+    badge = {"passed": "good", "failed": "bad"}.get(state, "")
+    steps = "".join(f"<li>{html.escape(step)}</li>" for step in plan["steps"])
+    aim = " ".join([plan["intent"] or "", ", ".join(plan["targets"])]).strip() or "no intent and no target"
+    thought = "<div>as before</div>" if same_plan else f"<div>{html.escape(aim)}</div><ul>{steps}</ul>"
+    return (
+        f'<div class="hrm-attempt {state}"><h4>Attempt {number}{": repair" if number > 1 else ""}</h4>'
+        f"<h5>Plan</h5>{thought}<h5>Code</h5><pre>{_code(attempt.code, feedback)}</pre>"
+        f'<h5>Verdict</h5><div><span class="hrm-badge {badge}">{state or "not checked"}</span> '
+        f"{html.escape(verdict)}</div><h5>Decision</h5><div>{attempt.decision}, "
+        f"P(DONE) {attempt.done_probability:.2f}</div></div>"
+    )
+
+
+def verdict_of(feedback: Feedback | None) -> tuple[str, str]:
+    """What a validator said, and "passed", "failed" or "" (it did not look)."""
+    if feedback is None:
+        return "there was no validator", ""
+    if not feedback.failed:
+        looked = feedback.syntax_ok is not None
+        return ("no complaint" if looked else feedback.message or "it did not look"), "passed" if looked else ""
+    where = "" if feedback.line is None else f", line {feedback.line}"
+    return f"{feedback.category}{where}: {feedback.message}", "failed"
+
+
+def _code(code: str, feedback: Feedback | None) -> str:
+    lines = [html.escape(line) for line in code.split("\n")]
+    if feedback is not None and feedback.failed and feedback.line is not None and feedback.line <= len(lines):
+        lines[feedback.line - 1] = f'<span class="bad-line">{lines[feedback.line - 1] or " "}</span>'
+    return "\n".join(lines)
+
+
+# ---------------------------------------------------------------------------------------------------- page
+
+
+def go_tab(coder, tokenizer) -> None:
+    """Adds the components and events of one model to the page that is being built."""
+    config = coder.config
+    with gr.Row():
+        with gr.Column(scale=4, min_width=340):
+            task = gr.Textbox(EXAMPLES[0][1], label="Task", info="What the code should do.", lines=3)
+            signature = gr.Textbox(EXAMPLES[0][2], label="Signature", info="How the code begins; may be empty.")
+            start = gr.Button("Write", variant="primary")
+            with gr.Row():
+                examples = [gr.Button(name, size="sm", min_width=60) for name, _, _ in EXAMPLES]
+            with gr.Accordion("Options", open=False):
+                with gr.Row():
+                    kind = gr.Dropdown(["auto", "parser", "tree-sitter", "types", "none"], label="Validator")
+                    attempts = gr.Slider(1, 5, value=config.max_refinement_iterations, step=1, label="Most attempts")
+                with gr.Row():
+                    threshold = gr.Slider(0, 1, value=config.refinement_threshold, label="Least P(DONE) to stop")
+                    budget = gr.Slider(16, config.code_budget, value=config.code_budget, step=1, label="New tokens")
+                with gr.Row():
+                    temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature", info="0: the likeliest.")
+                    seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        with gr.Column(scale=6, min_width=420):
+            note = gr.Markdown()
+            shown = gr.HTML("<p>Plan, attempt, verdict and repair appear here.</p>", elem_classes="shown-attempts")
+            chosen = gr.Code(label="The attempt that was chosen", language=None, lines=3, visible=False)
+
+    @with_messages
+    def show(text, begins, kind, attempts, threshold, budget, temperature, seed):
+        validator, words = validator_of(kind)
+        result = write_code(
+            coder,
+            tokenizer,
+            text,
+            begins,
+            validator=validator,
+            attempts=int(attempts),
+            threshold=threshold,
+            max_new_tokens=int(budget),
+            temperature=temperature,
+            seed=int(seed),
+        )
+        return words, attempts_html(result), gr.Code(result.codes[0], visible=True)
+
+    controls = [task, signature, kind, attempts, threshold, budget, temperature, seed]
+    asked = {"fn": show, "inputs": controls, "outputs": [note, shown, chosen], **MODEL_EVENT}
+    start.click(**asked, api_name="write_go")
+    for (_, *given), button in zip(EXAMPLES, examples):
+        button.click(lambda given=given: given, None, [task, signature], **PAGE_EVENT).then(**asked, **PAGE_EVENT)

@@ -1,0 +1,243 @@
+"""The tab of a puzzle model: a board to type into, the answer over its ACT steps, and how sure the model was.
+
+Mazes are typed as rows, ARC tasks as JSON, puzzles without a known task as token ids; Sudoku has cells of its own.
+"""
+
+import functools
+import json
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import gradio as gr
+import numpy as np
+
+from ..data import maze, sudoku
+from ..pipelines import PuzzleSolvingPipeline
+from .boards import SolvedBoard, board_html, caption, confidence_chart
+from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+from .sudoku_input import sudoku_input
+
+
+PLAY_SECONDS = 0.45  # a step is shown for
+SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
+MAX_EXAMPLE_SEED = 2**31
+# Each colour of the input becomes another one; made up here, so no task of a data set.
+ARC_EXAMPLE = {
+    "name": "recolour",
+    "train": [
+        {"input": [[0, 1, 0], [1, 1, 0], [0, 0, 1]], "output": [[0, 2, 0], [2, 2, 0], [0, 0, 2]]},
+        {"input": [[1, 0, 0, 0], [0, 1, 1, 0]], "output": [[2, 0, 0, 0], [0, 2, 2, 0]]},
+    ],
+    "test": [{"input": [[0, 0, 1], [1, 0, 1], [1, 1, 1]]}],
+}
+HINTS = {
+    "maze": "Rows of '#' (wall) and ' ' (open), with one S and one G.",
+    "arc": 'A task as JSON: {"name": ..., "train": [{"input", "output"}, ...], "test": [{"input"}, ...]}. '
+    "Tasks that the model was not trained on have no row in its puzzle table; no right answer is to be expected.",
+    "generic": "Token ids, separated by spaces.",
+}
+
+
+# ---------------------------------------------------------------------------------------------------- logic
+
+
+def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
+    """What was typed, in a form that the pipeline reads; the pipeline then says what is wrong with it.
+
+    Raises:
+        ValueError: a Sudoku cell with a word, ARC text that is no JSON, or token ids that are no numbers.
+    """
+    name = solver.puzzle_task.name
+    if name == "sudoku":
+        return [_digit(cell, solver.puzzle_task.board.name(index)) for index, cell in enumerate(value)]
+    if name == "maze":
+        return value
+    if name == "arc":
+        try:
+            return json.loads(value)
+        except json.JSONDecodeError as error:
+            raise ValueError(f"the task is no JSON: {error.msg} in line {error.lineno}") from error
+    words = value.split()
+    for word in words:
+        if not word.isdecimal():
+            raise ValueError(f"{word!r:.40} is no token id; expected {solver.puzzle_task.seq_len} numbers")
+    return [int(word) for word in words]
+
+
+def _digit(cell: str, place: str) -> int | str:
+    """A number stays whole: the pipeline takes strings of several characters for rows."""
+    cell = cell.strip() or "."
+    if cell.isascii() and cell.isdigit():
+        return int(cell)
+    if len(cell) > 1:
+        raise ValueError(f"{place}: {cell!r:.40} is no digit")
+    return cell
+
+
+def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options: Any) -> list[SolvedBoard]:
+    """Solves what was typed and keeps every step; one board, or one for each test input of an ARC task.
+
+    Args:
+        value: cells of a Sudoku, "" for a blank; or the text of another puzzle.
+        options: of the pipeline: max_steps, votes, restarts, halt, prefer_valid, seed.
+
+    Raises:
+        ValueError: what was typed is no puzzle of this model, or an option is out of range.
+    """
+    puzzle = solver.read_puzzle(read_board(solver, value))
+    result = solver(puzzle, return_trajectory=True, **options)
+    return [
+        SolvedBoard(question, np.asarray(answer["trajectory"]), answer["confidences"], answer)
+        for question, answer in zip(puzzle.questions, result.get("tests", [result]))
+    ]
+
+
+def answer_text(task_name: str, result: dict[str, Any]) -> str:
+    """The answer as text that can be read, copied and typed in again."""
+    if task_name == "sudoku":
+        return "\n".join("".join(map(str, row)) for row in result["grid"])
+    return result["text"]
+
+
+def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] | str:
+    """Tokens [S] as they would be typed; the inverse of `read_board` for all tasks but ARC."""
+    task = solver.puzzle_task
+    if task.name == "sudoku":
+        return [str(digit) if digit else "" for row in task.grid(tokens) for digit in row]
+    return task.text(tokens)
+
+
+def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] | str:
+    """A puzzle for the input, from easy (level 0) to hard (2); the same for the same seed."""
+    task = solver.puzzle_task
+    if task.name == "arc":
+        return json.dumps(ARC_EXAMPLE)
+    if task.name == "sudoku":
+        clues = SUDOKU_CLUES[task.board.size][level]
+        board, _ = next(sudoku.generate(task.board.size, 1, clues, seed))
+        return ["" if digit == 0 else str(digit) for digit in board.tolist()]
+    if task.name == "maze":
+        rows, columns = task.grid_shape
+        length = (rows + columns) * level // 4 + 1
+        board, _ = next(maze.generate(rows, columns, 1, seed, min_path_length=length))
+        return typed_value(solver, board.reshape(-1))
+    return typed_value(solver, np.random.default_rng(seed).integers(0, task.vocab_size, task.seq_len))
+
+
+def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
+    """Board, caption and chart of a step."""
+    step = min(max(int(step), 0), board.last_step)
+    return board_html(task, board, step), caption(task, board, step), confidence_chart(board.confidences, step)
+
+
+# ---------------------------------------------------------------------------------------------------- page
+
+
+def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
+    """Adds the components and events of one model to the page that is being built."""
+    task, config = solver.puzzle_task, solver.model.config
+    boards = gr.State([])
+    with gr.Row():
+        with gr.Column(scale=5, min_width=400):
+            board = _board_input(solver)
+            with gr.Row():
+                solve = gr.Button("Solve", variant="primary")
+                clear = gr.Button("Clear")
+            with gr.Row():
+                levels = [gr.Button(name, size="sm") for name in _level_names(task.name)]
+            options = _options(config)
+            answer = gr.Textbox(
+                label="Answer", lines=2, max_lines=9, buttons=["copy"], visible=False, elem_classes="answer-text"
+            )
+        with gr.Column(scale=6, min_width=420):
+            shown = gr.HTML(
+                "<p>Solve a puzzle to see the answer take shape, step by step.</p>", elem_classes="shown-board"
+            )
+            with gr.Row(equal_height=True):
+                step = gr.Slider(0, 1, value=0, step=1, label="ACT step (0 is the puzzle)", visible=False, scale=4)
+                play = gr.Button("Play", visible=False, scale=1, min_width=80)
+            which = gr.Radio([], label="Test input", visible=False)
+            said = gr.Markdown(elem_classes="caption")
+            chart = gr.HTML()
+    view = [shown, said, chart]
+    everything = [boards, step, play, which, answer, *view]
+
+    @with_messages
+    def solve_typed(typed, max_steps, votes, restarts, halt, prefer_valid, seed):
+        found = solve_board(
+            solver,
+            typed,
+            max_steps=int(max_steps),
+            votes=int(votes),
+            restarts=int(restarts),
+            halt=halt,
+            prefer_valid=prefer_valid,
+            seed=int(seed),
+        )
+        return [found, *opened(found, 0)]
+
+    def opened(found: Sequence[SolvedBoard], index: int) -> list:
+        last = found[index].last_step
+        names = [str(number + 1) for number in range(len(found))]
+        return [
+            gr.Slider(maximum=last, value=last, visible=True),
+            gr.Button(visible=last > 1),
+            gr.Radio(choices=names, value=names[index], visible=len(found) > 1),
+            gr.Textbox(answer_text(task.name, found[index].result), visible=True),
+            *show_step(task, found[index], last),
+        ]
+
+    def show(found: Sequence[SolvedBoard], name: str | None, number: int):
+        return show_step(task, found[int(name or 1) - 1], number) if found else gr.skip()
+
+    def played(found: Sequence[SolvedBoard], name: str | None) -> Iterator[list]:
+        chosen = found[int(name or 1) - 1]
+        for number in range(chosen.last_step + 1):
+            yield [number, *show_step(task, chosen, number)]
+            time.sleep(PLAY_SECONDS)
+
+    asked = {"fn": solve_typed, "inputs": [board, *options], "outputs": everything, **MODEL_EVENT}
+    solve.click(**asked, api_name="solve")
+    step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
+    which.input(lambda found, name: opened(found, int(name) - 1), [boards, which], everything[1:], **PAGE_EVENT)
+    play.click(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
+    empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
+    clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
+    for level, button in enumerate(levels):
+        draw = functools.partial(_any_example, solver, level)
+        button.click(draw, None, board, **PAGE_EVENT).then(**asked, **PAGE_EVENT)
+
+
+def _any_example(solver: PuzzleSolvingPipeline, level: int) -> list[str] | str:
+    return example(solver, level, time.time_ns() % MAX_EXAMPLE_SEED)
+
+
+def _level_names(task_name: str) -> tuple[str, ...]:
+    return ("Example",) if task_name in ("arc", "generic") else ("Easy example", "Medium example", "Hard example")
+
+
+def _board_input(solver: PuzzleSolvingPipeline):
+    task = solver.puzzle_task
+    first = example(solver, 0, 0)
+    if task.name == "sudoku":
+        return sudoku_input(task, first, elem_classes="sudoku-input")
+    return gr.Textbox(
+        first, label="Puzzle", info=HINTS[task.name], lines=10, max_lines=32, elem_classes="puzzle-text hrm-mono"
+    )
+
+
+def _options(config) -> list:
+    with gr.Accordion("Options", open=False):
+        most = config.halt_max_steps
+        with gr.Row():
+            max_steps = gr.Slider(1, 4 * most, value=most, step=1, label="Most ACT steps", info=f"Trained: {most}.")
+            votes = gr.Slider(1, 16, value=1, step=1, label="Votes", info="Symmetric views that vote.")
+        with gr.Row():
+            restarts = gr.Slider(1, 8, value=1, step=1, label="Restarts", info="Runs from noisy states.")
+            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+        halt = gr.Radio(
+            [("when the model prefers to", "q"), ("after all steps", "fixed")], value="q", label="A puzzle stops"
+        )
+        prefer_valid = gr.Checkbox(label="An answer that obeys the rules wins (this uses the rules)")
+    return [max_steps, votes, restarts, halt, prefer_valid, seed]

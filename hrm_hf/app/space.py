@@ -1,0 +1,148 @@
+"""The app as a Space: a folder with everything that the Hub needs to run it.
+
+The package is in no registry, so its source travels with the Space; requirements are what the app imports, in the
+versions installed here. Uploading is `hrm_hf.hub.push_space`.
+"""
+
+import shutil
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.resources import files
+from pathlib import Path
+
+from huggingface_hub import SpaceCardData
+from huggingface_hub.utils import validate_repo_id
+
+from ..checkpoint_contents import checkpoint_contents
+from . import require_gradio
+
+
+# What the tabs import; those of the last line only for Go without a toolchain, and for maps in FITS files.
+REQUIREMENTS = (
+    "torch", "transformers", "accelerate", "huggingface_hub", "safetensors", "numpy", "scipy", "pyyaml", "typer",
+    "tqdm", "packaging", "psutil", "matplotlib", "pillow", "gradio",
+    "tree-sitter", "tree-sitter-go", "astropy",
+)  # fmt: skip
+PACKAGE, MODELS = "hrm_hf", "models"
+APP = '''"""A demo of trained models, written by `hrm_hf.app.space.write_space`."""
+
+from pathlib import Path
+
+from hrm_hf.app import build_app, launch
+
+
+HERE = Path(__file__).parent
+demo = build_app([{models}], title={title!r})
+
+if __name__ == "__main__":
+    launch(demo)
+'''
+README = """---
+{metadata}
+---
+
+# {title}
+
+A demo of recursive reasoning models: the answer to a puzzle after each ACT step, text coloured by the segments each
+token took, Go code with its plan, verdict and repairs, gains of hyper-connections, posteriors of cosmological
+parameters; one tab for each model.
+
+- `app.py` builds the page from {what}.
+- `{package}/` is the source of the package (Apache-2.0), which is in no registry.
+- `requirements.txt` has the versions with which the demo was made.
+"""
+
+
+def write_space(folder: str | Path, models: list[str], title: str | None = None, embed: bool = False) -> Path:
+    """Writes a Space that shows models, and returns its folder.
+
+    Args:
+        folder: new, or empty.
+        models: names on the Hub; with `embed` also folders of checkpoints.
+        title: of the Space; the folder's name if None.
+        embed: copy the checkpoints of local folders into the Space.
+
+    Raises:
+        ValueError: no model, a local folder without `embed`, two folders of one name, or no name of a repository.
+        FileExistsError: the folder holds something.
+        FileNotFoundError: a folder without a checkpoint.
+        ImportError: gradio, or another requirement, is not installed here, so that its version is unknown.
+    """
+    require_gradio()
+    folder = Path(folder)
+    if not models:
+        raise ValueError("no model given; expected names on the Hub, or checkpoint folders with embed=True")
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; give a new folder")
+    local = {name: Path(name).expanduser() for name in models if _is_local(name)}
+    if local and not embed:
+        raise ValueError(
+            f"{next(iter(local))} is a local folder, which a Space cannot read: push it and give its name on the Hub, "
+            "or copy it into the Space (embed=True, --embed)"
+        )
+    short = [path.resolve().name for path in local.values()]
+    if len(set(short)) < len(short):
+        raise ValueError(f"two of the folders have one name ({', '.join(sorted(short))}); rename one")
+    on_hub = [name for name in models if name not in local]
+    for name in on_hub:
+        validate_repo_id(name)
+    title = title or folder.resolve().name
+    contents = {path: checkpoint_contents(path, f"{MODELS}/{path.resolve().name}") for path in local.values()}
+    requirements = _pins()  # before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, found in contents.items():
+        _copy(found.files, folder / MODELS / path.resolve().name)
+    shutil.copytree(
+        str(files(PACKAGE)), folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
+    )
+    (folder / "app.py").write_text(_app_text(models, local, title), encoding="utf-8")
+    (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
+    (folder / "README.md").write_text(_readme(on_hub, title), encoding="utf-8")
+    return folder
+
+
+def _is_local(name: str) -> bool:
+    return name[:1] in "./~" or Path(name).is_dir()
+
+
+def _copy(contents: dict[str, Path | bytes], target: Path) -> None:
+    for name, source in contents.items():
+        (target / name).parent.mkdir(parents=True, exist_ok=True)
+        if isinstance(source, bytes):
+            (target / name).write_bytes(source)
+        else:
+            shutil.copyfile(source, target / name)
+
+
+def _app_text(models: list[str], local: dict[str, Path], title: str) -> str:
+    names = [
+        f'str(HERE / "{MODELS}" / {local[name].resolve().name!r})' if name in local else repr(name) for name in models
+    ]
+    return APP.format(title=title, models=", ".join(names))
+
+
+def _pins() -> str:
+    """Requirements in the versions that are installed, without local labels such as +cpu."""
+    lines = []
+    for name in REQUIREMENTS:
+        try:
+            lines.append(f"{name}=={version(name).split('+')[0]}\n")
+        except PackageNotFoundError as error:
+            raise ImportError(f"a Space needs the version of {name}: pip install {name}") from error
+    return "".join(lines)
+
+
+def _readme(on_hub: list[str], title: str) -> str:
+    metadata = SpaceCardData(
+        title=title,
+        sdk="gradio",
+        sdk_version=version("gradio"),
+        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
+        app_file="app.py",
+        license="apache-2.0",
+        models=on_hub or None,
+        colorFrom="blue",
+        colorTo="gray",
+    ).to_yaml()
+    what = " and ".join(f"[{name}](https://huggingface.co/{name})" for name in on_hub) or f"the models in `{MODELS}/`"
+    return README.format(metadata=metadata, title=title, what=what, package=PACKAGE)

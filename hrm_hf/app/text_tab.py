@@ -1,0 +1,244 @@
+"""The tab of a causal language model: text as it is written, each token coloured by the segments it took.
+
+`hrm_lm` thinks about every token in segments and says how many (`halt_steps`); other models write in one colour.
+"""
+
+import html
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+import torch
+
+from ..models.exits import DEFAULT_THRESHOLDS
+from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+
+
+TOKENS_AT_ONCE = 8  # written between two updates of the page
+SHALLOW, DEEP = (0xEA, 0xF1, 0xFA), (0x1D, 0x4F, 0x91)
+UNFINISHED = "�"
+PROMPTS = ("ROMEO:\n", "To be, or not to be,", "Once upon a time")
+
+
+@dataclass(frozen=True)
+class TextOptions:
+    """How text is written; None leaves a choice to the model.
+
+    Attributes:
+        max_new_tokens: most tokens. temperature: 0 takes the likeliest token. top_p, top_k: of sampling; top_k 0 is
+            off. seed: of sampling.
+        num_segments, exit_criterion, exit_threshold: of `hrm_lm`, as in its forward.
+    """
+
+    max_new_tokens: int = 120
+    temperature: float = 0.8
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+    num_segments: int | None = None
+    exit_criterion: str | None = None
+    exit_threshold: float | None = None
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `generate`."""
+        if self.temperature == 0:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+
+    @property
+    def thinking(self) -> dict[str, Any]:
+        """Arguments of the forward of `hrm_lm` that were chosen."""
+        names = ("num_segments", "exit_criterion", "exit_threshold")
+        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+
+
+# ---------------------------------------------------------------------------------------------------- logic
+
+
+def write(model, tokenizer, prompt: str, options: TextOptions) -> Iterator[list[int]]:
+    """Yields the ids of prompt and text so far, after every few tokens.
+
+    The same ids as one call of `model.generate` after `torch.manual_seed(options.seed)`.
+
+    Raises:
+        ValueError: an empty prompt, or one that leaves no room for the new tokens.
+    """
+    ids = encode_prompt(model, tokenizer, prompt)
+    room = model.config.max_position_embeddings - ids.shape[1]
+    if options.max_new_tokens > room:
+        raise ValueError(
+            f"{options.max_new_tokens} new tokens after a prompt of {ids.shape[1]} are more than the model's "
+            f"{model.config.max_position_embeddings} positions; shorten the prompt, or ask for at most {max(room, 0)}"
+        )
+    start, cache = ids.shape[1], None
+    ends = model.generation_config.eos_token_id
+    ends = [ends] if isinstance(ends, int) else ends or []
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
+        while ids.shape[1] - start < options.max_new_tokens and (cache is None or ids[0, -1] not in ends):
+            output = model.generate(
+                ids,
+                attention_mask=torch.ones_like(ids),
+                max_new_tokens=min(TOKENS_AT_ONCE, options.max_new_tokens - (ids.shape[1] - start)),
+                past_key_values=cache,
+                return_dict_in_generate=True,
+                **options.sampling,
+                **options.thinking,
+            )
+            ids, cache = output.sequences, output.past_key_values
+            yield ids[0].tolist()
+
+
+def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
+    """Ids [1, S] on the model's device. Raises ValueError for a prompt without tokens."""
+    ids = tokenizer(prompt, return_tensors="pt").input_ids.long()
+    if not ids.numel():
+        raise ValueError("the prompt is empty; write how the text begins")
+    return ids.to(model.device)
+
+
+@torch.no_grad()
+def token_depths(model, ids: list[int], options: TextOptions) -> list[int] | None:
+    """Segments that each token took (`halt_steps`); None for models that do not halt."""
+    if model.config.model_type != "hrm_lm":
+        return None
+    output = model(torch.tensor([ids], device=model.device), use_cache=False, **options.thinking)
+    return output.halt_steps[0].tolist()
+
+
+def read_threshold(text: str | None) -> float | None:
+    """A typed threshold; None for the default of the criterion. Raises ValueError for what is no number."""
+    try:
+        return float(text) if text and text.strip() else None
+    except ValueError as error:
+        raise ValueError(f"{text!r:.40} is no threshold; expected a number, or nothing for the default") from error
+
+
+def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
+    """(text, first token, behind the last token) of the shortest runs of tokens that are whole characters."""
+    pieces, start = [], 0
+    for stop in range(1, len(ids) + 1):
+        text = tokenizer.decode(ids[start:stop])
+        if UNFINISHED in text and stop < len(ids) and stop - start < 4:
+            continue
+        pieces.append((text, start, stop))
+        start = stop
+    return pieces
+
+
+def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] | None, most: int) -> str:
+    """Prompt and text, coloured by depth; the title of a piece says its segments."""
+    spans = []
+    for text, start, stop in text_pieces(tokenizer, ids):
+        classes, style, title = ["prompt"] if start < prompt_tokens else [], "", ""
+        if depths is not None:
+            depth = max(depths[start:stop])
+            classes += ["depth", "deep"] if (depth - 1) / max(most - 1, 1) > 0.5 else ["depth"]
+            style = f' style="background: {depth_colour(depth, most)}" data-depth="{depth}"'
+            title = f' title="{depth} of {most} segments"'
+        spans.append(f'<span class="{" ".join(classes)}"{style}{title}>{html.escape(text)}</span>')
+    return f'<div class="hrm-text">{"".join(spans)}</div>{_legend(depths, most)}'
+
+
+def depth_colour(depth: int, most: int) -> str:
+    """From pale (one segment) to dark (all of them)."""
+    share = min(1.0, (depth - 1) / max(most - 1, 1))
+    return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in zip(SHALLOW, DEEP))
+
+
+def _legend(depths: list[int] | None, most: int) -> str:
+    items = ['<span><u style="text-decoration-style: dotted">dotted</u>: the prompt</span>']
+    if depths is not None:
+        for depth in range(1, most + 1):
+            share = sum(found == depth for found in depths) / len(depths)
+            words = "segment" if depth == 1 else "segments"
+            colour = depth_colour(depth, most)
+            items.append(f'<span><i style="background: {colour}"></i>{depth} {words}: {share:.0%} of tokens</span>')
+        items.append(
+            f"<span>{sum(depths) / len(depths):.2f} on average; spent on each token to predict the next</span>"
+        )
+    return f'<div class="hrm-legend">{"".join(items)}</div>'
+
+
+# ---------------------------------------------------------------------------------------------------- page
+
+
+def text_tab(model, tokenizer) -> None:
+    """Adds the components and events of one model to the page that is being built."""
+    halts = model.config.model_type == "hrm_lm"
+    with gr.Row():
+        with gr.Column(scale=4, min_width=340):
+            prompt = gr.Textbox(PROMPTS[0], label="Prompt", lines=3)
+            with gr.Row():
+                start = gr.Button("Write", variant="primary")
+                stop = gr.Button("Stop")
+            with gr.Row():
+                examples = [gr.Button(text.strip(), size="sm", min_width=60) for text in PROMPTS]
+            thinking = _thinking(model) if halts else []
+            controls = _sampling(model) + thinking
+        with gr.Column(scale=6, min_width=420):
+            shown = gr.HTML("<p>The text appears here.</p>", elem_classes="shown-text")
+            plain = gr.Textbox(
+                label="As plain text", lines=4, max_lines=10, buttons=["copy"], elem_classes="plain-text"
+            )
+
+    @with_messages
+    def stream(text, most_new, temperature, top_p, top_k, seed, segments=None, criterion=None, threshold=None):
+        options = TextOptions(
+            int(most_new),
+            float(temperature),
+            float(top_p),
+            int(top_k),
+            int(seed),
+            segments,
+            criterion,
+            read_threshold(threshold),
+        )
+        prompt_tokens = encode_prompt(model, tokenizer, text).shape[1]
+        most = options.num_segments or (model.config.halt_max_steps if halts else 1)
+        for ids in write(model, tokenizer, text, options):
+            depths = token_depths(model, ids, options)
+            yield text_html(tokenizer, ids, prompt_tokens, depths, most), tokenizer.decode(ids)
+
+    asked = {"fn": stream, "inputs": [prompt, *controls], "outputs": [shown, plain], **MODEL_EVENT}
+    running = [start.click(**asked, api_name="write")]
+    for text, button in zip(PROMPTS, examples):
+        running.append(button.click(lambda text=text: text, None, prompt, **PAGE_EVENT).then(**asked, **PAGE_EVENT))
+    stop.click(None, cancels=running, **PAGE_EVENT)
+
+
+def _sampling(model) -> list:
+    most = model.config.max_position_embeddings
+    with gr.Accordion("Sampling", open=False):
+        with gr.Row():
+            new = gr.Slider(8, max(16, most - 8), value=min(240, most // 2), step=1, label="New tokens")
+            temperature = gr.Slider(0, 2, value=0.8, step=0.05, label="Temperature", info="0: the likeliest token.")
+        with gr.Row():
+            top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top p")
+            top_k = gr.Slider(0, 200, value=0, step=1, label="Top k", info="0: off.")
+            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+    return [new, temperature, top_p, top_k, seed]
+
+
+def _thinking(model) -> list:
+    config = model.config
+    with gr.Accordion("Depth", open=True):
+        segments = gr.Slider(
+            1, config.halt_max_steps, value=config.halt_max_steps, step=1, label="Most segments of a token"
+        )
+        with gr.Row():
+            criterion = gr.Dropdown(
+                [name for name in DEFAULT_THRESHOLDS if config.halt_max_steps > 1 or name not in ("q", "cdf")],
+                value=config.exit_criterion,
+                label="Exit criterion",
+                info="fixed: never before the last.",
+            )
+            threshold = gr.Textbox(
+                "" if config.exit_threshold is None else str(config.exit_threshold),
+                label="Its threshold",
+                info="q and fixed have none.",
+                placeholder="default",
+            )
+    return [segments, criterion, threshold]

@@ -1,0 +1,334 @@
+"""What the tabs compute, without a browser; referees are the pipelines and models themselves, asked directly."""
+
+import json
+import re
+
+import every
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import hrm_hf  # noqa: F401 - registers the architectures
+from hrm_hf.app import build_app
+from hrm_hf.app.boards import board_html, caption, confidence_chart
+from hrm_hf.app.cosmology_tab import draw_map, infer, map_image, posterior_image, posterior_rows, read_map, true_values
+from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of, write_code
+from hrm_hf.app.messages import with_messages
+from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
+from hrm_hf.app.puzzle_tab import answer_text, example, read_board, show_step, solve_board
+from hrm_hf.app.text_tab import TextOptions, depth_colour, text_html, text_pieces, token_depths, write
+from hrm_hf.data import sudoku
+from hrm_hf.data.byte_tokenizer import byte_tokenizer
+from hrm_hf.models.go_stream import Feedback
+from hrm_hf.plotting import wrong_cells
+
+
+@pytest.fixture(scope="module")
+def solver(checkpoints):
+    return pipeline("puzzle-solving", model=str(checkpoints["sudoku"]))
+
+
+@pytest.fixture(scope="module")
+def maze_solver(checkpoints):
+    return pipeline("puzzle-solving", model=str(checkpoints["maze"]))
+
+
+@pytest.fixture(scope="module")
+def regressor(checkpoints):
+    return pipeline("cosmology-regression", model=str(checkpoints["hrm_cosmo"]))
+
+
+@pytest.fixture(scope="module")
+def language(checkpoints):
+    def load(name):
+        folder = checkpoints[name]
+        return AutoModelForCausalLM.from_pretrained(folder).eval(), AutoTokenizer.from_pretrained(folder)
+
+    return {name: load(name) for name in ("hrm_lm", "rlm_mhc", "hrm_go_coder")}
+
+
+# ---- puzzles ----
+
+
+def test_a_typed_board_is_answered_as_the_pipeline_answers_it(solver):
+    typed = ["1", "", "", "", "", "", "3", "", "", "4", "", "", "", "", "", "2"]
+    (board,) = solve_board(solver, typed, votes=2, seed=3)
+    expected = solver("1.....3..4.....2", votes=2, seed=3)
+    assert board.result["grid"] == expected["grid"]
+    assert answer_text("sudoku", board.result).replace("\n", "") == expected["text"].replace(".", "0")
+    assert board.last_step == expected["steps"]
+    assert solver.puzzle_task.text(board.at(board.last_step)) == expected["text"]
+
+
+def test_a_digit_above_the_size_is_named_with_its_cell(solver):
+    with pytest.raises(ValueError, match="row 1, column 2: digit 10 is above the board's size 4"):
+        solve_board(solver, ["1", "10", *[""] * 14])
+    with pytest.raises(ValueError, match="row 1, column 2: 'ab' is no digit"):
+        solve_board(solver, ["1", "ab", *[""] * 14])
+    with pytest.raises(ValueError, match="row 1, column 2: 'x' is no digit; expected 1 to 4"):
+        solve_board(solver, ["1", "x", *[""] * 14])
+
+
+def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
+    task = solver.puzzle_task
+    (board,) = solve_board(solver, ["1", *[""] * 15], halt="fixed")
+    for step in range(board.last_step + 1):
+        page = board_html(task, board, step)
+        classes = [found.split() for found in re.findall(r'<span class="([^"]*)" style="" title=', page)]
+        tokens = board.at(step)
+        assert len(classes) == 16
+        assert [("given" in found) for found in classes] == [True, *[False] * 15]
+        wrong = wrong_cells(task, board.puzzle, tokens) if step else np.zeros(16, bool)
+        changed = (tokens != board.at(step - 1)) & ~wrong if step > 1 else np.zeros(16, bool)
+        assert [("wrong" in found) for found in classes] == wrong.tolist()
+        assert [("changed" in found) for found in classes] == changed.tolist()
+        shown = re.findall(r'title="row \d, column \d">([^<]*)</span>', page)
+        assert "".join(text or "." for text in shown) == task.text(tokens)
+
+
+def test_a_caption_says_which_rules_are_broken(solver):
+    (board,) = solve_board(solver, ["1", "1", *[""] * 14], halt="fixed")
+    said = caption(solver.puzzle_task, board, board.last_step)
+    assert sudoku.check_solution("11..............", board.result["text"])[0] in said
+    assert "and" in said and "more" in said
+
+
+def test_the_chart_has_one_bar_for_each_step_and_marks_the_shown_one():
+    page = confidence_chart([0.1, 0.5, 0.9], 2)
+    assert re.findall(r"<title>([^<]*)</title>", page) == ["step 1: 0.100", "step 2: 0.500", "step 3: 0.900"]
+    bars = re.findall(r'height="([\d.]+)" fill="([^"]*)"', page)
+    assert [colour == "#2563a8" for _, colour in bars] == [False, True, False]
+    assert float(bars[2][0]) == pytest.approx(9 * float(bars[0][0]), abs=0.5)
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_examples_are_puzzles_with_one_solution_and_fewer_clues_when_harder(solver, level):
+    typed = example(solver, level, seed=5)
+    assert sudoku.count_solutions("".join(cell or "." for cell in typed)) == 1
+    assert sum(bool(cell) for cell in typed) == (10, 8, 6)[level]
+
+
+def test_a_maze_is_typed_as_rows_and_wrong_rows_are_named(maze_solver):
+    typed = example(maze_solver, 0, seed=1)
+    (board,) = solve_board(maze_solver, typed)
+    assert maze_solver.puzzle_task.text(board.puzzle) == typed
+    assert board.result["text"] == maze_solver(typed)["text"]
+    assert show_step(maze_solver.puzzle_task, board, 99)[0].startswith(f'<div data-step="{board.last_step}">')
+    with pytest.raises(ValueError, match=r"4 lines of .6. cells; expected 5 of 6"):
+        solve_board(maze_solver, "\n".join(typed.splitlines()[:4]))
+
+
+def test_an_arc_task_is_json_and_each_test_input_has_its_board(checkpoints):
+    solver = pipeline("puzzle-solving", model=str(checkpoints["arc"]))
+    task = json.loads(example(solver, 0, 0))
+    task["test"].append({"input": [[5]]})
+    boards = solve_board(solver, json.dumps(task))
+    assert [board.result["grid"] for board in boards] == [answer["grid"] for answer in solver(task)["tests"]]
+    assert len(re.findall("title=", board_html(solver.puzzle_task, boards[0], 0))) < 900  # the frame is cut
+    with pytest.raises(ValueError, match=r"the task is no JSON: .* in line 1"):
+        read_board(solver, "{'train'}")
+
+
+# ---- text ----
+
+
+@pytest.mark.parametrize("name", ["hrm_lm", "rlm_mhc"])
+def test_text_written_in_parts_is_that_of_one_call(language, name):
+    model, tokenizer = language[name]
+    options = TextOptions(max_new_tokens=21, temperature=0.9, top_k=40, seed=4)
+    parts = list(write(model, tokenizer, "abc", options))
+    torch.manual_seed(4)
+    whole = model.generate(
+        **tokenizer("abc", return_tensors="pt"),
+        max_new_tokens=21,
+        do_sample=True,
+        temperature=0.9,
+        top_k=40,
+        top_p=1.0,
+    )
+    assert parts[-1] == whole[0].tolist()
+    assert [len(part) for part in parts] == [11, 19, 24]
+
+
+def test_depths_are_the_halt_steps_of_the_model_and_colour_the_tokens(language):
+    model, tokenizer = language["hrm_lm"]
+    ids = tokenizer("Recursive reasoning").input_ids
+    depths = token_depths(model, ids, TextOptions())
+    with torch.no_grad():
+        assert depths == model(torch.tensor([ids])).halt_steps[0].tolist()
+    assert len(set(depths)) > 1
+    page = text_html(tokenizer, ids, 9, depths, 3)
+    assert [int(found) for found in re.findall(r'data-depth="(\d)"', page)] == depths
+    colours = re.findall(r'background: (#\w{6})" data-depth', page)
+    assert colours == [depth_colour(depth, 3) for depth in depths]
+    assert page.count('class="prompt') == 9
+
+
+def test_chosen_segments_and_criteria_reach_the_model(language):
+    model, tokenizer = language["hrm_lm"]
+    ids = tokenizer("abcdef").input_ids
+    assert token_depths(model, ids, TextOptions(num_segments=1)) == [1] * 6
+    assert token_depths(model, ids, TextOptions(exit_criterion="fixed")) == [3] * 6
+    assert token_depths(model, ids, TextOptions(exit_criterion="latent_diff", exit_threshold=1e6)) == [2] * 6
+
+
+def test_pieces_are_whole_characters_and_markup_is_escaped():
+    tokenizer = byte_tokenizer()
+    text = "<b>é🙂 &"
+    ids = tokenizer(text).input_ids
+    pieces = text_pieces(tokenizer, ids)
+    assert [piece for piece, _, _ in pieces] == list(text)
+    assert pieces[4] == ("🙂", 5, 9)
+    assert "&lt;</span>" in text_html(tokenizer, ids, 0, None, 1)
+
+
+def test_a_prompt_without_room_or_without_tokens_is_refused(language):
+    model, tokenizer = language["rlm_mhc"]
+    with pytest.raises(ValueError, match="the prompt is empty"):
+        next(write(model, tokenizer, "", TextOptions()))
+    with pytest.raises(ValueError, match=r"10 new tokens after a prompt of 250 .* ask for at most 6"):
+        next(write(model, tokenizer, "a" * 250, TextOptions(max_new_tokens=10)))
+
+
+# ---- Go ----
+
+
+def test_every_attempt_is_shown_with_plan_verdict_and_decision(language, monkeypatch):
+    coder, tokenizer = language["hrm_go_coder"]
+    monkeypatch.setattr(coder.config, "plan_budget", 16)  # a new plan must fit behind the first attempt
+
+    def validator(codes):
+        return [Feedback(syntax_ok=False, category="unexpected token", line=1, message="a < b")] * len(codes)
+
+    result = write_code(
+        coder,
+        tokenizer,
+        "Add two numbers",
+        "func Add() {",
+        validator=validator,
+        attempts=2,
+        max_new_tokens=8,
+        threshold=1.0,
+    )
+    page = attempts_html(result)
+    assert page.count('class="hrm-attempt failed"') == len(result.attempts[0]) == 2
+    assert "unexpected token, line 1: a &lt; b" in page
+    assert '<span class="bad-line">func Add() {' in page
+    for attempt in result.attempts[0]:
+        assert f"{attempt.decision}, P(DONE) {attempt.done_probability:.2f}" in page
+    with pytest.raises(ValueError, match="the task is empty"):
+        write_code(coder, tokenizer, " ")
+
+
+def test_verdicts_tell_passed_failed_and_not_checked_apart():
+    assert verdict_of(None) == ("there was no validator", "")
+    assert verdict_of(Feedback(syntax_ok=True)) == ("no complaint", "passed")
+    assert verdict_of(Feedback(category="other", message="not checked: too long")) == ("not checked: too long", "")
+
+
+def test_without_go_and_tree_sitter_the_page_says_that_nothing_is_checked(monkeypatch):
+    def missing(kind):
+        raise ImportError("no tree-sitter")
+
+    monkeypatch.setattr("hrm_hf.app.go_tab.best_validator", missing)
+    validator_of.cache_clear()
+    validator, words = validator_of("auto")
+    validator_of.cache_clear()
+    assert validator is None and "nothing checks the syntax" in words
+
+
+# ---- mHC ----
+
+
+def test_gains_of_a_prompt_are_those_of_the_model(language):
+    model, tokenizer = language["rlm_mhc"]
+    sites = prompt_gains(model, tokenizer, "To be")
+    pairs = model.get_mhc_metrics(**tokenizer("To be", return_tensors="pt"))
+    rows = gain_rows(sites)
+    assert [row[1:3] for row in rows] == [pytest.approx(pair, abs=1e-5) for pair in pairs]
+    assert rows[-1][4:] == pytest.approx([sites[-1]["composite_forward"], sites[-1]["composite_backward"]], abs=1e-5)
+    assert gain_image(sites).size[0] > 800
+
+
+def test_a_model_without_hyper_connections_says_so():
+    model = every.model("rlm_mhc", mhc_enabled=False)
+    with pytest.raises(ValueError, match="without hyper-connections"):
+        prompt_gains(model, byte_tokenizer(), "abc")
+
+
+# ---- cosmology ----
+
+
+def test_a_drawn_map_gives_the_posterior_of_the_pipeline(regressor):
+    item = draw_map(regressor.model.config, 0.3, 0.8, seed=1)
+    result = infer(regressor, item, 2, "fixed")
+    expected = regressor(item["map"], max_steps=2, num_samples=4000)
+    assert {name: result[name] for name in expected} == expected
+    rows = posterior_rows(result, regressor.model.config.reported_names, true_values(0.3, 0.8))
+    assert [row[0] for row in rows] == ["omega_m", "sigma_8", "s_8"]
+    assert rows[2][1] == f"{expected['s_8']['mean']:.3f}" and rows[2][5] == "0.800"
+    low, high = expected["omega_m"]["interval_95"]
+    assert rows[0][4] == f"{low:.3f} to {high:.3f}"
+
+
+def test_pictures_of_map_and_posterior_show_something(regressor):
+    item = draw_map(regressor.model.config, 0.3, 0.8, seed=1)
+    result = infer(regressor, item, None, "fixed")
+    for image in (map_image(item), posterior_image(result, regressor.model.config.reported_names, {})):
+        assert np.asarray(image.convert("L")).std() > 10
+
+
+def test_a_file_that_is_no_map_is_called_by_its_name(regressor, tmp_path):
+    np.save(tmp_path / "small.npy", np.zeros((8, 8)))
+    with pytest.raises(ValueError, match=r"^small.npy: maps have the shape \[8, 8\]; expected \[16, 16\]"):
+        read_map(regressor, str(tmp_path / "small.npy"))
+    (tmp_path / "sky.fits").write_bytes(b"no FITS at all")
+    with pytest.raises(ValueError, match=r"^sky\.fits"):
+        read_map(regressor, str(tmp_path / "sky.fits"))
+    np.save(tmp_path / "three.npy", np.zeros((3, 16, 16)))
+    item, count = read_map(regressor, str(tmp_path / "three.npy"))
+    assert count == 3 and item["map"].shape == (1, 16, 16)
+
+
+# ---- the page ----
+
+
+def test_expected_errors_become_warnings_without_markup(monkeypatch):
+    said = []
+    monkeypatch.setattr("gradio.Warning", lambda message, title: said.append(message))
+
+    def failing(text):
+        raise ValueError(f"{text} is wrong")
+
+    def streaming(text):
+        yield "first"
+        raise OSError("gone")
+
+    with_messages(failing)("<b>")
+    assert next(with_messages(streaming)("x")) == "first"
+    list(with_messages(streaming)("x"))
+    assert said == ["&lt;b&gt; is wrong", "gone"]
+    with pytest.raises(ZeroDivisionError):
+        with_messages(lambda: 1 / 0)()
+
+
+def test_each_kind_of_model_gets_its_tabs(checkpoints):
+    demo = build_app([str(folder) for folder in checkpoints.values()])
+    labels = [block.label for block in demo.blocks.values() if block.get_block_name() == "tabitem"]
+    assert labels == [
+        "Sudoku · sudoku", "Maze · maze", "ARC · arc", "Text · hrm_lm", "Text · rlm_mhc", "mHC · rlm_mhc",
+        "Go coder · hrm_go_coder", "Cosmology · hrm_cosmo", "Cosmology · cosmo_cnn",
+    ]  # fmt: skip
+    public = {function.api_name for function in demo.fns.values() if function.api_visibility == "public"}
+    assert {"solve", "write", "write_go", "mhc_gains", "infer"} <= public
+
+
+def test_no_model_and_a_model_without_a_tab_are_refused(tmp_path):
+    with pytest.raises(ValueError, match="no model given"):
+        build_app([])
+    with pytest.raises(OSError, match="is no folder"):
+        build_app([str(tmp_path / "nothing")])
+    (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
+    with pytest.raises(ValueError, match="is a gpt2, which has no tab"):
+        build_app([str(tmp_path)])

@@ -1,0 +1,228 @@
+"""The app in headless Chromium: what is typed is answered as the pipelines answer it, and nothing leaves the machine.
+
+One server with tiny models of all kinds, one page. Screenshots of every tab go to the test's folder; those of the
+documentation, with trained models, are taken by docs/take_screenshots.py.
+"""
+
+import re
+import shutil
+import socket
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
+
+import hrm_hf  # noqa: F401 - registers the architectures
+from hrm_hf.app import build_app, launch
+from hrm_hf.app.text_tab import TextOptions, text_pieces, write
+
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+pytestmark = [
+    pytest.mark.external,
+    pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: no chromium or google-chrome on the PATH"),
+]
+# Chromium's own services would call home.
+QUIET = [
+    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+    "--disable-component-update", "--disable-sync",
+]  # fmt: skip
+SHOWN = ("sudoku", "maze", "hrm_lm", "rlm_mhc", "hrm_go_coder", "hrm_cosmo")
+WAIT = 20_000  # milliseconds, for an answer on a busy machine
+ANSWER = ".answer-text textarea:visible"
+BOARD = "[...document.querySelectorAll('.shown-board .hrm-board > span')].map((cell) => cell.textContent)"
+
+
+@pytest.fixture(scope="module")
+def served(checkpoints):
+    """Address of the page with all models."""
+    demo = build_app([str(checkpoints[name]) for name in SHOWN])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    _, address, _ = launch(demo, server_name="127.0.0.1", server_port=port, prevent_thread_lock=True)
+    yield address
+    demo.close(verbose=False)
+
+
+@pytest.fixture(scope="module")
+def visited(served):
+    """The page in a browser, and what went wrong on it: requests to elsewhere, errors of the console."""
+    wrong = []
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.set_default_timeout(WAIT)
+        page.on("request", lambda request: wrong.append(request.url) if is_outside(request.url) else None)
+        page.on("websocket", lambda opened: wrong.append(opened.url) if is_outside(opened.url) else None)
+        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+        page.on("pageerror", lambda error: wrong.append(str(error)))
+        page.goto(served)
+        page.get_by_role("tab").first.wait_for()
+        yield page, wrong
+        browser.close()
+
+
+def is_outside(url: str) -> bool:
+    return not re.match(r"(https?|wss?)://127\.0\.0\.1[:/]|data:|blob:", url)
+
+
+@pytest.fixture
+def page(visited, tmp_path):
+    """The page; after a test nothing must have gone wrong, and its picture must show something."""
+    page, wrong = visited
+    yield page
+    picture = page.screenshot(path=tmp_path / "tab.png")
+    assert len(picture) > 10_000
+    assert wrong == []
+
+
+def open_tab(page, name: str):
+    page.get_by_role("tab", name=name, exact=True).click()
+    page.get_by_role("tabpanel").filter(visible=True).first.wait_for()
+
+
+def press(page, name: str):
+    page.get_by_role("button", name=name, exact=True).filter(visible=True).first.click()
+
+
+def shown_step(page, step: int) -> list[str]:
+    """Cells of the solved board, once it shows the step."""
+    page.wait_for_selector(f".shown-board [data-step='{step}']:visible")
+    return page.evaluate(BOARD)
+
+
+def test_a_typed_board_is_solved_and_read_back_step_by_step(page, checkpoints):
+    solver = pipeline("puzzle-solving", model=str(checkpoints["sudoku"]))
+    puzzle = "1....2....3....4"
+    result = solver(puzzle, return_trajectory=True)
+    open_tab(page, "Sudoku · sudoku")
+    press(page, "Clear")
+    page.wait_for_function("![...document.querySelectorAll('.sudoku-input input')].some((cell) => cell.value)")
+    for cell, digit in enumerate(puzzle):
+        if digit != ".":
+            page.get_by_label(f"row {cell // 4 + 1}, column {cell % 4 + 1}").fill(digit)
+    press(page, "Solve")
+    cells = shown_step(page, result["steps"])
+    assert "".join(cell or "." for cell in cells) == result["text"]
+    typed_back = page.locator(ANSWER).input_value()
+    assert [list(map(int, row)) for row in typed_back.splitlines()] == result["grid"]
+    slider = page.get_by_role("slider", name=re.compile("ACT step")).filter(visible=True).first
+    for step in range(result["steps"]):
+        slider.fill(str(step))
+        cells = "".join(cell or "." for cell in shown_step(page, step))
+        tokens = solver.puzzle_task.encode(puzzle) if step == 0 else np.array(result["trajectory"][step - 1])
+        assert cells == solver.puzzle_task.text(tokens)
+    assert page.locator(".hrm-chart rect").count() == result["steps"] == 5
+
+
+def test_a_pasted_puzzle_fills_the_board_and_arrow_keys_move(page):
+    open_tab(page, "Sudoku · sudoku")
+    page.evaluate(
+        """() => {
+            const data = new DataTransfer();
+            data.setData('text', '12.. 34.. .... ...1');
+            const cell = document.querySelector('.sudoku-input input');
+            cell.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true}));
+        }"""
+    )
+    values = page.evaluate("[...document.querySelectorAll('.sudoku-input input')].map((cell) => cell.value || '.')")
+    assert "".join(values) == "12..34.........1"
+    page.get_by_label("row 1, column 1").click()
+    page.keyboard.press("ArrowDown")
+    page.keyboard.press("ArrowRight")
+    assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "row 2, column 2"
+
+
+def test_a_digit_too_large_gives_the_pipelines_message_and_keeps_the_board(page):
+    open_tab(page, "Sudoku · sudoku")
+    page.get_by_label("row 1, column 2").fill("10")
+    before = page.evaluate(BOARD)
+    press(page, "Solve")
+    page.get_by_text("row 1, column 2: digit 10 is above the board's size 4").wait_for()
+    assert page.evaluate(BOARD) == before
+    page.get_by_label("row 1, column 2").fill("")
+
+
+def test_an_example_fills_and_solves_with_one_click(page):
+    open_tab(page, "Sudoku · sudoku")
+    press(page, "Hard example")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.sudoku-input input')].filter((cell) => cell.value).length === 6"
+    )
+    page.wait_for_function("document.querySelectorAll('.shown-board .given').length === 6")
+
+
+def test_a_maze_is_solved_from_its_rows_and_wrong_rows_are_named(page, checkpoints):
+    solver = pipeline("puzzle-solving", model=str(checkpoints["maze"]))
+    open_tab(page, "Maze · maze")
+    puzzle = page.get_by_role("textbox", name="Puzzle").filter(visible=True)
+    rows = puzzle.input_value()
+    press(page, "Solve")
+    playwright.expect(page.locator(ANSWER)).to_have_value(solver(rows)["text"], timeout=WAIT)
+    puzzle.fill("##\n##")
+    press(page, "Solve")
+    page.get_by_text("the maze has 2 lines of [2] cells; expected 5 of 6").wait_for()
+    puzzle.fill(rows)
+
+
+def test_text_is_coloured_by_the_halt_steps_of_its_tokens(page, checkpoints):
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints["hrm_lm"])
+    model = AutoModelForCausalLM.from_pretrained(checkpoints["hrm_lm"]).eval()
+    *_, ids = write(model, tokenizer, "Once", TextOptions(max_new_tokens=128, num_segments=3, exit_criterion="q"))
+    with torch.no_grad():
+        depths = model(torch.tensor([ids])).halt_steps[0].tolist()
+    open_tab(page, "Text · hrm_lm")
+    page.get_by_role("textbox", name="Prompt").filter(visible=True).fill("Once")
+    press(page, "Write")
+    pieces = text_pieces(tokenizer, ids)
+    page.wait_for_function(f"document.querySelectorAll('.hrm-text .depth').length === {len(pieces)}")
+    shown = page.evaluate(
+        "[...document.querySelectorAll('.hrm-text .depth')].map((e) => [e.textContent, e.dataset.depth])"
+    )
+    assert len(set(depths)) > 1
+    assert [int(depth) for _, depth in shown] == [max(depths[start:stop]) for _, start, stop in pieces]
+    printable = [(here, there) for (here, _), (there, _, _) in zip(shown, pieces) if there.isprintable()]
+    assert len(printable) > 4 and all(here == there for here, there in printable)
+
+
+def test_a_go_task_shows_plan_code_verdict_and_decision(page):
+    open_tab(page, "Go coder · hrm_go_coder")
+    press(page, "Abs")
+    page.wait_for_selector(".hrm-attempt")
+    card = page.locator(".hrm-attempt").first
+    assert card.locator("h5").all_inner_texts() == ["PLAN", "CODE", "VERDICT", "DECISION"]
+    assert card.locator("pre").inner_text().startswith("func Abs(x int) int {")
+    page.get_by_text(re.compile("Validator: (go/parser|tree-sitter)|nothing checks the syntax")).first.wait_for()
+
+
+def test_gains_are_drawn_and_listed(page, checkpoints):
+    model = AutoModelForCausalLM.from_pretrained(checkpoints["rlm_mhc"]).eval()
+    tokenizer = AutoTokenizer.from_pretrained(checkpoints["rlm_mhc"])
+    (first, _), *_ = model.get_mhc_metrics(**tokenizer("To be, or not to be,", return_tensors="pt"))
+    open_tab(page, "mHC · rlm_mhc")
+    press(page, "Measure")
+    page.wait_for_selector(".mhc-gains img")
+    page.wait_for_function("document.querySelector('.mhc-gains img').naturalWidth > 500")
+    page.get_by_text(str(round(first, 6))).filter(visible=True).first.wait_for()
+
+
+def test_a_drawn_and_an_uploaded_map_have_posteriors(page, checkpoints, tmp_path):
+    infer = pipeline("cosmology-regression", model=str(checkpoints["hrm_cosmo"]))
+    open_tab(page, "Cosmology · hrm_cosmo")
+    press(page, "Draw a map and infer")
+    page.wait_for_function("document.querySelector('.cosmology-posterior img')?.naturalWidth > 300")
+    page.wait_for_function("document.querySelector('.cosmology-map img')?.naturalWidth > 300")
+    kappa = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)
+    np.save(tmp_path / "map.npy", kappa)
+    expected = infer(kappa, num_samples=4000)
+    panel = page.get_by_role("tabpanel").filter(visible=True)
+    upload = panel.locator("input[type=file]").first
+    upload.set_input_files(tmp_path / "map.npy")
+    page.get_by_text(f"{expected['omega_m']['mean']:.3f}").filter(visible=True).first.wait_for()
+    page.get_by_text("unknown").filter(visible=True).first.wait_for()
+    (tmp_path / "sky.fits").write_bytes(b"no FITS at all")
+    upload.set_input_files(tmp_path / "sky.fits")
+    page.get_by_text(re.compile("^sky.fits")).first.wait_for()

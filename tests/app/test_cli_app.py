@@ -1,0 +1,62 @@
+"""`hrm-hf app`: what is wrong is said in one line, before a model is loaded."""
+
+import builtins
+import socket
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.cli.app import check_port
+
+
+def run(*arguments: str):
+    return CliRunner().invoke(app, ["app", *arguments])
+
+
+def test_a_folder_that_does_not_exist_is_bad_usage():
+    found = run("./no/such/model")
+    assert found.exit_code == 2
+    assert "./no/such/model is no folder" in found.output
+
+
+def test_a_port_that_is_taken_is_named_with_the_way_out(checkpoints):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        found = run(str(checkpoints["sudoku"]), "--port", str(port))
+    assert found.exit_code == 1
+    assert f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another" in str(found.exception)
+    check_port("127.0.0.1", port)  # free again
+
+
+def test_without_gradio_the_extra_is_named(checkpoints, monkeypatch):
+    for name in [name for name in sys.modules if name == "gradio" or name.startswith("gradio.")]:
+        monkeypatch.delitem(sys.modules, name)
+    real = builtins.__import__
+
+    def missing(name, *arguments, **options):
+        if name == "gradio":
+            raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
+        return real(name, *arguments, **options)
+
+    monkeypatch.setattr(builtins, "__import__", missing)
+    found = run(str(checkpoints["sudoku"]))
+    assert found.exit_code == 1
+    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[app\]"'):
+        raise found.exception
+
+
+def test_the_page_is_served_where_it_was_asked_for(checkpoints, monkeypatch):
+    asked = {}
+    monkeypatch.setattr("hrm_hf.app.launch", lambda demo, **options: asked.update(options, demo=demo))
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    found = run(str(checkpoints["sudoku"]), "--port", str(port), "--open")
+    assert found.exit_code == 0, found.exception
+    assert asked["demo"].title == "Recursive reasoning models"
+    assert asked["server_name"] == "127.0.0.1" and asked["server_port"] == port
+    assert asked["inbrowser"] and not asked["share"]

@@ -21,7 +21,6 @@ from transformers.trainer_utils import unwrap_peft_model
 from .loss_meter import LossMeter
 
 
-GIB = 2**30
 # A model may give a part, or a metric, that is a mean over fewer than all targets: over the number in `metrics` of the
 # name on the right. The parts that are means over tokens make up the loss of the language model.
 PART_COUNTS = {
@@ -171,14 +170,7 @@ class LmTraining:
         if tokens:
             logs |= self._token_means(sums, tokens, smoothed=self.label_smoother is not None)
             del logs["loss"]  # the library logs it, as a mean over steps
-        return logs | self._peak_memory()
-
-    def _peak_memory(self) -> dict[str, float]:
-        """That of the process that needed most, on GPUs."""
-        if self.args.device.type != "cuda":
-            return {}
-        peak = torch.tensor(torch.cuda.max_memory_allocated() / GIB, device=self.args.device)
-        return {"peak_memory_gib": self.accelerator.gather(peak).max().item()}
+        return logs
 
     @staticmethod
     def _token_means(sums: dict[str, float], tokens: float, smoothed: bool) -> dict[str, float]:

@@ -69,10 +69,17 @@ def register() -> None:
             auto_map[auto_class.__name__] = _code_name(model_class)
         for auto_class, model_class in heads.items():
             model_class._auto_map = auto_map
+            model_class._complete_push = staticmethod(_complete_push)
             model_class._auto_class = auto_class.__name__  # non-empty: save_pretrained then copies the code
         if AutoModelForImageClassification in heads:
             AutoFeatureExtractor.register(config_class, CosmoMapFeatureExtractor, exist_ok=True)
     CosmoMapFeatureExtractor.register_for_auto_class("AutoFeatureExtractor")
+
+
+def _complete_push(folder: str, repo_id: str) -> None:
+    from .checkpoint_contents import complete_push  # it needs the table above
+
+    complete_push(folder, repo_id)
 
 
 def _code_name(cls: type) -> str:

@@ -64,7 +64,7 @@ class RegressionTraining:
         if maps:
             logs |= _means(sums, maps)
             del logs["loss"]  # the library logs it, as a mean over steps
-        return logs | self._peak_memory()
+        return logs
 
     # ---- evaluation ----
 

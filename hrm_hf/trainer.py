@@ -9,8 +9,8 @@ Here is what all of them share:
   with the same losses.
 
 `carry_training.py` has the part for models with a carry (puzzles), `lm_training.py` the part for models without
-(causal language models), `regression_training.py` what regressors count instead of tokens. Everything else
-(accumulation, DDP, precision, integrations) is the library's.
+(causal language models), `regression_training.py` what regressors count instead of tokens, `hub_training.py` the saved
+and pushed model. Everything else (accumulation, DDP, precision, integrations) is the library's.
 """
 
 import contextlib
@@ -42,16 +42,17 @@ from .carry_training import CarryTraining, adopt_precision_and_compile
 from .checkpoints import (
     MANIFEST,
     NONFINITE_FILE,
-    RAW_WEIGHTS_FILE,
     WEIGHT_AVERAGE_FILE,
     resolve_checkpoint,
     write_manifest,
 )
+from .hub_training import HubTraining
 from .lm_training import LmTraining, check_label_smoothing
 from .loss_meter import LossMeter
-from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio
+from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
 from .preemption import PreemptionCallback, keep_workers
 from .regression_training import RegressionTraining
+from .tracking import OriginalNamesCallback, gpu_memory
 from .training_args import (
     LOSS_WEIGHTS,
     CarrylessTrainingArguments,
@@ -61,13 +62,14 @@ from .training_args import (
     LmTrainingArguments,
     PuzzleTrainingArguments,
 )
+from .tuning import MAGNITUDE, decay_apart, magnitudes
 
 
 class NonFiniteError(RuntimeError):
     """Loss or gradients stayed non-finite; the weights are those of the last good step."""
 
 
-class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
+class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Trainer):
     """Trainer for every architecture of the package; see the module's docstring for what it adds.
 
     Args:
@@ -109,6 +111,7 @@ class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
         self._refuse_what_is_not_supported()
         self.preemption = PreemptionCallback()
         self.add_callback(self.preemption)
+        self.add_callback(OriginalNamesCallback(self))
         if self.has_carry:
             self.args.ignore_data_skip = True  # the stream restores its own position
         if self.has_regression:
@@ -169,8 +172,10 @@ class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
             else:
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
                 self.optimizer = optimizer_class(groups, **options)
+                embeddings_in_32_bits(self.model, options)
             return self.optimizer
         dense = [dict(group) for group in self.model.optimizer_groups() if not group.get("sparse_rows")]
+        dense = decay_apart(dense, magnitudes(self.model))
         sparse = [dict(group) for group in self.model.optimizer_groups() if group.get("sparse_rows")]
         optimizers: list[torch.optim.Optimizer] = []
         if sparse:
@@ -181,6 +186,7 @@ class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
             else:
                 optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
                 optimizers.append(optimizer_class(dense, weight_decay=args.weight_decay, **options))
+                embeddings_in_32_bits(self.model, options)
         if not optimizers:
             raise ValueError("nothing to train: every weight is frozen and the model has no puzzle table")
         self.optimizer = CompositeOptimizer(optimizers)
@@ -232,7 +238,7 @@ class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
     def get_decay_parameter_names(self, model) -> list[str]:
         """As in the library, but for vectors and scalars: a scale or gate must not be pulled to zero."""
         sizes = {name: p.ndim for name, p in model.named_parameters(remove_duplicate=False)}  # tied weights too
-        return [name for name in super().get_decay_parameter_names(model) if sizes[name] >= 2]
+        return [n for n in super().get_decay_parameter_names(model) if sizes[n] >= 2 and MAGNITUDE not in n]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None):
         """The original's warm-up and cosine with a floor, for lr_scheduler_type cosine."""
@@ -304,10 +310,12 @@ class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
     # ---- logging and evaluation ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Adds loss components, metrics, speed and skipped steps to training logs."""
+        """Adds loss components, metrics, speed of all processes, memory of GPUs and skipped steps to training logs."""
         if "loss" in logs:
             sums, steps, seconds = self.meter.drain(self.accelerator, self.state.global_step)
-            logs |= self._training_logs(sums, steps, seconds) | {"steps_per_second": steps / seconds}
+            logs |= self._training_logs(sums, steps, seconds) | gpu_memory(self.accelerator)
+            rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
+            logs |= {"steps_per_second": steps / seconds, "samples_per_second": steps * rows / seconds}
             if self.nonfinite_steps:
                 logs["nonfinite_steps"] = self.nonfinite_steps
         super().log(logs, start_time)
@@ -415,6 +423,8 @@ class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
             self.accelerator.wait_for_everyone()
             if self.args.should_save:
                 write_manifest(folder)
+            if self.args.push_to_hub:
+                self.push_checkpoint(folder)
         except (OSError, SafetensorError, RuntimeError) as error:
             raise OSError(
                 f"could not write checkpoint {folder}: {error}. Earlier checkpoints are intact; free some disk space "
@@ -446,18 +456,6 @@ class HrmTrainer(CarryTraining, RegressionTraining, LmTraining, Trainer):
             super()._save(output_dir, state_dict)
         finally:
             config.use_cache = in_training
-
-    def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
-        """A finished run saves averaged weights as the model and keeps the raw ones beside them."""
-        if _internal_call or self.average is None:
-            super().save_model(output_dir, _internal_call)
-            return
-        output_dir = output_dir or self.args.output_dir
-        with self.averaged_weights():
-            super().save_model(output_dir, _internal_call)
-            if self.args.should_save:
-                # Inside the block the average holds the raw weights.
-                save_file(self.average.shadow, os.path.join(output_dir, RAW_WEIGHTS_FILE))
 
 
 def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:

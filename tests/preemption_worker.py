@@ -30,7 +30,7 @@ from hrm_hf.training_args import GoTrainingArguments, PuzzleTrainingArguments
 
 
 STEPS, STOPPED_AT = 6, 3
-NOT_REPEATED = {"tokens_per_second", "puzzles_per_second", "maps_per_second", "steps_per_second"}
+NOT_REPEATED = {"tokens_per_second", "puzzles_per_second", "maps_per_second", "steps_per_second", "samples_per_second"}
 OPTIONS = {
     "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": STEPS, "logging_steps": 1,
     "per_device_train_batch_size": 4, "learning_rate": 1e-3, "warmup_steps": 2, "save_strategy": "no",

@@ -28,7 +28,12 @@ from hrm_hf.training_args import PuzzleTrainingArguments
 
 
 BATCH_SIZE = 4
-TIMES = {"puzzles_per_second", "steps_per_second", "epoch"}  # logged, but not part of what a resumed run repeats
+TIMES = {
+    "puzzles_per_second",
+    "steps_per_second",
+    "samples_per_second",
+    "epoch",
+}  # logged, but not part of what a resumed run repeats
 
 
 @pytest.fixture(scope="session")

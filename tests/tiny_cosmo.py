@@ -14,7 +14,12 @@ from hrm_hf.training_args import CosmoTrainingArguments
 
 SIZE = 16
 PRIOR = [[0.1, 0.5], [0.6, 1.0]]
-TIMES = {"maps_per_second", "steps_per_second", "epoch"}  # logged, but not part of what a resumed run repeats
+TIMES = {
+    "maps_per_second",
+    "steps_per_second",
+    "samples_per_second",
+    "epoch",
+}  # logged, but not part of what a resumed run repeats
 
 
 def config(**overrides) -> HrmCosmoConfig:

@@ -9,6 +9,7 @@ import sys
 import typer
 from huggingface_hub.errors import StrictDataclassError
 
+from .app import show
 from .convert import convert
 from .data import app as data_app
 from .demo import demo
@@ -16,10 +17,13 @@ from .demo_go import demo_go
 from .evaluate import app as eval_app
 from .export import app as export_app
 from .go import go
+from .hub import pull, push
 from .launch import CONTEXT, launch
 from .preflight import preflight
 from .recommend import recommend
 from .rlm import rlm
+from .serve import CONTEXT as SERVE_CONTEXT
+from .serve import serve
 from .slurm import slurm
 from .solve import solve
 
@@ -32,14 +36,18 @@ app.command("convert")(convert)
 app.add_typer(eval_app, name="eval")
 app.add_typer(export_app, name="export")
 app.command("solve")(solve)
+app.command("app")(show)
 app.command("rlm")(rlm)
 app.command("demo")(demo)
 app.command("demo-go")(demo_go)
 app.command("go")(go)
+app.command("push")(push)
+app.command("pull")(pull)
 app.command("slurm")(slurm)
 app.command("preflight")(preflight)
 app.command("recommend")(recommend)
 app.command("launch", context_settings=CONTEXT)(launch)
+app.command("serve", context_settings=SERVE_CONTEXT)(serve)
 
 
 def main() -> None:

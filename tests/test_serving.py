@@ -1,0 +1,123 @@
+"""`hrm-hf serve` against generate, over HTTP; and the paged cache, which only one architecture can use."""
+
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import every
+import pytest
+import torch
+from transformers import ContinuousBatchingConfig, GenerationConfig
+
+from hrm_hf import HrmGoCoderForCausalLM, HrmLmForCausalLM, RlmMhcForCausalLM
+
+
+NEW_TOKENS = 8
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory):
+    """Folders of one tiny checkpoint of each causal LM, and the address of a server that loads them on demand."""
+    pytest.importorskip("fastapi")
+    pytest.importorskip("uvicorn")
+    folder, port = tmp_path_factory.mktemp("served"), free_port()
+    folders = {name: str(every.save(name, folder / name)) for name in every.CAUSAL_LMS}
+    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen(
+            [sys.executable, "-m", "hrm_hf.cli", "serve", "--port", str(port), "--device", "cpu"],
+            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
+        )  # fmt: skip
+        try:
+            _wait(f"http://localhost:{port}/health", server, folder / "log")
+            yield folders, f"http://localhost:{port}/v1"
+        finally:
+            server.terminate()
+            try:
+                server.wait(timeout=20)
+            except subprocess.TimeoutExpired:
+                server.kill()
+
+
+def _wait(url: str, server: subprocess.Popen, log) -> None:
+    for _ in range(300):
+        try:
+            urllib.request.urlopen(url, timeout=5)
+            return
+        except OSError:
+            assert server.poll() is None, log.read_text()
+            time.sleep(0.5)
+    raise AssertionError(f"no answer from {url}: {log.read_text()[-2000:]}")
+
+
+def post(url: str, **body) -> dict:
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    return json.load(urllib.request.urlopen(request, timeout=120))
+
+
+@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
+def test_a_server_completes_a_prompt_as_generate_does(architecture, served):
+    folders, url = served
+    tokenizer = every.processor(architecture)
+    ids = tokenizer("func main", return_tensors="pt").input_ids
+    generated = every.model(architecture).generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
+    expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
+    answer = post(
+        f"{url}/completions",
+        model=folders[architecture], prompt="func main", max_tokens=NEW_TOKENS, temperature=0,
+    )  # fmt: skip
+    assert answer["choices"][0]["text"] == expected
+    assert answer["usage"]["completion_tokens"] <= NEW_TOKENS
+
+
+@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
+def test_a_server_answers_a_chat(architecture, served):
+    folders, url = served
+    answer = post(
+        f"{url}/chat/completions",
+        model=folders[architecture], messages=[{"role": "user", "content": "Hello"}], max_tokens=NEW_TOKENS,
+    )  # fmt: skip
+    assert answer["choices"][0]["message"]["role"] == "assistant"
+    assert answer["usage"]["completion_tokens"] > 0
+
+
+def test_continuous_batching_gives_rlm_mhc_the_tokens_of_generate():
+    model = every.model("rlm_mhc")
+    prompts = [row[:length].tolist() for row, length in zip(every.inputs("rlm_mhc", 3)["input_ids"], (5, 9, 24))]
+    options = GenerationConfig(max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    expected = [
+        model.generate(torch.tensor([ids]), generation_config=options)[0, len(ids) :].tolist() for ids in prompts
+    ]
+    pages = ContinuousBatchingConfig(num_blocks=16, page_size=32, max_batch_tokens=64)  # not all of the memory
+    answers = model.generate_batch(
+        inputs=prompts, generation_config=options, continuous_batching_config=pages, progress_bar=False
+    )
+    assert [answer.generated_tokens for answer in answers.values()] == expected
+
+
+LOOPS = {"num_loops": 2, "loop_start": 0, "loop_end": 1}
+
+
+@pytest.mark.parametrize("architecture, fields", [("hrm_lm", {}), ("hrm_go_coder", {}), ("rlm_mhc", LOOPS)])
+def test_what_visits_a_layer_twice_refuses_a_cache_with_one_place_a_layer(architecture, fields):
+    model = every.model(architecture, **fields)
+    with pytest.raises(ValueError, match="without --continuous-batching"):
+        model.generate_batch(inputs=[[1, 2, 3]])
+    with pytest.raises(ValueError, match="one place a layer"):  # as vLLM's transformers backend makes a model
+        type(model)._from_config(model.config, attn_implementation="vllm")
+
+
+def test_only_a_model_without_recurrence_says_that_other_servers_can_run_it():
+    """vLLM and SGLang ask a class for this before they take its attention over."""
+    assert RlmMhcForCausalLM.is_backend_compatible()
+    assert not HrmLmForCausalLM.is_backend_compatible() and not HrmGoCoderForCausalLM.is_backend_compatible()

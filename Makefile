@@ -4,13 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-go test test-slow test-upstream quality style bench clean
+.PHONY: help demo demo-go test test-slow test-upstream quality style docs docs-serve bench clean
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
 	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it"
 	@echo "make test       the default tests           make test-slow  the tests that take minutes"
 	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models and regressors"
 	@echo "make quality    lint and format check       make style      mend what can be mended"
+	@echo "make docs       the documentation, in site/      make docs-serve  the same, served while you write"
 	@echo "make bench      every benchmark in its quick form"
 
 # One interpreter check instead of a puzzling pip error.
@@ -31,11 +32,13 @@ SOURCE ?= std
 demo-go: $(STAMP)
 	$(BIN)/hrm-hf demo-go --minutes $(MINUTES) --source $(SOURCE)
 
+# Files side by side in processes; the tests of one file stay together, as some share a server or a cluster.
+JOBS ?= 2
 test: $(STAMP)
-	$(BIN)/python -m pytest -q
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -m slow
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m slow
 
 # transformers' tests are in no wheel: `pip download --no-binary transformers` fetches its source distribution.
 test-upstream: $(STAMP)
@@ -50,8 +53,14 @@ style: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
+docs-serve: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
+
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) runs site

@@ -28,8 +28,8 @@ def free_port() -> int:
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """Folders of one tiny checkpoint of each causal LM, and the address of a server that loads them on demand."""
-    pytest.importorskip("fastapi")
-    pytest.importorskip("uvicorn")
+    for name in ("fastapi", "uvicorn", "openai"):  # transformers asks for all of them
+        pytest.importorskip(name)
     folder, port = tmp_path_factory.mktemp("served"), free_port()
     folders = {name: str(every.save(name, folder / name)) for name in every.CAUSAL_LMS}
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}

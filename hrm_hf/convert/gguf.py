@@ -12,21 +12,16 @@ Left out: the two-stack Go coder, whose cross-attention no architecture of llama
 quantisation below 8 bits, which llama.cpp's own `llama-quantize` does to our files. Nothing is ever unpickled.
 """
 
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub import ModelCard
-from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..checkpoints import MANIFEST, damage
+from .checkpoint import load_config, load_model, require, whole_or_nothing
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
 
 
@@ -87,17 +82,17 @@ def export_gguf(
         ValueError: no such model, another architecture, another kind of tokenizer, none, a damaged checkpoint, an
             unknown dtype, or with `check` a file that llama.cpp reads otherwise. Nothing is written then.
     """
-    _require("gguf", 'writing GGUF files needs the gguf package: pip install "hrm_hf[gguf]"')
+    require("gguf", 'writing GGUF files needs the gguf package: pip install "hrm_hf[gguf]"')
     if check:
-        _require("llama_cpp", "check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out")
+        require("llama_cpp", "check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-    with _whole_or_nothing(Path(out), force) as unfinished:
-        config = _load_config(str(model))
+    with whole_or_nothing(Path(out), force) as unfinished:
+        config = load_config(str(model))
         require_exportable(config, str(model))
         tokenizer = load_tokenizer(str(model))
         vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
-        network = _load_model(str(model))
+        network = load_model(str(model))
         tensors = gguf_tensors(network)
         kept_f16 = _write(unfinished, str(model), config, vocabulary, tensors, dtype)
         result = {
@@ -253,27 +248,6 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
     }
 
 
-def _require(module: str, message: str) -> None:
-    if find_spec(module) is None:
-        raise ImportError(message)
-
-
-@contextmanager
-def _whole_or_nothing(out: Path, force: bool) -> Iterator[Path]:
-    """A file beside `out` that becomes `out` if all goes well, and goes away if not."""
-    if out.is_dir():
-        raise IsADirectoryError(f"{out} is a folder; expected the name of a file to write, such as {out}/model.gguf")
-    if out.exists() and not force:
-        raise FileExistsError(f"{out} exists; choose another name, or overwrite it with --force (force=True)")
-    out.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = out.with_name(f"{out.name}.unfinished")
-    try:
-        yield unfinished
-        os.replace(unfinished, out)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
 def _architecture(config: PreTrainedConfig) -> str:
     return "gpt2" if config.model_type == "gpt2" else "llama"
 
@@ -307,34 +281,6 @@ def _setting(config: PreTrainedConfig, name: str) -> Any:
     if name == "partial_rotary_factor":
         return config.rope_parameters.get(name, 1.0)
     return getattr(config, name)
-
-
-def _load_config(model: str) -> PreTrainedConfig:
-    try:
-        return AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{model} is no model: expected a folder with config.json or a Hub name ({error})") from error
-
-
-def _load_model(model: str) -> PreTrainedModel:
-    """The model, with every weight from its checkpoint and none left over."""
-    if (Path(model) / MANIFEST).is_file() and (found := damage(model)):
-        raise ValueError(f"checkpoint {model} is damaged: {'; '.join(found)}. Nothing was written")
-    if find_file(model, "adapter_config.json") is not None:
-        raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
-    try:
-        network, info = AutoModelForCausalLM.from_pretrained(
-            model, dtype="auto", use_safetensors=True, output_loading_info=True
-        )
-    except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"checkpoint {model} is damaged: {error}. Nothing was written") from error
-    for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
-        if names := sorted(str(name) for name in info[what]):
-            raise ValueError(
-                f"checkpoint {model} does not fit its config.json: {len(names)} {what.replace('_', ' ')} "
-                f"({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}). Nothing was written"
-            )
-    return network.eval()
 
 
 def _write(

@@ -41,8 +41,6 @@ from hrm_hf.tuning import (
 )
 
 
-# PEFT 0.21 asks a model for what transformers 5.23 has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 METHODS = ("lora", "dora")
 LEARNING_RATES = {"hrm_lm": 3e-3, "hrm_go_coder": 5e-3, "hrm_cosmo": 5e-3, "cosmo_cnn": 3e-3}
 ROWS = 4

@@ -30,8 +30,6 @@ from hrm_hf.training_args import LmTrainingArguments
 from hrm_hf.tuning import TuningArguments
 
 
-# PEFT 0.21 asks a model for what transformers 5.23 has renamed.
-pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")
 SCRIPTS = Path(__file__).parents[1] / "training"
 RECIPE = {
     "use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "max_steps": 4,

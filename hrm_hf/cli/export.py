@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from .data import report
+from .solve import check_model
 
 
 app = typer.Typer(no_args_is_help=True, help="Write models in the formats of other runtimes.")
@@ -44,3 +45,40 @@ def gguf(
     from ..convert.gguf import export_gguf
 
     report(export_gguf(model, out, dtype=dtype.value, force=force, check=check), as_json)
+
+
+@app.command()
+def onnx(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
+    out_dir: Annotated[Path, typer.Argument(help="Folder to write.")],
+    opset: Annotated[int, typer.Option(min=18, max=23, help="Version of ONNX's operators.")] = 18,
+    check: Annotated[bool, typer.Option("--check", help="Compare ONNX Runtime with torch on random input.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite files in OUT_DIR.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+):
+    """Write ONNX graphs, and for adaptive halting a loop that needs ONNX Runtime and numpy only.
+
+    Example: hrm-hf export onnx runs/sudoku_demo sudoku_onnx --check
+    """
+    check_model(model)
+    from ..convert.onnx import export_onnx
+
+    report(export_onnx(model, out_dir, opset=opset, force=force, check=check), as_json)
+
+
+@app.command("torch")
+def torch_(
+    model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
+    out: Annotated[Path, typer.Argument(help="File to write, ending in .pt2.")],
+    check: Annotated[bool, typer.Option("--check", help="Read the file back and compare on random input.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+):
+    """Write a torch.export archive, which torch runs without this package.
+
+    Example: hrm-hf export torch runs/sudoku_demo sudoku.pt2 --check
+    """
+    check_model(model)
+    from ..convert.torch_export import export_torch
+
+    report(export_torch(model, out, force=force, check=check), as_json)

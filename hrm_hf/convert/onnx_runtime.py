@@ -1,0 +1,224 @@
+"""Exported models in ONNX Runtime: adaptive halting around the graphs of `hrm-hf export onnx`.
+
+This file needs numpy and onnxruntime only and is copied beside the graphs:
+
+    from onnx_runtime import OnnxPuzzleSolver
+
+    answer = OnnxPuzzleSolver("sudoku_onnx").solve(boards)
+
+B is the batch, S the positions, T the positions of the latent states, D their width.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import onnxruntime
+from onnxruntime.capi import onnxruntime_pybind11_state as errors
+
+
+META_KEY = "hrm_hf"  # of the metadata in each .onnx file: what onnx.json says
+UNREADABLE = (errors.Fail, errors.InvalidGraph, errors.InvalidProtobuf, errors.InvalidArgument, errors.NotImplemented)
+
+
+@dataclass
+class OnnxPuzzleSolution:
+    """predictions int64 [B, S], steps int32 [B], q_halt float32 [B] and logits [B, S, V], as `solve` of the model."""
+
+    predictions: np.ndarray
+    steps: np.ndarray
+    q_halt: np.ndarray
+    logits: np.ndarray
+
+
+class OnnxPuzzleSolver:
+    """ACT with the exported step; a finished row leaves the batch and costs nothing more.
+
+    Args:
+        path: folder of the export, or its model.onnx.
+        providers: execution providers of ONNX Runtime.
+        options: `onnxruntime.SessionOptions`, for threads and the like.
+
+    Raises:
+        FileNotFoundError, ValueError: no such file, or not an exported puzzle model.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        options: onnxruntime.SessionOptions | None = None,
+    ):
+        self.session, self.meta = open_graph(path, "model.onnx", providers, options)
+        if "latent_shape" not in self.meta["settings"]:
+            raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs hrm_puzzle, trm_puzzle")
+        self.settings = self.meta["settings"]
+
+    def solve(
+        self,
+        input_ids: np.ndarray,
+        puzzle_identifiers: np.ndarray | None = None,
+        max_steps: int | None = None,
+        min_steps: int = 1,
+        min_confidence: float = 0.0,
+        halt: str = "q",
+    ) -> OnnxPuzzleSolution:
+        """Runs ACT steps until every row has its answer.
+
+        Args:
+            input_ids: token ids [B, S]. puzzle_identifiers: [B], 0 if absent.
+            max_steps: most ACT steps; those of the model's config by default.
+            min_steps: fewest ACT steps before a row may stop.
+            min_confidence: least sigmoid(q_halt), 0 to 1, at which a row may stop.
+            halt: "q" stops a row when the model prefers halting, "fixed" runs `max_steps` for all rows.
+
+        Raises:
+            ValueError: ids outside the tables, another shape, or settings that contradict each other.
+        """
+        settings = self.settings
+        max_steps = settings["halt_max_steps"] if max_steps is None else max_steps
+        if halt not in ("q", "fixed"):
+            raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
+        if not 1 <= min_steps <= max_steps:
+            raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
+        if not 0 <= min_confidence <= 1:
+            raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
+        data = self._checked(input_ids, puzzle_identifiers)
+        batch, seq_len = data["input_ids"].shape
+        solution = OnnxPuzzleSolution(
+            predictions=np.zeros((batch, seq_len), dtype=np.int64),
+            steps=np.zeros(batch, dtype=np.int32),
+            q_halt=np.zeros(batch, dtype=np.float32),
+            logits=np.zeros((batch, seq_len, settings["vocab_size"]), dtype=np.float32),
+        )
+        data["z_H"] = data["z_L"] = np.zeros((batch, *settings["latent_shape"]), dtype=np.float32)
+        active, step = np.arange(batch), 0
+        while len(active):
+            step += 1
+            data["reset"] = np.full(len(active), step == 1)
+            logits, q_halt, q_continue, data["z_H"], data["z_L"] = self.session.run(None, data)
+            done = np.full(len(active), step == max_steps)
+            if halt == "q" and step >= min_steps:
+                prefers = q_halt > q_continue if settings["has_continue_value"] else q_halt > 0
+                done |= prefers & (sigmoid(q_halt) >= min_confidence)
+            rows = active[done]
+            solution.logits[rows], solution.predictions[rows] = logits[done], logits[done].argmax(-1)
+            solution.q_halt[rows], solution.steps[rows] = q_halt[done], step
+            if done.any():
+                active, data = active[~done], {name: value[~done] for name, value in data.items()}
+        return solution
+
+    def _checked(self, input_ids: np.ndarray, puzzle_identifiers: np.ndarray | None) -> dict[str, np.ndarray]:
+        input_ids = np.asarray(input_ids)
+        if input_ids.ndim != 2 or input_ids.shape[1] != self.settings["seq_len"]:
+            expected = f"[batch, {self.settings['seq_len']}]"
+            raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected {expected}")
+        if puzzle_identifiers is None:
+            puzzle_identifiers = np.zeros(len(input_ids), dtype=np.int64)
+        puzzle_identifiers = np.asarray(puzzle_identifiers)
+        if puzzle_identifiers.shape != input_ids.shape[:1]:
+            raise ValueError(
+                f"puzzle_identifiers has shape {list(puzzle_identifiers.shape)}; expected [{len(input_ids)}]"
+            )
+        limits = {"input_ids": "vocab_size", "puzzle_identifiers": "num_puzzle_identifiers"}
+        data = {"input_ids": input_ids, "puzzle_identifiers": puzzle_identifiers}
+        for name, ids in data.items():
+            count = self.settings[limits[name]]
+            if ids.dtype.kind not in "iu":
+                raise ValueError(f"{name} are {ids.dtype}; expected integers from 0 to {count - 1}")
+            if ids.size and not 0 <= ids.min() <= ids.max() < count:
+                raise ValueError(f"{name} span {ids.min()}..{ids.max()}; expected 0..{count - 1}")
+        return {name: ids.astype(np.int64) for name, ids in data.items()}
+
+
+@dataclass
+class OnnxCosmoPosterior:
+    """Posteriors of B maps, as `CosmoRegressionOutput` has them; halt_logits and steps [B] are of the last segment.
+
+    posterior_mean and posterior_std [B, R] are in physical units, in the order of the setting "reported_names".
+    """
+
+    posterior_mean: np.ndarray
+    posterior_std: np.ndarray
+    log_weights: np.ndarray
+    loc: np.ndarray
+    scale_tril: np.ndarray
+    halt_logits: np.ndarray
+    steps: np.ndarray
+
+
+class OnnxCosmoRegressor:
+    """Adaptive halting of `hrm_cosmo` with the exported stem and segment. Arguments: see `OnnxPuzzleSolver`.
+
+    For all segments in one call, and for `cosmo_cnn`, run model.onnx itself.
+    """
+
+    def __init__(
+        self,
+        folder: str | Path,
+        providers: Sequence[str] = ("CPUExecutionProvider",),
+        options: onnxruntime.SessionOptions | None = None,
+    ):
+        self.stem, self.meta = open_graph(folder, "stem.onnx", providers, options)
+        self.segment, _ = open_graph(folder, "segment.onnx", providers, options)
+
+    def predict(
+        self, pixel_values: np.ndarray, max_steps: int | None = None, halt: str = "adaptive"
+    ) -> OnnxCosmoPosterior:
+        """The posteriors of maps [B, C, S, S], scaled as preprocessor_config.json says.
+
+        Args:
+            max_steps: most segments; those of the model's config by default.
+            halt: "adaptive" ends a map's when the expected gain is below the config's threshold, "fixed" runs all.
+
+        Raises:
+            ValueError: no map, another shape, or other settings.
+        """
+        settings = self.meta["settings"]
+        max_steps = settings["halt_max_steps"] if max_steps is None else max_steps
+        if max_steps < 1 or halt not in ("fixed", "adaptive"):
+            raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
+        pixel_values = np.asarray(pixel_values, dtype=np.float32)
+        expected = self.stem.get_inputs()[0].shape[1:]
+        if pixel_values.ndim != 4 or list(pixel_values.shape[1:]) != expected or not len(pixel_values):
+            shape = ", ".join(map(str, expected))
+            raise ValueError(f"pixel_values has shape {list(pixel_values.shape)}; expected [batch >= 1, {shape}]")
+        (tokens,) = self.stem.run(None, {"pixel_values": pixel_values})
+        z_H = z_L = np.zeros_like(tokens)
+        active, answer = np.arange(len(tokens)), None
+        used = np.zeros(len(tokens), dtype=np.int64)
+        for _ in range(max_steps):
+            *found, z_H, z_L = self.segment.run(None, {"tokens": tokens, "z_H": z_H, "z_L": z_L})
+            if answer is None:
+                answer = found
+            for kept, new in zip(answer, found):
+                kept[active] = new
+            used[active] += 1
+            going = found[-1] >= settings["halt_threshold"] if halt == "adaptive" else np.full(len(active), True)
+            if not going.any():
+                break
+            active, tokens, z_H, z_L = active[going], tokens[going], z_H[going], z_L[going]
+        return OnnxCosmoPosterior(*answer, steps=used)
+
+
+def open_graph(
+    path: str | Path, name: str, providers: Sequence[str], options: onnxruntime.SessionOptions | None
+) -> tuple[onnxruntime.InferenceSession, dict]:
+    """A session of the file `name` in a folder, or of the file itself, and what `hrm-hf export onnx` wrote into it."""
+    file = Path(path) / name if Path(path).is_dir() else Path(path)
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} does not exist; write it with `hrm-hf export onnx MODEL FOLDER`")
+    try:
+        session = onnxruntime.InferenceSession(str(file), sess_options=options, providers=list(providers))
+    except UNREADABLE as error:
+        raise ValueError(f"{file} is no ONNX file that this onnxruntime can read: {error}") from error
+    meta = session.get_modelmeta().custom_metadata_map.get(META_KEY)
+    if meta is None:
+        raise ValueError(f"{file} was not written by `hrm-hf export onnx`: it does not say how to halt")
+    return session, json.loads(meta)
+
+
+def sigmoid(values: np.ndarray) -> np.ndarray:
+    return 1 / (1 + np.exp(-values))

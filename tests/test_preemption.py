@@ -22,6 +22,7 @@ from test_run_puzzle import SCRIPT, arguments, puzzles, start_weights  # noqa: F
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
+from hrm_hf import preemption
 from hrm_hf.checkpoints import MANIFEST, damage, list_checkpoints
 from hrm_hf.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
 
@@ -184,9 +185,12 @@ def test_every_script_blocks_signals_before_it_imports_and_leaves_right_after_tr
     assert [ast.unparse(line) for line in tree.body[1:4]] == [
         ast.unparse(line) for line in ast.parse(FIRST_LINES).body
     ]
-    main = next(part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == "main")
-    lines = [ast.unparse(line) for line in main.body]
-    at = lines.index("trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)")
+    # Those of TRL share what comes after the options.
+    shared = Path(preemption.__file__).with_name("post_training.py")
+    trained_in = tree if "trainer.train(" in script.read_text() else ast.parse(shared.read_text())
+    functions = [part for part in trained_in.body if isinstance(part, ast.FunctionDef)]
+    lines = [ast.unparse(line) for function in functions for line in function.body]
+    at = next(i for i, line in enumerate(lines) if line.startswith("trainer.train(resume_from_checkpoint="))
     assert lines[at + 1] == "exit_if_preempted(trainer)"
 
 

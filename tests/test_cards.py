@@ -124,6 +124,7 @@ def test_the_examples_of_a_card_run(name, checkpoints, monkeypatch):
         exec(compile(block, f"card of {name}", "exec"), {})
 
 
+@pytest.mark.slow
 def test_the_examples_for_a_process_without_the_package_run_there(checkpoints, tmp_path):
     blocks = {
         name: [b for b in examples(new_card_text(f)) if "trust_remote_code" in b] for name, f in checkpoints.items()

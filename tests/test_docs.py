@@ -27,6 +27,7 @@ from hrm_hf import TrmPuzzleConfig, TrmPuzzleForSolving
 CHROMIUM = "/usr/bin/chromium"
 MOST_NOT_EXECUTED = 6
 EXECUTED = [page for page in PAGES if any(block.reason is None for block in docs_pages.blocks(page, "python"))]
+SLOW = {"docs/export.md": pytest.mark.slow}  # exports for a minute
 COMING_FROM = [page for page in PAGES if "/coming_from/" in page]
 
 
@@ -139,9 +140,10 @@ def test_a_browser_reads_the_site_without_a_request_to_another_host(site, tmp_pa
             page = browser.new_page(viewport={"width": 1280, "height": 900})
             page.on("request", lambda request: requests.append(request.url))
             page.on("pageerror", lambda error: errors.append(str(error)))
-            page.goto(base)
+            with page.expect_response(lambda response: "search_index" in response.url):  # searched in the browser
+                page.goto(base)
             assert page.locator("h1").first.inner_text().startswith("hrm_hf")
-            page.locator("input.md-search__input").fill("Sinkhorn")  # the index is searched in the browser
+            page.locator("input.md-search__input").press_sequentially("Sinkhorn", delay=50)
             page.locator(".md-search-result__link").first.wait_for()
             page.goto(base + "architectures/hrm_puzzle/")
             browser.close()
@@ -150,8 +152,7 @@ def test_a_browser_reads_the_site_without_a_request_to_another_host(site, tmp_pa
     assert [url for url in requests if not url.startswith((base, "data:", "blob:"))] == []
 
 
-@pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing` is deprecated:FutureWarning")  # read by peft
-@pytest.mark.parametrize("page", EXECUTED)
+@pytest.mark.parametrize("page", [pytest.param(page, marks=SLOW.get(page, ())) for page in EXECUTED])
 def test_the_python_blocks_of_a_page_run_in_order(page, checkpoints, tmp_path, monkeypatch):
     shutil.copytree(checkpoints, tmp_path, dirs_exist_ok=True)
     monkeypatch.chdir(tmp_path)

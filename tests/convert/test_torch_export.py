@@ -26,8 +26,9 @@ SHORTER = {
 }
 
 
-EVERY = [pytest.param(name, marks=pytest.mark.slow) if name == "hrm_lm" else name for name in every.ARCHITECTURES]
-TEXT = [pytest.param(name, marks=pytest.mark.slow) if name == "hrm_lm" else name for name in every.CAUSAL_LMS]
+SLOW = ("hrm_lm", "hrm_go_coder", "hrm_cosmo")
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in every.ARCHITECTURES]
+TEXT = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in every.CAUSAL_LMS]
 
 
 def save(architecture: str, folder: Path, **overrides) -> str:

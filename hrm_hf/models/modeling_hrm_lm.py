@@ -100,7 +100,6 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
     _supports_flex_attn = True
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HrmLmDecoderLayer, "attentions": HrmLmAttention}
-    _keep_in_fp32_modules = ["q_head", "model.q_head"]  # nor is it quantised; names are matched from their beginning
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
@@ -122,6 +121,8 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
 
 class HrmLmModel(HrmLmPreTrainedModel):
     """The recurrence and the halting decisions, without the language-model head."""
+
+    _keep_in_fp32_modules = ["q_head"]  # nor is it quantised
 
     def __init__(self, config: HrmLmConfig):
         super().__init__(config)
@@ -296,6 +297,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
 class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
     """`hrm_lm` with its language-model head, the losses of training, and generation."""
 
+    _keep_in_fp32_modules = ["model.q_head"]  # names are matched from their beginning
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _tp_plan = {"lm_head": "colwise_gather_output"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}

@@ -307,6 +307,7 @@ print("loaded twice")
 """
 
 
+@pytest.mark.slow  # tests/test_hub_round_trip.py loads every architecture so
 def test_a_process_without_the_package_loads_and_writes_the_same(checkpoint, tmp_path):
     model = type(tiny_go.model()).from_pretrained(checkpoint)
     batch = encoded(PROMPTS)

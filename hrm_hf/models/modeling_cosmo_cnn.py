@@ -124,7 +124,6 @@ class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
     """Posterior of the parameters of each map, in one step."""
 
     _keep_in_fp32_modules_strict = ["posterior_head"]
-    _keep_in_fp32_modules = _keep_in_fp32_modules_strict  # this list is what is not quantised
 
     def __init__(self, config: CosmoCnnConfig):
         super().__init__(config)

@@ -121,7 +121,8 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
     """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
-    _keep_in_fp32_modules = _keep_in_fp32_modules_strict  # this list is what is not quantised
+    # This list is what is not quantised; transformers wants no name to be in both.
+    _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):
         super().__init__(config)

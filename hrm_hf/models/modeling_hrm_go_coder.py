@@ -106,8 +106,6 @@ class HrmGoCoderPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrai
 
 
 class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
-    _keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # nor are they quantised
-
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)
         self.vocab_size = config.vocab_size
@@ -118,6 +116,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # nor are they quantised
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -328,7 +327,6 @@ def _at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
-    _keep_in_fp32_modules = ["model.refinement_head", "model.feedback_encoder"]  # names count from their beginning
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
     accepts_loss_kwargs = False  # its parts have different denominators: one number of items cannot normalise them
@@ -339,6 +337,8 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.refinement_scale = 1.0
+        # Not quantised either: what a quantiser leaves out is matched from the beginning of its name.
+        self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 
     def set_refinement_scale(self, scale: float) -> None:

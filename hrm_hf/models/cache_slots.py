@@ -15,7 +15,8 @@ class CacheSlots:
         return self.cache.update(key, value, self.slot)
 
 
-FOREIGN_CACHES = ("vllm", "sglang")  # what the attention functions of these servers are called, from the beginning
+# How the attention functions of these servers begin: vLLM 0.33's was read, that of SGLang is assumed.
+FOREIGN_CACHES = ("vllm", "sglang")
 
 
 class VisitedLayersMixin:

@@ -49,7 +49,7 @@ def models(tmp_path_factory):
 
 
 def run(*arguments):
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["eval", *map(str, arguments)])
+    return CliRunner().invoke(app, ["eval", *map(str, arguments)])
 
 
 def evaluated(*arguments) -> dict:

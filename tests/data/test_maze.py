@@ -256,6 +256,6 @@ def test_the_command_writes_a_folder_that_load_dataset_streams(tmp_path):
     ],
 )
 def test_bad_usage_exits_with_status_2(tmp_path, options, message):
-    result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["data", "maze", *options, "--out", str(tmp_path / "o")])
+    result = CliRunner().invoke(app, ["data", "maze", *options, "--out", str(tmp_path / "o")])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())

@@ -359,7 +359,7 @@ def llama():
 
 
 def evaluate(*arguments):
-    return CliRunner(env={"COLUMNS": "400"}).invoke(app, ["eval", "go", *map(str, arguments)])
+    return CliRunner().invoke(app, ["eval", "go", *map(str, arguments)])
 
 
 OPTIONS = ("--validator", "tree-sitter", "--max-iterations", "2", "--max-code-tokens", "16", "--device", "cpu")

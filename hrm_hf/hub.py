@@ -1,8 +1,9 @@
 """Push and pull: whole checkpoints to the Hub and back, and Spaces.
 
-A push is one commit, so that readers see the old model or the new one. A pull asks which commit a revision is, fetches
-that commit, compares every file with the digest that the Hub states, and only then makes a folder a model; stopped in
-the middle, it goes on where it stopped. What goes into a checkpoint is decided in `checkpoint_contents.py`.
+A push is one commit, so that readers see the old model or the new one; with `create_pr` the commit is a pull request,
+and main stays until somebody merges it. A pull asks which commit a revision is, fetches that commit, compares every
+file with the digest that the Hub states, and only then makes a folder a model; stopped in the middle, it goes on where
+it stopped. What goes into a checkpoint is decided in `checkpoint_contents.py`.
 
 Left out: bytes are moved by huggingface_hub, with its retries and progress bars. `model.push_to_hub` and
 `Trainer(push_to_hub=True)` are in `models/checkpoint_code.py` and `hub_training.py`.
@@ -26,8 +27,9 @@ from huggingface_hub import (
     hf_hub_url,
     snapshot_download,
 )
+from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.file_download import http_get, repo_folder_name
-from huggingface_hub.hf_api import RepoFile
+from huggingface_hub.hf_api import ModelInfo, RepoFile, SpaceInfo
 from huggingface_hub.utils import WeakFileLock, build_hf_headers, validate_repo_id
 
 from .cards import CARD_FILE
@@ -37,18 +39,23 @@ from .hub_errors import HubError, hub_errors
 
 PULL_RECORD = ".pulled.json"  # which commit of which repository a folder holds
 BLOCK = 2**20  # bytes hashed at a time
+PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
 SPACE_IGNORED = ("__pycache__", ".git", ".cache", ".ipynb_checkpoints")
 
 
 @dataclass
 class PushResult:
-    """A commit: address of the repository or pull request, sha, names and bytes of the files, what to know of it."""
+    """A commit: address of the repository or pull request, sha, names and bytes of the files, what to know of it.
+
+    `revision` names the branch or pull request that has the commit: main, refs/pr/1, ...
+    """
 
     url: str
     commit: str
     files: list[str]
     bytes: int
     notes: list[str]
+    revision: str = "main"
 
 
 @dataclass
@@ -84,9 +91,9 @@ def push_checkpoint(
         repo_id: OWNER/NAME; the repository is made if there is none.
         token: that you are logged in with if None.
         private: of a new repository; the owner's default if None.
-        revision: branch, made if there is none; main by default.
-        message: of the commit.
-        create_pr: propose the commit instead.
+        revision: branch, made if there is none, or refs/pr/N, a pull request that is open; main by default.
+        message: of the commit, and so the title of a pull request.
+        create_pr: propose the commit as a new pull request. Needs a repository, but no right to write to it.
         license, with_training_state, include: see `checkpoint_contents`.
 
     Raises:
@@ -106,19 +113,23 @@ def push_space(
     *,
     token: str | None = None,
     private: bool | None = None,
+    revision: str | None = None,
     message: str | None = None,
     create_pr: bool = False,
 ) -> PushResult:
     """Uploads the folder of a Gradio Space (see `hrm_hf.app.space.write_space`) in one commit.
 
+    Arguments as in `push_checkpoint`.
+
     Raises:
         ValueError: README.md does not say `sdk: gradio`, or its app_file is missing.
         FileNotFoundError, HubError: as in `push_checkpoint`.
     """
-    check_push_target(repo_id, None, create_pr)
+    check_push_target(repo_id, revision, create_pr)
     contents = space_contents(folder)
     message = message or "Upload the demo with hrm_hf"
-    return commit_contents(contents, repo_id, message, token, "space", private=private, create_pr=create_pr)
+    options = {"private": private, "revision": revision, "create_pr": create_pr}
+    return commit_contents(contents, repo_id, message, token, "space", **options)
 
 
 def space_contents(folder: str | Path) -> Contents:
@@ -146,10 +157,12 @@ def space_contents(folder: str | Path) -> Contents:
 
 
 def check_push_target(repo_id: str, revision: str | None, create_pr: bool) -> None:
-    """Raises ValueError for a name that is not OWNER/NAME, and for a branch that a pull request cannot start from."""
+    """Raises ValueError for a name that is not OWNER/NAME, and where a pull request cannot start from the revision."""
     validate_repo_id(repo_id)
     if repo_id.count("/") != 1:
         raise ValueError(f"{repo_id!r} is no name of a repository; expected OWNER/NAME")
+    if create_pr and (revision or "").startswith(PULL_REQUEST):
+        raise ValueError(f"revision={revision!r} is a pull request; to add a commit to it, leave create_pr out")
     if create_pr and revision not in (None, "main"):
         raise ValueError(f"revision={revision!r}: a pull request starts from main; leave the revision out")
 
@@ -170,27 +183,77 @@ def commit_contents(
         raise HubError("there is no token, and a push needs one: `hf auth login`, or set HF_TOKEN")
     api = HfApi(token=token)
     options = {"repo_id": repo_id, "repo_type": repo_type}
+    proposed = create_pr or (revision or "").startswith(PULL_REQUEST)
     with hub_errors("push", repo_id, revision, token):
-        api.create_repo(
-            **options, private=private, exist_ok=True, space_sdk="gradio" if repo_type == "space" else None
-        )
-        if revision not in (None, "main"):
-            api.create_branch(**options, branch=revision, exist_ok=True)
-        head = api.repo_info(**options, revision=revision)
-        operations: list[CommitOperationAdd | CommitOperationDelete] = [
-            CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
-            for name, source in sorted(contents.files.items())
-        ]
-        if repo_type == "model":
-            there = [file.rfilename for file in head.siblings or []]
-            operations += [CommitOperationDelete(name) for name in stale_weights(there, contents.files)]
+        if not proposed:
+            _make_target(api, options, private, revision)
+        head = _head(api, options, revision, proposed)
         commit = api.create_commit(
-            **options, operations=operations, commit_message=message, revision=revision, create_pr=create_pr,
-            parent_commit=head.sha,
+            **options, operations=_operations(contents, head), commit_message=message, revision=revision,
+            create_pr=create_pr, parent_commit=head.sha,
         )  # fmt: skip
-    prefix = "spaces/" if repo_type == "space" else ""
-    url = commit.pr_url or f"{api.endpoint}/{prefix}{repo_id}"
-    return PushResult(url, commit.oid, sorted(contents.files), sum(contents.sizes.values()), contents.notes)
+    revision = commit.pr_revision or revision or "main"
+    url, notes = f"{api.endpoint}/{'spaces/' if repo_type == 'space' else ''}{repo_id}", list(contents.notes)
+    if revision.startswith(PULL_REQUEST):
+        number = revision.removeprefix(PULL_REQUEST)
+        url = f"{url}/discussions/{number}"
+        notes.append(_how_to_try(number, repo_id, repo_type))
+    elif create_pr:
+        notes.append("nothing differs from main, so no pull request was opened")
+    return PushResult(url, commit.oid, sorted(contents.files), sum(contents.sizes.values()), notes, revision)
+
+
+def _make_target(api: HfApi, options: dict, private: bool | None, revision: str | None) -> None:
+    """Makes the repository and the branch where there are none."""
+    sdk = "gradio" if options["repo_type"] == "space" else None
+    api.create_repo(**options, private=private, exist_ok=True, space_sdk=sdk)
+    if revision not in (None, "main"):
+        api.create_branch(**options, branch=revision, exist_ok=True)
+
+
+def _head(api: HfApi, options: dict, revision: str | None, proposed: bool) -> ModelInfo | SpaceInfo:
+    """The commit that a push starts from. HubError where a pull request cannot be, or has ended."""
+    try:
+        head = api.repo_info(**options, revision=revision)
+    except RepositoryNotFoundError as error:
+        if not proposed:
+            raise
+        raise HubError(
+            f"{options['repo_id']} does not exist, or your token may not read it, and a pull request needs a "
+            "repository: check the name and the token, or push without --create-pr (create_pr) to make it"
+        ) from error
+    if revision and revision.startswith(PULL_REQUEST):
+        number = int(revision.removeprefix(PULL_REQUEST))
+        status = api.get_discussion_details(options["repo_id"], number, repo_type=options["repo_type"]).status
+        if status in ("closed", "merged"):
+            raise HubError(
+                f"pull request {number} of {options['repo_id']} is {status}, so nobody would see the commit; open a "
+                "new one with --create-pr (create_pr)"
+            )
+    return head
+
+
+def _operations(contents: Contents, head: ModelInfo | SpaceInfo) -> list[CommitOperationAdd | CommitOperationDelete]:
+    """All files of `contents`, and for a model the deletion of stale weights that `head` has."""
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
+        for name, source in sorted(contents.files.items())
+    ]
+    if isinstance(head, ModelInfo):
+        there = [file.rfilename for file in head.siblings or []]
+        operations += [CommitOperationDelete(name) for name in stale_weights(there, contents.files)]
+    return operations
+
+
+def _how_to_try(number: str, repo_id: str, repo_type: str) -> str:
+    """What to do with a pull request: see it, add to it, merge it."""
+    space = "--repo-type space " if repo_type == "space" else ""
+    pull = f"hf download {space}{repo_id}" if space else f"hrm-hf pull {repo_id}"
+    revision = f"--revision {PULL_REQUEST}{number}"
+    return (
+        f"pull request {number}: main stays as it is until it is merged. See it with `{pull} {revision}`, push more "
+        f"to it with {revision}, merge it on its page or with `hf discussions merge {space}{repo_id} {number}`"
+    )
 
 
 # ---- pull ----

@@ -82,7 +82,11 @@ def _refused(error: HfHubHTTPError, action: str, repo_id: str, again: str) -> st
         return f"the Hub refused the token ({said}): it is wrong or was revoked. `hf auth login`, or set HF_TOKEN"
     if status == 403:
         verb = "write to" if action == "push" else "read"
-        return f"your token may not {verb} {repo_id} ({said}): use one with the role write, of an account with access"
+        propose = ", or propose it with --create-pr (create_pr)" if "create_pr" in said else ""
+        return (
+            f"your token may not {verb} {repo_id} ({said}): use one with the role write, of an account with "
+            f"access{propose}"
+        )
     if status == 412:
         return f"somebody else has changed {repo_id} during the push ({said}); nothing of it was committed. Push again"
     if status == 429 or status >= 500:

@@ -1,6 +1,8 @@
 """Settings of the whole test run; nothing here reaches the network."""
 
 import os
+import shutil
+from pathlib import Path
 
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -20,3 +22,29 @@ def wide_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "400")
     # rich keeps the os.environ of its import, which datasets replaces after a `map` with several processes.
     monkeypatch.setattr(Console, "_environ", os.environ)
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """A Hub on loopback, to which huggingface_hub in this process is turned."""
+    # Imported here: most tests need no Hub.
+    from hub_here import TOKEN, point_at
+    from hub_server import HubServer
+
+    with HubServer(tmp_path / "hub", token=TOKEN) as server:
+        point_at(server, monkeypatch, tmp_path)
+        yield server
+
+
+@pytest.fixture(scope="session")
+def saved_puzzle(tmp_path_factory):
+    """A checkpoint that no test changes."""
+    import every
+
+    return every.save("hrm_puzzle", tmp_path_factory.mktemp("puzzle"))
+
+
+@pytest.fixture
+def puzzle(saved_puzzle, tmp_path):
+    """A puzzle checkpoint that a test may change."""
+    return Path(shutil.copytree(saved_puzzle, tmp_path / "puzzle"))

@@ -62,13 +62,17 @@ def history(repository: Repository, revision: str) -> list[dict]:
 
 
 def references(repository: Repository) -> dict:
-    """Branches and tags with the commits they name."""
+    """Branches, tags and pull requests with the commits they name."""
 
     def lines(group: str, named: dict[str, str]) -> list[dict]:
         return [{"name": name, "ref": f"refs/{group}/{name}", "targetCommit": sha} for name, sha in named.items()]
 
     heads, tags = lines("heads", repository.branches), lines("tags", repository.tags)
-    return {"branches": heads, "tags": tags, "converts": [], "pullRequests": []}
+    requests = [
+        {"name": request.reference, "ref": request.reference, "targetCommit": request.head}
+        for request in repository.pull_requests
+    ]
+    return {"branches": heads, "tags": tags, "converts": [], "pullRequests": requests}
 
 
 def _sibling(path: str, entry: Entry, blobs: bool) -> dict:

@@ -7,17 +7,30 @@ import base64
 import json
 import secrets
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
+import hub_pull_requests as pull_requests
 from hub_answers import history, information, listing, paths_information, references
-from hub_storage import OWNER, Commit, HubError, Repository, read_card, upload_mode
+from hub_storage import OWNER, PULL_REQUEST, Commit, HubError, Repository, read_card, upload_mode
 
 
 KINDS = {"models": "model", "datasets": "dataset", "spaces": "space"}
 BLOCK = 16 * 1024  # bytes moved at a time; faults strike to the byte
 LFS_JSON = "application/vnd.git-lfs+json"
+
+
+@dataclass(frozen=True)
+class Account:
+    """Whose token a request has, and whether its role is write. `OWNER` is a member of every organisation."""
+
+    name: str
+    may_write: bool
+
+    def owns(self, repo_id: str) -> bool:
+        return self.name in (OWNER, repo_id.split("/")[0])
 
 
 class DroppedError(Exception):
@@ -86,10 +99,9 @@ class Handler(BaseHTTPRequestHandler):
                 raise HubError(404, f"Sorry, this Hub does not know {self.command} {self.route}")
 
     def _repository_api(self, kind: str, repo_id: str, rest: list[str]) -> None:
-        if self.command == "GET" or rest[:1] == ["paths-info"]:
-            repository = self._readable(kind, repo_id)
-        else:
-            repository = self._writable(kind, repo_id)
+        repository = self._readable(kind, repo_id)
+        if self.command != "GET" and rest[:1] not in (["paths-info"], ["preupload"], ["commit"], ["discussions"]):
+            self._authorise(repository)
         match self.command, *rest:
             case ("GET",):
                 self._information(repository, repository.commit("main"))
@@ -119,57 +131,77 @@ class Handler(BaseHTTPRequestHandler):
                     raise HubError(400, f"Only the visibility can be set here, not {sorted(settings)}")
                 self._change(self.storage.set_private, kind, repo_id, _wants_private(settings))
             case "POST", "preupload", revision:
+                self._authorise(repository, self._sent_to(revision))
                 self._json(self._preupload(repository.commit(revision)))
-            case "POST", "commit", branch:
-                self._commit(kind, repo_id, branch)
-            case "GET", ("xet-read-token" | "xet-write-token") as name, _ if self.hub.xet:
-                self._xet_token(kind, repo_id, name)
+            case "POST", "commit", revision:
+                account = self._authorise(repository, self._sent_to(revision))
+                self._commit(repository, self._sent_to(revision), account.name)
+            case "GET", "xet-read-token", _ if self.hub.xet:
+                self._xet_token("read")
+            case "GET", "xet-write-token", revision if self.hub.xet:
+                self._authorise(repository, self._sent_to(revision))
+                self._xet_token("write")
+            case _, "discussions", *more:
+                self._discussions(repository, more)
             case _:
                 raise HubError(404, f"Sorry, this Hub does not know {self.command} {self.route}")
 
     # Who may do what
 
-    def _may_write(self) -> bool | None:
-        """True for the token, False for the read token, None for no token; 401 for any other."""
+    def _account(self) -> Account | None:
+        """Whose token the request has, None where it has none; 401 for a token of nobody."""
         given = self.headers.get("Authorization")
         if given is None:
             return None
-        if given not in (f"Bearer {self.hub.token}", f"Bearer {self.hub.read_token}"):
+        account = self.hub.accounts.get(given.removeprefix("Bearer "))
+        if account is None:
             raise HubError(401, "Invalid credentials in Authorization header")
-        return given == f"Bearer {self.hub.token}"
+        return account
 
     def _readable(self, kind: str, repo_id: str) -> Repository:
-        anonymous = self._may_write() is None
+        account = self._account()
         repository = self.storage.repositories.get((kind, repo_id))
-        if repository is None or (repository.private and anonymous):
+        if repository is None or (repository.private and not (account and account.owns(repo_id))):
             # Without a token the Hub does not tell a missing repository from a private one.
-            if anonymous:
+            if account is None:
                 raise HubError(401, "Invalid username or password.", "RepoNotFound")
             raise HubError(404, "Repository not found", "RepoNotFound")
         return repository
 
-    def _authorise_writing(self) -> None:
-        allowed = self._may_write()
-        if allowed is None:
+    def _writer(self) -> Account:
+        """The account of a token with the role write; 401 or 403 for any other request."""
+        account = self._account()
+        if account is None:
             raise HubError(401, "Invalid username or password.")
-        if not allowed:
+        if not account.may_write:
             raise HubError(403, "You don't have the right to write with this token: it may only read")
+        return account
 
-    def _writable(self, kind: str, repo_id: str) -> Repository:
-        repository = self._readable(kind, repo_id)
-        self._authorise_writing()
-        return repository
+    def _authorise(self, repository: Repository, revision: str | None = "main") -> Account:
+        """Who may send commits to a revision; None is a pull request yet to be opened, which anybody may send."""
+        account = self._writer()
+        if revision is None or account.owns(repository.repo_id):
+            return account
+        if not revision.startswith(PULL_REQUEST):
+            raise HubError(403, "Forbidden: pass `create_pr=1` as a query parameter to create a Pull Request")
+        if pull_requests.find(repository, revision.removeprefix(PULL_REQUEST)).author != account.name:
+            raise HubError(403, "Forbidden: this pull request is of somebody else")
+        return account
+
+    def _sent_to(self, revision: str | None) -> str | None:
+        """Where the request's files go: the revision it names, None if that is a new pull request."""
+        return None if "create_pr" in self.query else revision
 
     # Account and repositories
 
     def _whoami(self) -> None:
-        allowed = self._may_write()
-        if allowed is None:
+        account = self._account()
+        if account is None:
             raise HubError(401, "Invalid username or password.")
-        role = "write" if allowed else "read"
-        token = {"displayName": "test", "role": role}
+        token = {"displayName": "test", "role": "write" if account.may_write else "read"}
         auth = {"type": "access_token", "accessToken": token}
-        self._json({"type": "user", "id": OWNER, "name": OWNER, "fullname": OWNER, "orgs": [], "auth": auth})
+        name = account.name
+        self._json({"type": "user", "id": name, "name": name, "fullname": name, "orgs": [], "auth": auth})
 
     def _validate_yaml(self) -> None:
         try:
@@ -180,13 +212,14 @@ class Handler(BaseHTTPRequestHandler):
         warnings = [] if card else [{"message": "empty or missing yaml metadata in repo card"}]
         self._json({"errors": [], "warnings": warnings})
 
-    def _named(self, request: dict) -> tuple[str, str]:
-        return request.get("type", "model"), f"{request.get('organization') or OWNER}/{request['name']}"
+    def _named(self, request: dict, account: Account) -> tuple[str, str]:
+        return request.get("type", "model"), f"{request.get('organization') or account.name}/{request['name']}"
 
     def _create(self) -> None:
-        self._authorise_writing()
-        request = self._read_json()
-        kind, repo_id = self._named(request)
+        account, request = self._writer(), self._read_json()
+        kind, repo_id = self._named(request, account)
+        if not account.owns(repo_id):
+            raise HubError(403, f"You don't have the rights to create a {kind} under this namespace: {repo_id}")
         prefix = "" if kind == "model" else f"{kind}s/"
         address = {"url": f"{self.hub.url}/{prefix}{repo_id}", "name": repo_id}
         try:
@@ -198,8 +231,8 @@ class Handler(BaseHTTPRequestHandler):
         self._json(address)
 
     def _delete(self) -> None:
-        kind, repo_id = self._named(self._read_json())
-        self._writable(kind, repo_id)
+        kind, repo_id = self._named(self._read_json(), self._writer())
+        self._authorise(self._readable(kind, repo_id))
         self._change(self.storage.delete, kind, repo_id)
 
     def _change(self, function, *arguments) -> None:
@@ -234,9 +267,10 @@ class Handler(BaseHTTPRequestHandler):
         return {"files": answer, "commitOid": commit.sha}
 
     def _lfs_batch(self, kind: str, repo_id: str) -> None:
-        self._writable(kind, repo_id)
+        repository, request = self._readable(kind, repo_id), self._read_json()
+        self._authorise(repository, request.get("ref", {}).get("name"))
         objects = []
-        for wanted in self._read_json()["objects"]:
+        for wanted in request["objects"]:
             answer = {"oid": wanted["oid"], "size": wanted["size"]}
             if not self.storage.object(wanted["oid"]).is_file():
                 key = secrets.token_hex(16)
@@ -260,16 +294,55 @@ class Handler(BaseHTTPRequestHandler):
         self.storage.accept(incoming, *self.hub.grants[key])
         self._json({})
 
-    def _commit(self, kind: str, repo_id: str, branch: str) -> None:
-        if self.query.get("create_pr"):
-            raise HubError(400, "Pull requests are not served here")
+    def _commit(self, repository: Repository, revision: str | None, author: str) -> None:
+        """A commit to a branch, to a pull request, or (None) as a new pull request."""
         lines = [json.loads(line) for line in self._read_body().splitlines() if line.strip()]
         large = [line["value"]["oid"] for line in lines if line["key"] == "lfsFile"]
         xet_hashes = self.hub.xet.collect(large) if self.hub.xet else {}
-        commit = self.storage.commit(kind, repo_id, branch, lines, xet_hashes)
+        kind, repo_id = repository.kind, repository.repo_id
         prefix = "" if kind == "model" else f"{kind}s/"
-        address = f"{self.hub.url}/{prefix}{repo_id}/commit/{commit.sha}"
-        self._json({"success": True, "commitOid": commit.sha, "commitUrl": address, "hookOutput": ""})
+        address, more = f"{self.hub.url}/{prefix}{repo_id}", {}
+        if revision is None:
+            request = pull_requests.propose(self.storage, kind, repo_id, author, lines, xet_hashes)
+            sha, more = request.head, {"pullRequestUrl": f"{address}/discussions/{request.number}"}
+        elif revision.startswith(PULL_REQUEST):
+            number = revision.removeprefix(PULL_REQUEST)
+            sha = pull_requests.add_commit(self.storage, kind, repo_id, number, author, lines, xet_hashes).sha
+        else:
+            sha = self.storage.commit(kind, repo_id, revision, lines, xet_hashes).sha
+        answer = {"success": True, "commitOid": sha, "commitUrl": f"{address}/commit/{sha}", "hookOutput": ""}
+        self._json({**answer, **more})
+
+    # Pull requests
+
+    def _discussions(self, repository: Repository, rest: list[str]) -> None:
+        if self.command == "GET" and not rest:
+            self._json(pull_requests.listing(repository, self.query))
+            return
+        if self.command == "GET" and len(rest) == 1:
+            self._json(pull_requests.details(repository, pull_requests.find(repository, rest[0])))
+            return
+        kind, repo_id, asked = repository.kind, repository.repo_id, self._read_json()
+        match self.command, *rest:
+            case ("POST",):
+                author = self._authorise(repository, None).name
+                if not asked.get("pullRequest"):
+                    raise HubError(400, "Only discussions that are pull requests are served here")
+                title = asked["title"]
+                changed = self.storage.change(kind, repo_id, lambda now: pull_requests.draft(now, author, title))
+                self._json({"num": len(changed.pull_requests)})
+            case "POST", number, "status":
+                author = self._authorise(repository, f"{PULL_REQUEST}{number}").name
+                status = asked["status"]
+                change = pull_requests.with_status
+                changed = self.storage.change(kind, repo_id, lambda now: change(now, number, author, status))
+                self._json({"newStatus": pull_requests.find(changed, number).events[-1]})
+            case "POST", number, "merge":
+                author = self._authorise(repository).name
+                self.storage.change(kind, repo_id, lambda now: pull_requests.merged(now, number, author))
+                self._json({})
+            case _:
+                raise HubError(404, f"Sorry, this Hub does not know {self.command} {self.route}")
 
     # Downloads
 
@@ -300,10 +373,8 @@ class Handler(BaseHTTPRequestHandler):
 
     # Xet
 
-    def _xet_token(self, kind: str, repo_id: str, name: str) -> None:
-        if name == "xet-write-token":
-            self._writable(kind, repo_id)
-        headers = self.hub.xet.token_headers(name.removeprefix("xet-").removesuffix("-token"))
+    def _xet_token(self, name: str) -> None:
+        headers = self.hub.xet.token_headers(name)
         url, token, expiry = headers.values()
         self._json({"casUrl": url, "accessToken": token, "exp": int(expiry)}, headers=headers)
 

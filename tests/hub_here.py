@@ -1,6 +1,13 @@
-"""Turns huggingface_hub in this process to a loopback Hub; conftest.py has set it offline."""
+"""A loopback Hub and the test's own process: `point_at` turns huggingface_hub to it, `call` runs a command of ours.
+
+The fixtures `hub` (a Hub that is pointed at) and `puzzle` (a checkpoint) are in conftest.py, which has set the library
+offline.
+"""
 
 from huggingface_hub import constants
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
 
 
 NAME = "org/model"
@@ -16,3 +23,10 @@ def point_at(hub, monkeypatch, tmp_path):
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_TOKEN", TOKEN)
     monkeypatch.setattr("transformers.utils.hub._hf_api", None)  # it keeps the address of its first Hub
+
+
+def call(*arguments, status=0):
+    """What `hrm-hf` said and how it ended, without a process of its own."""
+    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert result.exit_code == status, (result.output, result.exception)
+    return result

@@ -1,12 +1,13 @@
 """A Hub on loopback for tests: what huggingface_hub 2.4 and transformers 5.23 ask of one, backed by a folder.
 
-Repositories of type model, dataset and space; commits, branches and tags; LFS uploads; resumable downloads; a token
-that may write and one that may only read; private repositories; with `xet=True` also the Xet protocol (hub_xet.py).
+Repositories of type model, dataset and space; commits, branches and tags; pull requests; LFS uploads; resumable
+downloads; private repositories; a token that may write, one that may only read, and one of somebody else, who may only
+propose; with `xet=True` also the Xet protocol (hub_xet.py).
 Answers, error codes and headers are the Hub's, so the clients take their usual paths. A new repository begins with a
 commit of `.gitattributes`, as on the Hub. Faults can be set: a connection dropped or held after so many bytes.
 
-Left out: pull requests, gated repositories, several users, redirects to a content network, uploads in parts, the git
-protocol, and nearly all validation of model cards (see `hub_storage.read_card`).
+Left out: gated repositories, organisations with members, discussions that are no pull requests, redirects to a content
+network, uploads in parts, the git protocol, and nearly all validation of model cards (see `hub_storage.read_card`).
 """
 
 import os
@@ -18,8 +19,8 @@ from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
 
-from hub_handler import Handler
-from hub_storage import Storage
+from hub_handler import Account, Handler
+from hub_storage import OWNER, Storage
 from hub_xet import Xet
 
 
@@ -75,12 +76,19 @@ class Fault:
 class HubServer:
     """Serves `folder` on a free port of 127.0.0.1 while the context is open.
 
-    `token` may read and write everything, `read_token` may only read; requests without a token see public
-    repositories. `requests` logs (method, path) and `ranges` (path, Range header) in the order of arrival.
+    `token` may read and write everything, `read_token` may only read; `other_token` is of another account, which reads
+    public repositories, writes its own (`other/...`) and proposes changes to the rest, as anybody may on the Hub;
+    requests without a token see public repositories. `requests` logs (method, path) and `ranges` (path, Range header)
+    in the order of arrival.
     """
 
     def __init__(self, folder: str | Path, token: str = "hf_test", xet: bool = False):
-        self.token, self.read_token = token, f"{token}_read"
+        self.token, self.read_token, self.other_token = token, f"{token}_read", f"{token}_other"
+        self.accounts = {
+            self.token: Account(OWNER, may_write=True),
+            self.read_token: Account(OWNER, may_write=False),
+            self.other_token: Account("other", may_write=True),
+        }
         self.storage = Storage(Path(folder))
         self.requests: list[tuple[str, str]] = []
         self.ranges: list[tuple[str, str]] = []

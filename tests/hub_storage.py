@@ -1,10 +1,11 @@
-"""Repositories of a loopback Hub in a folder: commits, branches, tags and the objects they name.
+"""Repositories of a loopback Hub in a folder: commits, branches, tags, pull requests and the objects they name.
 
 A commit is a complete listing (path -> `Entry`) that never changes; a branch is a name for one of them. A reader asks
 for a revision once and keeps the listing, so it sees the tree before or after a commit and never a mix.
 
 On disk: `objects/` holds contents by their hash (git's for small files, SHA-256 for large ones), `repos/` one JSON
-file per repository, replaced whole. Left out: pull requests, gated repositories, several users, rewritten history.
+file per repository, replaced whole. What becomes of pull requests is in hub_pull_requests.py. Left out: gated
+repositories, rewritten history.
 """
 
 import base64
@@ -15,6 +16,7 @@ import os
 import threading
 import time
 import uuid
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -28,6 +30,7 @@ LFS_SUFFIXES = (
 ).split()
 GIT_ATTRIBUTES = "".join(f"*{suffix} filter=lfs diff=lfs merge=lfs -text\n" for suffix in LFS_SUFFIXES).encode()
 OWNER = "tester"  # whose token it is, and the namespace of a repository created without one
+PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
 
 
 class HubError(Exception):
@@ -73,6 +76,25 @@ class Commit:
 
 
 @dataclass(frozen=True)
+class PullRequest:
+    """One pull request; `base` is the commit of main that it starts from, `head` its newest one."""
+
+    number: int
+    title: str
+    author: str
+    created: str
+    base: str
+    head: str
+    status: str  # draft, open, closed or merged
+    events: tuple[dict, ...] = ()  # as the Hub writes them
+    merged_as: str | None = None  # the commit of main that it became
+
+    @property
+    def reference(self) -> str:
+        return f"{PULL_REQUEST}{self.number}"
+
+
+@dataclass(frozen=True)
 class Repository:
     """One repository; never changed in place, a change makes another one (see `Storage.publish`)."""
 
@@ -84,11 +106,13 @@ class Repository:
     branches: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     commits: dict[str, Commit] = field(default_factory=dict)
+    pull_requests: tuple[PullRequest, ...] = ()
 
     def commit(self, revision: str) -> Commit:
-        """The commit that a branch, a tag, a full or a shortened sha names."""
+        """The commit that a branch, a tag, a pull request, a full or a shortened sha names."""
         name = revision.removeprefix("refs/heads/").removeprefix("refs/tags/")
-        sha = self.branches.get(name) or self.tags.get(name) or revision
+        proposed = {request.reference: request.head for request in self.pull_requests}
+        sha = self.branches.get(name) or self.tags.get(name) or proposed.get(name) or revision
         found = [self.commits[sha]] if sha in self.commits else []
         if not found and len(revision) >= 7:
             found = [commit for commit in self.commits.values() if commit.sha.startswith(revision)]
@@ -136,7 +160,7 @@ class Storage:
             if (kind, repo_id) in self.repositories:
                 raise HubError(409, f"You already created this {kind} repo")
             oid = self.put_regular(GIT_ATTRIBUTES)
-            first = _new_commit(None, "initial commit", "", {".gitattributes": Entry(oid, len(GIT_ATTRIBUTES))})
+            first = new_commit(None, "initial commit", "", {".gitattributes": Entry(oid, len(GIT_ATTRIBUTES))})
             branches, commits = {"main": first.sha}, {first.sha: first}
             return self.publish(Repository(kind, repo_id, private, first.date, sdk, branches, {}, commits))
 
@@ -150,6 +174,11 @@ class Storage:
         self.repositories[repository.kind, repository.repo_id] = repository
         return repository
 
+    def change(self, kind: str, repo_id: str, function: Callable[[Repository], Repository]) -> Repository:
+        """Publishes what `function` makes of a repository; no other change happens meanwhile."""
+        with self.lock:
+            return self.publish(function(self.find(kind, repo_id)))
+
     def delete(self, kind: str, repo_id: str) -> None:
         with self.lock:
             self.find(kind, repo_id)
@@ -157,11 +186,12 @@ class Storage:
             del self.repositories[kind, repo_id]
 
     def set_private(self, kind: str, repo_id: str, private: bool) -> None:
-        with self.lock:
-            self.publish(replace(self.find(kind, repo_id), private=private))
+        self.change(kind, repo_id, lambda repository: replace(repository, private=private))
 
     def set_reference(self, kind: str, repo_id: str, group: str, name: str, revision: str | None) -> None:
         """Adds a branch or tag (`group` is "branches" or "tags"), or deletes it where `revision` is None."""
+        if group == "branches" and name.startswith("refs/"):
+            raise HubError(400, f"Invalid reference for a branch: {name}")
         with self.lock:
             repository = self.find(kind, repo_id)
             references = dict(repository.branches if group == "branches" else repository.tags)
@@ -212,25 +242,28 @@ class Storage:
 
     def commit(self, kind: str, repo_id: str, branch: str, lines: list[dict], xet_hashes: dict[str, str]) -> Commit:
         """Applies the operations of a commit request to a branch: all of them, or none where one is refused."""
-        header = next((line["value"] for line in lines if line["key"] == "header"), {})
         with self.lock:
             repository = self.find(kind, repo_id)
             branch = branch.removeprefix("refs/heads/")
             if branch not in repository.branches:
                 raise HubError(404, f"Invalid rev id: {branch}", "RevisionNotFound")
             head = repository.commits[repository.branches[branch]]
-            if header.get("parentCommit") and not head.sha.startswith(header["parentCommit"]):
-                raise HubError(412, "A commit has happened since. Please refresh and try again.")
-            tree = dict(head.tree)
-            for line in lines:
-                self._apply(tree, line["key"], line["value"], xet_hashes)
-            _check_tree(tree)
-            if "README.md" in tree and tree["README.md"] != head.tree.get("README.md"):
-                read_card(self.content(tree["README.md"]).decode())
-            commit = _new_commit(head.sha, header.get("summary", ""), header.get("description", ""), tree)
+            check_parent(head, lines)
+            commit = self.next_commit(head, lines, xet_hashes)
             branches = {**repository.branches, branch: commit.sha}
             self.publish(replace(repository, branches=branches, commits={**repository.commits, commit.sha: commit}))
             return commit
+
+    def next_commit(self, head: Commit, lines: list[dict], xet_hashes: dict[str, str]) -> Commit:
+        """What the operations of a commit request make of `head`; nothing is published."""
+        tree = dict(head.tree)
+        for line in lines:
+            self._apply(tree, line["key"], line["value"], xet_hashes)
+        _check_tree(tree)
+        if "README.md" in tree and tree["README.md"] != head.tree.get("README.md"):
+            read_card(self.content(tree["README.md"]).decode())
+        header = header_of(lines)
+        return new_commit(head.sha, header.get("summary", ""), header.get("description", ""), tree)
 
     def _apply(self, tree: dict[str, Entry], key: str, value: dict, xet_hashes: dict[str, str]) -> None:
         path = value.get("path", "")
@@ -267,6 +300,18 @@ class Storage:
         if value.get("size", size) != size:
             raise HubError(400, f"{path}: LFS pointer says {value['size']} bytes, the object has {size}")
         return Entry(_git_hash(_pointer(value["oid"], size)), size, value["oid"], xet_hash)
+
+
+def header_of(lines: list[dict]) -> dict:
+    """Title, description and expected parent of a commit request."""
+    return next((line["value"] for line in lines if line["key"] == "header"), {})
+
+
+def check_parent(head: Commit, lines: list[dict]) -> None:
+    """Refuses a commit request that was made upon another commit than `head`."""
+    expected = header_of(lines).get("parentCommit")
+    if expected and not head.sha.startswith(expected):
+        raise HubError(412, "A commit has happened since. Please refresh and try again.")
 
 
 def read_card(text: str) -> dict:
@@ -312,10 +357,14 @@ def _pointer(sha256: str, size: int) -> bytes:
     return f"version https://git-lfs.github.com/spec/v1\noid sha256:{sha256}\nsize {size}\n".encode()
 
 
-def _new_commit(parent: str | None, title: str, message: str, tree: dict[str, Entry]) -> Commit:
+def now() -> str:
+    return time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+
+
+def new_commit(parent: str | None, title: str, message: str, tree: dict[str, Entry]) -> Commit:
     # A number of its own keeps two equal commits apart, as their dates do in git.
     sha = hashlib.sha1(f"{parent} {title} {sorted(tree)} {uuid.uuid4().hex}".encode()).hexdigest()
-    return Commit(sha, parent, title, message, time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime()), tree)
+    return Commit(sha, parent, title, message, now(), tree)
 
 
 def _read_repository(fields: dict) -> Repository:
@@ -323,4 +372,5 @@ def _read_repository(fields: dict) -> Repository:
         sha: Commit(**{**commit, "tree": {path: Entry(**entry) for path, entry in commit["tree"].items()}})
         for sha, commit in fields["commits"].items()
     }
-    return Repository(**{**fields, "commits": commits})
+    requests = tuple(PullRequest(**{**line, "events": tuple(line["events"])}) for line in fields["pull_requests"])
+    return Repository(**{**fields, "commits": commits, "pull_requests": requests})

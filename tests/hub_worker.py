@@ -1,7 +1,6 @@
-"""Processes of test_hub_round_trip.py: one pushes every architecture, one loads them without the package.
+"""Both sides of test_hub_round_trip.py: `push` in the test's process, and a process that loads without the package.
 
-python hub_worker.py push FOLDER            writes FOLDER/<repository>.pt, what the second process must reproduce
-python hub_worker.py load FOLDER            `import hrm_hf` fails here
+python hub_worker.py FOLDER                 reads FOLDER/<repository>.pt, what must be reproduced; cannot import hrm_hf
 """
 
 import sys
@@ -22,6 +21,8 @@ def outputs(model, inputs):
         result = {"logits": model(**inputs).logits}
         if "input_ids" in inputs and model.can_generate():
             prompt = {"input_ids": inputs["input_ids"][:, :6]}
+            if model.config.model_type == "hrm_go_coder":
+                model.config.plan_budget = NEW_TOKENS  # it writes a plan first, of 512 tokens otherwise
             result["generated"] = model.generate(**prompt, max_new_tokens=NEW_TOKENS, do_sample=False)
         elif "input_ids" in inputs:
             solution = model.solve(**inputs)
@@ -47,32 +48,28 @@ def beside_output(processor, kind):
 
 
 def push(folder):
-    """Pushes each architecture whole and in shards, with tokenizer or extractor, and notes its outputs."""
-    import every
+    """Pushes each architecture whole and in shards, with tokenizer or extractor, and writes what it computes."""
+    import every  # not known to the process that loads
 
     from hrm_hf.hub import push_checkpoint
 
     for architecture in every.ARCHITECTURES:
+        model, inputs = every.model(architecture), every.inputs(architecture)
+        kind = "AutoFeatureExtractor" if architecture in every.REGRESSORS else "AutoTokenizer"
+        beside = every.processor(architecture)
+        expected = {
+            "auto_class": every.AUTO_CLASSES[architecture],
+            "beside": None if beside is None else kind,
+            "inputs": inputs,
+            "outputs": outputs(model, inputs),
+            "base": base_output(model.base_model, inputs),
+            "beside_output": None if beside is None else beside_output(beside, kind),
+        }
         for form, options in (("single", {}), ("sharded", {"max_shard_size": SHARD})):
             name = f"org/{architecture}-{form}"
-            saved = every.save(architecture, folder / "saved" / name, **options)
-            commit = push_checkpoint(saved, name).commit
-            model, inputs = every.model(architecture), every.inputs(architecture)
-            kind = "AutoFeatureExtractor" if architecture in every.REGRESSORS else "AutoTokenizer"
-            beside = every.processor(architecture)
-            expected = {
-                "repository": name,
-                "commit": commit,
-                "auto_class": every.AUTO_CLASSES[architecture],
-                "beside": None if beside is None else kind,
-                "inputs": inputs,
-                "outputs": outputs(model, inputs),
-                "base": base_output(model.base_model, inputs),
-                "beside_output": None if beside is None else beside_output(beside, kind),
-            }
-            torch.save(expected, folder / f"{name.replace('/', '--')}.pt")
-            print("pushed", name)
-        library(architecture)
+            commit = push_checkpoint(every.save(architecture, folder / "saved" / name, **options), name).commit
+            target = {"repository": name, "commit": commit}
+            torch.save({**expected, **target}, folder / f"{name.replace('/', '--')}.pt")
 
 
 def load(folder):
@@ -108,8 +105,8 @@ def library(architecture):
     base = transformers.AutoModel.from_pretrained(f"org/{architecture}-base")
     same = every.model(architecture).base_model
     assert all(torch.equal(value, same.state_dict()[name]) for name, value in base.state_dict().items())
-    print("base", architecture, type(base).__name__)
+    assert type(base).__name__.endswith("Model")
 
 
 if __name__ == "__main__":
-    {"push": push, "load": load}[sys.argv[1]](Path(sys.argv[2]))
+    load(Path(sys.argv[1]))

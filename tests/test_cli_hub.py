@@ -2,31 +2,9 @@
 
 import json
 
-import every
 import pytest
-from hub_here import NAME, TOKEN, point_at
-from hub_server import HubServer
-from typer.testing import CliRunner
-
-from hrm_hf.cli import app
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    with HubServer(tmp_path / "hub", token=TOKEN) as server:
-        point_at(server, monkeypatch, tmp_path)
-        yield server
-
-
-@pytest.fixture
-def puzzle(tmp_path):
-    return every.save("hrm_puzzle", tmp_path / "puzzle")
-
-
-def call(*arguments, status=0):
-    result = CliRunner().invoke(app, [str(argument) for argument in arguments])
-    assert result.exit_code == status, (result.output, result.exception)
-    return result
+from hub_here import NAME, call
+from huggingface_hub.cli.discussions import discussions_cli
 
 
 def test_a_dry_run_lists_what_would_go_and_sends_nothing(hub, puzzle):
@@ -53,6 +31,24 @@ def test_a_private_model_is_pushed_to_a_branch_pulled_and_verified(hub, puzzle, 
     assert f"verified: {tmp_path / 'pulled'}" in said and f"commit: {pushed['commit']}" in said
 
 
+def test_a_push_that_is_proposed_says_how_to_pull_it_and_how_to_merge_it(hub, puzzle, tmp_path):
+    call("push", puzzle, NAME)
+    (puzzle / "results.json").write_text("{}")
+    said = call("push", puzzle, NAME, "--create-pr").stdout
+    assert f"url: {hub.url}/{NAME}/discussions/1\n" in said and "revision: refs/pr/1\n" in said
+    assert f"`hrm-hf pull {NAME} --revision refs/pr/1`" in said
+    pulled = call("pull", NAME, "--revision", "refs/pr/1", "--out", tmp_path / "pulled").stdout
+    assert hub.commits(NAME, revision="refs/pr/1")[0] in pulled and (tmp_path / "pulled" / "results.json").exists()
+    assert "results.json" not in hub.files(NAME)
+    (puzzle / "results.json").write_text("[]")
+    more = json.loads(call("push", puzzle, NAME, "--revision", "refs/pr/1", "--json").stdout)
+    assert (more["url"], more["revision"]) == (f"{hub.url}/{NAME}/discussions/1", "refs/pr/1")
+
+    assert f"`hf discussions merge {NAME} 1`" in said
+    discussions_cli.main(["merge", NAME, "1", "--yes"], standalone_mode=False)
+    assert hub.files(NAME)["results.json"] == b"[]"
+
+
 def test_a_space_is_made_of_models_or_pushed_as_it_is(hub, puzzle, tmp_path):
     pytest.importorskip("gradio")
     call("push", "--space", puzzle, "org/demo", "--embed", "--title", "Boards")
@@ -64,6 +60,13 @@ def test_a_space_is_made_of_models_or_pushed_as_it_is(hub, puzzle, tmp_path):
     for name in ("README.md", "app.py", "requirements.txt"):
         (folder / name).write_bytes(files[name])
     call("push", "--space", folder, "org/second")
+    assert hub.files("org/second", repo_type="space")["app.py"] == files["app.py"]
+    (folder / "app.py").write_bytes(files["app.py"] + b"\n# proposed\n")
+    said = call("push", "--space", folder, "org/second", "--create-pr").stdout
+    assert "/spaces/org/second/discussions/1" in said and "hf download --repo-type space org/second" in said
+    (folder / "app.py").write_bytes(files["app.py"] + b"\n# proposed again\n")
+    call("push", "--space", folder, "org/second", "--revision", "refs/pr/1")
+    assert hub.files("org/second", "refs/pr/1", "space")["app.py"].endswith(b"# proposed again\n")
     assert hub.files("org/second", repo_type="space")["app.py"] == files["app.py"]
 
 

@@ -23,13 +23,6 @@ from hrm_hf.checkpoint_contents import check_weights, checkpoint_contents
 from hrm_hf.hub import PULL_RECORD, HubError, pull_checkpoint, push_checkpoint, push_space, verify_checkpoint
 
 
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    with HubServer(tmp_path / "hub", token=TOKEN) as server:
-        point_at(server, monkeypatch, tmp_path)
-        yield server
-
-
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
     """One checkpoint of each architecture, shared: no test changes it."""
@@ -38,12 +31,6 @@ def saved(tmp_path_factory):
         every.save(architecture, folder / architecture)
     every.save("hrm_puzzle", folder / "sharded", max_shard_size="20KB")
     return folder
-
-
-@pytest.fixture
-def puzzle(saved, tmp_path):
-    """A puzzle checkpoint that a test may change."""
-    return Path(shutil.copytree(saved / "hrm_puzzle", tmp_path / "puzzle"))
 
 
 def cut(file: Path, by: int) -> None:

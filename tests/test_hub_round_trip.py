@@ -5,6 +5,7 @@ equal bit for bit. What is refused and what is said is in test_hub.py.
 """
 
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,14 +14,15 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import every
+import hub_worker
 import pytest
-from hub_here import NAME, TOKEN, point_at
+from hub_here import NAME, call
 from hub_server import HubServer
 
+from hrm_hf.cli import main
 from hrm_hf.hub import push_checkpoint
 
 
-WORKER = Path(__file__).with_name("hub_worker.py")
 HRM_HF = (sys.executable, "-m", "hrm_hf.cli")
 PATIENCE = 240  # seconds until a test gives up
 LARGE = 32 * 2**20  # bytes of a file that is fetched in several pieces
@@ -56,18 +58,6 @@ def held(hub, home, part, after, *command):
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    with HubServer(tmp_path / "hub", token=TOKEN) as server:
-        point_at(server, monkeypatch, tmp_path)
-        yield server
-
-
-@pytest.fixture
-def puzzle(tmp_path):
-    return every.save("hrm_puzzle", tmp_path / "puzzle")
-
-
-@pytest.fixture
 def large(hub, tmp_path):
     """A checkpoint of one large file, which is on the Hub."""
     model = every.model("hrm_puzzle", num_puzzle_identifiers=LARGE // 128)
@@ -77,32 +67,22 @@ def large(hub, tmp_path):
     return tmp_path / "large"
 
 
-@pytest.fixture(scope="module")
-def pushed(tmp_path_factory):
-    """Hub, folder of expected outputs and what was said, after one process has pushed everything."""
-    folder = tmp_path_factory.mktemp("pushed")
-    (folder / "expected").mkdir()
-    with HubServer(folder / "hub") as hub:
-        yield hub, folder, run(hub, folder / "home", sys.executable, str(WORKER), "push", str(folder / "expected"))
-
-
-def test_a_process_without_the_package_reproduces_every_architecture_bit_for_bit(pushed):
-    hub, folder, said = pushed
+def test_a_process_without_the_package_reproduces_every_architecture_bit_for_bit(hub, tmp_path):
+    expected = tmp_path / "expected"
+    expected.mkdir()
+    hub_worker.push(expected)
     names = [f"org/{architecture}-{form}" for architecture in every.ARCHITECTURES for form in ("single", "sharded")]
-    assert [line.split()[1] for line in said.splitlines() if line.startswith("pushed")] == names
     for name in names:
         shards = [file for file in hub.files(name) if file.startswith("model-0")]
         assert len(shards) > 1 if name.endswith("sharded") else not shards, name
-    command = (sys.executable, str(WORKER), "load", str(folder / "expected"))
-    loaded = run(hub, folder / "empty_home", *command, token=False, PYTHONPATH="")
+    command = (sys.executable, hub_worker.__file__, str(expected))
+    loaded = run(hub, tmp_path / "empty_home", *command, token=False, PYTHONPATH="")
     assert sorted(line.split()[1] for line in loaded.splitlines() if line.startswith("equal")) == sorted(names)
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
-def test_push_to_hub_of_the_library_pushes_every_head_with_our_card(architecture, pushed):
-    hub, _, said = pushed
-    classes = {line.split()[1]: line.split()[2] for line in said.splitlines() if line.startswith("base")}
-    assert classes[architecture].endswith("Model")
+def test_push_to_hub_of_the_library_pushes_every_head_with_our_card(architecture, hub):
+    hub_worker.library(architecture)
     files = hub.files(f"org/{architecture}")
     card = files["README.md"].decode()
     assert f"# org/{architecture}" in card and f'"org/{architecture}"' in card and "of-the-caller" in card
@@ -123,11 +103,11 @@ def test_a_push_that_is_killed_shows_no_half_model_and_can_be_repeated(hub, puzz
     first = push_checkpoint(puzzle, NAME).commit
     before = hub.files(NAME)
     every.model("hrm_puzzle", seed=4).save_pretrained(puzzle)
-    push = (*HRM_HF, "push", str(puzzle), NAME, "--json")
-    with held(hub, tmp_path / "home", "/upload/", 1000, *push):
+    push = ("push", str(puzzle), NAME, "--json")
+    with held(hub, tmp_path / "home", "/upload/", 1000, *HRM_HF, *push):
         assert hub.files(NAME) == before
     assert hub.files(NAME) == before and hub.commits(NAME)[0] == first
-    second = json.loads(run(hub, tmp_path / "home", *push))["commit"]
+    second = json.loads(call(*push).stdout)["commit"]
     assert hub.commits(NAME)[:2] == [second, first]
     assert hub.files(NAME)["model.safetensors"] == (puzzle / "model.safetensors").read_bytes()
     assert hub.files(NAME, first) == before
@@ -135,8 +115,8 @@ def test_a_push_that_is_killed_shows_no_half_model_and_can_be_repeated(hub, puzz
 
 def test_a_pull_that_is_killed_leaves_no_model_and_goes_on_where_it_stopped(hub, large, tmp_path):
     home, out = tmp_path / "home", tmp_path / "pulled"
-    pull = (*HRM_HF, "pull", NAME, "--out", str(out), "--json")
-    with held(hub, home, "model.safetensors", 25 * 2**20, *pull):
+    pull = ("pull", NAME, "--out", str(out), "--json")
+    with held(hub, home, "model.safetensors", 25 * 2**20, *HRM_HF, *pull):
         until = time.monotonic() + PATIENCE
         while not (arrived := _bytes_of_part(tmp_path)) and time.monotonic() < until:
             time.sleep(0.05)
@@ -145,7 +125,7 @@ def test_a_pull_that_is_killed_leaves_no_model_and_goes_on_where_it_stopped(hub,
     assert not out.exists()
     hub.requests.clear()
     hub.ranges.clear()
-    result = json.loads(run(hub, home, *pull))
+    result = json.loads(call(*pull).stdout)
     assert result["commit"] == hub.commits(NAME)[0]
     assert (out / "model.safetensors").read_bytes() == (large / "model.safetensors").read_bytes()
     ((path, asked),) = hub.ranges
@@ -159,21 +139,19 @@ def _bytes_of_part(folder):
     return parts[0].stat().st_size if parts else 0
 
 
-def test_a_disk_that_fills_up_during_a_pull_is_named_and_no_model_appears(hub, large, tmp_path):
+def test_a_disk_that_fills_up_during_a_pull_is_named_and_no_model_appears(hub, large, tmp_path, monkeypatch, capsys):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", str(disk)], capture_output=True)
     if mounted.returncode:
         pytest.skip("mounting a tmpfs is not permitted")
-    blind = "import shutil; shutil.disk_usage = lambda _: type('Disk', (), {'free': 2**40})"  # foreseen: test_hub.py
-    program = f"{blind}; import sys; sys.argv[0] = 'hrm-hf'; from hrm_hf.cli import main; main()"
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=2**40))  # foreseen: test_hub.py
+    monkeypatch.setattr(sys, "argv", ["hrm-hf", "pull", NAME, "--out", str(disk / "model")])
     try:
-        finished = subprocess.run(
-            [sys.executable, "-c", program, "pull", NAME, "--out", str(disk / "model")],
-            env=environment(hub, tmp_path / "home"), capture_output=True, text=True, timeout=PATIENCE,
-        )  # fmt: skip
-        assert finished.returncode == 1 and "Traceback" not in finished.stderr, finished.stderr[-2000:]
-        assert "is full (No space left on device); what is there is kept" in finished.stderr
+        with pytest.raises(SystemExit, match="1"):
+            main()
+        assert "is full (No space left on device); what is there is kept" in capsys.readouterr().err
         assert not (disk / "model").exists() and any((disk / ".model.incoming").glob("model.safetensors.*.part"))
     finally:
         subprocess.run(["umount", str(disk)], check=True)
@@ -188,3 +166,13 @@ def test_a_push_and_a_pull_by_xet(puzzle, tmp_path):
         pulled = json.loads(run(hub, tmp_path / "other_home", *HRM_HF, "pull", NAME, "--json"))
         weights = Path(pulled["path"], "model.safetensors")
         assert weights.read_bytes() == (puzzle / "model.safetensors").read_bytes()
+
+        every.model("hrm_puzzle", seed=4).save_pretrained(puzzle)
+        hub.requests.clear()
+        run(hub, tmp_path / "home", *HRM_HF, "push", str(puzzle), NAME, "--create-pr", token=hub.other_token)
+        assert ("GET", f"/api/models/{NAME}/xet-write-token/None") in hub.requests
+        assert not any(method == "PUT" for method, _ in hub.requests)
+        assert hub.files(NAME)["model.safetensors"] == weights.read_bytes()
+        command = (*HRM_HF, "pull", NAME, "--revision", "refs/pr/1", "--json")
+        proposed = json.loads(run(hub, tmp_path / "other_home", *command))
+        assert Path(proposed["path"], "model.safetensors").read_bytes() == (puzzle / "model.safetensors").read_bytes()

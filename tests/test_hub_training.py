@@ -7,8 +7,7 @@ import every
 import pytest
 import tiny_cosmo
 import torch
-from hub_here import NAME, TOKEN, point_at
-from hub_server import HubServer
+from hub_here import NAME, TOKEN
 from safetensors.torch import load, load_file
 
 from hrm_hf.checkpoints import damage
@@ -16,13 +15,6 @@ from hrm_hf.hub import pull_checkpoint
 
 
 CODE = {"modeling_hrm_cosmo.py", "configuration_hrm_cosmo.py", "feature_extraction_cosmo.py", "LICENSE_CODE"}
-
-
-@pytest.fixture
-def hub(tmp_path, monkeypatch):
-    with HubServer(tmp_path / "hub", token=TOKEN) as server:
-        point_at(server, monkeypatch, tmp_path)
-        yield server
 
 
 def trainer(tmp_path, **arguments):

@@ -17,12 +17,14 @@ def push(
     private: Annotated[
         bool | None, typer.Option("--private/--public", help="Of a new repository. [default: the owner's]")
     ] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, made if there is none. [default: main]")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, made if there is none, or refs/pr/N. [default: main]")
+    ] = None,
     message: Annotated[str | None, typer.Option(help="Of the commit.")] = None,
     license: Annotated[
         str | None, typer.Option(help="Of the weights, as the Hub names it: apache-2.0, mit, cc-by-4.0, other, ...")
     ] = None,
-    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the commit instead.")] = False,
+    create_pr: Annotated[bool, typer.Option("--create-pr", help="Propose the commit as a pull request.")] = False,
     with_training_state: Annotated[
         bool, typer.Option("--with-training-state", help="Optimizer, carry and checkpoint-N folders too.")
     ] = False,
@@ -40,12 +42,12 @@ def push(
     """
     if space:
         given = {
-            "--revision": revision, "--license": license, "--include": include,
+            "--license": license, "--include": include,
             "--with-training-state": with_training_state or None,
         }  # fmt: skip
         if wrong := [name for name, value in given.items() if value]:
             raise typer.BadParameter("a Space has no such thing", param_hint=wrong[0])
-        options = {"private": private, "message": message, "create_pr": create_pr}
+        options = {"private": private, "revision": revision, "message": message, "create_pr": create_pr}
         _push_space(sources, repo_id, title, embed, dry_run, as_json, options)
         return
     if len(sources) != 1:
@@ -69,7 +71,9 @@ def push(
 def pull(
     repo_id: Annotated[str, typer.Argument(metavar="OWNER/NAME", help="Repository on the Hub.")],
     out: Annotated[Path | None, typer.Option(help="Folder to make. [default: the cache of huggingface_hub]")] = None,
-    revision: Annotated[str | None, typer.Option(help="Branch, tag or sha of a commit. [default: main]")] = None,
+    revision: Annotated[
+        str | None, typer.Option(help="Branch, tag, refs/pr/N, or sha of a commit. [default: main]")
+    ] = None,
     verify: Annotated[
         bool, typer.Option("--verify", help="Fetch nothing: compare --out with the Hub's digests.")
     ] = False,
@@ -97,7 +101,7 @@ def _push_space(
 ) -> None:
     from ..hub import check_push_target, push_space, space_contents
 
-    check_push_target(repo_id, None, options["create_pr"])
+    check_push_target(repo_id, options["revision"], options["create_pr"])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(sources[0]).expanduser()
         if len(sources) > 1 or not (folder / "app.py").exists():
@@ -126,7 +130,8 @@ def _report_plan(contents, repo_id: str, as_json: bool) -> None:
 
 
 def _report_push(result, as_json: bool) -> None:
-    values = {"url": result.url, "commit": result.commit, "files": len(result.files), "bytes": result.bytes}
+    values = {"url": result.url, "revision": result.revision, "commit": result.commit}
+    values |= {"files": len(result.files), "bytes": result.bytes}
     report({**values, "notes": result.notes} if as_json else values, as_json)
     if not as_json:
         typer.echo("\n".join(f"note: {note}" for note in result.notes))

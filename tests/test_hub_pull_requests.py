@@ -1,0 +1,312 @@
+"""Pull requests: first the loopback Hub's, judged by huggingface_hub's client, then what our push makes of them.
+
+What the commands print is in test_cli_hub.py, a push by Xet in test_hub_round_trip.py.
+"""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import every
+import pytest
+import torch
+from hub_here import NAME, TOKEN
+from hub_server import HubServer
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
+from huggingface_hub.errors import HfHubHTTPError, RepositoryNotFoundError
+from transformers import AutoModelForMaskedLM
+
+from hrm_hf.hub import HubError, pull_checkpoint, push_checkpoint, push_space, verify_checkpoint
+
+
+FIRST, SECOND = "refs/pr/1", "refs/pr/2"
+BY_XET = """
+import sys, huggingface_hub as hub
+api = hub.HfApi()
+draft = api.upload_folder(repo_id=sys.argv[1], folder_path=sys.argv[2], create_pr=True)
+added = [hub.CommitOperationAdd("more.bin", bytes(99_999))]
+at_once = api.create_commit(sys.argv[1], added, commit_message="more", create_pr=True)
+print(draft.pr_revision, at_once.pr_revision)
+"""
+
+
+@pytest.fixture
+def api(hub):
+    """A client in whose repository are the files a, b and c."""
+    client = HfApi(endpoint=hub.url, token=hub.token)
+    client.create_repo(NAME)
+    files = [CommitOperationAdd(f"{name}.txt", name.encode()) for name in "abc"]
+    client.create_commit(NAME, files, commit_message="files")
+    return client
+
+
+def shown(hub, revision="main"):
+    """Text files of a revision."""
+    return {name: text.decode() for name, text in hub.files(NAME, revision).items() if name.endswith(".txt")}
+
+
+def change(client, options=None, **texts):
+    """A commit that writes each file NAME.txt, or deletes it where the text is None."""
+    operations = [
+        CommitOperationDelete(f"{name}.txt") if text is None else CommitOperationAdd(f"{name}.txt", text.encode())
+        for name, text in texts.items()
+    ]
+    return client.create_commit(NAME, operations, commit_message="Change", **options or {"create_pr": True})
+
+
+# ---- the loopback Hub ----
+
+
+def test_a_pull_request_is_a_line_of_commits_beside_main_until_it_is_merged(hub, api, tmp_path):
+    before = hub.commits(NAME)
+    made = change(api, a="A")
+    assert made.pr_url == f"{hub.url}/{NAME}/discussions/1"
+    assert (made.pr_num, made.pr_revision) == (1, FIRST)
+    second = change(api, {"revision": FIRST, "parent_commit": made.oid}, d="D")
+    assert hub.commits(NAME) == before
+    assert hub.commits(NAME, revision=FIRST) == [second.oid, made.oid, *before]
+    assert shown(hub, FIRST) == {"a.txt": "A", "b.txt": "b", "c.txt": "c", "d.txt": "D"}
+    (listed,) = api.get_repo_discussions(NAME, discussion_type="pull_request", discussion_status="open")
+    assert (listed.num, listed.title, listed.status, listed.author) == (1, "Change", "open", "tester")
+    (reference,) = api.list_repo_refs(NAME, include_pull_requests=True).pull_requests
+    assert (reference.ref, reference.target_commit) == (FIRST, second.oid)
+    with HubServer(tmp_path / "hub", token=TOKEN) as again:
+        assert again.files(NAME, FIRST) == hub.files(NAME, FIRST)
+
+    api.merge_pull_request(NAME, 1)
+    details = api.get_discussion_details(NAME, 1)
+    assert details.status == "merged" and details.target_branch == "refs/heads/main"
+    assert hub.commits(NAME) == [details.merge_commit_oid, *before]
+    assert hub.files(NAME) == hub.files(NAME, FIRST)
+    assert [event.type for event in details.events] == ["commit", "commit", "status-change"]
+    assert api.list_repo_commits(NAME)[0].title == "Change (#1)"
+    assert not list(api.get_repo_discussions(NAME, discussion_status="open"))
+
+
+def test_merging_keeps_what_main_has_changed_meanwhile_and_refuses_conflicts(hub, api):
+    parent = hub.commits(NAME)[0]
+    change(api, a="A", b=None)
+    change(api, {"revision": "main"}, c="C")
+    change(api, {"create_pr": True, "parent_commit": parent}, c="other")
+    api.merge_pull_request(NAME, 1)
+    assert shown(hub) == {"a.txt": "A", "c.txt": "C"}
+    assert api.get_discussion_details(NAME, 2).conflicting_files == ["c.txt"]
+    with pytest.raises(HfHubHTTPError, match=r"has conflicts: c\.txt"):
+        api.merge_pull_request(NAME, 2)
+    assert shown(hub) == {"a.txt": "A", "c.txt": "C"}
+    assert api.get_discussion_details(NAME, 2).status == "open"
+
+
+def test_only_an_open_pull_request_can_be_merged(hub, api):
+    assert api.create_pull_request(NAME, "Empty").status == "draft"
+    change(api, {"revision": FIRST}, a="A")
+    with pytest.raises(HfHubHTTPError, match="it is draft"):
+        api.merge_pull_request(NAME, 1)
+    assert api.change_discussion_status(NAME, 1, "closed").new_status == "closed"
+    assert [found.num for found in api.get_repo_discussions(NAME, discussion_status="closed")] == [1]
+    with pytest.raises(HfHubHTTPError, match="it is closed"):
+        api.merge_pull_request(NAME, 1)
+    assert shown(hub)["a.txt"] == "a"
+    api.change_discussion_status(NAME, 1, "open")
+    api.merge_pull_request(NAME, 1)
+    assert shown(hub)["a.txt"] == "A"
+    with pytest.raises(HfHubHTTPError, match="stays merged"):
+        api.change_discussion_status(NAME, 1, "open")
+
+
+def test_a_token_that_may_only_read_opens_and_changes_no_pull_request(hub, api):
+    change(api, a="A")
+    reader = HfApi(endpoint=hub.url, token=hub.read_token)
+    assert reader.get_discussion_details(NAME, 1).status == "open"
+    for refused in (
+        lambda: change(reader, b="B"),
+        lambda: change(reader, {"revision": FIRST}, b="B"),
+        lambda: reader.create_pull_request(NAME, "Mine"),
+        lambda: reader.change_discussion_status(NAME, 1, "closed"),
+        lambda: reader.merge_pull_request(NAME, 1),
+    ):
+        with pytest.raises(HfHubHTTPError, match="403"):
+            refused()
+    assert len(list(api.get_repo_discussions(NAME))) == 1 and shown(hub, FIRST)["b.txt"] == "b"
+
+
+def test_somebody_else_proposes_and_does_not_write(hub, api):
+    other = HfApi(endpoint=hub.url, token=hub.other_token)
+    large = {"path_or_fileobj": b"\0" * 99, "path_in_repo": "x.bin", "repo_id": NAME}
+    with pytest.raises(HfHubHTTPError, match="pass `create_pr=1` as a query parameter"):
+        other.upload_file(**large)
+    proposal = [CommitOperationAdd("x.bin", b"\0" * 99)]
+    assert other.create_commit(NAME, proposal, commit_message="x", create_pr=True).pr_num == 1
+    change(other, {"revision": FIRST}, a="A")
+    assert hub.files(NAME, FIRST)["x.bin"] == b"\0" * 99 and "x.bin" not in hub.files(NAME)
+    change(api, b="B")
+    for refused in (
+        lambda: change(other, {"revision": SECOND}, c="C"),
+        lambda: other.change_discussion_status(NAME, 2, "closed"),
+        lambda: other.merge_pull_request(NAME, 1),
+        lambda: other.create_branch(NAME, branch="mine"),
+        lambda: other.create_repo("org/new"),
+    ):
+        with pytest.raises(HfHubHTTPError, match="403"):
+            refused()
+    assert [found.num for found in api.get_repo_discussions(NAME, author="other")] == [1]
+    other.create_repo("other/own")
+    api.update_repo_settings(NAME, private=True)
+    with pytest.raises(RepositoryNotFoundError):
+        other.repo_info(NAME)
+
+
+def test_pull_requests_opened_at_once_have_numbers_of_their_own(hub, api):
+    with ThreadPoolExecutor() as pool:
+        made = list(pool.map(lambda text: change(api, a=text), "1234"))
+    assert {commit.pr_num for commit in made} == {1, 2, 3, 4}
+    assert {shown(hub, commit.pr_revision)["a.txt"] for commit in made} == set("1234")
+
+
+def test_a_branch_has_no_name_of_a_reference(hub, api):
+    with pytest.raises(HfHubHTTPError, match="Invalid reference for a branch"):
+        api.create_branch(NAME, branch=FIRST)
+
+
+def test_files_of_a_pull_request_go_by_xet(tmp_path):
+    pytest.importorskip("hf_xet", reason="the Xet protocol needs hf_xet")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "x.bin").write_bytes(bytes(range(256)) * 999)
+    with HubServer(tmp_path / "hub", xet=True) as hub:
+        hub.storage.create("model", NAME, private=False)
+        done = subprocess.run(
+            [sys.executable, "-c", BY_XET, NAME, str(tmp_path / "folder")],
+            env=hub.environment(tmp_path / "home", hub.other_token), capture_output=True, text=True,
+        )  # fmt: skip
+        assert done.stdout.split() == [FIRST, SECOND], done.stderr
+        assert ("GET", f"/api/models/{NAME}/xet-write-token/None") in hub.requests
+        assert not any(method == "PUT" for method, _ in hub.requests)
+        assert hub.files(NAME).keys() == {".gitattributes"}
+        assert hub.files(NAME, FIRST)["x.bin"] == bytes(range(256)) * 999
+        assert hub.files(NAME, SECOND)["more.bin"] == bytes(99_999)
+
+
+# ---- our push ----
+
+
+def test_a_proposed_model_is_pulled_by_its_revision_and_is_main_once_merged(hub, puzzle, tmp_path):
+    push_checkpoint(puzzle, NAME)
+    before, commits = hub.files(NAME), hub.commits(NAME)
+    proposed = every.model("hrm_puzzle", seed=3)
+    proposed.save_pretrained(puzzle)
+    result = push_checkpoint(puzzle, NAME, create_pr=True, message="Longer training")
+    assert (result.url, result.revision) == (f"{hub.url}/{NAME}/discussions/1", FIRST)
+    assert f"`hrm-hf pull {NAME} --revision {FIRST}`" in result.notes[-1]
+    assert hub.files(NAME) == before and hub.commits(NAME) == commits
+
+    pulled = pull_checkpoint(NAME, tmp_path / "pulled", revision=FIRST)
+    assert pulled.commit == result.commit == verify_checkpoint(pulled.path, NAME, revision=FIRST).commit
+    assert pull_checkpoint(NAME, revision=FIRST).path.name == result.commit  # the cache
+    for source, revision in ((pulled.path, None), (NAME, FIRST)):
+        model = AutoModelForMaskedLM.from_pretrained(source, revision=revision or "main")
+        assert all(torch.equal(value, model.state_dict()[key]) for key, value in proposed.state_dict().items())
+
+    (puzzle / "results.json").write_text("{}")
+    second = push_checkpoint(puzzle, NAME, revision=FIRST)
+    assert (second.url, second.revision) == (result.url, FIRST)
+    assert hub.commits(NAME, revision=FIRST)[:3] == [second.commit, result.commit, commits[0]]
+    assert hub.files(NAME) == before
+    HfApi(endpoint=hub.url).merge_pull_request(NAME, 1)
+    assert hub.files(NAME) == hub.files(NAME, FIRST) and "results.json" in hub.files(NAME)
+    assert hub.storage.find("model", NAME).commit("main").title == "Longer training (#1)"
+
+
+def test_a_proposed_file_takes_the_place_of_shards_when_merged_and_not_before(hub, puzzle, tmp_path):
+    push_checkpoint(every.save("hrm_puzzle", tmp_path / "sharded", max_shard_size="20KB"), NAME)
+
+    def weights(revision):
+        return [name for name in hub.files(NAME, revision) if "safetensors" in name]
+
+    shards = weights("main")
+    push_checkpoint(puzzle, NAME, create_pr=True)
+    assert weights(FIRST) == ["model.safetensors"] and weights("main") == shards and len(shards) > 3
+    push_checkpoint(tmp_path / "sharded", NAME, revision=FIRST)
+    assert weights(FIRST) == shards
+    push_checkpoint(puzzle, NAME, revision=FIRST)
+    HfApi(endpoint=hub.url).merge_pull_request(NAME, 1)
+    assert weights("main") == ["model.safetensors"]
+
+
+def test_who_may_not_write_is_told_to_propose_and_can(hub, puzzle):
+    push_checkpoint(puzzle, NAME)
+    before = hub.files(NAME)
+    with open(puzzle / "model.safetensors", "r+b") as file:
+        file.seek(-4, 2)
+        file.write(b"abcd")
+    with pytest.raises(HubError, match=r"your token may not write to org/model .* or propose it with --create-pr"):
+        push_checkpoint(puzzle, NAME, token=hub.other_token)
+    with pytest.raises(HubError, match=r"your token may not write to org/model .*role write"):
+        push_checkpoint(puzzle, NAME, token=hub.read_token, create_pr=True)
+    assert not hub.storage.find("model", NAME).pull_requests
+    result = push_checkpoint(puzzle, NAME, token=hub.other_token, create_pr=True)
+    assert hub.files(NAME, result.revision)["model.safetensors"] == (puzzle / "model.safetensors").read_bytes()
+    (puzzle / "results.json").write_text("{}")
+    push_checkpoint(puzzle, NAME, token=hub.other_token, revision=FIRST)
+    assert "results.json" in hub.files(NAME, FIRST) and hub.files(NAME) == before
+
+
+def test_a_pull_request_needs_a_repository_and_none_is_made_for_it(hub, puzzle):
+    for options in ({"create_pr": True}, {"revision": FIRST}):
+        with pytest.raises(HubError, match=r"org/model does not exist, .* push without --create-pr .* to make it"):
+            push_checkpoint(puzzle, NAME, **options)
+    assert not hub.storage.repositories
+
+
+def test_a_pull_request_that_has_ended_or_never_was_takes_no_more(hub, puzzle):
+    push_checkpoint(puzzle, NAME)
+    (puzzle / "results.json").write_text("{}")
+    push_checkpoint(puzzle, NAME, create_pr=True)
+    (puzzle / "results.json").write_text("[]")
+    api = HfApi(endpoint=hub.url)
+    api.change_discussion_status(NAME, 1, "closed")
+    with pytest.raises(HubError, match=r"pull request 1 of org/model is closed.*open a new one with --create-pr"):
+        push_checkpoint(puzzle, NAME, revision=FIRST)
+    api.change_discussion_status(NAME, 1, "open")
+    api.merge_pull_request(NAME, 1)
+    with pytest.raises(HubError, match="pull request 1 of org/model is merged"):
+        push_checkpoint(puzzle, NAME, revision=FIRST)
+    with pytest.raises(HubError, match="org/model has no revision 'refs/pr/9'"):
+        push_checkpoint(puzzle, NAME, revision="refs/pr/9")
+    assert hub.files(NAME)["results.json"] == b"{}"
+
+
+def test_what_is_on_main_already_is_not_proposed(hub, puzzle):
+    commit = push_checkpoint(puzzle, NAME).commit
+    result = push_checkpoint(puzzle, NAME, create_pr=True)
+    assert (result.commit, result.revision, result.url) == (commit, "main", f"{hub.url}/{NAME}")
+    assert result.notes[-1] == "nothing differs from main, so no pull request was opened"
+    assert not hub.storage.find("model", NAME).pull_requests
+
+
+@pytest.mark.parametrize(
+    ("revision", "said"), [(FIRST, "to add a commit to it, leave create_pr out"), ("v2", "starts from main")]
+)
+def test_a_pull_request_that_starts_elsewhere_is_refused(revision, said, hub, puzzle):
+    with pytest.raises(ValueError, match=said):
+        push_checkpoint(puzzle, NAME, create_pr=True, revision=revision)
+    assert not hub.requests
+
+
+def test_a_change_of_a_space_is_proposed_and_merged(hub, tmp_path):
+    space = tmp_path / "space"
+    space.mkdir()
+    (space / "README.md").write_text("---\ntitle: Demo\nsdk: gradio\napp_file: app.py\n---\n")
+    (space / "app.py").write_text("old")
+    with pytest.raises(HubError, match="org/demo does not exist"):
+        push_space(space, "org/demo", create_pr=True)
+    push_space(space, "org/demo")
+    (space / "app.py").write_text("new")
+    result = push_space(space, "org/demo", create_pr=True)
+    assert (result.url, result.revision) == (f"{hub.url}/spaces/org/demo/discussions/1", FIRST)
+    assert f"hf download --repo-type space org/demo --revision {FIRST}" in result.notes[-1]
+    (space / "more.py").write_text("more")
+    push_space(space, "org/demo", revision=FIRST)
+    assert hub.files("org/demo", repo_type="space")["app.py"] == b"old"
+    HfApi(endpoint=hub.url).merge_pull_request("org/demo", 1, repo_type="space")
+    files = hub.files("org/demo", repo_type="space")
+    assert files["app.py"] == b"new" and files["more.py"] == b"more"

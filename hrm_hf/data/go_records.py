@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..models.go_stream import CATEGORIES, DECISIONS, INTENTS, TARGET_KINDS, Feedback
-from .text_sources import BadLineError, decode_text, shorten
+from .text_sources import BadLineError, parse_json, shorten
 
 
 if TYPE_CHECKING:
@@ -257,13 +257,7 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
     """
     if len(line) == MAX_LINE_BYTES:
         raise BadLineError(f"{place}: longer than {MAX_LINE_BYTES} bytes; a record is far shorter")
-    text = decode_text(line.rstrip(b"\r\n"), place)
-    try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
-    except RecursionError:
-        raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
+    value = parse_json(line, place)
     if not isinstance(value, dict):
         raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")
     return value

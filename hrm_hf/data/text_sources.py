@@ -132,6 +132,10 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
         )
     except DatasetGenerationError as error:  # it hides what the reader said
         raise (error.__cause__ or error) from None
+    except ValueError as error:  # what the library says of no rows names no file
+        if next(iter(reader(**options)), None) is not None:
+            raise
+        raise ValueError(f"{path} holds no text") from error
 
 
 def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[str, str | None]]:
@@ -146,13 +150,7 @@ def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[s
 
 
 def _text_of_line(line: bytes, column: str, place: str) -> str:
-    row = decode_text(line.rstrip(b"\r\n"), place)
-    try:
-        row = json.loads(row)
-    except json.JSONDecodeError as error:
-        raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(row)}") from None
-    except RecursionError:
-        raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(row)}") from None
+    row = parse_json(line, place)
     if not isinstance(row, dict):
         raise BadLineError(f'{place}: {shorten(row)}; expected a JSON object like {{"{column}": "..."}}')
     if column not in row:
@@ -202,6 +200,17 @@ def decode_text(line: bytes, place: str) -> str:
             f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert the "
             "file, or skip such lines with --on_bad_line skip"
         ) from None
+
+
+def parse_json(line: bytes, place: str) -> Any:
+    """The value of a line. Raises `BadLineError` that names the place and the character."""
+    text = decode_text(line.rstrip(b"\r\n"), place)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
+    except RecursionError:
+        raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
 
 
 def _lines(path: str) -> Iterator[tuple[int, bytes]]:

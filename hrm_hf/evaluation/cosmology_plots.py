@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from .cosmology import CosmologyPredictions, central_coverage, covariances, smoothed_density
-from .plots import ACCENT, EXTRA, INK, MUTED
+from .plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
 
 
 SYMBOLS = {"omega_m": r"$\Omega_\mathrm{m}$", "sigma_8": r"$\sigma_8$", "s_8": r"$S_8$"}
@@ -19,7 +19,7 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
     names = predictions.names
     order = np.argsort(predictions.truth[:, 0])
     chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
-    figure, axes = _figure(len(names), len(names), 2.3)
+    figure, axes = _panels(len(names), len(names), 2.3)
     for row in range(len(names)):
         for column in range(len(names)):
             panel = axes[row, column]
@@ -40,7 +40,7 @@ def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int 
                 panel.set_ylabel(_symbol(names[row]))
             if column == row:
                 panel.set_yticks([])
-    return _save(figure, path, title)
+    return save_figure(figure, path, title)
 
 
 def draw_region(panel, draws: np.ndarray, color: str) -> None:
@@ -58,7 +58,7 @@ def plot_predictions(
     predictions: CosmologyPredictions, path: str | Path, metrics: dict[str, Any], title: str = ""
 ) -> Path:
     """Posterior mean and standard deviation of each map against the truth; `metrics` of `evaluate_predictions`."""
-    figure, axes = _figure(1, len(predictions.names), 3.6)
+    figure, axes = _panels(1, len(predictions.names), 3.6)
     shown = slice(None, None, max(1, len(predictions.truth) // SHOWN_POINTS))
     for column, (name, panel) in enumerate(zip(predictions.names, axes[0])):
         truth, mean = predictions.truth[shown, column], predictions.mean[shown, column]
@@ -70,7 +70,7 @@ def plot_predictions(
         panel.set(xlabel=f"true {_symbol(name)}", ylabel="posterior mean and deviation")
         panel.set_title(f"RMSE {found['rmse']:.4f}, R$^2$ {found['r2']:.3f}", fontsize="medium")
         panel.grid(color=MUTED, alpha=0.4)
-    return _save(figure, path, title)
+    return save_figure(figure, path, title)
 
 
 def plot_calibration(
@@ -78,7 +78,7 @@ def plot_calibration(
 ) -> Path:
     """Coverage of credible intervals, TARP's expected coverage, and the ranks of each parameter's truths."""
     names = predictions.names
-    figure, axes = _figure(1, 2 + len(names), 3.2)
+    figure, axes = _panels(1, 2 + len(names), 3.2)
     coverage, tarp = axes[0, :2]
     levels = np.linspace(0, 1, 51)
     for name, color in zip(names, COLORS):
@@ -101,13 +101,13 @@ def plot_calibration(
         panel.axhline(expected, color=INK, linestyle="--", linewidth=1)
         panel.set(xlabel=f"rank of true {_symbol(name)}", ylabel="maps", xticks=[])
         panel.set_title(f"Ranks, p = {ranks['p_value']:.2g}")
-    return _save(figure, path, title)
+    return save_figure(figure, path, title)
 
 
 def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> Path:
     """RMSE after each segment, and where maps halted adaptively; what `hrm-hf eval cosmo` writes as "per_step"."""
     adaptive = per_step.get("adaptive")
-    figure, axes = _figure(1, 2 if adaptive else 1, 3.8)
+    figure, axes = _panels(1, 2 if adaptive else 1, 3.8)
     curve = axes[0, 0]
     for (name, rmse), color in zip(per_step["rmse"].items(), COLORS):
         steps = range(1, len(rmse) + 1)
@@ -125,28 +125,13 @@ def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> P
         axes[0, 1].bar(range(1, len(histogram) + 1), histogram, color=ACCENT, width=0.85)
         axes[0, 1].set(xlabel="segments used", ylabel="maps", title=f"Average {adaptive['average_steps']:.2f}")
         axes[0, 1].xaxis.get_major_locator().set_params(integer=True)
-    return _save(figure, path, title)
+    return save_figure(figure, path, title)
 
 
 def _symbol(name: str) -> str:
     return SYMBOLS.get(name, name)
 
 
-def _figure(rows: int, columns: int, side: float):
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(side * columns + 0.4, side * rows + 0.2), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, columns, squeeze=False)
-    for panel in axes.flat:
-        panel.spines[["top", "right"]].set_visible(False)
-        panel.tick_params(colors=INK)
-    return figure, axes
-
-
-def _save(figure, path: str | Path, title: str) -> Path:
-    if title:
-        figure.suptitle(title, color=INK)
-    figure.savefig(Path(path), dpi=120)
-    return Path(path)
+def _panels(rows: int, columns: int, side: float):
+    """A figure of nearly square panels, `side` inches each."""
+    return new_figure(rows, columns, (side * columns + 0.4, side * rows + 0.2))

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ..models.go_stream import DECISIONS
-from .plots import ACCENT, EXTRA, INK, MUTED
+from .plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
 
 
 BYTES = {
@@ -22,9 +22,6 @@ def plot_go_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "
     Returns:
         `path`; None if there is none of them, and then nothing is written.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     panels = []
     for name in ("valid", "exact"):
         if name in metrics.get("refinement", {}):
@@ -38,17 +35,10 @@ def plot_go_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "
             break
     if not panels:
         return None
-    figure = Figure(figsize=(4.2 * len(panels), 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (draw, arguments) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels):
+    figure, row = new_figure(1, len(panels), (4.2 * len(panels), 3.8))
+    for axes, (draw, arguments) in zip(row[0], panels):
         draw(axes, *arguments)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=INK)
-    if title:
-        figure.suptitle(title, color=INK)
-    path = Path(path)
-    figure.savefig(path, dpi=120)
-    return path
+    return save_figure(figure, path, title)
 
 
 def _draw_attempts(axes, section: dict[str, Any], name: str) -> None:

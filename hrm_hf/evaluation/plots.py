@@ -8,26 +8,37 @@ INK, ACCENT, MUTED = "#1f2933", "#2563a8", "#b8c4d0"
 EXTRA = ("#c2571a", "#4d8b31")
 
 
-def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
-    """Draws what `evaluate_puzzles` returns as a PNG and returns its path."""
+def new_figure(rows: int, columns: int, size: tuple[float, float]):
+    """A matplotlib figure of `size` (width, height) in inches, and its axes [rows, columns]; no display is needed."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
     FigureCanvasAgg(figure)
-    curve, histogram, reliability = figure.subplots(1, 3)
+    axes = figure.subplots(rows, columns, squeeze=False)
+    for panel in axes.flat:
+        panel.spines[["top", "right"]].set_visible(False)
+        panel.tick_params(colors=INK)
+    return figure, axes
+
+
+def save_figure(figure, path: str | Path, title: str = "") -> Path:
+    """Writes a figure of `new_figure` under its title, in the format of the path's ending, and returns the path."""
+    if title:
+        figure.suptitle(title, color=INK)
+    figure.savefig(path, dpi=120)
+    return Path(path)
+
+
+def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
+    """Draws what `evaluate_puzzles` returns as a PNG and returns its path."""
+    figure, axes = new_figure(1, 3, (12, 3.8))
+    curve, histogram, reliability = axes[0]
     steps = range(1, metrics["max_steps"] + 1)
     _draw_curve(curve, steps, metrics)
     _draw_histogram(histogram, steps, metrics)
     _draw_reliability(reliability, metrics)
-    for axes in (curve, histogram, reliability):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(colors=INK)
-    if title:
-        figure.suptitle(title, color=INK)
-    path = Path(path)
-    figure.savefig(path, dpi=120)
-    return path
+    return save_figure(figure, path, title)
 
 
 def _draw_curve(axes, steps: range, metrics: dict[str, Any]) -> None:
@@ -105,12 +116,8 @@ def plot_cosmo_training(log_history: list[dict[str, Any]], path: str | Path) -> 
 
 
 def _plot_history(log_history, path: str | Path, panels: dict[str, Any], from_zero) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(12, 3.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    for axes, (title, names) in zip(figure.subplots(1, len(panels)), panels.items()):
+    figure, row = new_figure(1, len(panels), (12, 3.8))
+    for axes, (title, names) in zip(row[0], panels.items()):
         colors = (MUTED, ACCENT) if len(names) <= 2 else (MUTED, ACCENT, INK, *EXTRA)
         for name, color in zip(names, colors):
             points = [(entry["step"], entry[name]) for entry in log_history if name in entry]
@@ -122,8 +129,5 @@ def _plot_history(log_history, path: str | Path, panels: dict[str, Any], from_ze
         if title in from_zero:
             axes.set_ylim(bottom=0)
         axes.legend(frameon=False, fontsize="small") if axes.has_data() else None
-        axes.spines[["top", "right"]].set_visible(False)
         axes.grid(axis="y", color=MUTED, alpha=0.4)
-    path = Path(path)
-    figure.savefig(path, dpi=120)
-    return path
+    return save_figure(figure, path)

@@ -13,6 +13,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from .configuration_cosmo import CosmoRegressionConfig
 from .configuration_hrm_cosmo import HrmCosmoConfig
 from .float32_modules import Float32Buffers
 
@@ -37,6 +38,21 @@ class StemStage(GradientCheckpointingLayer):
         for conv in (self.conv, self.down):
             maps = F.gelu(conv(wrap(maps) if self.wraps else maps))
         return maps
+
+
+def check_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConfig) -> None:
+    """Raises ValueError unless they are floats [B, C, S, S] of the config's channels and size."""
+    channels, size = config.num_channels, config.image_size
+    if pixel_values is None:
+        raise ValueError(f"pixel_values is missing: maps [batch, {channels}, {size}, {size}]")
+    if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != (channels, size, size):
+        raise ValueError(
+            f"pixel_values has shape {list(pixel_values.shape)}; expected [batch, {channels}, {size}, {size}]"
+        )
+    if not pixel_values.is_floating_point():
+        raise ValueError(
+            f"pixel_values are {pixel_values.dtype}; expected floats, as CosmoMapFeatureExtractor scales maps"
+        )
 
 
 def wrap(maps: torch.Tensor) -> torch.Tensor:
@@ -200,15 +216,7 @@ class CosmoStem(nn.Module):
             self.positions = nn.Embedding((config.image_size // config.patch_size) ** 2, width)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        channels, size = self.config.num_channels, self.config.image_size
-        if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != (channels, size, size):
-            raise ValueError(
-                f"pixel_values has shape {list(pixel_values.shape)}; expected [batch, {channels}, {size}, {size}]"
-            )
-        if not pixel_values.is_floating_point():
-            raise ValueError(
-                f"pixel_values are {pixel_values.dtype}; expected floats, as CosmoMapFeatureExtractor scales maps"
-            )
+        check_maps(pixel_values, self.config)
         dtype = self.cls.dtype  # that of weights may be an integer's, of quantised ones
         cls = self.cls.expand(pixel_values.shape[0], -1)  # len() would be a constant in torch.export
         if self.statistics is not None:

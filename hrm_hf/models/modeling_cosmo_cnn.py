@@ -16,8 +16,8 @@ from transformers.utils import can_return_tuple
 
 from .checkpoint_code import CheckpointCodeMixin
 from .configuration_cosmo_cnn import CosmoCnnConfig
-from .cosmo_layers import wrap
-from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead
+from .cosmo_layers import check_maps, wrap
+from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
 
 
 class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
@@ -96,21 +96,9 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         Raises:
             ValueError: maps of another shape than the config's, or of integers.
         """
-        config = self.config
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing: maps [batch, channels, size, size]")
-        expected = (pixel_values.shape[0], config.num_channels, config.image_size, config.image_size)
-        if tuple(pixel_values.shape) != expected:
-            raise ValueError(
-                f"pixel_values have shape {tuple(pixel_values.shape)}; expected {expected} by num_channels and "
-                "image_size"
-            )
-        if not pixel_values.is_floating_point():
-            raise ValueError(
-                f"pixel_values are {pixel_values.dtype}; expected floats, as CosmoMapFeatureExtractor scales maps"
-            )
+        check_maps(pixel_values, self.config)
         if output_hidden_states is None:
-            output_hidden_states = config.output_hidden_states
+            output_hidden_states = self.config.output_hidden_states
         stem = self.stem(pixel_values.to(self.stem.convolution.weight.dtype))
         encoded = self.encoder(stem, output_hidden_states=output_hidden_states)
         return BaseModelOutputWithPoolingAndNoAttention(
@@ -120,7 +108,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         )
 
 
-class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
+class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
     """Posterior of the parameters of each map, in one step."""
 
     _keep_in_fp32_modules_strict = ["posterior_head"]
@@ -166,13 +154,6 @@ class CosmoCnnForRegression(CosmoCnnPreTrainedModel):
             output.loss = config.nll_loss_weight * output.nll_loss + config.mse_loss_weight * output.mse_loss
             output.metrics = head.metrics(mean, std, labels)
         return output
-
-    def sample_posterior(
-        self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
-        """Draws [B, num_samples, R] in physical units, in the order of `config.reported_names`."""
-        posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
-        return self.posterior_head.sample(posterior, num_samples, generator)
 
 
 __all__ = ["CosmoCnnForRegression", "CosmoCnnModel"]

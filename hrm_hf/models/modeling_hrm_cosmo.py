@@ -22,7 +22,7 @@ from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_cosmo import HrmCosmoConfig
 from .cosmo_layers import CosmoStem, MapStatistics
 from .float32_modules import Float32Linear
-from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead
+from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead, PosteriorMixin
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 
 
@@ -117,7 +117,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         return HrmCosmoModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states)
 
 
-class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
+class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
     """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
@@ -154,8 +154,6 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
             raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
-        if pixel_values is None:
-            raise ValueError("pixel_values is missing: maps [batch, channels, size, size]")
         if halt == "adaptive":
             if self.training:
                 raise ValueError('halt="adaptive" is for inference: call model.eval(), or use halt="fixed"')
@@ -238,13 +236,6 @@ class HrmCosmoForRegression(HrmCosmoPreTrainedModel):
         """
         if self.model.stem.statistics is not None:
             self.model.stem.statistics.fit(batches)
-
-    def sample_posterior(
-        self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
-    ) -> torch.Tensor:
-        """Draws [B, num_samples, R] from the posteriors of `outputs`, in physical units."""
-        posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
-        return self.posterior_head.sample(posterior, num_samples, generator)
 
 
 def wants_hidden_states(config: HrmCosmoConfig, asked: bool | None) -> bool:

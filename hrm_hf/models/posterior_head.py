@@ -217,6 +217,22 @@ class PosteriorHead(Float32Buffers):
         return first, second
 
 
+class PosteriorMixin:
+    """What a model with a `posterior_head` offers besides its forward."""
+
+    posterior_head: PosteriorHead
+
+    def sample_posterior(
+        self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
+    ) -> torch.Tensor:
+        """Draws [B, num_samples, R] from the posteriors of `outputs`.
+
+        They are in physical units, in the order of `config.reported_names`.
+        """
+        posterior = Posterior(outputs.log_weights, outputs.loc, outputs.scale_tril)
+        return self.posterior_head.sample(posterior, num_samples, generator)
+
+
 def normal_points(count: int, dim: int) -> torch.Tensor:
     """Quasi-random points [count, dim] of a standard normal, with mean 0 and covariance 1 exactly."""
     sobol = torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(count, dtype=torch.float64)

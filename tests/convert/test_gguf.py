@@ -27,6 +27,8 @@ SHAPE = {
     "max_position_embeddings": 256,
 }  # fmt: skip
 
+needs_llama_cpp = pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
+
 
 @pytest.fixture(scope="module")
 def tokenizer():
@@ -397,8 +399,8 @@ def test_an_existing_file_is_overwritten_with_force_only(tmp_path, tokenizer):
     assert CliRunner().invoke(app, [*arguments, "--force"]).exit_code == 0
 
 
+@needs_llama_cpp
 @pytest.mark.external
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 @pytest.mark.parametrize(
     "architecture, dtype, tolerance",
     [
@@ -419,8 +421,8 @@ def test_llama_cpp_gives_the_same_ids_and_logits(tmp_path, tokenizer, architectu
     assert result["max_logit_difference"] < tolerance
 
 
+@needs_llama_cpp
 @pytest.mark.external
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_the_check_refuses_a_file_whose_tokenizer_gives_other_ids(tmp_path, tokenizer, monkeypatch):
     save(tmp_path / "model", tokenizer)
     vocabulary = gguf_vocabulary(tokenizer, VOCAB_SIZE)
@@ -430,8 +432,8 @@ def test_the_check_refuses_a_file_whose_tokenizer_gives_other_ids(tmp_path, toke
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
+@needs_llama_cpp
 @pytest.mark.external
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_the_check_refuses_a_file_in_half_split_rotary_order(tmp_path, tokenizer, monkeypatch):
     save(tmp_path / "model", tokenizer)
     monkeypatch.setattr("hrm_hf.convert.gguf.interleave_rotary", lambda weight, heads: weight)
@@ -439,42 +441,43 @@ def test_the_check_refuses_a_file_in_half_split_rotary_order(tmp_path, tokenizer
         export_gguf(tmp_path / "model", tmp_path / "out.gguf", check=True)
 
 
-@pytest.mark.external
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
-def test_llama_cpp_gives_text_back_unchanged_token_by_token(tmp_path, tokenizer):
+def vocabulary_in_llama_cpp(folder, tokenizer):
+    """The tokenizer of an exported model as llama.cpp has it, without the weights."""
     import llama_cpp
 
-    save(tmp_path / "model", tokenizer)
-    export_gguf(tmp_path / "model", tmp_path / "out.gguf")
-    llama = llama_cpp.Llama(str(tmp_path / "out.gguf"), vocab_only=True, verbose=False)
+    save(folder / "model", tokenizer)
+    export_gguf(folder / "model", folder / "out.gguf")
+    return llama_cpp.Llama(str(folder / "out.gguf"), vocab_only=True, verbose=False)
+
+
+@needs_llama_cpp
+@pytest.mark.external
+def test_llama_cpp_gives_text_back_unchanged_token_by_token(tmp_path, tokenizer):
+
+    llama = vocabulary_in_llama_cpp(tmp_path, tokenizer)
     for text in CHECK_TEXTS:
         ids = tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True)
         pieces = b"".join(llama.detokenize([index], prev_tokens=[1]) for index in ids)
         assert pieces.decode() == text
 
 
+@needs_llama_cpp
 @pytest.mark.external
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_llama_cpp_stops_at_the_end_of_an_attempt(tmp_path, tokenizer):
     import llama_cpp
 
-    save(tmp_path / "model", tokenizer)
-    export_gguf(tmp_path / "model", tmp_path / "out.gguf")
-    llama = llama_cpp.Llama(str(tmp_path / "out.gguf"), vocab_only=True, verbose=False)
+    llama = vocabulary_in_llama_cpp(tmp_path, tokenizer)
     vocab = llama_cpp.llama_model_get_vocab(llama.model)
     ending = {index for index in range(VOCAB_SIZE) if llama_cpp.llama_vocab_is_eog(vocab, index)}
     assert ending == set(tokenizer.convert_tokens_to_ids(["</CODE>", "</s>", "<REPO>"]))  # <REPO> by its name
 
 
+@needs_llama_cpp
 @pytest.mark.external
-@pytest.mark.skipif(find_spec("llama_cpp") is None, reason="llama-cpp-python is not installed")
 def test_llama_cpp_makes_the_same_prompt_of_a_chat(tmp_path, tokenizer):
-    import llama_cpp
     from llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
-    save(tmp_path / "model", tokenizer)
-    export_gguf(tmp_path / "model", tmp_path / "out.gguf")
-    llama = llama_cpp.Llama(str(tmp_path / "out.gguf"), vocab_only=True, verbose=False)
+    llama = vocabulary_in_llama_cpp(tmp_path, tokenizer)
     messages = [{"role": "user", "content": "Sum a slice.</PROBLEM><DONE>"}]
     formatter = Jinja2ChatFormatter(llama.metadata["tokenizer.chat_template"], eos_token="</s>", bos_token="<s>")
     prompt = formatter(messages=messages).prompt

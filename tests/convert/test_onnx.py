@@ -1,7 +1,5 @@
 """ONNX of every architecture in ONNX Runtime. Referee: the model itself, in eager mode, and onnx's checker."""
 
-import copy
-import dataclasses
 import json
 import subprocess
 import sys
@@ -14,28 +12,19 @@ import onnxruntime
 import pytest
 import tiny
 import torch
+from short_exports import SHORTER, export_of_another_head
 from transformers import AutoConfig, AutoFeatureExtractor
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.convert.onnx import compare_with_onnxruntime, export_onnx, write_graph
 from hrm_hf.convert.onnx_runtime import OnnxCosmoRegressor, OnnxPuzzleSolver
-from hrm_hf.convert.torch_export import export_graph, graphs
+from hrm_hf.convert.torch_export import graphs
 
 
 ONNX_TOLERANCE = 1e-4  # float32; sums in another order
 FAST = (*every.PUZZLES, "cosmo_cnn")
 SLOW = ("hrm_cosmo", *every.CAUSAL_LMS)
-# Fewer repetitions of the same: what takes long in an export is the number of operators.
-SHORTER = {
-    "hrm_lm": {"H_cycles": 1, "L_cycles": 1, "halt_max_steps": 2, "bp_steps": 2},
-    "rlm_mhc": {"num_hidden_layers": 1, "mhc_sinkhorn_iters": 3},
-    "hrm_cosmo": {"H_cycles": 1, "L_cycles": 1},
-    "hrm_puzzle": {"H_cycles": 1},
-    "trm_puzzle": {"L_cycles": 1},
-}
-
-
 # A random reasoner is chaotic: rounding that differs by 1e-6 decides after ten steps. With smaller updates it is not,
 # and rows still halt at many steps. Factor of what blocks add, and bias of q_halt.
 CALM = {"hrm_puzzle": (0.25, 0.0), "trm_puzzle": (0.5, -2.0)}
@@ -237,13 +226,7 @@ def test_later_opsets_give_the_same(tmp_path, opset):
 def test_another_result_is_found_and_nothing_is_written(tmp_path, monkeypatch):
     every.save("cosmo_cnn", tmp_path / "model")
 
-    def dishonest(graph):
-        other = copy.deepcopy(graph.module)
-        with torch.no_grad():
-            other.model.posterior_head.out.bias.add_(1)
-        return export_graph(dataclasses.replace(graph, module=other))
-
-    monkeypatch.setattr("hrm_hf.convert.onnx.export_graph", dishonest)
+    monkeypatch.setattr("hrm_hf.convert.onnx.export_graph", export_of_another_head)
     with pytest.raises(ValueError, match="computes another posterior_mean"):
         export_onnx(tmp_path / "model", tmp_path / "onnx", check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

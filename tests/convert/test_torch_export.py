@@ -1,7 +1,5 @@
 """`torch.export` of every architecture. Referee: the model itself, in eager mode."""
 
-import copy
-import dataclasses
 import json
 import subprocess
 import sys
@@ -10,20 +8,11 @@ from pathlib import Path
 import every
 import pytest
 import torch
+from short_exports import SHORTER, export_of_another_head
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.convert.torch_export import META_FILE, compare, export_graph, export_torch, graphs, random_inputs
-
-
-# Fewer repetitions of the same: what takes long in an export is the number of operators.
-SHORTER = {
-    "hrm_puzzle": {"H_cycles": 1},
-    "trm_puzzle": {"H_cycles": 2, "L_cycles": 1},
-    "hrm_lm": {"H_cycles": 1, "L_cycles": 1, "halt_max_steps": 2, "bp_steps": 2},
-    "rlm_mhc": {"num_hidden_layers": 1, "mhc_sinkhorn_iters": 3},
-    "hrm_cosmo": {"H_cycles": 1, "L_cycles": 1},
-}
 
 
 SLOW = ("hrm_lm", "hrm_go_coder", "hrm_cosmo")
@@ -130,24 +119,23 @@ def test_the_file_says_what_goes_in_and_out(exported):
     assert said["outputs"] == result["outputs"]
 
 
-def test_a_process_without_the_package_runs_the_mhc_file(tmp_path):
+def test_a_process_without_the_package_runs_the_mhc_file(exported, tmp_path):
     """Its Sinkhorn normalisation is an operator that this package defines."""
-    model = every.model("rlm_mhc", **SHORTER["rlm_mhc"])
-    model.save_pretrained(tmp_path / "model")
-    export_torch(tmp_path / "model", tmp_path / "model.pt2")
+    model, result, _ = exported("rlm_mhc")
     ids = torch.randint(97, 123, (2, 10))
     with torch.no_grad():
         torch.save({"ids": ids, "logits": model(input_ids=ids).logits}, tmp_path / "expected.pt")
     code = (
         "import sys, torch\n"
         "case = torch.load('expected.pt', weights_only=True)\n"
-        "run = torch.export.load('model.pt2').module()\n"
+        "run = torch.export.load(sys.argv[1]).module()\n"
         "logits = run(case['ids'], torch.ones_like(case['ids']))[0]\n"
         "assert 'hrm_hf' not in sys.modules\n"
         "torch.testing.assert_close(logits, case['logits'], atol=1e-5, rtol=0)\n"
     )
 
-    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    command = [sys.executable, "-c", code, result["out"]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
     assert done.returncode == 0, done.stderr
 
@@ -174,13 +162,7 @@ def test_other_puzzle_layouts_are_exported(overrides):
 def test_another_result_is_found_and_nothing_is_written(tmp_path, monkeypatch):
     save("cosmo_cnn", tmp_path / "model")
 
-    def dishonest(graph):
-        other = copy.deepcopy(graph.module)
-        with torch.no_grad():
-            other.model.posterior_head.out.bias.add_(1)
-        return export_graph(dataclasses.replace(graph, module=other))
-
-    monkeypatch.setattr("hrm_hf.convert.torch_export.export_graph", dishonest)
+    monkeypatch.setattr("hrm_hf.convert.torch_export.export_graph", export_of_another_head)
     with pytest.raises(ValueError, match="computes another posterior_mean"):
         export_torch(tmp_path / "model", tmp_path / "model.pt2", check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]

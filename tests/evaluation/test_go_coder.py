@@ -12,7 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.evaluation import go_coder
+from hrm_hf.evaluation import go_coder, go_refinement
 from hrm_hf.evaluation.go_coder import Sampling
 from hrm_hf.evaluation.go_plots import plot_go_evaluation
 from hrm_hf.evaluation.go_writer import Writer
@@ -254,7 +254,7 @@ def test_refinement_is_measured_against_as_many_samples():
         {"attempts": [right[3], BROKEN], "samples": [right[3], OTHER, OTHER]},  # answer is the valid one
     ]
     model = Scripted(records, script)
-    figures = go_coder.evaluate_refinement(
+    figures = go_refinement.evaluate_refinement(
         writer_of(model), tiny_go.builder(), records, TreeSitterValidator(), Sampling(max_iterations=3)
     )
     valid, exact = figures["valid"], figures["exact"]
@@ -274,22 +274,22 @@ def test_refinement_is_measured_against_as_many_samples():
 
 def test_the_token_matched_control_stops_where_the_loop_did():
     rows = [("a", 10), ("b", 10), ("c", 10)]
-    assert go_coder._within(rows, [False, False, True], budget=25) == [False, False]
-    assert go_coder._within(rows, [True, False, True], budget=5) == [True]
+    assert go_refinement._within(rows, [False, False, True], budget=25) == [False, False]
+    assert go_refinement._within(rows, [True, False, True], budget=5) == [True]
 
 
 def test_a_new_plan_costs_tokens_and_a_kept_one_does_not():
     attempts = [Attempt("", {}, None, decision, 0.0, 10) for decision in ("CONTINUE", "REFINE", "DONE")]
     plan = "<INTENT:ADD><TARGET:func>x"
     size = len(tiny_go.tokenizer().encode(plan, add_special_tokens=False)) + 1
-    assert go_coder._new_tokens(writer_of(Scripted()), attempts, [plan] * 3) == [10 + size, 10, 10 + size]
+    assert go_refinement._new_tokens(writer_of(Scripted()), attempts, [plan] * 3) == [10 + size, 10, 10 + size]
 
 
 def test_records_that_nothing_could_solve_are_left_out_of_the_loop():
     records = plain(2)
     records[0]["solution"]["code"] = records[0]["code_prefix"] + BROKEN
     model = Scripted(records, [{}, {"attempts": [OTHER], "samples": [OTHER]}])
-    figures = go_coder.evaluate_refinement(
+    figures = go_refinement.evaluate_refinement(
         writer_of(model), tiny_go.builder(), records, TreeSitterValidator(), Sampling(max_iterations=1)
     )
     assert figures["records"] == 1 and figures["reference_rejected"] == 1
@@ -314,7 +314,7 @@ def test_types_count_only_where_the_reference_type_checks():
     model = Scripted(records, script)
     figures, _ = go_coder.evaluate_greedy(writer_of(model), tiny_go.builder(), records, types)
     assert figures["type_check_records"] == 2 and figures["type_check_rate"] == 0.0
-    figures = go_coder.evaluate_refinement(
+    figures = go_refinement.evaluate_refinement(
         writer_of(model), tiny_go.builder(), records, types, Sampling(max_iterations=1)
     )
     assert figures["records"] == 3 and figures["type_check_records"] == 2
@@ -324,9 +324,9 @@ def test_types_count_only_where_the_reference_type_checks():
 
 
 def test_the_loop_hears_no_verdict_on_types_that_its_reference_would_fail():
-    (verdict,) = go_coder._of_syntax(types)(["func f() { elsewhere() }"])
+    (verdict,) = go_refinement._of_syntax(types)(["func f() { elsewhere() }"])
     assert verdict == Feedback(syntax_ok=True)
-    assert go_coder._of_syntax(types)([f"func f() {{{BROKEN}"])[0].syntax_ok is False
+    assert go_refinement._of_syntax(types)([f"func f() {{{BROKEN}"])[0].syntax_ok is False
 
 
 def test_a_temperature_of_zero_has_no_independent_samples():

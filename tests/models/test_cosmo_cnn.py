@@ -112,7 +112,7 @@ def test_impossible_configs_are_refused(fields, message):
 
 def test_maps_of_another_shape_are_refused_with_both_shapes():
     maps, _ = maps_and_labels(channels=2)
-    with pytest.raises(ValueError, match=r"\(8, 2, 16, 16\); expected \(8, 1, 16, 16\)"):
+    with pytest.raises(ValueError, match=r"\[8, 2, 16, 16\]; expected \[batch, 1, 16, 16\]"):
         tiny()(maps)
     with pytest.raises(ValueError, match="pixel_values is missing"):
         CosmoCnnModel(CosmoCnnConfig.from_preset("test"))()

@@ -243,6 +243,8 @@ def test_memorises_a_few_maps(stem):
     for _ in range(150):
         optimizer.zero_grad()
         output = model(maps, labels=labels)
+        if output.mse_loss.item() < 0.1 * first:
+            break
         output.loss.backward()
         optimizer.step()
-    assert output.mse_loss.item() < 0.2 * first
+    assert output.mse_loss.item() < 0.1 * first

@@ -39,7 +39,7 @@ from .hub_training import HubTraining
 from .models.go_coder_generation import END_CODE, GoCoderGenerationMixin
 from .models.go_stream import is_go_tokenizer
 from .preemption import PreemptionCallback, exit_if_preempted
-from .recipes import AnswerDataArguments, ModelArguments, save_recipe, write_results
+from .recipes import AnswerDataArguments, ModelArguments, hardware_of, save_recipe, write_results
 from .registration import ARCHITECTURES
 from .tuning import TRAINED_WHOLE, TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
@@ -105,13 +105,24 @@ class SftTrainer(PostTraining, SFTTrainer):
         loss, outputs = super(SFTTrainer, self).compute_loss(
             model, {**inputs, "use_cache": False}, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
+        self._note_terms(
+            {name: value for name, value in outputs.items() if name.endswith("_loss")}, num_items_in_batch
+        )
+        return (loss, outputs) if return_outputs else loss
+
+    def _note_terms(self, terms: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | None) -> None:
+        """For the log: the terms of the loss over all processes, of which each has its share."""
+        if not terms:
+            return
         # Sums over the tokens of a whole step are divided by their number: its parts add up to the term.
         parts = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
-        terms = self._metrics["train" if self.model.training else "eval"]
-        for name, value in outputs.items():
-            if name.endswith("_loss"):
-                terms[name].append(value.item() * parts)
-        return (loss, outputs) if return_outputs else loss
+        shared = num_items_in_batch is not None and self.args.average_tokens_across_devices
+        values = self.accelerator.reduce(
+            torch.stack([value.detach().float() for value in terms.values()]), "sum" if shared else "mean"
+        )
+        noted = self._metrics["train" if self.model.training else "eval"]
+        for name, value in zip(terms, values.tolist()):
+            noted[name].append(value * parts)
 
 
 class DpoTrainer(PostTraining, DPOTrainer):
@@ -239,6 +250,7 @@ def prepare(
         ValueError: no weights to start from, rows that do not fit the model, or a tokenizer that does not.
     """
     settle_base(model_args, tuning_args)
+    _refuse_what_has_no_effect(kind, model_args, args, tuning_args)
     if kind != "sft" and model_args.model_name_or_path is None:
         raise ValueError(f"{kind} changes a model that already writes: say which with --model_name_or_path")
     tokenizer = load_tokenizer(data_args.tokenizer_name, model_args.model_name_or_path)
@@ -273,7 +285,9 @@ def finish(trainer: PostTraining, run: Run) -> None:
     trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
     exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
-    metrics = trainer.evaluate() if run.evaluation is not None else {}
+    metrics = (
+        trainer.evaluate() if run.evaluation is not None else {}
+    )  # needs the reference adapter, so it comes first
     if isinstance(trainer.model, PeftModel) and REFERENCE_ADAPTER in trainer.model.peft_config:
         trainer.model.delete_adapter(REFERENCE_ADAPTER)
     whole = save_trained(trainer, run.tuning_args)
@@ -286,6 +300,7 @@ def finish(trainer: PostTraining, run: Run) -> None:
         run.kind,
         {name.removeprefix("eval_"): value for name, value in metrics.items()},
         train_seconds=round(seconds, 1),
+        hardware=hardware_of(run.args),
         steps=trainer.state.global_step,
         rows=len(run.train),
         parameters=run.parameters,
@@ -297,6 +312,28 @@ def finish(trainer: PostTraining, run: Run) -> None:
         elif not (out / CARD_FILE).exists():
             (out / CARD_FILE).write_text(new_card_text(out, run.parameters), encoding="utf-8")
     print(f"model, tokenizer and results: {out}")
+
+
+def _refuse_what_has_no_effect(
+    kind: str, model_args: ModelArguments, args: TrainingArguments, tuning_args: TuningArguments
+) -> None:
+    """Options of TRL that are for another way of loading a model, or that its trainer never reads."""
+    if args.model_init_kwargs:
+        raise ValueError(
+            f"model_init_kwargs={args.model_init_kwargs}: the model is loaded by other options; give "
+            "--config_overrides, --attn_implementation or --load_in"
+        )
+    if args.label_smoothing_factor:
+        instead = "--label_smoothing" if kind == "dpo" else "--config_overrides label_smoothing=... where it has one"
+        raise ValueError(
+            f"label_smoothing_factor={args.label_smoothing_factor} does not reach the loss"
+            + ("; leave it out" if kind == "grpo" else f" that is trained with; give {instead}")
+        )
+    if kind == "grpo" and args.beta and model_args.config_overrides and not tuning_args.adapts:
+        raise ValueError(
+            f"beta={args.beta} compares with a reference that TRL loads as it was saved, without config_overrides; "
+            "save a checkpoint with those fields, train an adapter (--lora_rank), or give --beta 0"
+        )
 
 
 def _require_fitting_text(

@@ -355,6 +355,9 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Tra
         return loader
 
     def _prepare_for_training(self, max_steps, train_dataloader, resume_from_checkpoint):
+        if not any(p.requires_grad for p in self.model.parameters()):
+            # The puzzle table alone, whose optimizer talks to the other processes itself: DDP refuses such a model.
+            self.accelerator.prepare_model(self.model, evaluation_mode=True)
         prepared = super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)
         self.remove_callback(WeightAverageCallback)
         if self.args.ema_rate:

@@ -231,6 +231,40 @@ def test_samples_weigh_what_they_weighed_when_written(architecture, tmp_path):
         torch.testing.assert_close(values, sampled[: len(ids)], rtol=0, atol=1e-4)
 
 
+class Compared(GrpoTrainer):
+    """Keeps what a step compares with its reference."""
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        self.compared = dict(inputs)
+        return super().compute_loss(model, inputs, *args, **kwargs)
+
+
+def early_bytes(completion_ids, **_) -> list[float]:
+    """A reward that no two completions share."""
+    return [-sum(ids) / len(ids) / 256 for ids in completion_ids]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_rewards_are_learned_against_the_model_at_the_start(lora_rank, tmp_path):
+    base = every.save("hrm_lm", tmp_path / "base")
+    start = AutoModelForCausalLM.from_pretrained(base)
+    model = with_adapters(AutoModelForCausalLM.from_pretrained(base), TuningArguments(lora_rank=lora_rank))
+    options = {"max_steps": 2, "beta": 0.1, "learning_rate": 1e-2}
+    trainer = grpo("hrm_lm", tmp_path / "out", early_bytes, model, Compared, **options)
+    trainer.train()
+    kl = logged(trainer, "kl")
+    assert kl[0] == pytest.approx(0, abs=1e-5) and kl[-1] > 1e-4
+    seen = trainer.compared
+    ids = torch.cat([seen["prompt_ids"], seen["completion_ids"]], dim=1)
+    mask = torch.cat([seen["prompt_mask"], seen["completion_mask"]], dim=1)
+    with torch.no_grad():
+        weighed = start(input_ids=ids, attention_mask=mask).logits[:, :-1].log_softmax(-1)
+    weighed = weighed.gather(-1, ids[:, 1:, None]).squeeze(-1)[:, -seen["completion_ids"].shape[1] :]
+    kept = seen["completion_mask"].bool()
+    torch.testing.assert_close(seen["ref_per_token_logps"][kept], weighed[kept], rtol=0, atol=1e-4)
+
+
 def test_of_the_go_coder_plan_and_code_are_sampled_and_an_answer_ends_with_its_code(tmp_path):
     seen = []
 
@@ -373,3 +407,38 @@ def test_preferences_need_a_model_that_writes(script, tmp_path):
     rows = write(tmp_path / "rows.jsonl", preferences("rlm_mhc"))
     with pytest.raises(ValueError, match=r"dpo changes a model that already writes: .*--model_name_or_path"):
         script("run_dpo", "dpo", "dpo_rlm_mhc", model_type="rlm_mhc", tokenizer_name="byte", train_data=rows)
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "options", "message"),
+    [
+        (
+            "run_sft",
+            "sft_hrm_lm",
+            {"label_smoothing_factor": 0.1},
+            r"does not reach the loss .*label_smoothing=",
+        ),
+        (
+            "run_dpo",
+            "dpo_rlm_mhc",
+            {"model_init_kwargs": {"dtype": "bfloat16"}},
+            "loaded by other options",
+        ),
+        (
+            "run_grpo",
+            "grpo_go_coder",
+            {"beta": 0.1, "config_overrides": {"plan_budget": 9}},
+            "as it was saved",
+        ),
+    ],
+)
+def test_an_option_that_would_do_nothing_is_an_error(script, name, recipe, options, message):
+    with pytest.raises(ValueError, match=message):
+        script(name, "refused", recipe, model_name_or_path="none", train_data="none.jsonl", **options)
+
+
+@pytest.mark.parametrize("option", ["ema_rate", "adam_atan2", "lr_multipliers"])
+def test_what_only_our_own_trainer_has_is_an_unknown_option(script, capsys, option):
+    with pytest.raises(SystemExit):
+        script("run_sft", "refused", "sft_hrm_lm", **{option: 0.9})
+    assert f"unknown key '{option}'" in capsys.readouterr().err

@@ -8,13 +8,14 @@ import json
 import math
 
 import every
+import pyarrow.parquet as pq
 import pytest
 import tiny_cosmo
 import tiny_go
 import tiny_lm
 import torch
 from huggingface_hub import ModelCard
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, BitsAndBytesConfig, TorchAoConfig
 from typer.testing import CliRunner
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
@@ -93,6 +94,30 @@ def test_segments_are_as_many_as_the_options_allow(options, steps, models, text)
     assert found["metrics"]["average_steps"] == pytest.approx(steps)
 
 
+def int8_of_torchao():
+    return TorchAoConfig(pytest.importorskip("torchao.quantization").Int8WeightOnlyConfig())
+
+
+@pytest.mark.parametrize(
+    "architecture, config",
+    [
+        ("hrm_lm", lambda: BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")),
+        ("rlm_mhc", lambda: BitsAndBytesConfig(load_in_8bit=True)),
+        ("hrm_go_coder", int8_of_torchao),
+    ],
+    ids=["nf4", "int8", "torchao"],
+)
+def test_a_quantised_model_is_measured_as_it_was_saved(architecture, config, models, text, tmp_path):
+    pytest.importorskip("bitsandbytes")
+    model = AutoModelForCausalLM.from_pretrained(models[architecture], quantization_config=config())
+    model.save_pretrained(tmp_path)
+    AutoTokenizer.from_pretrained(models[architecture]).save_pretrained(tmp_path)
+    options = ("--data", text, "--block-size", BLOCK, "--limit", 4)
+    whole, rounded = (evaluated("lm", folder, *options)["metrics"] for folder in (models[architecture], tmp_path))
+    assert rounded["tokens"] == whole["tokens"]
+    assert rounded["lm_loss"] == pytest.approx(whole["lm_loss"], rel=0.02) and rounded["lm_loss"] != whole["lm_loss"]
+
+
 def test_the_end_of_a_text_is_what_training_holds_out(text):
     options = LmDataArguments(train_data=[str(text)], validation_split_percentage=20, block_size=BLOCK)
     trained_beside = load_text_corpus(options, byte_tokenizer()).validation
@@ -116,10 +141,14 @@ def test_results_are_written_and_go_into_the_card(models, text, tmp_path):
 @pytest.mark.parametrize(
     "model, options, code, message",
     [
+        ("llama", ("--block-size", 64, "--overlap", 64), 2, "64 of 64 tokens; expected fewer than a row"),
         ("llama", ("--num-segments", 2), 1, "type llama, which has no segments; leave out --num-segments"),
         ("hrm_lm", ("--exit-threshold", 0.5), 2, "give --exit-criterion with it"),
         ("hrm_lm", ("--block-size", 300), 2, "has 256 positions"),
+        ("hrm_lm", ("--exit-criterion", "kl", "--exit-threshold", -3), 2, "wants a number above 0"),
+        ("hrm_lm", ("--exit-criterion", "cdf", "--exit-threshold", 2), 2, "at most 1, a probability"),
         ("hrm_lm", ("--device", "cuda:9"), 2, "cuda:9 is not here"),
+        ("hrm_lm", ("--device", "abacus"), 2, "abacus is not here"),
         ("nowhere", (), 2, "is no folder"),
         ("puzzle", (), 1, "type hrm_puzzle, no causal language model"),
     ],
@@ -136,6 +165,74 @@ def test_bad_usage_is_explained(model, options, code, message, models, text, tmp
 def test_text_that_does_not_exist_is_named(models):
     result = run("lm", models["llama"], "--data", "./nothing.txt")
     assert result.exit_code == 1 and "nothing.txt" in str(result.exception)
+
+
+def test_text_without_a_line_is_named_and_broken_lines_can_be_left_out(models, tmp_path):
+    (tmp_path / "nothing.txt").write_text("")
+    result = run("lm", models["llama"], "--data", tmp_path / "nothing.txt")
+    assert result.exit_code == 1 and "nothing.txt holds no text" in str(result.exception)
+    lines = tmp_path / "lines.jsonl"
+    lines.write_text(json.dumps({"body": "func A() {}"}) + '\n{"body": "bro\n')
+    result = run("lm", models["llama"], "--data", lines, "--text_column", "body")
+    assert "leave such lines out with --on_bad_line skip" in str(result.exception)
+    found = evaluated("lm", models["llama"], "--data", lines, "--text_column", "body", "--on_bad_line", "skip")
+    assert found["metrics"]["tokens"] == len("func A() {}")
+
+
+@pytest.fixture(scope="module")
+def bad(tmp_path_factory):
+    """Models and data, and what looks like them."""
+    root = tmp_path_factory.mktemp("bad")
+    for name in ("hrm_puzzle", "hrm_go_coder", "cosmo_cnn"):
+        every.save(name, root / name)
+    (root / "adapter").mkdir()
+    (root / "adapter" / "adapter_config.json").write_text("{}")
+    splits, info = sudoku.generated_sudoku(4, num_train=2, num_test=3, seed=0)
+    save_puzzle_dataset(splits, info, root / "boards")
+    save_puzzle_dataset(splits, info, root / "no_labels")
+    file = next((root / "no_labels" / "data").glob("test-*"))
+    pq.write_table(pq.read_table(file).drop(["labels"]), file)
+    save_puzzle_dataset(splits, info, root / "no_rows")
+    file = next((root / "no_rows" / "data").glob("test-*"))
+    pq.write_table(pq.read_table(file).slice(0, 0), file)
+    sizes = {"hidden_size": 8, "num_attention_heads": 1, "H_layers": 1, "L_layers": 1, "halt_max_steps": 1}
+    solver = HrmPuzzleForSolving(HrmPuzzleConfig(**sizes, puzzle_emb_ndim=0, **info.config_fields()))
+    solver.save_pretrained(root / "solver")
+    tiny_go.write(root / "records.jsonl", [tiny_go.records(1)[0] | {"attempts": []}])
+    (root / "empty.jsonl").write_text("")
+    return root
+
+
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        ("puzzles solver boards --device cuda:9", 2, "cuda:9 is not here; expected cpu"),
+        ("puzzles solver boards --out empty.jsonl/here", 2, "empty.jsonl is a file; expected a folder"),
+        ("puzzles solver empty.jsonl", 2, "empty.jsonl is no folder; expected a puzzle data set"),
+        ("puzzles solver ./nothing", 2, "./nothing is no folder; expected a puzzle data set"),
+        ("puzzles empty.jsonl boards", 2, "empty.jsonl is no folder; expected a checkpoint"),
+        ("puzzles adapter boards", 1, "adapter is a PEFT adapter; merge it first"),
+        ("puzzles cosmo_cnn boards", 1, "is a model of type cosmo_cnn; expected hrm_puzzle or trm_puzzle"),
+        ("puzzles solver no_labels", 1, "no column labels, it has input_ids"),
+        ("puzzles solver no_rows", 1, "holds no"),
+        ("cosmo cosmo_cnn --data boards --device cuda:9", 2, "cuda:9 is not here"),
+        ("cosmo cosmo_cnn --data boards --shift-data ./nothing", 2, "./nothing is no folder"),
+        ("cosmo cosmo_cnn --data boards --out empty.jsonl", 2, "empty.jsonl is a file"),
+        ("cosmo-baseline --data boards --method spectrum-ridge --out empty.jsonl", 2, "empty.jsonl is a file"),
+        ("go hrm_go_coder --records records.jsonl --device cuda:9", 2, "cuda:9 is not here"),
+        ("go hrm_go_coder --records records.jsonl --out empty.jsonl", 2, "empty.jsonl is a file"),
+        ("go hrm_go_coder --records boards", 2, "boards is a folder; expected a file of JSON Lines"),
+        ("go hrm_go_coder --records empty.jsonl", 1, "empty.jsonl: no record"),
+        ("go hrm_go_coder --trajectories records.jsonl", 1, "no record has attempts"),
+        ("go hrm_puzzle --records records.jsonl", 1, "is a model of type hrm_puzzle; expected a Go coder"),
+        ("lm adapter --data records.jsonl", 1, "adapter is a PEFT adapter; merge it first"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_said_before_the_work(arguments, code, message, bad, monkeypatch):
+    monkeypatch.chdir(bad)
+    result = run(*arguments.split())
+    assert result.exit_code == code, result.output + str(result.exception)
+    assert message in (result.output + str(result.exception))
 
 
 def test_every_evaluation_has_one_format(models, text, tmp_path):

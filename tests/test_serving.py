@@ -13,8 +13,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModel, ContinuousBatchingConfig, GenerationConfig
+from typer.testing import CliRunner
 
 from hrm_hf import HrmGoCoderForCausalLM, HrmLmForCausalLM, RlmMhcForCausalLM
+from hrm_hf.cli import app as cli
 
 
 NEW_TOKENS = 8
@@ -166,3 +168,11 @@ def test_only_a_model_without_recurrence_says_that_other_servers_can_run_it():
     """vLLM and SGLang ask a class for this before they take its attention over."""
     assert RlmMhcForCausalLM.is_backend_compatible()
     assert not HrmLmForCausalLM.is_backend_compatible() and not HrmGoCoderForCausalLM.is_backend_compatible()
+
+
+def test_what_is_no_language_model_is_refused_before_a_server_starts(tmp_path):
+    runner = CliRunner()
+    found = runner.invoke(cli, ["serve", "./nowhere"])
+    assert found.exit_code == 2 and "./nowhere is no folder" in found.output
+    found = runner.invoke(cli, ["serve", str(every.save("cosmo_cnn", tmp_path / "maps")), "--port", "1"])
+    assert found.exit_code == 1 and "no causal language model; show it with hrm-hf app" in str(found.exception)

@@ -22,8 +22,8 @@ def build_app(models: list[str], title: str = "Recursive reasoning models") -> "
 
     Raises:
         ImportError: without gradio.
-        ValueError: no model, or one without a tab.
-        OSError: a model does not exist.
+        ValueError: no model, a model that does not exist, an adapter, or a model without a tab. None is loaded then.
+        OSError: a path that is no folder.
     """
     require_gradio()
     from .build import build

@@ -7,10 +7,11 @@ from typing import Annotated, Any
 import typer
 
 from .data import report
+from .evaluate_checks import RESULTS_FILE, check_arguments, check_data, chosen_device, model_config
 from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
 from .evaluate_lm import lm
-from .solve import Halt, check_model
+from .solve import Halt
 
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
@@ -53,15 +54,16 @@ def puzzles(
 
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
-    check_model(model)
-    if update_card and not Path(model).is_dir():
-        raise typer.BadParameter(f"{model} is no local folder; its card cannot be written", param_hint="--update-card")
+    check_arguments(model, out, update_card)
+    check_data(data, "puzzle data set")
+    device = chosen_device(device)
     from ..evaluation.puzzles import evaluate_puzzles
     from ..recipes import library_versions
 
-    network, info = _load_model(model, device), _load_info(data)
-    _check_fit(network.config, info, model, data)
+    info = _load_info(data)
+    _check_fit(model_config(model), info, model, data)
     rows = _load_rows(data, split, limit)
+    network = _load_model(model, device)
     voting = _voting(data, info, network)
     metrics = evaluate_puzzles(
         network,
@@ -99,14 +101,9 @@ def puzzles(
         report({**{name: value for name, value in metrics.items() if name not in NOT_ON_SCREEN}, **written}, False)
 
 
-def _load_model(name: str, device: str | None):
-    import torch
-
+def _load_model(name: str, device: str):
     from .. import AutoModelForPuzzleSolving
 
-    if device is None:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        device = accelerator.type if accelerator else "cpu"
     return AutoModelForPuzzleSolving.from_pretrained(name).to(device).eval()
 
 
@@ -117,7 +114,12 @@ def _load_info(data: str):
 
 
 def _check_fit(config, info, model: str, data: str) -> None:
-    """A model meets only data of its own shape and table."""
+    """A model for puzzles meets only data of its own shape and table."""
+    if not config.model_type.endswith("_puzzle"):
+        raise ValueError(
+            f"{model} is a model of type {config.model_type}; expected hrm_puzzle or trm_puzzle (for others there are "
+            "hrm-hf eval lm, go and cosmo)"
+        )
     wanted, names = info.config_fields(), ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
     names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim else []
@@ -137,6 +139,13 @@ def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
     dataset = load_puzzle_dataset(data, split)
     dataset = dataset.select(range(min(limit, len(dataset)))) if limit else dataset
     names = ["input_ids", "labels", "puzzle_identifiers"]
+    if missing := [name for name in names if name not in dataset.column_names]:
+        raise ValueError(
+            f"{data}, split {split!r}: no column {', '.join(missing)}, it has {', '.join(dataset.column_names)}; "
+            "build the data set anew with hrm-hf data"
+        )
+    if not len(dataset):
+        raise ValueError(f"{data}: split {split!r} holds no puzzle")
     return dataset.select_columns(names).with_format("numpy")[:]
 
 
@@ -161,7 +170,7 @@ def _write(result: dict[str, Any], out: Path, name: str) -> dict[str, str]:
     from ..evaluation.plots import plot_evaluation
 
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "results.json"
+    file = out / RESULTS_FILE
     file.write_text(json.dumps(result, indent=1))
     plot = plot_evaluation(
         result["metrics"], out / "evaluation.png", f"{name}, {result['dataset']} ({result['split']})"

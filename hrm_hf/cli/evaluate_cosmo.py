@@ -9,10 +9,10 @@ from typing import Annotated, Any
 import typer
 
 from .data import report
-from .solve import check_model
+from .evaluate_checks import RESULTS_FILE, check_arguments, check_data, check_folder, chosen_device, model_config
 
 
-RESULTS_FILE, TASK = "results.json", "cosmology-regression"
+TASK = "cosmology-regression"
 
 
 class Steps(str, Enum):
@@ -61,10 +61,14 @@ def cosmo(
 
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """
-    check_model(model)
-    if update_card and not Path(model).is_dir():
-        raise typer.BadParameter(f"{model} is no local folder; its card cannot be written", param_hint="--update-card")
+    check_arguments(model, out, update_card)
+    check_data(data, "cosmology data set")
+    if shift_data:
+        check_data(shift_data, "cosmology data set")
+    device = chosen_device(device)
     reference = _read_results(baseline) if baseline else None
+    if shift_data:
+        _check_same_sky(data, shift_data)
     from ..evaluation.cosmology import compare
     from ..recipes import library_versions
 
@@ -89,7 +93,6 @@ def cosmo(
     if reference:
         result["baseline"] = {"results": str(baseline), **compare(found["metrics"], reference["metrics"])}
     if shift_data:
-        _check_same_sky(data, shift_data)
         shifted = run.on(shift_data, split, limit)
         result["shift"] = {"dataset": shift_data, "metrics": shifted["metrics"], "per_step": shifted["per_step"]}
     written = _write(result, found["predictions"], out, f"{Path(model).name}, {Path(data).name} ({split})")
@@ -118,6 +121,9 @@ def cosmo_baseline(
 
     Example: hrm-hf eval cosmo-baseline --data data/lognormal --method spectrum-gp --out runs/gp
     """
+    check_data(data, "cosmology data set")
+    if out is not None:
+        check_folder(out)
     from ..evaluation.cosmology import evaluate_predictions
     from ..evaluation.cosmology_baselines import run_baseline
     from ..recipes import library_versions
@@ -186,18 +192,12 @@ class Evaluation:
         )
 
 
-def _load(name: str, device: str | None):
-    import torch
-    from transformers import AutoConfig, AutoFeatureExtractor, AutoModelForImageClassification
+def _load(name: str, device: str):
+    from transformers import AutoFeatureExtractor, AutoModelForImageClassification
 
-    import hrm_hf  # noqa: F401 - registers the architectures
-
-    kind = AutoConfig.from_pretrained(name).model_type
+    kind = model_config(name).model_type
     if kind not in ("hrm_cosmo", "cosmo_cnn"):
         raise ValueError(f"{name} is a model of type {kind}; expected hrm_cosmo or cosmo_cnn")
-    if device is None:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        device = accelerator.type if accelerator else "cpu"
     model = AutoModelForImageClassification.from_pretrained(name).to(device).eval()
     return model, AutoFeatureExtractor.from_pretrained(name)
 

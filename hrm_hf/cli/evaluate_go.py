@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from .data import report
-from .solve import check_model
+from .evaluate_checks import RESULTS_FILE, check_arguments, check_files, chosen_device, model_config
 
 
 # What a model card gets, as paths into the metrics.
@@ -27,7 +27,7 @@ SCREEN_METRICS = (
     *CARD_METRICS, "loss.code_bits_per_byte_shuffled_plan", "loss.code_bits_per_byte_none_plan",
     "loss.shuffled_plan_costs_interval", "greedy.records", "greedy.type_check_records", "greedy.code_exact_after",
     "decisions.head.majority_accuracy", "decisions.head.rule_accuracy", "repair.cases", "repair.exact_gain.interval",
-    "refinement.records", *(
+    "loss.too_long", "refinement.records", "refinement.too_long", "refinement.reference_rejected", *(
         f"refinement.{success}.{figure}"
         for success in ("valid", "exact")
         for figure in (
@@ -88,13 +88,14 @@ def go(
     Example: hrm-hf eval go runs/go_nano --records data/go/test.jsonl --trajectories data/go/test.trajectories.jsonl
     --out runs/go_nano/eval --benchmark humaneval-go=humaneval_go.jsonl.gz
     """
-    check_model(model)
+    check_arguments(model, out, update_card)
     if not (records or trajectories or benchmark):
         raise typer.BadParameter("nothing to evaluate on; give --records, --trajectories or --benchmark")
     if benchmark and out is None:
         raise typer.BadParameter("--benchmark keeps its samples in a folder; give --out", param_hint="--out")
-    if update_card and not Path(model).is_dir():
-        raise typer.BadParameter(f"{model} is no local folder; its card cannot be written", param_hint="--update-card")
+    check_files(records, "--records")
+    check_files(trajectories, "--trajectories")
+    device = chosen_device(device)
     benchmarks = [_named_file(text) for text in benchmark or []]
     from ..data.go_collator import GoStreamBuilder
     from ..data.go_records import read_records
@@ -103,8 +104,8 @@ def go(
     from ..golang import best_validator
     from ..recipes import library_versions
 
-    rows = spread(list(read_records(records)), limit) if records else []
-    trials = spread(list(read_records(trajectories)), limit) if trajectories else []
+    rows = spread(_filled(list(read_records(records)), records), limit) if records else []
+    trials = spread(_with_attempts(list(read_records(trajectories)), trajectories), limit) if trajectories else []
     tasks = {name: _tasks(name, file, limit) for name, file in benchmarks}
     network, tokenizer = _load(model, device)
     length = min(max_length or 2048, model_positions(network, tokenizer))
@@ -153,6 +154,22 @@ def spread(rows: list, limit: int | None) -> list:
     return [rows[index * len(rows) // limit] for index in range(limit)]
 
 
+def _filled(rows: list, files: list[Path]) -> list:
+    if not rows:
+        raise ValueError(f"{', '.join(map(str, files))}: no record; expected JSON Lines of hrm-hf data go")
+    return rows
+
+
+def _with_attempts(rows: list, files: list[Path]) -> list:
+    """Records of trajectories, of which at least one has attempts to judge."""
+    if not any(row.get("attempts") for row in _filled(rows, files)):
+        raise ValueError(
+            f"{', '.join(map(str, files))}: no record has attempts; expected trajectories (hrm-hf data go writes "
+            "*.trajectories.jsonl), plain records go to --records"
+        )
+    return rows
+
+
 def _budgets(network, problem: int | None, context: int | None) -> dict[str, int]:
     """How much of problems and contexts a model is shown: what is given, else what its config says it has seen."""
     trained = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
@@ -177,20 +194,19 @@ def _tasks(name: str, file: Path, limit: int | None):
     return load_benchmark(name, file)[:limit]
 
 
-def _load(name: str, device: str | None):
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def _load(name: str, device: str):
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer
 
-    import hrm_hf  # noqa: F401 - registers the architectures
-
-    if device is None:
-        accelerator = torch.accelerator.current_accelerator(check_available=True)
-        device = accelerator.type if accelerator else "cpu"
+    config = model_config(name)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{name} is a model of type {config.model_type}; expected a Go coder or another language model"
+        )
     return AutoModelForCausalLM.from_pretrained(name).to(device).eval(), AutoTokenizer.from_pretrained(name)
 
 
 def _evaluate(writer, builder, records, trajectories, validator, sampling, out: Path | None) -> dict[str, Any]:
-    from ..evaluation import go_coder
+    from ..evaluation import go_coder, go_refinement
 
     metrics: dict[str, Any] = {}
     if records:
@@ -202,7 +218,7 @@ def _evaluate(writer, builder, records, trajectories, validator, sampling, out: 
         metrics["decisions"] = go_coder.evaluate_decisions(writer, builder, trajectories)
         metrics["repair"] = go_coder.evaluate_repair(writer, builder, trajectories, validator, sampling)
     if records and go_coder.is_go_coder(writer.model):
-        metrics["refinement"] = go_coder.evaluate_refinement(writer, builder, records, validator, sampling)
+        metrics["refinement"] = go_refinement.evaluate_refinement(writer, builder, records, validator, sampling)
     return metrics
 
 
@@ -256,7 +272,7 @@ def _update_card(model: str, result: dict[str, Any], files: list[Path] | None) -
 def _write(result: dict[str, Any], out: Path, name: str) -> dict[str, str]:
     from ..evaluation.go_plots import plot_go_evaluation
 
-    file = out / "results.json"
+    file = out / RESULTS_FILE
     file.write_text(json.dumps(result, indent=1))
     plot = plot_go_evaluation(result["metrics"], out / "evaluation.png", name)
     return {"results": str(file)} | ({"plot": str(plot)} if plot else {})

@@ -6,6 +6,7 @@ those that its training script printed. Multiple-choice and generation tasks are
 
 import contextlib
 import json
+import math
 import sys
 import tempfile
 from enum import Enum
@@ -15,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from .data import report
-from .solve import check_model
+from .evaluate_checks import RESULTS_FILE, check_arguments, chosen_device, model_config
 
 
 MAX_BLOCK_SIZE = 1024  # where the model has room for more, unless told otherwise
@@ -36,6 +37,13 @@ class Exit(str, Enum):
     fixed = "fixed"
 
 
+class OnBadLine(str, Enum):
+    """What a line that is no JSON or no text does; the choices of `LmDataArguments.on_bad_line`."""
+
+    stop = "stop"
+    skip = "skip"
+
+
 def lm(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub; ours or transformers' own.")],
     data: Annotated[
@@ -46,10 +54,15 @@ def lm(
         float | None,
         typer.Option(min=0.01, max=99.99, help="Only the end of each source, as run_clm.py holds it out."),
     ] = None,
-    text_column: Annotated[str, typer.Option(help="JSON key or column that holds the text.")] = "text",
+    text_column: Annotated[
+        str, typer.Option("--text-column", "--text_column", help="JSON key or column that holds the text.")
+    ] = "text",
     document_separator: Annotated[
         str | None, typer.Option(help="Line that separates the documents of a plain text.")
     ] = None,
+    on_bad_line: Annotated[
+        OnBadLine, typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines out.")
+    ] = OnBadLine.stop,
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than that beside the weights.")] = None,
     block_size: Annotated[
         int | None, typer.Option(min=2, help="Tokens of a row; the model's positions, at most 1024, by default.")
@@ -80,13 +93,19 @@ def lm(
 
     Example: hrm-hf eval lm runs/hrm_lm --data input.txt --last-percentage 5 --num-segments 1 --out runs/hrm_lm/eval
     """
-    check_model(model)
-    if update_card and not Path(model).is_dir():
-        raise typer.BadParameter(f"{model} is no local folder; its card cannot be written", param_hint="--update-card")
+    check_arguments(model, out, update_card)
+    device = device and chosen_device(device)
+    if device and ":" in device and not device.endswith(":0"):
+        raise typer.BadParameter(f"{device}: choose a GPU with CUDA_VISIBLE_DEVICES", param_hint="--device")
     if exit_threshold is not None and exit_criterion in (None, Exit.q, Exit.fixed):
         raise typer.BadParameter(
             "a threshold is of the criteria cdf, kl, latent_diff and entropy_diff; give --exit-criterion with it",
             param_hint="--exit-threshold",
+        )
+    if exit_threshold is not None and not 0 < exit_threshold <= (1 if exit_criterion is Exit.cdf else math.inf):
+        upper = " and at most 1, a probability" if exit_criterion is Exit.cdf else ""
+        raise typer.BadParameter(
+            f"{exit_threshold:g}; {exit_criterion.value} wants a number above 0{upper}", param_hint="--exit-threshold"
         )
     from ..causal_lm import load_tokenizer
     from ..data.text_corpus import load_evaluation_text
@@ -98,11 +117,14 @@ def lm(
     words = load_tokenizer(tokenizer, model)
     network = _load(model, len(words), thinking)
     length = _block_size(network, words, block_size, model)
+    if overlap >= length:
+        raise typer.BadParameter(f"{overlap} of {length} tokens; expected fewer than a row", param_hint="--overlap")
     options = LmDataArguments(
         eval_data=data,
         eval_split=split,
         text_column=text_column,
         document_separator=document_separator,
+        on_bad_line=on_bad_line.value,
         block_size=length,
         chunk_overlap=overlap,
     )
@@ -137,11 +159,9 @@ def lm(
 
 def _check_kind(name: str, thinking: dict[str, Any]) -> None:
     """Only a causal language model can be measured, and only one with segments can be told how long to think."""
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
 
-    import hrm_hf  # noqa: F401 - registers the architectures
-
-    config = AutoConfig.from_pretrained(name)
+    config = model_config(name)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
             f"{name} is a model of type {config.model_type}, no causal language model; for ours that are none "
@@ -182,7 +202,6 @@ def _block_size(network, words, asked: int | None, name: str) -> int:
 
 def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str | None) -> dict[str, Any]:
     """Means over all predicted tokens, and tokens a second."""
-    import torch
     from transformers import PrinterCallback, default_data_collator
 
     from ..trainer import HrmTrainer
@@ -197,11 +216,10 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
             dataloader_pin_memory=False,
             disable_tqdm=not sys.stderr.isatty(),
         )
-        if device and args.device.type != torch.device(device).type:
-            raise typer.BadParameter(
-                f"{device} is not here; expected {args.device.type} or cpu", param_hint="--device"
-            )
+        # Its constructor refuses quantised weights, because they cannot be trained; nothing is trained here.
+        quantised, network.is_quantized = getattr(network, "is_quantized", False), False
         trainer = HrmTrainer(network, args, bytes_per_token, eval_dataset=rows, data_collator=default_data_collator)
+        network.is_quantized = quantised
         trainer.remove_callback(PrinterCallback)
         found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
     seconds = found["runtime"]
@@ -222,6 +240,6 @@ def _update_card(model: str, data: list[str], result: dict[str, Any]) -> str:
 
 def _write(result: dict[str, Any], out: Path) -> dict[str, str]:
     out.mkdir(parents=True, exist_ok=True)
-    file = out / "results.json"
+    file = out / RESULTS_FILE
     file.write_text(json.dumps(result, indent=1))
     return {"results": str(file)}

@@ -42,6 +42,7 @@ def gguf(
 
     Example: hrm-hf export gguf runs/go-unified go-unified.gguf --dtype q8_0
     """
+    check_model(model)
     from ..convert.gguf import export_gguf
 
     report(export_gguf(model, out, dtype=dtype.value, force=force, check=check), as_json)

@@ -87,8 +87,8 @@ def solve(
 
 
 def check_model(name: str) -> None:
-    """A path that does not exist must not be looked up as a name on the Hub."""
-    if name[:1] in "./~" and not Path(name).is_dir():
+    """A path that is no folder must not be looked up as a name on the Hub."""
+    if (name[:1] in "./~" or Path(name).exists()) and not Path(name).is_dir():
         raise typer.BadParameter(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
 
 

@@ -332,3 +332,18 @@ def test_no_model_and_a_model_without_a_tab_are_refused(tmp_path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     with pytest.raises(ValueError, match="is a gpt2, which has no tab"):
         build_app([str(tmp_path)])
+    (tmp_path / "adapter").mkdir()
+    (tmp_path / "adapter" / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match="adapter is a PEFT adapter; merge it first"):
+        build_app([str(tmp_path / "adapter")])
+
+
+def test_models_of_the_same_folder_name_are_told_apart_by_their_paths(tmp_path, monkeypatch):
+    for run in ("first", "second"):
+        every.save("cosmo_cnn", tmp_path / run / "model")
+    monkeypatch.chdir(tmp_path / "first" / "model")
+    names = [".", str(tmp_path / "second" / "model")]
+    labels = [block.label for block in build_app(names).blocks.values() if block.get_block_name() == "tabitem"]
+    assert labels == [f"Cosmology · {name}" for name in names]
+    one = build_app(names[:1])
+    assert "Cosmology · model" in [getattr(block, "label", None) for block in one.blocks.values()]

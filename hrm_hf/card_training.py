@@ -47,10 +47,11 @@ def training_table(folder: Path) -> str:
         "optimizer steps": _number(results.get("steps")),
         "rows of a step, each process": _rows_of_a_step(recipe),
         **_seen(results),
+        "trained weights": _trained_weights(recipe),
         "optimizer": _optimizer(recipe),
         "schedule": _schedule(recipe),
         "average of weights": f"EMA {recipe['ema_rate']:g}" if recipe.get("ema_rate") else None,
-        "precision": "bfloat16" if recipe.get("bf16") else "float16" if recipe.get("fp16") else "float32",
+        "precision": _precision(recipe, folder),
         "seconds of training": _number(results.get("train_seconds")),
         "hardware": results.get("hardware"),
         "seed": recipe.get("seed"),
@@ -185,6 +186,7 @@ def _seen(results: dict[str, Any]) -> dict[str, str | None]:
     return {
         "epochs": f"{epochs:.3g}" if epochs else None,
         "tokens seen, padding included": _number(results.get("tokens")),
+        "puzzles seen": _number(results.get("puzzles")),
         "target tokens seen": _number(round(targets * epochs)) if targets else None,
         "maps seen": _number(round(maps * epochs)) if maps else None,
     }
@@ -193,6 +195,23 @@ def _seen(results: dict[str, Any]) -> dict[str, str | None]:
 def _rows_of_a_step(recipe: dict[str, Any]) -> str | None:
     rows = recipe.get("per_device_train_batch_size")
     return _number(rows * (recipe.get("gradient_accumulation_steps") or 1)) if rows else None
+
+
+def _trained_weights(recipe: dict[str, Any]) -> str | None:
+    """What was trained, where it was not everything."""
+    if rank := recipe.get("lora_rank"):
+        base = recipe.get("load_in")
+        held = f", of a base held in {base}" if base not in (None, "none") else ""
+        return f"adapters of rank {rank} ({'DoRA' if recipe.get('use_dora') else 'LoRA'}){held}"
+    return "the puzzle table alone" if recipe.get("freeze_weights") else None
+
+
+def _precision(recipe: dict[str, Any], folder: Path) -> str:
+    """Of the computations: what the run asked for, or what the config of a puzzle model says of its activations."""
+    if recipe.get("bf16") or recipe.get("fp16"):
+        return "bfloat16" if recipe.get("bf16") else "float16"
+    config = _read(folder / "config.json", json.loads, ValueError)
+    return config.get("forward_dtype") or "float32"
 
 
 def _optimizer(recipe: dict[str, Any]) -> str | None:

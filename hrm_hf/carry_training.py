@@ -82,6 +82,16 @@ class CarryTraining:
         """That of the weights; the puzzle table's group comes first."""
         return self.optimizer.param_groups[-1]["lr"] if self.has_carry else super()._get_learning_rate()
 
+    def puzzles_begun(self) -> int | None:
+        """Puzzles that were given a slot since the run began, over all processes. A collective call.
+
+        None with `drop_unplaced_rows`, where rows are drawn that no slot takes.
+        """
+        if self.args.drop_unplaced_rows:
+            return None
+        begun = torch.tensor(int(self.stream.taken.sum()), device=self.args.device)
+        return int(self.accelerator.reduce(begun, "sum"))
+
     # ---- logging ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:

@@ -403,6 +403,22 @@ def write_results(folder: str | Path, task: str, metrics: dict[str, Any], **extr
     return path
 
 
+def hardware_of(args: Any) -> str:
+    """What a run computes on, one device a process: `NVIDIA H200`, `8 x NVIDIA H200`, `CPU, 2 threads`.
+
+    Args:
+        args: TrainingArguments.
+    """
+    import torch
+
+    name = args.device.type
+    if name == "cuda":
+        name = torch.cuda.get_device_name(args.device)
+    elif name == "cpu":
+        name = f"CPU, {torch.get_num_threads()} threads"
+    return name if args.world_size == 1 else f"{args.world_size} x {name}"
+
+
 def library_versions() -> dict[str, str]:
     """Versions that a result depends on."""
     from importlib.metadata import version

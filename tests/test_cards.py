@@ -189,6 +189,23 @@ def test_a_card_says_how_and_on_what_under_which_licence_it_was_trained(checkpoi
     assert (data.license, data.datasets, data.base_model) == ("apache-2.0", ["allenai/c4"], "someone/weights")
 
 
+def test_what_a_run_recorded_of_hardware_puzzles_and_adapters_is_in_its_card(tmp_path):
+    folder = every.save("trm_puzzle", tmp_path / "it")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"forward_dtype": "bfloat16"}))
+    recipe = RECIPE | {"bf16": False, "lora_rank": 8, "use_dora": True, "load_in": "4bit"}
+    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (folder / "results.json").write_text(json.dumps(RESULTS | {"hardware": "8 x NVIDIA H200", "puzzles": 123456}))
+    text = new_card_text(folder)
+    for line in (
+        "| hardware | 8 x NVIDIA H200 |",
+        "| puzzles seen | 123,456 |",
+        "| trained weights | adapters of rank 8 (DoRA), of a base held in 4bit |",
+        "| precision | bfloat16 |",  # of the activations, which the config of a puzzle model sets
+    ):
+        assert line in text
+
+
 @pytest.mark.parametrize(
     "build, data, licence",
     [

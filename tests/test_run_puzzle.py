@@ -139,6 +139,10 @@ def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(tmp_path):
     assert saved["max_steps"] == 6 and saved["learning_rate"] == 1e-3 and saved["data_path"] == recipe["data_path"]
     results = json.loads((out / "results.json").read_text())
     assert results["task"] == "sudoku" and results["steps"] == 6 and results["parameters"] > 0
+    slots = RECIPE["per_device_train_batch_size"]  # each takes a puzzle at once, and the next after 1 to 4 steps
+    assert 2 * slots <= results["puzzles"] <= 6 * slots and results["hardware"].startswith("CPU, ")
+    card = (out / "README.md").read_text()
+    assert f"| puzzles seen | {results['puzzles']} |" in card and f"| hardware | {results['hardware']} |" in card
     assert json.loads((out / "identifiers.json").read_text()) == ["<blank>"]
     assert (out / "training.png").read_bytes()[:4] == (out / "evaluation.png").read_bytes()[:4] == b"\x89PNG"
 

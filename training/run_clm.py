@@ -28,7 +28,7 @@ from hrm_hf.causal_lm import continue_text, load_causal_lm, load_tokenizer
 from hrm_hf.data.text_corpus import load_text_corpus
 from hrm_hf.evaluation.plots import plot_lm_training
 from hrm_hf.preemption import exit_if_preempted
-from hrm_hf.recipes import LmDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
+from hrm_hf.recipes import LmDataArguments, ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.registration import ARCHITECTURES
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.training_args import LmTrainingArguments
@@ -69,8 +69,8 @@ def main() -> None:
     exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
 
-    metrics = trainer.evaluate() if corpus.validation is not None else {}
     whole = save_trained(trainer, tuning_args)
+    metrics = trainer.evaluate() if corpus.validation is not None else {}
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
@@ -80,6 +80,7 @@ def main() -> None:
         "causal-lm",
         {name.removeprefix("eval_"): value for name, value in metrics.items()},
         train_seconds=round(seconds, 1),
+        hardware=hardware_of(args),
         steps=trainer.state.global_step,
         tokens=_tokens_seen(trainer, data_args),
         parameters=parameters,

@@ -35,7 +35,7 @@ from hrm_hf.cosmo_regression import (
 )
 from hrm_hf.evaluation.plots import plot_cosmo_training
 from hrm_hf.preemption import exit_if_preempted
-from hrm_hf.recipes import CosmoDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
+from hrm_hf.recipes import CosmoDataArguments, ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.training_args import CosmoTrainingArguments
 from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
@@ -85,8 +85,8 @@ def main() -> None:
     if args.fit_posterior_scale and maps.validation and not no_scale:
         with trainer.averaged_weights():
             fit_posterior_scale(model, maps.validation, trainer.data_collator, args.per_device_eval_batch_size)
-    validation = trainer.evaluate() if maps.validation else {}
     whole = save_trained(trainer, tuning_args)
+    validation = trainer.evaluate() if maps.validation else {}
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
@@ -97,6 +97,7 @@ def main() -> None:
         metrics,
         validation={name.removeprefix("eval_"): value for name, value in validation.items()},
         train_seconds=round(seconds, 1),
+        hardware=hardware_of(args),
         steps=trainer.state.global_step,
         epochs=trainer.state.epoch,
         parameters=parameters,

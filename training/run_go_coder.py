@@ -28,7 +28,7 @@ from hrm_hf.data.go_collator import GoCoderCollator, GoStreamBuilder, load_go_st
 from hrm_hf.evaluation.plots import plot_lm_training
 from hrm_hf.go_callbacks import GoValidationCallback
 from hrm_hf.preemption import exit_if_preempted
-from hrm_hf.recipes import GoDataArguments, ModelArguments, parse_recipe, save_recipe, write_results
+from hrm_hf.recipes import GoDataArguments, ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.registration import ARCHITECTURES
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.training_args import GoTrainingArguments
@@ -71,8 +71,8 @@ def main() -> None:
     exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
 
-    metrics = trainer.evaluate() if validation else {}
     whole = save_trained(trainer, tuning_args)
+    metrics = trainer.evaluate() if validation else {}
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
@@ -81,6 +81,7 @@ def main() -> None:
         "go-coder",
         {name.removeprefix("eval_"): value for name, value in metrics.items()},
         train_seconds=round(seconds, 1),
+        hardware=hardware_of(args),
         steps=trainer.state.global_step,
         epochs=trainer.state.epoch,
         parameters=parameters,

@@ -28,6 +28,7 @@ from hrm_hf.recipes import (
     ModelArguments,
     PuzzleDataArguments,
     build_config,
+    hardware_of,
     parse_recipe,
     save_recipe,
     write_results,
@@ -60,12 +61,13 @@ def main() -> None:
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     exit_if_preempted(trainer)
     seconds = time.perf_counter() - started
+    puzzles = trainer.puzzles_begun()
 
+    whole = save_trained(trainer, tuning_args)
     metrics = {}
     if held_out is not None:
         trainer.evaluate()
         metrics = trainer.last_evaluation
-    whole = save_trained(trainer, tuning_args)
     trainer.save_state()
     if not trainer.is_world_process_zero():
         return
@@ -74,7 +76,9 @@ def main() -> None:
         info.task,
         metrics,
         train_seconds=round(seconds, 1),
+        hardware=hardware_of(args),
         steps=trainer.state.global_step,
+        puzzles=puzzles,
         parameters=sizes[0],
         parameters_without_puzzle_table=sizes[1],
     )

@@ -4,6 +4,7 @@ Blocks of one page run in order in one namespace, as a reader pastes them. Check
 made are tiny ones here. The referees of commands are the parsers of the programs themselves (`docs_pages.py`).
 """
 
+import configparser
 import os
 import re
 import shutil
@@ -167,6 +168,15 @@ def test_every_recipe_is_named_in_some_page():
     text = "".join((ROOT / page).read_text() for page in PAGES)
     recipes = [path.stem for path in sorted((ROOT / "training" / "recipes").glob("*.yaml"))]
     assert [name for name in recipes if not re.search(rf"[`/]{name}(\.yaml|`)", text)] == []
+
+
+def test_every_extra_is_named_on_the_front_page_and_no_other():
+    config = configparser.ConfigParser()
+    config.read(ROOT / "setup.cfg")
+    rows = re.findall(r"^\| (`.*?`) \|", docs_pages.prose("docs/index.md").partition("| extra |")[2], re.MULTILINE)
+    named = [name for row in rows for name in re.findall(r"`([\w-]+)`", row)]
+    table = named[: len(config["options.extras_require"])]  # the next table names other things
+    assert sorted(table) == sorted(config["options.extras_require"])
 
 
 def test_blocks_that_are_not_executed_are_few_and_say_why():

@@ -1,0 +1,249 @@
+"""What a trained checkpoint of each architecture is asked, and on what: shared by the benchmarks that change a model.
+
+A subject has held-out rows, `quality(model)` on all of them, `answers` to compare two models by, and `run`, the
+forward whose logits and time are compared. Nothing is trained or changed here.
+"""
+
+import argparse
+import contextlib
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import transformers
+import yaml
+from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
+
+from hrm_hf.data.cosmology_dataset import load_cosmology_info, read_arrays
+from hrm_hf.data.go_collator import GoStreamBuilder, TooLongError
+from hrm_hf.data.go_records import read_records
+from hrm_hf.data.puzzles import load_puzzle_dataset
+from hrm_hf.data.row_stream import PuzzleRows
+from hrm_hf.evaluation.cosmology import parameter_metrics, predict_maps
+from hrm_hf.evaluation.go_metrics import ratio_interval
+from hrm_hf.evaluation.go_writer import Writer
+from hrm_hf.evaluation.puzzles import evaluate_puzzles
+
+
+CONTEXT = 256  # tokens of a row of text, of a model whose recipe does not say
+STEPS = 2  # ACT steps of a timed board
+BATCH = 8
+
+
+@dataclass
+class Puzzles:
+    """Boards of a data set's test split."""
+
+    folder: str | Path
+    data: str | Path
+    args: argparse.Namespace
+    auto_class = transformers.AutoModelForMaskedLM
+    timed = ("solve",)
+
+    def __post_init__(self):
+        split = PuzzleRows(load_puzzle_dataset(self.data, "test"))
+        self.boards = split.batch(np.arange(min(self.args.puzzles, len(split))))
+        self.rows = {"puzzles": len(self.boards["input_ids"])}
+        self.found: dict[int, torch.Tensor] = {}
+
+    def quality(self, model) -> dict[str, float]:
+        predictions = []
+        result = evaluate_puzzles(
+            model,
+            self.boards["input_ids"],
+            self.boards["labels"],
+            self.boards["puzzle_identifiers"],
+            on_batch=lambda ids, puzzles, solution: predictions.append(solution.predictions),
+        )
+        self.found[id(model)] = torch.cat(predictions)
+        wanted = ("exact_accuracy", "cell_accuracy", "average_steps", "q_halt_accuracy")
+        return {name: result[name] for name in wanted}
+
+    def answers(self, model) -> torch.Tensor:
+        return self.found[id(model)]
+
+    def compare(self, mine, theirs) -> dict[str, float]:
+        return {"agreement": (mine == theirs).all(1).float().mean().item()}
+
+    @torch.no_grad()
+    def run(self, model, what: str = "solve"):
+        ids, puzzles = (self.boards[name][:32].long() for name in ("input_ids", "puzzle_identifiers"))
+        return model.solve(ids, puzzles, halt="fixed", max_steps=STEPS)
+
+
+@dataclass
+class CausalLm:
+    """Rows from the end of a text, each as long as the rows that the model was trained on."""
+
+    folder: str | Path
+    data: str | Path
+    args: argparse.Namespace
+    auto_class = transformers.AutoModelForCausalLM
+    timed = ("forward", "decode")
+    unit = "bits_per_byte"
+
+    def __post_init__(self):
+        self.tokenizer = AutoTokenizer.from_pretrained(self.folder)
+        self.found: dict[int, tuple[np.ndarray, torch.Tensor]] = {}
+        self.read()
+
+    def read(self) -> None:
+        """Sets `ids` [N, T], `sizes` (bytes of each row that are predicted), `inputs` of `run`, and `rows`."""
+        context = trained_length(self.folder) or CONTEXT
+        text = Path(self.data).read_bytes()[-self.args.text_bytes :].decode(errors="ignore")
+        ids = self.tokenizer(text, add_special_tokens=False, return_tensors="pt").input_ids[0]
+        self.ids = ids[: len(ids) // context * context].view(-1, context)
+        self.sizes = [len(self.tokenizer.decode(row).encode()) for row in self.ids[:, 1:]]
+        self.inputs = self.ids[:4]
+        self.rows = {"bytes": sum(self.sizes), "context": context}
+
+    def quality(self, model) -> dict[str, float]:
+        nats, likeliest, segments = self.losses(model)
+        self.found[id(model)] = np.array(nats), torch.cat(likeliest)
+        figures = {self.unit: bits(nats, self.sizes)}
+        if segments:
+            figures["bits_per_byte_all_segments"] = bits(self.losses(model, exit_criterion="fixed")[0], self.sizes)
+            figures["average_steps"] = torch.cat(segments).mean().item()
+        return figures
+
+    @torch.no_grad()
+    def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
+        """Nats of each row, likeliest successors [N, T], and of `hrm_lm` the segments of each token [N, T]."""
+        nats, likeliest, segments = [], [], []
+        for ids in self.ids.split(BATCH):
+            outputs = model(input_ids=ids, use_cache=False, **thinking)
+            logits = outputs.logits[:, :-1].float().transpose(1, 2)
+            nats += torch.nn.functional.cross_entropy(logits, ids[:, 1:], reduction="none").sum(1).tolist()
+            likeliest.append(outputs.logits.argmax(-1))
+            if model.config.model_type == "hrm_lm":
+                segments.append(outputs.halt_steps.float())
+        return nats, likeliest, segments
+
+    def answers(self, model) -> tuple[np.ndarray, torch.Tensor]:
+        return self.found[id(model)]
+
+    def compare(self, mine, theirs) -> dict[str, Any]:
+        """Shares of equal likeliest tokens, and the change of the loss with an interval of 95 % over rows."""
+        more = (mine[0] - theirs[0]) / math.log(2)
+        return {
+            "agreement": (mine[1] == theirs[1]).float().mean().item(),
+            f"{self.unit}_change": float(more.sum() / sum(self.sizes)),
+            f"{self.unit}_change_interval": list(ratio_interval(more, self.sizes)),
+        }
+
+    @torch.no_grad()
+    def run(self, model, what: str = "forward"):
+        if what == "forward":
+            return model(input_ids=self.inputs, use_cache=False)
+        prompt = self.inputs[:1, :32]
+        options = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False}
+        return model.generate(prompt, attention_mask=torch.ones_like(prompt), **options)
+
+
+@dataclass
+class GoCoder(CausalLm):
+    """Held-out records, evenly spaced in their file, whose code the model reads after problem and plan."""
+
+    unit = "code_bits_per_byte"
+
+    def read(self) -> None:
+        config = AutoConfig.from_pretrained(self.folder)
+        self.builder = GoStreamBuilder(self.tokenizer, min(768, config.max_position_embeddings))
+        built = []
+        for record in read_records([Path(self.data)]):
+            with contextlib.suppress(TooLongError):
+                built.append(self.builder.build(record, refinement=False))
+        wanted = min(self.args.records, len(built))
+        built = [built[i * len(built) // wanted] for i in range(wanted)]
+        self.codes = [row["input_ids"][: row["code_end"]] for row in built]
+        self.starts = [row["code_start"] for row in built]
+        self.sizes = [row["code_bytes"] for row in built]
+        stream = [token for row in built for token in row["input_ids"]]
+        repeated = stream * -(-4 * CONTEXT // len(stream))
+        self.ids = self.inputs = torch.tensor(repeated[: 4 * CONTEXT]).view(4, CONTEXT)
+        self.rows = {"records": wanted, "bytes": sum(self.sizes)}
+
+    def losses(self, model, **thinking) -> tuple[list[float], list[torch.Tensor], list[torch.Tensor]]:
+        """Nats of the codes of the records; likeliest successors of four rows of the stream."""
+        writer = Writer(model, self.tokenizer, BATCH, self.builder.max_length, progress=False)
+        return writer.nats(self.codes, self.starts), [self.run(model).logits.argmax(-1)], []
+
+
+def trained_length(folder: str | Path) -> int | None:
+    """`block_size` of the recipe that a checkpoint was trained by, if it has one."""
+    recipe = Path(folder) / "recipe.yaml"
+    return yaml.safe_load(recipe.read_text()).get("block_size") if recipe.is_file() else None
+
+
+def bits(nats: list[float], sizes: list[int]) -> float:
+    """Bits per byte."""
+    return sum(nats) / math.log(2) / sum(sizes)
+
+
+@dataclass
+class Regressor:
+    """Maps of a set's test split."""
+
+    folder: str | Path
+    data: str | Path
+    args: argparse.Namespace
+    auto_class = transformers.AutoModelForImageClassification
+    timed = ("forward",)
+
+    def __post_init__(self):
+        self.extractor = AutoFeatureExtractor.from_pretrained(self.folder)
+        self.config = AutoConfig.from_pretrained(self.folder)
+        self.prior = load_cosmology_info(self.data).prior
+        arrays = {name: value[: self.args.maps] for name, value in read_arrays(self.data, "test").items()}
+        self.maps = arrays["map"]
+        self.labels = {name: arrays[name] for name in self.config.reported_names if name in arrays}
+        self.pixels = self.extractor(self.maps, return_tensors="pt")["pixel_values"]
+        self.rows = {"maps": len(self.maps)}
+        self.found: dict[int, Any] = {}
+
+    @torch.no_grad()
+    def quality(self, model) -> dict[str, float]:
+        adaptive = self.config.model_type == "hrm_cosmo"
+        halt = {"halt": "adaptive"} if adaptive else {}
+        found, _, _ = predict_maps(model, self.extractor, self.maps, self.labels, num_samples=200, **halt)
+        self.found[id(model)] = found
+        truth = torch.tensor(np.stack([self.labels[name] for name in self.config.target_names], axis=1))
+        losses = [
+            (model(pixel_values=maps, labels=labels.float(), **halt).nll_loss.item(), len(maps))
+            for maps, labels in zip(self.pixels.split(64), truth.split(64))
+        ]
+        figures = {
+            f"rmse_{name}": parameter_metrics(found, name, self.prior)["rmse"]
+            for name in ("omega_m", "s_8")
+            if name in found.names
+        }
+        nll = sum(loss * count for loss, count in losses) / len(self.maps)
+        return {**figures, "nll": nll, **({"average_steps": float(found.steps.mean())} if adaptive else {})}
+
+    def answers(self, model):
+        return self.found[id(model)]
+
+    def compare(self, mine, theirs) -> dict[str, float]:
+        return {"shift": float((np.abs(mine.mean - theirs.mean) / theirs.std).mean())}
+
+    @torch.no_grad()
+    def run(self, model, what: str = "forward"):
+        return model(pixel_values=self.pixels[:32])
+
+
+SUBJECTS = {
+    "hrm_puzzle": Puzzles, "trm_puzzle": Puzzles, "hrm_lm": CausalLm, "rlm_mhc": CausalLm, "hrm_go_coder": GoCoder,
+    "hrm_cosmo": Regressor, "cosmo_cnn": Regressor,
+}  # fmt: skip
+
+
+def named(text: str) -> tuple[str, str, str]:
+    """NAME, FOLDER, DATA of NAME=FOLDER:DATA."""
+    name, _, rest = text.partition("=")
+    folder, _, data = rest.partition(":")
+    if not (name and folder and data):
+        raise SystemExit(f"--checkpoints {text}: expected NAME=FOLDER:DATA")
+    return name, folder, data

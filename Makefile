@@ -32,13 +32,15 @@ SOURCE ?= std
 demo-go: $(STAMP)
 	$(BIN)/hrm-hf demo-go --minutes $(MINUTES) --source $(SOURCE)
 
-# Files side by side in processes; the tests of one file stay together, as some share a server or a cluster.
+# Files side by side in processes; the tests of one file stay together, as some share a server or a cluster. In the
+# order of their names: by default those of few tests come last, and of these are the longest.
 JOBS ?= 2
+PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder
 test: $(STAMP)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile
+	$(PYTEST)
 
 test-slow: $(STAMP)
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m slow
+	$(PYTEST) -m slow
 
 # transformers' tests are in no wheel: `pip download --no-binary transformers` fetches its source distribution.
 test-upstream: $(STAMP)

@@ -114,7 +114,8 @@ def test_the_precision_is_the_recipe_s(name):
     assert launch_arguments(name)[0].mixed_precision == "no"
 
 
-@pytest.mark.parametrize("name", ["multi_gpu", pytest.param("fsdp2", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["multi_gpu", "fsdp2"])
 def test_on_the_cpu_two_processes_train_by_ddp_whatever_the_file_says(name, tmp_path, one_process):
     # That fsdp2.yaml does not shard on the CPU is accelerate's doing; the file says so.
     for seen in train(tmp_path / "run", 2, environment(name)):

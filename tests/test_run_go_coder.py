@@ -199,6 +199,7 @@ def train(path: str) -> None:
     load_script("run_go_coder").main()
 
 
+@pytest.mark.slow
 def test_a_killed_run_gives_the_losses_of_one_left_alone(run, data, tmp_path):
     options = {
         "max_steps": 24, "save_strategy": "steps", "save_steps": 3, "refinement_warmup": 8, "refinement_ramp": 6,

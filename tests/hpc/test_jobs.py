@@ -100,6 +100,7 @@ def test_a_preempted_job_goes_back_into_the_queue_and_on_with_the_same_losses(
     assert not list(submit_folder.glob(".preempted*"))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_requeued_before_any_checkpoint_starts_from_the_beginning(cluster, checkout, submit_folder):
     job = cluster.submit(
         SCRIPTS / "single_gpu.sbatch", cwd=submit_folder, **PUZZLES, OUTPUT_DIR="runs/early", MAX_STEPS=3
@@ -139,6 +140,7 @@ def test_accelerate_starts_two_nodes_of_two_processes(cluster, checkout, submit_
     ]  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_stopped_generator_goes_on_and_the_default_script_trains_on_its_maps(cluster, checkout, submit_folder):
     keys = {"DATA_TYPE": "lognormal", "SIZE": 32, "TRAIN_SAMPLES": 900, "VAL_SAMPLES": 100}
     own = {"TEST_SAMPLES": 20, "NUM_WORKERS": 2}

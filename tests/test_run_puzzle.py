@@ -163,6 +163,7 @@ def test_a_saved_recipe_repeats_its_run(arguments, tmp_path):
     assert losses(tmp_path / "second") == losses(tmp_path / "first")
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(arguments, tmp_path):
     options = {"max_steps": 60, "save_steps": 3, "ema_rate": 0.9, "save_total_limit": 3}
     run(arguments("alone", **options), tmp_path / "alone.txt")

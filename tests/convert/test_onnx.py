@@ -213,7 +213,7 @@ def _all_nodes(proto):
     return [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
 
 
-@pytest.mark.parametrize("opset", [20, 23])
+@pytest.mark.parametrize("opset", [pytest.param(20, marks=pytest.mark.slow), 23])
 def test_later_opsets_give_the_same(tmp_path, opset):
     every.save("cosmo_cnn", tmp_path / "model")
 

@@ -4,8 +4,9 @@ What a model or a data set holds is checked where it is read.
 """
 
 import os
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -13,6 +14,18 @@ from .solve import check_model
 
 
 RESULTS_FILE = "results.json"
+
+
+class OnBadLine(str, Enum):
+    """What a line of JSON Lines does that is none, or no text or record."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+BadLines = Annotated[
+    OnBadLine, typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out.")
+]
 
 
 def check_arguments(model: str, out: Path | None, update_card: bool) -> None:

@@ -2,13 +2,22 @@
 
 import json
 from enum import Enum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from .data import report
-from .evaluate_checks import RESULTS_FILE, check_arguments, check_files, chosen_device, model_config
+from .evaluate_checks import (
+    RESULTS_FILE,
+    BadLines,
+    OnBadLine,
+    check_arguments,
+    check_files,
+    chosen_device,
+    model_config,
+)
 
 
 # What a model card gets, as paths into the metrics.
@@ -74,6 +83,7 @@ def go(
     ] = None,
     max_code_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a code.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of samples and shuffled plans.")] = 0,
+    on_bad_line: BadLines = OnBadLine.stop,
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.json, evaluation.png and all that is written.")
     ] = None,
@@ -104,8 +114,9 @@ def go(
     from ..golang import best_validator
     from ..recipes import library_versions
 
-    rows = spread(_filled(list(read_records(records)), records), limit) if records else []
-    trials = spread(_with_attempts(list(read_records(trajectories)), trajectories), limit) if trajectories else []
+    read = partial(read_records, on_bad_line=on_bad_line.value, on_skip=_say_left_out)
+    rows = spread(_filled(list(read(records)), records), limit) if records else []
+    trials = spread(_with_attempts(list(read(trajectories)), trajectories), limit) if trajectories else []
     tasks = {name: _tasks(name, file, limit) for name, file in benchmarks}
     network, tokenizer = _load(model, device)
     length = min(max_length or 2048, model_positions(network, tokenizer))
@@ -145,6 +156,10 @@ def go(
         flat = flattened(metrics)
         shown = [name for name in flat if name in SCREEN_METRICS or name.startswith("benchmarks.")]
         report({**{name: _rounded(flat[name]) for name in shown}, **written}, False)
+
+
+def _say_left_out(wrong: str) -> None:
+    typer.echo(f"left out: {wrong}", err=True)
 
 
 def spread(rows: list, limit: int | None) -> list:

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from .data import report
-from .evaluate_checks import RESULTS_FILE, check_arguments, chosen_device, model_config
+from .evaluate_checks import RESULTS_FILE, BadLines, OnBadLine, check_arguments, chosen_device, model_config
 
 
 MAX_BLOCK_SIZE = 1024  # where the model has room for more, unless told otherwise
@@ -37,13 +37,6 @@ class Exit(str, Enum):
     fixed = "fixed"
 
 
-class OnBadLine(str, Enum):
-    """What a line that is no JSON or no text does; the choices of `LmDataArguments.on_bad_line`."""
-
-    stop = "stop"
-    skip = "skip"
-
-
 def lm(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub; ours or transformers' own.")],
     data: Annotated[
@@ -60,9 +53,7 @@ def lm(
     document_separator: Annotated[
         str | None, typer.Option(help="Line that separates the documents of a plain text.")
     ] = None,
-    on_bad_line: Annotated[
-        OnBadLine, typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines out.")
-    ] = OnBadLine.stop,
+    on_bad_line: BadLines = OnBadLine.stop,
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than that beside the weights.")] = None,
     block_size: Annotated[
         int | None, typer.Option(min=2, help="Tokens of a row; the model's positions, at most 1024, by default.")

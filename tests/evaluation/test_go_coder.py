@@ -12,6 +12,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
+from hrm_hf.data.text_sources import BadLineError
 from hrm_hf.evaluation import go_coder, go_refinement
 from hrm_hf.evaluation.go_coder import Sampling
 from hrm_hf.evaluation.go_plots import plot_go_evaluation
@@ -384,6 +385,19 @@ def test_the_command_evaluates_a_baseline_without_a_loop(folder):
     result = evaluate(folder / "llama", "--records", folder / "test.jsonl", *OPTIONS)
     assert result.exit_code == 0, result.output
     assert "loss.code_bits_per_byte: " in result.stdout and "refinement" not in result.stdout
+
+
+def test_a_broken_line_ends_the_command_or_is_left_out(folder, tmp_path):
+    lines = (folder / "test.jsonl").read_text().splitlines()
+    (tmp_path / "broken.jsonl").write_text("\n".join([lines[0], lines[1][:-9], *lines[2:4]]))
+    stopped, left_out = (
+        evaluate(folder / "llama", "--records", tmp_path / "broken.jsonl", "--on-bad-line", what, "--json", *OPTIONS)
+        for what in ("stop", "skip")
+    )
+    assert isinstance(stopped.exception, BadLineError) and "broken.jsonl, line 2" in str(stopped.exception)
+    assert left_out.exit_code == 0 and "left out: " in left_out.stderr and "line 2" in left_out.stderr
+    metrics = json.loads(left_out.stdout.strip().splitlines()[-1])["metrics"]
+    assert metrics["loss"]["records"] + metrics["loss"]["too_long"] == 3
 
 
 def test_the_card_of_a_model_gets_the_figures(folder):

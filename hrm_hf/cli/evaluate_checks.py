@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .solve import check_model
+from .solve import check_model, is_no_folder
 
 
 RESULTS_FILE = "results.json"
@@ -49,8 +49,8 @@ def check_folder(out: Path) -> None:
 
 
 def check_data(data: str, what: str) -> None:
-    """Raises BadParameter for a path that is no folder: it must not be looked up as a name on the Hub."""
-    if (data[:1] in "./~" or Path(data).exists()) and not Path(data).is_dir():
+    """Raises BadParameter for a path that is no folder."""
+    if is_no_folder(data):
         raise typer.BadParameter(f"{data} is no folder; expected a {what} (or OWNER/NAME on the Hub)")
 
 

@@ -86,9 +86,14 @@ def solve(
         typer.echo(f"drawn: {plot}")
 
 
+def is_no_folder(name: str) -> bool:
+    """Whether this is a path, and not of a folder: it must not be looked up as a name on the Hub."""
+    return (name[:1] in "./~" or Path(name).exists()) and not Path(name).is_dir()
+
+
 def check_model(name: str) -> None:
-    """A path that is no folder must not be looked up as a name on the Hub."""
-    if (name[:1] in "./~" or Path(name).exists()) and not Path(name).is_dir():
+    """Raises BadParameter for a path that is no folder."""
+    if is_no_folder(name):
         raise typer.BadParameter(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
 
 

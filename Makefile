@@ -4,11 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-go test test-slow test-upstream quality style docs docs-serve bench clean
+.PHONY: help demo demo-go test test-slow test-isa test-upstream quality style docs docs-serve bench clean
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
 	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it"
-	@echo "make test       the default tests           make test-slow  the tests that take minutes"
+	@echo "make test       the default tests           make test-slow  the tests that take minutes; SHARD=1/4 a quarter of them"
+	@echo "make test-isa   the numeric tests under the kernels of other processors, with one and two threads"
 	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models and regressors"
 	@echo "make quality    lint and format check       make style      mend what can be mended"
 	@echo "make docs       the documentation, in site/      make docs-serve  the same, served while you write"
@@ -39,8 +40,14 @@ PYTEST = $(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-re
 test: $(STAMP)
 	$(PYTEST)
 
+# SHARD=2/4 is the second of four parts of about equal time, by the durations of a run on two cores.
+SHARD ?= 1/1
 test-slow: $(STAMP)
-	$(PYTEST) -m slow
+	$(PYTEST) -m slow --group $(firstword $(subst /, ,$(SHARD))) --splits $(lastword $(subst /, ,$(SHARD))) \
+		--splitting-algorithm least_duration --durations-path tests/slow_durations.json
+
+test-isa: $(STAMP)
+	$(BIN)/python tests/isa.py -n $(JOBS)
 
 # transformers' tests are in no wheel: `pip download --no-binary transformers` fetches its source distribution.
 test-upstream: $(STAMP)

@@ -7,14 +7,15 @@ from pathlib import Path
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("HF_DATASETS_OFFLINE", "1")
-os.environ.setdefault("OMP_NUM_THREADS", "1")  # of processes that tests start: the cores have test processes already
+# Of this process and those that tests start. One: the cores have test processes already, and models are tiny.
+os.environ["OMP_NUM_THREADS"] = os.environ.get("HRM_HF_TEST_THREADS", "1")  # isa.py tries two
 
 import pytest
 import torch
 from rich.console import Console
 
 
-torch.set_num_threads(1)  # tiny models: more threads only add noise and overhead
+torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
 
 
 @pytest.fixture(autouse=True)

@@ -48,28 +48,33 @@ def beside_output(processor, kind):
 
 
 def push(folder):
-    """Pushes each architecture whole and in shards, with tokenizer or extractor, and writes what it computes."""
+    """Pushes each architecture whole and in shards, with tokenizer or extractor, and writes what it computes.
+
+    It computes with the model that the package loads from the files: only then do the weights of both processes lie in
+    memory alike (see tolerances.py), and their outputs have to be equal bit for bit.
+    """
     import every  # not known to the process that loads
 
     from hrm_hf.hub import push_checkpoint
 
     for architecture in every.ARCHITECTURES:
-        model, inputs = every.model(architecture), every.inputs(architecture)
+        auto_class, inputs = every.AUTO_CLASSES[architecture], every.inputs(architecture)
         kind = "AutoFeatureExtractor" if architecture in every.REGRESSORS else "AutoTokenizer"
         beside = every.processor(architecture)
-        expected = {
-            "auto_class": every.AUTO_CLASSES[architecture],
-            "beside": None if beside is None else kind,
-            "inputs": inputs,
-            "outputs": outputs(model, inputs),
-            "base": base_output(model.base_model, inputs),
-            "beside_output": None if beside is None else beside_output(beside, kind),
-        }
         for form, options in (("single", {}), ("sharded", {"max_shard_size": SHARD})):
             name = f"org/{architecture}-{form}"
-            commit = push_checkpoint(every.save(architecture, folder / "saved" / name, **options), name).commit
-            target = {"repository": name, "commit": commit}
-            torch.save({**expected, **target}, folder / f"{name.replace('/', '--')}.pt")
+            saved = every.save(architecture, folder / "saved" / name, **options)
+            expected = {
+                "auto_class": auto_class,
+                "beside": None if beside is None else kind,
+                "inputs": inputs,
+                "outputs": outputs(getattr(transformers, auto_class).from_pretrained(saved), inputs),
+                "base": base_output(transformers.AutoModel.from_pretrained(saved), inputs),
+                "beside_output": None if beside is None else beside_output(beside, kind),
+                "repository": name,
+                "commit": push_checkpoint(saved, name).commit,
+            }
+            torch.save(expected, folder / f"{name.replace('/', '--')}.pt")
 
 
 def load(folder):

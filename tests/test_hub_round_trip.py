@@ -16,6 +16,7 @@ from pathlib import Path
 import every
 import hub_worker
 import pytest
+import torch
 from hub_here import NAME, call
 from hub_server import HubServer
 
@@ -40,7 +41,8 @@ def run(hub, home, *command, token=True, **more):
 
 def environment(hub, home, token=True):
     home.mkdir(exist_ok=True, parents=True)
-    return {**hub.environment(home, token), "OMP_NUM_THREADS": "1"}
+    # The number of threads of this process: sums in another order would not be equal bit for bit.
+    return {**hub.environment(home, token), "OMP_NUM_THREADS": str(torch.get_num_threads())}
 
 
 @contextmanager

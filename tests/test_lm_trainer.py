@@ -15,6 +15,7 @@ import torch
 from datasets import Dataset
 from safetensors.torch import load_file
 from tiny_lm import logged, text, weights
+from tolerances import assert_copied
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
 from hrm_hf.callbacks import LM_FIGURES, BackpropWarmupCallback, FigureProgressCallback
@@ -38,12 +39,6 @@ def make(tmp_path):
         return tiny_lm.trainer(tmp_path / "run", model, **arguments)
 
     return build
-
-
-def assert_equal(mine: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert mine.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(mine[name], value, rtol=0, atol=0, msg=name)
 
 
 def cross_entropy(model, data: Dataset) -> float:
@@ -186,7 +181,7 @@ def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make):
     trainer.train()
     raw = weights(trainer.model)
     found = trainer.evaluate()["eval_lm_loss"]
-    assert_equal(weights(trainer.model), raw)
+    assert_copied(weights(trainer.model), raw)
     of_raw = cross_entropy(trainer.model, trainer.eval_dataset)
     with trainer.averaged_weights():
         of_average = cross_entropy(trainer.model, trainer.eval_dataset)
@@ -456,8 +451,8 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, architecture,
     resumed.train(f"{whole.args.output_dir}/checkpoint-{step}")
     assert len(logged(whole)) == 10
     assert logged(resumed) == logged(whole)
-    assert_equal(weights(resumed.model), weights(whole.model))
-    assert_equal(resumed.average.shadow, whole.average.shadow)
+    assert_copied(weights(resumed.model), weights(whole.model))
+    assert_copied(resumed.average.shadow, whole.average.shadow)
 
 
 @pytest.mark.parametrize("step", [4, 5, 8])  # within the first epoch, at its end, in the second
@@ -471,7 +466,7 @@ def test_data_that_do_not_know_their_length_resume_where_they_were(make, step):
     resumed = make(tiny_lm.model("gpt2", seed=3), train=stream(), **options)
     resumed.train(f"{whole.args.output_dir}/checkpoint-{step}")
     assert logged(resumed) == logged(whole)
-    assert_equal(weights(resumed.model), weights(whole.model))
+    assert_copied(weights(resumed.model), weights(whole.model))
 
 
 def test_a_rest_that_fills_no_step_is_left_out(make):
@@ -560,7 +555,7 @@ def test_a_run_that_no_longer_improves_stops_and_keeps_the_best_weights(make, tm
     assert trainer.state.global_step == 10
     best = tmp_path / "run" / "checkpoint-4"
     assert trainer.state.best_model_checkpoint == str(best)
-    assert_equal(trainer.average.shadow, load_file(best / WEIGHT_AVERAGE_FILE))
+    assert_copied(trainer.average.shadow, load_file(best / WEIGHT_AVERAGE_FILE))
 
 
 def test_a_resumed_run_stops_where_the_uninterrupted_one_does(make, tmp_path):

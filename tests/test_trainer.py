@@ -15,6 +15,7 @@ import tiny
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from tolerances import assert_copied
 from transformers import Trainer
 
 from hrm_hf import AutoModelForPuzzleSolving
@@ -74,12 +75,6 @@ def logged(trainer) -> list[dict]:
 
 def weights(model) -> dict[str, torch.Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
-
-
-def assert_equal(mine: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
-    assert mine.keys() == expected.keys()
-    for name, value in expected.items():
-        torch.testing.assert_close(mine[name], value, rtol=0, atol=0, msg=name)
 
 
 def inner_optimizers(trainer) -> list[torch.optim.Optimizer]:
@@ -178,7 +173,7 @@ def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudo
         optimizer.step()
         optimizer.zero_grad()
     assert step == steps - 1
-    assert_equal(weights(trainer.model), weights(model))
+    assert_copied(weights(trainer.model), weights(model))
 
 
 # ---- optimizers ----
@@ -257,9 +252,9 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, archi
     resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-5")
     assert len(logged(whole)) == 14
     assert logged(resumed) == logged(whole)
-    assert_equal(weights(resumed.model), weights(whole.model))
-    assert_equal(resumed.average.shadow, whole.average.shadow)
-    assert_equal(resumed.carry.to_tensors(), whole.carry.to_tensors())
+    assert_copied(weights(resumed.model), weights(whole.model))
+    assert_copied(resumed.average.shadow, whole.average.shadow)
+    assert_copied(resumed.carry.to_tensors(), whole.carry.to_tensors())
 
 
 def test_a_resumed_run_logs_the_epochs_of_the_uninterrupted_one(make_trainer):
@@ -311,8 +306,8 @@ def test_a_finished_run_saves_averaged_weights_and_the_raw_ones_beside_them(make
         assert torch.equal(saved[name], value) and not torch.equal(value, raw[name])
     assert torch.equal(saved["model.puzzle_emb.weight"], raw["model.puzzle_emb.weight"])
     kept = load_file(tmp_path / "run" / RAW_WEIGHTS_FILE)
-    assert_equal(kept, {name: raw[name] for name in averaged})
-    assert_equal(weights(trainer.model), raw)  # and training could go on
+    assert_copied(kept, {name: raw[name] for name in averaged})
+    assert_copied(weights(trainer.model), raw)  # and training could go on
     loaded = AutoModelForPuzzleSolving.from_pretrained(tmp_path / "run")
     assert torch.equal(loaded.lm_head.weight, averaged["lm_head.weight"])
 
@@ -322,7 +317,7 @@ def test_a_checkpoint_keeps_raw_weights_as_the_model_and_the_average_beside_them
     trainer.train()
     folder = tmp_path / "run" / "checkpoint-4"
     assert torch.equal(load_file(folder / "model.safetensors")["lm_head.weight"], trainer.model.lm_head.weight)
-    assert_equal(load_file(folder / WEIGHT_AVERAGE_FILE), trainer.average.shadow)
+    assert_copied(load_file(folder / WEIGHT_AVERAGE_FILE), trainer.average.shadow)
 
 
 def test_frozen_weights_need_no_average(make_trainer):
@@ -457,7 +452,7 @@ def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make_traine
     trainer.train()
     raw = weights(trainer.model)
     metrics = trainer.evaluate()
-    assert_equal(weights(trainer.model), raw)
+    assert_copied(weights(trainer.model), raw)
 
     def by_hand():
         test = sudoku["test"]
@@ -489,9 +484,9 @@ def test_the_best_checkpoint_is_restored_with_its_average(make_trainer, monkeypa
     trainer.train()
     best = tmp_path / "run" / "checkpoint-4"
     assert trainer.state.best_model_checkpoint == str(best)
-    assert_equal(trainer.average.shadow, load_file(best / WEIGHT_AVERAGE_FILE))
+    assert_copied(trainer.average.shadow, load_file(best / WEIGHT_AVERAGE_FILE))
     saved = load_file(best / "model.safetensors")
-    assert_equal({name: weights(trainer.model)[name] for name in saved}, saved)
+    assert_copied({name: weights(trainer.model)[name] for name in saved}, saved)
     trainer.save_model()
     final = load_file(tmp_path / "run" / "model.safetensors")
     assert torch.equal(final["lm_head.weight"], load_file(best / WEIGHT_AVERAGE_FILE)["lm_head.weight"])

@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from safetensors.torch import load_file
+from tolerances import assert_copied, assert_equal_but_for_rounding
 from transformers import AutoModel, AutoModelForImageClassification
 
 from hrm_hf import (
@@ -144,7 +145,7 @@ def test_modules_on_disk_answer_as_those_in_memory(tmp_path):
     loaded = HrmCosmoForRegression.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "off")
     assert loaded.model.stem.project.weight.is_meta
     with torch.no_grad():
-        assert torch.equal(loaded.eval()(maps_of()).logits, model(maps_of()).logits)
+        assert_equal_but_for_rounding(loaded.eval()(maps_of()).logits, model(maps_of()).logits)
 
 
 def test_a_saved_file_has_exactly_the_keys_of_the_model(kind, tmp_path):
@@ -152,7 +153,8 @@ def test_a_saved_file_has_exactly_the_keys_of_the_model(kind, tmp_path):
     model.save_pretrained(tmp_path)
     fresh = REGRESSORS[kind][2](config_of(kind)).eval()
     fresh.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
-    assert torch.equal(fresh(maps_of()).logits, model(maps_of()).logits)
+    assert_copied(fresh.state_dict(), model.state_dict())
+    assert_equal_but_for_rounding(fresh(maps_of()).logits, model(maps_of()).logits)
 
 
 def test_a_map_alone_and_maps_that_are_not_contiguous_are_answered_as_in_a_batch(kind):

@@ -1,0 +1,128 @@
+"""`make test-isa`: the numeric tests under the kernels that other processors would take, with one and two threads.
+
+python tests/isa.py [-n 2] [--only mkl] [--out FILE] [-- ARGUMENTS OF PYTEST]
+
+Torch, oneDNN and MKL choose a kernel by the processor. A variable of each makes it choose another one:
+
+- ATEN_CPU_CAPABILITY: the vector code of torch's own kernels (plain, AVX2, AVX-512);
+- ONEDNN_MAX_CPU_ISA: oneDNN's convolutions and products, here as on a processor without AVX-512 and AMX;
+- MKL_CBWR=COMPATIBLE: MKL's products as on processors that are not its maker's. With it an Intel failed in the same
+  five tests as an AMD EPYC without it.
+
+One thread and two, because a sum over two parts is another sum. A kernel that this processor cannot run is left out
+and named. The exit status is 1 if a test failed.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import xml.etree.ElementTree as ElementTree
+from pathlib import Path
+
+import torch
+
+
+ROOT = Path(__file__).parents[1]
+# What compares tensors or arrays that are computed in the process of the test. The tests of scripts, processes and
+# pages around them compute the same with the same kernels, and would only take longer.
+NUMERIC = (
+    "models", "convert", "pipelines/test_puzzle_solving.py", "pipelines/test_cosmology_regression.py",
+    "data/test_cosmology_fields.py", "data/test_cosmology_lpt.py", "data/test_cosmology_physics.py",
+    "data/test_cosmology_collator.py", "evaluation/test_cosmology.py", "evaluation/test_cosmology_baselines.py",
+    "evaluation/test_puzzles.py", "test_causal_lm.py", "test_every.py", "test_lm_trainer.py", "test_optim.py",
+    "test_quantisation.py", "test_regression_training.py", "test_trainer.py", "test_trl.py", "test_tuning.py",
+)  # fmt: skip
+ORDER = ("default", "avx2", "avx512")  # of ATen's capabilities; a processor has those up to its own
+SETTINGS = {
+    "ATEN_CPU_CAPABILITY=default": "plain vector code",
+    "ATEN_CPU_CAPABILITY=avx2": "AVX2",
+    "ATEN_CPU_CAPABILITY=avx512": "AVX-512",
+    "ONEDNN_MAX_CPU_ISA=AVX2": "oneDNN with AVX2",
+    "MKL_CBWR=COMPATIBLE": "MKL as on processors that are not its maker's",
+}
+THREADS = (1, 2)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("-n", "--jobs", type=int, default=2, help="test files side by side (default: 2)")
+    parser.add_argument("--only", default="", help="settings whose name holds this, such as mkl")
+    parser.add_argument("--out", type=Path, help="also write the table as JSON to this file")
+    parser.add_argument("pytest", nargs="*", help="after --: files or options for pytest instead of the numeric tests")
+    arguments = parser.parse_args()
+    rows = []
+    for setting, meaning in SETTINGS.items():
+        if arguments.only.lower() not in setting.lower():
+            continue
+        for threads in THREADS:
+            print(f"{setting}, {threads} thread(s): {meaning}", flush=True)
+            found = run(setting, threads, arguments.jobs, arguments.pytest) if can_run(setting) else None
+            rows.append({"setting": setting, "threads": threads, **(found or {"left_out": "not on this processor"})})
+            for name in (found or {}).get("failures", []):
+                print(f"  FAILED {name}", flush=True)
+    print(table(rows))
+    if arguments.out:
+        machine = {"processor": processor(), "torch": torch.__version__}
+        arguments.out.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
+    return int(any(row.get("failed") or row.get("exit") not in (0, None) for row in rows))
+
+
+def can_run(setting: str) -> bool:
+    """Whether this processor has the instructions: ATen takes a name for granted and would die of the first one."""
+    name, value = setting.split("=")
+    if name != "ATEN_CPU_CAPABILITY" or value == "default":
+        return True
+    has = torch.backends.cpu.get_cpu_capability().lower()
+    return has in ORDER and ORDER.index(value) <= ORDER.index(has)
+
+
+def run(setting: str, threads: int, jobs: int, options: list[str]) -> dict:
+    """One run of pytest: how many tests passed, failed and were skipped, and which failed."""
+    name, value = setting.split("=")
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.xml")
+        command = [
+            sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-n", str(jobs), "--dist", "loadfile",
+            f"--junitxml={report}", *(options or [str(ROOT / "tests" / file) for file in NUMERIC]),
+        ]  # fmt: skip
+        environment = {**os.environ, name: value, "HRM_HF_TEST_THREADS": str(threads)}
+        finished = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+        if not report.exists():
+            sys.exit(
+                f"pytest ended with status {finished.returncode} and without a report:\n{finished.stdout[-4000:]}"
+            )
+        suite = ElementTree.parse(report).getroot().find("testsuite")
+    failures = [
+        f"{case.get('classname').replace('.', '/')}.py::{case.get('name')}"
+        for case in suite.iter("testcase")
+        if case.find("failure") is not None or case.find("error") is not None
+    ]
+    counts = {key: int(suite.get(key)) for key in ("tests", "failures", "errors", "skipped")}
+    failed = counts["failures"] + counts["errors"]
+    return {
+        "passed": counts["tests"] - failed - counts["skipped"], "failed": failed, "skipped": counts["skipped"],
+        "failures": failures, "exit": finished.returncode,
+    }  # fmt: skip
+
+
+def table(rows: list[dict]) -> str:
+    """The counts as a Markdown table."""
+    lines = ["| setting | threads | passed | failed | skipped |", "|---|---|---|---|---|"]
+    for row in rows:
+        counts = [row.get(key, row.get("left_out")) for key in ("passed", "failed", "skipped")]
+        lines.append(f"| `{row['setting']}` | {row['threads']} | " + " | ".join(map(str, counts)) + " |")
+    return "\n".join(lines)
+
+
+def processor() -> str:
+    """The name of the processor, as Linux has it."""
+    file = Path("/proc/cpuinfo")
+    names = [line.split(":")[1].strip() for line in file.read_text().splitlines() if line.startswith("model name")]
+    return names[0] if names else "unknown"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

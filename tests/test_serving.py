@@ -1,16 +1,9 @@
 """`hrm-hf serve` against generate, over HTTP; and the paged cache, which only one architecture can use."""
 
-import json
-import os
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
-
 import every
 import pytest
 import torch
+from serving_process import post, serving
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModel, ContinuousBatchingConfig, GenerationConfig
 from typer.testing import CliRunner
@@ -22,50 +15,13 @@ from hrm_hf.cli import app as cli
 NEW_TOKENS = 8
 
 
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory):
     """Folders of one tiny checkpoint of each causal LM, and the address of a server that loads them on demand."""
-    for name in ("fastapi", "uvicorn", "openai"):  # transformers asks for all of them
-        pytest.importorskip(name)
-    folder, port = tmp_path_factory.mktemp("served"), free_port()
+    folder = tmp_path_factory.mktemp("served")
     folders = {name: str(every.save(name, folder / name)) for name in every.CAUSAL_LMS}
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
-    with open(folder / "log", "w") as log:
-        server = subprocess.Popen(
-            [sys.executable, "-m", "hrm_hf.cli", "serve", "--port", str(port), "--device", "cpu"],
-            env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-        )  # fmt: skip
-        try:
-            _wait(f"http://localhost:{port}/health", server, folder / "log")
-            yield folders, f"http://localhost:{port}/v1"
-        finally:
-            server.terminate()
-            try:
-                server.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                server.kill()
-
-
-def _wait(url: str, server: subprocess.Popen, log) -> None:
-    for _ in range(300):
-        try:
-            urllib.request.urlopen(url, timeout=5)
-            return
-        except OSError:
-            assert server.poll() is None, log.read_text()
-            time.sleep(0.5)
-    raise AssertionError(f"no answer from {url}: {log.read_text()[-2000:]}")
-
-
-def post(url: str, **body) -> dict:
-    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    return json.load(urllib.request.urlopen(request, timeout=120))
+    with serving(folder, *folders.values()) as address:
+        yield folders, f"{address}/v1"
 
 
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)

@@ -1,8 +1,4 @@
-"""`hrm-hf serve`: transformers' own OpenAI-compatible server, with the causal LMs of this package.
-
-`transformers serve` looks a model's class up in the library's namespace, where no other package's class is, whatever
-`--trust-remote-code` says. All options are the library's. `transformers chat URL` is a client that needs no help.
-"""
+"""`hrm-hf serve`: causal LMs over HTTP; the server is `hrm_hf.text.serving`."""
 
 from pathlib import Path
 
@@ -11,27 +7,22 @@ import typer
 from .solve import check_model
 
 
+# The options are partly transformers', which is imported when a server is asked for.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
 
 
 def serve(context: typer.Context):
-    """Serve causal LMs over HTTP, as `transformers serve` does (completions, chat, streaming).
+    """Serve causal LMs over HTTP, as `transformers serve` does (completions, chat, streaming), with limits.
 
     Example: hrm-hf serve runs/hrm_lm_50m --port 8000
     """
-    import transformers
-    from transformers import AutoModelForCausalLM
-    from transformers.cli.transformers import app
+    for argument in context.args:
+        if argument.startswith("-"):
+            break
+        _check_language_model(argument)
+    from ..text.serving import command
 
-    from ..registration import ARCHITECTURES
-
-    if context.args and not context.args[0].startswith("-"):
-        _check_language_model(context.args[0])
-    for heads in ARCHITECTURES.values():
-        if AutoModelForCausalLM in heads:
-            model_class = heads[AutoModelForCausalLM]
-            setattr(transformers, model_class.__name__, model_class)
-    app(["serve", *context.args], prog_name="hrm-hf")
+    command()(context.args, prog_name="hrm-hf serve")
 
 
 def _check_language_model(name: str) -> None:

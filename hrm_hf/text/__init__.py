@@ -1,0 +1,1 @@
+"""Language models: the server in front of them (`serving.py`)."""

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 
 NEEDED = ("fastapi", "uvicorn", "openai")  # transformers asks for all of them
+MEMORY = 6 * 2**30  # bytes that a server may take, so that a test of its bounds cannot take the machine
 
 
 def free_port() -> int:
@@ -34,6 +36,7 @@ def serving(folder: Path, *arguments: str, threads: int = 1):
         server = subprocess.Popen(
             command, env={**os.environ, **environment}, stdin=subprocess.DEVNULL, stdout=output, stderr=output
         )
+        resource.prlimit(server.pid, resource.RLIMIT_DATA, (MEMORY, MEMORY))
         try:
             _wait(f"http://localhost:{port}/health", server, log)
             yield f"http://localhost:{port}"

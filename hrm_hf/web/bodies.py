@@ -10,6 +10,9 @@ from asyncio import wait_for
 from .hosts import send_error
 
 
+DISCARDED = 8  # times the limit that is read and thrown away before the connection is closed
+
+
 class BodyRefused(Exception):
     """A body that is too large or too slow; `status` is that of the answer."""
 
@@ -39,16 +42,16 @@ class BoundedBody:
         if self.complete:
             return await self.receive()
         if self.stated.isdigit() and int(self.stated[:18]) > self.limit:
-            self._refuse(413, f"the body has {int(self.stated[:18]):,} bytes")
+            await self._refuse(413, f"the body has {int(self.stated[:18]):,} bytes")
         try:
             message = await wait_for(self.receive(), max(0.001, self.until - time.monotonic()))
         except Expired:
-            self._refuse(408, f"the body did not arrive within {self.seconds:g} seconds ({self.read:,} bytes did)")
+            await self._refuse(408, f"the body did not arrive within {self.seconds:g} seconds ({self.read:,} bytes did)")
         if message["type"] != "http.request":
             return message
         self.read += len(message.get("body", b""))
         if self.read > self.limit:
-            self._refuse(413, f"the body has more than {self.limit:,} bytes")
+            await self._refuse(413, f"the body has more than {self.limit:,} bytes")
         self.complete = not message.get("more_body", False)
         return message
 
@@ -62,10 +65,24 @@ class BoundedBody:
             parts.append(message.get("body", b""))
         return b"".join(parts)
 
-    def _refuse(self, status: int, what: str) -> None:
+    async def _refuse(self, status: int, what: str) -> None:
         limit = f"; the limit is {self.limit:,} bytes, set by {self.option}" if status == 413 else ""
         self.refused = BodyRefused(status, f"{what}{limit}")
+        if status == 413:
+            await self._discard()
         raise self.refused
+
+    async def _discard(self) -> None:
+        """Reads on for a while and keeps nothing: a client that still sends would not see the answer."""
+        most, read = DISCARDED * self.limit, 0
+        while read < most:
+            try:
+                message = await wait_for(self.receive(), max(0.001, self.until - time.monotonic()))
+            except Expired:
+                return
+            read += len(message.get("body", b""))
+            if message["type"] != "http.request" or not message.get("more_body", False):
+                return
 
 
 class BodyLimit:

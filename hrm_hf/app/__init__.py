@@ -7,6 +7,7 @@ One tab for what each model does; nothing that a page shows comes from another m
 imported when an app is built. `space.py` packages the same app as a Space.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 
@@ -31,12 +32,30 @@ def build_app(models: list[str], title: str = "Recursive reasoning models") -> "
     return build(models, title)
 
 
-def launch(demo: "gradio.Blocks", **options: Any) -> tuple:
-    """Serves a page of `build_app`, with its styles; `options` are those of `gradio.Blocks.launch`."""
+def launch(
+    demo: "gradio.Blocks",
+    share: bool = False,
+    allow_hosts: Sequence[str] = (),
+    max_upload_bytes: int | None = None,
+    **options: Any,
+) -> tuple:
+    """Serves a page of `build_app`, with its styles, and bounds what is sent to it (`limits.py`).
+
+    Args:
+        share: also a public link through Gradio's servers.
+        allow_hosts: names of this server beside localhost, addresses in digits, the link of `share` and, on a Space,
+            its own name; `*.NAME` for all below one. Requests to other names are refused.
+        max_upload_bytes: of an uploaded file; 32 MiB by default.
+        options: others of `gradio.Blocks.launch`.
+    """
+    from .limits import UPLOAD_BYTES, WAITING, launch_options
     from .style import CSS, THEME
 
+    bounds = launch_options(share, allow_hosts, UPLOAD_BYTES if max_upload_bytes is None else max_upload_bytes)
+    demo.queue(max_size=WAITING, api_open=False)  # an open API would pass by the queue
     # Server-side rendering would need Node, and the footer links to other sites.
-    return demo.launch(**{"css": CSS, "theme": THEME, "ssr_mode": False, "footer_links": [], "quiet": True, **options})
+    own = {"css": CSS, "theme": THEME, "ssr_mode": False, "footer_links": [], "quiet": True}
+    return demo.launch(**own | bounds | options)
 
 
 def require_gradio() -> None:

@@ -9,6 +9,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, 
 from ..convert.checkpoint import load_config
 from .cosmology_tab import cosmology_tab
 from .go_tab import go_tab
+from .limits import CACHE_SECONDS
 from .mhc_tab import mhc_tab
 from .puzzle_tab import puzzle_tab
 from .text_tab import text_tab
@@ -25,7 +26,8 @@ def build(models: list[str], title: str) -> gr.Blocks:
     if not models:
         raise ValueError("no model given; expected checkpoint folders or names on the Hub")
     configs = [_config(name) for name in models]  # of all, before one is loaded
-    with gr.Blocks(title=title, analytics_enabled=False) as demo:
+    kept = (CACHE_SECONDS, CACHE_SECONDS)
+    with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
         for name, config, short in zip(models, configs, _short_names(models)):
             _add_tabs(name, config, short)

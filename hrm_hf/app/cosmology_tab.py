@@ -13,7 +13,8 @@ from ..evaluation.plots import ACCENT, EXTRA
 from ..models.feature_extraction_cosmo import FILE_KINDS
 from ..pipelines import CosmologyRegressionPipeline
 from ..pipelines.cosmology_regression import INTERVALS
-from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+from .limits import MAX_SEED, UPLOAD_PIXELS, checked, own_uploads
+from .messages import MODEL_EVENT, PAGE_EVENT
 from .style import figure_image
 
 
@@ -47,12 +48,14 @@ def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[st
     """The first map of a file, as `draw_map` gives it, and how many the file holds.
 
     Raises:
-        ValueError: no map file, or maps of another size than the model's; the file is called by its name alone.
+        ValueError: no map file, one that holds more than a page may be given, or maps of another size than the
+            model's; the file is called by its name alone.
     """
     try:
-        maps, masks = regressor.feature_extractor.read(path)
+        maps, masks = regressor.feature_extractor.read(path, max_pixels=UPLOAD_PIXELS)
     except ValueError as error:
-        raise ValueError(str(error).replace(str(path), Path(path).name)) from error
+        words = str(error).partition("; give a larger max_pixels")[0]  # which is not the visitor's to give
+        raise ValueError(words.replace(str(path), Path(path).name)) from error
     return {"map": maps[0].numpy()} | ({} if masks is None else {"mask": masks[0].numpy()}), len(maps)
 
 
@@ -155,14 +158,17 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
                 sigma_8 = gr.Slider(*bounds["sigma_8"], value=0.81, step=0.005, label="sigma_8")
                 with gr.Row():
                     noise = gr.Slider(0, 0.4, value=0, step=0.02, label="Shape noise sigma_e")
-                    seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
             draw = gr.Button("Draw a map and infer", variant="primary")
             with gr.Row():
                 examples = [gr.Button(name, size="sm", min_width=60) for name, _, _ in EXAMPLES]
-            file = gr.UploadButton(
-                f"Or upload a map of {config.image_size} x {config.image_size} pixels ({', '.join(FILE_KINDS[:3])})",
-                type="filepath",
-                size="sm",
+            file = own_uploads(
+                gr.UploadButton(
+                    f"Or upload a map of {config.image_size} x {config.image_size} pixels "
+                    f"({', '.join(FILE_KINDS[:3])})",
+                    type="filepath",
+                    size="sm",
+                )
             )
             with gr.Row(visible=recurrent):
                 most = gr.Slider(
@@ -197,20 +203,20 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
         image, rows = posterior_image(result, names, truth), posterior_rows(result, names, truth)
         return map_image(item), image, summary(config, item, result), rows
 
-    @with_messages
     def drawn(omega, sigma, shape_noise, number, max_steps, halting):
         item = draw_map(config, omega, sigma, int(number), shape_noise)
         return shown(item, true_values(omega, sigma), max_steps, halting)
 
-    @with_messages
     def uploaded(path, max_steps, halting):
         item, count = read_map(regressor, path)
         if count > 1:
             gr.Info(f"The file holds {count} maps; the first one is shown.")
         return shown(item, {}, max_steps, halting)
 
-    asked = {"fn": drawn, "inputs": [omega_m, sigma_8, noise, seed, most, halt], "outputs": outputs, **MODEL_EVENT}
+    controls = [omega_m, sigma_8, noise, seed, most, halt]
+    asked = {"fn": checked(drawn, controls), "inputs": controls, "outputs": outputs, **MODEL_EVENT}
     draw.click(**asked, api_name="infer")
-    file.upload(uploaded, [file, most, halt], outputs, **MODEL_EVENT, **PAGE_EVENT)
+    sent = [file, most, halt]
+    file.upload(checked(uploaded, sent), sent, outputs, **MODEL_EVENT, **PAGE_EVENT)
     for (_, *given), button in zip(EXAMPLES, examples):
         button.click(lambda given=given: given, None, [omega_m, sigma_8], **PAGE_EVENT).then(**asked, **PAGE_EVENT)

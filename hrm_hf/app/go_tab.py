@@ -10,7 +10,8 @@ import torch
 from ..golang import best_validator
 from ..models.go_coder_generation import Attempt, RefinementOutput
 from ..models.go_stream import Feedback
-from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+from .limits import MAX_SEED, MAX_TEXT, checked
+from .messages import MODEL_EVENT, PAGE_EVENT
 
 
 EXAMPLES = (
@@ -131,8 +132,10 @@ def go_tab(coder, tokenizer) -> None:
     config = coder.config
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
-            task = gr.Textbox(EXAMPLES[0][1], label="Task", info="What the code should do.", lines=3)
-            signature = gr.Textbox(EXAMPLES[0][2], label="Signature", info="How the code begins; may be empty.")
+            task = gr.Textbox(EXAMPLES[0][1], label="Task", info="What the code should do.", lines=3, max_length=MAX_TEXT)
+            signature = gr.Textbox(
+                EXAMPLES[0][2], label="Signature", info="How the code begins; may be empty.", max_length=MAX_TEXT
+            )
             start = gr.Button("Write", variant="primary")
             with gr.Row():
                 examples = [gr.Button(name, size="sm", min_width=60) for name, _, _ in EXAMPLES]
@@ -145,13 +148,12 @@ def go_tab(coder, tokenizer) -> None:
                     budget = gr.Slider(16, config.code_budget, value=config.code_budget, step=1, label="New tokens")
                 with gr.Row():
                     temperature = gr.Slider(0, 2, value=0, step=0.05, label="Temperature", info="0: the likeliest.")
-                    seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+                    seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
         with gr.Column(scale=6, min_width=420):
             note = gr.Markdown()
             shown = gr.HTML("<p>Plan, attempt, verdict and repair appear here.</p>", elem_classes="shown-attempts")
             chosen = gr.Code(label="The attempt that was chosen", language=None, lines=3, visible=False)
 
-    @with_messages
     def show(text, begins, kind, attempts, threshold, budget, temperature, seed):
         validator, words = validator_of(kind)
         result = write_code(
@@ -169,7 +171,7 @@ def go_tab(coder, tokenizer) -> None:
         return words, attempts_html(result), gr.Code(result.codes[0], visible=True)
 
     controls = [task, signature, kind, attempts, threshold, budget, temperature, seed]
-    asked = {"fn": show, "inputs": controls, "outputs": [note, shown, chosen], **MODEL_EVENT}
+    asked = {"fn": checked(show, controls), "inputs": controls, "outputs": [note, shown, chosen], **MODEL_EVENT}
     start.click(**asked, api_name="write_go")
     for (_, *given), button in zip(EXAMPLES, examples):
         button.click(lambda given=given: given, None, [task, signature], **PAGE_EVENT).then(**asked, **PAGE_EVENT)

@@ -6,7 +6,8 @@ import gradio as gr
 from PIL import Image
 
 from ..evaluation.plots import ACCENT, EXTRA, INK, MUTED
-from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+from .limits import MAX_TEXT, checked
+from .messages import MODEL_EVENT, PAGE_EVENT
 from .style import figure_image
 from .text_tab import PROMPTS, encode_prompt
 
@@ -91,19 +92,20 @@ def gain_image(sites: list[dict]) -> Image.Image:
 def mhc_tab(model, tokenizer) -> None:
     """Adds the components and events of one model to the page that is being built."""
     with gr.Row():
-        prompt = gr.Textbox(PROMPTS[1], label="Prompt", lines=2, scale=5, info="Its tokens' maps are averaged.")
+        prompt = gr.Textbox(
+            PROMPTS[1], label="Prompt", lines=2, scale=5, info="Its tokens' maps are averaged.", max_length=MAX_TEXT
+        )
         start = gr.Button("Measure", variant="primary", scale=1, min_width=120)
     with gr.Row():
         examples = [gr.Button(text.strip(), size="sm") for text in PROMPTS]
     picture = gr.Image(label="Gains", type="pil", format="png", buttons=["download"], elem_classes="mhc-gains")
     table = gr.Dataframe(headers=COLUMNS, label="By layer", interactive=False, wrap=True)
 
-    @with_messages
     def measure(text):
         sites = prompt_gains(model, tokenizer, text)
         return gain_image(sites), gain_rows(sites)
 
-    asked = {"fn": measure, "inputs": prompt, "outputs": [picture, table], **MODEL_EVENT}
+    asked = {"fn": checked(measure, prompt), "inputs": prompt, "outputs": [picture, table], **MODEL_EVENT}
     start.click(**asked, api_name="mhc_gains")
     for text, button in zip(PROMPTS, examples):
         button.click(lambda text=text: text, None, prompt, **PAGE_EVENT).then(**asked, **PAGE_EVENT)

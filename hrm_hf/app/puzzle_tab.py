@@ -15,7 +15,8 @@ import numpy as np
 from ..data import maze, sudoku
 from ..pipelines import PuzzleSolvingPipeline
 from .boards import SolvedBoard, board_html, caption, confidence_chart
-from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, checked
+from .messages import MODEL_EVENT, PAGE_EVENT
 from .sudoku_input import sudoku_input
 
 
@@ -50,6 +51,11 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
     """
     name = solver.puzzle_task.name
     if name == "sudoku":
+        cells = solver.puzzle_task.seq_len
+        if not isinstance(value, list) or len(value) != cells or not all(isinstance(cell, str) for cell in value):
+            raise ValueError(f"the board is a {type(value).__name__}; expected a list of {cells} texts, one a cell")
+        if (longest := max(map(len, value))) > MAX_CELL_TEXT:
+            raise ValueError(f"a cell of the board has {longest:,} characters; expected a digit")
         return [_digit(cell, solver.puzzle_task.board.name(index)) for index, cell in enumerate(value)]
     if name == "maze":
         return value
@@ -58,6 +64,8 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
             return json.loads(value)
         except json.JSONDecodeError as error:
             raise ValueError(f"the task is no JSON: {error.msg} in line {error.lineno}") from error
+        except RecursionError as error:
+            raise ValueError("the task is no ARC task: its lists are nested too deep") from error
     words = value.split()
     for word in words:
         if not word.isdecimal():
@@ -163,7 +171,6 @@ def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
     view = [shown, said, chart]
     everything = [boards, step, play, which, answer, *view]
 
-    @with_messages
     def solve_typed(typed, max_steps, votes, restarts, halt, prefer_valid, seed):
         found = solve_board(
             solver,
@@ -197,7 +204,8 @@ def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
             yield [number, *show_step(task, chosen, number)]
             time.sleep(PLAY_SECONDS)
 
-    asked = {"fn": solve_typed, "inputs": [board, *options], "outputs": everything, **MODEL_EVENT}
+    inputs = [board, *options]
+    asked = {"fn": checked(solve_typed, inputs), "inputs": inputs, "outputs": everything, **MODEL_EVENT}
     solve.click(**asked, api_name="solve")
     step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
     which.input(lambda found, name: opened(found, int(name) - 1), [boards, which], everything[1:], **PAGE_EVENT)
@@ -223,7 +231,13 @@ def _board_input(solver: PuzzleSolvingPipeline):
     if task.name == "sudoku":
         return sudoku_input(task, first, elem_classes="sudoku-input")
     return gr.Textbox(
-        first, label="Puzzle", info=HINTS[task.name], lines=10, max_lines=32, elem_classes="puzzle-text hrm-mono"
+        first,
+        label="Puzzle",
+        info=HINTS[task.name],
+        lines=10,
+        max_lines=32,
+        max_length=MAX_PUZZLE_TEXT,
+        elem_classes="puzzle-text hrm-mono",
     )
 
 
@@ -235,7 +249,7 @@ def _options(config) -> list:
             votes = gr.Slider(1, 16, value=1, step=1, label="Votes", info="Symmetric views that vote.")
         with gr.Row():
             restarts = gr.Slider(1, 8, value=1, step=1, label="Restarts", info="Runs from noisy states.")
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+            seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
         halt = gr.Radio(
             [("when the model prefers to", "q"), ("after all steps", "fixed")], value="q", label="A puzzle stops"
         )

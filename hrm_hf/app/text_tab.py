@@ -4,6 +4,7 @@
 """
 
 import html
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,7 +13,8 @@ import gradio as gr
 import torch
 
 from ..models.exits import DEFAULT_THRESHOLDS
-from .messages import MODEL_EVENT, PAGE_EVENT, with_messages
+from .limits import MAX_SEED, MAX_TEXT, checked
+from .messages import MODEL_EVENT, PAGE_EVENT
 
 
 TOKENS_AT_ONCE = 8  # written between two updates of the page
@@ -111,7 +113,10 @@ def token_depths(model, ids: list[int], options: TextOptions) -> list[int] | Non
 def read_threshold(text: str | None) -> float | None:
     """A typed threshold; None for the default of the criterion. Raises ValueError for what is no number."""
     try:
-        return float(text) if text and text.strip() else None
+        found = float(text) if text and text.strip() else None
+        if found is not None and not math.isfinite(found):
+            raise ValueError
+        return found
     except ValueError as error:
         raise ValueError(f"{text!r:.40} is no threshold; expected a number, or nothing for the default") from error
 
@@ -170,7 +175,7 @@ def text_tab(model, tokenizer) -> None:
     halts = model.config.model_type == "hrm_lm"
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
-            prompt = gr.Textbox(PROMPTS[0], label="Prompt", lines=3)
+            prompt = gr.Textbox(PROMPTS[0], label="Prompt", lines=3, max_length=MAX_TEXT)
             with gr.Row():
                 start = gr.Button("Write", variant="primary")
                 stop = gr.Button("Stop")
@@ -184,7 +189,6 @@ def text_tab(model, tokenizer) -> None:
                 label="As plain text", lines=4, max_lines=10, buttons=["copy"], elem_classes="plain-text"
             )
 
-    @with_messages
     def stream(text, most_new, temperature, top_p, top_k, seed, segments=None, criterion=None, threshold=None):
         options = TextOptions(
             int(most_new),
@@ -202,7 +206,8 @@ def text_tab(model, tokenizer) -> None:
             depths = token_depths(model, ids, options)
             yield text_html(tokenizer, ids, prompt_tokens, depths, most), tokenizer.decode(ids)
 
-    asked = {"fn": stream, "inputs": [prompt, *controls], "outputs": [shown, plain], **MODEL_EVENT}
+    inputs = [prompt, *controls]
+    asked = {"fn": checked(stream, inputs), "inputs": inputs, "outputs": [shown, plain], **MODEL_EVENT}
     running = [start.click(**asked, api_name="write")]
     for text, button in zip(PROMPTS, examples):
         running.append(button.click(lambda text=text: text, None, prompt, **PAGE_EVENT).then(**asked, **PAGE_EVENT))
@@ -218,7 +223,7 @@ def _sampling(model) -> list:
         with gr.Row():
             top_p = gr.Slider(0.05, 1, value=1, step=0.05, label="Top p")
             top_k = gr.Slider(0, 200, value=0, step=1, label="Top k", info="0: off.")
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0)
+            seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
     return [new, temperature, top_p, top_k, seed]
 
 
@@ -240,5 +245,6 @@ def _thinking(model) -> list:
                 label="Its threshold",
                 info="q and fixed have none.",
                 placeholder="default",
+                max_length=40,
             )
     return [segments, criterion, threshold]

@@ -13,6 +13,11 @@ def show(
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
     share: Annotated[bool, typer.Option("--share", help="Also a public link through Gradio's servers.")] = False,
+    allow_host: Annotated[
+        list[str] | None,
+        typer.Option(help="A further name of this server, as in the Host header, or *.NAME. Several times."),
+    ] = None,
+    max_upload_mb: Annotated[int, typer.Option(min=1, help="Most megabytes of an uploaded file.")] = 32,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ):
     """Show trained models on a web page: boards step by step, text by depth, Go code, mHC gains, cosmology.
@@ -22,12 +27,24 @@ def show(
     for name in models:
         check_model(name)
     from ..app import build_app, launch, require_gradio
+    from ..web.hosts import check_allowed, is_known_host
 
     require_gradio()
+    hosts = check_allowed(allow_host or [])
+    if not is_known_host(host, ()):
+        hosts.append(host.lower())
     check_port(host, port)
     demo = build_app(models)
     typer.echo(f"listening on http://{host}:{port} (end with Ctrl-C)")
-    launch(demo, server_name=host, server_port=port, share=share, inbrowser=open_browser)
+    launch(
+        demo,
+        share=share,
+        allow_hosts=hosts,
+        max_upload_bytes=max_upload_mb * 2**20,
+        server_name=host,
+        server_port=port,
+        inbrowser=open_browser,
+    )
 
 
 def check_port(host: str, port: int) -> None:

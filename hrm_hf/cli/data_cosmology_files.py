@@ -41,6 +41,13 @@ def cosmology_files(
         float, typer.Option(min=0, max=1, help="Share of the universes in the test split; 1: all, no train split.")
     ] = 1.0,
     seed: Annotated[int, typer.Option(min=0, help="Of the split.")] = 0,
+    max_pixels: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Most pixels of a map or cells of a cube; default 268,435,456 (NSIDE 4096), cubes 1,073,741,824.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ):
     """Cut maps out of local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes. Nothing is downloaded.
@@ -59,22 +66,23 @@ def cosmology_files(
     started = time.perf_counter()
     sky = {"side_deg": side_deg, "size": size, "count": count, "centre": centre}
     sky |= {"min_observed": min_observed, "field": field}
+    bound = {} if max_pixels is None else {"max_pixels": max_pixels}
     try:
         if all(path.suffix == ".npy" for path in paths):
             _refuse_unused("Quijote cubes", sky | {"hdu": hdu, "mask": mask})
             kind, options = "quijote", {"slab_mpc": slab_mpc or 125.0}
-            readings = [files.cube_reading(path, **options) for path in paths]
-        elif is_healpix(paths[0]):
+            readings = [files.cube_reading(path, **options, **bound) for path in paths]
+        elif is_healpix(paths[0], **bound):
             _refuse_unused("HEALPix files", {"hdu": hdu, "slab_mpc": slab_mpc})
             kind, options = "healpix", {"side_deg": 5.0, "size": 64}
             options |= {name: value for name, value in sky.items() if value is not None}
             if "centre" in options:
                 options["centres"] = [_centre(text) for text in options.pop("centre")]
-            readings = [files.sky_reading(paths, mask=mask, **options)]
+            readings = [files.sky_reading(paths, mask=mask, **options, **bound)]
         else:
             _refuse_unused("FITS images", sky | {"slab_mpc": slab_mpc})
             kind, options = "fits", {} if hdu is None else {"hdu": hdu}
-            readings = [files.image_reading(path, mask=mask, **options) for path in paths]
+            readings = [files.image_reading(path, mask=mask, **options, **bound) for path in paths]
         given = {"omega_m": omega_m, "sigma_8": sigma_8}
         prior = {name: _pair(name, text) for name, text in given.items() if text is not None}
         if prior and labels is None:

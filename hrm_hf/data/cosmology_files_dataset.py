@@ -19,7 +19,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .cosmology_files import quijote_maps, read_fits_image, read_healpix_patches, read_quijote_cube
+from .cosmology_files import (
+    MAX_CUBE_CELLS,
+    MAX_SKY_PIXELS,
+    quijote_maps,
+    read_fits_image,
+    read_healpix_patches,
+    read_quijote_cube,
+)
 from .cosmology_info import INFO_FILE, PARAMETERS, SPLITS, FileSettings, FilesInfo, maps_features
 from .cosmology_shards import Rows, read_header, write_shard, write_text
 
@@ -146,22 +153,26 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
     return Reading(Path(paths[0]), read)
 
 
-def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None) -> Reading:
+def image_reading(
+    path: Path, hdu: int | None = None, mask: Path | None = None, max_pixels: int = MAX_SKY_PIXELS
+) -> Reading:
     """One flat map; `mask` is a FITS image, above 0 where observed."""
 
     def read() -> Rows:
-        observed = None if mask is None else read_fits_image(mask)[0] > 0
-        rows = {"map": read_fits_image(path, hdu, observed)[None], "source": np.array([path.name])}
+        observed = None if mask is None else read_fits_image(mask, max_pixels=max_pixels)[0] > 0
+        rows = {"map": read_fits_image(path, hdu, observed, max_pixels)[None], "source": np.array([path.name])}
         return rows if observed is None else rows | {"mask": observed[None]}
 
     return Reading(Path(path), read)
 
 
-def cube_reading(path: Path, slab_mpc: float, axes: Sequence[int] = (0, 1, 2)) -> Reading:
+def cube_reading(
+    path: Path, slab_mpc: float, axes: Sequence[int] = (0, 1, 2), max_pixels: int = MAX_CUBE_CELLS
+) -> Reading:
     """Slabs of a Quijote cube; see `quijote_maps`."""
 
     def read() -> Rows:
-        cube = read_quijote_cube(path)
+        cube = read_quijote_cube(path, max_pixels)
         maps = quijote_maps(cube, slab_mpc, axes)
         slabs = len(maps) // len(axes)
         # The folder is the realisation; all cubes of a redshift have one name.

@@ -14,6 +14,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Pipeline
 
+from ..models.map_files import MAX_PIXELS
 from ..models.posterior_head import CosmoRegressionOutput
 from .own_batches import OwnBatchesMixin
 
@@ -35,6 +36,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return_samples (`bool`, False): adds "samples", float32 [num_samples, parameters], columns as the names.
         seed (`int`, 0): of the draws. A map's are the same whatever is beside it in the batch.
         batch_size (`int`): maps at a time.
+        max_pixels (`int`, 67,108,864): of an array in a file; a larger one is refused before it is read.
 
     Returns, per map, a dict:
         a dict for each of `config.reported_names`, in physical units: mean, std, and the central credible intervals
@@ -59,12 +61,13 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         num_samples: int | None = None,
         return_samples: bool | None = None,
         seed: int | None = None,
+        max_pixels: int | None = None,
     ) -> tuple[dict, dict, dict]:
         if num_samples is not None and num_samples < 2:
             raise ValueError(f"num_samples={num_samples}; expected at least 2")
         forward = {"max_steps": max_steps, "halt": halt}
         postprocess = {"num_samples": num_samples, "return_samples": return_samples, "seed": seed}
-        parts = ({}, forward, postprocess)
+        parts = ({"max_pixels": max_pixels}, forward, postprocess)
         return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
@@ -73,28 +76,29 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
             return super().__call__(inputs, **kwargs)
         if isinstance(inputs, (list, tuple)) and not len(inputs):
             return []
-        items = self._read(inputs)
+        given = {"max_pixels": kwargs["max_pixels"]} if kwargs.get("max_pixels") is not None else {}
+        items = self._read(inputs, **self._preprocess_params | given)
         single = len(items) == 1 and not _is_many(inputs)
         return super().__call__(items[0] if single else items, **kwargs)
 
-    def _read(self, inputs: Any) -> list[dict[str, torch.Tensor]]:
+    def _read(self, inputs: Any, max_pixels: int = MAX_PIXELS) -> list[dict[str, torch.Tensor]]:
         """One dict of a checked map for each map of `inputs`."""
         if isinstance(inputs, (list, tuple)) and isinstance(inputs[0], dict):
-            return [item for one in inputs for item in self._read(one)]
+            return [item for one in inputs for item in self._read(one, max_pixels)]
         mask = None
         if isinstance(inputs, dict):
             unknown = set(inputs) - {"map", "mask"}
             if unknown or "map" not in inputs:
                 raise ValueError(f"a dict has the keys {sorted(inputs)}; expected map, and maybe mask")
             inputs, mask = inputs["map"], inputs.get("mask")
-        pixel_values = self.feature_extractor(inputs, mask)["pixel_values"]
+        pixel_values = self.feature_extractor(inputs, mask, max_pixels=max_pixels)["pixel_values"]
         return [{"pixel_values": one[None]} for one in pixel_values]
 
-    def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
+    def preprocess(self, input_: Any, max_pixels: int = MAX_PIXELS) -> dict[str, torch.Tensor]:
         """`pixel_values` float32 [1, C, H, W] of one map."""
         if isinstance(input_, dict) and "pixel_values" in input_:
             return input_
-        items = self._read(input_)
+        items = self._read(input_, max_pixels)
         if len(items) != 1:
             raise ValueError(f"an item holds {len(items)} maps; expected one")
         return items[0]

@@ -50,6 +50,36 @@ def test_a_server_answers_a_chat(architecture, served):
     assert answer["usage"]["completion_tokens"] > 0
 
 
+def test_the_openai_client_gets_the_same_text_at_once_and_as_a_stream(served):
+    from openai import OpenAI
+
+    folders, url = served
+    client = OpenAI(base_url=url, api_key="none", max_retries=0)
+    asked = {"model": folders["rlm_mhc"], "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
+    asked |= {"max_tokens": NEW_TOKENS, "stop": ["never said"]}
+    whole = client.chat.completions.create(**asked).choices[0]
+    parts = list(client.chat.completions.create(**asked, stream=True))
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.message.content
+    assert parts[-1].choices[0].finish_reason == whole.finish_reason == "length"
+    answer = client.responses.create(
+        model=folders["rlm_mhc"], input="Hello", max_output_tokens=NEW_TOKENS, stream=False
+    )
+    assert answer.usage.output_tokens == NEW_TOKENS
+
+
+def test_the_openai_client_reads_what_is_refused(served):
+    from openai import BadRequestError, NotFoundError, OpenAI, UnprocessableEntityError
+
+    folders, url = served
+    client = OpenAI(base_url=url, api_key="none", max_retries=0)
+    with pytest.raises(BadRequestError, match=r"window .* is 256"):
+        client.completions.create(model=folders["hrm_lm"], prompt="a" * 300)
+    with pytest.raises(NotFoundError, match="is not served here"):
+        client.completions.create(model="openai-community/gpt2", prompt="a")
+    with pytest.raises(UnprocessableEntityError, match="temperature=-1"):
+        client.completions.create(model=folders["hrm_lm"], prompt="a", temperature=-1)
+
+
 def test_continuous_batching_gives_rlm_mhc_the_tokens_of_generate():
     model = every.model("rlm_mhc")
     prompts = [row[:length].tolist() for row, length in zip(every.inputs("rlm_mhc", 3)["input_ids"], (5, 9, 24))]

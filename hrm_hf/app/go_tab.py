@@ -132,7 +132,9 @@ def go_tab(coder, tokenizer) -> None:
     config = coder.config
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
-            task = gr.Textbox(EXAMPLES[0][1], label="Task", info="What the code should do.", lines=3, max_length=MAX_TEXT)
+            task = gr.Textbox(
+                EXAMPLES[0][1], label="Task", info="What the code should do.", lines=3, max_length=MAX_TEXT
+            )
             signature = gr.Textbox(
                 EXAMPLES[0][2], label="Signature", info="How the code begins; may be empty.", max_length=MAX_TEXT
             )

@@ -108,11 +108,14 @@ def own_uploads(component: Any) -> Any:
 def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: int) -> dict[str, Any]:
     """Options of `gradio.Blocks.launch` that bound what it takes, and from whom."""
     hosts = [*allow_hosts, *([SHARED] if share else []), *filter(None, [os.environ.get("SPACE_HOST")])]
-    uploads = (("/upload",), max_upload_bytes + MAX_BODY_BYTES)
     middleware = [
         Middleware(HostGuard, allowed=hosts),
         Middleware(
-            BodyLimit, limit=MAX_BODY_BYTES, uploads=uploads, seconds=UPLOAD_SECONDS, option="hrm_hf.app.limits"
+            BodyLimit,
+            limit=(MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES"),
+            upload_path="/upload",
+            upload_limit=(max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb"),  # the form around the file
+            seconds=UPLOAD_SECONDS,
         ),
     ]
     return {

@@ -153,9 +153,7 @@ def read_healpix_patches(
     return SkyPatches(maps, seen, places.astype(float), shares, skipped)
 
 
-def _read_sky(
-    paths: list, mask: str | Path | None, field: int, max_pixels: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _read_sky(paths: list, mask: str | Path | None, field: int, max_pixels: int) -> tuple[np.ndarray, np.ndarray]:
     """Maps [channels, pixels] in RING order with 0 where not observed, and what is observed [pixels]."""
     healpy = _extra("healpy")
     sky = np.stack(_same_resolution([(path, _read_healpix(path, field, max_pixels)) for path in paths]))

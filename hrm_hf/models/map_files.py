@@ -115,9 +115,7 @@ def _read_array(file: Any, size: int, place: str, max_pixels: int) -> np.ndarray
     return np.frombuffer(content, dtype).reshape(shape, order="F" if fortran else "C")
 
 
-def _npy_header(
-    file: Any, size: int, place: str, max_pixels: int
-) -> tuple[int, np.dtype, tuple[int, ...], bool]:
+def _npy_header(file: Any, size: int, place: str, max_pixels: int) -> tuple[int, np.dtype, tuple[int, ...], bool]:
     """Bytes of the header, type, shape and order of an array whose file has `size` bytes."""
     readers = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
     counted = _Counted(file)
@@ -206,8 +204,8 @@ class _Walk:
         self.read += size
         if self.max_bytes is not None and self.read > self.max_bytes:
             raise MapFileError(
-                f"{self.place} unpacks to more than {self.max_bytes:,} bytes, 8 for each of {self.max_pixels:,} pixels; "
-                "unpack it first, or give a larger max_pixels (--max-pixels)"
+                f"{self.place} unpacks to more than {self.max_bytes:,} bytes, 8 for each of {self.max_pixels:,} "
+                "pixels; unpack it first, or give a larger max_pixels (--max-pixels)"
             )
         return self.stream.read(size)
 
@@ -218,6 +216,8 @@ class _Walk:
         blocks: list[bytes] = []
         while len(blocks) < MAX_HEADER_BLOCKS:
             block = self._take(BLOCK)
+            if not blocks and not number and not block.startswith(b"SIMPLE  ="):
+                raise MapFileError(f"{self.place} is no readable FITS file: unpacked, it begins with {block[:9]!r}")
             if not blocks and number and not block.startswith(b"XTENSION"):
                 self._check_end(block)
                 return None

@@ -125,6 +125,4 @@ def command() -> typer.Typer:
 
 
 def _parameter(name: str, kind: Any, default: Any, option: Any) -> inspect.Parameter:
-    return inspect.Parameter(
-        name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
-    )
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option])

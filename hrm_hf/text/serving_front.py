@@ -98,8 +98,8 @@ class Front:
         if not isinstance(name, str) or not name:
             raise RequestRefused(422, f"model={name!r:.80}: expected the name of a model")
         if name not in self.models and not self.any_model:
-            known = ", ".join(self.models)
-            raise RequestRefused(404, f"model={name!r:.200} is not served here; this server has {known}", "model_not_found")
+            known = f"this server has {', '.join(self.models)}"
+            raise RequestRefused(404, f"model={name!r:.200} is not served here; {known}", "model_not_found")
         return name
 
     async def _manage(self, path: str, scope, receive, answer: "Answer") -> None:

@@ -73,7 +73,8 @@ class Prompts:
         if route == "/v1/systemone":
             questions = max(len(json.dumps(one)) for one in body["questions"].values())
             return self._tokens(json.dumps(body["state"]) + " " * questions, tokenizer, window, special=True)
-        messages = body["messages"] if route == "/v1/chat/completions" else ResponseHandler._normalize_input(dict(body))
+        is_chat = route == "/v1/chat/completions"
+        messages = body["messages"] if is_chat else ResponseHandler._normalize_input(dict(body))
         self._check_characters(sum(map(_characters, messages)), tokenizer, window)
         turns = ResponseHandler.get_processor_inputs_from_messages(
             messages, self.manager.get_model_modality(None, processor=tokenizer)
@@ -101,7 +102,7 @@ class Prompts:
             longest = self._longest[id(tokenizer)] = max(map(len, tokenizer.get_vocab()))
         if characters > window * longest:
             raise RequestRefused(
-                400, f"the prompt has {characters:,} characters, more than {window * longest:,}: the model's window is "
+                400, f"the prompt has {characters:,} characters, more than {window * longest:,}: the window is "
                 f"{window:,} tokens of at most {longest} characters; send a shorter one", "context_length_exceeded",
             )  # fmt: skip
 

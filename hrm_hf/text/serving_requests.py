@@ -18,7 +18,7 @@ MAX_BIASES, MAX_BIAS = 1024, 100.0
 MAX_TOOLS = 128
 
 
-class RequestRefused(Exception):
+class RequestRefused(Exception):  # noqa: N818 - an answer to a request, not a failure of the server
     """A request that gets an error instead of an answer; `status` and `code` are those of the answer."""
 
     def __init__(self, status: int, message: str, code: str = "", **headers: str):
@@ -360,7 +360,8 @@ def _template_arguments() -> frozenset[str]:
 
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
-    found = {name for one in (PreTrainedTokenizerBase, ProcessorMixin) for name in signature(one.apply_chat_template).parameters}
+    takers = (PreTrainedTokenizerBase.apply_chat_template, ProcessorMixin.apply_chat_template)
+    found = {name for taker in takers for name in signature(taker).parameters}
     return frozenset(found | {"messages", "add_vision_id", "tokenizer_kwargs", "processor_kwargs", "num_frames"})
 
 
@@ -393,7 +394,8 @@ def check_biases(body: dict[str, Any], vocabulary: int) -> None:
         if not (token.isascii() and token.isdigit() and len(token) < 10 and int(token) < vocabulary):
             raise RequestRefused(422, f"logit_bias: {token!r:.40} is no token id; expected 0 to {vocabulary - 1}")
         if abs(value) > MAX_BIAS:
-            raise RequestRefused(422, f"logit_bias: {value:g} for token {token}; expected -{MAX_BIAS:g} to {MAX_BIAS:g}")
+            allowed = f"-{MAX_BIAS:g} to {MAX_BIAS:g}"
+            raise RequestRefused(422, f"logit_bias: {value:g} for token {token}; expected {allowed}")
     if biases:
         body["logit_bias"] = {token: float(value) for token, value in biases.items()}
 

@@ -13,7 +13,7 @@ from .hosts import send_error
 DISCARDED = 8  # times the limit that is read and thrown away before the connection is closed
 
 
-class BodyRefused(Exception):
+class BodyRefused(Exception):  # noqa: N818 - an answer to a request, not a failure of the server
     """A body that is too large or too slow; `status` is that of the answer."""
 
     def __init__(self, status: int, message: str):
@@ -46,7 +46,10 @@ class BoundedBody:
         try:
             message = await wait_for(self.receive(), max(0.001, self.until - time.monotonic()))
         except Expired:
-            await self._refuse(408, f"the body did not arrive within {self.seconds:g} seconds ({self.read:,} bytes did)")
+            came = f"{self.read:,} bytes did"
+            await self._refuse(
+                408, f"the body did not arrive within {self.seconds:g} seconds ({came}); send it faster"
+            )
         if message["type"] != "http.request":
             return message
         self.read += len(message.get("body", b""))
@@ -89,21 +92,21 @@ class BodyLimit:
     """Middleware that bounds the bodies of an app which reads them itself.
 
     Args:
-        limit: bytes of a request. uploads: ends of the paths that files are sent to, and the limit there.
-        seconds: until the last byte. option: names the limit in messages.
+        limit: bytes of a request, and what sets it. upload_path: end of the path that files are sent to.
+        upload_limit: the same there. seconds: until the last byte.
     """
 
-    def __init__(self, app, limit: int, uploads: tuple[tuple[str, ...], int] = ((), 0), seconds: float = 60.0,
-                 option: str = "max_body_bytes"):  # fmt: skip
-        self.app, self.limit, self.uploads, self.seconds, self.option = app, limit, uploads, seconds, option
+    def __init__(self, app, limit: tuple[int, str], upload_path: str, upload_limit: tuple[int, str], seconds: float):
+        self.app, self.limit, self.seconds = app, limit, seconds
+        self.upload_path, self.upload_limit = upload_path, upload_limit
 
     async def __call__(self, scope, receive, send) -> None:
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self.app(scope, receive, send)
             return
-        ends, large = self.uploads
-        limit = large if ends and scope["path"].rstrip("/").endswith(ends) else self.limit
-        body = BoundedBody(scope, receive, limit, self.seconds, self.option)
+        is_upload = scope["path"].rstrip("/").endswith(self.upload_path)
+        limit, option = self.upload_limit if is_upload else self.limit
+        body = BoundedBody(scope, receive, limit, self.seconds, option)
         answered = False
 
         async def answer(message) -> None:

@@ -22,7 +22,7 @@ def check_allowed(names: Sequence[str]) -> list[str]:
     """The names in lower case. Raises ValueError for what is no name of a host, or `*.` before one."""
     for name in names:
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._:-]+", name) or "//" in name:
-            raise ValueError(f"--allow-host {name}: expected the name of a host, such as demo.example.org or *.example.org")
+            raise ValueError(f"--allow-host {name}: expected the name of a host, as demo.example.org or *.example.org")
     return [name.lower() for name in names]
 
 

@@ -276,15 +276,16 @@ FOREIGN = {
 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_a_page_of_somebody_else_gets_nothing(name, server):
-    status, headers, content = ask(server[0], TEXT, {"model": server[1], "prompt": "a", "max_tokens": 1}, **FOREIGN[name])
-    assert status == 403 and "--allow-host" in json.loads(content)["error"]["message"] + "--allow-host" * (
-        "@" in FOREIGN[name]["Host"]
-    )
+    body = {"model": server[1], "prompt": "a", "max_tokens": 1}
+    status, headers, content = ask(server[0], TEXT, body, **FOREIGN[name])
+    message = json.loads(content)["error"]["message"]
+    assert status == 403 and ("--allow-host" in message or "expected one name of this server" in message)
     assert "access-control-allow-origin" not in headers
 
 
 @pytest.mark.parametrize(
-    "headers", [{"Host": "known.example", "Origin": "https://known.example"}, {"Host": "127.0.0.1:1"}, {"Host": "[::1]:8"}]
+    "headers",
+    [{"Host": "known.example", "Origin": "https://known.example"}, {"Host": "127.0.0.1:1"}, {"Host": "[::1]:8"}],
 )
 def test_the_names_of_the_server_are_answered(headers, server):
     body = {"model": server[1], "prompt": "a", "max_tokens": 1}
@@ -313,7 +314,8 @@ def test_a_streamed_answer_ends_when_its_time_is_over_and_says_length(server):
 
 
 def test_a_response_that_cannot_say_so_is_an_error_when_its_time_is_over(server):
-    refused(server[0], RESPONSES, {"model": server[2], "input": "a", "stream": False, **LONG}, 504, "--request-seconds")
+    body = {"model": server[2], "input": "a", "stream": False, **LONG}
+    refused(server[0], RESPONSES, body, 504, "--request-seconds")
 
 
 @pytest.fixture
@@ -386,7 +388,7 @@ def test_after_all_this_the_server_is_as_large_as_before(server):
 
 def test_a_server_without_a_model_must_be_asked_for_all_of_them():
     make_server, limits = _maker()
-    with pytest.raises(ValueError, match="no model to serve; .*--any-model"):
+    with pytest.raises(ValueError, match=r"no model to serve; .*--any-model"):
         make_server([], False, [], limits())
 
 
@@ -398,7 +400,7 @@ def test_code_of_any_model_is_never_run():
 
 def test_several_answers_at_once_need_a_batch():
     make_server, limits = _maker()
-    with pytest.raises(ValueError, match="--running 2: .*--continuous-batching"):
+    with pytest.raises(ValueError, match=r"--running 2: .*--continuous-batching"):
         make_server(["x"], False, [], limits(running=2))
 
 

@@ -1,0 +1,304 @@
+"""The app under requests that its own page would never send: each is refused, and the page answers the next visitor.
+
+One page with a Sudoku model, a language model and a regressor, in this process; everything goes over HTTP as a
+stranger would send it, past the page's own controls.
+"""
+
+import gzip
+import io
+import json
+import os
+import socket
+import urllib.error
+import urllib.request
+import zipfile
+
+import every
+import numpy as np
+import pytest
+
+
+os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
+gr = pytest.importorskip("gradio", reason="the app needs gradio: pip install hrm_hf[app]")
+
+UPLOAD = 2**20
+API = "/gradio_api"
+BOARD = ["1", *[""] * 15]
+SOLVE = [BOARD, 2, 1, 1, "q", False, 0]
+WRITE = ["Once", 8, 0.8, 1, 0, 0, 2, "fixed", ""]
+INFER = [0.31, 0.81, 0, 0, 1, "fixed"]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """Address of the page, and the page."""
+    from hrm_hf.app import build_app, launch
+
+    root = tmp_path_factory.mktemp("models")
+    every.model("hrm_puzzle", task="sudoku", halt_max_steps=2).save_pretrained(root / "sudoku")
+    names = [str(root / "sudoku"), *(str(every.save(name, root / name)) for name in ("hrm_lm", "cosmo_cnn"))]
+    demo = build_app(names)
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    launch(
+        demo, allow_hosts=["demo.example", "*.many.example"], max_upload_bytes=UPLOAD, server_name="127.0.0.1",
+        server_port=port, prevent_thread_lock=True,
+    )  # fmt: skip
+    yield f"http://127.0.0.1:{port}", demo
+    demo.close(verbose=False)
+
+
+def send(url, body=None, **headers):
+    """Status and content of an answer; a body that is no bytes becomes JSON."""
+    raw = body if body is None or isinstance(body, bytes) else json.dumps(body).encode()
+    headers = {"Content-Type": "application/json", **{name.replace("_", "-"): one for name, one in headers.items()}}
+    request = urllib.request.Request(url, raw, headers)
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def ask(page, fn_index, data):
+    """What the page says to an event, as its browser would hear it."""
+    session = os.urandom(6).hex()
+    body = {"data": data, "fn_index": fn_index, "session_hash": session, "event_data": None, "trigger_id": None}
+    status, content = send(f"{page[0]}{API}/queue/join", body)
+    assert status == 200, content
+    heard = []
+    with urllib.request.urlopen(f"{page[0]}{API}/queue/data?session_hash={session}", timeout=60) as stream:
+        for line in stream:
+            if line.startswith(b"data:"):
+                heard.append(json.loads(line[5:]))
+                if heard[-1]["msg"] in ("process_completed", "close_stream"):
+                    return heard
+    raise AssertionError(f"the stream ended early: {heard}")
+
+
+def event(page, name) -> int:
+    """The number of an event of the API."""
+    return next(number for number, fn in page[1].fns.items() if fn.api_name == name)
+
+
+def refusal(heard) -> str:
+    """The warning or error that was heard; "" if the event was answered."""
+    logs = [one["log"] for one in heard if one["msg"] == "log"]
+    last = heard[-1]
+    return " ".join(logs) or ("" if last.get("success") else str(last.get("output")))
+
+
+# ---- who asks ----
+
+FOREIGN = {
+    "a name that was rebound": {"Host": "evil.example"},
+    "a name with a port": {"Host": "evil.example:7860"},
+    "a name that ends like ours": {"Host": "notdemo.example"},
+    "a name that begins like ours": {"Host": "localhost.evil.example"},
+    "an address before an @": {"Host": "127.0.0.1@evil.example"},
+    "a shared link that was not asked for": {"Host": "abc.gradio.live"},
+    "a page of somebody else": {"Origin": "https://evil.example"},
+    "a page without a name": {"Origin": "null"},
+    "a page of another port": {"Origin": "http://127.0.0.1:1"},
+}
+
+
+@pytest.mark.parametrize("name", FOREIGN)
+@pytest.mark.parametrize("path", ["/", "/config", f"{API}/upload", f"{API}/queue/join"])
+def test_a_page_of_somebody_else_gets_nothing(name, path, page):
+    status, content = send(f"{page[0]}{path}", None if path in ("/", "/config") else {}, **FOREIGN[name])
+    assert status == 403 and b"error" in content
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {}, {"Host": "localhost:7"}, {"Host": "10.0.0.7"}, {"Host": "demo.example", "Origin": "https://demo.example"},
+        {"Host": "a.many.example"}, {"Origin": "https://demo.example"},
+    ],
+)  # fmt: skip
+def test_the_names_of_the_page_are_answered(headers, page):
+    assert send(f"{page[0]}/config", **headers)[0] == 200
+
+
+def test_a_space_and_a_shared_link_know_their_names(monkeypatch):
+    from hrm_hf.app.limits import launch_options
+
+    monkeypatch.setenv("SPACE_HOST", "owner-demo.hf.space")
+    allowed = launch_options(True, ["own.example"], 1)["app_kwargs"]["middleware"][0].kwargs["allowed"]
+    assert allowed == ["own.example", "*.gradio.live", "owner-demo.hf.space"]
+    monkeypatch.delenv("SPACE_HOST")
+    assert launch_options(False, [], 1)["app_kwargs"]["middleware"][0].kwargs["allowed"] == []
+
+
+# ---- values beyond the controls ----
+
+NUMBERS = {
+    "steps above the slider": ("solve", SOLVE, 1, 10**9),
+    "steps below it": ("solve", SOLVE, 1, -5),
+    "steps that are no number": ("solve", SOLVE, 1, "many"),
+    "votes above": ("solve", SOLVE, 2, 10**6),
+    "restarts above": ("solve", SOLVE, 3, 10**6),
+    "a seed of 10^40": ("solve", SOLVE, 6, 10**40),
+    "a halting rule of none": ("solve", SOLVE, 4, "never"),
+    "tokens above": ("write", WRITE, 1, 10**9),
+    "a temperature that is NaN": ("write", WRITE, 2, float("nan")),
+    "top p that is NaN": ("write", WRITE, 3, float("nan")),
+    "top k below 0": ("write", WRITE, 4, -1),
+    "segments above": ("write", WRITE, 6, 10**6),
+    "a criterion that is a path": ("write", WRITE, 7, "../../etc"),
+    "a threshold that is NaN": ("write", WRITE, 8, "nan"),
+    "a threshold of 1 MB": ("write", WRITE, 8, "1" * 10**6),
+    "Omega_m above": ("infer", INFER, 0, 1e30),
+    "sigma_8 that is NaN": ("infer", INFER, 1, float("nan")),
+    "a noise of infinity": ("infer", INFER, 2, float("inf")),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_a_value_outside_its_control_is_refused(name, page):
+    event_name, data, place, value = NUMBERS[name]
+    found = refusal(ask(page, event(page, event_name), [*data[:place], value, *data[place + 1 :]]))
+    assert found, "it was answered"
+
+
+BOARDS = {
+    "a board of 10,000 cells": ["1"] * 10_000,
+    "a cell of 100 kB": ["1" * 10**5, *[""] * 15],
+    "a board of numbers": list(range(16)),
+    "a board in a board": [BOARD, *[""] * 15],
+    "a text": "1" * 16,
+    "an object": {"0": "1"},
+    "nothing": None,
+}
+
+
+@pytest.mark.parametrize("name", BOARDS)
+def test_a_board_that_could_not_be_typed_is_refused(name, page):
+    assert "board" in refusal(ask(page, event(page, "solve"), [BOARDS[name], *SOLVE[1:]]))
+
+
+def test_a_prompt_of_half_a_megabyte_is_refused_by_its_length(page):
+    found = refusal(ask(page, event(page, "write"), ["a" * 500_000, *WRITE[1:]]))
+    assert "Prompt: 500,000 characters; expected at most 20,000" in found
+
+
+def test_the_right_values_are_answered(page):
+    """Else every refusal here would mean nothing."""
+    for name, data in (("solve", SOLVE), ("write", WRITE), ("infer", INFER)):
+        assert refusal(ask(page, event(page, name), data)) == "", name
+
+
+def test_a_task_nested_too_deep_is_said_so():
+    from types import SimpleNamespace
+
+    from hrm_hf.app.puzzle_tab import read_board
+
+    solver = SimpleNamespace(puzzle_task=SimpleNamespace(name="arc"))
+    with pytest.raises(ValueError, match="nested too deep"):
+        read_board(solver, "[" * 90_000 + "]" * 90_000)
+
+
+# ---- bodies and files ----
+
+
+def test_a_request_of_5_mb_is_refused_before_it_is_read(page):
+    status, content = send(f"{page[0]}{API}/queue/join", {"data": ["a" * 5 * 10**6]})
+    assert status == 413 and b"the limit is 1,048,576 bytes" in content
+
+
+def form(*files) -> tuple[bytes, str]:
+    parts = [
+        b'--x\r\nContent-Disposition: form-data; name="files"; filename="%s"\r\n\r\n%s\r\n' % (name.encode(), content)
+        for name, content in files
+    ]
+    return b"".join(parts) + b"--x--\r\n", "multipart/form-data; boundary=x"
+
+
+def test_a_file_above_the_limit_is_refused(page):
+    body, kind = form(("map.npy", bytes(UPLOAD + 10)))
+    status, content = send(f"{page[0]}{API}/upload", body, Content_Type=kind)
+    assert status == 413 and b"1048576" in content  # gradio's own words
+
+
+def test_many_files_above_the_limit_together_are_refused(page):
+    body, kind = form(*((f"{number}.npy", bytes(UPLOAD - 10)) for number in range(4)))
+    status, content = send(f"{page[0]}{API}/upload", body, Content_Type=kind)
+    assert status == 413 and b"--max-upload-mb" in content
+
+
+def upload_event(page) -> int:
+    """The event of the upload button."""
+    return next(
+        number for number, fn in page[1].fns.items() if any(isinstance(one, gr.UploadButton) for one in fn.inputs)
+    )
+
+
+def infer_from(page, path) -> str:
+    data = {"path": path, "meta": {"_type": "gradio.FileData"}, "orig_name": "map.npy"}
+    return refusal(ask(page, upload_event(page), [data, 1, "fixed"]))
+
+
+def bomb_npz() -> bytes:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
+        with archive.open("map.npy", "w", force_zip64=True) as member:
+            np.lib.format.write_array_header_1_0(
+                member, {"descr": "<f4", "fortran_order": False, "shape": (2**12, 2**13)}
+            )
+            for _ in range(128):
+                member.write(bytes(2**20))
+    return buffer.getvalue()
+
+
+MAPS = {
+    "a bomb in npz": ("map.npz", bomb_npz, "33,554,432 pixels, and the limit is 8,388,608"),
+    "a bomb in gzip": ("map.fits.gz", lambda: gzip.compress(bytes(2**26)), "no readable FITS"),
+    "a picture": ("map.npy", lambda: b"\x89PNG\r\n\x1a\n" + bytes(100), "no file of numpy"),
+}
+
+
+@pytest.mark.parametrize("name", MAPS)
+def test_an_uploaded_bomb_is_refused_before_it_is_unpacked(name, page):
+    file, make, words = MAPS[name]
+    body, kind = form((file, make()))
+    status, content = send(f"{page[0]}{API}/upload", body, Content_Type=kind)
+    assert status == 200
+    found = infer_from(page, json.loads(content)[0])
+    assert words in found and "--max-pixels" not in found
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/etc/passwd", "/proc/self/environ", "../../../etc/passwd", "http://127.0.0.1:1/map.npy", "file:///etc/passwd"],
+)
+def test_a_file_that_was_not_uploaded_is_not_read(path, page):
+    found = infer_from(page, path)
+    assert found and "root:" not in found
+
+
+@pytest.mark.parametrize("path", ["/file=/etc/passwd", "/file=../../etc/passwd", "/file/etc/passwd"])
+def test_no_file_of_the_machine_is_given_out(path, page):
+    status, content = send(f"{page[0]}{API}{path}")
+    assert status in (403, 404) and b"root:" not in content
+
+
+# ---- how much at once ----
+
+
+def test_events_at_once_are_bounded_and_none_passes_the_queue_by(page):
+    from hrm_hf.app.limits import SESSIONS, WAITING
+
+    demo = page[1]
+    assert demo._queue.max_size == WAITING and demo.app.state_holder.capacity == SESSIONS
+    status, _ = send(f"{page[0]}{API}/run/solve", {"data": SOLVE})
+    assert status in (401, 403, 404, 405)
+    assert demo._queue.default_concurrency_limit == 1
+    assert {fn.concurrency_limit for fn in demo.fns.values() if fn.fn is not None} <= {1, "default"}
+
+
+def test_no_event_takes_a_picture(page):
+    """So no visitor's picture is unpacked; Pillow would have to bound that."""
+    taken = [type(one).__name__ for fn in page[1].fns.values() for one in fn.inputs]
+    assert "Image" not in taken and "UploadButton" in taken

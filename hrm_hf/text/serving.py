@@ -25,6 +25,7 @@ from .serving_requests import Limits
 
 
 OWN = ("self", "force_model", "non_blocking")  # arguments of transformers' command that are not passed on
+GRACE = 10.0  # seconds for the last token of an answer whose time is over
 BATCH = 16  # answers at once with continuous batching
 HELP = {
     "max_body_bytes": "Bytes of a request's body.",
@@ -68,7 +69,8 @@ def make_server(models: list[str], any_model: bool, allow_host: list[str], limit
     made = QuietServe(force_model=forced, non_blocking=True, **options)
     make_stoppable(made._generation_state)
     prompts = Prompts(made._model_manager, limits, made._chat_handler.chat_template_kwargs)
-    app = Front(made.server.config.app, prompts, models, any_model, limits)
+    grace = 0.0 if batched else GRACE  # an answer in a batch is cancelled, not asked to end
+    app = Front(made.server.config.app, prompts, models, any_model, limits, grace)
     if everybody:
         app = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
     names = check_allowed(allow_host) + _own_names(options.get("host", "localhost"))

@@ -35,7 +35,7 @@ class Front:
         grace: seconds that an answer whose time is over has for its last token.
     """
 
-    def __init__(self, app, prompts: Prompts, models: list[str], any_model: bool, limits: Limits, grace: float = 10.0):
+    def __init__(self, app, prompts: Prompts, models: list[str], any_model: bool, limits: Limits, grace: float):
         self.app, self.prompts, self.models, self.any_model = app, prompts, models, any_model
         self.limits, self.grace = limits, grace
         self.reading = self.waiting = 0
@@ -162,9 +162,9 @@ class Front:
             inner = asyncio.create_task(self.app(scope, _replay(raw, gone), answer))
         finally:
             TICKET.reset(token)
-        grace = 0 if ticket.cancels_batch else self.grace
+        most = ticket.seconds + self.grace
         try:
-            await asyncio.wait({inner, gone}, timeout=ticket.seconds + grace, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({inner, gone}, timeout=most, return_when=asyncio.FIRST_COMPLETED)
             if inner.done():
                 _log_failure(inner, scope)
             elif not gone.done():

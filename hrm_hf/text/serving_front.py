@@ -12,6 +12,8 @@ import uuid
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+from huggingface_hub.errors import CacheNotFound
+
 from ..web.bodies import BodyRefused, BoundedBody
 from ..web.hosts import send_error
 from .serving_generation import TICKET, Ticket, time_is_over
@@ -60,9 +62,8 @@ class Front:
 
     async def _route(self, scope, receive, answer: "Answer") -> None:
         path = scope["path"]
-        if scope["method"] in ("GET", "HEAD") and path == MODELS and not self.any_model:
-            listed = [{"id": name, "object": "model", "created": 0, "owned_by": ""} for name in self.models]
-            await answer.json({"object": "list", "data": listed})
+        if scope["method"] in ("GET", "HEAD") and path == MODELS:
+            await answer.json({"object": "list", "data": await asyncio.to_thread(self._listed)})
         elif scope["method"] in ("GET", "HEAD", "OPTIONS"):
             await self.app(scope, receive, answer)
         elif path in ROUTES or (path == AUDIO and self.any_model):
@@ -71,6 +72,16 @@ class Front:
             await self._manage(path, scope, receive, answer)
         else:
             raise RequestRefused(404, f"{scope['method']} {path[:80]} is no route of this server", "not_found")
+
+    def _listed(self) -> list[dict[str, Any]]:
+        """The models that requests may name; with any of them allowed, those in the Hub's cache too."""
+        listed = [{"id": name, "object": "model", "created": 0, "owned_by": ""} for name in self.models]
+        if self.any_model:
+            try:
+                listed += self.prompts.manager.get_gen_models()
+            except CacheNotFound:
+                LOG.debug("nothing was ever fetched from the Hub")
+        return listed
 
     async def _read(self, scope, receive) -> bytes | None:
         """The body of a request, or None if its client has gone."""

@@ -21,8 +21,11 @@ DEFAULT_PORTS = {"http": "80", "https": "443", "ws": "80", "wss": "443"}
 def check_allowed(names: Sequence[str]) -> list[str]:
     """The names in lower case. Raises ValueError for what is no name of a host, or `*.` before one."""
     for name in names:
-        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._:-]+", name) or "//" in name:
-            raise ValueError(f"--allow-host {name}: expected the name of a host, as demo.example.org or *.example.org")
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._-]+", name):
+            raise ValueError(
+                f"--allow-host {name}: expected the name of a host without its port, as demo.example.org, or "
+                "*.example.org for all below it"
+            )
     return [name.lower() for name in names]
 
 

@@ -276,6 +276,7 @@ def test_an_uploaded_bomb_is_refused_before_it_is_unpacked(name, page):
 def test_a_file_that_was_not_uploaded_is_not_read(path, page):
     found = infer_from(page, path)
     assert found and "root:" not in found
+    assert ("nothing is fetched from an address" in found) == path.startswith("http")
 
 
 @pytest.mark.parametrize("path", ["/file=/etc/passwd", "/file=../../etc/passwd", "/file/etc/passwd"])

@@ -1,6 +1,8 @@
 """What a model card says in words that depend on the config: what a model is for, and an example it can be given."""
 
+import html
 import json
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -26,14 +28,35 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 import hrm_hf
 from hrm_hf.golang import best_validator
 
-model = AutoModelForCausalLM.from_pretrained("{name}")
-tokenizer = AutoTokenizer.from_pretrained("{name}")
+model = AutoModelForCausalLM.from_pretrained({name})
+tokenizer = AutoTokenizer.from_pretrained({name})
 with best_validator() as validator:  # reads code and never runs it
     result = model.generate_with_refinement(
         ["Reverse returns s backwards."], tokenizer=tokenizer, validator=validator, max_new_tokens=100
     )
 print(result.plans[0], result.codes[0], result.stopped[0])
 ```"""
+
+
+def in_markdown(value: Any) -> str:
+    """A name of somebody's as words of a line or of a cell: without HTML, links, code, cells or lines of its own."""
+    text = html.escape("".join(c for c in " ".join(str(value).split()) if c.isprintable()), quote=False)
+    return text.replace("|", "\\|").replace("`", "\\`").replace("](", "]\\(")
+
+
+def in_code(value: Any) -> str:
+    """The same between backticks, where nothing can be escaped."""
+    return "".join(c for c in " ".join(str(value).split()) if c.isprintable() and c not in "`|")
+
+
+def in_python(value: Any) -> str:
+    """A text as a Python expression, in double quotes."""
+    return json.dumps(str(value), ensure_ascii=False)
+
+
+def in_shell(value: Any) -> str:
+    """A name as one word of a command that stands between backticks."""
+    return in_code(shlex.quote(in_code(value)))
 
 
 def words_of(config: Any, folder: Path) -> dict[str, str]:
@@ -43,7 +66,7 @@ def words_of(config: Any, folder: Path) -> dict[str, str]:
     if config.problem_type == "regression":
         return _map_words(config)
     if config.model_type == "hrm_go_coder":
-        planning = PLANNING.format(name=folder.resolve().name) if config.tagged else ""
+        planning = PLANNING.format(name=in_python(folder.resolve().name)) if config.tagged else ""
         return {"planning": planning or "It has no tags of a stream: it was made for raw text and cannot plan."}
     return {}
 
@@ -79,7 +102,7 @@ def _example_puzzle(config: Any, folder: Path) -> str:
         return f'["S" + {edge}] + {inner} + [{edge} + "G"]'
     if config.task == "arc":
         pairs = '"train": [{"input": [[1, 2]], "output": [[2, 1]]}], "test": [{"input": [[4, 5]]}]'
-        return f'{{{pairs}, "name": "{_known_task(folder)}"}}'
+        return f'{{{pairs}, "name": {in_python(_known_task(folder))}}}'
     return f"[1] * {config.seq_len}"
 
 
@@ -96,10 +119,12 @@ def _map_words(config: Any) -> dict[str, str]:
     """What a regressor was made for."""
     channels, size = config.num_map_channels, config.image_size
     bounds = config.prior_bounds or []
-    ranges = [f"{name} from {low:g} to {high:g}" for name, (low, high) in zip(config.target_names, bounds)]
+    ranges = [
+        f"{in_markdown(name)} from {low:g} to {high:g}" for name, (low, high) in zip(config.target_names, bounds)
+    ]
     return {
-        "names": ", ".join(config.reported_names),
-        "first": config.target_names[0],
+        "names": ", ".join(map(in_markdown, config.reported_names)),
+        "python_first": in_python(config.target_names[0])[1:-1],
         "maps": f"{size} x {size} pixels" + (f" in {channels} channels" if channels > 1 else ""),
         "map_shape": f"({channels}, {size}, {size})" if channels > 1 else f"({size}, {size})",
         "mask": " and a mask of observed pixels" if config.mask_channel else "",

@@ -14,7 +14,7 @@ from string import Template
 from typing import Any
 
 from .card_training import base_model, data_table, hub_datasets, licence_of_checkpoint, training_table
-from .card_words import words_of
+from .card_words import in_markdown, in_python, in_shell, words_of
 from .data.licences import known_source
 
 
@@ -135,13 +135,15 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     licence = licence_of_checkpoint(folder)
     no_results = NO_RESULTS.get(config.model_type) or NO_RESULTS[_task_type(config)]
     text = Template(template.read_text(encoding="utf-8")).substitute(
-        {name: str(value) for name, value in fields.items()},
-        name=folder.resolve().name,
+        {name: in_markdown(value) for name, value in fields.items()},
+        name=in_markdown(folder.resolve().name),
+        python_name=in_python(folder.resolve().name)[1:-1],
+        shell_name=in_shell(folder.resolve().name),
         parameters=f"{_count_parameters(config) if parameters is None else parameters:,}",
         results=f"{START}\n{no_results}\n{END}",
         training=f"{TRAINING_START}\n{training_table(folder)}\n{TRAINING_END}",
         data=data_table(folder),
-        fields="\n".join(f"| {name} | {value} |" for name, value in fields.items()),
+        fields="\n".join(f"| {name} | {in_markdown(value)} |" for name, value in fields.items()),
         licence=f"`LICENSE` in this folder: {licence}" if licence else LICENCE_NOT_STATED,
         **words_of(config, folder),
     )
@@ -159,8 +161,8 @@ def card_for_repository(folder: str | Path, repo_id: str) -> str:
     path = folder / CARD_FILE
     card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(folder))
     for name in {folder.resolve().name, card.data.model_name} - {None}:
-        card.text = card.text.replace(f'"{name}"', f'"{repo_id}"')
-        card.text = card.text.replace(f"hrm-hf solve {name} ", f"hrm-hf solve {repo_id} ")
+        card.text = card.text.replace(in_python(name), f'"{repo_id}"')
+        card.text = card.text.replace(f"hrm-hf solve {in_shell(name)} ", f"hrm-hf solve {repo_id} ")
     return str(card)
 
 
@@ -200,7 +202,8 @@ def results_table(results: list) -> str:
         value = f"{result.metric_value:.4g}" if isinstance(result.metric_value, float) else result.metric_value
         settings = ", ".join(f"{name}={setting}" for name, setting in (result.metric_args or {}).items())
         metric = result.metric_name or result.metric_type
-        lines.append(f"| {result.dataset_name} | {result.dataset_split or ''} | {metric} | {value} | {settings} |")
+        cells = (result.dataset_name, result.dataset_split or "", metric, value, settings)
+        lines.append(f"| {' | '.join(map(in_markdown, cells))} |")
     known = dict.fromkeys(filter(None, (known_source(result.dataset_type) for result in results)))
     if known:
         lines += ["", f"Licences of these data: {'; '.join(f'{name}, {licence}' for name, licence in known)}."]

@@ -18,10 +18,10 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils.hub import PushInProgress
 
 from .cards import CARD_FILE, new_card_text
-from .checkpoint_contents import Contents, checkpoint_contents, own_files, refuse_secrets
 from .checkpoints import RAW_WEIGHTS_FILE
-from .hub import PushResult, commit_contents
-from .hub_errors import hub_errors
+from .hub import Contents, PushResult, checkpoint_contents, commit_contents, hub_errors
+from .hub.contents import own_files
+from .hub.secrets import refuse_secrets
 from .registration import ARCHITECTURES
 
 
@@ -158,7 +158,7 @@ class HubTraining:
         place = "last-checkpoint" if self.args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
         own = own_files(folder, with_training_state=True, include=("*",)).files
         contents = Contents({f"{place}/{name}": file for name, file in own.items()})
-        refuse_secrets(contents)
+        refuse_secrets(contents.files)
         self._finish_current_push()
         commit_contents(
             contents, self.hub_model_id, f"{message}, checkpoint", self.args.hub_token, revision=self.args.hub_revision

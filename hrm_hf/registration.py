@@ -77,7 +77,7 @@ def register() -> None:
 
 
 def _complete_push(folder: str, repo_id: str) -> None:
-    from .checkpoint_contents import complete_push  # it needs the table above
+    from .hub import complete_push  # it needs the table above
 
     complete_push(folder, repo_id)
 

@@ -354,7 +354,22 @@ class Handler(BaseHTTPRequestHandler):
         if entry.xet_hash and self.hub.xet:
             refresh = f"{self.hub.url}/api/{kind}s/{repo_id}/xet-read-token/{commit.sha}"
             headers |= {"X-Xet-Hash": entry.xet_hash, "X-Xet-Refresh-Route": refresh}
+        lie = self.hub.lie_for(self.route)
+        if lie and lie.body is not None:
+            self._send_blocks(lie.body)
+            return
         self._send_file(self.storage.object(entry.object_name), headers)
+
+    def _send_blocks(self, blocks: Iterable[bytes]) -> None:
+        """A body of unknown length, until it ends or the client hangs up."""
+        self.send_response(200)
+        for name, value in {**self.hub.lie_for(self.route).headers, "Connection": "close"}.items():
+            self.send_header(name.replace("_", "-"), value)
+        self.end_headers()
+        self.close_connection = True
+        if self.command != "HEAD":
+            for block in blocks:
+                self.wfile.write(block)
 
     def _send_file(self, file: Path, headers: dict[str, str]) -> None:
         """The file, or the part that a Range header asks for."""
@@ -438,6 +453,10 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _json(self, answer, status: int = 200, content_type: str = "application/json", headers: dict | None = None):
+        lie = self.hub.lie_for(self.route)
+        if lie and status < 400:
+            answer = lie.change(answer) if lie.change else answer
+            status, headers = lie.status or status, {**(headers or {}), **lie.headers}
         body = json.dumps(answer).encode()
         self._start(status, len(body), {"Content-Type": content_type, **(headers or {})})
         if self.command != "HEAD":

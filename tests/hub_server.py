@@ -4,7 +4,8 @@ Repositories of type model, dataset and space; commits, branches and tags; pull 
 downloads; private repositories; a token that may write, one that may only read, and one of somebody else, who may only
 propose; with `xet=True` also the Xet protocol (hub_xet.py).
 Answers, error codes and headers are the Hub's, so the clients take their usual paths. A new repository begins with a
-commit of `.gitattributes`, as on the Hub. Faults can be set: a connection dropped or held after so many bytes.
+commit of `.gitattributes`, as on the Hub. Faults can be set: a connection dropped or held after so many bytes. And it
+can be made to lie: `lie` changes an answer, `instead` sends something else than a file.
 
 Left out: gated repositories, organisations with members, discussions that are no pull requests, redirects to a content
 network, uploads in parts, the git protocol, and nearly all validation of model cards (see `hub_storage.read_card`).
@@ -14,10 +15,12 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from http.server import ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 from hub_handler import Account, Handler
 from hub_storage import OWNER, Storage
@@ -73,6 +76,17 @@ class Fault:
     released: threading.Event | None = None  # None: drop the connection; else wait for it, then go on
 
 
+@dataclass
+class Lie:
+    """What the Hub says instead of the truth in answers to requests whose path contains `part`."""
+
+    part: str
+    change: Callable[[Any], Any] | None = None  # of the JSON that it would answer
+    headers: dict[str, str] = field(default_factory=dict)
+    status: int | None = None
+    body: Iterable[bytes] | None = None  # instead of a file
+
+
 class HubServer:
     """Serves `folder` on a free port of 127.0.0.1 while the context is open.
 
@@ -94,6 +108,7 @@ class HubServer:
         self.ranges: list[tuple[str, str]] = []
         self.grants: dict[str, tuple[str, int]] = {}  # key of an upload address -> SHA-256 and size it is for
         self.faults: list[Fault] = []
+        self.lies: list[Lie] = []
         self.lock = threading.Lock()
         self._http = _Listener(self)
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
@@ -152,6 +167,19 @@ class HubServer:
         fault = Fault(path_contains, bytes, 1, released=threading.Event())
         self.faults.append(fault)
         return fault.reached
+
+    def lie(self, path_contains: str, change: Callable[[Any], Any] | None = None, **more: Any) -> Lie:
+        """Changes the JSON of every answer that matches, its headers or its status; see `Lie`."""
+        self.lies.append(Lie(path_contains, change, **more))
+        return self.lies[-1]
+
+    def instead(self, path_contains: str, body: Iterable[bytes], **headers: str) -> Lie:
+        """Sends `body` for a file, as many blocks as the client takes."""
+        return self.lie(path_contains, body=body, headers=headers)
+
+    def lie_for(self, path: str) -> Lie | None:
+        """The lie that is told in answer to a request for `path`."""
+        return next((lie for lie in self.lies if lie.part in path), None)
 
     def release(self) -> None:
         """Lets every held body go on."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from huggingface_hub import SpaceCardData
 from huggingface_hub.utils import validate_repo_id
 
-from ..checkpoint_contents import checkpoint_contents
+from ..hub import checkpoint_contents
 from . import require_gradio
 
 

@@ -77,6 +77,10 @@ def pull(
     verify: Annotated[
         bool, typer.Option("--verify", help="Fetch nothing: compare --out with the Hub's digests.")
     ] = False,
+    max_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="Refuse a repository of more bytes in all: 500MB, 2TB, ...")
+    ] = "50GB",
+    max_files: Annotated[int, typer.Option(min=1, help="Refuse one of more files and folders.")] = 10_000,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ):
     """Pull a model at one commit, check every file against the Hub's digest, and print the commit to pin.
@@ -88,12 +92,27 @@ def pull(
 
     if verify and out is None:
         raise typer.BadParameter("name the folder to compare with --out", param_hint="--verify")
+    options = {"revision": revision, "max_size": _bytes(max_size), "max_files": max_files}
     if verify:
-        result = verify_checkpoint(out, repo_id, revision=revision)
+        result = verify_checkpoint(out, repo_id, **options)
     else:
-        result = pull_checkpoint(repo_id, out, revision=revision)
+        result = pull_checkpoint(repo_id, out, **options)
     what = {"verified" if verify else "path": str(result.path), "commit": result.commit}
     report({**what, "files": result.files, "bytes": result.bytes}, as_json)
+
+
+def _bytes(size: str) -> int:
+    """A size as people write it: 500MB, 1.5GB, 2TB, or a number of bytes."""
+    from huggingface_hub.serialization._base import parse_size_to_int
+
+    try:
+        found = int(size) if size.isdecimal() else parse_size_to_int(size)
+    except (ValueError, OverflowError) as error:
+        said = f"{size!r} is no size; expected 500MB, 50GB, 2TB, ..."
+        raise typer.BadParameter(said, param_hint="--max-size") from error
+    if found < 1:
+        raise typer.BadParameter(f"{size} is less than a byte", param_hint="--max-size")
+    return found
 
 
 def _push_space(
@@ -118,15 +137,17 @@ def _push_space(
 
 
 def _report_plan(contents, repo_id: str, as_json: bool) -> None:
+    from ..hub.errors import shown
+
     sizes = contents.sizes
     if as_json:
         total = {"repository": repo_id, "bytes": sum(sizes.values())}
         report({**total, "files": sizes, "left_out": contents.left_out, "notes": contents.notes}, True)
         return
     typer.echo(f"to {repo_id}, {len(sizes)} files, {sum(sizes.values()):,} bytes:")
-    typer.echo("\n".join(f"{size:>15,}  {name}" for name, size in sizes.items()))
-    typer.echo("\n".join(f"stays behind: {name} ({why})" for name, why in contents.left_out.items()))
-    typer.echo("\n".join(f"note: {note}" for note in contents.notes))
+    typer.echo("\n".join(f"{size:>15,}  {shown(name)}" for name, size in sizes.items()))
+    typer.echo("\n".join(f"stays behind: {shown(name)} ({why})" for name, why in contents.left_out.items()))
+    typer.echo("\n".join(f"note: {shown(note)}" for note in contents.notes))
 
 
 def _report_push(result, as_json: bool) -> None:
@@ -134,4 +155,6 @@ def _report_push(result, as_json: bool) -> None:
     values |= {"files": len(result.files), "bytes": result.bytes}
     report({**values, "notes": result.notes} if as_json else values, as_json)
     if not as_json:
-        typer.echo("\n".join(f"note: {note}" for note in result.notes))
+        from ..hub.errors import shown
+
+        typer.echo("\n".join(f"note: {shown(note)}" for note in result.notes))

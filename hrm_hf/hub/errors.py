@@ -16,8 +16,26 @@ from huggingface_hub.errors import (
 )
 
 
+LONGEST = 300  # characters of what a Hub said that are repeated in a message
+
+
 class HubError(OSError):
-    """A push or pull that failed; the message says why and what to do."""
+    """A push or pull that failed; the message says why and what to do, in characters that a terminal only prints."""
+
+    def __init__(self, message: str):
+        super().__init__(shown(message))
+
+
+def shown(text: object, longest: int | None = None) -> str:
+    """A text of somebody else as it may be printed: control characters, terminal escapes and the like as \\x1b.
+
+    Args:
+        longest: characters that are kept; all of them if None.
+    """
+    text = str(text)
+    if longest is not None and len(text) > longest:
+        text = text[:longest] + "..."
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
 
 
 @contextmanager
@@ -77,7 +95,7 @@ def _no_repository(repo_id: str, has_token: bool) -> str:
 
 
 def _refused(error: HfHubHTTPError, action: str, repo_id: str, again: str) -> str | None:
-    status, said = error.response.status_code, error.server_message or "no reason given"
+    status, said = error.response.status_code, shown(error.server_message or "no reason given", LONGEST)
     if status == 401:
         return f"the Hub refused the token ({said}): it is wrong or was revoked. `hf auth login`, or set HF_TOKEN"
     if status == 403:

@@ -2,11 +2,11 @@
 
 `checkpoint_contents` checks the weights, picks the files that belong to a model, and adds what makes it complete: the
 code of the architecture as it is in this package, every head in `auto_map`, a model card, generation config, feature
-extractor, the licence of the code. Nothing is written into the folder. Uploading is in `hub.py`.
+extractor, the licence of the code. Nothing is written into the folder. Uploading is in `push.py`.
 """
 
 import json
-import re
+import os
 import struct
 import sys
 import tempfile
@@ -17,14 +17,18 @@ from fnmatch import fnmatch
 from importlib.resources import files
 from pathlib import Path
 
-from huggingface_hub import ModelCard, get_token
+from huggingface_hub import ModelCard, constants
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from .cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
-from .checkpoints import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
-from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
-from .registration import ARCHITECTURES
+from ..card_words import in_markdown
+from ..cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
+from ..checkpoints import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
+from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from ..registration import ARCHITECTURES
+from .listing import name_problem
+from .paths import short_path, without_local_paths
+from .secrets import refuse_secrets, texts_in
 
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -45,14 +49,6 @@ TRAINING_STATE = (
 )  # fmt: skip
 ONLY_WITH_STATE = "training state; --with-training-state adds it"
 NO_PART = "no part of a checkpoint; --include adds it"
-SECRETS_FILES = (".env", ".netrc", "token", "stored_tokens", "id_rsa", "id_ed25519", "credentials.json")
-MAX_SCANNED = 64 * 2**20  # bytes; larger files are weights and optimizers
-SECRETS = {
-    "a token of the Hub": rb"\bhf_[A-Za-z0-9]{30,}\b",
-    "a private key": rb"-----BEGIN [A-Z ]*PRIVATE KEY-----",
-    "an access key of AWS": rb"\bAKIA[0-9A-Z]{16}\b",
-    "an API key": rb"\bsk-[A-Za-z0-9_-]{32,}\b",
-}
 
 
 @dataclass
@@ -90,14 +86,16 @@ def checkpoint_contents(
     Raises:
         FileNotFoundError: no folder, or none of a model.
         ValueError: weights are missing, cut short or not safetensors; a language model has no tokenizer; there is
-            neither a card nor a template for one; a file holds a token or key.
+            neither a card nor a template for one; a file holds a token or key; a file that would go is a link to
+            another place.
     """
     folder = Path(folder)
     found = own_files(folder, with_training_state, include)
     if (folder / CONFIG).exists():
         _complete(found, folder)
     _add_card(found, folder, repo_id, license)
-    refuse_secrets(found)
+    _shorten_paths(found, folder)
+    refuse_secrets(found.files)
     return found
 
 
@@ -193,36 +191,60 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
     """
     weights = {file.name for file in check_weights(folder)}
     found, include = Contents(), tuple(include)
-    for file in sorted(path for path in folder.rglob("*") if path.is_file()):
-        name = file.relative_to(folder).as_posix()
+    for name, (file, problem) in folder_files(folder).items():
         group = name.split("/")[0] + "/" if "/" in name else name
         state = any(map(fnmatch, [name] * len(TRAINING_STATE), TRAINING_STATE))
         wanted = name in weights or any(_fits(name, pattern) for pattern in MODEL_FILES)
         if (wanted and not state) or (state and with_training_state) or any(fnmatch(name, p) for p in include):
+            if problem:
+                raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
             found.files[name] = file
             continue
-        if not name.endswith(".py"):  # the package's own code travels; see `_add_code`
+        if problem:
+            found.left_out[name] = problem
+        elif not name.endswith(".py"):  # the package's own code travels; see `_add_code`
             found.left_out[group] = ONLY_WITH_STATE if state else NO_PART
     return found
 
 
+def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
+    """Name -> path of each file below a folder, and why it must not go to a Hub, None if it may.
+
+    What a link leads to may go if it lies in the folder too, or where the cache of huggingface_hub keeps the content
+    of a snapshot. Links to folders are not entered.
+    """
+    allowed, found = _own_places(folder), {}
+    for path in sorted(folder.rglob("*")):
+        name = path.relative_to(folder).as_posix()
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if target.is_dir():
+                found[name] = (path, "is a link to a folder, which is not followed")
+            elif not target.is_file():
+                found[name] = (path, "is a link to nothing")
+            elif not any(target.is_relative_to(place) for place in allowed):
+                found[name] = (path, "is a link to a file outside of the folder, which is not followed")
+            else:
+                found[name] = (path, None)
+        elif path.is_file():
+            found[name] = (path, None)
+        if name in found and (why := name_problem(name)):
+            found[name] = (path, f"has a name that is not pulled again: {why}")
+    return found
+
+
+def _own_places(folder: Path) -> list[Path]:
+    """Where the content of a folder's files may lie."""
+    own = Path(os.path.realpath(folder))
+    repository = own.parent.parent
+    if own.parent.name != "snapshots" or repository.parent != Path(os.path.realpath(constants.HF_HUB_CACHE)):
+        return [own]
+    # A snapshot in the cache: its files are links to blobs of the repository, or to those that repositories share.
+    return [own, repository / "blobs", repository.parent / "blobs"]
+
+
 def _fits(name: str, pattern: str) -> bool:
     return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
-
-
-def refuse_secrets(contents: Contents) -> None:
-    """Raises ValueError for a file that holds a token or a key."""
-    token = get_token()
-    for name, source in contents.files.items():
-        if name.endswith(".safetensors") or (isinstance(source, Path) and source.stat().st_size > MAX_SCANNED):
-            continue
-        content = source if isinstance(source, bytes) else source.read_bytes()
-        kinds = [kind for kind, pattern in SECRETS.items() if re.search(pattern, content)]
-        if kinds or (token and token.encode() in content):
-            raise ValueError(
-                f"{name} holds {kinds[0] if kinds else 'the token you are logged in with'}; nothing was uploaded. "
-                "Delete it from the file, and revoke it if the file was shown to anyone"
-            )
 
 
 # ---- what makes a checkpoint complete ----
@@ -271,6 +293,14 @@ def _add_code(contents: Contents, folder: Path, config) -> None:
     contents.files[CODE_LICENSE] = code_license()
 
 
+def _card_without_paths(card: ModelCard, folder: Path) -> str:
+    """The card, where paths that its metadata name are shortened, in the metadata and in the text: of a base model."""
+    text = str(card)
+    for value in texts_in(card.data.to_dict()):
+        text = text.replace(value, short_path(value, folder))
+    return text
+
+
 def code_files(config_class: type) -> dict[str, Path]:
     """Name and path of each module that a checkpoint of the architecture carries."""
     heads = ARCHITECTURES[config_class]
@@ -296,8 +326,19 @@ def code_license() -> bytes:
 def complete_push(folder: str, repo_id: str) -> None:
     """Adds the code's licence to what `model.push_to_hub` has saved, and our card where it has the library's.
 
-    A card that the repository had before stays; tags that the caller gave go over to the new one.
+    A card that the repository had before stays; tags that the caller gave go over to the new one. Paths of this
+    machine are shortened in the saved files. Raises ValueError for a token or a key in one of them.
     """
+    _complete_saved(folder, repo_id)
+    saved = Contents({path.relative_to(folder).as_posix(): path for path in Path(folder).rglob("*") if path.is_file()})
+    _shorten_paths(saved, Path(folder))
+    for name, source in saved.files.items():
+        if isinstance(source, bytes):
+            Path(folder, name).write_bytes(source)
+    refuse_secrets(saved.files)
+
+
+def _complete_saved(folder: str, repo_id: str) -> None:
     path = Path(folder, CARD_FILE)
     Path(folder, CODE_LICENSE).write_bytes(code_license())
     tags: list[str] = []
@@ -311,6 +352,17 @@ def complete_push(folder: str, repo_id: str) -> None:
     card.save(path)
 
 
+def _shorten_paths(contents: Contents, folder: Path) -> None:
+    """Takes paths of this machine out of what a run noted, except where a manifest that goes too counts its bytes."""
+    if MANIFEST in contents.files:
+        return
+    for name, source in list(contents.files.items()):
+        content, changed = without_local_paths(name, source, folder)
+        if changed:
+            contents.files[name] = content
+            contents.notes.append(f"{name}: without the place of files on this machine ({', '.join(changed)})")
+
+
 def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | None) -> None:
     """The folder's card under the repository's name, or a new one, with the licence of the weights."""
     path = folder / CARD_FILE
@@ -320,9 +372,9 @@ def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | Non
     card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))
     if license:
         card.data.license = license
-        card.text = card.text.replace(LICENCE_NOT_STATED, license)
+        card.text = card.text.replace(LICENCE_NOT_STATED, in_markdown(license))
     if card.data.license in (None, UNKNOWN_LICENCE):
         contents.notes.append(
             f"{CARD_FILE} names no license, so nobody may use the weights; --license apache-2.0, say, names one"
         )
-    contents.files[CARD_FILE] = str(card).encode()
+    contents.files[CARD_FILE] = _card_without_paths(card, folder).encode()

@@ -1,0 +1,32 @@
+"""Whole checkpoints to the Hub and back, and Spaces.
+
+`push.py` and `pull.py` move files; `contents.py` decides what a checkpoint consists of, `secrets.py` and `paths.py`
+what must not leave with it, `listing.py` what of a Hub's answers is believed, `errors.py` says what went wrong.
+`model.push_to_hub` and `Trainer(push_to_hub=True)` are in `models/checkpoint_code.py` and `hub_training.py`.
+"""
+
+from .contents import Contents, checkpoint_contents, complete_push
+from .errors import HubError, hub_errors
+from .listing import Limits
+from .pull import PULL_RECORD, PullResult, pull_checkpoint, verify_checkpoint
+from .push import PushResult, check_push_target, commit_contents, push_checkpoint, push_space, space_contents
+
+
+__all__ = [
+    "PULL_RECORD",
+    "Contents",
+    "HubError",
+    "Limits",
+    "PullResult",
+    "PushResult",
+    "check_push_target",
+    "checkpoint_contents",
+    "commit_contents",
+    "complete_push",
+    "hub_errors",
+    "pull_checkpoint",
+    "push_checkpoint",
+    "push_space",
+    "space_contents",
+    "verify_checkpoint",
+]

@@ -358,7 +358,7 @@ class Handler(BaseHTTPRequestHandler):
         if lie and lie.body is not None:
             self._send_blocks(lie.body)
             return
-        self._send_file(self.storage.object(entry.object_name), headers)
+        self._send_file(self.storage.object(entry.object_name), {**headers, **(lie.headers if lie else {})})
 
     def _send_blocks(self, blocks: Iterable[bytes]) -> None:
         """A body of unknown length, until it ends or the client hangs up."""

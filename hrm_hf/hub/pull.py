@@ -147,12 +147,7 @@ def _fetch_blob(entry: Entry, cache: Path, source: Source) -> None:
             return
         part = blob.with_name(f"{entry.digest}.part")
         if entry.xet_hash and is_xet_available():
-            refresh = f"{source.api.endpoint}/api/models/{source.repo_id}/xet-read-token/{source.commit}"
-            content = XetFileData(file_hash=entry.xet_hash, refresh_route=refresh)
-            xet_get(
-                incomplete_path=part, xet_file_data=content, headers=source.headers, expected_size=entry.size,
-                displayed_filename=entry.path,
-            )  # fmt: skip
+            _fetch_by_xet(entry, part, source)
         else:
             _fetch_part(entry, part, source)
         if not agrees(part, entry):
@@ -162,6 +157,22 @@ def _fetch_blob(entry: Entry, cache: Path, source: Source) -> None:
                 "Run the same command again"
             )
         os.replace(part, blob)
+
+
+def _fetch_by_xet(entry: Entry, part: Path, source: Source) -> None:
+    """As the library fetches what is stored in chunks; hf_xet is told the size, and compares it."""
+    refresh = f"{source.api.endpoint}/api/models/{source.repo_id}/xet-read-token/{source.commit}"
+    content = XetFileData(file_hash=entry.xet_hash, refresh_route=refresh)
+    options = {"headers": source.headers, "expected_size": entry.size, "displayed_filename": entry.path}
+    try:
+        xet_get(incomplete_path=part, xet_file_data=content, **options)
+    except RuntimeError as error:  # hf_xet has no errors of its own
+        if "size mismatch" not in str(error):
+            raise
+        part.unlink(missing_ok=True)
+        raise HubError(
+            f"{entry.path} has not the {entry.size:,} bytes that the Hub says it has, so it was deleted ({error})"
+        ) from error
 
 
 # ---- into a folder ----

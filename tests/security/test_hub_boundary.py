@@ -6,6 +6,7 @@ from outside, no secret, no path of this machine. Referee for cards: markdown-it
 """
 
 import json
+import random
 import shutil
 import sys
 from pathlib import Path
@@ -13,7 +14,8 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from hub_here import NAME, call
+from hub_here import NAME, TOKEN, call, point_at
+from hub_server import HubServer
 from huggingface_hub import CommitOperationAdd, HfApi, constants
 from markdown_it import MarkdownIt
 from safetensors.torch import save_file
@@ -272,6 +274,22 @@ def test_a_file_ends_at_its_stated_size(where, model, tmp_path):
         pull(where, tmp_path)
     assert len(sent) < 1024
     assert not any("large" in name or name.endswith(".part") for name in written(tmp_path))
+
+
+@pytest.mark.parametrize("size", [10, 2**30], ids=["less", "more"])
+def test_a_file_that_comes_by_xet_has_its_stated_size_or_does_not_stay(size, tmp_path, monkeypatch):
+    pytest.importorskip("hf_xet", reason="the Xet protocol needs hf_xet")
+    with HubServer(tmp_path / "hub", token=TOKEN, xet=True) as hub:
+        point_at(hub, monkeypatch, tmp_path)
+        monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", False)
+        HfApi().create_repo(NAME)
+        file = CommitOperationAdd("large.bin", random.Random(0).randbytes(2**19))
+        HfApi().create_commit(NAME, [file], commit_message="a file in chunks")
+        hub.lie("/tree/", changed("large.bin", size=size, lfs={"size": size}))
+        with pytest.raises(HubError, match=r"large.bin .*so it was deleted"):
+            pull("cache", tmp_path)
+        assert any("xet-read-token" in path for _, path in hub.requests)
+    assert all((tmp_path / name).stat().st_size < 2000 for name in written(tmp_path) if "/blobs/" in name)
 
 
 def test_a_file_that_ends_too_early_is_named(model, tmp_path):

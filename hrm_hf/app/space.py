@@ -13,6 +13,7 @@ from pathlib import Path
 from huggingface_hub import SpaceCardData
 from huggingface_hub.utils import validate_repo_id
 
+from ..card_words import in_markdown
 from ..hub import checkpoint_contents
 from . import require_gradio
 
@@ -145,4 +146,4 @@ def _readme(on_hub: list[str], title: str) -> str:
         colorTo="gray",
     ).to_yaml()
     what = " and ".join(f"[{name}](https://huggingface.co/{name})" for name in on_hub) or f"the models in `{MODELS}/`"
-    return README.format(metadata=metadata, title=title, what=what, package=PACKAGE)
+    return README.format(metadata=metadata, title=in_markdown(title), what=what, package=PACKAGE)

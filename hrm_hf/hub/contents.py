@@ -26,9 +26,10 @@ from ..cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_rep
 from ..checkpoints import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..registration import ARCHITECTURES
+from .errors import shown
 from .listing import name_problem
 from .paths import short_path, without_local_paths
-from .secrets import refuse_secrets, texts_in
+from .secrets import SECRETS_FILES, refuse_secrets, texts_in
 
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -197,7 +198,10 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
         wanted = name in weights or any(_fits(name, pattern) for pattern in MODEL_FILES)
         if (wanted and not state) or (state and with_training_state) or any(fnmatch(name, p) for p in include):
             if problem:
-                raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
+                raise ValueError(f"{shown(file)} {problem}; nothing was uploaded. Copy the file there, or delete it")
+            if file.name in SECRETS_FILES:
+                found.left_out[name] = "may hold a secret, by its name"
+                continue
             found.files[name] = file
             continue
         if problem:

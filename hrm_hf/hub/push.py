@@ -17,7 +17,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..cards import CARD_FILE
 from .contents import Contents, checkpoint_contents, folder_files, stale_weights
-from .errors import HubError, hub_errors
+from .errors import HubError, hub_errors, shown
 from .listing import checked_commit
 from .secrets import SECRETS_FILES, refuse_secrets
 
@@ -122,7 +122,7 @@ def space_contents(folder: str | Path) -> Contents:
             contents.left_out[name] = "may hold a secret; a Space has its own settings for those"
         elif problem:
             raise ValueError(
-                f"{file} {problem}, so it was not uploaded, nor anything else; copy it there, or delete it"
+                f"{shown(file)} {problem}, so it was not uploaded, nor anything else; copy it there, or delete it"
             )
         else:
             contents.files[name] = file

@@ -25,7 +25,11 @@ from huggingface_hub import get_token
 from .errors import shown
 
 
-SECRETS_FILES = (".env", ".netrc", "token", "stored_tokens", "id_rsa", "id_ed25519", "credentials.json")
+# Files whose whole purpose is to hold some, in forms that no detector knows.
+SECRETS_FILES = (
+    ".env", ".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", "token", "stored_tokens", "id_rsa",
+    "id_ecdsa", "id_ed25519", "credentials.json",
+)  # fmt: skip
 BLOCK, OVERLAP = 2**18, 2**13  # bytes looked at a time, and those that two blocks share: no secret is longer
 LARGEST_HEADER = 100 * 2**20  # bytes of a safetensors header, as the format allows
 TENSOR = re.compile(r"(^|/)data/\d+$")  # in a file of torch

@@ -8,28 +8,36 @@ Building and running are apart, because a build cache that a program can write t
    not build leaves the others alone; a chunk that takes too long is built by halves.
 2. Run: each binary in a sandbox that has nothing but it. No toolchain, no cache, no file of this machine.
 
-Left out: defense against a program that prints "PASS" and ends itself; tests and code share a process, as always with
-`go test`.
+A program passes if its process ends with status 0 *and* has written a word that is drawn anew for each run. The
+harness (harness/harness.go, linked into every test binary under a random import path) takes that word from standard
+input before any code of the program runs, and writes it when every test has returned without a failure and one at
+least was not skipped. So leaving by os.Exit(0), running fewer tests, or printing "PASS" is no pass. Left out: programs
+that attack the harness in their own process (search its memory for the word, overwrite variables of the testing
+package by unsafe or linkname); tests and code share a process, as always with `go test`.
 """
 
 import base64
 import os
 import re
+import secrets
 import shutil
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from ..models.go_stream import Feedback
 from .categories import syntax_category, types_category
 from .checker_process import CheckerProcess
-from .sandbox import MIB, Limits, Run, check_sandbox, run_sandboxed
+from .sandbox import MIB, Limits, Run, check_sandbox, hand_over, run_sandboxed, sandbox_uid
 from .toolchain import Go, find_go, user_cache
 
 
+HARNESS = Path(__file__).parent / "harness"
 TESTIFY = Path(__file__).parent / "testify"
+TEST_MAIN = "hrmHfTestMain"  # the name of a TestMain that tests bring along
 MAX_PROGRAM_BYTES = 1 << 20
 MESSAGE = 300  # characters
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
@@ -37,11 +45,14 @@ _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d
 # What a program's output says when it ran into a wall; in order.
 _WALLS = (
     ("time", r"test timed out after|SIGXCPU", "not finished in time"),
-    ("memory", r"runtime: out of memory|cannot allocate memory", "used more memory than it may"),
+    ("processes", r"failed to create new OS thread .*errno=11\)", "started more threads than it may"),
+    ("memory", r"cannot allocate memory|failed to create new OS thread|^(fatal error|runtime): .*(out of memory"
+     r"|cannot (allocate|map|remap|reserve)|failed to (allocate|reserve)|too much locked memory)",
+     "used more memory than it may"),
     ("disk", r"SIGXFSZ|file too large|no space left on device", "wrote more to disk than it may"),
     ("processes", r"fork/exec .*operation not permitted", "tried to start a process, which the sandbox forbids"),
     ("network", r"network is unreachable|dial (tcp|udp)|lookup .*: (dial|no such host)", "the sandbox has no network"),
-)
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -136,8 +147,8 @@ class GoTestRunner:
     def __exit__(self, *_) -> None:
         self.close()
 
-    def _prepare(self, programs: Sequence[GoProgram], results: list) -> list[tuple[str, str]]:
-        """The two files of each program; programs that do not parse get their result here."""
+    def _prepare(self, programs: Sequence[GoProgram], results: list) -> list["_Sources"]:
+        """The files of each program; programs that do not parse get their result here."""
         files = []
         for index, program in enumerate(programs):
             if len(program.code) > MAX_PROGRAM_BYTES:
@@ -145,10 +156,9 @@ class GoTestRunner:
             if not re.search(r"^func Test", program.tests, re.MULTILINE):
                 raise ValueError(f"tests of program {index} have no `func Test...`; they would pass without testing")
         codes = ["" if result else program.code for program, result in zip(programs, results)]
-        answers = self.checker.ask("imports", codes, package="main", auto_import=self.auto_import)
-        tests = self.checker.ask(
-            "imports", [program.tests for program in programs], package="main", auto_import=self.auto_import
-        )
+        options = {"package": "main", "auto_import": self.auto_import, "test_main": TEST_MAIN}
+        tests = self.checker.ask("imports", [program.tests for program in programs], **options)
+        answers = self.checker.ask("imports", codes, **options | {"test_main": f"{TEST_MAIN}OfCode"})
         for index, (code, test) in enumerate(zip(answers, tests)):
             if not test.get("syntax"):
                 where = f"line {test.get('line')}: {test.get('message') or test.get('failure')}"
@@ -156,10 +166,10 @@ class GoTestRunner:
             if not code.get("syntax") and results[index] is None:
                 message = code.get("message") or f"not checked: {code.get('failure')}"
                 results[index] = GoTestResult("syntax", message.split("\n")[0], code.get("line"))
-            files.append((code.get("text", ""), test["text"]))
+            files.append(_Sources(code.get("text", ""), code.get("package", ""), test))
         return files
 
-    def _build_and_run(self, files: dict[int, tuple[str, str]], results: list) -> None:
+    def _build_and_run(self, files: dict[int, "_Sources"], results: list) -> None:
         with tempfile.TemporaryDirectory(prefix="hrm_hf_go_") as folder:
             built, faults = self._build(Path(folder), files)
             with ThreadPoolExecutor(self.workers) as pool:
@@ -175,9 +185,7 @@ class GoTestRunner:
                 if half:
                     self._build_and_run({index: files[index] for index in half}, results)
 
-    def _build(
-        self, folder: Path, files: dict[int, tuple[str, str]]
-    ) -> tuple[dict[int, Path], dict[int, GoTestResult]]:
+    def _build(self, folder: Path, files: dict[int, "_Sources"]) -> tuple[dict[int, Path], dict[int, GoTestResult]]:
         """The test binaries, and the results of programs that do not compile."""
         _write_module(folder, self.go, files)
         run = self._compile(folder, len(files))
@@ -193,8 +201,12 @@ class GoTestRunner:
 
     def _compile(self, folder: Path, count: int) -> Run:
         root = str(self.go.root)
-        cache = user_cache() / "go-build"
+        uid = sandbox_uid()
+        cache = user_cache() / ("go-build" if uid is None else f"go-build-{uid}")
         cache.mkdir(exist_ok=True)
+        for handed in (cache, folder / "work", folder / "out"):
+            if handed.stat().st_uid != uid:
+                hand_over(handed)
         paths = [path for path in ("/usr", "/bin", "/lib", "/lib64") if os.path.exists(path)]
         if not root.startswith("/usr/"):
             paths.append(root)
@@ -214,21 +226,21 @@ class GoTestRunner:
         ]
         return run_sandboxed(
             command,
-            Limits(seconds=120 + 5 * count, memory=4096 * MIB, disk=4096 * MIB),
+            Limits(120 + 5 * count, memory=4096 * MIB, disk=4096 * MIB, files=65536, threads=32768),
             read_only=[(path, path) for path in paths] + [(str(folder / "work"), "/build")],
             writable=[(str(cache), "/cache"), (str(folder / "out"), "/out")],
             environment=environment, directory="/build", processes=True, clip=1 << 20,
         )  # fmt: skip
 
     def _run(self, binary: Path) -> GoTestResult:
-        limits = self.limits
-        wall = Limits(limits.seconds + 2, limits.memory, limits.disk)  # Go's own limit comes first, with a report
+        limits, word = self.limits, secrets.token_hex(32)
+        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own limit comes first, with a report
         run = run_sandboxed(
             ["/program", f"-test.timeout={limits.seconds}s", "-test.paniconexit0"], wall,
-            read_only=[(str(binary), "/program")],
+            read_only=[(str(binary), "/program")], stdin=word.encode(),
             environment={"HOME": "/tmp", "TMPDIR": "/tmp", "GOMEMLIMIT": str(int(limits.memory * 0.75))},
         )  # fmt: skip
-        return judge(run, limits)
+        return judge(run, limits, word)
 
 
 class GoTestValidator:
@@ -276,29 +288,54 @@ def run_go_tests(
         return runner(programs)
 
 
-def judge(run: Run, limits: Limits) -> GoTestResult:
-    """What the end of a test binary means."""
-    output = run.output
-    if run.status == 0 and not run.stopped and output.rstrip().endswith("PASS"):
+def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
+    """What the end of a test binary means; `word` is what the harness writes when all tests have passed."""
+    output, confirmed = re.subn(rf"\n{word}\n", "", run.output)
+    if run.status == 0 and not run.stopped and confirmed:
         return GoTestResult("pass", output=output, seconds=run.seconds)
     if run.stopped:
         status, said = run.stopped, "not finished in time" if run.stopped == "time" else "wrote too much output"
     else:
-        status, said = next(((name, said) for name, sign, said in _WALLS if re.search(sign, output)), ("fail", ""))
+        status, said = next(
+            ((name, said) for name, sign, said in _WALLS if re.search(sign, output, re.MULTILINE)), ("fail", "")
+        )
     said += {"time": f" ({limits.seconds:g} s)", "memory": f" ({limits.memory // MIB} MiB)"}.get(status, "")
     shown = re.search(r"^\s+\w+\.go:\d+: (.*)|^(panic: .*|fatal error: .*)", output, re.MULTILINE)
     detail = (shown[1] or shown[2]).strip() if shown else ""
     if not (said or detail):
-        detail = (
-            f"ended with status {run.status}: {output.strip().splitlines()[-1] if output.strip() else 'no output'}"
-        )
+        ended = "ended before all of its tests had passed" if run.status == 0 else f"ended with status {run.status}"
+        detail = f"{ended}: {output.strip().splitlines()[-1] if output.strip() else 'no output'}"
     message = ": ".join(part for part in (said, detail) if part)
     line = re.search(r"/main\.go:(\d+)", output)
     return GoTestResult(status, message[:MESSAGE], int(line[1]) if line else None, output, run.seconds)
 
 
-def _write_module(folder: Path, go: Go, files: dict[int, tuple[str, str]]) -> None:
-    """The module that one `go test ./...` builds: a package for each program, and the stand-in for testify."""
+@dataclass(frozen=True)
+class _Sources:
+    """A program as it is compiled: its code (base64) and package, and what the checker answered to its tests."""
+
+    code: str
+    package: str
+    tests: dict[str, Any]
+
+    def write(self, folder: Path, harness: str) -> None:
+        """Writes a package with the harness of that import path."""
+        folder.mkdir()
+        (folder / "main.go").write_bytes(base64.b64decode(self.code))
+        (folder / "main_test.go").write_bytes(base64.b64decode(self.tests["text"]))
+        (folder / "harness_test.go").write_text(
+            f'package {self.package}\n\nimport (\n\t"testing"\n\n\t{TEST_MAIN}Harness "{harness}"\n)\n\n'
+            f"func TestMain(m *testing.M) {{ {TEST_MAIN}Harness.Run(m) }}\n"
+        )
+        if self.tests.get("test_main"):
+            (folder / "harness_main_test.go").write_text(
+                f'package {self.tests["package"]}\n\nimport {TEST_MAIN}Harness "{harness}"\n\n'
+                f"func init() {{ {TEST_MAIN}Harness.Main = {TEST_MAIN} }}\n"
+            )
+
+
+def _write_module(folder: Path, go: Go, files: dict[int, _Sources]) -> None:
+    """The module that one `go test ./...` builds: a package for each program, the harness, a stand-in for testify."""
     work = folder / "work"
     shutil.copytree(TESTIFY, work / "testify")
     (folder / "out").mkdir()
@@ -310,8 +347,7 @@ def _write_module(folder: Path, go: Go, files: dict[int, tuple[str, str]]) -> No
     )
     (work / "collect").write_text(_COLLECT)
     (work / "collect").chmod(0o755)
-    for index, (code, tests) in files.items():
-        package = work / f"p{index:05d}"
-        package.mkdir()
-        (package / "main.go").write_bytes(base64.b64decode(code))
-        (package / "main_test.go").write_bytes(base64.b64decode(tests))
+    harness = f"h{secrets.token_hex(16)}"  # a path that no program can import
+    shutil.copytree(HARNESS, work / harness)
+    for index, sources in files.items():
+        sources.write(work / f"p{index:05d}", f"programs/{harness}")

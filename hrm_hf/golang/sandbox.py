@@ -1,51 +1,70 @@
 """Runs programs that nobody has read, in bubblewrap: no network, no files of the user, limits on everything.
 
-A program here sees an empty read-only root with what it is given, a fresh /proc and /dev, and a /tmp of limited size;
-all namespaces are its own, it has no capabilities and an empty environment. Limits: wall time, CPU time, memory
-(RLIMIT_DATA, which unlike RLIMIT_AS does not count what Go only reserves), file size and the size of /tmp, and output.
-A program with `processes=False` can start threads but no process (seccomp). When bubblewrap ends, or this process
-does, everything inside ends.
+A program here sees an empty read-only root with what it is given, a read-only /proc, a /dev without /dev/zero (shared
+memory that nothing counts) and a /tmp of limited size and number of files; all namespaces are its own, it has no
+capabilities and an empty environment. Limits: wall time, CPU time, memory, threads, file size, /tmp, and output. What
+reaches into other processes, and without `processes=True` what starts one, is refused by seccomp (see there).
 
-There is no fall-back: where no sandbox can be made, nothing is run. Left out: limits on the number of threads beyond
-what CPU and wall time leave, and any defense against faults of the kernel.
+It never runs as the host's root: where we are root, everything from bubblewrap on has a uid that no account has.
+Memory is RLIMIT_DATA, which unlike RLIMIT_AS does not count what Go only reserves; RLIMIT_AS, more than four GiB above
+it, bounds the page tables of memory that is only read. Both are those of one process.
+
+When the program ends, or its time does, PID 1 of its namespace is killed and waited for: the kernel lets it end only
+when nothing of the namespace is left. If that does not happen, it is an error. When this process dies, bubblewrap and
+all of that end too. There is no fall-back: where no sandbox can be made, nothing is run. Left out: kernel memory of
+sockets and file locks beyond what the numbers of files and threads leave, and defense against faults of the kernel.
 """
 
+import json
 import os
 import platform
 import re
-import selectors
+import select
 import shutil
 import signal
-import struct
 import subprocess
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, fields
 from functools import cache
+from pathlib import Path
+
+from .seccomp import ARCHITECTURES, seccomp_filter
 
 
 MIB = 1 << 20
-INSTALL_LINE = "`apt-get install bubblewrap util-linux` (dnf and pacman have the same names)"
+INSTALL_LINE = "`apt-get install bubblewrap util-linux mount` (dnf and pacman: bubblewrap, util-linux)"
 MAX_OUTPUT = 64 * MIB  # a program that writes more is ended
+ADDRESS_SPACE = 4096 * MIB  # what Go reserves without using it; newer versions take more than 1 GiB
+UNUSED_UID = 1_997_770_001  # in the range that systemd's uid list calls unused
+NOBODY = 65534
+START_SECONDS = END_SECONDS = 30.0  # for the kernel to make a sandbox, and to take a killed one apart
+MAX_STDIN = 4096  # what any pipe holds
+REFUSAL = "refusing to run code outside of a sandbox: "
+_PROGRAMS = ("bwrap", "prlimit", "unshare", "setpriv", "mount", "sh")
 
-# Numbers of system calls; each starts a process, a namespace, or memory that RLIMIT_DATA does not count.
-_DENIED = {
-    "x86_64": {
-        "fork": 57, "vfork": 58, "unshare": 272, "setns": 308, "memfd_create": 319, "shmget": 29, "ptrace": 101,
-        "bpf": 321, "io_uring_setup": 425, "userfaultfd": 323, "perf_event_open": 298, "keyctl": 250, "add_key": 248,
-    },
-    "aarch64": {
-        "unshare": 97, "setns": 268, "memfd_create": 279, "shmget": 194, "ptrace": 117, "bpf": 280,
-        "io_uring_setup": 425, "userfaultfd": 282, "perf_event_open": 241, "keyctl": 219, "add_key": 217,
-    },
-}  # fmt: skip
-_ARCHITECTURE = {"x86_64": (0xC000003E, 56, 9), "aarch64": (0xC00000B7, 220, 222)}  # audit number, clone, mmap
-_CLONE3 = 435
-_CLONE_THREAD, _MAP_SHARED_ANONYMOUS = 0x10000, 0x21
+# A mount namespace of our own with a tmpfs: tmp/ becomes /tmp, and files that only root could reach are bound to 0,
+# 1, ... It hides /sys, which no sandbox has. bubblewrap cannot limit the number of inodes.
+_STAGE = """set -e
+mount -n -t tmpfs -o "$1" tmpfs /sys
+shift
+mkdir -m 1777 /sys/tmp
+number=0
+while [ "$1" != -- ]; do
+  if [ -d "$1" ]; then mkdir "/sys/$number"; else : > "/sys/$number"; fi
+  mount -n --rbind "$1" "/sys/$number"
+  number=$((number + 1))
+  shift
+done
+shift
+unset PWD OLDPWD
+exec "$@"
+"""
 
 
 class SandboxError(RuntimeError):
-    """No sandbox can be made here, so nothing was run."""
+    """No sandbox can be made here, so nothing was run; or one did not end."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +75,18 @@ class Limits:
         seconds: wall time; CPU time is limited to four times as much.
         memory: bytes of data of one process.
         disk: bytes in /tmp, and of one file.
+        files: files and folders in /tmp; each takes about 1 KiB of kernel memory.
+        threads: threads and processes.
     """
 
     seconds: float = 10.0
     memory: int = 1024 * MIB
     disk: int = 64 * MIB
+    files: int = 16384
+    threads: int = 1024
 
     def __post_init__(self):
-        for name in ("seconds", "memory", "disk"):
+        for name in (field.name for field in fields(self)):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name}={getattr(self, name)}; expected more than 0")
 
@@ -95,23 +118,29 @@ def run_sandboxed(
     directory: str = "/tmp",
     processes: bool = False,
     clip: int = 16384,
+    stdin: bytes = b"",
 ) -> Run:
-    """Runs a program in a sandbox and waits for its end.
+    """Runs a program in a sandbox and waits for its end and that of everything it started.
 
     Args:
         command: the program, as the sandbox names it, and its arguments.
-        read_only: (path here, path in the sandbox) to be seen but not changed.
+        read_only: (path here, path in the sandbox) to be seen but not changed. Where we are root, the files themselves
+            must be readable for `sandbox_uid` (see `hand_over`); the folders above need not be.
         writable: the same, to be changed too.
         environment: all of its variables.
         directory: where it starts.
         processes: it may start processes.
         clip: characters of output to keep.
+        stdin: what it reads from its standard input; at most MAX_STDIN bytes.
 
     Raises:
-        SandboxError: no sandbox can be made.
+        SandboxError: no sandbox can be made, or something of it did not end.
     """
+    if len(stdin) > MAX_STDIN:
+        raise ValueError(f"stdin has {len(stdin)} bytes; expected at most {MAX_STDIN}")
     check_sandbox()
-    return _run(_prefix(limits, read_only, writable, environment or {}, directory), command, limits, processes, clip)
+    options = _options(read_only, writable, environment or {}, directory)
+    return _run(options, command, limits, processes, clip, stdin)
 
 
 @cache
@@ -121,74 +150,217 @@ def check_sandbox() -> None:
     Raises:
         SandboxError: it cannot be made; the message says why and what to do.
     """
-    refusal = "refusing to run code outside of a sandbox: "
-    if platform.machine() not in _ARCHITECTURE or not hasattr(os, "fork"):
-        raise SandboxError(f"{refusal}it is made for Linux on {' and '.join(_ARCHITECTURE)}, not {platform.machine()}")
-    for program in ("bwrap", "prlimit"):
+    if platform.machine() not in ARCHITECTURES or not hasattr(os, "fork"):
+        raise SandboxError(f"{REFUSAL}it is made for Linux on {' and '.join(ARCHITECTURES)}, not {platform.machine()}")
+    for program in _PROGRAMS:
         if shutil.which(program) is None:
-            raise SandboxError(f"{refusal}{program} (bubblewrap) is not installed: {INSTALL_LINE}")
+            raise SandboxError(f"{REFUSAL}{program} (bubblewrap, util-linux) is not installed: {INSTALL_LINE}")
     system = [(path, path) for path in ("/usr", "/bin", "/lib", "/lib64") if os.path.exists(path)]
     true = shutil.which("true") or "/bin/true"
-    run = _run(_prefix(Limits(), system, (), {}, "/tmp"), [true], Limits(), False, 2000)
+    run = _run(_options(system, (), {}, "/tmp"), [true], Limits(), False, 2000, b"")
     if run.status != 0:
+        needs = "user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
+        needs += "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a runtime that permits them)"
+        if sandbox_uid() is not None:
+            needs += "; as root also CAP_SYS_ADMIN, CAP_SETUID and CAP_SETGID, so try it as an ordinary user"
         raise SandboxError(
-            f"{refusal}bubblewrap does not work here ({run.output.strip() or run.stopped or run.status}). It needs "
-            "version 0.7 or newer and user namespaces (sysctl kernel.unprivileged_userns_clone=1, "
-            "kernel.apparmor_restrict_unprivileged_userns=0; in a container, a runtime that permits them)"
+            f"{REFUSAL}bubblewrap does not work here ({run.output.strip() or run.stopped or run.status}). It needs "
+            f"version 0.7 or newer, Linux 5.14 or newer, and {needs}"
         )
 
 
-def _prefix(limits: Limits, read_only, writable, environment: dict[str, str], directory: str) -> list[str]:
-    """The command line up to the program, without the filter."""
-    cpu = int(limits.seconds * 4) + 1
-    command = [
-        "prlimit", f"--fsize={limits.disk}", f"--cpu={cpu}", f"--data={limits.memory}", "--core=0", "--nofile=512",
-        "--",
-        "bwrap", "--unshare-all", "--unshare-user", "--uid", "65534", "--gid", "65534", "--cap-drop", "ALL",
-        "--hostname", "sandbox", "--die-with-parent", "--new-session", "--clearenv",
-        "--proc", "/proc", "--dev", "/dev", "--perms", "1777", "--size", str(limits.disk), "--tmpfs", "/tmp",
-    ]  # fmt: skip
-    for option, pairs in (("--ro-bind", read_only), ("--bind", writable)):
-        for outside, inside in pairs:
-            command += [option, outside, inside]
-    for name, value in environment.items():
-        command += ["--setenv", name, value]
+@cache
+def sandbox_uid() -> int | None:
+    """The uid (and gid) that programs get where we are the host's root; None where we are an ordinary user.
+
+    Raises:
+        SandboxError: we are root and have no other uid.
+    """
+    maps, uid = [_id_map("uid"), _id_map("gid")], os.geteuid()
+    if not any(start <= uid < start + count and outside + uid == start for start, outside, count in maps[0]):
+        return None
+    for uid in (UNUSED_UID, NOBODY):
+        if all(any(start <= uid < start + count for start, _, count in ranges) for ranges in maps):
+            return uid
+    raise SandboxError(
+        f"{REFUSAL}this process is root, and its user namespace has no other uid to run the code as "
+        f"(/proc/self/uid_map: {maps[0]}); run it as an ordinary user"
+    )
+
+
+def _id_map(kind: str) -> list[tuple[int, int, int]]:
+    """(first id here, first id outside, count) of each range."""
+    lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
+    return [tuple(int(word) for word in line.split()) for line in lines]
+
+
+def hand_over(folder: Path) -> None:
+    """Makes a folder of ours and all in it the sandbox's, where that has another uid than we have."""
+    uid = sandbox_uid()
+    if uid is not None:
+        for parent, _, names in os.walk(folder):
+            for path in (parent, *(os.path.join(parent, name) for name in names)):
+                os.chown(path, uid, uid, follow_symlinks=False)
+
+
+def _options(read_only, writable, environment: dict[str, str], directory: str) -> list[tuple[str, ...]]:
+    """Options of bubblewrap, one a tuple; a bind's source is still what it is called here."""
+    bind = [("--ro-bind", os.path.abspath(outside), inside) for outside, inside in read_only]
+    bind += [("--bind", os.path.abspath(outside), inside) for outside, inside in writable]
+    variables = [("--setenv", name, value) for name, value in environment.items()]
     # The root and /dev are tmpfs without a limit of size.
-    return [*command, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", directory]
+    return [*bind, *variables, ("--remount-ro", "/dev"), ("--remount-ro", "/"), ("--chdir", directory)]
 
 
-def _run(prefix: list[str], command: Sequence[str], limits: Limits, processes: bool, clip: int) -> Run:
-    filter_end, descriptors = None, ()
-    if not processes:
-        filter_end, writing = os.pipe()
-        os.write(writing, seccomp_filter(platform.machine()))
-        os.close(writing)
-        prefix, descriptors = [*prefix, "--seccomp", str(filter_end)], (filter_end,)
-    start = time.monotonic()
-    try:
-        process = subprocess.Popen(
-            [*prefix, "--", *command], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            env={"PATH": os.environ.get("PATH", "/usr/bin:/bin")}, pass_fds=descriptors, start_new_session=True,
-        )  # fmt: skip
-    finally:
-        if filter_end is not None:
-            os.close(filter_end)
-    try:
-        output, stopped = _watch(process, start + limits.seconds, clip)
-    finally:
-        if process.returncode is None:  # we were interrupted
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[bytes], str]) -> list[str]:
+    """The command line up to the program: a mount namespace, another uid if we are root, limits, bubblewrap.
+
+    Args:
+        file: makes a file without a name that bubblewrap will have open, and returns its number.
+    """
+    path = {program: shutil.which(program) for program in _PROGRAMS}
+    uid, staged = sandbox_uid(), []
+
+    def reach(source: str) -> str:
+        """The source, or where it will be bound to if the sandbox's uid cannot get to it."""
+        above = Path(os.path.realpath(source)).parents
+        if uid is None or not os.path.exists(source) or all(folder.stat().st_mode & 0o001 for folder in above):
+            return source
+        staged.append(source)
+        return f"/sys/{len(staged) - 1}"
+
+    arguments = [
+        "--unshare-all", "--unshare-user", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL",
+        "--hostname", "sandbox", "--die-with-parent", "--new-session", "--clearenv",
+        "--proc", "/proc", "--remount-ro", "/proc", "--dev", "/dev",
+        "--perms", "0000", "--ro-bind-data", file(b""), "/dev/zero", "--bind", "/sys/tmp", "/tmp",
+    ]  # fmt: skip
+    for name, *values in options:
+        arguments += [name, *([reach(values[0]), values[1]] if name.endswith("bind") else values)]
+    confined = [
+        path["prlimit"], f"--fsize={limits.disk}", f"--cpu={int(limits.seconds * 4) + 1}", f"--data={limits.memory}",
+        f"--as={2 * limits.memory + ADDRESS_SPACE}", f"--stack={8 * MIB}", "--core=0", "--nofile=512",
+        f"--nproc={limits.threads}", "--sigpending=1024", "--memlock=65536", "--msgqueue=0", "--",
+        # Its arguments come by a file, because the program can read PID 1's command line.
+        reach(path["bwrap"]), "--args", file("".join(f"{argument}\0" for argument in arguments).encode()),
+    ]  # fmt: skip
+    # The kernel holds RLIMIT_NPROC against all processes of a user in the namespace around, so each sandbox has one more
+    # around that of bubblewrap; else the user's other processes would count.
+    user = [path["unshare"], "--user", "--map-root-user"]
+    tmpfs = f"size={limits.disk},nr_inodes={limits.files + 64},mode=755"
+    stage = [path["sh"], "-c", _STAGE, "sh", tmpfs, *staged, "--"]
+    if uid is None:
+        return [*user, "--mount", "--", *stage, *confined]
+    drop = [path["setpriv"], "--reuid", str(uid), "--regid", str(uid), "--clear-groups", "--bounding-set=-all"]
+    return [path["unshare"], "--mount", "--", *stage, *drop, "--inh-caps=-all", "--", *user, "--", *confined]
+
+
+def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip: int, stdin: bytes) -> Run:
+    with ExitStack() as stack:
+        process, told, release = _start(options, command, limits, processes, stdin, stack)
+        first = None
+        try:
+            first = _first_process(process, told, stack)
+            os.close(release.pop())
+            start = time.monotonic()
+            output, stopped = _watch(process, start + limits.seconds, clip)
+        finally:
+            _end(process, first)
     return Run(process.returncode, output, stopped, time.monotonic() - start)
 
 
+def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stack: ExitStack):
+    """Starts bubblewrap, which makes the sandbox and waits.
+
+    Returns:
+        its process, the pipe by which it tells the PID 1 of the sandbox, and a list with the pipe whose closing lets
+        the program begin.
+    """
+    told, telling = os.pipe()
+    stack.callback(os.close, told)
+    waiting, release = os.pipe()
+    released = [release]
+    stack.callback(lambda: [os.close(descriptor) for descriptor in released])
+    with ExitStack() as given:  # our copies are closed as soon as it has started
+
+        def hand(descriptor: int) -> int:
+            given.callback(os.close, descriptor)
+            return descriptor
+
+        def file(content: bytes) -> str:
+            descriptor = hand(os.memfd_create("sandbox"))
+            files.append(descriptor)
+            os.write(descriptor, content)
+            os.lseek(descriptor, 0, os.SEEK_SET)
+            return str(descriptor)
+
+        files = [hand(telling), hand(waiting)]
+        # A pipe and no file, for PID 1 has it too: what has been read is gone.
+        reading, writing = os.pipe()
+        hand(reading)
+        os.write(writing, stdin)
+        os.close(writing)
+        seccomp = file(seccomp_filter(platform.machine(), processes))
+        extra = [("--info-fd", str(telling)), ("--block-fd", str(waiting)), ("--seccomp", seccomp)]
+        line = _command([*options, *extra], limits, file)
+        process = subprocess.Popen(
+            [*line, "--", *command], stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+            env={}, cwd="/", pass_fds=files, start_new_session=True,
+        )  # fmt: skip
+    return process, told, released
+
+
+def _first_process(process: subprocess.Popen, told: int, stack: ExitStack) -> int | None:
+    """A pidfd of PID 1 of the sandbox; None if there is no sandbox, and bubblewrap's output says why.
+
+    bubblewrap does not go on before we have it, so it cannot be that of another process.
+    """
+    said, deadline = b"", time.monotonic() + START_SECONDS
+    while True:
+        if not _readable(told, deadline - time.monotonic()):
+            raise SandboxError(f"{REFUSAL}bubblewrap made none in {START_SECONDS:g} s; is the machine overloaded?")
+        data = os.read(told, 4096)
+        if not data:
+            break
+        said += data
+    if not said:
+        return None
+    descriptor = os.pidfd_open(json.loads(said)["child-pid"])
+    stack.callback(os.close, descriptor)
+    return descriptor
+
+
+def _readable(descriptor: int, seconds: float) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(max(0.0, seconds) * 1000))
+
+
+def _end(process: subprocess.Popen, first: int | None) -> None:
+    """Kills all of a sandbox. PID 1 of a namespace ends, and its pidfd becomes readable, after all others in it.
+
+    Raises:
+        SandboxError: something goes on.
+    """
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
+    if first is not None:
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(first, signal.SIGKILL)
+        if not _readable(first, END_SECONDS):
+            raise SandboxError(
+                f"a program in the sandbox did not end in {END_SECONDS:g} s after it was killed; look for processes "
+                f"of uid {sandbox_uid() or os.geteuid()} in state D, and at the kernel's log"
+            )
+    process.wait()
+
+
 def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, str]:
-    """Reads to the end; ends the sandbox at the deadline or if it writes too much."""
+    """Reads to the end, or until the deadline or too much output."""
     head, tail, total, stopped = bytearray(), bytearray(), 0, ""
-    with process.stdout, selectors.DefaultSelector() as ready:
-        ready.register(process.stdout, selectors.EVENT_READ)
+    with process.stdout:
         while not stopped:
-            if not ready.select(max(0.0, deadline - time.monotonic())) or time.monotonic() > deadline:
+            if not _readable(process.stdout.fileno(), deadline - time.monotonic()) or time.monotonic() > deadline:
                 stopped = "time"
                 break
             data = os.read(process.stdout.fileno(), 1 << 16)
@@ -203,33 +375,5 @@ def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, 
             process.wait(0 if stopped else max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             stopped = stopped or "time"
-            os.killpg(process.pid, signal.SIGKILL)  # bwrap; everything inside dies with it
-            process.wait()
     cut = f"\n[... {total - clip} bytes cut ...]\n" if total > clip else ""
     return re.sub("\0", "", head.decode("utf-8", "replace") + cut + tail.decode("utf-8", "replace")), stopped
-
-
-def seccomp_filter(machine: str) -> bytes:
-    """The filter (classic BPF) that leaves a program threads but neither processes nor uncounted memory.
-
-    Refused calls fail with EPERM, clone3 with ENOSYS so that libraries use clone instead.
-    """
-    audit, clone, mmap = _ARCHITECTURE[machine]
-    load, equal, greater, any_bit, give = 0x20, 0x15, 0x35, 0x45, 0x06
-    allow, refuse, unknown, kill = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-
-    def step(code: int, value: int, then: int = 0, other: int = 0) -> bytes:
-        return struct.pack("<HBBI", code, then, other, value)
-
-    # seccomp_data: number at 0, architecture at 4, low half of argument i at 16 + 8 i.
-    program = [step(load, 4), step(equal, audit, 1), step(give, kill), step(load, 0)]
-    if machine == "x86_64":  # the x32 calls have other numbers
-        program += [step(greater, 0x40000000, 0, 1), step(give, refuse)]
-    for number in _DENIED[machine].values():
-        program += [step(equal, number, 0, 1), step(give, refuse)]
-    program += [step(equal, _CLONE3, 0, 1), step(give, unknown)]
-    program += [step(equal, clone, 0, 4), step(load, 16), step(any_bit, _CLONE_THREAD, 1), step(give, refuse)]
-    program += [step(give, allow)]
-    program += [step(equal, mmap, 0, 4), step(load, 16 + 8 * 3), step(0x54, _MAP_SHARED_ANONYMOUS)]
-    program += [step(equal, _MAP_SHARED_ANONYMOUS, 0, 1), step(give, refuse), step(give, allow)]
-    return b"".join(program)

@@ -33,7 +33,8 @@ type request struct {
 	Mode       string `json:"mode"` // parse, types, format or imports
 	Code       []byte `json:"code"` // base64
 	AutoImport bool   `json:"auto_import"`
-	Package    string `json:"package"` // of code that has no package clause
+	Package    string `json:"package"`   // of code that has no package clause
+	TestMain   string `json:"test_main"` // imports: what a function TestMain is to be called instead
 }
 
 type answer struct {
@@ -42,6 +43,9 @@ type answer struct {
 	Line    int    `json:"line"` // of the first error, from 1; 0 if there is none
 	Message string `json:"message"`
 	Text    []byte `json:"text,omitempty"`
+	// Of "imports": the package's name, and whether there was a TestMain.
+	Package  string `json:"package,omitempty"`
+	TestMain bool   `json:"test_main,omitempty"`
 }
 
 var yes, no = true, false
@@ -88,10 +92,11 @@ func (l *library) answer(question request) (result answer) {
 		}
 		return answer{Syntax: &yes, Text: text}
 	case "imports":
-		if !question.AutoImport {
-			return answer{Syntax: &yes, Text: source.text}
+		source, renamed := source.withoutTestMain(question.TestMain)
+		if question.AutoImport {
+			source.text = l.withImports(source, true)
 		}
-		return answer{Syntax: &yes, Text: l.withImports(source, true)}
+		return answer{Syntax: &yes, Text: source.text, Package: source.file.Name.Name, TestMain: renamed}
 	case "types":
 		if question.AutoImport {
 			source = newSource(l.withImports(source, false), question.Package)
@@ -118,6 +123,19 @@ func newSource(code []byte, packageName string) *source {
 	s := &source{text: text, files: token.NewFileSet()}
 	s.file, s.err = parser.ParseFile(s.files, "", text, parser.ParseComments|parser.AllErrors)
 	return s
+}
+
+// withoutTestMain gives the function TestMain another name, unless that is empty.
+func (s *source) withoutTestMain(name string) (*source, bool) {
+	for _, declaration := range s.file.Decls {
+		function, ok := declaration.(*ast.FuncDecl)
+		if ok && name != "" && function.Recv == nil && function.Name.Name == "TestMain" {
+			start := s.files.PositionFor(function.Name.Pos(), false).Offset
+			text := string(s.text[:start]) + name + string(s.text[start+len("TestMain"):])
+			return newSource([]byte(text), ""), true
+		}
+	}
+	return s, false
 }
 
 func hasPackageClause(code []byte) bool {

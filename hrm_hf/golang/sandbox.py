@@ -244,8 +244,8 @@ def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[byt
         # Its arguments come by a file, because the program can read PID 1's command line.
         reach(path["bwrap"]), "--args", file("".join(f"{argument}\0" for argument in arguments).encode()),
     ]  # fmt: skip
-    # The kernel holds RLIMIT_NPROC against all processes of a user in the namespace around, so each sandbox has one more
-    # around that of bubblewrap; else the user's other processes would count.
+    # The kernel holds RLIMIT_NPROC against all processes of the user in the namespace around bubblewrap's. With one
+    # more in between, those are of this sandbox only.
     user = [path["unshare"], "--user", "--map-root-user"]
     tmpfs = f"size={limits.disk},nr_inodes={limits.files + 64},mode=755"
     stage = [path["sh"], "-c", _STAGE, "sh", tmpfs, *staged, "--"]

@@ -1,0 +1,373 @@
+"""Hostile programs in the Go sandbox: what they must not reach, take, outlive or forge.
+
+Each is real Go, built and run as any sample is. One that attacks something calls t.Fatal("escaped") where it succeeds,
+so its attack has failed when its test passes, or when it ended at the wall that its row names.
+"""
+
+import os
+import platform
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hrm_hf.golang import (
+    GoNotFoundError,
+    GoProgram,
+    GoTestRunner,
+    Limits,
+    SandboxError,
+    check_sandbox,
+    find_go,
+    sandbox,
+)
+from hrm_hf.golang.go_tests import judge
+from hrm_hf.golang.sandbox import MIB, Run, run_sandboxed
+
+
+def _missing() -> str:
+    try:
+        find_go()
+        check_sandbox()
+    except (GoNotFoundError, SandboxError) as error:
+        return str(error)
+    return ""
+
+
+MISSING = _missing()
+pytestmark = [pytest.mark.external, pytest.mark.skipif(bool(MISSING), reason=MISSING or "Go and a sandbox are there")]
+
+LIMITS = Limits(seconds=20, memory=256 * MIB, disk=16 * MIB)
+SYSTEM = [(path, path) for path in ("/usr", "/bin", "/lib", "/lib64") if os.path.exists(path)]
+TEST = "func TestF(t *testing.T) { F(t) }"
+
+
+def function(body: str) -> str:
+    return f"func F(t *testing.T) {{\n{body}\n}}"
+
+
+# What can be opened for writing in a writable /proc, by the host's root above all.
+PROC_FILES = [
+    "sys/kernel/core_pattern", "sys/kernel/panic", "sys/vm/drop_caches", "sys/net/ipv4/ip_forward", "sysrq-trigger",
+    "self/mem", "thread-self/mem", "1/mem", "1/oom_score_adj",
+]  # fmt: skip
+# Calls that must fail with EPERM: numbers on x86_64 and aarch64, arguments.
+CALLS = {
+    "process_vm_readv": (310, 270, "1, iov, 1, iov, 1, 0"), "process_vm_writev": (311, 271, "1, iov, 1, iov, 1, 0"),
+    "ptrace": (101, 117, "16, 1, 0, 0, 0, 0"), "kcmp": (312, 272, "1, 1, 0, 0, 0, 0"),
+    "pidfd_getfd": (438, 438, "0, 0, 0, 0, 0, 0"), "process_madvise": (440, 440, "0, iov, 1, 21, 0, 0"),
+    "unshare": (272, 97, "0x10000000, 0, 0, 0, 0, 0"), "setns": (308, 268, "0, 0, 0, 0, 0, 0"),
+    "memfd_create": (319, 279, "name, 0, 0, 0, 0, 0"), "memfd_secret": (447, 447, "0, 0, 0, 0, 0, 0"),
+    "shmget": (29, 194, "0, 1<<20, 0x3b6, 0, 0, 0"), "semget": (64, 190, "0, 32000, 0x3b6, 0, 0, 0"),
+    "msgget": (68, 186, "0, 0x3b6, 0, 0, 0, 0"), "mq_open": (240, 180, "name, 0x42, 0x180, 0, 0, 0"),
+    "vmsplice": (278, 75, "1, iov, 1, 0, 0, 0"), "setxattr": (188, 5, "tmp, name, name, 1, 0, 0"),
+    "io_uring_setup": (425, 425, "8, 0, 0, 0, 0, 0"), "userfaultfd": (323, 282, "1, 0, 0, 0, 0, 0"),
+    "mount": (165, 40, "name, tmp, name, 0, 0, 0"), "fork": (57, 220, "17, 0, 0, 0, 0, 0"),
+    "mprotect to writable": (10, 226, "page, 4096, 3, 0, 0, 0"),
+}  # fmt: skip
+CALL = """number = uintptr(%d)
+_, _, err = syscall.RawSyscall6(number, %s)
+fmt.Println(map[bool]string{true: "refused", false: "escaped"}[err == syscall.EPERM], "%s")
+"""
+ARGUMENTS = """address := func(x []byte) uintptr { return uintptr(unsafe.Pointer(&x[0])) }
+buffer := make([]byte, 64)
+vector := []uintptr{address(buffer), 8}
+iov, name, tmp := uintptr(unsafe.Pointer(&vector[0])), address([]byte("user.x\\x00")), address([]byte("/tmp\\x00"))
+mapped, _ := syscall.Mmap(-1, 0, 4096, 1, syscall.MAP_PRIVATE|syscall.MAP_ANON)
+page, number, err := address(mapped), uintptr(0), syscall.Errno(0)
+"""
+# Memory beyond the 256 MiB of the limits; each touches 1 GiB, or 64 GiB where only page tables are filled.
+TOUCH = """if err != nil { return }
+for i := 0; i < len(b); i += 4096 { b[i] = 1 }
+t.Fatal("escaped")"""
+MEMORY = {
+    "dev_zero_shared": 'f, err := os.OpenFile("/dev/zero", os.O_RDWR, 0); if err != nil { return }\n'
+    "b, err := syscall.Mmap(int(f.Fd()), 0, 1<<30, 3, syscall.MAP_SHARED)\n" + TOUCH,
+    "anonymous_shared": "b, err := syscall.Mmap(-1, 0, 1<<30, 3, syscall.MAP_SHARED|syscall.MAP_ANON)\n" + TOUCH,
+    "grows_down": "b, err := syscall.Mmap(-1, 0, 1<<30, 3, syscall.MAP_PRIVATE|syscall.MAP_ANON|0x100)\n" + TOUCH,
+    "writable_afterwards": "b, err := syscall.Mmap(-1, 0, 1<<30, 1, syscall.MAP_PRIVATE|syscall.MAP_ANON)\n"
+    "if err == nil { err = syscall.Mprotect(b, 3) }\n" + TOUCH,
+    "page_tables": "b, err := syscall.Mmap(-1, 0, 1<<36, 1, syscall.MAP_PRIVATE|syscall.MAP_ANON|0x4000)\n"
+    "if err != nil { return }\nfor i := 0; i < len(b); i += 1 << 21 { if b[i] == 1 { return } }\n"
+    't.Fatal("escaped")',
+}
+# Loops that end at a wall: body of the loop and the status.
+WALLS = {
+    "heap": ("b := make([]byte, 1<<20); for j := range b { b[j] = 1 }; kept = append(kept, b)", "memory"),
+    "one_large_slice": ("b := make([]byte, 1<<40); kept = append(kept, b)", "memory"),
+    "folders": ('if err := os.Mkdir(fmt.Sprint("/tmp/", i), 0700); err != nil { t.Fatal(err) }', "disk"),
+    "empty_files": ('if err := os.WriteFile(fmt.Sprint("/tmp/", i), nil, 0600); err != nil { t.Fatal(err) }', "disk"),
+    "hard_links": (
+        'if i == 0 { os.WriteFile("/tmp/x", nil, 0600) }\n'
+        'if err := os.Link("/tmp/x", fmt.Sprint("/tmp/", i)); err != nil { t.Fatal(err) }', "disk",
+    ),
+    "symbolic_links": ('if err := os.Symlink("x", fmt.Sprint("/tmp/", i)); err != nil { t.Fatal(err) }', "disk"),
+    "threads": ("go func() { runtime.LockOSThread(); select {} }(); time.Sleep(time.Microsecond)", "processes"),
+}  # fmt: skip
+ESCAPES = {
+    "environment_of_pid_1": 'b, err := os.ReadFile("/proc/1/environ"); if err != nil { t.Fatal(err) }\n'
+    'if strings.Contains(string(b), "PATH") || strings.Contains(string(b), "/") { t.Fatal("escaped: ", string(b)) }',
+    "paths_of_the_host_in_pid_1": 'b, err := os.ReadFile("/proc/1/cmdline"); if err != nil { t.Fatal(err) }\n'
+    'if strings.Contains(string(b), "hrm_hf") { t.Fatal("escaped: ", string(b)) }',
+    "mode_of_the_hosts_devices": 'if os.Chmod("/dev/null", 0666) == nil { t.Fatal("escaped") }',
+    "times_of_the_hosts_devices": 'if os.Chtimes("/dev/full", time.Now(), time.Now()) == nil { t.Fatal("escaped") }',
+    "open_files_of_the_host": 'links, _ := os.ReadDir("/proc/self/fd")\nfor _, link := range links {\n'
+    'target, _ := os.Readlink("/proc/self/fd/" + link.Name())\n'
+    'if strings.HasPrefix(target, "/memfd") { t.Fatal("escaped: ", target) } }',
+    "own_program": 'if _, err := os.OpenFile("/program", os.O_WRONLY, 0); err == nil { t.Fatal("escaped") }',
+    "a_device_of_its_own": 'if syscall.Mknod("/tmp/d", syscall.S_IFBLK|0600, 0) == nil { t.Fatal("escaped") }',
+    "terminal": 'if f, err := os.OpenFile("/dev/tty", os.O_RDWR, 0); err == nil { t.Fatal("escaped: ", f.Name()) }',
+}
+# Programs that fail a test, or would, and want to be counted as passed.
+FORGED = {
+    "exit_in_init": 'func init() { os.Exit(0) }',
+    "exit_call_in_init": "func init() { syscall.Exit(0) }",
+    "prints_pass_in_init": 'func init() { fmt.Println("PASS"); os.Exit(0) }',
+    "prints_all_of_it": 'func init() { fmt.Println("=== RUN   TestF\\n--- PASS: TestF (0s)\\nPASS"); os.Exit(0) }',
+    "runs_no_test": 'func init() { os.Args = []string{os.Args[0], "-test.run=^$"} }',
+    "lists_tests": 'func init() { os.Args = []string{os.Args[0], "-test.list=.*"} }',
+    "runs_one_test_twice": 'func init() { os.Args = []string{os.Args[0], "-test.run=^TestG$", "-test.count=2"} }',
+    "skips_a_test": 'func init() { os.Args = []string{os.Args[0], "-test.skip=^TestF$"} }',
+    "reads_the_word": "func init() { b := make([]byte, 100); n, _ := os.Stdin.Read(b)\n"
+    'fmt.Printf("\\n%s\\nPASS\\n", b[:n]); os.Exit(0) }',
+    "reads_the_word_of_pid_1": 'func init() { f, _ := os.Open("/proc/1/fd/0"); f.SetDeadline(time.Now())\n'
+    'b, _ := os.ReadFile("/proc/1/fd/0"); fmt.Printf("\\n%s\\nPASS\\n", b); os.Exit(0) }',
+    "brings_its_own_main": 'func TestMain(m *testing.M) { fmt.Println("PASS"); os.Exit(0) }',
+    "prints_pass_in_a_test": 'func leave(*testing.T) { fmt.Println("PASS"); syscall.Exit(0) }',
+    "leaves_by_another_goroutine": "func leave(*testing.T) { go func() { time.Sleep(20 * time.Millisecond)\n"
+    'fmt.Println("PASS"); syscall.Exit(0) }(); time.Sleep(time.Minute) }',
+    "leaves_by_goexit": "func leave(*testing.T) {\n"
+    'go func() { for { fmt.Println("PASS"); syscall.Exit(0) } }(); runtime.Goexit() }',
+    "kills_everything": "func leave(*testing.T) { for _, pid := range []int{1, -1, 0} {\n"
+    "syscall.Kill(pid, syscall.SIGKILL) } }",
+}  # fmt: skip
+FORGED_TEST = 'func TestF(t *testing.T) { leave(t); t.Fatal("not as it should be") }\nfunc TestG(t *testing.T) {}'
+
+
+def _programs() -> dict[str, GoProgram]:
+    write = 'if _, err := os.OpenFile("/proc/%s", os.O_WRONLY, 0); err == nil { fmt.Println("escaped", "%s") } else\n'
+    write += '{ fmt.Println("refused", "%s") }\n'
+    column = platform.machine() == "aarch64"
+    calls = (CALL % (row[column], row[2], name) for name, row in CALLS.items())
+    bodies = {"proc": "".join(write % (name, name, name) for name in PROC_FILES), "calls": ARGUMENTS + "".join(calls)}
+    bodies |= {f"memory {name}": body for name, body in MEMORY.items()}
+    bodies |= {
+        f"wall {name}": f"var kept [][]byte\nfor i := 0; i < 100000; i++ {{\n{body}\n}}\n_ = kept"
+        for name, (body, _) in WALLS.items()
+    }
+    bodies |= {f"escape {name}": body for name, body in ESCAPES.items()}
+    found = {name: GoProgram(function(body), TEST) for name, body in bodies.items()}
+    for name, code in FORGED.items():
+        rest = "" if "func leave" in code else "\nfunc leave(*testing.T) {}"
+        found[f"forged {name}"] = GoProgram(code + rest, FORGED_TEST)
+    return found
+
+
+@pytest.fixture(scope="module")
+def runner():
+    with GoTestRunner(LIMITS, chunk=100) as runner:
+        yield runner
+
+
+@pytest.fixture(scope="module")
+def results(runner):
+    """All programs are built at once: that takes a quarter of the time."""
+    programs = _programs()
+    return dict(zip(programs, runner(list(programs.values()))))
+
+
+@pytest.mark.parametrize("name", PROC_FILES)
+def test_nothing_in_proc_can_be_written(results, name):
+    assert f"refused {name}\n" in results["proc"].output
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_a_call_that_leads_out_or_takes_uncounted_memory_is_refused(results, name):
+    assert f"refused {name}\n" in results["calls"].output
+
+
+@pytest.mark.parametrize("name", MEMORY)
+def test_no_kind_of_memory_escapes_the_limit(results, name):
+    result = results[f"memory {name}"]
+    assert result.status in ("pass", "memory"), result.output
+
+
+@pytest.mark.parametrize("name", WALLS)
+def test_what_costs_memory_of_the_kernel_ends_at_a_wall(results, name):
+    result = results[f"wall {name}"]
+    assert result.status == WALLS[name][1], result.output
+
+
+@pytest.mark.parametrize("name", ESCAPES)
+def test_the_host_is_neither_seen_nor_changed(results, name):
+    result = results[f"escape {name}"]
+    assert result.status == "pass", result.output
+
+
+@pytest.mark.parametrize("name", FORGED)
+def test_a_pass_cannot_be_had_without_passing(results, name):
+    result = results[f"forged {name}"]
+    assert result.status == "fail", result.output
+
+
+def test_the_word_of_a_pass_is_in_no_result(runner):
+    (result,) = runner([GoProgram(function(""), TEST)])
+    assert (result.status, result.output) == ("pass", "PASS\n")
+
+
+def test_a_test_main_of_the_tests_is_run_and_cannot_turn_a_failure_into_a_pass(runner):
+    main = 'func TestMain(m *testing.M) { ready = true; code := m.Run(); fmt.Println("closed", code); os.Exit(%s) }\n'
+    tests = 'var ready bool\nfunc TestF(t *testing.T) { if !ready || F() != 1 { t.Fatal("bad") } }\n'
+    right, wrong = "func F() int { return 1 }", "func F() int { return 2 }"
+    found = runner(
+        [
+            GoProgram(right, main % "code" + tests),
+            GoProgram(right, "package main_test; " + (main % "code" + tests).replace("|| F() != 1", "")),
+            GoProgram(wrong, main % "code" + tests),
+            GoProgram(wrong, main % "0" + tests),
+            GoProgram(right + "\nfunc TestMain(m *testing.M) { os.Exit(0) }", main % "code" + tests),
+        ]
+    )
+    assert [result.status for result in found] == ["pass", "pass", "fail", "fail", "pass"]
+    assert "closed 0" in found[0].output
+
+
+def test_tests_that_are_all_skipped_are_no_pass(runner):
+    skip = 'func TestF(t *testing.T) { t.Skip("not here") }\n'
+    some = skip + 'func TestG(t *testing.T) { t.Run("x", func(t *testing.T) { t.Parallel() }) }'
+    found = runner([GoProgram("func F() {}", skip), GoProgram("func F() {}", some)])
+    assert [result.status for result in found] == ["fail", "pass"]
+
+
+# Of runtime/*.go of Go 1.5 to 1.27.
+ALLOCATION_FAILURES = [
+    "runtime: out of memory: cannot allocate 4194304-byte block (3833856 in use)\nfatal error: out of memory",
+    "fatal error: runtime: out of memory", "fatal error: runtime: cannot allocate memory",
+    "fatal error: runtime: cannot map pages in arena address space",
+    "fatal error: runtime: cannot remap pages in address space",
+    "runtime: cannot reserve arena virtual address space\nfatal error: ...",
+    "fatal error: failed to reserve page summary memory", "fatal error: out of memory allocating heap arena metadata",
+    "fatal error: out of memory allocating heap arena map", "fatal error: out of memory (stackalloc)",
+    "fatal error: failed to allocate aligned heap memory; too many retries", "fatal error: pageAlloc: out of memory",
+    "runtime: mmap: too much locked memory (check 'ulimit -l').",
+    "runtime: failed to create new OS thread (have 12 already; errno=12)\nfatal error: newosproc",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("output", ALLOCATION_FAILURES)
+def test_an_allocation_that_failed_is_called_memory(output):
+    result = judge(Run(2, f"{output}\n\ngoroutine 1 [running]:\n", "", 0.1), LIMITS, "word")
+    assert result.status == "memory"
+    assert result.message.startswith("used more memory than it may (256 MiB)")
+
+
+def test_a_text_about_memory_from_the_program_itself_is_no_memory_failure():
+    output = "--- FAIL: TestF (0.00s)\n    main_test.go:4: got out of memory, want cannot map"
+    assert judge(Run(1, output, "", 0.1), LIMITS, "word").status == "fail"
+
+
+def processes_with(mark: str) -> dict[int, str]:
+    """Real uids of the processes of this machine whose command line has a mark, as the host sees them."""
+    found = {}
+    for folder in Path("/proc").iterdir():
+        try:
+            if folder.name.isdigit() and mark.encode() in (folder / "cmdline").read_bytes():
+                status = (folder / "status").read_text()
+                found[int(folder.name)] = next(line for line in status.splitlines() if line.startswith("Uid:"))
+        except OSError:  # it has ended meanwhile
+            continue
+    return found
+
+
+@pytest.mark.parametrize("processes", [False, True], ids=["run", "build"])
+def test_the_host_sees_no_uid_0_in_a_sandbox(processes):
+    mark = f"2.{os.getpid()}{int(processes)}"
+    limits = Limits(seconds=20)
+    options = {"read_only": SYSTEM, "processes": processes}
+    thread = threading.Thread(target=run_sandboxed, args=(["/usr/bin/sleep", mark], limits), kwargs=options)
+    thread.start()
+    deadline = time.monotonic() + 20
+    seen: dict[int, str] = {}
+    while not any("sleep" in Path(f"/proc/{pid}/comm").read_text() for pid in seen if Path(f"/proc/{pid}").exists()):
+        assert time.monotonic() < deadline
+        seen = processes_with(mark)
+        time.sleep(0.02)
+    for pid, uids in seen.items():
+        if Path(f"/proc/{pid}/comm").exists():
+            assert "0" not in uids.split()[1:], (pid, uids)
+    thread.join()
+
+
+ENDINGS = {
+    "in_its_own_session": "setsid sleep MARK & exit 0",
+    "by_a_child_of_a_child": "(setsid sh -c 'sleep MARK & sleep MARK' &) ; exit 0",
+    "deaf_to_signals": "trap '' TERM HUP INT QUIT; (trap '' TERM HUP; sleep MARK) & sleep MARK",
+    "with_its_output_closed": "exec >&- 2>&-; sleep MARK & sleep MARK",
+}
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_nothing_is_alive_when_a_run_has_ended(name):
+    mark = f"61.{os.getpid()}{list(ENDINGS).index(name)}"
+    command = ["/bin/sh", "-c", ENDINGS[name].replace("MARK", mark)]
+    run_sandboxed(command, Limits(seconds=1), read_only=SYSTEM, processes=True)
+    assert processes_with(mark) == {}
+
+
+def test_a_sandbox_that_does_not_end_is_an_error(monkeypatch):
+    alive, kill = [], signal.pidfd_send_signal
+    monkeypatch.setattr(os, "killpg", lambda *_: None)
+    monkeypatch.setattr(signal, "pidfd_send_signal", lambda pidfd, _: alive.append(os.dup(pidfd)))
+    monkeypatch.setattr(sandbox, "END_SECONDS", 0.0)
+    try:
+        with pytest.raises(SandboxError, match="did not end in 0 s after it was killed"):
+            run_sandboxed(["/usr/bin/sleep", "20"], Limits(seconds=0.2), read_only=SYSTEM)
+    finally:
+        for pidfd in alive:
+            kill(pidfd, signal.SIGKILL)
+            os.close(pidfd)
+
+
+def test_a_root_without_another_uid_is_refused(monkeypatch):
+    monkeypatch.setattr(sandbox, "_id_map", lambda kind: [(os.geteuid(), 0, 1)])
+    sandbox.sandbox_uid.cache_clear()
+    try:
+        with pytest.raises(SandboxError, match="run it as an ordinary user"):
+            sandbox.sandbox_uid()
+    finally:
+        sandbox.sandbox_uid.cache_clear()
+
+
+def test_a_run_of_an_ordinary_user_keeps_its_uid(monkeypatch):
+    monkeypatch.setattr(sandbox, "_id_map", lambda kind: [(os.geteuid(), 1000, 1)])
+    sandbox.sandbox_uid.cache_clear()
+    try:
+        assert sandbox.sandbox_uid() is None
+    finally:
+        sandbox.sandbox_uid.cache_clear()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_an_ordinary_user_has_the_same_sandbox():
+    uid, (reading, writing) = sandbox.sandbox_uid(), os.pipe()
+    child = os.fork()
+    if not child:  # no other interpreter: it may lie where only root can read
+        try:
+            os.setgroups([])
+            os.setresgid(uid, uid, uid)
+            os.setresuid(uid, uid, uid)
+            sandbox.sandbox_uid.cache_clear()
+            script = "echo > /proc/sys/kernel/panic; mkdir /tmp/x && ulimit -p; cat /dev/zero; echo done"
+            run = run_sandboxed(["/bin/sh", "-c", script], Limits(threads=77), read_only=SYSTEM, processes=True)
+            os.write(writing, f"{sandbox.sandbox_uid()} {run.status} {run.output}".encode())
+        finally:
+            os._exit(0)
+    os.close(writing)
+    assert os.waitpid(child, 0)[1] == 0
+    with os.fdopen(reading) as pipe:
+        said = pipe.read()
+    assert said.startswith("None 0 ")
+    assert "Read-only file system" in said and "77\n" in said and "Permission denied" in said
+    assert said.endswith("done\n")

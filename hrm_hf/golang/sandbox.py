@@ -9,10 +9,12 @@ It never runs as the host's root: where we are root, everything from bubblewrap 
 Memory is RLIMIT_DATA, which unlike RLIMIT_AS does not count what Go only reserves; RLIMIT_AS, more than four GiB above
 it, bounds the page tables of memory that is only read. Both are those of one process.
 
+Its network is a loopback of its own, with small buffers.
+
 When the program ends, or its time does, PID 1 of its namespace is killed and waited for: the kernel lets it end only
 when nothing of the namespace is left. If that does not happen, it is an error. When this process dies, bubblewrap and
 all of that end too. There is no fall-back: where no sandbox can be made, nothing is run. Left out: kernel memory of
-sockets and file locks beyond what the numbers of files and threads leave, and defense against faults of the kernel.
+file locks, and defense against faults of the kernel.
 """
 
 import json
@@ -42,7 +44,7 @@ NOBODY = 65534
 START_SECONDS = END_SECONDS = 30.0  # for the kernel to make a sandbox, and to take a killed one apart
 MAX_STDIN = 4096  # what any pipe holds
 REFUSAL = "refusing to run code outside of a sandbox: "
-_PROGRAMS = ("bwrap", "prlimit", "unshare", "setpriv", "mount", "sh")
+_PROGRAMS = ("bwrap", "prlimit", "unshare", "nsenter", "setpriv", "mount", "sh")
 
 # A mount namespace of our own with a tmpfs: tmp/ becomes /tmp, and files that only root could reach are bound to 0,
 # 1, ... It hides /sys, which no sandbox has. bubblewrap cannot limit the number of inodes.
@@ -60,6 +62,11 @@ done
 shift
 unset PWD OLDPWD
 exec "$@"
+"""
+# The kernel lets a connection buffer 10 MiB and more, and counts that for the whole machine only.
+_NETWORK = """set -e
+echo 4096 65536 131072 > /proc/sys/net/ipv4/tcp_rmem
+echo 4096 65536 131072 > /proc/sys/net/ipv4/tcp_wmem
 """
 
 
@@ -260,7 +267,9 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
         process, told, release = _start(options, command, limits, processes, stdin, stack)
         first = None
         try:
-            first = _first_process(process, told, stack)
+            first, pid = _first_process(told, stack)
+            if first is not None:
+                _bound_network(process.pid, pid)
             os.close(release.pop())
             start = time.monotonic()
             output, stopped = _watch(process, start + limits.seconds, clip)
@@ -310,8 +319,8 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
     return process, told, released
 
 
-def _first_process(process: subprocess.Popen, told: int, stack: ExitStack) -> int | None:
-    """A pidfd of PID 1 of the sandbox; None if there is no sandbox, and bubblewrap's output says why.
+def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
+    """PID 1 of the sandbox: a pidfd, and the pid; (None, 0) if there is no sandbox, and bubblewrap's output says why.
 
     bubblewrap does not go on before we have it, so it cannot be that of another process.
     """
@@ -324,10 +333,28 @@ def _first_process(process: subprocess.Popen, told: int, stack: ExitStack) -> in
             break
         said += data
     if not said:
-        return None
-    descriptor = os.pidfd_open(json.loads(said)["child-pid"])
+        return None, 0
+    pid = json.loads(said)["child-pid"]
+    descriptor = os.pidfd_open(pid)
     stack.callback(os.close, descriptor)
-    return descriptor
+    return descriptor, pid
+
+
+def _bound_network(bubblewrap: int, pid: int) -> None:
+    """Makes the buffers of connections small in the network of a sandbox.
+
+    Raises:
+        SandboxError: the kernel refused.
+    """
+    # An ordinary user has the right in the namespace that its sandbox was made in.
+    user = [f"--user=/proc/{bubblewrap}/ns/user", "--preserve-credentials"] if sandbox_uid() is None else []
+    net = f"--net=/proc/{pid}/ns/net"
+    command = [shutil.which("nsenter"), *user, net, "--", shutil.which("sh"), "-c", _NETWORK]
+    run = subprocess.run(
+        command, env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=START_SECONDS
+    )
+    if run.returncode:
+        raise SandboxError(f"{REFUSAL}its network buffers cannot be bounded: {run.stderr.decode().strip()}")
 
 
 def _readable(descriptor: int, seconds: float) -> bool:

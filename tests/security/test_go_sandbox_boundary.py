@@ -92,6 +92,14 @@ MEMORY = {
     "page_tables": "b, err := syscall.Mmap(-1, 0, 1<<36, 1, syscall.MAP_PRIVATE|syscall.MAP_ANON|0x4000)\n"
     "if err != nil { return }\nfor i := 0; i < len(b); i += 1 << 21 { if b[i] == 1 { return } }\n"
     't.Fatal("escaped")',
+    # a connection that was fast once keeps large buffers, which nobody reads any more
+    "buffers_of_connections": 'l, err := net.Listen("tcp", "127.0.0.1:0"); if err != nil { t.Fatal(err) }\n'
+    "go func() { c, _ := l.Accept(); io.CopyN(io.Discard, c, 128<<20); select {} }()\n"
+    'c, err := net.Dial("tcp", l.Addr().String()); if err != nil { t.Fatal(err) }\n'
+    "b := make([]byte, 1<<16)\nfor i := 0; i < 2048; i++ { if _, err := c.Write(b); err != nil { t.Fatal(err) } }\n"
+    "c.SetWriteDeadline(time.Now().Add(time.Second))\n"
+    'for i := 0; i < 1024; i++ { if _, err := c.Write(b); err != nil { return }\n'
+    'if i == 15 { t.Fatal("escaped") } }',
 }
 # Loops that end at a wall: body of the loop and the status.
 WALLS = {

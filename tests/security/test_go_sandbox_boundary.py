@@ -98,7 +98,7 @@ MEMORY = {
     'c, err := net.Dial("tcp", l.Addr().String()); if err != nil { t.Fatal(err) }\n'
     "b := make([]byte, 1<<16)\nfor i := 0; i < 2048; i++ { if _, err := c.Write(b); err != nil { t.Fatal(err) } }\n"
     "c.SetWriteDeadline(time.Now().Add(time.Second))\n"
-    'for i := 0; i < 1024; i++ { if _, err := c.Write(b); err != nil { return }\n'
+    "for i := 0; i < 1024; i++ { if _, err := c.Write(b); err != nil { return }\n"
     'if i == 15 { t.Fatal("escaped") } }',
 }
 # Loops that end at a wall: body of the loop and the status.

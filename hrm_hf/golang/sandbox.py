@@ -270,7 +270,7 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
             first, pid = _first_process(told, stack)
             if first is not None:
                 _bound_network(process.pid, pid)
-            os.close(release.pop())
+            os.write(release, b"x")
             start = time.monotonic()
             output, stopped = _watch(process, start + limits.seconds, clip)
         finally:
@@ -282,14 +282,12 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
     """Starts bubblewrap, which makes the sandbox and waits.
 
     Returns:
-        its process, the pipe by which it tells the PID 1 of the sandbox, and a list with the pipe whose closing lets
-        the program begin.
+        its process, the pipe by which it tells the PID 1 of the sandbox, and that by which we let the program begin.
     """
     told, telling = os.pipe()
     stack.callback(os.close, told)
     waiting, release = os.pipe()
-    released = [release]
-    stack.callback(lambda: [os.close(descriptor) for descriptor in released])
+    stack.callback(os.close, release)
     with ExitStack() as given:  # our copies are closed as soon as it has started
 
         def hand(descriptor: int) -> int:
@@ -316,7 +314,7 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
             [*line, "--", *command], stdin=reading, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
             env={}, cwd="/", pass_fds=files, start_new_session=True,
         )  # fmt: skip
-    return process, told, released
+    return process, told, release
 
 
 def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
@@ -325,7 +323,7 @@ def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
     bubblewrap does not go on before we have it, so it cannot be that of another process.
     """
     said, deadline = b"", time.monotonic() + START_SECONDS
-    while True:
+    while not said.rstrip().endswith(b"}"):
         if not _readable(told, deadline - time.monotonic()):
             raise SandboxError(f"{REFUSAL}bubblewrap made none in {START_SECONDS:g} s; is the machine overloaded?")
         data = os.read(told, 4096)
@@ -350,11 +348,12 @@ def _bound_network(bubblewrap: int, pid: int) -> None:
     user = [f"--user=/proc/{bubblewrap}/ns/user", "--preserve-credentials"] if sandbox_uid() is None else []
     net = f"--net=/proc/{pid}/ns/net"
     command = [shutil.which("nsenter"), *user, net, "--", shutil.which("sh"), "-c", _NETWORK]
-    run = subprocess.run(
-        command, env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=START_SECONDS
-    )
-    if run.returncode:
-        raise SandboxError(f"{REFUSAL}its network buffers cannot be bounded: {run.stderr.decode().strip()}")
+    options = {"env": {}, "cwd": "/", "stdin": subprocess.DEVNULL, "capture_output": True, "text": True}
+    try:
+        subprocess.run(command, **options, timeout=START_SECONDS, check=True)
+    except subprocess.SubprocessError as error:
+        why = (getattr(error, "stderr", None) or str(error)).strip()
+        raise SandboxError(f"{REFUSAL}the buffers of its network cannot be bounded: {why}") from error
 
 
 def _readable(descriptor: int, seconds: float) -> bool:

@@ -338,6 +338,20 @@ def test_a_sandbox_that_does_not_end_is_an_error(monkeypatch):
             os.close(pidfd)
 
 
+def test_what_it_is_given_may_lie_where_only_we_can_reach(tmp_path):
+    closed = tmp_path / "closed"
+    (closed / "out").mkdir(parents=True)
+    (closed / "text").write_text("given")
+    closed.chmod(0o700)
+    sandbox.hand_over(closed / "out")
+    command = ["/bin/sh", "-c", "cat /text; echo made > /out/new; echo more > /text"]
+    given = {"read_only": [*SYSTEM, (str(closed / "text"), "/text")], "writable": [(str(closed / "out"), "/out")]}
+    run = run_sandboxed(command, Limits(), processes=True, **given)
+    assert run.output.startswith("given") and "Read-only file system" in run.output
+    assert (closed / "out" / "new").read_text() == "made\n"
+    assert (closed / "text").read_text() == "given"
+
+
 def test_a_root_without_another_uid_is_refused(monkeypatch):
     monkeypatch.setattr(sandbox, "_id_map", lambda kind: [(os.geteuid(), 0, 1)])
     sandbox.sandbox_uid.cache_clear()

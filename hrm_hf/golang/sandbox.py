@@ -270,7 +270,8 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
             first, pid = _first_process(told, stack)
             if first is not None:
                 _bound_network(process.pid, pid)
-            os.write(release, b"x")
+                with suppress(BrokenPipeError):  # bubblewrap failed, and its output says why
+                    os.write(release, b"x")
             start = time.monotonic()
             output, stopped = _watch(process, start + limits.seconds, clip)
         finally:

@@ -19,15 +19,17 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from .plain_values import UnfitValueError, text_of
+
 
 # Runs first in every REPL. FINAL_VAR also takes the value itself, which models often pass instead of the name.
 PREAMBLE = '''
 answer = {"content": "", "ready": False}
 
 def FINAL(value):
-    """Finishes with this value."""
-    answer["content"] = value
-    answer["ready"] = True
+    """Finishes with this value, whatever has become of the dict."""
+    global answer
+    answer = {"content": value, "ready": True}
 
 def FINAL_VAR(name):
     """Finishes with the value of the variable of that name."""
@@ -40,6 +42,7 @@ def FINAL_VAR(name):
 '''
 INSTALL_LINE = "pip install pydantic-monty"
 MAX_CONTEXT = "256 MiB"  # Monty's largest message to a worker
+MAX_SHOWN = 1_000_000  # characters of the value that a block's last line has
 MAX_HOST_CALLS = 10_000_000  # Monty's own cap ends blocks at 1000; sub-calls and time have caps of their own
 
 
@@ -132,7 +135,7 @@ class MontySession:
         try:
             self._session.feed_run(PREAMBLE, inputs={"context": context})
             self._dump = self._session.dump()
-        except self.monty.MontyError as error:
+        except (self.monty.MontyError, RecursionError, OverflowError) as error:
             self.close()
             raise ValueError(
                 f"the REPL cannot take the context ({error}); it may be up to about half of max_memory="
@@ -158,7 +161,7 @@ class MontySession:
             raise KeyError(name)
         try:
             return self._session.feed_run(name)
-        except self.monty.MontyError as error:
+        except (self.monty.MontyError, ValueError, RecursionError, MemoryError) as error:  # or it cannot be converted
             raise KeyError(name) from error
 
     def close(self) -> None:
@@ -177,8 +180,10 @@ class MontySession:
                 step = self._answer(step)
         except self.monty.MontyError as error:
             return error
+        except (RecursionError, OverflowError, MemoryError) as error:  # of a value on its way between the processes
+            return error
         if step.output is not None:
-            write(f"{step.output!r}\n")
+            write(_shown(step.output))
         return None
 
     def _answer(self, step):
@@ -192,6 +197,8 @@ class MontySession:
         return step.resume_auto()
 
     def _text(self, error) -> str:
+        if not isinstance(error, self.monty.MontyError):
+            return f"{type(error).__name__}: {error}"
         if isinstance(error, (self.monty.MontyRuntimeError, self.monty.MontySyntaxError)):
             return error.display("traceback")
         timed_out = isinstance(error, self.monty.MontyCrashedError) and error.timed_out
@@ -212,8 +219,16 @@ class MontySession:
             self._session.load_session(self._dump)
 
     def _restart(self, seconds: float) -> None:
+        """A new worker with the variables of the last good block."""
         self.close()
-        self._start(seconds)
+        deadline = time.monotonic() + seconds
+        try:
+            self._start(seconds)
+        except self.monty.MontyError as error:
+            if time.monotonic() > deadline:  # loading the variables took all that was left of the run
+                raise RunStopped("max_wall_seconds") from error
+            failure = RuntimeError(f"the worker of the REPL does not start again: {type(error).__name__}: {error}")
+            raise RunStopped("executor failed", failure) from error
 
 
 class InProcessExecutor:
@@ -253,9 +268,11 @@ class InProcessSession:
                 exec(compile(tree, "repl.py", "exec"), self._names)
                 value = eval(compile(ast.Expression(last.value), "repl.py", "eval"), self._names) if last else None
             if value is not None:
-                write(f"{value!r}\n")
-        except (Exception, SystemExit) as error:
-            return "".join(traceback.format_exception_only(error)).strip()
+                write(_shown(value))
+        except (RunStopped, KeyboardInterrupt):  # a cap, and the person at the keyboard
+            raise
+        except BaseException as error:  # code may raise whatever it likes
+            return _described(error)
         return None
 
     def variable(self, name: str) -> Any:
@@ -276,8 +293,27 @@ class _Writer(io.TextIOBase):
         return len(text)
 
 
+def _shown(value: Any) -> str:
+    """What a REPL shows of the value of the last line."""
+    try:
+        return f"{text_of(value, MAX_SHOWN, quoted=True)}\n"
+    except UnfitValueError as error:
+        return f"(the value of the last line, a {type(value).__name__}, is not shown: {error})\n"
+
+
+def _described(error: BaseException) -> str:
+    """The last line of a traceback; the message may be made by a class of the model's own."""
+    try:
+        return "".join(traceback.format_exception_only(error)).strip()
+    except Exception as failure:
+        return f"{type(error).__name__} (its message fails with {type(failure).__name__})"
+
+
 def _broke_limit(error) -> bool:
-    return error is not None and isinstance(error.exception(), (TimeoutError, MemoryError))
+    """Whether the worker is not to be relied on any more."""
+    if not hasattr(error, "exception"):  # none, or one of ours while it waited for us in the middle of a block
+        return error is not None
+    return isinstance(error.exception(), (TimeoutError, MemoryError))
 
 
 def _call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

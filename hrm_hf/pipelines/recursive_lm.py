@@ -23,6 +23,7 @@ from transformers import Pipeline, TextGenerationPipeline
 
 from . import recursive_lm_text as text
 from .executors import CallError, Executor, MontyExecutor, RunStopped, Session
+from .plain_values import UnfitValueError, cut_middle, short, whole_text
 from .recursive_lm_chat import ChatModel, Message
 
 
@@ -69,6 +70,8 @@ class RlmCaps:
     max_new_tokens: int = 1024
     max_wall_seconds: float = 600.0
     max_output_chars: int = 20_000
+    max_answer_chars: int = 1_000_000
+    max_prompt_chars: int = 20_000_000
     batch_size: int = 16
 
     def __post_init__(self):
@@ -99,6 +102,8 @@ class RlmPipeline(Pipeline):
         max_wall_seconds (`float`, 600): of the whole run; its last tenth is kept for the answer asked for at the end.
             It can be passed by one forward step of the model and a second of the executor.
         max_output_chars (`int`, 20000): printed characters that the model is shown after each turn.
+        max_answer_chars (`int`, 1000000): of the answer; a longer one is refused, and the model told.
+        max_prompt_chars (`int`, 20000000): of the prompts of one sub-call together, before they are tokenised.
         batch_size (`int`, 16): prompts of `llm_query_batched` in one call of `generate`.
         seed (`int`, 0): of sampling and of `random` in the REPL. The global state of torch is left as it was.
         trajectory (path or None): a JSONL file to write, a line for each event, flushed at once.
@@ -214,15 +219,18 @@ class _Output:
         self._parts, self._room, self._cut = [], limit, 0
 
     def write(self, printed: str) -> None:
+        printed = whole_text(printed)
         kept = printed[: self._room]
         self._room -= len(kept)
         self._cut += len(printed) - len(kept)
         if kept:
             self._parts.append(kept)
 
-    def text(self) -> str:
+    def text(self, error: str | None = None) -> str:
+        """What is shown; an error has room of its own, since a model that is not told of it cannot mend it."""
         cut = text.CUT.format(count=self._cut) if self._cut else ""
-        return ("".join(self._parts) + cut) or "(nothing)"
+        ending = f"\n{cut_middle(error)}" if error else ""
+        return ("".join(self._parts) + cut + ending) or "(nothing)"
 
 
 class _Run:
@@ -282,7 +290,7 @@ class _Level:
         self.question, self.context, self.depth = question, context, depth
         self.has_children = depth + 1 < run.caps.max_depth
         self.answer, self.finished, self.stop_reason, self.turns = "", False, "", 0
-        self.draft: Any = ""  # answer["content"] after the last block
+        self.draft = ""  # answer["content"] after the last block
         self.output: _Output | None = None  # of the block that is running
         description = text.describe_context(context)
         rules = text.system_prompt(
@@ -310,8 +318,8 @@ class _Level:
         """An answer for a run that a cap has stopped: its draft, or else what the model says when asked once."""
         if self.output is not None:
             self._tell(text.OUTPUT.format(output=self.output.text(), left=0))
-        if text.plain(self.draft) and self.draft != "":
-            self._end(text.as_text(self.draft), f"{reason}: answer['content'] taken")
+        if self.draft:
+            self._end(self.draft, f"{reason}: answer['content'] taken")
             return
         request = text.SALVAGE.format(reason=reason, question=self.question)
         self.messages[-1] = {"role": "user", "content": f"{self.messages[-1]['content']}\n\n{request}"}
@@ -343,10 +351,9 @@ class _Level:
         self.output = output = _Output(self.caps.max_output_chars)
         error = session.run(code, output.write, max(self.shared.deadline - time.monotonic(), 0.01))
         self.output = None
-        if error:
-            output.write(f"\n{error}")
-        self._log("block", turn=self.turns, output=output.text(), error=error)
-        self._tell(text.OUTPUT.format(output=output.text(), left=self.caps.max_turns - self.turns))
+        shown, error = output.text(error), error and cut_middle(error)
+        self._log("block", turn=self.turns, output=shown, error=error)
+        self._tell(text.OUTPUT.format(output=shown, left=self.caps.max_turns - self.turns))
         self._read_answer(session)
 
     def _read_answer(self, session: Session) -> None:
@@ -355,33 +362,42 @@ class _Level:
             answer = session.variable("answer")
         except KeyError:
             answer = None
-        ready = isinstance(answer, dict) and answer.get("ready") in (True, 1)
-        content = answer.get("content", "") if isinstance(answer, dict) else None
-        if text.plain(content):
-            self.draft = content
-        if ready and text.plain(content) and content != "":
-            self._end(text.as_text(content), "answer", finished=True)
-        elif ready or not isinstance(answer, dict):
+        if not isinstance(answer, dict):
+            self._append(text.BAD_ANSWER)
+            return
+        # By the methods of dict and not of a class that the model wrote.
+        ready, content = dict.get(answer, "ready"), dict.get(answer, "content", "")
+        ready = isinstance(ready, (int, float)) and ready == 1
+        try:
+            self.draft = text.answer_text(content, self.caps.max_answer_chars)
+        except UnfitValueError as error:
+            if ready:
+                self._append(text.UNFIT_ANSWER.format(reason=error))
+            return
+        if ready and self.draft:
+            self._end(self.draft, "answer", finished=True)
+        elif ready:
             self._append(text.BAD_ANSWER)
 
     def _final_var(self, session: Session, name: str) -> None:
         try:
-            value = session.variable(name)
+            answer = text.answer_text(session.variable(name), self.caps.max_answer_chars)
         except KeyError:
-            value = None
-        if text.plain(value):
-            self._end(text.as_text(value), "final_var", finished=True)
+            self._tell(text.NO_VARIABLE.format(name=short(name)))
+        except UnfitValueError as error:
+            self._tell(text.BAD_VARIABLE.format(name=name, reason=error))
         else:
-            self._tell(text.NO_VARIABLE.format(name=name))
+            self._end(answer, "final_var", finished=True)
 
     def _llm_query(self, prompt: str) -> str:
         return self._llm_query_batched([prompt])[0]
 
     def _llm_query_batched(self, prompts: list[str]) -> list[str]:
         if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
-            raise CallError(f"expected a string, or a list of strings for llm_query_batched, got {prompts!r:.80}")
+            raise CallError(f"expected a string, or a list of strings for llm_query_batched, got {short(prompts)}")
         if not prompts:
             return []
+        self._check_size(sum(map(len, prompts)))
         room = self.chat.room(self.caps.max_new_tokens)
         encoded = [self.chat.encode([{"role": "user", "content": prompt}]) for prompt in prompts]
         longest = max(map(len, encoded))
@@ -397,10 +413,11 @@ class _Level:
 
     def _rlm_query(self, question: str, context: Any) -> str:
         if not isinstance(question, str):
-            raise CallError(f"rlm_query(question, context): the question is no string: {question!r:.80}")
+            raise CallError(f"rlm_query(question, context): the question is no string: {short(question)}")
+        self._check_size(len(question))
         try:
             text.check_context(context)
-        except (TypeError, RecursionError) as error:
+        except TypeError as error:
             raise CallError(str(error)) from error
         self.shared.spend(1)
         child = _Level(self.shared, question, context, self.depth + 1)
@@ -409,6 +426,11 @@ class _Level:
         except ValueError as error:  # the question does not fit into the model, or the context into a REPL
             raise CallError(str(error)) from error
         return child.answer
+
+    def _check_size(self, chars: int) -> None:
+        """Before anything is tokenised, which takes a hundred times the memory of the text."""
+        if chars > self.caps.max_prompt_chars:
+            raise CallError(f"the prompts have {chars} characters; at most {self.caps.max_prompt_chars}: split them")
 
     def _open(self) -> Session:
         functions = {"llm_query": self._llm_query, "llm_query_batched": self._llm_query_batched}

@@ -11,6 +11,7 @@ from jinja2.exceptions import TemplateError
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from .executors import RunStopped
+from .plain_values import whole_text
 from .recursive_lm_text import OLD_TURNS, drop_thinking, parse_reply
 
 
@@ -164,6 +165,7 @@ class ChatModel:
         return drop_thinking(text)
 
     def _harmless(self, text: str) -> str:
+        text = whole_text(text)  # no tokenizer takes half a surrogate pair, which code can print
         for token in self.special:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text

@@ -6,7 +6,9 @@ can end a run. They can still talk the model into something: no prompt prevents 
 
 import re
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
+
+from .plain_values import UnfitValueError, short, text_of
 
 
 SYSTEM = """\
@@ -54,11 +56,13 @@ OPEN_BLOCK = (
     "The code block in that reply had no end, perhaps because the reply was too long, so it was not run. Write a "
     "shorter one."
 )
-NO_VARIABLE = "FINAL_VAR({name}): there is no such variable, or its value is no text, number, list or dict."
+NO_VARIABLE = "FINAL_VAR({name}): there is no such variable, or its value cannot leave the REPL."
+BAD_VARIABLE = "FINAL_VAR({name}): this value cannot be the answer, because {reason}."
 BAD_ANSWER = (
     'answer must stay a dict {"content": ..., "ready": ...} whose content is text, a number, a list or a dict; '
     "it is not, or the content is empty, so the run goes on."
 )
+UNFIT_ANSWER = "That content cannot be the answer, because {reason}. Make it a short text, so the run goes on."
 SALVAGE = (
     "No more code can be run ({reason}). Reply with your best answer to the question from what you have seen, and "
     "nothing else.\n\nQuestion: {question}"
@@ -66,13 +70,16 @@ SALVAGE = (
 OLD_TURNS = "\n\n(Your {count} oldest turns are not shown any more; their variables are still there.)"
 CUT = "\n[{count} more characters were printed and are not shown]"
 
-FENCE = re.compile(r"^[ \t]*```[ \t]*(\w*)[^\n`]*\n(.*?)^[ \t]*```[ \t]*$", re.MULTILINE | re.DOTALL)
+LINE = re.compile(r"[^\n]*\n|[^\n]+")  # only \n ends a line
+LANGUAGE = re.compile(r"[ \t]*(\w*)")
 OPEN_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
 FINAL = re.compile(r"^[ \t]*(FINAL|FINAL_VAR)\(", re.MULTILINE)
 CODE_LANGUAGES = ("repl", "python", "py")
 MAX_KEYS = 20  # of a dict, named in its description
 MAX_LENGTHS = 50  # of the items of a list
 MAX_KEY_CHARS = 60
+MAX_CONTEXT_NESTING = 200  # of lists in lists
+MAX_CONTEXT_VALUES = 200_000_000  # with shared parts counted as often as they come; no message to a worker holds more
 
 
 @dataclass(frozen=True)
@@ -91,21 +98,49 @@ class Reply:
 def parse_reply(text: str) -> Reply:
     """Finds the first code block or FINAL, whichever comes first; what follows it is the model's imagination."""
     text = drop_thinking(text)
-    hidden = text
-    block = None
-    for fence in FENCE.finditer(text):
-        if block is None and fence[1].lower() in CODE_LANGUAGES:
-            block = fence
-        hidden = hidden[: fence.start()] + " " * len(fence[0]) + hidden[fence.end() :]
+    blocks = _fenced(text)
+    block = next((one for one in blocks if one.language.lower() in CODE_LANGUAGES), None)
+    hidden, shown_to = [], 0
+    for one in blocks:
+        hidden += [text[shown_to : one.start], " " * (one.end - one.start)]
+        shown_to = one.end
+    hidden = "".join([*hidden, text[shown_to:]])
     unclosed = OPEN_FENCE.search(hidden)
     final = FINAL.search(hidden[: unclosed.start()] if unclosed else hidden)
-    if final and (block is None or final.start() < block.start()):
+    if final and (block is None or final.start() < block.start):
         end = _closing(text, final.end())
         value = _unquoted(text[final.end() : end].strip())
         return Reply("final" if final[1] == "FINAL" else "final_var", value, text[: end + 1])
     if block:
-        return Reply("code", block[2], text[: block.end()])
+        return Reply("code", block.code, text[: block.end])
     return Reply("open_block" if unclosed else "nothing", "", text)
+
+
+class _Block(NamedTuple):
+    """A fenced block: from the start of its first line to the end of its last one."""
+
+    start: int
+    end: int
+    language: str
+    code: str
+
+
+def _fenced(text: str) -> list[_Block]:
+    """The fenced blocks one after another, in one pass over the lines: a reply may hold thousands of fences."""
+    blocks: list[_Block] = []
+    begin: tuple[int, int, str] | None = None  # start, start of the code, language
+    start = 0
+    for line in LINE.findall(text):
+        bare = line.rstrip("\n")
+        fence = bare.strip(" \t")
+        if begin is not None:
+            if fence == "```":
+                blocks.append(_Block(begin[0], start + len(bare), begin[2], text[begin[1] : start]))
+                begin = None
+        elif fence.startswith("```") and "`" not in fence[3:] and line.endswith("\n"):
+            begin = (start, start + len(line), LANGUAGE.match(fence, 3)[1])
+        start += len(line)
+    return blocks
 
 
 def drop_thinking(text: str) -> str:
@@ -131,7 +166,7 @@ def describe_context(context: Any) -> str:
     if isinstance(context, str):
         return f"a str of {len(context)} characters, {context.count(chr(10)) + 1} lines"
     if isinstance(context, dict):
-        keys = ", ".join(repr(key)[:MAX_KEY_CHARS] for key in list(context)[:MAX_KEYS])
+        keys = ", ".join(short(key)[:MAX_KEY_CHARS] for key in list(context)[:MAX_KEYS])
         more = f" and {len(context) - MAX_KEYS} more" if len(context) > MAX_KEYS else ""
         return f"a dict of {len(context)} items with the keys {keys}{more}"
     kinds = sorted({type(item).__name__ for item in context})
@@ -144,41 +179,51 @@ def check_context(context: Any) -> None:
     """Contexts are str, list or dict of plain values, so that every executor can take them.
 
     Raises:
-        TypeError: names the place of a value of another type.
+        TypeError: names the place of a value of another type, or of one that is nested without end.
     """
     if not isinstance(context, (str, list, dict)):
         raise TypeError(f"context is a {type(context).__name__}; expected str, list or dict (a file: its text)")
-    _check(context, "context", ())
+    if _values(context, "context", 0, {}) > MAX_CONTEXT_VALUES:
+        raise TypeError(f"context comes to more than {MAX_CONTEXT_VALUES} values, since parts of it are shared")
 
 
-def plain(value: Any) -> bool:
-    """Whether a value may be an answer."""
-    return isinstance(value, (str, int, float, list, tuple, dict))
+def answer_text(value: Any, max_chars: int) -> str:
+    """An answer as text.
+
+    Raises:
+        UnfitValueError: why this value can be none.
+    """
+    if not isinstance(value, (str, int, float, list, tuple, dict)):
+        raise UnfitValueError(f"it is a {type(value).__name__}; expected text, a number, a list or a dict")
+    return text_of(value, max_chars)
 
 
-def as_text(value: Any) -> str:
-    """An answer as text."""
-    return value if isinstance(value, str) else str(value)
-
-
-def _check(value: Any, place: str, parents: tuple[int, ...]) -> None:
+def _values(value: Any, place: str, depth: int, counted: dict[int, int | None]) -> int:
+    """The number of values in a part of a context; a part that comes again is counted again and not walked again."""
     if value is None or isinstance(value, (str, int, float)):
-        return
-    if id(value) in parents:
-        raise TypeError(f"{place} holds itself; expected nested str, list and dict")
-    parents = (*parents, id(value))
+        return 1
+    if id(value) in counted:
+        if counted[id(value)] is None:
+            raise TypeError(f"{place} holds itself; expected nested str, list and dict")
+        return counted[id(value)]
+    if depth > MAX_CONTEXT_NESTING:
+        raise TypeError(f"context is nested more than {MAX_CONTEXT_NESTING} deep; flatten it, or give it as a text")
+    counted[id(value)] = None  # on the way down
     if isinstance(value, (list, tuple)):
-        for i, item in enumerate(value):
-            _check(item, f"{place}[{i}]", parents)
+        total = 1 + sum(_values(item, f"{place}[{i}]", depth + 1, counted) for i, item in enumerate(value))
     elif isinstance(value, dict):
+        total = 1
         for key, item in value.items():
             if not isinstance(key, (str, int, float)):
-                raise TypeError(f"{place} has the key {key!r} of type {type(key).__name__}; expected str or a number")
-            _check(item, f"{place}[{key!r}]", parents)
+                kind = type(key).__name__
+                raise TypeError(f"{place} has the key {short(key)} of type {kind}; expected str or a number")
+            total += _values(item, f"{place}[{short(key)}]", depth + 1, counted)
     else:
         raise TypeError(
             f"{place} is a {type(value).__name__}; expected str, int, float, bool, None, or a list or dict of these"
         )
+    counted[id(value)] = total
+    return total
 
 
 def _closing(text: str, start: int) -> int:

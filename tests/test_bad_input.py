@@ -194,7 +194,7 @@ CASES = [
     ("a width that the heads do not divide", lambda p: tiny.config("hrm", hidden_size=32, num_attention_heads=3),
      CONFIG_ERROR, "hidden_size=32 is not a multiple of num_attention_heads=3"),
     ("an exploration probability of 2", lambda p: tiny.config("hrm", halt_exploration_prob=2), CONFIG_ERROR,
-     "halt_exploration_prob=2 is not a probability"),
+     "halt_exploration_prob=2; expected a number from 0 to 1"),
     ("a board that is not seq_len cells", lambda p: tiny.config("hrm", grid_shape=[3, 3]), CONFIG_ERROR,
      r"grid_shape=\[3, 3\] does not have seq_len=16 cells"),
     ("an unknown preset", lambda p: HrmPuzzleConfig.from_preset("hrm-1b"), ValueError,

@@ -3,6 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from .bounds import CHUNK, LOSS_WEIGHT, SPREAD, BoundedFields, bounded, number, whole
 from .presets import PresetsMixin
 
 
@@ -10,7 +11,7 @@ S_8 = "s_8"
 
 
 @strict
-class CosmoRegressionConfig(PresetsMixin, PreTrainedConfig):
+class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Fields shared by `hrm_cosmo` and its CNN baseline.
 
     Maps:
@@ -39,25 +40,26 @@ class CosmoRegressionConfig(PresetsMixin, PreTrainedConfig):
     model_type = "cosmo_regression"
     keys_to_ignore_at_inference = ["metrics", "hidden_states"]
 
-    image_size: int = 64
-    num_channels: int = 1
+    chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound
+    image_size: int = bounded(64, whole(1, 65_536))
+    num_channels: int = bounded(1, whole(1, 4096))
     mask_channel: bool = False
     padding_mode: str = "zeros"
-    pixel_mean: list[float] | None = None
-    pixel_std: list[float] | None = None
+    pixel_mean: list[float] | None = bounded(None, number(-1e30, 1e30, lists=(0, 4096)))
+    pixel_std: list[float] | None = bounded(None, number(0, 1e30, lists=(0, 4096)))
     target_names: list[str] | None = None
     derived_s8: bool = True
-    prior_bounds: list[list[float]] | None = None
-    target_mean: list[float] | None = None
-    target_std: list[float] | None = None
+    prior_bounds: list[list[float]] | None = bounded(None, number(-1e30, 1e30, lists=(0, 4096)))
+    target_mean: list[float] | None = bounded(None, number(-1e30, 1e30, lists=(0, 4096)))
+    target_std: list[float] | None = bounded(None, number(0, 1e30, lists=(0, 4096)))
     covariance: str = "cholesky"
-    num_components: int = 1
-    min_log_std: float | int = -5.0
-    max_log_std: float | int = 2.0
-    posterior_scale: float | int = 1.0
-    nll_loss_weight: float | int = 1.0
-    mse_loss_weight: float | int = 0.0
-    initializer_range: float | None = None
+    num_components: int = bounded(1, whole(1, 4096))
+    min_log_std: float | int = bounded(-5.0, number(-100, 100))
+    max_log_std: float | int = bounded(2.0, number(-100, 100))
+    posterior_scale: float | int = bounded(1.0, number(1e-9, 1e9))
+    nll_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)
+    mse_loss_weight: float | int = bounded(0.0, LOSS_WEIGHT)
+    initializer_range: float | None = bounded(None, SPREAD)
     problem_type: str | None = "regression"
 
     def __post_init__(self, **kwargs):
@@ -80,13 +82,10 @@ class CosmoRegressionConfig(PresetsMixin, PreTrainedConfig):
         }.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
-        if self.num_channels < 1 + self.mask_channel or self.num_components < 1:
+        if self.num_channels < 1 + self.mask_channel:
             raise ValueError(
-                f"num_channels={self.num_channels} (mask_channel={self.mask_channel}) and num_components="
-                f"{self.num_components}: at least one map and one component are needed"
+                f"num_channels={self.num_channels} with mask_channel={self.mask_channel}: at least one map is needed"
             )
-        if not 0 < self.posterior_scale < float("inf"):
-            raise ValueError(f"posterior_scale={self.posterior_scale} must be positive")
         if self.derived_s8 and not {"omega_m", "sigma_8"} <= set(self.target_names):
             raise ValueError(f"derived_s8 needs omega_m and sigma_8 in target_names={self.target_names}")
         for name in ("prior_bounds", "target_mean", "target_std"):
@@ -100,6 +99,10 @@ class CosmoRegressionConfig(PresetsMixin, PreTrainedConfig):
             value = getattr(self, name)
             if value is not None and len(value) != self.num_map_channels:
                 raise ValueError(f"{name} has {len(value)} entries for {self.num_map_channels} maps")
+
+    def posterior_parameters(self, width: int) -> int:
+        """Weights of the head on features of this width, roughly: each component has a mean and a covariance."""
+        return width * self.num_components * (len(self.target_names) + 1) ** 2
 
     @property
     def num_map_channels(self) -> int:

@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from .bounds import WIDTH, bounded, whole
 from .configuration_cosmo import CosmoRegressionConfig
 
 
@@ -22,9 +23,9 @@ class CosmoCnnConfig(CosmoRegressionConfig):
 
     model_type = "cosmo_cnn"
 
-    embedding_size: int = 24
-    hidden_sizes: list[int] | None = None
-    depths: list[int] | None = None
+    embedding_size: int = bounded(24, WIDTH)
+    hidden_sizes: list[int] | None = bounded(None, whole(1, 2**20, lists=(1, 16)))
+    depths: list[int] | None = bounded(None, whole(1, 10_000, lists=(1, 16)))
     hidden_act: str = "relu"
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -48,18 +49,23 @@ class CosmoCnnConfig(CosmoRegressionConfig):
     def validate_architecture(self):
         """Part of `@strict` validation: relations between fields."""
         super().validate_architecture()
-        if not self.hidden_sizes or min(self.hidden_sizes) < 1 or self.embedding_size < 1:
+        if len(self.depths) != len(self.hidden_sizes):
             raise ValueError(
-                f"hidden_sizes={self.hidden_sizes} and embedding_size={self.embedding_size} must be positive numbers"
-            )
-        if len(self.depths) != len(self.hidden_sizes) or min(self.depths) < 1:
-            raise ValueError(
-                f"depths={self.depths} must hold a positive number for each of {len(self.hidden_sizes)} hidden_sizes"
+                f"depths={self.depths} must hold a number for each of {len(self.hidden_sizes)} hidden_sizes"
             )
         if self.image_size < 2 ** len(self.hidden_sizes):
             raise ValueError(
                 f"image_size={self.image_size} leaves nothing after {len(self.hidden_sizes)} stages that halve it"
             )
+
+    def parameter_estimate(self) -> int:
+        widths = [self.embedding_size, *self.hidden_sizes]
+        stages = zip(widths, self.hidden_sizes, self.depths)
+        convolutions = sum(9 * (before * width + 2 * depth * width**2) for before, width, depth in stages)
+        return convolutions + self.posterior_parameters(widths[-1])
+
+    def layer_visits(self) -> int:
+        return sum(self.depths)
 
 
 __all__ = ["CosmoCnnConfig"]

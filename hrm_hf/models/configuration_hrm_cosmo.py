@@ -1,9 +1,24 @@
 """Configuration of the hierarchical recurrent regressor of cosmological parameters, and its sizes."""
 
+from itertools import pairwise
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from .bounds import (
+    ANY_NUMBER,
+    CYCLES,
+    EPSILON,
+    HEADS,
+    LAYERS,
+    LOSS_WEIGHT,
+    PROBABILITY,
+    WIDTH,
+    block_parameters,
+    bounded,
+    number,
+    whole,
+)
 from .configuration_cosmo import CosmoRegressionConfig
 
 
@@ -38,24 +53,24 @@ class HrmCosmoConfig(CosmoRegressionConfig):
     attribute_map = {"num_heads": "num_attention_heads"}
 
     stem: str = "conv"
-    stem_channels: list[int] | None = None
+    stem_channels: list[int] | None = bounded(None, whole(1, 2**20, lists=(1, 16)))
     use_summary_tokens: bool = True
     use_power_spectrum: bool = True
-    num_ps_bins: int = 12
+    num_ps_bins: int = bounded(12, whole(1, 65_536))
     use_histogram: bool = True
-    statistics_dropout: float | int = 0.3
+    statistics_dropout: float | int = bounded(0.3, PROBABILITY)
     pos_encodings: str = "none"
-    hidden_size: int = 96
-    num_attention_heads: int = 4
-    expansion: float | int = 4.0
-    H_layers: int = 1
-    L_layers: int = 1
-    H_cycles: int = 2
-    L_cycles: int = 2
-    halt_max_steps: int = 4
-    halt_threshold: float | int = 0.01
-    halt_loss_weight: float | int = 0.1
-    rms_norm_eps: float = 1e-5
+    hidden_size: int = bounded(96, WIDTH)
+    num_attention_heads: int = bounded(4, HEADS)
+    expansion: float | int = bounded(4.0, number(1e-6, 1e4))
+    H_layers: int = bounded(1, LAYERS)
+    L_layers: int = bounded(1, LAYERS)
+    H_cycles: int = bounded(2, CYCLES)
+    L_cycles: int = bounded(2, CYCLES)
+    halt_max_steps: int = bounded(4, CYCLES)
+    halt_threshold: float | int = bounded(0.01, ANY_NUMBER)
+    halt_loss_weight: float | int = bounded(0.1, LOSS_WEIGHT)
+    rms_norm_eps: float = bounded(1e-5, EPSILON)
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "test": {
@@ -80,20 +95,28 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         for name, allowed in {"stem": ("conv", "patch"), "pos_encodings": ("none", "learned")}.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
-        for name in ("H_layers", "L_layers", "H_cycles", "L_cycles", "halt_max_steps", "num_ps_bins"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.hidden_size % self.num_attention_heads:
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
             )
-        if not self.stem_channels or min(self.stem_channels) < 1:
-            raise ValueError(f"stem_channels={self.stem_channels} must be one or more positive numbers")
         if self.image_size % self.patch_size:
             raise ValueError(
                 f"image_size={self.image_size} is not a multiple of {self.patch_size}, the pixels of a token's side "
                 f"after {len(self.stem_channels)} stages"
             )
+
+    def parameter_estimate(self) -> int:
+        width, channels = self.hidden_size, [self.num_channels, *self.stem_channels]
+        inner = round(self.expansion * width * 2 / 3) + 256
+        block = block_parameters(width, inner, *(self.num_attention_heads,) * 2, self.head_dim)
+        stem = sum(9 * one * (one + two) for one, two in pairwise(channels)) + width * sum(channels)
+        if self.stem == "patch":
+            stem = self.num_channels * self.patch_size**2 * width
+        places = (self.image_size // self.patch_size) ** 2 if self.pos_encodings == "learned" else 0
+        return self.num_hidden_layers * block + stem + places * width + self.posterior_parameters(width)
+
+    def layer_visits(self) -> int:
+        return self.halt_max_steps * self.H_cycles * (self.L_cycles * self.L_layers + self.H_layers)
 
     @property
     def patch_size(self) -> int:

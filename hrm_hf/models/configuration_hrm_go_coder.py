@@ -3,14 +3,34 @@
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
+from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
+from .bounds import (
+    CHUNK,
+    CYCLES,
+    EPSILON,
+    HEADS,
+    LAYERS,
+    LOSS_WEIGHT,
+    POSITIONS,
+    PROBABILITY,
+    ROPE_PARAMETERS,
+    TOKEN_ID,
+    VOCABULARY,
+    WIDTH,
+    BoundedFields,
+    block_parameters,
+    bounded,
+    number,
+    whole,
+)
 from .go_stream import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 from .presets import PresetsMixin
 
 
 @strict
-class HrmGoCoderConfig(PresetsMixin, LlamaConfig):
+class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     r"""Configuration of `hrm_go_coder`: a planner, a generator that attends to it, and a refinement head.
 
     Body:
@@ -44,33 +64,42 @@ class HrmGoCoderConfig(PresetsMixin, LlamaConfig):
     base_model_tp_plan = None
     base_model_pp_plan = None  # both stacks read the same embeddings, which no plan can name
 
-    vocab_size: int = 50000
-    hidden_size: int = 256
-    intermediate_size: int = 704
-    num_hidden_layers: int = 20
-    num_attention_heads: int = 8
-    max_position_embeddings: int = 2048
-    bos_token_id: int | None = TOKEN_IDS[BOS]
-    eos_token_id: int | list[int] | None = TOKEN_IDS[EOS]
-    pad_token_id: int | None = TOKEN_IDS[PAD]
+    # Of the library; here for their bounds.
+    chunk_size_feed_forward: int = bounded(0, CHUNK)
+    num_key_value_heads: int | None = bounded(None, HEADS)
+    head_dim: int | None = bounded(None, WIDTH)
+    initializer_range: float = bounded(0.02, number(0, 1e3))
+    rms_norm_eps: float = bounded(1e-6, EPSILON)
+    attention_dropout: int | float | None = bounded(0.0, PROBABILITY)
+    rope_parameters: RopeParameters | dict | None = bounded(None, ROPE_PARAMETERS)
+    pretraining_tp: int | None = bounded(1, whole(0, 65_536))
+    vocab_size: int = bounded(50000, VOCABULARY)
+    hidden_size: int = bounded(256, WIDTH)
+    intermediate_size: int = bounded(704, WIDTH)
+    num_hidden_layers: int = bounded(20, whole(0, 30_000))
+    num_attention_heads: int = bounded(8, HEADS)
+    max_position_embeddings: int = bounded(2048, POSITIONS)
+    bos_token_id: int | None = bounded(TOKEN_IDS[BOS], TOKEN_ID)
+    eos_token_id: int | list[int] | None = bounded(TOKEN_IDS[EOS], TOKEN_ID)
+    pad_token_id: int | None = bounded(TOKEN_IDS[PAD], TOKEN_ID)
     tie_word_embeddings: bool = True
-    planner_layers: int = 4
-    generator_layers: int = 8
-    planner_cycles: int = 1
-    generator_cycles: int = 1
-    hidden_dropout: float | int = 0.0
+    planner_layers: int = bounded(4, LAYERS)
+    generator_layers: int = bounded(8, whole(0, 10_000))
+    planner_cycles: int = bounded(1, CYCLES)
+    generator_cycles: int = bounded(1, CYCLES)
+    hidden_dropout: float | int = bounded(0.0, PROBABILITY)
     unified: bool = False
     tagged: bool = True
-    problem_budget: int = 256
-    context_budget: int = 512
-    plan_budget: int = 512
-    code_budget: int = 1024
-    max_refinement_iterations: int = 5
-    refinement_threshold: float | int = 0.9
-    plan_loss_weight: float | int = 0.4
-    code_loss_weight: float | int = 0.4
-    refinement_loss_weight: float | int = 0.2
-    refinement_class_weights: list[float] | None = None
+    problem_budget: int = bounded(256, POSITIONS)
+    context_budget: int = bounded(512, POSITIONS)
+    plan_budget: int = bounded(512, POSITIONS)
+    code_budget: int = bounded(1024, POSITIONS)
+    max_refinement_iterations: int = bounded(5, whole(1, 5))
+    refinement_threshold: float | int = bounded(0.9, PROBABILITY)
+    plan_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
+    code_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
+    refinement_loss_weight: float | int = bounded(0.2, LOSS_WEIGHT)
+    refinement_class_weights: list[float] | None = bounded(None, number(0, 1e6, lists=(len(DECISIONS),) * 2))
 
     # Millions of parameters in comments.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -102,26 +131,22 @@ class HrmGoCoderConfig(PresetsMixin, LlamaConfig):
     def validate_architecture(self):
         """Part of `@strict` validation: relations between fields."""
         super().validate_architecture()
-        budgets = ("problem_budget", "context_budget", "plan_budget", "code_budget")
-        for name in ("planner_layers", "planner_cycles", "generator_cycles", *budgets):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.unified != (self.generator_layers == 0) or self.generator_layers < 0:
+        if self.unified != (self.generator_layers == 0):
             raise ValueError(
                 f"unified={self.unified} with generator_layers={self.generator_layers}: a unified model has no layers "
                 "of a generator, every other one has"
             )
         if self.unified and self.generator_cycles != 1:
             raise ValueError(f"generator_cycles={self.generator_cycles}: a unified model has no generator")
-        if not 1 <= self.max_refinement_iterations <= 5:
-            raise ValueError(f"max_refinement_iterations={self.max_refinement_iterations} is outside 1..5")
-        if not 0 <= self.refinement_threshold <= 1:
-            raise ValueError(f"refinement_threshold={self.refinement_threshold} is outside 0..1")
-        if len(self.refinement_class_weights) != len(DECISIONS) or min(self.refinement_class_weights) < 0:
-            raise ValueError(
-                f"refinement_class_weights={self.refinement_class_weights} must be {len(DECISIONS)} numbers from 0 "
-                f"up, of {', '.join(DECISIONS)}"
-            )
+
+    def parameter_estimate(self) -> int:
+        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
+        block = block_parameters(self.hidden_size, self.intermediate_size, heads, key_heads, self.head_dim)
+        tables = 1 if self.tie_word_embeddings else 2  # a layer of the generator attends twice: at most two blocks
+        return (self.planner_layers + 2 * self.generator_layers) * block + tables * self.vocab_size * self.hidden_size
+
+    def layer_visits(self) -> int:
+        return self.planner_layers * self.planner_cycles + 2 * self.generator_layers * self.generator_cycles
 
     @property
     def cache_slots(self) -> dict[str, int]:

@@ -5,12 +5,32 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from .bounds import (
+    ANY_NUMBER,
+    CHUNK,
+    CYCLES,
+    EPSILON,
+    HEADS,
+    LAYERS,
+    LOSS_WEIGHT,
+    POSITIONS,
+    PROBABILITY,
+    ROPE_PARAMETERS,
+    SPREAD,
+    TOKEN_ID,
+    VOCABULARY,
+    WIDTH,
+    BoundedFields,
+    block_parameters,
+    bounded,
+    whole,
+)
 from .exits import DEFAULT_THRESHOLDS
 from .presets import PresetsMixin
 
 
 @strict
-class HrmLmConfig(PresetsMixin, PreTrainedConfig):
+class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of `hrm_lm`: a causal language model that thinks in segments, with a halting decision per token.
 
     Shapes and sizes:
@@ -85,55 +105,56 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
         ("embed_tokens", "H_module.layers.*", "L_module.layers.*"), "free_full_weight"
     )
 
-    vocab_size: int = 50304
-    hidden_size: int = 512
-    intermediate_size: int = 1792
-    num_h_layers: int = 3
-    num_l_layers: int = 3
-    num_attention_heads: int = 8
-    num_key_value_heads: int | None = None
-    head_dim: int | None = None
-    max_position_embeddings: int = 1024
-    rope_parameters: dict | None = None
-    rms_norm_eps: float = 1e-6
+    chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound
+    vocab_size: int = bounded(50304, VOCABULARY)
+    hidden_size: int = bounded(512, WIDTH)
+    intermediate_size: int = bounded(1792, WIDTH)
+    num_h_layers: int = bounded(3, LAYERS)
+    num_l_layers: int = bounded(3, LAYERS)
+    num_attention_heads: int = bounded(8, HEADS)
+    num_key_value_heads: int | None = bounded(None, HEADS)
+    head_dim: int | None = bounded(None, WIDTH)
+    max_position_embeddings: int = bounded(1024, POSITIONS)
+    rope_parameters: dict | None = bounded(None, ROPE_PARAMETERS)
+    rms_norm_eps: float = bounded(1e-6, EPSILON)
     norm_affine: bool = False
     norm_position: str = "pre_exit"
     attention_gate: bool = True
     qk_norm: bool = False
     hidden_act: str = "silu"
     mlp_bias: bool = False
-    attention_dropout: float | int = 0.0
-    hidden_dropout: float | int = 0.0
-    initializer_range: float | None = None
-    embedding_scale: float | None = None
+    attention_dropout: float | int = bounded(0.0, PROBABILITY)
+    hidden_dropout: float | int = bounded(0.0, PROBABILITY)
+    initializer_range: float | None = bounded(None, SPREAD)
+    embedding_scale: float | None = bounded(None, ANY_NUMBER)
     tie_word_embeddings: bool = True
-    pad_token_id: int | None = None
-    bos_token_id: int | None = None
-    eos_token_id: int | list[int] | None = None
+    pad_token_id: int | None = bounded(None, TOKEN_ID)
+    bos_token_id: int | None = bounded(None, TOKEN_ID)
+    eos_token_id: int | list[int] | None = bounded(None, TOKEN_ID)
     use_cache: bool = True
-    H_cycles: int = 2
-    L_cycles: int = 3
-    bp_steps: int = 5
+    H_cycles: int = bounded(2, CYCLES)
+    L_cycles: int = bounded(3, CYCLES)
+    bp_steps: int = bounded(5, whole(1, 10**9))
     detach_between_segments: bool = True
-    halt_max_steps: int = 4
-    halt_min_steps: int = 1
-    halt_exploration_prob: float | int = 0.1
-    halt_margin: float | int = 0.0
+    halt_max_steps: int = bounded(4, CYCLES)
+    halt_min_steps: int = bounded(1, CYCLES)
+    halt_exploration_prob: float | int = bounded(0.1, PROBABILITY)
+    halt_margin: float | int = bounded(0.0, ANY_NUMBER)
     exit_criterion: str = "q"
-    exit_threshold: float | int | None = None
-    convergence_threshold: float | int = 1e-2
+    exit_threshold: float | int | None = bounded(None, ANY_NUMBER)
+    convergence_threshold: float | int = bounded(1e-2, ANY_NUMBER)
     kv_layout: str = "per_segment"
-    lm_loss_weight: float | int = 1.0
-    ds_loss_weight: float | int = 1.0
-    q_loss_weight: float | int = 0.1
-    ponder_loss_weight: float | int = 3e-3
+    lm_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)
+    ds_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)
+    q_loss_weight: float | int = bounded(0.1, LOSS_WEIGHT)
+    ponder_loss_weight: float | int = bounded(3e-3, LOSS_WEIGHT)
     deep_supervision: str = "all"
     ds_schedule: str = "linear"
     q_target: str = "loss_gain"
-    loss_gain_threshold: float | int = 0.05
-    halt_step_cost: float | int = 0.1
+    loss_gain_threshold: float | int = bounded(0.05, ANY_NUMBER)
+    halt_step_cost: float | int = bounded(0.1, PROBABILITY)
     ponder_type: str = "expected_steps"
-    label_smoothing: float | int = 0.0
+    label_smoothing: float | int = bounded(0.0, PROBABILITY)
 
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "norm_position": ("pre_exit", "post"),
@@ -185,9 +206,6 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
         for name, allowed in self._choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
-        for name in ("num_h_layers", "num_l_layers", "H_cycles", "L_cycles", "halt_max_steps", "halt_min_steps"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if self.num_attention_heads % self.num_key_value_heads:
             raise ValueError(
                 f"num_attention_heads={self.num_attention_heads} is not a multiple of "
@@ -205,9 +223,15 @@ class HrmLmConfig(PresetsMixin, PreTrainedConfig):
                 f"halt_min_steps={self.halt_min_steps} is above halt_max_steps={self.halt_max_steps}; no token could "
                 "ever halt"
             )
-        for name in ("halt_exploration_prob", "label_smoothing", "halt_step_cost"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name}={getattr(self, name)} is outside 0..1")
+
+    def parameter_estimate(self) -> int:
+        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
+        block = block_parameters(self.hidden_size, self.intermediate_size, heads, key_heads, self.head_dim)
+        tables = 1 if self.tie_word_embeddings else 2
+        return (self.num_h_layers + self.num_l_layers) * block + tables * self.vocab_size * self.hidden_size
+
+    def layer_visits(self) -> int:
+        return self.segment_visits * self.halt_max_steps
 
     @property
     def stack_passes(self) -> int:

@@ -5,11 +5,28 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
+from .bounds import (
+    CHUNK,
+    CYCLES,
+    EPSILON,
+    HEADS,
+    LAYERS,
+    POSITIONS,
+    PROBABILITY,
+    ROPE_PARAMETERS,
+    VOCABULARY,
+    WIDTH,
+    BoundedFields,
+    block_parameters,
+    bounded,
+    number,
+    whole,
+)
 from .presets import PresetsMixin
 
 
 @strict
-class HrmPuzzleConfig(PresetsMixin, PreTrainedConfig):
+class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of the Hierarchical Reasoning Model, ACT-v1 (Wang et al. 2025, arXiv 2506.21734).
 
     Args:
@@ -39,30 +56,29 @@ class HrmPuzzleConfig(PresetsMixin, PreTrainedConfig):
     keys_to_ignore_at_inference = ["carry", "metrics"]
     attribute_map = {"num_heads": "num_attention_heads"}
 
-    vocab_size: int = 11
-    seq_len: int = 81
-    hidden_size: int = 512
-    num_attention_heads: int = 8
-    H_layers: int = 4
-    L_layers: int = 4
-    H_cycles: int = 2
-    L_cycles: int = 2
-    expansion: float | int = 4.0
-    puzzle_emb_ndim: int = 512
-    puzzle_emb_len: int = 0
-    num_puzzle_identifiers: int = 1
+    chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound
+    vocab_size: int = bounded(11, VOCABULARY)
+    seq_len: int = bounded(81, POSITIONS)
+    hidden_size: int = bounded(512, WIDTH)
+    num_attention_heads: int = bounded(8, HEADS)
+    H_layers: int = bounded(4, LAYERS)
+    L_layers: int = bounded(4, LAYERS)
+    H_cycles: int = bounded(2, CYCLES)
+    L_cycles: int = bounded(2, CYCLES)
+    expansion: float | int = bounded(4.0, number(1e-6, 1e4))
+    puzzle_emb_ndim: int = bounded(512, whole(0, 2**27))
+    puzzle_emb_len: int = bounded(0, whole(0, 2**20))
+    num_puzzle_identifiers: int = bounded(1, whole(0, 2**31))
     pos_encodings: str = "rope"
-    rope_parameters: dict | None = None
-    rms_norm_eps: float = 1e-5
-    halt_max_steps: int = 16
-    halt_exploration_prob: float | int = 0.1
+    rope_parameters: dict | None = bounded(None, ROPE_PARAMETERS)
+    rms_norm_eps: float = bounded(1e-5, EPSILON)
+    halt_max_steps: int = bounded(16, CYCLES)
+    halt_exploration_prob: float | int = bounded(0.1, PROBABILITY)
     loss_type: str = "stablemax"
     forward_dtype: str | None = None
     task: str = "generic"
-    grid_shape: list[int] | None = None
-    box_shape: list[int] | None = None
-
-    _stacks: ClassVar[tuple[str, ...]] = ("H_layers", "L_layers")  # those that need at least one block
+    grid_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
+    box_shape: list[int] | None = bounded(None, whole(1, 2**30, lists=(2, 2)))
 
     # Trained hyper-parameters live in training/recipes; a preset is an architecture only.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
@@ -96,11 +112,6 @@ class HrmPuzzleConfig(PresetsMixin, PreTrainedConfig):
         self._require("pos_encodings", ("rope", "learned", "none"))
         self._require("loss_type", ("stablemax", "softmax"))
         self._require("forward_dtype", (None, "float32", "bfloat16", "float16"))
-        for name in (*self._stacks, "H_cycles", "L_cycles", "halt_max_steps", "seq_len", "vocab_size"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if not 0 <= self.halt_exploration_prob <= 1:
-            raise ValueError(f"halt_exploration_prob={self.halt_exploration_prob} is not a probability")
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
             raise ValueError(
                 f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {self.prefix_len} slots of "
@@ -108,6 +119,16 @@ class HrmPuzzleConfig(PresetsMixin, PreTrainedConfig):
             )
         if self.grid_shape is not None and self.grid_shape[0] * self.grid_shape[1] != self.seq_len:
             raise ValueError(f"grid_shape={self.grid_shape} does not have seq_len={self.seq_len} cells")
+
+    def parameter_estimate(self) -> int:
+        inner = -(-round(self.expansion * self.hidden_size * 2 / 3) // 256) * 256
+        block = block_parameters(self.hidden_size, inner, *(self.num_attention_heads,) * 2, self.head_dim)
+        positions = self.max_position_embeddings if self.pos_encodings == "learned" else 0
+        tokens = (2 * self.vocab_size + positions) * self.hidden_size
+        return self.num_hidden_layers * block + tokens + self.num_puzzle_identifiers * self.puzzle_emb_ndim
+
+    def layer_visits(self) -> int:
+        return self.halt_max_steps * self.H_cycles * (self.L_cycles * self.L_layers + self.H_layers)
 
     def _require(self, name: str, allowed: tuple):
         if getattr(self, name) not in allowed:

@@ -4,13 +4,33 @@ import math
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
+from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
+from .bounds import (
+    ANY_NUMBER,
+    CHUNK,
+    CYCLES,
+    EPSILON,
+    HEADS,
+    LAYERS,
+    POSITIONS,
+    PROBABILITY,
+    ROPE_PARAMETERS,
+    TOKEN_ID,
+    VOCABULARY,
+    WIDTH,
+    BoundedFields,
+    block_parameters,
+    bounded,
+    number,
+    whole,
+)
 from .presets import PresetsMixin
 
 
 @strict
-class RlmMhcConfig(PresetsMixin, LlamaConfig):
+class RlmMhcConfig(PresetsMixin, BoundedFields, LlamaConfig):
     r"""Configuration of `rlm_mhc`: Llama whose residual stream is n streams mixed by mHC (Xie et al. 2026).
 
     Names in parentheses are those of the RLM-mHC training guide or of deepseek_v4; they are accepted and readable,
@@ -58,25 +78,37 @@ class RlmMhcConfig(PresetsMixin, LlamaConfig):
     }
     base_model_pp_plan = None  # between embeddings and layers streams are made, which no plan can name
 
-    vocab_size: int = 32000
-    hidden_size: int = 2048
-    intermediate_size: int = 5461
-    num_hidden_layers: int = 24
-    num_attention_heads: int = 16
-    max_position_embeddings: int = 8192
-    hidden_dropout: float | int = 0.0
+    # Of the library; here for their bounds.
+    chunk_size_feed_forward: int = bounded(0, CHUNK)
+    num_key_value_heads: int | None = bounded(None, HEADS)
+    head_dim: int | None = bounded(None, WIDTH)
+    initializer_range: float = bounded(0.02, number(0, 1e3))
+    rms_norm_eps: float = bounded(1e-6, EPSILON)
+    attention_dropout: int | float | None = bounded(0.0, PROBABILITY)
+    rope_parameters: RopeParameters | dict | None = bounded(None, ROPE_PARAMETERS)
+    pretraining_tp: int | None = bounded(1, whole(0, 65_536))
+    pad_token_id: int | None = bounded(None, TOKEN_ID)
+    bos_token_id: int | None = bounded(1, TOKEN_ID)
+    eos_token_id: int | list[int] | None = bounded(2, TOKEN_ID)
+    vocab_size: int = bounded(32000, VOCABULARY)
+    hidden_size: int = bounded(2048, WIDTH)
+    intermediate_size: int = bounded(5461, WIDTH)
+    num_hidden_layers: int = bounded(24, LAYERS)
+    num_attention_heads: int = bounded(16, HEADS)
+    max_position_embeddings: int = bounded(8192, POSITIONS)
+    hidden_dropout: float | int = bounded(0.0, PROBABILITY)
     tie_word_embeddings: bool = True
     mhc_enabled: bool = True
-    mhc_flows: int = 4
-    mhc_sinkhorn_iters: int = 20
-    mhc_eps: float | int = 1e-6
-    mhc_alpha_init: float | int = 0.01
+    mhc_flows: int = bounded(4, whole(1, 1024))
+    mhc_sinkhorn_iters: int = bounded(20, CYCLES)
+    mhc_eps: float | int = bounded(1e-6, EPSILON)
+    mhc_alpha_init: float | int = bounded(0.01, ANY_NUMBER)
     mhc_res_mode: str = "sinkhorn"
     mhc_reduce: str = "mean"
     mhc_stream_init: str = "copy"
-    num_loops: int = 1
-    loop_start: int | None = None
-    loop_end: int | None = None
+    num_loops: int = bounded(1, CYCLES)
+    loop_start: int | None = bounded(None, whole(0, 10_000))
+    loop_end: int | None = bounded(None, whole(0, 10_000))
 
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "mhc_res_mode": ("sinkhorn", "birkhoff", "identity", "unconstrained"),
@@ -123,11 +155,6 @@ class RlmMhcConfig(PresetsMixin, LlamaConfig):
         for name, allowed in self._choices.items():
             if getattr(self, name) not in allowed:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
-        for name in ("num_hidden_layers", "mhc_flows", "mhc_sinkhorn_iters", "num_loops"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.mhc_eps < 0:
-            raise ValueError(f"mhc_eps={self.mhc_eps} must not be negative")
         if self.mhc_enabled and self.mhc_res_mode == "birkhoff" and self.mhc_flows > 4:
             raise ValueError(
                 f"mhc_flows={self.mhc_flows}: birkhoff mode needs mhc_flows! = {math.factorial(self.mhc_flows)} "
@@ -138,6 +165,17 @@ class RlmMhcConfig(PresetsMixin, LlamaConfig):
                 f"num_loops={self.num_loops} needs 0 <= loop_start < loop_end <= num_hidden_layers; got loop_start="
                 f"{self.loop_start}, loop_end={self.loop_end}, num_hidden_layers={self.num_hidden_layers}"
             )
+
+    def parameter_estimate(self) -> int:
+        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
+        block = block_parameters(self.hidden_size, self.intermediate_size, heads, key_heads, self.head_dim)
+        if self.mhc_enabled:  # three maps from all streams, for each of two branches
+            block += 2 * self.mhc_flows * self.hidden_size * (self.mhc_flows + 2) * self.mhc_flows
+        tables = 1 if self.tie_word_embeddings else 2
+        return self.num_hidden_layers * block + tables * self.vocab_size * self.hidden_size
+
+    def layer_visits(self) -> int:
+        return self.num_hidden_layers * self.num_loops
 
     @property
     def layer_order(self) -> list[int]:

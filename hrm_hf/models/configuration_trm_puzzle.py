@@ -4,6 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
+from .bounds import CYCLES, LAYERS, bounded, whole
 from .configuration_hrm_puzzle import HrmPuzzleConfig
 
 
@@ -22,14 +23,12 @@ class TrmPuzzleConfig(HrmPuzzleConfig):
 
     model_type = "trm_puzzle"
 
-    H_layers: int = 0
-    L_layers: int = 2
-    H_cycles: int = 3
-    L_cycles: int = 6
-    puzzle_emb_len: int = 16
+    H_layers: int = bounded(0, whole(0, 10_000))
+    L_layers: int = bounded(2, LAYERS)
+    H_cycles: int = bounded(3, CYCLES)
+    L_cycles: int = bounded(6, CYCLES)
+    puzzle_emb_len: int = bounded(16, whole(0, 2**20))
     mlp_t: bool = False
-
-    _stacks: ClassVar[tuple[str, ...]] = ("L_layers",)
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "trm-7m": {},
@@ -37,6 +36,14 @@ class TrmPuzzleConfig(HrmPuzzleConfig):
         "trm-7m-arc": {"L_cycles": 4, "seq_len": 900, "vocab_size": 12},
         "trm-7m-maze": {"L_cycles": 4, "seq_len": 900, "vocab_size": 6},
     }
+
+    def parameter_estimate(self) -> int:
+        length = self.max_position_embeddings
+        inner = round(self.expansion * length * 2 / 3) + 256
+        return super().parameter_estimate() + (3 * length * inner * self.L_layers if self.mlp_t else 0)
+
+    def layer_visits(self) -> int:
+        return self.halt_max_steps * self.H_cycles * (self.L_cycles + 1) * self.L_layers
 
 
 __all__ = ["TrmPuzzleConfig"]

@@ -69,14 +69,14 @@ def test_base_is_the_default_and_a_fifth_of_gpt2_with_its_vocabulary():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"planner_layers": 0}, "planner_layers=0 must be at least 1"),
-        ({"generator_cycles": 0}, "generator_cycles=0 must be at least 1"),
+        ({"planner_layers": 0}, "planner_layers=0; expected a whole number from 1"),
+        ({"generator_cycles": 0}, "generator_cycles=0; expected a whole number from 1"),
         ({"generator_layers": 0}, "unified=False with generator_layers=0"),
         ({"unified": True}, "unified=True with generator_layers=8"),
         ({"unified": True, "generator_layers": 0, "generator_cycles": 2}, "a unified model has no generator"),
-        ({"max_refinement_iterations": 6}, "max_refinement_iterations=6 is outside 1..5"),
-        ({"refinement_threshold": 1.5}, "refinement_threshold=1.5 is outside"),
-        ({"refinement_class_weights": [1.0, 1.0]}, "must be 3 numbers"),
+        ({"max_refinement_iterations": 6}, "max_refinement_iterations=6; expected a whole number from 1 to 5"),
+        ({"refinement_threshold": 1.5}, "refinement_threshold=1.5; expected a number from 0 to 1"),
+        ({"refinement_class_weights": [1.0, 1.0]}, "refinement_class_weights has 2 entries; expected 3"),
         ({"hidden_size": 30}, "not a multiple"),
     ],
 )

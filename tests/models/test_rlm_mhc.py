@@ -74,7 +74,7 @@ def test_rope_theta_is_accepted():
     [
         ({"mhc_res_mode": "log"}, "mhc_res_mode='log' is not one of"),
         ({"mhc_reduce": "max"}, "mhc_reduce='max' is not one of"),
-        ({"mhc_flows": 0}, "mhc_flows=0 must be at least 1"),
+        ({"mhc_flows": 0}, "mhc_flows=0; expected a whole number from 1"),
         ({"mhc_flows": 5, "mhc_res_mode": "birkhoff"}, "at most 4 streams"),
         ({"num_loops": 2, "loop_start": 1, "loop_end": 1}, "loop_start < loop_end"),
         ({"hidden_dim": 30}, "not a multiple"),

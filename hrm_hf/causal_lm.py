@@ -50,7 +50,17 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
         )
     if name == BYTE:
         return byte_tokenizer()
-    tokenizer = AutoTokenizer.from_pretrained(name or model_name_or_path)
+    source = name or model_name_or_path
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(source)
+    except Exception as error:
+        if type(error) in (OSError, ImportError, ValueError):
+            raise  # says itself what is wrong
+        # What the tokenizers library says of a damaged tokenizer.json names no file.
+        raise ValueError(
+            f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "
+            "tokenizer.json is damaged or made by another library: fetch or train it anew"
+        ) from error
     if model_name_or_path is None and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": PAD})
     return tokenizer

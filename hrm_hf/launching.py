@@ -21,11 +21,11 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
-import yaml
 from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import strtobool
 
+from .data.bounded_files import load_yaml
 from .memory_model import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
 from .recipes import LmDataArguments, ModelArguments, build_config
 from .registration import ARCHITECTURES
@@ -168,7 +168,7 @@ def run_values(model: str, flags: Sequence[str]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     recipe = given.get("recipe") or recipe_of(model)
     if recipe:
-        values = yaml.safe_load(Path(recipe).read_text())
+        values = load_yaml(recipe)
         if not isinstance(values, dict):
             raise ValueError(f"{recipe} must be a mapping of option: value, it is a {type(values).__name__}")
         values["recipe"] = str(recipe)
@@ -385,7 +385,7 @@ def _does_not_fit(model: str, shape: ModelShape, length: int, usable: int, optio
 
 def _recipe_batch(values: dict[str, Any]) -> int:
     """Sequences of an optimizer step of the recipe as one process would run it, which its learning rate belongs to."""
-    recipe = yaml.safe_load(Path(values["recipe"]).read_text()) if "recipe" in values else {}
+    recipe = load_yaml(values["recipe"]) if "recipe" in values else {}
     if "global_batch_size" in recipe:
         return int(recipe["global_batch_size"])
     if "per_device_train_batch_size" not in recipe:
@@ -410,7 +410,7 @@ def _is_lm_recipe(path: Path) -> bool:
 
     parts = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)
     options = {field.name for part in parts for field in fields(part)}
-    recipe = yaml.safe_load(path.read_text())
+    recipe = load_yaml(path)
     return "model_type" in recipe and set(recipe) <= options
 
 

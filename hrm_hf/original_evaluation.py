@@ -8,9 +8,8 @@ import shlex
 from collections.abc import Sequence
 from pathlib import Path
 
-import yaml
-
 from .convert.puzzle import CONFIG_FILE, convert_original, data_folders, find_weights
+from .data.bounded_files import load_yaml
 from .data.puzzles import INFO_FILE
 from .original_options import data_size
 
@@ -56,13 +55,13 @@ def _model_and_data(checkpoint: Path) -> tuple[Path, Path]:
     weights = find_weights(checkpoint)
     model = folder / f"hrm_hf-{weights.name}"
     convert_original(weights, model, "hrm")
-    return model, _imported(data_folders(yaml.safe_load((folder / CONFIG_FILE).read_text())), folder)
+    return model, _imported(data_folders(load_yaml(folder / CONFIG_FILE)), folder)
 
 
 def _data_of_recipe(folder: Path) -> Path:
     for file in (folder / name for name in RECIPES):
         if file.exists():
-            return Path(yaml.safe_load(file.read_text())["data_path"])
+            return Path(load_yaml(file)["data_path"])
     raise FileNotFoundError(
         f"checkpoint={folder} has no recipe.yaml that names its data; say them: hrm-hf eval puzzles "
         f"{shlex.quote(str(folder))} DATA"

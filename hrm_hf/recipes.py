@@ -19,6 +19,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, PreTrainedConfig, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from .data.bounded_files import load_yaml
+
 
 @dataclass
 class ModelArguments:
@@ -83,6 +85,12 @@ class LmDataArguments:
         default=None, metadata={"help": "Line that separates documents of a plain text, e.g. <|endoftext|>."}
     )
     on_bad_line: str = field(default="stop", metadata={"help": "Unreadable lines: stop, or skip and count them."})
+    max_document_bytes: int = field(
+        default=2**25, metadata={"help": "Longest line of a file, and longest document of a plain text, in bytes."}
+    )
+    max_unpacked_bytes: int | None = field(
+        default=None, metadata={"help": "What a packed file may unpack to; by default 64 MiB and 100 times its size."}
+    )
     min_text_length: int | None = field(default=None, metadata={"help": "Drop documents of fewer characters."})
     max_text_length: int | None = field(default=None, metadata={"help": "Longest document in characters."})
     long_texts: str = field(default="drop", metadata={"help": "Above --max_text_length: drop the document or cut it."})
@@ -151,7 +159,8 @@ class LmDataArguments:
             raise ValueError(f"validation_split_percentage={self.validation_split_percentage} is outside 0..100")
         if not 0 < self.near_duplicate_threshold <= 1:
             raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold} is outside 0..1")
-        for name in ("block_size", "max_train_samples", "max_val_samples", "max_text_length", "prompt_new_tokens"):
+        counts = ("block_size", "max_train_samples", "max_val_samples", "max_text_length", "prompt_new_tokens")
+        for name in (*counts, "max_document_bytes", "max_unpacked_bytes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.chunk_overlap < self.block_size:
@@ -301,10 +310,7 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
 
 def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
     """The mapping in a recipe file. Raises ValueError for broken YAML or unknown keys."""
-    try:
-        values = yaml.safe_load(Path(path).read_text())
-    except yaml.YAMLError as error:
-        raise ValueError(f"{path} is not valid YAML: {error}") from error
+    values = load_yaml(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of option: value, it is a {type(values).__name__}")
     for key in values:

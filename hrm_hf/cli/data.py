@@ -257,4 +257,5 @@ def _refuse_other_build(out: Path, options: dict) -> None:
 
 def _summary(out: Path, splits, info) -> dict:
     rows = {f"{name}_rows": len(split) for name, split in splits.items()}
-    return {"out": str(out), **rows, "puzzle_identifiers": info.num_puzzle_identifiers}
+    repeated = {"repeated": info.repeated} if info.repeated else {}
+    return {"out": str(out), **rows, "puzzle_identifiers": info.num_puzzle_identifiers, **repeated}

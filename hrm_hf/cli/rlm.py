@@ -74,21 +74,18 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
     Raises:
         ValueError: the file is not what its suffix says; names the file and the line.
     """
+    from ..data.bounded_files import load_json
+    from ..data.text_sources import parse_json
+
     try:
         content = path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text (byte {error.start})") from error
     if path.suffix not in (".json", ".jsonl"):
         return content
-    lines = content.splitlines() if path.suffix == ".jsonl" else [content]
-    values = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            values += [json.loads(line)] if line.strip() else []
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number + error.lineno - 1}: {error.msg}") from error
-    if path.suffix == ".jsonl":
-        return values
-    if not values:
-        raise ValueError(f"{path} is empty; expected JSON")
-    return values[0]
+    if path.suffix == ".json":
+        if not content.strip():
+            raise ValueError(f"{path} is empty; expected JSON")
+        return load_json(path)
+    lines = enumerate(content.splitlines(), start=1)
+    return [parse_json(line.encode(), f"{path}, line {number}") for number, line in lines if line.strip()]

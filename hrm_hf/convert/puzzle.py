@@ -16,7 +16,6 @@ weights, from the data folder it names, or from the vocabularies of the known ta
 Left out: variants of TRM with other states (single z, six z_L), URM, optimizer states (the originals save none).
 """
 
-import json
 import logging
 import pickle
 import re
@@ -28,6 +27,7 @@ import torch
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
+from ..data.bounded_files import load_json, load_yaml
 from ..data.original_layout import guess_task
 from ..data.puzzles import IDENTIFIERS_FILE
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
@@ -324,8 +324,8 @@ def _read_config(file: Path) -> dict[str, Any]:
             f"{file} is missing; the original saves it beside step_N, and shapes alone do not tell"
         )
     try:
-        run = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
+        run = load_yaml(file)
+    except ValueError as error:
         raise ValueError(f"{file} is not YAML of plain values: {error}") from error
     if not isinstance(run, dict) or not isinstance(run.get("arch"), dict):
         raise ValueError(f"{file} has no section `arch`; expected the all_config.yaml that the original saved")
@@ -333,10 +333,7 @@ def _read_config(file: Path) -> dict[str, Any]:
 
 
 def _read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text())
-    except json.JSONDecodeError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from error
+    return load_json(file)
 
 
 def _parse(value: Any, kind: type, name: str, file: Path) -> Any:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ..data.bounded_files import load_yaml
 from ..models.configuration_rlm_mhc import RlmMhcConfig
 from ..models.modeling_rlm_mhc import RlmMhcForCausalLM
 
@@ -89,8 +89,8 @@ def read_config(file: Path) -> RlmMhcConfig:
     if not file.is_file():
         raise FileNotFoundError(f"{file} is missing; the number of heads is in no weight, so it is needed")
     try:
-        fields = yaml.safe_load(file.read_text())
-    except yaml.YAMLError as error:
+        fields = load_yaml(file)
+    except ValueError as error:
         raise ValueError(f"{file} is not YAML of plain values: {error}") from error
     if isinstance(fields, dict) and isinstance(fields.get("model"), dict):
         fields = fields["model"]

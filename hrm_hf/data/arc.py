@@ -37,7 +37,7 @@ from .arc_grids import (
     place_grid,
     undo_augmentation,
 )
-from .arc_tasks import EVALUATED_SUBSETS, ArcTask, Pair, parse_task, read_tasks, task_to_json
+from .arc_tasks import EVALUATED_SUBSETS, ArcTask, Pair, fingerprint, parse_task, read_tasks, task_to_json
 from .augment import NUM_DIHEDRAL, dihedral
 from .original_layout import RowWriter, working_folder
 from .puzzles import BLANK_IDENTIFIER, IGNORE_LABEL, PAD_ID, PuzzleInfo, save_puzzle_dataset
@@ -90,7 +90,7 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
     pairs = [*task.train, *task.test]
     yield task.name, pairs
     rng = _task_rng(seed, task.name, "augmentation")
-    seen = {_fingerprint(pairs)}
+    seen = {fingerprint(pairs)}
     for _ in range(TRIALS_PER_AUGMENTATION * num_aug):
         if len(seen) > num_aug:
             return
@@ -99,9 +99,9 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
         variant = [
             Pair(*(None if grid is None else dihedral(colours[grid], transform) for grid in pair)) for pair in pairs
         ]
-        fingerprint = _fingerprint(variant)
-        if fingerprint not in seen:
-            seen.add(fingerprint)
+        print_of_variant = fingerprint(variant)
+        if print_of_variant not in seen:
+            seen.add(print_of_variant)
             yield identifier_name(task.name, transform, colours), variant
 
 
@@ -109,15 +109,6 @@ def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
     """A generator of its own for each task and purpose; sha256 because `hash()` differs between processes."""
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int.from_bytes(digest, "little")])))
-
-
-def _fingerprint(pairs: list[Pair]) -> bytes:
-    """Equal for two variants with the same pairs in any order."""
-    return b"".join(sorted(hashlib.sha256(b"|".join(_grid_bytes(grid) for grid in pair)).digest() for pair in pairs))
-
-
-def _grid_bytes(grid: np.ndarray | None) -> bytes:
-    return b"" if grid is None else bytes(grid.shape) + grid.tobytes()
 
 
 # Data sets

@@ -5,8 +5,7 @@
 A task that is both trained and evaluated is an error. Data sets of tasks are built in `arc`.
 """
 
-import gzip
-import json
+import hashlib
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arc_grids import FRAME, NUM_COLOURS, parse_identifier
+from .bounded_files import load_json
 from .puzzles import BLANK_IDENTIFIER
 
 
@@ -58,6 +58,8 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
         sources: paths. Where a task recurs within one role, the last source's version is used, and a warning says so.
         evaluate: names of the subsets whose test pairs are the test split; all other subsets are trained on.
 
+    A warning names trained tasks that have the pairs of an evaluated one under another name.
+
     Raises:
         FileNotFoundError: a source does not exist.
         ValueError: a malformed task, an unknown subset, or a task that is trained and evaluated at once.
@@ -82,6 +84,7 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
             "Name one of them, or evaluate nothing (evaluate=(), --train-only)"
         )
     _refuse_leaks(roles)
+    _warn_of_copies(roles)
     if recurring:
         logger.warning("%d tasks recur; the last source's version is used: %s", len(recurring), _some(recurring))
     return sorted([*roles[True].values(), *roles[False].values()], key=lambda task: task.name)
@@ -145,7 +148,7 @@ def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
         tasks = content.setdefault(file.parent.name, {})
         if file.stem in tasks:
             raise ValueError(f"{file}: subset {file.parent.name!r} already has a task {file.stem!r}")
-        tasks[file.stem] = (_load_json(file), str(file))
+        tasks[file.stem] = (load_json(file), str(file))
     if not content:
         raise ValueError(
             f"{path} holds no .json files; expected folders of tasks, or Kaggle files *{KAGGLE_SUFFIX}.json"
@@ -155,7 +158,7 @@ def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
 
 def _read_file(file: Path) -> dict[str, dict[str, tuple[Any, str]]]:
     stem = file.name.split(".json")[0]
-    raw = _load_json(file)
+    raw = load_json(file)
     if not isinstance(raw, dict) or not raw:
         raise ValueError(f"{file} must hold a JSON object of tasks; it holds {str(raw)[:40]}")
     if stem.endswith(KAGGLE_SUFFIX):
@@ -178,7 +181,7 @@ def _add_solutions(tasks: dict[str, Any], challenges: Path) -> None:
     file = challenges.with_name(challenges.name.replace(KAGGLE_SUFFIX, "_solutions"))
     if not file.exists():
         return
-    solutions = _load_json(file)
+    solutions = load_json(file)
     for name, task in tasks.items():
         tests, outputs = task.get("test", []), solutions.get(name, [])
         if len(tests) != len(outputs):
@@ -186,14 +189,6 @@ def _add_solutions(tasks: dict[str, Any], challenges: Path) -> None:
                 f"{file}: task {name!r} has {len(outputs)} solutions; {challenges.name} has {len(tests)} tests"
             )
         task["test"] = [{**pair, "output": output} for pair, output in zip(tests, outputs)]
-
-
-def _load_json(file: Path) -> Any:
-    data = gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
-    try:
-        return json.loads(data)
-    except ValueError as error:
-        raise ValueError(f"{file} is not valid JSON: {error}") from error
 
 
 def _pair(raw: Any, where: str) -> Pair:
@@ -229,6 +224,27 @@ def _refuse_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
             f"{roles[False][name].source} and evaluated from {roles[True][name].source}). ARC-AGI-2 training repeats "
             "most of ARC-AGI-1: take only one of the two, or select subsets with PATH:SUBSET"
         )
+
+
+def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
+    """Trained tasks with the pairs of an evaluated one under another name. They stay: ARC-AGI-1 has one, and figures
+    are published with it."""
+    evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
+    for name, task in roles[False].items():
+        if twin := evaluated.get(fingerprint([*task.train, *task.test])):
+            logger.warning(
+                "the answers of the evaluated task %s are trained on: task %s of %s is the same under another name",
+                twin, name, task.source,
+            )  # fmt: skip
+
+
+def fingerprint(pairs: Sequence[Pair]) -> bytes:
+    """Equal for two tasks, or variants, with the same pairs in any order."""
+    return b"".join(sorted(hashlib.sha256(b"|".join(_grid_bytes(grid) for grid in pair)).digest() for pair in pairs))
+
+
+def _grid_bytes(grid: np.ndarray | None) -> bytes:
+    return b"" if grid is None else bytes(grid.shape) + grid.tobytes()
 
 
 def _some(names: Iterable[str], count: int = 5) -> str:

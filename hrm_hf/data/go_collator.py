@@ -415,6 +415,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
     from datasets.fingerprint import Hasher
 
     from .go_records import numbered_lines, read_records, record_features
+    from .text_sources import WRITTEN_AT_ONCE
 
     parts, bad = [], 0
     for path in map(Path, paths):
@@ -425,10 +426,21 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         options = {"paths": str(path), "on_bad_line": on_bad_line}
         try:
             part = Dataset.from_generator(
-                read_records, features=record_features(), gen_kwargs=options, cache_dir=cache_dir, fingerprint=key
+                read_records,
+                features=record_features(),
+                gen_kwargs=options,
+                cache_dir=cache_dir,
+                fingerprint=key,
+                writer_batch_size=WRITTEN_AT_ONCE,
             )
         except DatasetGenerationError as error:  # it hides what the reader said
             raise (error.__cause__ or error) from None
+        except ValueError as error:  # what the library says of no rows names no file
+            if next(read_records(**options), None) is not None:
+                raise
+            raise ValueError(
+                f"{path} holds no record; expected a JSON object a line, as `hrm-hf data go` writes"
+            ) from error
         parts.append(part)
         if on_bad_line == "skip":
             bad += sum(1 for _ in numbered_lines(path)) - len(part)

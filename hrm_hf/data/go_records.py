@@ -20,13 +20,13 @@ Reading checks every line; an error names file, line and field. Nothing here nee
 import gzip
 import json
 import os
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..models.go_stream import CATEGORIES, DECISIONS, INTENTS, TARGET_KINDS, Feedback
+from .bounded_files import bounded_lines
 from .text_sources import BadLineError, parse_json, shorten
 
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from datasets import Features
 
 FEEDBACK_FIELDS = tuple(field.name for field in fields(Feedback))
-MAX_LINE_BYTES = 64_000_000  # a record is some kilobytes; a longer line is no record
+MAX_LINE_BYTES = 2**25  # a record is some kilobytes; a longer line is no record
 
 
 def new_record(
@@ -227,26 +227,13 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a broken gzip file.
+        ValueError: a broken gzip file, or one that unpacks to too much.
     """
-    path, number = Path(path), 0
-    if not path.is_file():
+    if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        try:
-            while line := file.readline(MAX_LINE_BYTES):
-                number += 1
-                if len(line) == MAX_LINE_BYTES and not line.endswith(b"\n"):
-                    _pass_line(file)
-                if line.strip():
-                    yield f"{path}, line {number}", line
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: broken gzip file after line {number} ({error}); fetch it anew") from error
-
-
-def _pass_line(file: Any) -> None:
-    while (rest := file.readline(MAX_LINE_BYTES)) and not rest.endswith(b"\n"):
-        pass
+    for number, line in bounded_lines(path, MAX_LINE_BYTES):
+        if line.strip():
+            yield f"{path}, line {number}", line
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
@@ -255,7 +242,7 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
     Raises:
         BadLineError: it holds no JSON object; names the place.
     """
-    if len(line) == MAX_LINE_BYTES:
+    if len(line) > MAX_LINE_BYTES:
         raise BadLineError(f"{place}: longer than {MAX_LINE_BYTES} bytes; a record is far shorter")
     value = parse_json(line, place)
     if not isinstance(value, dict):

@@ -5,15 +5,14 @@ its split when other sources are added. Duplicates are looked for across splits,
 shares with them is removed from training. The evaluation files themselves are refused as sources.
 """
 
-import gzip
 import hashlib
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from .bounded_files import GZIP_ERRORS, open_bounded
 from .go_records import json_object, numbered_lines
 from .go_sources import Dropped
 from .text_filters import duplicate_finder
@@ -177,9 +176,9 @@ def refuse_evaluation_file(path: str | Path) -> None:
 def _is_evaluation_content(path: Path) -> bool:
     digest = hashlib.sha256()
     try:
-        with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        with open_bounded(path) as file:
             while block := file.read(1 << 20):
                 digest.update(block)
-    except (EOFError, gzip.BadGzipFile, zlib.error):
+    except GZIP_ERRORS:
         return False  # whoever reads it says what is broken
     return digest.hexdigest() in EVALUATION_FILES.values()

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .augment import NUM_DIHEDRAL, dihedral
+from .puzzle_sources import PuzzleRules, read_unique
 from .puzzles import PuzzleInfo
-from .readers import PuzzleTable, make_split, read_splits, with_progress
+from .readers import PuzzleTable, make_split, with_progress
 
 
 if TYPE_CHECKING:
@@ -368,23 +369,34 @@ def mazes_from_source(
         test_size: for a source without a test split, the number of last rows that become one.
 
     Raises:
-        FileNotFoundError, ValueError: as `readers.read_splits`; or a row that is no maze, a solution that does not fit
-            its puzzle, or an option that leaves no rows.
+        FileNotFoundError, ValueError: as `puzzle_sources.read_unique`; or a row that is no maze, a solution that
+            does not fit its puzzle, or an option that leaves no rows.
     """
-    tables = read_splits(source, test_size)
+
+    def rules(train: PuzzleTable) -> PuzzleRules:
+        nonlocal grid_shape
+        grid_shape = grid_shape or _square_side(train)
+        if aug:
+            _require_square(grid_shape)
+        return PuzzleRules(
+            lambda table: _parse(table, grid_shape, progress).reshape(2, len(table), -1),
+            lambda mazes: [symmetry_key(maze) for maze in mazes.reshape(-1, *grid_shape)],
+            lambda mazes: [np.bincount(maze, minlength=VOCAB_SIZE).tobytes() for maze in mazes],
+        )
+
     options = {"source": str(source), "grid_shape": grid_shape and list(grid_shape)}
     options |= {"min_path_length": min_path_length, "aug": aug, "test_size": test_size}
-    grid_shape = grid_shape or _square_side(tables["train"])
-    if aug:
-        _require_square(grid_shape)
+    splits, repeated = read_unique(source, test_size, rules)
     parts = {}
-    for split, table in tables.items():
-        grids = _parse(table, grid_shape, progress)
-        long_enough = _path_lengths(grids[1].reshape(len(table), -1)) >= min_path_length
+    for split, rows in splits.items():
+        grids = np.stack([rows.questions, rows.answers]).reshape(2, -1, *grid_shape)
+        long_enough = _path_lengths(rows.answers) >= min_path_length
         if not long_enough.any():
-            raise ValueError(f"min_path_length {min_path_length} leaves no maze of {table.name}")
+            raise ValueError(f"min_path_length {min_path_length} leaves no maze of {rows.table.name}")
         parts[split] = grids[:, long_enough]
-    return _assemble(parts, grid_shape, aug, options)
+    made, info = _assemble(parts, grid_shape, aug, options)
+    info.repeated = repeated
+    return made, info
 
 
 def _require_square(grid_shape: tuple[int, int]) -> None:

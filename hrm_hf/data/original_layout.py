@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from .bounded_files import load_json
 from .puzzles import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID, ROW_COLUMNS, PuzzleInfo, puzzle_features
 
 
@@ -190,7 +191,7 @@ def _read_identifiers(path: Path) -> list[str]:
     file = path / IDENTIFIERS_FILE
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing; puzzle identifiers of a checkpoint are meaningless without it")
-    identifiers = json.loads(file.read_text())
+    identifiers = load_json(file)
     if not isinstance(identifiers, list) or identifiers[:1] != [BLANK_IDENTIFIER]:
         raise ValueError(
             f"{file} must be a list that starts with {BLANK_IDENTIFIER!r}; it starts {str(identifiers)[:40]}"
@@ -202,7 +203,9 @@ def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     file = folder / META_FILE
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing; every split of the original layout has one")
-    meta = json.loads(file.read_text())
+    meta = load_json(file)
+    if not isinstance(meta, dict):
+        raise ValueError(f"{file} holds a {type(meta).__name__}; expected an object")
     needed = ("pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_len", "num_puzzle_identifiers")
     missing = [name for name in (*needed, "sets") if name not in meta]
     if missing:
@@ -211,6 +214,11 @@ def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     for name, value in expected.items():
         if meta[name] != value:
             raise ValueError(f"{file}: {name} is {meta[name]}; expected {value} ({IDENTIFIERS_FILE} and our layout)")
+    for name in ("vocab_size", "seq_len"):
+        if type(meta[name]) is not int or meta[name] < 1:
+            raise ValueError(f"{file}: {name} is {meta[name]!r:.60}; expected a whole number from 1")
+    if not isinstance(meta["sets"], list) or not all(isinstance(name, str) for name in meta["sets"]):
+        raise ValueError(f"{file}: sets is {meta['sets']!r:.60}; expected a list of names")
     if meta["vocab_size"] > MAX_TOKEN + 1:
         raise ValueError(f"{file}: vocab_size is {meta['vocab_size']}; grids are int8, so at most {MAX_TOKEN + 1} fit")
     for name in meta["sets"]:

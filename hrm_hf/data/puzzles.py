@@ -18,6 +18,8 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from .bounded_files import load_json
+
 
 if TYPE_CHECKING:
     import datasets
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 BLANK_IDENTIFIER = "<blank>"
 IGNORE_LABEL = -100
 PAD_ID = 0
+MAX_SIDE = 2**20  # of a board; a "generic" one may be a single row
+MAX_VOCABULARY = 2**27
 INFO_FILE = "puzzle.json"
 IDENTIFIERS_FILE = "identifiers.json"
 ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "group_index")
@@ -41,6 +45,7 @@ class PuzzleInfo:
         box_shape: rows and columns of a Sudoku box; None for other tasks.
         identifiers: name of each puzzle identifier; entry 0 is "<blank>".
         options: how the set was built (source, seed, counts), kept for the data card.
+        repeated: how many rows of the source repeat others, by what was done with them.
     """
 
     task: str
@@ -49,10 +54,13 @@ class PuzzleInfo:
     box_shape: tuple[int, int] | None = None
     identifiers: list[str] = field(default_factory=lambda: [BLANK_IDENTIFIER])
     options: dict[str, Any] = field(default_factory=dict)
+    repeated: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self):
-        self.grid_shape = tuple(self.grid_shape)
-        self.box_shape = tuple(self.box_shape) if self.box_shape else None
+        self.grid_shape = _two_sides("grid_shape", self.grid_shape)
+        self.box_shape = _two_sides("box_shape", self.box_shape) if self.box_shape else None
+        if not isinstance(self.vocab_size, int) or not 1 <= self.vocab_size <= MAX_VOCABULARY:
+            raise ValueError(f"vocab_size is {self.vocab_size!r:.60}; expected 1 to {MAX_VOCABULARY}")
 
     @property
     def seq_len(self) -> int:
@@ -76,6 +84,13 @@ class PuzzleInfo:
             "vocab_size": self.vocab_size,
             "num_puzzle_identifiers": self.num_puzzle_identifiers,
         }
+
+
+def _two_sides(name: str, sides: Any) -> tuple[int, int]:
+    whole = isinstance(sides, (list, tuple)) and all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides)
+    if not whole or len(sides) != 2:
+        raise ValueError(f"{name} is {str(sides)[:60]}; expected two whole numbers from 1 to {MAX_SIDE}")
+    return tuple(sides)
 
 
 def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
@@ -133,9 +148,11 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
             "--out DIR`, or convert an original HRM folder with `hrm-hf data import SRC --out DIR`."
         )
     try:
-        fields = json.loads(info_path.read_text())
+        fields = load_json(info_path)
     except ValueError as error:
-        raise ValueError(f"{info_path} is not valid JSON ({error}); build the data set anew") from error
+        raise ValueError(f"{error}; build the data set anew") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{info_path} holds a {type(fields).__name__}; expected an object. Build the data set anew")
     unknown = fields.keys() - {f.name for f in dataclass_fields(PuzzleInfo)}
     if unknown:
         raise ValueError(f"{info_path} has unknown fields {sorted(unknown)}; was it written by a newer version?")
@@ -144,7 +161,13 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
         raise FileNotFoundError(
             f"{path}: {IDENTIFIERS_FILE} is missing; puzzle identifiers are meaningless without it"
         )
-    return PuzzleInfo(**fields, identifiers=json.loads(identifiers_path.read_text()))
+    identifiers = load_json(identifiers_path)
+    if not isinstance(identifiers, list) or not all(isinstance(name, str) for name in identifiers):
+        raise ValueError(f"{identifiers_path} is no list of names; build the data set anew")
+    try:
+        return PuzzleInfo(**fields, identifiers=identifiers)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{info_path}: {error}; build the data set anew") from error
 
 
 def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
@@ -167,6 +190,8 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
     fields = asdict(info)
+    if not info.repeated:  # so that sets without repetitions are written as ever
+        del fields["repeated"]
     del fields["identifiers"]  # kept in a file of its own, as in the original layout
     return fields
 
@@ -181,6 +206,7 @@ def _data_card(splits, info: PuzzleInfo) -> str:
     files = "".join(f"  - split: {name}\n    path: data/{name}-*.parquet\n" for name in splits)
     counts = "".join(f"| {name} | {len(split):,} |\n" for name, split in splits.items())
     options = "".join(f"- {key}: {value}\n" for key, value in info.options.items())
+    options += "".join(f"- {what}: {count:,} rows\n" for what, count in info.repeated.items())
     rows, columns = info.grid_shape
     return (
         f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n\n"

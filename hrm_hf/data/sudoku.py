@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from .augment import NUM_DIHEDRAL, dihedral
+from .puzzle_sources import PuzzleRules, PuzzleSplit, read_unique
 from .puzzles import PuzzleInfo
-from .readers import PuzzleTable, make_split, read_splits, with_progress
+from .readers import PuzzleTable, make_split, with_progress
 from .sudoku_rules import (
     BOX_SHAPES,
     DIGIT_OFFSET,
@@ -322,20 +324,74 @@ def sudoku_from_source(
         test_size: for a source without a test split, the number of last rows that become one.
 
     Raises:
-        FileNotFoundError, ValueError: as `readers.read_splits`; or a row that is no board, a solution that breaks the
-            rules or its puzzle's clues, or an option that leaves no rows.
+        FileNotFoundError, ValueError: as `puzzle_sources.read_unique`; or a row that is no board, a solution that
+            breaks the rules or its puzzle's clues, or an option that leaves no rows.
     """
     options = {"source": str(source), "size": size, "subsample_size": subsample_size}
     options |= {"min_difficulty": min_difficulty, "num_aug": num_aug, "test_size": test_size, "seed": seed}
-    tables = read_splits(source, test_size)
-    shape = sudoku_shape(_board_size(tables["train"]) if size is None else size)
+
+    def rules(train: PuzzleTable) -> PuzzleRules:
+        shape = sudoku_shape(_board_size(train) if size is None else size)
+        return PuzzleRules(
+            lambda table: _parse(table, shape),
+            lambda boards: symmetry_keys(boards, shape),
+            # Up to symmetry there are two solved boards of 4x4: everything there is a copy of something.
+            None if shape.size == 4 else lambda boards: _invariants(boards, shape),
+        )
+
+    splits, repeated = read_unique(source, test_size, rules)
+    shape = sudoku_shape(int(splits["train"].questions.shape[1] ** 0.5))
     parts = {}
-    for split, table in tables.items():
-        boards, solutions = _parse(table, shape)
+    for split, rows in splits.items():
         keep = subsample_size if split == "train" else None
-        parts[split] = _select(boards, solutions, table, min_difficulty, keep, seed, progress)
+        parts[split] = _select(rows, min_difficulty, keep, seed, progress)
     forbidden = {solution.tobytes() for solution in parts["test"][1]} if "test" in parts and num_aug else set()
-    return _assemble(parts, shape.size, num_aug, seed, forbidden, options, progress)
+    made, info = _assemble(parts, shape.size, num_aug, seed, forbidden, options, progress)
+    info.repeated = repeated
+    return made, info
+
+
+def symmetry_keys(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
+    """For boards [rows, cells], keys that are equal for boards that differ by names of digits, turns and reflections.
+
+    Orders of bands, rows, stacks and columns are symmetries of Sudoku too and are not looked for: that takes a search.
+    """
+    n, keys, transforms = shape.size, [], _box_symmetries(shape)
+    for start in range(0, len(boards), CHECK_ROWS):
+        some = boards[start : start + CHECK_ROWS].reshape(-1, n, n)
+        views = [_renamed(dihedral(some, one).reshape(len(some), -1), n) for one in transforms]
+        keys += [min(view[row].tobytes() for view in views) for row in range(len(some))]
+    return keys
+
+
+def _invariants(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
+    """How often digits are given, in order of size, and how many cells of each set that symmetries leave in place."""
+    n, cells = shape.size, shape.cells
+    grid = np.arange(cells).reshape(n, n)
+    orbit = np.min([dihedral(grid, one).reshape(-1) for one in _box_symmetries(shape)], axis=0)
+    members = (orbit[:, None] == np.unique(orbit)).astype(np.float32)
+    found: list[bytes] = []
+    for start in range(0, len(boards), CHECK_ROWS):
+        some = boards[start : start + CHECK_ROWS]
+        digits = np.sort(np.stack([(some == digit).sum(axis=1) for digit in range(1, n + 1)], axis=1), axis=1)
+        given = (some != 0).astype(np.float32) @ members
+        both = np.concatenate([digits, given], axis=1).astype(np.uint8)
+        found += [row.tobytes() for row in both]
+    return found
+
+
+def _box_symmetries(shape: SudokuShape) -> Sequence[int]:
+    """The turns and reflections that take boxes to boxes."""
+    return range(NUM_DIHEDRAL) if shape.box_shape[0] == shape.box_shape[1] else (0, 2, 4, 5)
+
+
+def _renamed(boards: np.ndarray, size: int) -> np.ndarray:
+    """Boards with their digits named 1, 2, ... in the order in which they come first."""
+    found = boards[:, :, None] == np.arange(1, size + 1)
+    first = np.where(found.any(axis=1), found.argmax(axis=1), boards.shape[1])
+    names = np.zeros((len(boards), size + 1), dtype=np.uint8)
+    names[:, 1:] = first.argsort(axis=1, kind="stable").argsort(axis=1) + 1
+    return np.take_along_axis(names, boards.astype(np.intp), axis=1)
 
 
 def _board_size(table: PuzzleTable) -> int:
@@ -372,8 +428,9 @@ def _are_valid(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
     return valid
 
 
-def _select(boards, solutions, table: PuzzleTable, min_difficulty, subsample_size, seed: int, progress: bool):
+def _select(split: PuzzleSplit, min_difficulty, subsample_size, seed: int, progress: bool):
     """Filters by rating, then draws a sample; returns boards, solutions and ratings float32 [rows]."""
+    boards, solutions, table = split.questions, split.answers, split.table
     ratings, rows = table.ratings, np.arange(len(boards))
     if min_difficulty is not None:
         ratings = _rate_all(boards, progress) if ratings is None else ratings

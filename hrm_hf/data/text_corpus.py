@@ -8,7 +8,7 @@ not streamed are shared out by accelerate's sampler, streams by its dispatching 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from .text_filters import TextFilter, duplicate_finder
+from .text_filters import TextFilter, duplicate_finder, text_batches
 from .text_packing import Packing, pack_documents, pack_stream, tokenize_documents
 from .text_sources import is_hub_source, open_source
 
@@ -152,6 +152,8 @@ def _open(source: str, split: str, options: "LmDataArguments", streaming: bool):
         on_bad_line=options.on_bad_line,
         streaming=streaming,
         cache_dir=options.data_cache_dir,
+        max_document_bytes=options.max_document_bytes,
+        max_unpacked_bytes=options.max_unpacked_bytes,
     )
 
 
@@ -194,7 +196,7 @@ def hold_out(rows: "Dataset", percentage: float) -> tuple["Dataset", "Dataset"]:
         cut = cut if 0 < cut < len(text) else int(len(text) * (1 - percentage / 100))
         parts = ({"start": 0, "stop": cut}, {"start": cut, "stop": len(text)})
         return tuple(rows.map(_slice_texts, batched=True, fn_kwargs=part) for part in parts)
-    lengths = np.array([len(text) for batch in rows.iter(1000) for text in batch["text"]])
+    lengths = np.array([len(text) for batch in text_batches(rows) for text in batch["text"]])
     from_the_end = np.cumsum(lengths[::-1])
     count = int(np.searchsorted(from_the_end, from_the_end[-1] * percentage / 100)) + 1
     first = max(1, len(rows) - count)  # something has to be left to train on

@@ -7,7 +7,7 @@ hrm_hf[dedup]`), not by code of our own.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -17,6 +17,7 @@ from .text_sources import BadLineError
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
+BATCH_ROWS, BATCH_BYTES = 1000, 2**26  # of texts in memory at once
 SHINGLE_WORDS = 5
 WORD = re.compile(r"\w+")
 
@@ -75,7 +76,7 @@ class TextFilter:
 
         keep, start = [], 0
         with tqdm(total=len(rows), desc="Choosing documents", disable=not is_progress_bar_enabled()) as bar:
-            for batch in rows.iter(1000):
+            for batch in text_batches(rows):
                 pairs = enumerate(zip(batch["text"], batch["error"]), start)
                 keep += [row for row, (text, error) in pairs if self(text, error)]
                 start += len(batch["text"])
@@ -107,6 +108,27 @@ class TextFilter:
         }
         removed = [f"{self.counts[name]} {text}" for name, text in limits.items() if self.counts[name]]
         return "; ".join(removed) or "there were none to begin with"
+
+
+def text_batches(rows: "Dataset", most_bytes: int = BATCH_BYTES) -> Iterator[dict[str, list]]:
+    """The rows of a data set in batches of up to 1000 texts that come to about `most_bytes` together."""
+    sizes = text_sizes(rows)
+    start = 0
+    while start < len(rows):
+        stop, room = start, most_bytes
+        while stop < min(len(rows), start + BATCH_ROWS) and (stop == start or sizes[stop] <= room):
+            room -= sizes[stop]
+            stop += 1
+        yield rows[start:stop]
+        start = stop
+
+
+def text_sizes(rows: "Dataset") -> list[int]:
+    """UTF-8 bytes of each text of a data set, counted without making the texts; 0 where there is none."""
+    import pyarrow.compute as pc
+
+    table = rows.data.table if rows._indices is None else rows.select_columns("text").flatten_indices().data.table
+    return pc.fill_null(pc.binary_length(table.column("text")), 0).to_pylist()
 
 
 def cut_texts(batch: dict[str, list[str]], length: int) -> dict[str, list[str]]:

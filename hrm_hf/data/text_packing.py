@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..models.go_stream import is_go_tokenizer
+from .text_filters import BATCH_BYTES, BATCH_ROWS, text_sizes
 
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
+STREAM_BATCH = 64  # documents of a stream that are tokenised at once; how long they are is not known before
 PACKER_VERSION = 1  # part of the cache key; raise it when the same documents give other blocks
 
 
@@ -82,7 +84,10 @@ def tokenize_documents(
         "fn_kwargs": {"tokenizer": tokenizer},
     }
     if isinstance(texts, IterableDataset):
-        return texts.map(_tokenize, **options)
+        return texts.map(_tokenize, **options, batch_size=STREAM_BATCH)
+    # As many documents at once as the longest of them allows.
+    longest = max(text_sizes(texts), default=0)
+    options["batch_size"] = options["writer_batch_size"] = max(1, min(BATCH_ROWS, BATCH_BYTES // max(longest, 1)))
     # A fast tokenizer hashes differently after its first use; its JSON does not.
     tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
     key = Hasher.hash((PACKER_VERSION, texts._fingerprint, tokenizer_json, tokenizer.eos_token_id))

@@ -8,12 +8,12 @@ that the Hub is meant where a folder has the same name. A line that cannot be re
 What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
 """
 
-import gzip
 import json
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from .bounded_files import MAX_DOCUMENT_BYTES, bounded_lines, check_parquet
 
 
 if TYPE_CHECKING:
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 HUB_PREFIX = "hub:"
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
+WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted, each up to a document's bound
 READER_VERSION = 1  # part of the cache key; raise it when the same file gives other rows
 
 
@@ -38,6 +39,8 @@ def open_source(
     on_bad_line: str = "stop",
     streaming: bool = False,
     cache_dir: str | None = None,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_unpacked_bytes: int | None = None,
 ) -> "Dataset | IterableDataset":
     """Opens one source as rows of `text` (str or None) and `error` (str or None; one of the two is None).
 
@@ -50,12 +53,15 @@ def open_source(
         on_bad_line: "stop" raises `BadLineError` at the first unreadable line, "skip" gives rows with `error`.
         streaming: read while training instead of converting first.
         cache_dir: of the converted files; that of `datasets` by default.
+        max_document_bytes: of a line, and of a document of a plain text; a longer one is unreadable.
+        max_unpacked_bytes: of a packed file, see `open_bounded`.
 
     Raises:
         FileNotFoundError: no such file, folder or Hub data set.
         ValueError: unknown kind of file, folder without known files, or missing column.
         BadLineError: see `on_bad_line`; raised on iteration if streaming.
     """
+    limits = {"max_document_bytes": max_document_bytes, "max_unpacked_bytes": max_unpacked_bytes}
     from datasets import concatenate_datasets
 
     if is_hub_source(source):
@@ -63,9 +69,10 @@ def open_source(
     parts = []
     for path in local_files(source):
         if path.suffix == PARQUET:
+            check_parquet(path, column, max_unpacked_bytes)
             parts.append(_open_parquet(path, column, streaming, cache_dir))
         else:
-            parts.append(_open_lines(path, column, separator, on_bad_line, streaming, cache_dir))
+            parts.append(_open_lines(path, column, separator, on_bad_line, streaming, cache_dir, limits))
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
@@ -106,12 +113,14 @@ def _kind(path: Path) -> str | None:
 # ---- files of lines ----
 
 
-def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming: bool, cache_dir: str | None):
+def _open_lines(
+    path: Path, column: str, separator, on_bad_line: str, streaming: bool, cache_dir: str | None, limits: dict
+):
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
-    options: dict[str, Any] = {"path": str(path), "on_bad_line": on_bad_line}
+    options: dict[str, Any] = {"path": str(path), "on_bad_line": on_bad_line, **limits}
     if _kind(path) in JSON_KINDS:
         reader = read_json_lines
         options["column"] = column
@@ -128,7 +137,12 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
     )
     try:
         return Dataset.from_generator(
-            reader, features=features, gen_kwargs=options, cache_dir=cache_dir, fingerprint=key
+            reader,
+            features=features,
+            gen_kwargs=options,
+            cache_dir=cache_dir,
+            fingerprint=key,
+            writer_batch_size=WRITTEN_AT_ONCE,
         )
     except DatasetGenerationError as error:  # it hides what the reader said
         raise (error.__cause__ or error) from None
@@ -138,13 +152,21 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
         raise ValueError(f"{path} holds no text") from error
 
 
-def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[str, str | None]]:
+def read_json_lines(
+    path: str,
+    column: str,
+    on_bad_line: str,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_unpacked_bytes: int | None = None,
+) -> Iterator[dict[str, str | None]]:
     """Rows of a JSON Lines file; empty lines are passed over. See `open_source`."""
-    for number, line in _lines(path):
+    for number, line in bounded_lines(path, max_document_bytes, max_unpacked_bytes):
         if not line.strip():
             continue
+        place = f"{path}, line {number}"
         try:
-            yield {"text": _text_of_line(line, column, f"{path}, line {number}"), "error": None}
+            _check_length(line, max_document_bytes, place)
+            yield {"text": _text_of_line(line, column, place), "error": None}
         except BadLineError as error:
             yield _bad_row(error, on_bad_line)
 
@@ -167,21 +189,46 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
     return text
 
 
-def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Iterator[dict[str, str | None]]:
+def read_plain_text(
+    path: str,
+    separator: str | None,
+    on_bad_line: str,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_unpacked_bytes: int | None = None,
+) -> Iterator[dict[str, str | None]]:
     """Documents of a plain text; an unreadable line is left out of its document. See `open_source`."""
     lines: list[str] = []
-    for number, line in _lines(path):
+    size, first = 0, 1
+    for number, line in bounded_lines(path, max_document_bytes, max_unpacked_bytes):
         try:
+            _check_length(line, max_document_bytes, f"{path}, line {number}")
             text = decode_text(line, f"{path}, line {number}")
+            if separator is not None and text.strip() == separator:
+                yield from _document(lines, strip=True)
+                lines, size, first = [], 0, number + 1
+                continue
+            is_first_too_many = size <= max_document_bytes
+            size += len(line)
+            if size <= max_document_bytes:
+                lines.append(text)
+                continue
+            lines = []  # the document is left out as a whole, and memory is free
+            if is_first_too_many:
+                raise BadLineError(
+                    f"{path}, line {number}: the document from line {first} on has more than {max_document_bytes:,} "
+                    "bytes; say with --document_separator what divides the file, or raise --max_document_bytes"
+                )
         except BadLineError as error:
             yield _bad_row(error, on_bad_line)
-            continue
-        if separator is not None and text.strip() == separator:
-            yield from _document(lines, strip=True)
-            lines = []
-        else:
-            lines.append(text)
     yield from _document(lines, strip=separator is not None)
+
+
+def _check_length(line: bytes, most: int, place: str) -> None:
+    if len(line) > most and len(line.rstrip(b"\r\n")) > most:
+        raise BadLineError(
+            f"{place}: longer than {most:,} bytes; divide the text into documents, or raise --max_document_bytes (a "
+            "byte takes about 200 of memory to tokenise)"
+        )
 
 
 def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
@@ -211,17 +258,8 @@ def parse_json(line: bytes, place: str) -> Any:
         raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
     except RecursionError:
         raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
-
-
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    number = 0
-    opener = gzip.open if path.endswith(".gz") else open
-    with opener(path, "rb") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: broken gzip file after line {number} ({error}); fetch it anew") from error
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise BadLineError(f"{place}: broken JSON ({str(error).partition(';')[0]}): {shorten(text)}") from None
 
 
 def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
@@ -232,7 +270,10 @@ def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
 
 def shorten(value: Any) -> str:
     """The repr of a value for an error message, at most 100 characters."""
-    text = repr(value)
+    try:
+        text = repr(value[:200] if isinstance(value, str) else value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+        return f"a {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
 
 

@@ -5,7 +5,6 @@ input. A task that the model never trained on therefore has no row. It is answer
 and such answers are not to be expected to be right.
 """
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -27,6 +26,7 @@ from ..data.arc import (
     task_identifiers,
     undo_augmentation,
 )
+from ..data.bounded_files import load_json
 from ..data.puzzles import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID
 from ..evaluation.arc_voting import ATTEMPTS, ArcVoting
 from .puzzle_tasks import Ballot, Candidate, Puzzle, PuzzleTask, ballots
@@ -82,7 +82,7 @@ class ArcTaskSolving(PuzzleTask):
     def read(self, item: Any) -> Puzzle:
         name = "task"
         if isinstance(item, (str, Path)):
-            name, item = Path(item).stem, json.loads(Path(item).read_text())
+            name, item = Path(item).stem, load_json(item)
         if not isinstance(item, dict):
             raise ValueError(f'an ARC puzzle is a dict {{"train": [...], "test": [...]}} or a file, not {item!r:.60}')
         name = item.get("name", name)

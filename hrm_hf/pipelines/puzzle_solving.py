@@ -12,9 +12,6 @@ Three ways to spend more compute on a puzzle, all of them inference only:
 What a puzzle looks like, its rules and its symmetries are in `puzzle_tasks.py` and `arc_task.py`.
 """
 
-import csv
-import gzip
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -24,7 +21,9 @@ import torch
 from transformers import Pipeline
 from transformers.utils import cached_file
 
+from ..data.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_table_line, csv_rows, load_json
 from ..data.puzzles import IDENTIFIERS_FILE
+from ..data.text_sources import parse_json, shorten
 from .own_batches import OwnBatchesMixin
 from .puzzle_tasks import QUESTION_NAMES, Candidate, Puzzle, puzzle_task
 
@@ -91,7 +90,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def __init__(self, model, *args: Any, identifiers: list[str] | str | Path | None = None, **kwargs: Any):
         super().__init__(model, *args, **kwargs)
         if isinstance(identifiers, (str, Path)):
-            identifiers = json.loads(Path(identifiers).read_text())
+            identifiers = load_json(identifiers)
         if identifiers is None and model.config.task == "arc":
             identifiers = load_identifiers(model)
         self.model.eval()
@@ -220,7 +219,7 @@ def load_identifiers(model) -> list[str] | None:
     if not name:
         return None
     file = cached_file(name, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
-    return json.loads(Path(file).read_text()) if file else None
+    return load_json(file) if file else None
 
 
 def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
@@ -236,19 +235,36 @@ def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a puzzle or a file {', '.join(TABLE_KINDS)}, .json")
     if text.endswith(".json"):
-        content = json.loads(Path(path).read_text())
+        content = load_json(path)
         if not isinstance(content, dict) or "test" in content:
             return None
         return [{"name": name, **task} for name, task in content.items()]
-    with (gzip.open if text.endswith(".gz") else open)(path, "rt", encoding="utf-8-sig", newline="") as file:
-        if ".csv" in Path(path).name:
-            rows: list[dict] = list(csv.DictReader(file))
-        else:
-            rows = [json.loads(line) for line in file if line.strip()]
+    rows = _csv_table(path) if ".csv" in Path(path).name else _json_table(path)
     if not rows:
         raise ValueError(f"{path} has no rows; expected at least one puzzle")
     if not set(QUESTION_NAMES) & set(rows[0]):
         raise ValueError(f"{path} has the columns {list(rows[0])}; expected one of {list(QUESTION_NAMES)}")
+    return rows
+
+
+def _csv_table(path: str | Path) -> list[dict[str, Any]]:
+    (_, header), *rows = [*csv_rows(path)] or [(1, [])]
+    for number, row in rows:
+        if len(row) not in (0, len(header)):
+            raise ValueError(f"{path}, line {number}: {len(row)} fields; expected {len(header)} as in line 1")
+    return [dict(zip(header, row)) for _, row in rows if row]
+
+
+def _json_table(path: str | Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in bounded_lines(path, MAX_TABLE_LINE_BYTES):
+        if line.strip():
+            place = f"{path}, line {number}"
+            check_table_line(line, place)
+            row = parse_json(line, place)
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: {shorten(row)}; expected a JSON object")
+            rows.append(row)
     return rows
 
 

@@ -271,7 +271,7 @@ def test_the_first_puzzle_of_each_group_is_the_original(tmp_path):
 
 def test_augmentation_that_would_copy_every_test_solution_is_an_error(tmp_path):
     grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4().tolist()]
-    write_csv(tmp_path / "train.csv", [(grids[0], grids[0])])
+    write_csv(tmp_path / "train.csv", [("." + grids[0][1:], grids[0])])
     write_csv(tmp_path / "test.csv", [(grid, grid) for grid in grids])
     with pytest.raises(RuntimeError, match="use --num-aug 0"):
         sudoku.sudoku_from_source(tmp_path, num_aug=1)
@@ -295,7 +295,7 @@ def write_parquet(path, rows):
 
 @pytest.mark.parametrize("name", ["s.csv", "s.jsonl", "s.parquet", "s.csv.gz", "s.jsonl.gz"])
 def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
-    rows = [("." + SOLVED_4[1:], SOLVED_4)] * 2
+    rows = [("." + SOLVED_4[1:], SOLVED_4), (".." + SOLVED_4[2:], SOLVED_4)]
     plain = tmp_path / name.removesuffix(".gz")
     {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}[plain.suffix](plain, rows)
     if name.endswith(".gz"):
@@ -386,8 +386,11 @@ def test_a_sample_larger_than_the_source_is_refused(tmp_path):
 def test_a_hub_set_is_read_from_its_two_splits(monkeypatch):
     import datasets
 
-    rows = {"source": ["x"], "question": ["." + SOLVED_4[1:]], "answer": [SOLVED_4], "rating": [7]}
-    hub = datasets.DatasetDict({name: datasets.Dataset.from_dict(rows) for name in ("train", "test")})
+    boards = {"train": "." + SOLVED_4[1:], "test": ".." + SOLVED_4[2:]}
+    rows = {"source": ["x"], "answer": [SOLVED_4], "rating": [7]}
+    hub = datasets.DatasetDict(
+        {name: datasets.Dataset.from_dict({**rows, "question": [board]}) for name, board in boards.items()}
+    )
     monkeypatch.setattr(datasets, "load_dataset", lambda name: {"org/extreme": hub}[name])
     splits, _ = sudoku.sudoku_from_source("hub:org/extreme", num_aug=0)
     assert {name: split["rating"][:] for name, split in splits.items()} == {"train": [7.0], "test": [7.0]}

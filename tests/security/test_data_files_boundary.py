@@ -1,0 +1,382 @@
+"""Boundary of data files: whatever a file holds, the error names the file (and the line) before memory is gone.
+
+Text, CSV, Go records, Sudoku, mazes, ARC, parquet, JSON and YAML. Maps of cosmology have a file of their own.
+"""
+
+import gzip
+import json
+import random
+import subprocess
+import sys
+
+import pytest
+from typer.testing import CliRunner
+
+from hrm_hf.causal_lm import load_tokenizer
+from hrm_hf.cli import app
+from hrm_hf.cli.rlm import read_context
+from hrm_hf.data import arc_tasks, bounded_files, maze, sudoku
+from hrm_hf.data.answers import load_answers
+from hrm_hf.data.go_pull_requests import pull_request_records
+from hrm_hf.data.go_records import read_records
+from hrm_hf.data.original_layout import read_original
+from hrm_hf.data.puzzles import load_puzzle_info
+from hrm_hf.data.text_filters import text_batches
+from hrm_hf.data.text_sources import open_source
+from hrm_hf.pipelines.puzzle_solving import read_puzzle_file
+from hrm_hf.recipes import load_recipe
+
+
+MEBI = 2**20
+BOARD, SOLVED = "12..34....4...21", "1234341221434321"
+HEADER = "puzzle,solution\n"
+ROW = f"{BOARD},{SOLVED}\n"
+DEEP = "[" * 100_000 + "]" * 100_000
+DIGITS = "9" * 20_000
+LAUGHS = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{here}: &{here} [{', '.join([f'*{before}'] * 9)}]\n" for before, here in zip("abcdefgh", "bcdefghi")
+)
+
+
+def bomb(path) -> None:
+    """10 kB that unpack to 10 MiB."""
+    path.write_bytes(gzip.compress(b"a" * 10 * MEBI))
+
+
+def repeated(before: bytes, part: bytes, times: int):
+    """A large file, made when it is asked for."""
+    return lambda path: path.write_bytes(before + part * times)
+
+
+def binary(size: int = 5000) -> bytes:
+    return random.Random(0).randbytes(size)
+
+
+def text(path):
+    return list(open_source(str(path), streaming=True))
+
+
+def sudoku_of(path):
+    return sudoku.sudoku_from_source(path)
+
+
+def converted(path):
+    return open_source(str(path), cache_dir=str(path.parent))
+
+
+def records(path):
+    return list(read_records(path))
+
+
+def answers(path):
+    return load_answers([str(path)], "sft")
+
+
+def arc(path):
+    return arc_tasks.read_tasks([path])
+
+
+def recipe(path):
+    return load_recipe(path, set("abcdefghi"))
+
+
+def pull_requests(path):
+    return list(pull_request_records(path))
+
+
+def shared_text(path) -> bytes:
+    """Parquet: one text of a mebibyte, which a thousand rows share."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 1000, pa.int32()), pa.array(["a" * MEBI]))
+    pq.write_table(pa.table({"text": texts.cast(pa.string())}), path, compression="zstd")
+
+
+# (what the file is, its name, its content or a function that writes it, who reads it, what the error says)
+FILES = [
+    ("a line of 60 MB", "a.jsonl", repeated(b'{"text": "', b"a" * 1000, 60_000), text,
+     r"line 1: longer than 33,554,432"),
+    ("a line of 60 MB of text", "a.txt", repeated(b"one\n", b"a" * 1000, 60_000), text,
+     r"line 2: longer than 33,554,432"),
+    ("a document of 40 MB", "a.txt", repeated(b"", b"a" * 9999 + b"\n", 4000), text,
+     r"the document from line 1 on has more than"),
+    ("a packed line of 10 MiB", "a.jsonl.gz", bomb, text, r"unpacks to more than"),
+    ("a packed text of 10 MiB", "a.txt.gz", bomb, text, r"unpacks to more than"),
+    ("packed short lines", "a.txt.gz", lambda path: path.write_bytes(gzip.compress(b"a\n" * MEBI * 3)), text,
+     r"unpacks to more|has more than"),
+    ("half a gzip file", "a.jsonl.gz", gzip.compress(binary(99_999))[:50_000], text, r"broken gzip file after line"),
+    ("a gzip file that is none", "a.txt.gz", b"hello\n", text, r"broken gzip file after line 0"),
+    ("binary text", "a.txt", binary(), text, r"a\.txt, line 1: not valid UTF-8"),
+    ("deep JSON", "a.jsonl", f'{{"text": {DEEP}}}\n'.encode(), text, r"line 1: broken JSON \(nested too deeply"),
+    ("an integer of 20,000 digits", "a.jsonl", f'{{"text": {DIGITS}}}\n'.encode(), text,
+     r"line 1: broken JSON .*4300"),
+    ("half a surrogate pair", "a.jsonl", b'{"text": "\\ud800"}\n', text,
+     r"line 1: 'text' holds half a surrogate pair"),
+    ("an empty text", "a.jsonl", b"", converted, r"holds no text"),
+    ("parquet with a shared text", "a.parquet", shared_text, text, r"unpacks to more than"),
+    ("parquet that is none", "a.parquet", binary(), text, r"a\.parquet is no Parquet file"),
+    ("parquet without an end", "a.parquet", b"PAR1" + binary() + b"PAR1", text, r"a\.parquet is no Parquet file"),
+    ("a CSV field of 200,000 characters", "s.csv", (HEADER + ROW + "x" * 200_000 + f",{SOLVED}\n").encode(), sudoku_of,
+     r"s\.csv, line 3: field larger than field limit"),
+    ("a quote that nothing closes", "s.csv", (HEADER + f'"{BOARD},{SOLVED}\n' + ROW * 9000).encode(), sudoku_of,
+     r"s\.csv, line \d+: field larger than field limit"),
+    ("a binary CSV", "s.csv", HEADER.encode() + binary(), sudoku_of, r"s\.csv, line [23]: (NUL|not valid UTF-8)"),
+    ("NUL in a CSV", "s.csv", (HEADER + ROW).encode() + b"12\x00.\n", sudoku_of, r"s\.csv, line 3: NUL character"),
+    ("a CSV in Latin-1", "s.csv", HEADER.encode() + b"caf\xe9,1\n", sudoku_of, r"s\.csv, line 2: not valid UTF-8"),
+    ("a packed CSV of 10 MiB", "s.csv.gz", bomb, sudoku_of, r"s\.csv\.gz"),
+    ("a CSV with too few columns", "s.csv", (HEADER + ROW + "1\n").encode(), sudoku_of, r"s\.csv, line 3: 1 fields"),
+    ("a CSV line of 2 MB", "s.csv", HEADER.encode() + b"a," * MEBI, sudoku_of, r"s\.csv, line 2: longer than"),
+    ("Sudoku in deep JSON", "s.jsonl", f'{{"puzzle": {DEEP}}}\n'.encode(), sudoku_of,
+     r"s\.jsonl, line 1: broken JSON"),
+    ("Sudoku with 20,000 digits", "s.jsonl", f'{{"puzzle": {DIGITS}}}\n'.encode(), sudoku_of, r"line 1: broken JSON"),
+    ("puzzles to solve with NUL", "p.csv", b"puzzle\n1\x00\n", read_puzzle_file, r"p\.csv, line 2: NUL character"),
+    ("puzzles to solve, a long field", "p.csv", b"puzzle\n" + b"1" * 200_000, read_puzzle_file,
+     r"p\.csv, line 2: field"),
+    ("puzzles to solve in deep JSON", "p.jsonl", DEEP.encode(), read_puzzle_file, r"p\.jsonl, line 1: broken JSON"),
+    ("puzzles to solve, a packed bomb", "p.jsonl.gz", bomb, read_puzzle_file, r"p\.jsonl\.gz"),
+    ("a Go record of 60 MB", "g.jsonl", repeated(b'{"id": "', b"a" * 1000, 60_000), records,
+     r"g\.jsonl, line 1: longer than"),
+    ("packed Go records", "g.jsonl.gz", bomb, records, r"g\.jsonl\.gz has .* unpacks to more"),
+    ("Go records in deep JSON", "g.jsonl", DEEP.encode(), records, r"g\.jsonl, line 1: broken"),
+    ("pull requests with long integers", "g.jsonl", f"[{DIGITS}]".encode(), pull_requests,
+     r"g\.jsonl, line 1: broken"),
+    ("answers in a packed bomb", "g.jsonl.gz", bomb, answers, r"unpacks to more"),
+    ("ARC in deep JSON", "arc.json", DEEP.encode(), arc, r"arc\.json is not valid JSON"),
+    ("ARC in a packed bomb", "arc.json.gz", bomb, arc, r"arc\.json\.gz has .* unpacks"),
+    ("ARC with 20,000 digits", "arc.json", DIGITS.encode(), arc, r"arc\.json is not valid"),
+    ("a binary ARC file", "arc.json", binary(), arc, r"arc\.json is not valid JSON: no UTF"),
+    ("half a packed ARC file", "arc.json.gz", gzip.compress(binary())[:900], arc,
+     r"arc\.json\.gz: broken gzip file"),
+    ("a context in deep JSON", "c.json", DEEP.encode(), read_context, r"c\.json is not valid JSON"),
+    ("a context of JSON lines with 20,000 digits", "c.jsonl", DIGITS.encode(), read_context,
+     r"c\.jsonl, line 1: broken"),
+    ("a recipe that laughs", "r.yaml", LAUGHS.encode(), recipe, r"r\.yaml comes to"),
+    ("a recipe with merged laughs", "r.yaml", ("a: &a {x: 1}\n" + "".join(
+        f"{here}: &{here} {{<<: [{', '.join([f'*{before}'] * 9)}]}}\n" for before, here in zip("abcdefgh", "bcdefghi")
+    )).encode(), recipe, r"r\.yaml comes to"),
+    ("a recipe in itself", "r.yaml", b"a: &a [*a]\n", recipe, r"r\.yaml is not valid YAML"),
+    ("a deep recipe", "r.yaml", DEEP.encode(), recipe, r"r\.yaml is not valid YAML"),
+    ("a recipe that runs code", "r.yaml", b"a: !!python/object/apply:os.system ['true']\n",
+     recipe, r"r\.yaml is not valid YAML: could not determine a constructor"),
+    ("a recipe of 2 MB", "r.yaml", b"# " + b"a" * 2 * MEBI, recipe, r"r\.yaml has more than"),
+    ("a binary recipe", "r.yaml", binary(), recipe, r"r\.yaml is not valid YAML"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "content", "read", "message"), [case[1:] for case in FILES],
+                         ids=[case[0].replace(" ", "-") for case in FILES])  # fmt: skip
+def test_a_hostile_file_is_an_error_that_names_it(name, content, read, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(bounded_files, "FREE_UNPACKED_BYTES", 2 * MEBI)  # small bombs, to be quick
+    monkeypatch.setattr(bounded_files, "MAX_EXPANSION", 10)
+    path = tmp_path / name
+    content(path) if callable(content) else path.write_bytes(content)
+    with pytest.raises(ValueError, match=message) as caught:
+        read(path)
+    assert name in str(caught.value) and len(str(caught.value)) < 1000
+
+
+INFO = {"task": "sudoku", "grid_shape": [4, 4], "vocab_size": 6, "options": {}}
+PUZZLE_FOLDERS = {
+    "info-deep": ("puzzle.json", DEEP),
+    "info-list": ("puzzle.json", "[1]"),
+    "info-huge-board": ("puzzle.json", json.dumps({**INFO, "grid_shape": [10**9, 10**9]})),
+    "info-text-board": ("puzzle.json", json.dumps({**INFO, "grid_shape": "ab"})),
+    "info-true-vocabulary": ("puzzle.json", json.dumps({**INFO, "vocab_size": 10**12})),
+    "info-without-task": ("puzzle.json", json.dumps({"grid_shape": [4, 4], "vocab_size": 6})),
+    "names-deep": ("identifiers.json", DEEP),
+    "names-numbers": ("identifiers.json", "[1, 2]"),
+    "names-20000-digits": ("identifiers.json", DIGITS),
+}
+
+
+@pytest.mark.parametrize("case", PUZZLE_FOLDERS)
+def test_a_hostile_puzzle_folder_is_an_error_that_names_the_file(case, tmp_path):
+    name, content = PUZZLE_FOLDERS[case]
+    files = {"puzzle.json": json.dumps(INFO), "identifiers.json": '["<blank>"]', name: content}
+    for file, text_of_file in files.items():
+        (tmp_path / file).write_text(text_of_file)
+    with pytest.raises(ValueError, match=name.replace(".", r"\.")):
+        load_puzzle_info(tmp_path)
+
+
+@pytest.mark.parametrize("change", [{"seq_len": 0}, {"vocab_size": True}, {"sets": "all"}, {"seq_len": "81"}])
+def test_hostile_meta_of_the_original_layout_is_an_error_that_names_the_file(change, tmp_path):
+    meta = {"pad_id": 0, "ignore_label_id": 0, "blank_identifier_id": 0, "vocab_size": 6, "seq_len": 16}
+    (tmp_path / "identifiers.json").write_text('["<blank>"]')
+    (tmp_path / "train").mkdir()
+    meta = {**meta, "num_puzzle_identifiers": 1, "sets": [], **change}
+    (tmp_path / "train" / "dataset.json").write_text(json.dumps(meta))
+    if change == {
+        "seq_len": 10**15
+    }:  # a size that a board may state is checked against its arrays, and there are none
+        meta["sets"] = ["all"]
+        (tmp_path / "train" / "dataset.json").write_text(json.dumps(meta))
+        with pytest.raises(FileNotFoundError, match="all__inputs"):
+            read_original(tmp_path)
+        return
+    with pytest.raises(ValueError, match=r"dataset\.json: "):
+        read_original(tmp_path)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", DEEP.encode(), b'{"version": "1.0", "model": 3}', binary()])
+def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(content, tmp_path):
+    (tmp_path / "tokenizer.json").write_bytes(content)
+    (tmp_path / "tokenizer_config.json").write_text('{"tokenizer_class": "PreTrainedTokenizerFast"}')
+    with pytest.raises((ValueError, OSError)) as caught:
+        load_tokenizer(str(tmp_path), None)
+    assert str(tmp_path) in str(caught.value)
+
+
+def test_an_empty_file_of_go_records_is_named(tmp_path):
+    from hrm_hf.data.go_collator import _read
+
+    (tmp_path / "empty.jsonl").write_bytes(b"\n")
+    with pytest.raises(ValueError, match=r"empty\.jsonl holds no record"):
+        _read([str(tmp_path / "empty.jsonl")], "stop", str(tmp_path / "cache"))
+
+
+def test_an_ordinary_recipe_with_anchors_is_read(tmp_path):
+    (tmp_path / "r.yaml").write_text("a: &rate 0.5\nb: *rate\n")
+    assert load_recipe(tmp_path / "r.yaml", {"a", "b"}) == {"a": "0.5", "b": "0.5"}
+
+
+def test_limits_can_be_raised_and_lines_left_out(tmp_path):
+    lines = [json.dumps({"text": character * 3000}) for character in "ab"] + [json.dumps({"text": "short"})]
+    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    options = {"streaming": True, "max_document_bytes": 1000, "on_bad_line": "skip"}
+    rows = list(open_source(str(tmp_path / "a.jsonl.gz"), **options))
+    assert [row["text"] for row in rows] == [None, None, "short"] and "line 2: longer than 1,000" in rows[1]["error"]
+    assert len(list(open_source(str(tmp_path / "a.jsonl.gz"), **{**options, "max_document_bytes": 10_000}))) == 3
+    with pytest.raises(ValueError, match="unpacks to more than 100"):
+        list(open_source(str(tmp_path / "a.jsonl.gz"), **{**options, "max_unpacked_bytes": 100}))
+
+
+def test_batches_of_texts_are_bounded_by_their_bytes():
+    from datasets import Dataset
+
+    rows = Dataset.from_dict({"text": ["a" * 400, "b", "c" * 900, "d" * 90, "e" * 5000, "f"]})
+    batches = [[text[0] for text in batch["text"]] for batch in text_batches(rows, most_bytes=1000)]
+    assert batches == [["a", "b"], ["c", "d"], ["e"], ["f"]]
+
+
+# A process with little memory reads a bomb of 4 GiB, and long lines; argv: folder. The limits are those of every user.
+BOUNDED = """
+import resource, sys
+from pathlib import Path
+from hrm_hf.data.text_sources import read_json_lines, read_plain_text
+resource.setrlimit(resource.RLIMIT_DATA, (500 * 2**20, 500 * 2**20))
+for read in (lambda p: read_plain_text(p, None, "skip"), lambda p: read_json_lines(p, "text", "skip")):
+    try:
+        for row in read(str(Path(sys.argv[1], "bomb.txt.gz"))):
+            pass
+    except ValueError as error:
+        print("refused", "unpacks to more than" in str(error))
+print("read", sum(len(row["text"]) for row in read_json_lines(str(Path(sys.argv[1], "long.jsonl")), "text", "stop")))
+"""
+
+
+def test_reading_takes_bounded_memory(tmp_path):
+    (tmp_path / "bomb.txt.gz").write_bytes(gzip.compress(b"a" * 64 * MEBI) * 64)  # 64 members
+    with open(tmp_path / "long.jsonl", "w") as file:
+        for _ in range(30):
+            file.write(json.dumps({"text": "a" * 20_000_000}) + "\n")
+    done = subprocess.run(
+        [sys.executable, "-c", BOUNDED, str(tmp_path)], capture_output=True, text=True, timeout=200,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert done.stdout.splitlines() == ["refused True", "refused True", "read 600000000"], done.stderr[-2000:]
+
+
+# ---- puzzles that come twice
+
+
+def boards(count: int) -> list[tuple[str, str]]:
+    pairs = sudoku.generate(9, count, 40, seed=5)
+    return [("".join(map(str, board)), "".join(map(str, solution))) for board, solution in pairs]
+
+
+def write_csv(path, rows):
+    path.write_text(HEADER + "".join(f"{one},{two}\n" for one, two in rows))
+    return path
+
+
+def shown(split) -> list[str]:
+    return [sudoku.decode(row) for row in split["input_ids"]]
+
+
+def with_dots(board: str) -> str:
+    return board.replace("0", ".")
+
+
+def test_equal_puzzles_do_not_land_in_train_and_test_alike(tmp_path):
+    a, b, c, d = boards(4)
+    dotted = (with_dots(a[0]), a[1])  # the same puzzle, written otherwise
+    splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", [a, b, dotted, c, b, d, a]), test_size=2)
+    assert shown(splits["train"]) == [with_dots(one[0]) for one in (a, b)]
+    assert shown(splits["test"]) == [with_dots(one[0]) for one in (c, d)]
+    assert info.repeated == {"equal to another in train, left out": 3}
+
+
+def test_a_training_puzzle_that_is_in_the_given_test_split_is_left_out_and_counted(tmp_path):
+    a, b, c = boards(3)
+    write_csv(tmp_path / "train.csv", [a, b, c])
+    write_csv(tmp_path / "test.csv", [b])
+    splits, info = sudoku.sudoku_from_source(tmp_path)
+    assert shown(splits["train"]) == [with_dots(a[0]), with_dots(c[0])] and len(splits["test"]) == 1
+    assert info.repeated == {"in train and equal to one in test, left out": 1}
+
+
+def test_symmetric_copies_of_test_puzzles_are_counted_and_stay(tmp_path):
+    a, b, c = boards(3)
+    renamed = tuple(text.translate(str.maketrans("123456789", "912345678"))[::-1] for text in a)  # and turned
+    splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", [a, b, c, renamed]), test_size=1)
+    assert len(splits["train"]) == 3
+    assert info.repeated == {"in train, symmetric copies of puzzles in test, kept": 1}
+
+
+def test_one_puzzle_with_two_solutions_is_an_error_with_both_lines(tmp_path):
+    first, second = ("1234341221434321", "1234341243212143")
+    puzzle = "".join(x if x == y else "." for x, y in zip(first, second))
+    path = write_csv(tmp_path / "s.csv", [(BOARD, SOLVED), (puzzle, first), (puzzle, second)])
+    with pytest.raises(ValueError, match=r"s\.csv, line 4: the puzzle of .*s\.csv, line 3 with another solution"):
+        sudoku.sudoku_from_source(path)
+
+
+def test_equal_mazes_are_left_out_and_conflicting_ones_refused(tmp_path):
+    one, other = ("S  #  G  ", "So #o Go "), ("G  #  S  ", "Go #o So ")
+    splits, info = maze.mazes_from_source(write_csv(tmp_path / "m.csv", [one, other, one]), test_size=1)
+    assert [len(splits[name]) for name in ("train", "test")] == [1, 1]
+    assert info.repeated["equal to another in train, left out"] == 1
+    detour = ("S  #  G  ", "Soo# oGoo")
+    with pytest.raises(ValueError, match=r"m\.csv, line 3: the puzzle of .*line 2 with another solution"):
+        maze.mazes_from_source(write_csv(tmp_path / "m.csv", [one, detour]))
+
+
+def test_rows_without_repetitions_stay_as_they_were_and_so_does_what_is_written(tmp_path):
+    rows = boards(6)
+    splits, info = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", rows), test_size=2)
+    assert shown(splits["train"]) + shown(splits["test"]) == [with_dots(one[0]) for one in rows]
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["data", "sudoku", "--source", str(tmp_path / "s.csv"), "--out", str(out)])
+    assert result.exit_code == 0, result.output
+    assert "repeated" not in json.loads((out / "puzzle.json").read_text()) and not info.repeated
+
+
+def test_the_command_says_how_many_rows_repeat_others(tmp_path):
+    a, b = boards(2)
+    path = write_csv(tmp_path / "s.csv", [a, a, b])
+    result = CliRunner().invoke(app, ["data", "sudoku", "--source", str(path), "--out", str(tmp_path / "o"), "--json"])
+    report = json.loads(result.stdout.splitlines()[-1])
+    assert report["train_rows"] == 2 and report["repeated"] == {"equal to another in train, left out": 1}
+    assert "equal to another in train, left out: 1 rows" in (tmp_path / "o" / "README.md").read_text()
+    assert load_puzzle_info(tmp_path / "o").repeated == report["repeated"]
+
+
+def test_a_trained_arc_task_that_is_an_evaluated_one_under_another_name_is_named(tmp_path, caplog):
+    pair, other = {"input": [[1]], "output": [[2]]}, {"input": [[3]], "output": [[4]]}
+    task = {"train": [pair], "test": [other]}
+    bundle = {"training": {"a": task, "b": {"train": [other], "test": [other]}}, "evaluation": {"c": task}}
+    (tmp_path / "arc.json").write_text(json.dumps(bundle))
+    assert [one.name for one in arc_tasks.read_tasks([tmp_path / "arc.json"])] == ["a", "b", "c"]
+    assert "evaluated task c are trained on: task a of arc.json is the same under another name" in caplog.text

@@ -18,11 +18,11 @@ from transformers.trainer_utils import HubStrategy
 from transformers.utils.hub import PushInProgress
 
 from .cards import CARD_FILE, new_card_text
-from .checkpoints import RAW_WEIGHTS_FILE
 from .hub import Contents, PushResult, checkpoint_contents, commit_contents, hub_errors
 from .hub.contents import own_files
 from .hub.secrets import refuse_secrets
 from .registration import ARCHITECTURES
+from .trainer.checkpoints import RAW_WEIGHTS_FILE
 
 
 PUSH_FAILED = "a push during training failed, and training went on: {}"

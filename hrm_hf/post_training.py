@@ -33,7 +33,6 @@ from trl import DPOTrainer, GRPOTrainer, SFTTrainer
 
 from .cards import CARD_FILE, new_card_text, record_evaluation
 from .causal_lm import load_causal_lm, load_tokenizer
-from .checkpoints import resolve_checkpoint, write_manifest
 from .data.answers import is_conversation, load_answers
 from .hub_training import HubTraining
 from .models.go_coder_generation import END_CODE, GoCoderGenerationMixin
@@ -41,13 +40,14 @@ from .models.go_stream import is_go_tokenizer
 from .preemption import PreemptionCallback, exit_if_preempted
 from .recipes import AnswerDataArguments, ModelArguments, hardware_of, save_recipe, write_results
 from .registration import ARCHITECTURES
+from .trainer.saving import WholeCheckpoints
 from .tuning import TRAINED_WHOLE, TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 REFERENCE_ADAPTER = "ref"  # TRL's copy of an adapter that DPO starts from
 
 
-class PostTraining(HubTraining):
+class PostTraining(HubTraining, WholeCheckpoints):
     """What the trainers below share; before a trainer of TRL."""
 
     average = None  # of weights: there is none
@@ -61,12 +61,6 @@ class PostTraining(HubTraining):
         self.preemption = PreemptionCallback()
         self.add_callback(self.preemption)
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any):
-        """As in the library; `resume_from_checkpoint` may also be "last" or "last-whole"; see `resolve_checkpoint`."""
-        folder = resolve_checkpoint(self.args.output_dir, resume_from_checkpoint)
-        with self.preemption.listening():
-            return super().train(resume_from_checkpoint=folder, **kwargs)
-
     def create_model_card(
         self, license: str | None = None, tags: str | list[str] | None = None, **kwargs: Any
     ) -> None:
@@ -75,16 +69,6 @@ class PostTraining(HubTraining):
             super(HubTraining, self).create_model_card(tags=tags, **kwargs)
         elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
             super().create_model_card(license=license, tags=tags)
-
-    def _save_checkpoint(self, model, trial) -> None:
-        """Lists in a manifest what was written, so that a damaged checkpoint is recognised."""
-        super()._save_checkpoint(model, trial)
-        folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        self.accelerator.wait_for_everyone()
-        if self.args.should_save:
-            write_manifest(folder)
-        if self.args.push_to_hub:
-            self.push_checkpoint(str(folder))
 
     def _save(self, output_dir: str | None = None, state_dict=None) -> None:
         """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""

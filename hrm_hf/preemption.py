@@ -35,7 +35,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-from .checkpoints import damage
+from .trainer.checkpoints import damage
 
 
 PREEMPTED_EXIT_CODE = 85
@@ -129,7 +129,8 @@ def exit_if_preempted(trainer: Any) -> None:
         _ignore_signals()
         trainer.accelerator.wait_for_everyone()  # a launcher ends the others when the first has gone
         leave()
-    if POSIX and signal.pthread_sigmask(signal.SIG_BLOCK, ()).issuperset(STOP_SIGNALS) and not damage(leave.folder):
+    blocked = POSIX and signal.pthread_sigmask(signal.SIG_BLOCK, ()).issuperset(STOP_SIGNALS)
+    if blocked and not damage(leave.folder, with_checksums=False):
         for number in STOP_SIGNALS:
             signal.signal(number, leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

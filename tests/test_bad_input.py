@@ -19,7 +19,7 @@ from golden import HRM
 from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig
-from hrm_hf.checkpoints import resolve_checkpoint, write_manifest
+from hrm_hf.trainer.checkpoints import resolve_checkpoint, write_manifest
 from hrm_hf.cli.data import ensure_built
 from hrm_hf.convert.puzzle import convert_original
 from hrm_hf.data.original_layout import read_original

@@ -10,7 +10,7 @@ import torch
 from hub_here import NAME, TOKEN
 from safetensors.torch import load, load_file
 
-from hrm_hf.checkpoints import damage
+from hrm_hf.trainer.checkpoints import damage
 from hrm_hf.hub import pull_checkpoint
 
 

@@ -18,11 +18,11 @@ import torch
 from safetensors.torch import load_file
 from test_lm_trainer import NOT_OVER_TOKENS, assert_equal
 
-from hrm_hf.checkpoints import RAW_WEIGHTS_FILE, list_checkpoints
+from hrm_hf.trainer.checkpoints import RAW_WEIGHTS_FILE, list_checkpoints
 
 
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["hrm_hf.trainer", "tiny_lm", "lm_worker"])
+forked.set_forkserver_preload(["hrm_hf.trainer.base", "tiny_lm", "lm_worker"])
 
 
 def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(tmp_path):

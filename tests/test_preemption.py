@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hrm_hf import preemption
-from hrm_hf.checkpoints import MANIFEST, damage, list_checkpoints
+from hrm_hf.trainer.checkpoints import MANIFEST, damage, list_checkpoints
 from hrm_hf.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
 
 

@@ -17,7 +17,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_hf.checkpoints import list_checkpoints
+from hrm_hf.trainer.checkpoints import list_checkpoints
 from hrm_hf.data.go_collator import IGNORED, GoStreamBuilder
 from hrm_hf.data.text_sources import BadLineError
 from hrm_hf.models.go_stream import DECISION_TOKENS
@@ -33,7 +33,7 @@ MODELS = {
     "gpt2": "n_embd=32,n_head=2,n_layer=2",
 }
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["hrm_hf.trainer", "test_run_go_coder"])
+forked.set_forkserver_preload(["hrm_hf.trainer.base", "test_run_go_coder"])
 
 
 def load_script(name: str):

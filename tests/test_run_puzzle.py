@@ -22,7 +22,7 @@ from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
 
 from hrm_hf import AutoModelForPuzzleSolving
-from hrm_hf.checkpoints import damage, list_checkpoints
+from hrm_hf.trainer.checkpoints import damage, list_checkpoints
 from hrm_hf.data.puzzles import PuzzleInfo, puzzle_features, save_puzzle_dataset
 from hrm_hf.data.row_stream import PuzzleRows
 from hrm_hf.data.sudoku import generated_sudoku
@@ -38,7 +38,9 @@ RECIPE = {
 
 # A server that has imported torch once and forks a fresh process for each run: seconds instead of ten.
 forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["hrm_hf.trainer", "hrm_hf.cli.data", "hrm_hf.evaluation.plots", "hrm_hf.cards", "tiny"])
+forked.set_forkserver_preload(
+    ["hrm_hf.trainer.base", "hrm_hf.cli.data", "hrm_hf.evaluation.plots", "hrm_hf.cards", "tiny"]
+)
 
 
 def main_in_process(args: list[str], output: str) -> None:

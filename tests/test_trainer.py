@@ -19,7 +19,13 @@ from tolerances import assert_copied
 from transformers import Trainer
 
 from hrm_hf import AutoModelForPuzzleSolving
-from hrm_hf.checkpoints import RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage, list_checkpoints, resolve_checkpoint
+from hrm_hf.trainer.checkpoints import (
+    RAW_WEIGHTS_FILE,
+    WEIGHT_AVERAGE_FILE,
+    damage,
+    list_checkpoints,
+    resolve_checkpoint,
+)
 from hrm_hf.data.row_stream import PuzzleOrder, PuzzleRows
 from hrm_hf.data.sudoku import generated_sudoku
 from hrm_hf.evaluation.puzzles import evaluate_puzzles
@@ -608,7 +614,7 @@ def test_a_disk_that_fills_up_at_the_manifest_is_reported_alike(make_trainer, mo
     def full(folder):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("hrm_hf.trainer.write_manifest", full)
+    monkeypatch.setattr("hrm_hf.trainer.saving.write_manifest", full)
     with pytest.raises(OSError, match="could not write checkpoint"):
         make_trainer(max_steps=2, save_strategy="steps", save_steps=2).train()
 
@@ -628,7 +634,7 @@ def test_a_checkpoint_that_is_written_over_is_not_whole_until_it_is_complete(mak
 
 
 def test_old_checkpoints_go_only_after_the_new_one_is_whole(make_trainer, monkeypatch, tmp_path):
-    import hrm_hf.trainer as module
+    import hrm_hf.trainer.saving as module
 
     seen, write = [], module.write_manifest
 

@@ -12,12 +12,8 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..checkpoints import MANIFEST, damage
+from ..trainer.checkpoints import MANIFEST, TORCH_CANNOT_WRITE, damage
 from .gguf_tokenizer import find_file
-
-
-# What torch says when an archive could not be written, without the file and the cause.
-TORCH_CANNOT_WRITE = ("inline_container", "iostream error")
 
 
 def require(module: str, message: str) -> None:

@@ -23,9 +23,9 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..card_words import in_markdown
 from ..cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
-from ..checkpoints import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..registration import ARCHITECTURES
+from ..trainer.checkpoints import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
 from .errors import shown
 from .listing import name_problem
 from .paths import short_path, without_local_paths

@@ -5,8 +5,7 @@ Here is what all of them share:
 - AdamATan2 beside the library's optimizers, sign descent on puzzle rows, the original schedule;
 - a step whose loss or gradient is not finite is skipped on all processes together, counted, and fatal if it persists;
 - a moving average of weights, evaluated and saved in their place;
-- checkpoints end with a manifest, and a damaged one is refused with the name of what is wrong; a killed run resumes
-  with the same losses.
+- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints whole.
 
 `carry_training.py` has the part for models with a carry (puzzles), `lm_training.py` the part for models without
 (causal language models), `regression_training.py` what regressors count instead of tokens, `hub_training.py` the saved
@@ -21,14 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer
 from transformers.trainer_callback import ProgressCallback
-from transformers.trainer_utils import rotate_checkpoints
 
-from .callbacks import (
+from ..callbacks import (
     COSMO_FIGURES,
     LM_FIGURES,
     PUZZLE_FIGURES,
@@ -38,22 +35,15 @@ from .callbacks import (
     RefinementWarmupCallback,
     WeightAverageCallback,
 )
-from .carry_training import CarryTraining, adopt_precision_and_compile
-from .checkpoints import (
-    MANIFEST,
-    NONFINITE_FILE,
-    WEIGHT_AVERAGE_FILE,
-    resolve_checkpoint,
-    write_manifest,
-)
-from .hub_training import HubTraining
-from .lm_training import LmTraining, check_label_smoothing
-from .loss_meter import LossMeter
-from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
-from .preemption import PreemptionCallback, keep_workers
-from .regression_training import RegressionTraining
-from .tracking import OriginalNamesCallback, gpu_memory
-from .training_args import (
+from ..carry_training import CarryTraining, adopt_precision_and_compile
+from ..hub_training import HubTraining
+from ..lm_training import LmTraining, check_label_smoothing
+from ..loss_meter import LossMeter
+from ..optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
+from ..preemption import PreemptionCallback, keep_workers
+from ..regression_training import RegressionTraining
+from ..tracking import OriginalNamesCallback, gpu_memory
+from ..training_args import (
     LOSS_WEIGHTS,
     CarrylessTrainingArguments,
     CosmoTrainingArguments,
@@ -62,14 +52,12 @@ from .training_args import (
     LmTrainingArguments,
     PuzzleTrainingArguments,
 )
-from .tuning import MAGNITUDE, decay_apart, magnitudes
+from ..tuning import MAGNITUDE, decay_apart, magnitudes
+from .checkpoints import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
+from .saving import NonFiniteError, WholeCheckpoints, broken_weights
 
 
-class NonFiniteError(RuntimeError):
-    """Loss or gradients stayed non-finite; the weights are those of the last good step."""
-
-
-class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Trainer):
+class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, WholeCheckpoints, Trainer):
     """Trainer for every architecture of the package; see the module's docstring for what it adds.
 
     Args:
@@ -291,10 +279,15 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Tra
                 f"loss or gradients were not finite in {self.nonfinite_in_a_row} steps in a row, the last at step "
                 f"{self.state.global_step + 1} (loss {loss.item()}, gradient norm {norm}, learning "
                 f"rate {self._get_learning_rate():.3g}). "
-                + ("" if self.is_deepspeed_enabled else "The weights are those of the last good step. ")
+                + self._state_of_weights()
                 + "Lower the learning rate, look at the data for extreme values, or resume from an earlier checkpoint"
             )
         return True
+
+    def _state_of_weights(self) -> str:
+        if broken := broken_weights(dict(self.model.named_parameters())):
+            return f"The weights are not finite after step {self.state.global_step} ({broken[0]}). "
+        return "" if self.is_deepspeed_enabled else "The weights are those of the last good step. "
 
     def _clip_grad_norm(self, model):
         """By the norm that the finiteness check has computed already."""
@@ -334,14 +327,6 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Tra
 
     # ---- saving and resuming ----
 
-    def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any):
-        """As in the library; `resume_from_checkpoint` may also be "last" or "last-whole"; see `resolve_checkpoint`."""
-        folder = resolve_checkpoint(self.args.output_dir, resume_from_checkpoint)
-        if folder is None and resume_from_checkpoint and self.is_world_process_zero():
-            print(f"no whole checkpoint in {self.args.output_dir}: the run starts from the beginning", flush=True)
-        with self.preemption.listening():
-            return super().train(resume_from_checkpoint=folder, **kwargs)
-
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in the library, which takes a step too many when it resumes a run that is complete."""
         if self.state.global_step >= self.state.max_steps:
@@ -365,7 +350,8 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Tra
             self.add_callback(WeightAverageCallback(self.average))
         self.carry = None
         if resume_from_checkpoint is not None:
-            self._load_own_state(Path(resume_from_checkpoint))
+            with readable(resume_from_checkpoint, "a file of this package", values_too=False):
+                self._load_own_state(Path(resume_from_checkpoint))
         self.meter.restart(self.state.global_step)
         return prepared
 
@@ -386,7 +372,10 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Tra
             self.average.load(load_file(saved_average))
         elif saved_average.exists():
             warnings.warn(f"{folder} has an average of weights, which this run drops: ema_rate is 0", stacklevel=2)
-        self.nonfinite_steps, self.nonfinite_in_a_row = json.loads((folder / NONFINITE_FILE).read_text())
+        counts = json.loads((folder / NONFINITE_FILE).read_text())
+        if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
+            raise CheckpointError(f"checkpoint {folder}: {NONFINITE_FILE} is {str(counts)[:40]}; expected two numbers")
+        self.nonfinite_steps, self.nonfinite_in_a_row = counts
         saved = len(list(folder.glob("rng_state*.pth")))
         if saved != self.args.world_size and not self.has_carry:
             warnings.warn(
@@ -411,36 +400,8 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Tra
             Path(output_dir, NONFINITE_FILE).write_text(json.dumps(counts))
 
     def _save_checkpoint(self, model, trial) -> None:
-        """Writes the manifest after everything else, and deletes old checkpoints only then."""
         with self.meter.paused():
-            self._save_whole_checkpoint(model, trial)
-
-    def _save_whole_checkpoint(self, model, trial) -> None:
-        folder = os.path.join(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
-        limit, self.args.save_total_limit = self.args.save_total_limit, None
-        if self.args.should_save:  # while a folder is written a second time, it is not whole
-            Path(folder, MANIFEST).unlink(missing_ok=True)
-        self.accelerator.wait_for_everyone()
-        try:
             super()._save_checkpoint(model, trial)
-            self.accelerator.wait_for_everyone()
-            if self.args.should_save:
-                write_manifest(folder)
-            if self.args.push_to_hub:
-                self.push_checkpoint(folder)
-        except (OSError, SafetensorError, RuntimeError) as error:
-            raise OSError(
-                f"could not write checkpoint {folder}: {error}. Earlier checkpoints are intact; free some disk space "
-                "and resume with --resume_from_checkpoint last-whole"
-            ) from error
-        finally:
-            self.args.save_total_limit = limit
-        if self.args.should_save:
-            rotate_checkpoints(
-                output_dir=os.path.dirname(folder),
-                save_total_limit=limit,
-                best_model_checkpoint=self.state.best_model_checkpoint,
-            )
 
     def _load_best_model(self) -> None:
         super()._load_best_model()

@@ -1,0 +1,244 @@
+"""Whole checkpoints: a manifest with checksums, written last, and the check that every file is as it was written.
+
+A run killed while it saves leaves a folder without a manifest; a disk or a copy that lost or changed bytes leaves a
+file of another size or another SHA-256. Both are recognised before anything is loaded. The manifest also says which
+run wrote the checkpoint. It protects from damage, not from people: whoever can change a file can write a new manifest.
+
+Manifests of earlier versions hold sizes alone, which are then all that is checked.
+"""
+
+import contextlib
+import hashlib
+import json
+import os
+import pickle
+import zipfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+
+
+MANIFEST = "manifest.json"
+WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
+RAW_WEIGHTS_FILE = "raw_weights.safetensors"
+NONFINITE_FILE = "nonfinite_steps.json"  # how many steps were skipped, and how many of them in a row
+
+FORMAT = 2
+MOST_BYTES = 64 * 2**20  # of a manifest: a shard of a large run takes 150
+HASHED_AT_ONCE = 4  # files; more would only make a disk seek
+# What torch says when an archive could not be written, without the file and the cause.
+TORCH_CANNOT_WRITE = ("inline_container", "iostream error", "PytorchStreamWriter failed")
+# What the readers of checkpoints raise for bytes that are not theirs.
+READ_ERRORS = (
+    OSError, EOFError, RuntimeError, ValueError, TypeError, LookupError, AttributeError, RecursionError,
+    SafetensorError, pickle.UnpicklingError, zipfile.BadZipFile,
+)  # fmt: skip
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is damaged, or that is not one of this run."""
+
+
+@dataclass
+class Manifest:
+    """What a checkpoint consists of.
+
+    Attributes:
+        files: name relative to the folder -> size in bytes, and SHA-256 in hex or None where only sizes are known.
+        run_id: of the run that wrote it; None if that is not known.
+    """
+
+    files: dict[str, tuple[int, str | None]]
+    run_id: str | None = None
+
+
+def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
+    """Lists every file of `folder` with its size and checksum; the last thing written to a checkpoint."""
+    folder = Path(folder)
+    files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(MANIFEST)]
+    # Read back at once, from the memory in which the system still has what was written: see benchmarks/checkpoints.py.
+    entries = {
+        file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": checksum}
+        for file, checksum in zip(files, checksums(files))
+    }
+    content = {"version": FORMAT, "run": run_id, "files": entries}
+    unfinished = folder / f"{MANIFEST}.tmp"
+    unfinished.write_text(json.dumps({**content, "sha256": _own_checksum(content)}, indent=1), encoding="utf-8")
+    os.replace(unfinished, folder / MANIFEST)
+
+
+def read_manifest(folder: str | Path) -> Manifest:
+    """The manifest of a checkpoint. Raises CheckpointError if it is missing, broken or names what it must not."""
+    file = Path(folder) / MANIFEST
+    if not file.is_file():
+        raise CheckpointError(f"{MANIFEST} is missing, so the run was stopped while it saved")
+    if file.stat().st_size > MOST_BYTES:
+        raise CheckpointError(f"{MANIFEST} has {file.stat().st_size:,} bytes, at most {MOST_BYTES:,} expected")
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{MANIFEST} is broken ({error})") from error
+    if not isinstance(content, dict) or not content:
+        text = json.dumps(content)
+        raise CheckpointError(f"{MANIFEST} is {text[:40]}; expected a list of files with their sizes")
+    if not isinstance(content.get("files"), dict):  # sizes alone
+        return Manifest({_checked(name): (_size(name, size), None) for name, size in content.items()})
+    claimed = content.pop("sha256", None)
+    if content.get("version") != FORMAT or claimed != _own_checksum(content):
+        raise CheckpointError(
+            f"{MANIFEST} is not as it was written (version {content.get('version')!r}, {FORMAT} expected, or another "
+            "checksum)"
+        )
+    files = {}
+    for name, entry in content["files"].items():
+        if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
+            raise CheckpointError(f"{MANIFEST} has no size and sha256 of {name!r}")
+        files[_checked(name)] = _size(name, entry.get("size")), entry["sha256"]
+    return Manifest(files, content["run"] if isinstance(content.get("run"), str) else None)
+
+
+def _own_checksum(content: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _checked(name: str) -> str:
+    path = PurePosixPath(name)
+    if not name or "\0" in name or "\\" in name or path.is_absolute() or ".." in path.parts:
+        raise CheckpointError(f"{MANIFEST} names {name[:100]!r}, which is no file of this folder")
+    return name
+
+
+def _size(name: str, size: Any) -> int:
+    if type(size) is not int or size < 0:
+        raise CheckpointError(f"{MANIFEST} says that {name[:100]!r} has {str(size)[:40]!r} bytes; expected a number")
+    return size
+
+
+def checksums(files: list[Path]) -> list[str]:
+    """SHA-256 of each file, some at a time: hashing releases the interpreter."""
+    with ThreadPoolExecutor(min(HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
+        return list(pool.map(_checksum, files))
+
+
+def _checksum(file: Path) -> str:
+    digest, buffer = hashlib.sha256(), bytearray(2**20)
+    with open(file, "rb", buffering=0) as stream:
+        while count := stream.readinto(buffer):
+            digest.update(memoryview(buffer)[:count])
+    return digest.hexdigest()
+
+
+def damage(folder: str | Path, with_checksums: bool = True) -> list[str]:
+    """What is wrong with a checkpoint folder, one line per file; empty if it is whole.
+
+    Args:
+        with_checksums: also reads every file of the right size; without, sizes alone are compared.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        return [f"{folder} does not exist"]
+    try:
+        files = read_manifest(folder).files
+    except (CheckpointError, OSError) as error:
+        return [str(error)]
+    found, to_read = {}, []
+    for name, (size, checksum) in files.items():
+        file = folder / name
+        if not file.is_file():  # a pipe or a device would keep a reader waiting
+            found[name] = f"{name} is missing"
+        elif file.stat().st_size != size:
+            found[name] = f"{name} has {file.stat().st_size:,} bytes, {size:,} expected"
+        elif checksum is not None and with_checksums:
+            to_read.append(name)
+    try:
+        read = checksums([folder / name for name in to_read])
+    except OSError as error:
+        return [*found.values(), f"a file cannot be read ({error})"]
+    for name, checksum in zip(to_read, read):
+        if checksum != files[name][1]:
+            found[name] = f"{name} has other content than was written (sha256 {checksum[:8]}..., "
+            found[name] += f"{files[name][1][:8]}... expected)"
+    return [found[name] for name in files if name in found]
+
+
+def list_checkpoints(output_dir: str | Path) -> list[Path]:
+    """The checkpoint folders of a run, oldest first."""
+    folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.rsplit("-", 1)[1].isdigit()]
+    return sorted(folders, key=lambda folder: int(folder.name.rsplit("-", 1)[1]))
+
+
+def run_id_of(folder: str | Path) -> str | None:
+    """The run that wrote a checkpoint; None if that cannot be told."""
+    try:
+        return read_manifest(folder).run_id
+    except (CheckpointError, OSError):
+        return None
+
+
+def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str | None:
+    """The checkpoint to resume from.
+
+    Args:
+        wanted: None or False for a fresh start; True or "last" for the newest; "last-whole" for the newest that is
+            whole, or a fresh start where none is, so that one command line starts a run and continues it; or a folder.
+
+    Raises:
+        FileNotFoundError: there is no last.
+        CheckpointError: the checkpoint is damaged. The message says how, and names the newest whole one.
+    """
+    if wanted is None or wanted is False:
+        return None
+    wanted = "last" if wanted is True or wanted == "True" else str(wanted)
+    available = list_checkpoints(output_dir)
+    # One after another, as each is read: most runs need only the newest.
+    whole = (folder for folder in reversed(available) if not damage(folder))
+    if wanted == "last-whole":
+        newest = next(whole, None)
+        return str(newest) if newest else None
+    if wanted == "last" and not available:
+        raise FileNotFoundError(f"no checkpoint to resume from in {output_dir}")
+    folder = available[-1] if wanted == "last" else Path(wanted)
+    if found := damage(folder):
+        newest = next(whole, None)
+        mend = (
+            f"resume from the newest whole one, {newest}, with --resume_from_checkpoint last-whole"
+            if newest
+            else "no whole checkpoint is left; start the run anew"
+        )
+        raise CheckpointError(f"checkpoint {folder} is damaged: {'; '.join(found)}. Nothing was loaded; {mend}.")
+    return str(folder)
+
+
+@contextlib.contextmanager
+def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator[None]:
+    """Inside, what goes wrong in reading a checkpoint becomes a CheckpointError that names the folder and `what`.
+
+    Args:
+        values_too: also ValueErrors; without, they are taken for messages of this package, which say all of that.
+    """
+    try:
+        yield
+    except CheckpointError:
+        raise
+    except READ_ERRORS as error:
+        own = isinstance(error, ValueError) and not isinstance(error, (json.JSONDecodeError, UnicodeDecodeError))
+        if out_of_memory(error) or (own and not values_too):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        raise CheckpointError(
+            f"checkpoint {folder}: {what} cannot be read, or does not fit this run ({type(error).__name__}: "
+            f"{reason}). Nothing was trained or written; resume from another checkpoint, or with the model and the "
+            "options that this one was saved with"
+        ) from error
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether an error says that no memory was left, of the device or of the machine."""
+    return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
+        isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    )

@@ -118,10 +118,11 @@ def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path
         options += ["--preset", "test", "--val_samples", 20, "--eval_strategy", "no", "--save_strategy", "no"]
     steps = args.steps
     if kind == "cosmo_cnn":
-        run_training([*options, "--max_steps", PILOT_STEPS, "--output_dir", args.models / "pilot"])
+        pilot_options = ["--output_dir", args.models / "pilot", "--overwrite_output_dir", "true"]
+        run_training([*options, "--max_steps", PILOT_STEPS, *pilot_options])
         pilot, peer = results_of(args.models / "pilot"), results_of(args.models / f"hrm_cosmo_{name}")
         steps = max(1, round(PILOT_STEPS * peer["train_seconds"] / pilot["train_seconds"]))
-    run_training([*options, "--max_steps", steps, "--output_dir", folder])
+    run_training([*options, "--max_steps", steps, "--output_dir", folder, "--resume_from_checkpoint", "last-whole"])
     return folder
 
 

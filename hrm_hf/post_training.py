@@ -29,7 +29,7 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
-from trl import DPOTrainer, GRPOTrainer, SFTTrainer
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from .cards import CARD_FILE, new_card_text, record_evaluation
 from .causal_lm import load_causal_lm, load_tokenizer
@@ -40,11 +40,28 @@ from .models.go_stream import is_go_tokenizer
 from .preemption import PreemptionCallback, exit_if_preempted
 from .recipes import AnswerDataArguments, ModelArguments, hardware_of, save_recipe, write_results
 from .registration import ARCHITECTURES
+from .trainer.run_folder import claim_run_folder
 from .trainer.saving import WholeCheckpoints
+from .training_args import CheckedArguments
 from .tuning import TRAINED_WHOLE, TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 REFERENCE_ADAPTER = "ref"  # TRL's copy of an adapter that DPO starts from
+
+
+@dataclass
+class SftArguments(CheckedArguments, SFTConfig):
+    """Those of TRL, checked."""
+
+
+@dataclass
+class DpoArguments(CheckedArguments, DPOConfig):
+    """Those of TRL, checked."""
+
+
+@dataclass
+class GrpoArguments(CheckedArguments, GRPOConfig):
+    """Those of TRL, checked."""
 
 
 class PostTraining(HubTraining, WholeCheckpoints):
@@ -233,6 +250,7 @@ def prepare(
     Raises:
         ValueError: no weights to start from, rows that do not fit the model, or a tokenizer that does not.
     """
+    claim_run_folder(args)
     settle_base(model_args, tuning_args)
     _refuse_what_has_no_effect(kind, model_args, args, tuning_args)
     if kind != "sft" and model_args.model_name_or_path is None:

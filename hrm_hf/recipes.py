@@ -328,7 +328,7 @@ def save_recipe(path: str | Path, *arguments: Any) -> None:
     for part in arguments:
         options = part.to_dict() if isinstance(part, TrainingArguments) else asdict(part)
         for option in fields(part):
-            if not option.init or option.name.endswith("_token"):
+            if not option.init or option.name.endswith("_token") or option.name == "overwrite_output_dir":
                 continue
             value = options[option.name]
             value = value.value if isinstance(value, Enum) else value

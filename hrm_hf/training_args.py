@@ -4,8 +4,9 @@
 option that only another kind of model reads does not exist here, so that giving it is an error.
 """
 
+import math
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from transformers import SchedulerType, TrainingArguments
 
@@ -14,8 +15,61 @@ from transformers import SchedulerType, TrainingArguments
 LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
 
 
+# The least that makes sense, and whether that itself does; nothing here may be infinite.
+AT_LEAST_1 = (
+    "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "global_batch_size",
+    "max_nonfinite_steps", "eval_max_steps",
+)  # fmt: skip
+AT_LEAST_0 = (
+    "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "puzzle_emb_lr", "puzzle_emb_weight_decay",
+    "dataloader_num_workers", "early_stopping_threshold",
+)  # fmt: skip
+FROM_0_TO_1 = ("lr_min_ratio", "ema_rate")
+BELOW_1 = ("adam_beta1", "adam_beta2")
+EVERY = ("save", "eval", "logging")  # NAME_steps, if NAME_strategy is "steps": a number, or a share of the run
+
+
 @dataclass
-class HrmTrainingArguments(TrainingArguments):
+class CheckedArguments:
+    """What every script of the package adds to the library's arguments; before TrainingArguments or one of TRL's."""
+
+    overwrite_output_dir: bool = field(
+        default=False,
+        metadata={"help": "A run that starts anew deletes the checkpoints it finds in --output_dir, once it starts."},
+    )
+
+    def __post_init__(self):
+        self._check_numbers()
+        super().__post_init__()
+
+    def _check_numbers(self) -> None:
+        """Raises ValueError for numbers that no run can have, before anything is built."""
+        for name in AT_LEAST_1:
+            self._require(name, lambda value: value >= 1, "a number from 1 up")
+        for name in AT_LEAST_0:
+            self._require(name, lambda value: value >= 0, "a number from 0 up")
+        for name in FROM_0_TO_1:
+            self._require(name, lambda value: 0 <= value <= 1, "a number in 0..1")
+        for name in BELOW_1:
+            self._require(name, lambda value: 0 <= value < 1, "a number from 0 to below 1")
+        self._require("adam_epsilon", lambda value: value > 0, "a number above 0")
+        self._require("num_train_epochs", lambda value: value > 0, "a number above 0")
+        wanted = "a number from 1 up, or -1 for whole epochs"
+        self._require("max_steps", lambda value: value == -1 or value >= 1, wanted)
+        for name in EVERY:
+            strategy = getattr(self, f"{name}_strategy")
+            if getattr(strategy, "value", strategy) == "steps" and (name != "eval" or self.eval_steps != 0):
+                wanted = "a number of steps from 1 up, or a share of the run below 1"
+                self._require(f"{name}_steps", lambda value: value > 0, wanted)
+
+    def _require(self, name: str, fits: Any, wanted: str) -> None:
+        value = getattr(self, name, None)
+        if value is not None and not (isinstance(value, (int, float)) and math.isfinite(value) and fits(value)):
+            raise ValueError(f"{name}={value!r} is not {wanted}")
+
+
+@dataclass
+class HrmTrainingArguments(CheckedArguments, TrainingArguments):
     """TrainingArguments with the fields and defaults that every recursive model shares."""
 
     adam_beta2: float = field(default=0.95, metadata={"help": "Second beta of AdamATan2 (or of --optim)."})

@@ -31,6 +31,7 @@ from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import LmDataArguments, ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.registration import ARCHITECTURES
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.run_folder import claim_run_folder
 from hrm_hf.training_args import LmTrainingArguments
 from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
@@ -39,6 +40,7 @@ def main() -> None:
     model_args, data_args, args, tuning_args = parse_recipe(
         (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments), description=__doc__
     )
+    claim_run_folder(args)
     settle_base(model_args, tuning_args)
     tokenizer = load_tokenizer(data_args.tokenizer_name, model_args.model_name_or_path)
     with args.main_process_first(desc="reading and packing text"):

@@ -37,6 +37,7 @@ from hrm_hf.evaluation.plots import plot_cosmo_training
 from hrm_hf.preemption import exit_if_preempted
 from hrm_hf.recipes import CosmoDataArguments, ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.run_folder import claim_run_folder
 from hrm_hf.training_args import CosmoTrainingArguments
 from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
@@ -45,6 +46,7 @@ def main() -> None:
     model_args, data_args, args, tuning_args = parse_recipe(
         (ModelArguments, CosmoDataArguments, CosmoTrainingArguments, TuningArguments), description=__doc__
     )
+    claim_run_folder(args)
     settle_base(model_args, tuning_args)
     if "wandb" in args.report_to and not is_wandb_available():  # the library notices it when the maps are drawn
         raise RuntimeError("report_to=wandb, and wandb is not installed: pip install wandb, or --report_to none")

@@ -15,16 +15,14 @@ import signal
 if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
-from trl import DPOConfig
-
 import hrm_hf  # noqa: F401  (registers our architectures)
-from hrm_hf.post_training import DpoTrainer, finish, prepare
+from hrm_hf.post_training import DpoArguments, DpoTrainer, finish, prepare
 from hrm_hf.recipes import AnswerDataArguments, ModelArguments, parse_recipe
 from hrm_hf.tuning import TuningArguments
 
 
 def main() -> None:
-    arguments = parse_recipe((ModelArguments, AnswerDataArguments, DPOConfig, TuningArguments), description=__doc__)
+    arguments = parse_recipe((ModelArguments, AnswerDataArguments, DpoArguments, TuningArguments), description=__doc__)
     run = prepare("dpo", *arguments)
     finish(DpoTrainer(ref_model=run.reference(), **run.for_trainer), run)
 

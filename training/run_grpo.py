@@ -16,10 +16,8 @@ import signal
 if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
-from trl import GRPOConfig
-
 import hrm_hf  # noqa: F401  (registers our architectures)
-from hrm_hf.post_training import GrpoTrainer, finish, prepare
+from hrm_hf.post_training import GrpoArguments, GrpoTrainer, finish, prepare
 from hrm_hf.recipes import AnswerDataArguments, ModelArguments, parse_recipe
 from hrm_hf.rewards import RewardArguments, reward_functions
 from hrm_hf.tuning import TuningArguments
@@ -27,7 +25,7 @@ from hrm_hf.tuning import TuningArguments
 
 def main() -> None:
     *arguments, rewards = parse_recipe(
-        (ModelArguments, AnswerDataArguments, GRPOConfig, TuningArguments, RewardArguments), description=__doc__
+        (ModelArguments, AnswerDataArguments, GrpoArguments, TuningArguments, RewardArguments), description=__doc__
     )
     run = prepare("grpo", *arguments, rewards)
     trainer = GrpoTrainer(reward_funcs=reward_functions(rewards.reward, run.tokenizer), **run.for_trainer)

@@ -34,6 +34,7 @@ from hrm_hf.recipes import (
     write_results,
 )
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.run_folder import claim_run_folder
 from hrm_hf.training_args import PuzzleTrainingArguments
 from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
@@ -42,6 +43,7 @@ def main() -> None:
     model_args, data_args, args, tuning_args = parse_recipe(
         (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments, TuningArguments), description=__doc__
     )
+    claim_run_folder(args)
     settle_base(model_args, tuning_args)
     with args.main_process_first(desc="building the data set"):
         ensure_built(data_args.data_path, data_args.build_data)

@@ -15,16 +15,14 @@ import signal
 if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
-from trl import SFTConfig
-
 import hrm_hf  # noqa: F401  (registers our architectures)
-from hrm_hf.post_training import SftTrainer, finish, prepare
+from hrm_hf.post_training import SftArguments, SftTrainer, finish, prepare
 from hrm_hf.recipes import AnswerDataArguments, ModelArguments, parse_recipe
 from hrm_hf.tuning import TuningArguments
 
 
 def main() -> None:
-    arguments = parse_recipe((ModelArguments, AnswerDataArguments, SFTConfig, TuningArguments), description=__doc__)
+    arguments = parse_recipe((ModelArguments, AnswerDataArguments, SftArguments, TuningArguments), description=__doc__)
     run = prepare("sft", *arguments)
     finish(SftTrainer(**run.for_trainer), run)
 

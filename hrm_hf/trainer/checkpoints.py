@@ -31,6 +31,18 @@ NONFINITE_FILE = "nonfinite_steps.json"  # how many steps were skipped, and how 
 FORMAT = 2
 MOST_BYTES = 64 * 2**20  # of a manifest: a shard of a large run takes 150
 HASHED_AT_ONCE = 4  # files; more would only make a disk seek
+SHARD_METADATA = ".metadata"
+METADATA_CLASSES = {
+    "torch": ("Size",),
+    "torch.serialization": ("_get_layout",),
+    "torch.distributed.checkpoint.filesystem": ("_StorageInfo",),
+    "torch.distributed.checkpoint.metadata": (
+        "Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata",
+        "ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING",
+    ),
+    "pathlib": ("PosixPath", "PurePosixPath"),
+    "collections": ("OrderedDict",),
+}  # fmt: skip
 # What torch says when an archive could not be written, without the file and the cause.
 TORCH_CANNOT_WRITE = ("inline_container", "iostream error", "PytorchStreamWriter failed")
 # What the readers of checkpoints raise for bytes that are not theirs.
@@ -235,6 +247,23 @@ def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator
             f"{reason}). Nothing was trained or written; resume from another checkpoint, or with the model and the "
             "options that this one was saved with"
         ) from error
+
+
+class _PlainMetadata(pickle.Unpickler):
+    """Reads what torch.distributed.checkpoint says of shards, and nothing that could run code."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        torchs_own = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
+        if not torchs_own and name not in METADATA_CLASSES.get(module, ()):
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}")
+        return super().find_class(module, name)
+
+
+def require_plain_metadata(folder: str | Path) -> None:
+    """Raises CheckpointError if the metadata of sharded weights (FSDP), which torch unpickles whole, hold code."""
+    for file in sorted(Path(folder).rglob(SHARD_METADATA)):
+        with readable(folder, str(file.relative_to(folder))), open(file, "rb") as stream:
+            _PlainMetadata(stream).load()
 
 
 def out_of_memory(error: BaseException) -> bool:

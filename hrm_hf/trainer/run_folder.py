@@ -115,13 +115,11 @@ def agreed_lock(output_dir: str | Path, is_first: bool) -> FileLock | None:
 
 
 def _lock(folder: Path) -> FileLock | None:
-    file = folder / LOCK_FILE
+    file = folder.resolve() / LOCK_FILE
     try:
         folder.mkdir(parents=True, exist_ok=True)
         # One object a file in a process, which counts how often it was acquired: a script holds what train() asks for.
-        lock = FileLock(
-            file.resolve(), is_singleton=True, thread_local=False, fallback_to_soft=False, preserve_lock_file=True
-        )
+        lock = FileLock(file, is_singleton=True, thread_local=False, fallback_to_soft=False, preserve_lock_file=True)
         lock.acquire(timeout=SECONDS_TO_WAIT)
         if lock.lock_counter == 1:
             file.write_text(json.dumps({"host": socket.gethostname(), "pid": os.getpid()}), encoding="utf-8")
@@ -171,7 +169,11 @@ def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = F
     there = list_checkpoints(output_dir)
     checkpoint = resolve_checkpoint(output_dir, wanted)
     inside = checkpoint is not None and Path(checkpoint).resolve().parent == Path(output_dir).resolve()
-    run_id = (run_id_of(checkpoint) if checkpoint else None) or uuid.uuid4().hex
+    run_id = run_id_of(checkpoint) if checkpoint else None
+    if inside and run_id is None:  # saved before there were ids: of the run that the others are of
+        ids = {found for folder in there if (found := run_id_of(folder))}
+        run_id = ids.pop() if len(ids) == 1 else None
+    run_id = run_id or uuid.uuid4().hex
     if overwrite and not inside:
         return Start(checkpoint, run_id, there)
     if checkpoint is None and wanted:

@@ -36,6 +36,7 @@ from .checkpoints import (
     list_checkpoints,
     out_of_memory,
     readable,
+    require_plain_metadata,
     write_manifest,
 )
 from .run_folder import agreed, begin, delete_checkpoints, held, overwrites, rotate
@@ -219,6 +220,7 @@ def _some(names: list[str]) -> str:
 
 def _check_state(folder: str) -> None:
     """Raises CheckpointError unless the state of a run can be read, and says where the run was."""
+    require_plain_metadata(folder)
     with readable(folder, TRAINER_STATE_NAME):
         state = TrainerState.load_from_json(os.path.join(folder, TRAINER_STATE_NAME))
         for name, kinds in {"global_step": int, "max_steps": int, "log_history": list, "epoch": (int, float)}.items():

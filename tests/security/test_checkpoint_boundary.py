@@ -1,0 +1,434 @@
+"""Hostile and damaged checkpoints: a resume names what is wrong, runs no code of the folder and trains nothing.
+
+Damage is told by the manifest. Where somebody wrote a manifest anew (`write_manifest` here), what is read must say by
+itself that it is no part of this run. Referees: a file that a pickle would create, and the run's own folder.
+"""
+
+import functools
+import json
+import os
+import pickle
+import shutil
+import struct
+import sys
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import tiny_lm
+import torch
+import torch.distributed.checkpoint as shards
+from safetensors.torch import load_file, save_file
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from hrm_hf.data.row_stream import PuzzleRows
+from hrm_hf.data.sudoku import generated_sudoku
+from hrm_hf.trainer import HrmTrainer, NonFiniteError
+from hrm_hf.trainer.checkpoints import (
+    MANIFEST,
+    MOST_BYTES,
+    CheckpointError,
+    damage,
+    require_plain_metadata,
+    resolve_checkpoint,
+    write_manifest,
+)
+from hrm_hf.training_args import PuzzleTrainingArguments
+
+
+class Payload:
+    """Unpickled, it creates a file."""
+
+    def __init__(self, file):
+        self.file = file
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.file),)
+
+
+@functools.cache
+def boards() -> PuzzleRows:
+    rows = PuzzleRows(generated_sudoku(4, num_train=24, num_test=0)[0]["train"])
+    rows.puzzle_identifiers = np.arange(24) % tiny.PUZZLES
+    return rows
+
+
+def trainer(folder, **options) -> HrmTrainer:
+    """Saves the carry, averaged weights and all else that a checkpoint may hold, after each of two steps."""
+    defaults = {
+        "output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 2,
+        "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1, "ema_rate": 0.9,
+        "logging_steps": 1, "warmup_steps": 1,
+    }  # fmt: skip
+    return HrmTrainer(tiny.model("hrm"), PuzzleTrainingArguments(**{**defaults, **options}), train_dataset=boards())
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("saved") / "run"
+    trainer(folder).train()
+    return folder
+
+
+@pytest.fixture
+def run(saved, tmp_path):
+    """A copy of a run of two steps with two checkpoints."""
+    shutil.copytree(saved, tmp_path / "run")
+    return tmp_path / "run"
+
+
+def refused(run: Path, error=CheckpointError) -> str:
+    """Resumes from the newest checkpoint, which must fail; what the user is told, on one line."""
+    one = trainer(run, max_steps=3)
+    with pytest.raises(error) as raised:
+        one.train("last")
+    assert not (run / "checkpoint-3").exists() and one.state.global_step in (0, 2)
+    message = str(raised.value)
+    assert "\n" not in message and len(message) < 1500
+    return message
+
+
+# ---- damage: the manifest tells ----
+
+CODE = "modeling_hrm_puzzle.py"  # one of those that travel with the model
+FILES = (
+    "model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth", "trainer_state.json", "training_args.bin",
+    "config.json", "act_state_0.pt", "weight_average.safetensors", "nonfinite_steps.json", CODE, MANIFEST,
+)  # fmt: skip
+
+
+def test_the_bit_flips_below_are_of_every_file_of_a_checkpoint(saved):
+    names = {file.name for file in (saved / "checkpoint-2").iterdir()}
+    assert {name for name in names if not name.endswith(".py")} | {CODE} == set(FILES)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_flipped_bit_is_found_and_last_whole_takes_the_checkpoint_before(run, name):
+    file = run / "checkpoint-2" / name
+    whole = file.read_bytes()
+    for place in {0, len(whole) // 3, len(whole) // 2, len(whole) - 2}:  # the last byte of JSON may be a line's end
+        changed = bytearray(whole)
+        changed[place] ^= 1
+        file.write_bytes(changed)
+        with pytest.raises(
+            CheckpointError, match=r"checkpoint-2 is damaged: .*; resume from the newest whole one"
+        ) as e:
+            resolve_checkpoint(run, "last")
+        assert name in str(e.value)
+        assert resolve_checkpoint(run, "last-whole") == str(run / "checkpoint-1")
+
+
+def listing(**files) -> str:
+    return json.dumps(files)
+
+
+HOSTILE_MANIFESTS = {
+    "an-empty-list": "[]",
+    "null": "null",
+    "an-empty-object": "{}",
+    "a-number": "3",
+    "a-text": '"model.safetensors"',
+    "nothing": "",
+    "100000-nested-lists": "[" * 100_000,
+    "100000-nested-objects": '{"a":' * 100_000,
+    "no-utf-8": b"\xff\xfe{\x00}\x00",
+    "a-pickle": pickle.dumps({"model.safetensors": 1}),
+    "longer-than-any": " " * (MOST_BYTES + 1),
+    "a-file-above-the-folder": listing(**{"../model.safetensors": 1}),
+    "a-file-far-above-the-folder": listing(**{"a/../../../etc/passwd": 1}),
+    "an-absolute-file": listing(**{"/etc/passwd": 1}),
+    "a-file-of-another-system": listing(**{"..\\model.safetensors": 1}),
+    "a-name-with-a-null-character": listing(**{"model\0.safetensors": 1}),
+    "a-name-of-nothing": listing(**{"": 1}),
+    "a-negative-size": listing(**{"model.safetensors": -1}),
+    "a-size-that-is-true": listing(**{"model.safetensors": True}),
+    "a-size-that-is-a-text": listing(**{"model.safetensors": "1"}),
+    "a-size-that-is-a-list": listing(**{"model.safetensors": [1]}),
+    "a-size-of-5000-digits": '{"model.safetensors": 1' + "0" * 5000 + "}",
+    "a-size-that-is-infinite": '{"model.safetensors": Infinity}',
+    "a-version-to-come": listing(version=3, run="a", files={"model.safetensors": {"size": 1, "sha256": "0"}}),
+    "a-checksum-that-is-not-its-own": listing(version=2, run="a", files={}, sha256="0" * 64),
+    "files-that-are-a-list": listing(version=2, run="a", files=["model.safetensors"]),
+}
+
+
+@pytest.mark.parametrize("content", HOSTILE_MANIFESTS.values(), ids=HOSTILE_MANIFESTS)
+def test_a_hostile_manifest_is_refused_by_name(run, content):
+    file = run / "checkpoint-2" / MANIFEST
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 is damaged: manifest\.json") as error:
+        resolve_checkpoint(run, "last")
+    assert len(str(error.value)) < 1000
+    assert resolve_checkpoint(run, "last-whole") == str(run / "checkpoint-1")
+
+
+def test_a_manifest_that_names_a_pipe_keeps_nobody_waiting(run):
+    folder = run / "checkpoint-2"
+    (folder / "optimizer.pt").unlink()
+    os.mkfifo(folder / "optimizer.pt")
+    assert damage(folder) == ["optimizer.pt is missing"]
+    (folder / MANIFEST).unlink()
+    os.mkfifo(folder / MANIFEST)
+    assert damage(folder) == ["manifest.json is missing, so the run was stopped while it saved"]
+
+
+# ---- a manifest that was written anew ----
+
+
+def other_widths(folder: Path) -> None:
+    tiny.model("hrm", hidden_size=64).save_pretrained(folder)
+
+
+def other_architecture(folder: Path) -> None:
+    tiny.model("trm").save_pretrained(folder)
+
+
+def other_task(folder: Path) -> None:
+    tiny_lm.model("llama").save_pretrained(folder)
+
+
+def changed(folder: Path, change) -> None:
+    tensors = load_file(folder / "model.safetensors")
+    change(tensors)
+    save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+
+
+def one_missing(folder: Path) -> None:
+    changed(folder, lambda tensors: tensors.pop("lm_head.weight"))
+
+
+def one_more(folder: Path) -> None:
+    changed(folder, lambda tensors: tensors.update(more=torch.zeros(1)))
+
+
+def turned(folder: Path) -> None:
+    changed(folder, lambda tensors: tensors.update({"lm_head.weight": tensors["lm_head.weight"].T.contiguous()}))
+
+
+def other_average(folder: Path) -> None:
+    save_file({"head.weight": torch.zeros(2)}, folder / "weight_average.safetensors")
+
+
+OTHERS = (other_widths, other_architecture, other_task, one_missing, one_more, turned)
+
+
+@pytest.mark.parametrize("change", OTHERS, ids=lambda change: change.__name__)
+def test_weights_of_another_model_under_a_new_manifest_are_refused(run, change):
+    change(run / "checkpoint-2")
+    write_manifest(run / "checkpoint-2")
+    message = refused(run)
+    assert "holds the weights of another model than this HrmPuzzleForSolving" in message
+
+
+def header(entries, length=None, data=b"\0" * 64) -> bytes:
+    text = entries if isinstance(entries, bytes) else json.dumps(entries).encode()
+    return struct.pack("<Q", len(text) if length is None else length) + text + data
+
+
+def tensor(begin: int, end: int, shape=(4,), dtype="F32") -> dict:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
+
+
+LYING_HEADERS = {
+    "nothing": b"",
+    "a-length-of-2-to-the-63": header({}, length=2**63),
+    "a-length-beyond-the-file": header({}, length=10_000),
+    "no-json": header(b"model weights"),
+    "100000-nested-lists": header(b"[" * 100_000),
+    "a-list": header([]),
+    "offsets-beyond-the-file": header({"a": tensor(0, 2**40, (2**38,))}),
+    "offsets-that-go-back": header({"a": tensor(64, 0)}),
+    "negative-offsets": header({"a": tensor(-16, 0)}),
+    "tensors-that-overlap": header({"a": tensor(0, 16), "b": tensor(8, 24)}),
+    "a-shape-larger-than-its-bytes": header({"a": tensor(0, 16, (10**9, 10**9))}),
+    "a-shape-whose-product-overflows": header({"a": tensor(0, 16, (2**32, 2**32, 4))}),
+    "an-unknown-dtype": header({"a": tensor(0, 16, dtype="OBJECT")}),
+    "a-pickle": pickle.dumps([1]),
+}
+
+
+@pytest.mark.parametrize("content", LYING_HEADERS.values(), ids=LYING_HEADERS)
+def test_a_safetensors_header_that_lies_is_a_named_error(run, content):
+    (run / "checkpoint-2" / "model.safetensors").write_bytes(content)
+    write_manifest(run / "checkpoint-2")
+    assert "checkpoint-2: a file of weights cannot be read" in refused(run)
+
+
+def test_an_index_of_shards_cannot_lead_out_of_the_folder(run, tmp_path):
+    folder = run / "checkpoint-2"
+    shutil.move(folder / "model.safetensors", tmp_path / "elsewhere.safetensors")
+    index = {"metadata": {}, "weight_map": {"lm_head.weight": "../../elsewhere.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    write_manifest(folder)
+    assert "checkpoint-2" in refused(run)
+
+
+def raw(file: Path, payload: Payload) -> None:
+    file.write_bytes(pickle.dumps(payload))
+
+
+def archived(file: Path, payload: Payload) -> None:
+    torch.save({"state": payload}, file)
+
+
+PICKLES = ("optimizer.pt", "scheduler.pt", "rng_state.pth", "act_state_0.pt")
+
+
+@pytest.mark.parametrize("write", [raw, archived], ids=lambda write: write.__name__)
+@pytest.mark.parametrize("name", [*PICKLES, "scaler.pt"])
+def test_a_pickle_with_code_is_refused_and_not_run(run, tmp_path, name, write):
+    write(run / "checkpoint-2" / name, Payload(tmp_path / "ran"))
+    write_manifest(run / "checkpoint-2")
+    message = refused(run)
+    assert not (tmp_path / "ran").exists()
+    assert "checkpoint-2" in message and "cannot be read" in message
+
+
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "adapter_model.bin"])
+def test_weights_in_a_pickle_are_not_resumed_from(run, tmp_path, name):
+    (run / "checkpoint-2" / "model.safetensors").unlink()
+    raw(run / "checkpoint-2" / name, Payload(tmp_path / "ran"))
+    write_manifest(run / "checkpoint-2")
+    assert "has no model.safetensors" in refused(run)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("name", ["training_args.bin", "pytorch_model.bin", "adapter_model.bin", "notes.pkl"])
+def test_a_pickle_that_no_resume_needs_is_not_opened(run, tmp_path, name):
+    raw(run / "checkpoint-2" / name, Payload(tmp_path / "ran"))
+    write_manifest(run / "checkpoint-2")
+    one = trainer(run, max_steps=3)
+    one.train("last")
+    assert one.state.global_step == 3 and not (tmp_path / "ran").exists()
+
+
+def test_metadata_of_shards_are_read_if_they_are_plain_and_refused_if_they_hold_code(tmp_path):
+    with pytest.warns(UserWarning, match="single process"):
+        shards.save({"weight": torch.zeros(3), "step": 3}, checkpoint_id=tmp_path / "model_0", no_dist=True)
+    require_plain_metadata(tmp_path)
+    for content in (Payload(tmp_path / "ran"), {"a": print}, shards.FileSystemWriter):
+        (tmp_path / "model_0" / ".metadata").write_bytes(pickle.dumps(content))
+        with pytest.raises(CheckpointError, match=r"\.metadata cannot be read.*asks for"):
+            require_plain_metadata(tmp_path)
+    assert not (tmp_path / "ran").exists()
+
+
+def of_nothing(file: Path) -> None:
+    file.write_bytes(b"")
+
+
+def of_text(file: Path) -> None:
+    file.write_text("optimizer")
+
+
+def of_an_empty_archive(file: Path) -> None:
+    with zipfile.ZipFile(file, "w") as archive:
+        archive.writestr("other", "text")
+
+
+def of_another_kind(file: Path) -> None:
+    torch.save([1, 2, 3], file)
+
+
+BROKEN = (of_nothing, of_text, of_an_empty_archive, of_another_kind)
+
+
+@pytest.mark.parametrize("write", BROKEN, ids=lambda write: write.__name__)
+@pytest.mark.parametrize("name", PICKLES)
+def test_a_state_that_is_none_is_a_named_error(run, name, write):
+    write(run / "checkpoint-2" / name)
+    write_manifest(run / "checkpoint-2")
+    assert "checkpoint-2: " in (message := refused(run)) and "cannot be read" in message
+
+
+BAD_JSON = {
+    "trainer_state.json": [
+        "", "[]", "null", "{}x", '{"global_step": -1}', '{"global_step": "2"}', '{"global_step": 2, "log_history": 3}',
+        '{"surprise": 1}', "[" * 100_000,
+    ],
+    "nonfinite_steps.json": ["", "{}", "[1]", '["0", "0"]', "[[" * 50_000],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [(name, content) for name, contents in BAD_JSON.items() for content in contents],
+    ids=lambda value: value[:24] or "nothing",
+)  # fmt: skip
+def test_a_state_of_the_trainer_that_is_none_is_a_named_error(run, name, content):
+    (run / "checkpoint-2" / name).write_text(content)
+    write_manifest(run / "checkpoint-2")
+    assert "checkpoint-2: " in refused(run)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf"), 1e30])
+@pytest.mark.parametrize("name", ["model.safetensors", "weight_average.safetensors"])
+def test_weights_that_are_not_finite_are_not_trained_on(run, name, value):
+    file = run / "checkpoint-2" / name
+    tensors = load_file(file)
+    tensors["lm_head.weight"][0, 0] = value
+    save_file(tensors, file, {"format": "pt"})
+    write_manifest(run / "checkpoint-2")
+    message = refused(run, NonFiniteError)
+    assert "weights are not finite after step 2: " in message and "lm_head.weight" in message
+
+
+def test_the_average_of_another_model_is_refused(run):
+    other_average(run / "checkpoint-2")
+    write_manifest(run / "checkpoint-2")
+    assert "head.weight" in refused(run, ValueError)
+
+
+# ---- code beside the weights ----
+
+
+def plant_code(folder: Path, victim: Path, model_type: str) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    code = {"AutoConfig": "planted.Config", "AutoModel": "planted.Model", "AutoModelForCausalLM": "planted.Model"}
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": model_type, "auto_map": code}))
+    (folder / "planted.py").write_text(
+        f"import os\nos.mkdir({str(victim)!r})\nclass Config: pass\nclass Model: pass\n"
+    )
+
+
+def test_a_resume_does_not_run_code_that_lies_in_the_checkpoint(run, tmp_path):
+    plant_code(run / "checkpoint-2", tmp_path / "ran", "hrm_puzzle")
+    write_manifest(run / "checkpoint-2")
+    trainer(run, max_steps=3).train("last")
+    assert not (tmp_path / "ran").exists() and "planted" not in sys.modules
+
+
+@pytest.mark.parametrize("model_type", ["llama", "planted"])
+def test_weights_to_start_from_run_no_code_of_their_folder(tmp_path, monkeypatch, model_type):
+    # transformers asks at a terminal; in a job there is none.
+    monkeypatch.setattr("builtins.input", lambda *_: "n")
+    tiny_lm.model("llama").save_pretrained(tmp_path / "model")
+    plant_code(tmp_path / "model", tmp_path / "ran", model_type)
+    if model_type == "llama":
+        AutoModelForCausalLM.from_pretrained(tmp_path / "model")
+    else:
+        with pytest.raises(ValueError, match="trust_remote_code"):
+            AutoConfig.from_pretrained(tmp_path / "model")
+    assert not (tmp_path / "ran").exists()
+
+
+# ---- the folder itself ----
+
+
+def test_a_lock_that_is_a_link_does_not_overwrite_what_it_leads_to(run, tmp_path):
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (run / ".run.lock").unlink()
+    (run / ".run.lock").symlink_to(victim)
+    with pytest.raises(OSError, match="cannot be written"):
+        trainer(run, max_steps=3).train("last")
+    assert victim.read_text() == "precious"
+
+
+def test_overwriting_deletes_no_folder_that_a_checkpoint_is_a_link_to(run, tmp_path):
+    (run / "checkpoint-1").rename(tmp_path / "elsewhere")
+    (run / "checkpoint-1").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        trainer(run, overwrite_output_dir=True).train()
+    assert (tmp_path / "elsewhere" / MANIFEST).exists()

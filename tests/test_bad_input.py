@@ -19,7 +19,6 @@ from golden import HRM
 from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig
-from hrm_hf.trainer.checkpoints import resolve_checkpoint, write_manifest
 from hrm_hf.cli.data import ensure_built
 from hrm_hf.convert.puzzle import convert_original
 from hrm_hf.data.original_layout import read_original
@@ -29,6 +28,7 @@ from hrm_hf.data.sudoku import generated_sudoku, sudoku_from_source
 from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
 from hrm_hf.recipes import ModelArguments, PuzzleDataArguments, build_config, parse_overrides, parse_recipe
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.checkpoints import resolve_checkpoint, write_manifest
 from hrm_hf.training_args import PuzzleTrainingArguments
 
 

@@ -10,8 +10,8 @@ import torch
 from hub_here import NAME, TOKEN
 from safetensors.torch import load, load_file
 
-from hrm_hf.trainer.checkpoints import damage
 from hrm_hf.hub import pull_checkpoint
+from hrm_hf.trainer.checkpoints import damage
 
 
 CODE = {"modeling_hrm_cosmo.py", "configuration_hrm_cosmo.py", "feature_extraction_cosmo.py", "LICENSE_CODE"}

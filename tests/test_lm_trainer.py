@@ -19,9 +19,9 @@ from tolerances import assert_copied
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
 from hrm_hf.callbacks import LM_FIGURES, BackpropWarmupCallback, FigureProgressCallback
-from hrm_hf.trainer.checkpoints import WEIGHT_AVERAGE_FILE, damage, list_checkpoints, write_manifest
 from hrm_hf.optim import AdamATan2
 from hrm_hf.trainer import HrmTrainer, NonFiniteError
+from hrm_hf.trainer.checkpoints import WEIGHT_AVERAGE_FILE, damage, list_checkpoints, write_manifest
 from hrm_hf.training_args import LmTrainingArguments, PuzzleTrainingArguments
 
 

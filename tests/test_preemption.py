@@ -23,8 +23,8 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hrm_hf import preemption
-from hrm_hf.trainer.checkpoints import MANIFEST, damage, list_checkpoints
 from hrm_hf.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
+from hrm_hf.trainer.checkpoints import MANIFEST, damage, list_checkpoints
 
 
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}

@@ -12,10 +12,10 @@ from safetensors.torch import load_file
 from tiny_cosmo import logged, rows, trainer
 from transformers import AutoFeatureExtractor, TrainerCallback
 
-from hrm_hf.trainer.checkpoints import RAW_WEIGHTS_FILE, damage, list_checkpoints
 from hrm_hf.data.cosmology_collator import MapCollator
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.checkpoints import RAW_WEIGHTS_FILE, damage, list_checkpoints
 from hrm_hf.training_args import CosmoTrainingArguments, LmTrainingArguments, PuzzleTrainingArguments
 
 

@@ -17,11 +17,11 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_hf.trainer.checkpoints import list_checkpoints
 from hrm_hf.data.go_collator import IGNORED, GoStreamBuilder
 from hrm_hf.data.text_sources import BadLineError
 from hrm_hf.models.go_stream import DECISION_TOKENS
 from hrm_hf.recipes import GoDataArguments, ModelArguments, build_config, parse_recipe
+from hrm_hf.trainer.checkpoints import list_checkpoints
 from hrm_hf.training_args import GoTrainingArguments
 
 

@@ -22,11 +22,11 @@ from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
 
 from hrm_hf import AutoModelForPuzzleSolving
-from hrm_hf.trainer.checkpoints import damage, list_checkpoints
 from hrm_hf.data.puzzles import PuzzleInfo, puzzle_features, save_puzzle_dataset
 from hrm_hf.data.row_stream import PuzzleRows
 from hrm_hf.data.sudoku import generated_sudoku
 from hrm_hf.evaluation.puzzles import evaluate_puzzles
+from hrm_hf.trainer.checkpoints import damage, list_checkpoints
 
 
 SCRIPT = str(Path(__file__).parents[1] / "training" / "run_puzzle.py")

@@ -19,6 +19,11 @@ from tolerances import assert_copied
 from transformers import Trainer
 
 from hrm_hf import AutoModelForPuzzleSolving
+from hrm_hf.data.row_stream import PuzzleOrder, PuzzleRows
+from hrm_hf.data.sudoku import generated_sudoku
+from hrm_hf.evaluation.puzzles import evaluate_puzzles
+from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
+from hrm_hf.trainer import HrmTrainer, NonFiniteError
 from hrm_hf.trainer.checkpoints import (
     RAW_WEIGHTS_FILE,
     WEIGHT_AVERAGE_FILE,
@@ -26,11 +31,6 @@ from hrm_hf.trainer.checkpoints import (
     list_checkpoints,
     resolve_checkpoint,
 )
-from hrm_hf.data.row_stream import PuzzleOrder, PuzzleRows
-from hrm_hf.data.sudoku import generated_sudoku
-from hrm_hf.evaluation.puzzles import evaluate_puzzles
-from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
-from hrm_hf.trainer import HrmTrainer, NonFiniteError
 from hrm_hf.training_args import PuzzleTrainingArguments
 
 

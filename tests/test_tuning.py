@@ -19,11 +19,11 @@ from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyo
 from torch import nn
 from transformers import default_data_collator
 
-from hrm_hf.trainer.checkpoints import RAW_WEIGHTS_FILE, damage
 from hrm_hf.data.row_stream import PuzzleRows
 from hrm_hf.data.sudoku import generated_sudoku
 from hrm_hf.recipes import ModelArguments
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.checkpoints import RAW_WEIGHTS_FILE, damage
 from hrm_hf.training_args import (
     CosmoTrainingArguments,
     GoTrainingArguments,

@@ -15,7 +15,7 @@ from transformers import SchedulerType, TrainingArguments
 LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
 
 
-# The least that makes sense, and whether that itself does; nothing here may be infinite.
+# What no run can be without; nothing here may be infinite.
 AT_LEAST_1 = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "global_batch_size",
     "max_nonfinite_steps", "eval_max_steps",
@@ -35,7 +35,7 @@ class CheckedArguments:
 
     overwrite_output_dir: bool = field(
         default=False,
-        metadata={"help": "A run that starts anew deletes the checkpoints it finds in --output_dir, once it starts."},
+        metadata={"help": "A run that starts anew deletes the checkpoints of --output_dir, after its first step."},
     )
 
     def __post_init__(self):

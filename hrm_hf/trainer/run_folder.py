@@ -47,7 +47,7 @@ class Start:
     Attributes:
         checkpoint: what it resumes from; None for a new run.
         run_id: its own, or that of the run it goes on with.
-        stale: checkpoints of an earlier run, to be deleted when training really starts.
+        stale: checkpoints of an earlier run, to be deleted after the first step of this one.
     """
 
     checkpoint: str | None

@@ -86,14 +86,18 @@ class WholeCheckpoints:
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
-        """As in the library. Before the first one of a run data, model and what was loaded have been checked."""
+        """As in the library; by the first one, all that is resumed from has been loaded."""
         if self._resumed:
             self._resumed = False
             self.require_finite_weights()
+        super()._run_epoch(*args, **kwargs)
+
+    def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
+        """As in the library. A step has been made by now, so the run works, and what it replaces may go."""
         if self._stale:
             stale, self._stale = self._stale, ()
             agreed(lambda: delete_checkpoints(stale), self.args.process_index == 0)
-        super()._run_epoch(*args, **kwargs)
+        super()._maybe_log_save_evaluate(*args, **kwargs)
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:

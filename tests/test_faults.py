@@ -124,6 +124,7 @@ def test_a_run_without_memory_is_told_so_and_leaves_whole_checkpoints(tmp_path, 
 # ---- processes ----
 
 
+@pytest.mark.slow
 def test_when_one_process_is_killed_the_other_says_so_and_ends(tmp_path):
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}

@@ -7,7 +7,10 @@ import fcntl
 import json
 import multiprocessing
 import os
+import runpy
+import signal
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -33,6 +36,7 @@ from hrm_hf.trainer.run_folder import LOCK_FILE, FolderInUseError, begin, claim_
 from hrm_hf.training_args import LmTrainingArguments
 
 
+SCRIPTS = Path(__file__).parents[1] / "training"
 forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(["hrm_hf.trainer.base", "tiny_lm"])
 
@@ -231,3 +235,22 @@ def test_where_the_file_system_has_no_locks_a_run_warns_and_goes_on(tmp_path, mo
     assert FileLock is UnixFileLock
     with pytest.warns(UserWarning, match=r"has no locks \(Function not implemented\)"), held(tmp_path, True):
         pass
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing")  # a default of TRL
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("run_*.py")), ids=lambda path: path.stem)
+def test_every_script_refuses_before_it_writes_anything(script, tmp_path, monkeypatch):
+    fake(tmp_path, 2)
+    (tmp_path / "recipe.yaml").write_text("of the first run")
+    before = contents(tmp_path)
+    options = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--report_to", "none"]
+    monkeypatch.setattr(sys, "argv", [str(script), *options])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with pytest.raises(FileExistsError, match=r"checkpoint-2\), and a new one would mix with it"):
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    after = contents(tmp_path)
+    del after[LOCK_FILE]
+    assert after == before

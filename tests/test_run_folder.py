@@ -160,6 +160,15 @@ def test_last_whole_puts_damaged_checkpoints_out_of_the_way_of_a_run_that_starts
     assert "checkpoint-4 is damaged (model.safetensors has other content" in capsys.readouterr().out
 
 
+def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
+    # As hub_strategy checkpoint names it.
+    trainer(tmp_path).train()
+    (tmp_path / "checkpoint-2").rename(tmp_path / "last-checkpoint")
+    resumed = trainer(tmp_path)
+    resumed.train(str(tmp_path / "last-checkpoint"))
+    assert resumed.state.global_step == 4
+
+
 # ---- rotation ----
 
 

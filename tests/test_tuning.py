@@ -4,7 +4,6 @@ Referees: the chain rule on the gradient of the whole weight (for weights that a
 uninterrupted run (for a resumed one), PEFT's own loading and merging, and transformers' loading of an adapter.
 """
 
-import json
 from types import SimpleNamespace
 
 import every
@@ -23,7 +22,7 @@ from hrm_hf.data.row_stream import PuzzleRows
 from hrm_hf.data.sudoku import generated_sudoku
 from hrm_hf.recipes import ModelArguments
 from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.checkpoints import RAW_WEIGHTS_FILE, damage
+from hrm_hf.trainer.checkpoints import RAW_WEIGHTS_FILE, damage, read_manifest
 from hrm_hf.training_args import (
     CosmoTrainingArguments,
     GoTrainingArguments,
@@ -275,7 +274,7 @@ def test_a_run_with_adapters_resumes_with_the_same_losses(architecture, bases, t
     whole = run(tmp_path / "whole")
     kept = tmp_path / "whole" / "checkpoint-2"
     assert damage(kept) == [] and not (kept / "model.safetensors").exists()
-    assert "adapter_model.safetensors" in json.loads((kept / "manifest.json").read_text())
+    assert "adapter_model.safetensors" in read_manifest(kept).files
     (tmp_path / "whole" / "checkpoint-4").rename(tmp_path / "away")
     resumed = run(tmp_path / "whole", resume="last")
     history = [

@@ -184,8 +184,8 @@ def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = F
         _refuse(output_dir, there)
         return Start(None, run_id)
     _refuse_two_runs(checkpoint, run_id, there)
-    step = int(Path(checkpoint).name.rpartition("-")[2]) if inside else -1
-    if later := [folder.name for folder in there if inside and int(folder.name.rpartition("-")[2]) > step]:
+    names = [folder.name for folder in there]
+    if inside and Path(checkpoint).name in names and (later := names[names.index(Path(checkpoint).name) + 1 :]):
         print(
             f"{', '.join(later)} in {output_dir} are later than {Path(checkpoint).name}: they are written over when "
             "the run gets there, and until then `last` means the latest of them",

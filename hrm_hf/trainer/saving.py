@@ -43,7 +43,7 @@ from .run_folder import agreed, begin, delete_checkpoints, held, overwrites, rot
 
 
 # What gloo and NCCL say when another process has gone.
-OTHERS_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited", "gloo")
+OTHERS_GONE = ("Connection closed by peer", "Connection reset by peer", "gloo/transport", "remote process exited")
 LARGEST_WEIGHT = 1e18  # its square is about the largest 32-bit number, so that nothing computed with more is finite
 
 

@@ -265,7 +265,7 @@ def test_the_place_of_an_adapters_base_stays_at_home(tmp_path):
 
 
 def test_the_state_of_training_goes_to_the_byte_since_its_manifest_counts_them(puzzle):
-    from hrm_hf.checkpoints import write_manifest
+    from hrm_hf.trainer.checkpoints import write_manifest
 
     (puzzle / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": "/home/jane/checkpoint-5"}))
     write_manifest(puzzle)

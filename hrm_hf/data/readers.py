@@ -55,19 +55,6 @@ class PuzzleTable:
         """Names a row for an error message: by its line in a text file, else by its index from 0."""
         return f"{self.name}, line {self.lines[row]}" if self.lines else f"{self.name}, row {row}"
 
-    def part(self, start: int, stop: int) -> "PuzzleTable":
-        """The rows `start:stop` as a table of their own."""
-        rows = slice(start, stop)
-        return replace(
-            self,
-            questions=self.questions[rows],
-            answers=self.answers[rows],
-            ratings=None if self.ratings is None else self.ratings[rows],
-            # Without lines, places are row indices, and these would restart at 0 in the part.
-            lines=self.lines[rows] if self.lines else None,
-            name=self.name if self.lines or not start else f"{self.name} from row {start} on",
-        )
-
     def codes(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
         """Translates a column into numbers.
 
@@ -103,24 +90,21 @@ class PuzzleTable:
         return codes
 
 
-def read_splits(source: str | Path, test_size: int | None = None) -> dict[str, PuzzleTable]:
+def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
     """Reads a source and returns its tables by split name: "train" and, where there is one, "test".
 
     Args:
         source: file, folder with `train.*` and `test.*`, or `hub:OWNER/NAME`.
-        test_size: for a source without a test split, the number of rows at its end that become one.
 
     Raises:
         FileNotFoundError: no such file, or a folder without `train.*`.
-        ValueError: unknown kind of file, missing column, malformed line, or an impossible `test_size`.
+        ValueError: unknown kind of file, missing column, or a malformed line.
     """
     if str(source).startswith(HUB_PREFIX):
-        tables = _read_hub(str(source)[len(HUB_PREFIX) :])
-    elif Path(source).is_dir():
-        tables = _read_folder(Path(source))
-    else:
-        tables = {"train": read_table(source)}
-    return tables if test_size is None else _hold_out(tables, test_size, source)
+        return _read_hub(str(source)[len(HUB_PREFIX) :])
+    if Path(source).is_dir():
+        return _read_folder(Path(source))
+    return {"train": read_table(source)}
 
 
 def read_table(path: str | Path) -> PuzzleTable:
@@ -180,18 +164,6 @@ def _fixed_lists(tokens: np.ndarray):
 
     flat = pa.array(np.ascontiguousarray(tokens, dtype=np.int8).reshape(-1))
     return pa.FixedSizeListArray.from_arrays(flat, tokens.shape[1])
-
-
-def _hold_out(tables: dict[str, PuzzleTable], test_size: int, source) -> dict[str, PuzzleTable]:
-    if "test" in tables:
-        raise ValueError(f"{source} has a test split of its own ({len(tables['test'])} rows); leave out --test-size")
-    train = tables["train"]
-    if not 0 < test_size < len(train):
-        raise ValueError(
-            f"test_size is {test_size}; expected 1 to {len(train) - 1} of the {len(train)} rows of {source}"
-        )
-    cut = len(train) - test_size
-    return {"train": train.part(0, cut), "test": train.part(cut, len(train))}
 
 
 def _read_folder(folder: Path) -> dict[str, PuzzleTable]:

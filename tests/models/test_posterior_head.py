@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from hrm_hf.models.configuration_cosmo import CosmoRegressionConfig
+from hrm_hf.models.configuration_cosmo_cnn import CosmoCnnConfig
 from hrm_hf.models.posterior_head import NUM_POINTS, Posterior, PosteriorHead, normal_points
 
 
@@ -14,7 +14,7 @@ BOX = [[0.1, 0.5], [0.6, 1.0]]
 
 def head_of(**fields) -> PosteriorHead:
     torch.manual_seed(0)
-    head = PosteriorHead(CosmoRegressionConfig(**fields), 8)
+    head = PosteriorHead(CosmoCnnConfig(**fields), 8)
     head.reset(0.15)  # wider posteriors would gather at the edges, where no grid of cells can follow them
     return head
 
@@ -138,4 +138,4 @@ def test_points_have_the_mean_and_covariance_of_a_standard_normal():
 )
 def test_a_config_that_does_not_fit_together_is_refused(fields, message):
     with pytest.raises(Exception, match=message):
-        CosmoRegressionConfig(**fields)
+        CosmoCnnConfig(**fields)

@@ -41,8 +41,8 @@ NUMERIC = (
     "test_tuning.py",
 )  # fmt: skip
 ORDER = ("default", "avx2", "avx512")  # of ATen's capabilities; a processor has those up to its own
-# Where ATen has less than AVX-512, oneDNN must have so too: torch's attention in bfloat16 asks oneDNN what the processor
-# has, and then misses code of ATen's own. No processor has one without the other.
+# Where ATen has less than AVX-512, oneDNN must have less too: torch's attention in bfloat16 asks oneDNN what the
+# processor has, and then misses code of ATen's own. No processor has one without the other.
 SETTINGS = {
     "ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2": "plain vector code",
     "ATEN_CPU_CAPABILITY=avx2 ONEDNN_MAX_CPU_ISA=AVX2": "AVX2",

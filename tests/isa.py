@@ -51,6 +51,7 @@ SETTINGS = {
     "MKL_CBWR=COMPATIBLE": "MKL as on processors that are not its maker's",
 }
 THREADS = (1, 2)
+HEAD = "| setting | kernels | threads | passed | failed | skipped |\n|---|---|---|---|---|---|"
 
 
 def main() -> int:
@@ -61,16 +62,18 @@ def main() -> int:
     parser.add_argument("pytest", nargs="*", help="after --: files or options for pytest instead of the numeric tests")
     arguments = parser.parse_args()
     rows = []
+    print(HEAD, flush=True)
     for setting, meaning in SETTINGS.items():
         if arguments.only.lower() not in setting.lower():
             continue
         for threads in THREADS:
-            print(f"{setting}, {threads} thread(s): {meaning}", flush=True)
-            found = run(setting, threads, arguments.jobs, arguments.pytest) if can_run(setting) else None
+            # Threads that wait for a core they do not get make tests ten times as long.
+            jobs = max(1, arguments.jobs // threads)
+            found = run(setting, threads, jobs, arguments.pytest) if can_run(setting) else None
             rows.append({"setting": setting, "threads": threads, **(found or {"left_out": "not on this processor"})})
-            for name in (found or {}).get("failures", []):
-                print(f"  FAILED {name}", flush=True)
-    print(table(rows))
+            print(line(rows[-1], meaning), flush=True)
+    for name in sorted({name for row in rows for name in row.get("failures", [])}):
+        print(f"FAILED {name}")
     if arguments.out:
         machine = {"processor": processor(), "torch": torch.__version__}
         arguments.out.write_text(json.dumps({**machine, "rows": rows}, indent=1) + "\n")
@@ -119,13 +122,10 @@ def run(setting: str, threads: int, jobs: int, options: list[str]) -> dict:
     }  # fmt: skip
 
 
-def table(rows: list[dict]) -> str:
-    """The counts as a Markdown table."""
-    lines = ["| setting | threads | passed | failed | skipped |", "|---|---|---|---|---|"]
-    for row in rows:
-        counts = [row.get(key, row.get("left_out")) for key in ("passed", "failed", "skipped")]
-        lines.append(f"| `{row['setting']}` | {row['threads']} | " + " | ".join(map(str, counts)) + " |")
-    return "\n".join(lines)
+def line(row: dict, meaning: str) -> str:
+    """A row of the table, in Markdown."""
+    counts = [row.get(key, row.get("left_out")) for key in ("passed", "failed", "skipped")]
+    return f"| `{row['setting']}` | {meaning} | {row['threads']} | " + " | ".join(map(str, counts)) + " |"
 
 
 def processor() -> str:

@@ -71,6 +71,7 @@ def test_two_nodes_train_together(two_nodes):
     assert "2 x 1 on n[1-2]" in log
 
 
+@pytest.mark.slow
 def test_two_processes_of_one_node_train_as_two_nodes_do(cluster, checkout, submit_folder, two_nodes):
     job = cluster.submit(
         SCRIPTS / "multi_gpu.sbatch", cwd=submit_folder, **PUZZLES, GPUS=2, OUTPUT_DIR="runs/two", MAX_STEPS=STEPS
@@ -80,6 +81,7 @@ def test_two_processes_of_one_node_train_as_two_nodes_do(cluster, checkout, subm
     assert losses(checkout / "runs" / "two") == losses(two_nodes[0])
 
 
+@pytest.mark.slow
 def test_a_preempted_job_goes_back_into_the_queue_and_on_with_the_same_losses(
     cluster, checkout, submit_folder, two_nodes
 ):

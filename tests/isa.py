@@ -1,6 +1,6 @@
 """`make test-isa`: the numeric tests under the kernels that other processors would take, with one and two threads.
 
-python tests/isa.py [-n 2] [--only mkl] [--out FILE] [-- ARGUMENTS OF PYTEST]
+python tests/isa.py [-n 2] [--only mkl] [--threads 1] [--out FILE] [-- ARGUMENTS OF PYTEST]
 
 Torch, oneDNN and MKL choose a kernel by the processor. A variable of each makes it choose another one:
 
@@ -58,6 +58,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("-n", "--jobs", type=int, default=2, help="test files side by side (default: 2)")
     parser.add_argument("--only", default="", help="settings whose name holds this, such as mkl")
+    parser.add_argument("--threads", type=int, nargs="+", default=THREADS, help="numbers of threads (default: 1 2)")
     parser.add_argument("--out", type=Path, help="also write the table as JSON to this file")
     parser.add_argument("pytest", nargs="*", help="after --: files or options for pytest instead of the numeric tests")
     arguments = parser.parse_args()
@@ -66,7 +67,7 @@ def main() -> int:
     for setting, meaning in SETTINGS.items():
         if arguments.only.lower() not in setting.lower():
             continue
-        for threads in THREADS:
+        for threads in arguments.threads:
             # Threads that wait for a core they do not get make tests ten times as long.
             jobs = max(1, arguments.jobs // threads)
             found = run(setting, threads, jobs, arguments.pytest) if can_run(setting) else None

@@ -470,7 +470,10 @@ def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make_traine
     with trainer.averaged_weights():
         of_average = by_hand()
     assert {"exact_accuracy", "cell_accuracy", "average_steps", "ece", "count"} <= of_average.keys()
-    assert {n: metrics[f"eval_{n}"] for n in of_average} == of_average != of_raw
+    # Batches of another size may sum in another order, which the calibration error shows.
+    close = pytest.approx(of_average, abs=1e-4)
+    assert {n: metrics[f"eval_{n}"] for n in of_average} == close
+    assert of_raw != close
     assert metrics["eval_count"] == 10 and metrics["eval_average_steps"] == 3
     assert trainer.state.log_history[-1]["eval_exact_accuracy"] == metrics["eval_exact_accuracy"]
 

@@ -39,8 +39,8 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig
 
-from hrm_hf.recipes import library_versions
-from hrm_hf.tuning import TuningArguments, with_adapters
+from hrm_hf.trainer.adapters import TuningArguments, with_adapters
+from hrm_hf.trainer.recipes import library_versions
 
 
 METHODS = {"lora": False, "dora": True}

@@ -22,8 +22,8 @@ import torch
 from puzzle import machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hrm_hf.recipes import library_versions
-from hrm_hf.trainer.checkpoints import MANIFEST, checksums, damage, write_manifest
+from hrm_hf.hub.manifests import MANIFEST, checksums, damage, write_manifest
+from hrm_hf.trainer.recipes import library_versions
 
 
 SIZES = {"1M": (128, 4), "30M": (512, 9), "100M": (768, 13)}  # hidden size and layers

@@ -24,10 +24,10 @@ import numpy as np
 from puzzle import machine
 from transformers import AutoFeatureExtractor, AutoModelForImageClassification
 
-from hrm_hf.data.cosmology_dataset import load_cosmology_info, read_arrays
-from hrm_hf.evaluation.cosmology import compare, evaluate_predictions, predict_maps, rmse_per_step
-from hrm_hf.evaluation.cosmology_baselines import MapSet, run_baseline
-from hrm_hf.recipes import library_versions
+from hrm_hf.cosmology.baselines import MapSet, run_baseline
+from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
+from hrm_hf.cosmology.evaluation import compare, evaluate_predictions, predict_maps, rmse_per_step
+from hrm_hf.trainer.recipes import library_versions
 
 
 ROOT = Path(__file__).resolve().parent.parent

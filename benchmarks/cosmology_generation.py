@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from hrm_hf.data.cosmology_build import build_cosmology_dataset
-from hrm_hf.data.cosmology_dataset import load_cosmology_dataset, read_arrays
-from hrm_hf.data.cosmology_maps import KINDS, MapSettings, generate_map
+from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
+from hrm_hf.cosmology.dataset.rows import load_cosmology_dataset, read_arrays
+from hrm_hf.cosmology.simulation.maps import KINDS, MapSettings, generate_map
 
 
 PEER = "legacy-synthetic"
@@ -34,7 +34,7 @@ REPEATED = "lognormal, 8 maps of a cosmology"
 def main() -> None:
     from puzzle import machine  # not above: worker processes import this file, and need neither
 
-    from hrm_hf.recipes import library_versions
+    from hrm_hf.trainer.recipes import library_versions
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="64,256")

@@ -27,8 +27,8 @@ import torch
 from preemption_worker import logged, make
 from puzzle import machine
 
-from hrm_hf.recipes import library_versions
-from hrm_hf.trainer.checkpoints import damage, list_checkpoints
+from hrm_hf.hub.manifests import damage, list_checkpoints
+from hrm_hf.trainer.recipes import library_versions
 
 
 TASKS = ("puzzle", "lm", "go", "cosmo")

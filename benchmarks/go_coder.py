@@ -20,8 +20,8 @@ from puzzle import machine
 from transformers import GPT2Config, LlamaConfig
 
 from hrm_hf import HrmGoCoderConfig
-from hrm_hf.models.go_stream import BOS, EOS, SPECIAL_TOKENS, TOKEN_IDS
-from hrm_hf.recipes import library_versions
+from hrm_hf.models.processing_hrm_go_coder import BOS, EOS, SPECIAL_TOKENS, TOKEN_IDS
+from hrm_hf.trainer.recipes import library_versions
 
 
 NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}

@@ -20,8 +20,8 @@ import time
 from pathlib import Path
 
 from hrm_hf.golang import GoNotFoundError, GoParserValidator, GoTypesValidator, TreeSitterValidator, find_go
-from hrm_hf.golang.syntax import parse
-from hrm_hf.recipes import library_versions
+from hrm_hf.golang.validators.syntax import parse
+from hrm_hf.trainer.recipes import library_versions
 
 
 TOKEN = re.compile(r"\w+|[^\w\s]")

@@ -27,7 +27,7 @@ from puzzle import machine
 from transformers import DynamicCache
 
 from hrm_hf import HrmLmConfig
-from hrm_hf.recipes import library_versions
+from hrm_hf.trainer.recipes import library_versions
 
 
 LAYOUTS = ("per_segment", "last_segment", "last_visit")

@@ -26,8 +26,8 @@ import torch
 from lm_models import RESULTS, held_out_rows, image_folder, text_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_hf.models.exits import LEARNED
-from hrm_hf.recipes import library_versions
+from hrm_hf.models.early_exit import LEARNED
+from hrm_hf.trainer.recipes import library_versions
 
 
 TRAINING_FREE = {"kl": (1e-5, 3.0), "latent_diff": (1e-3, 3.0), "entropy_diff": (1e-4, 3.0)}  # range of thresholds

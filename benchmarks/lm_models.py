@@ -128,7 +128,7 @@ def flops_per_token(
     attention over the full square of block_size x block_size, as unfused code computes it. Norms, softmax, Sinkhorn
     and rotary positions are not counted. The backward pass costs twice the forward one where gradients flow, and
     nothing where the model runs without them; recurrent passes count as often as they are visited. Checked against
-    torch's FlopCounterMode in tests/test_lm_benchmarks.py; it counts up to 1 % less where a pass that carries
+    torch's FlopCounterMode in tests/text/test_lm_benchmarks.py; it counts up to 1 % less where a pass that carries
     gradients starts from a state that has none.
 
     Args:

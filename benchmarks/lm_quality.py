@@ -39,7 +39,7 @@ from lm_models import (
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from hrm_hf.recipes import library_versions
+from hrm_hf.trainer.recipes import library_versions
 
 
 MODELS = "hrm_lm,hrm_lm_m4,hrm_text,llama,llama_equal_flops,rlm_mhc"

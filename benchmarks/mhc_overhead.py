@@ -19,7 +19,7 @@ import torch
 from puzzle import machine
 
 from hrm_hf import RlmMhcConfig, RlmMhcForCausalLM
-from hrm_hf.recipes import library_versions
+from hrm_hf.trainer.recipes import library_versions
 
 
 def main() -> None:

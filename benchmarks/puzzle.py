@@ -21,10 +21,10 @@ from plain_puzzle import PlainReasoner
 from transformers import TrainerCallback
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
-from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD
-from hrm_hf.recipes import library_versions
 from hrm_hf.trainer import HrmTrainer
-from hrm_hf.training_args import PuzzleTrainingArguments
+from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
+from hrm_hf.trainer.recipes import library_versions
 
 
 # batch size, steps a turn, turns

@@ -14,8 +14,8 @@ from pathlib import Path
 import torch
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
-from hrm_hf.optim import AdamATan2
-from hrm_hf.recipes import library_versions
+from hrm_hf.trainer.optim import AdamATan2
+from hrm_hf.trainer.recipes import library_versions
 
 
 MEDIUM = {"hidden_size": 64, "puzzle_emb_ndim": 64, "num_attention_heads": 2, "H_layers": 2, "L_layers": 2}

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig
+from hrm_hf.launch.recommend import GUIDE_ROWS, RESULTS
 from hrm_hf.models.configuration_hrm_cosmo import HrmCosmoConfig
 from hrm_hf.models.modeling_hrm_cosmo import HrmCosmoForRegression
-from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD
-from hrm_hf.recipes import library_versions
-from hrm_hf.recommend import GUIDE_ROWS, RESULTS
+from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
+from hrm_hf.trainer.recipes import library_versions
 
 
 BATCHES = {"hrm-16": (2, 64, 128), "hrm-32": (4, 64, 128), "hrm-64": (8, 32, 64), "hrm-512": (8, 16, 24)}

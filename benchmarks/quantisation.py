@@ -35,7 +35,7 @@ from subjects import SUBJECTS, named
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
 from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
 
-from hrm_hf.recipes import library_versions
+from hrm_hf.trainer.recipes import library_versions
 
 
 SCHEMES = {

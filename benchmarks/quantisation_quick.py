@@ -23,13 +23,13 @@ from hrm_hf import (
     TrmPuzzleConfig,
     TrmPuzzleForSolving,
 )
-from hrm_hf.data.byte_tokenizer import byte_tokenizer
-from hrm_hf.data.cosmology_build import build_cosmology_dataset
-from hrm_hf.data.cosmology_maps import MapSettings
-from hrm_hf.data.go_tokenizer import train_on_texts
-from hrm_hf.data.puzzles import save_puzzle_dataset
-from hrm_hf.data.sudoku import generated_sudoku
+from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
+from hrm_hf.cosmology.simulation.maps import MapSettings
+from hrm_hf.golang.data.tokenizer import train_on_texts
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from hrm_hf.puzzles.dataset import save_puzzle_dataset
+from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
 TEXT_WIDTHS = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 2, "max_position_embeddings": 512}

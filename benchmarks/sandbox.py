@@ -18,8 +18,9 @@ import time
 import types
 from pathlib import Path
 
-from hrm_hf.golang import SandboxError, check_sandbox, sandbox
-from hrm_hf.recipes import library_versions
+from hrm_hf.golang import SandboxError, check_sandbox
+from hrm_hf.golang.validators import sandbox
+from hrm_hf.trainer.recipes import library_versions
 
 
 SYSTEM = [(path, path) for path in ("/usr", "/bin", "/lib", "/lib64") if os.path.exists(path)]

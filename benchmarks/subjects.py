@@ -17,15 +17,15 @@ import transformers
 import yaml
 from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
 
-from hrm_hf.data.cosmology_dataset import load_cosmology_info, read_arrays
-from hrm_hf.data.go_collator import GoStreamBuilder, TooLongError
-from hrm_hf.data.go_records import read_records
-from hrm_hf.data.puzzles import load_puzzle_dataset
-from hrm_hf.data.row_stream import PuzzleRows
-from hrm_hf.evaluation.cosmology import parameter_metrics, predict_maps
-from hrm_hf.evaluation.go_metrics import ratio_interval
-from hrm_hf.evaluation.go_writer import Writer
-from hrm_hf.evaluation.puzzles import evaluate_puzzles
+from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
+from hrm_hf.cosmology.evaluation import parameter_metrics, predict_maps
+from hrm_hf.golang.data.collator import GoStreamBuilder, TooLongError
+from hrm_hf.golang.data.records import read_records
+from hrm_hf.golang.evaluation.metrics import ratio_interval
+from hrm_hf.golang.evaluation.writer import Writer
+from hrm_hf.puzzles.dataloader import PuzzleRows
+from hrm_hf.puzzles.dataset import load_puzzle_dataset
+from hrm_hf.puzzles.evaluation import evaluate_puzzles
 
 
 CONTEXT = 256  # tokens of a row of text, of a model whose recipe does not say

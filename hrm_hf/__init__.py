@@ -15,11 +15,11 @@ from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
 from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
+from .models.modeling_puzzle import PuzzleSolution, PuzzleSolvingOutput
 from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
-from .models.puzzle_solving import PuzzleSolution, PuzzleSolvingOutput
 from .pipelines import CosmologyRegressionPipeline, PuzzleSolvingPipeline, RlmPipeline, RlmResult, register_pipelines
-from .registration import AutoModelForPuzzleSolving, register
+from .registry import AutoModelForPuzzleSolving, register
 
 
 register()

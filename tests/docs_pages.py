@@ -18,8 +18,8 @@ import yaml
 from transformers import HfArgumentParser
 
 from hrm_hf.cli import app
-from hrm_hf.original_options import parse_command
-from hrm_hf.recipes import ModelArguments, build_config
+from hrm_hf.puzzles.pretrain_options import parse_command
+from hrm_hf.trainer.recipes import ModelArguments, build_config
 
 
 ROOT = Path(__file__).parents[1]

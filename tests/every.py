@@ -18,9 +18,9 @@ from hrm_hf import (
     RlmMhcConfig,
     RlmMhcForCausalLM,
 )
-from hrm_hf.data.byte_tokenizer import byte_tokenizer
-from hrm_hf.data.puzzles import IDENTIFIERS_FILE
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from hrm_hf.puzzles.dataset import IDENTIFIERS_FILE
+from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
 PUZZLES = ("hrm_puzzle", "trm_puzzle")

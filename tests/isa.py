@@ -29,16 +29,16 @@ ROOT = Path(__file__).parents[1]
 # What compares tensors that models, losses and generators of maps compute, and one trainer. The other tests use the
 # same kernels, and would only take longer; name them after -- to try them too.
 NUMERIC = (
-    "convert/test_hrm_lm_convert.py", "convert/test_puzzle_convert.py", "convert/test_rlm_mhc_convert.py",
-    "data/test_cosmology_collator.py", "data/test_cosmology_fields.py", "data/test_cosmology_lpt.py",
-    "data/test_cosmology_physics.py", "models/test_act.py", "models/test_cosmo_cnn.py",
-    "models/test_cosmo_conventions.py", "models/test_exits.py", "models/test_hrm_cosmo.py",
+    "text/test_hrm_lm_convert.py", "puzzles/test_puzzle_convert.py", "text/test_rlm_mhc_convert.py",
+    "cosmology/test_cosmology_collator.py", "cosmology/test_cosmology_fields.py", "cosmology/test_cosmology_lpt.py",
+    "cosmology/test_cosmology_physics.py", "models/test_act.py", "models/test_cosmo_cnn.py",
+    "models/test_cosmo_conventions.py", "models/test_early_exit.py", "models/test_hrm_cosmo.py",
     "models/test_hrm_go_coder.py", "models/test_hrm_lm.py", "models/test_hrm_lm_causality.py",
     "models/test_hrm_lm_gradients.py", "models/test_hyper_connections.py", "models/test_linear_cross_entropy.py",
     "models/test_posterior_head.py", "models/test_puzzle_golden.py", "models/test_puzzle_models.py",
-    "models/test_rlm_mhc.py", "models/test_segment_cache.py", "models/test_token_halting.py",
-    "pipelines/test_puzzle_solving.py", "test_causal_lm.py", "test_every.py", "test_optim.py", "test_trainer.py",
-    "test_tuning.py",
+    "models/test_rlm_mhc.py", "models/test_recurrent_cache.py", "models/test_token_halting.py",
+    "puzzles/test_puzzle_solving.py", "text/test_causal_lm.py", "common/test_every.py", "trainer/test_optim.py",
+    "puzzles/test_puzzle_trainer.py", "trainer/test_adapters.py",
 )  # fmt: skip
 ORDER = ("default", "avx2", "avx512")  # of ATen's capabilities; a processor has those up to its own
 # Where ATen has less than AVX-512, oneDNN must have less too: torch's attention in bfloat16 asks oneDNN what the

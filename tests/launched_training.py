@@ -1,4 +1,4 @@
-"""What tests/test_accelerate_configs.py launches: a tiny Llama, two optimizer steps, and what each process saw.
+"""A tiny Llama, two optimizer steps, and a file of what each process saw; for trainer/test_accelerate_configs.py.
 
 torchrun --nproc_per_node 2 launched_training.py OUTPUT_DIR
 """

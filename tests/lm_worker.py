@@ -16,7 +16,7 @@ from datasets import IterableDataset
 from tiny_lm import logged, text, weights
 from transformers import TrainerCallback
 
-from hrm_hf.trainer.checkpoints import damage, list_checkpoints
+from hrm_hf.hub.manifests import damage, list_checkpoints
 
 
 WITHOUT_CHANCE = {

@@ -1,4 +1,4 @@
-"""Runs that are stopped by a signal and continued, for tests/test_preemption.py: in one process, or in two.
+"""Runs that are stopped by a signal and continued, for tests/trainer/test_preemption.py: in one process, or in two.
 
     torchrun --nproc_per_node 2 tests/preemption_worker.py FOLDER
 
@@ -21,12 +21,12 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from hrm_hf.data.go_collator import GoCoderCollator
-from hrm_hf.data.row_stream import PuzzleRows
-from hrm_hf.data.sudoku import generated_sudoku
-from hrm_hf.preemption import exit_if_preempted
+from hrm_hf.golang.data.collator import GoCoderCollator
+from hrm_hf.puzzles.dataloader import PuzzleRows
+from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.trainer import HrmTrainer
-from hrm_hf.training_args import GoTrainingArguments, PuzzleTrainingArguments
+from hrm_hf.trainer.arguments import GoTrainingArguments, PuzzleTrainingArguments
+from hrm_hf.trainer.preemption import exit_if_preempted
 
 
 STEPS, STOPPED_AT = 6, 3

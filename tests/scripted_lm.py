@@ -6,7 +6,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from hrm_hf.pipelines import RlmPipeline
-from hrm_hf.pipelines.executors import MontyExecutor
+from hrm_hf.text.rlm.executors import MontyExecutor
 
 
 TEMPLATE = (

@@ -4,12 +4,12 @@ import numpy as np
 import torch
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression
-from hrm_hf.data.cosmology_build import build_cosmology_dataset
-from hrm_hf.data.cosmology_collator import MapCollator, MapRows
-from hrm_hf.data.cosmology_maps import MapSettings
+from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
+from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
+from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.trainer import HrmTrainer
-from hrm_hf.training_args import CosmoTrainingArguments
+from hrm_hf.trainer.arguments import CosmoTrainingArguments
 
 
 SIZE = 16

@@ -8,7 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from hrm_hf import HrmLmConfig, HrmLmForCausalLM
 from hrm_hf.trainer import HrmTrainer
-from hrm_hf.training_args import LmTrainingArguments
+from hrm_hf.trainer.arguments import LmTrainingArguments
 
 
 VOCAB_SIZE, BLOCK = 32, 12

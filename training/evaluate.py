@@ -12,7 +12,7 @@ import shlex
 import sys
 
 from hrm_hf import cli
-from hrm_hf.original_evaluation import evaluation_arguments
+from hrm_hf.puzzles.pretrain_evaluation import evaluation_arguments
 
 
 def main() -> None:

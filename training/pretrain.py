@@ -23,7 +23,7 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
 import runpy
 import sys
 
-from hrm_hf.original_options import SCRIPT, data_size, keys_help, machine, original_run, parse_command
+from hrm_hf.puzzles.pretrain_options import SCRIPT, data_size, keys_help, machine, original_run, parse_command
 
 
 def main() -> None:

@@ -22,18 +22,25 @@ from pathlib import Path
 from transformers import default_data_collator
 
 import hrm_hf  # noqa: F401  (registers our architectures)
-from hrm_hf.callbacks import MhcMonitorCallback
-from hrm_hf.cards import record_evaluation
-from hrm_hf.causal_lm import continue_text, load_causal_lm, load_tokenizer
-from hrm_hf.data.text_corpus import load_text_corpus
-from hrm_hf.evaluation.plots import plot_lm_training
-from hrm_hf.preemption import exit_if_preempted
-from hrm_hf.recipes import LmDataArguments, ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
-from hrm_hf.registration import ARCHITECTURES
+from hrm_hf.hub.cards import record_evaluation
+from hrm_hf.registry import ARCHITECTURES
+from hrm_hf.text.causal_lm import continue_text, load_causal_lm, load_tokenizer
+from hrm_hf.text.corpus import load_text_corpus
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
+from hrm_hf.trainer.arguments import LmTrainingArguments
+from hrm_hf.trainer.callbacks import MhcMonitorCallback
+from hrm_hf.trainer.plots import plot_lm_training
+from hrm_hf.trainer.preemption import exit_if_preempted
+from hrm_hf.trainer.recipes import (
+    LmDataArguments,
+    ModelArguments,
+    hardware_of,
+    parse_recipe,
+    save_recipe,
+    write_results,
+)
 from hrm_hf.trainer.run_folder import claim_run_folder
-from hrm_hf.training_args import LmTrainingArguments
-from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 def main() -> None:

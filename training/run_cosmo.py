@@ -21,8 +21,7 @@ import torch
 from transformers.integrations import is_wandb_available
 
 import hrm_hf  # noqa: F401  (registers our architectures)
-from hrm_hf.cards import record_evaluation
-from hrm_hf.cosmo_regression import (
+from hrm_hf.cosmology.regression import (
     card_figures,
     ensure_maps,
     evaluate_on_test,
@@ -33,13 +32,21 @@ from hrm_hf.cosmo_regression import (
     load_test_maps,
     map_collator,
 )
-from hrm_hf.evaluation.plots import plot_cosmo_training
-from hrm_hf.preemption import exit_if_preempted
-from hrm_hf.recipes import CosmoDataArguments, ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
+from hrm_hf.hub.cards import record_evaluation
 from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
+from hrm_hf.trainer.arguments import CosmoTrainingArguments
+from hrm_hf.trainer.plots import plot_cosmo_training
+from hrm_hf.trainer.preemption import exit_if_preempted
+from hrm_hf.trainer.recipes import (
+    CosmoDataArguments,
+    ModelArguments,
+    hardware_of,
+    parse_recipe,
+    save_recipe,
+    write_results,
+)
 from hrm_hf.trainer.run_folder import claim_run_folder
-from hrm_hf.training_args import CosmoTrainingArguments
-from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 def main() -> None:

@@ -5,8 +5,8 @@
     python training/run_grpo.py --model_name_or_path runs/sft --train_data prompts.jsonl --reward "regex:^yes" \\
         --output_dir runs/grpo
 
-Rows are prompts, see `hrm_hf/data/answers.py`; rewards are described in `hrm_hf/rewards.py`. A killed run continues
-with `--resume_from_checkpoint last`.
+Rows are prompts, see `hrm_hf/text/answers.py`; rewards are described in `hrm_hf/golang/rewards.py`. A killed run
+continues with `--resume_from_checkpoint last`.
 """
 
 import os
@@ -17,10 +17,10 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
 import hrm_hf  # noqa: F401  (registers our architectures)
-from hrm_hf.post_training import GrpoArguments, GrpoTrainer, finish, prepare
-from hrm_hf.recipes import AnswerDataArguments, ModelArguments, parse_recipe
-from hrm_hf.rewards import RewardArguments, reward_functions
-from hrm_hf.tuning import TuningArguments
+from hrm_hf.golang.rewards import RewardArguments, reward_functions
+from hrm_hf.text.post_training import GrpoArguments, GrpoTrainer, finish, prepare
+from hrm_hf.trainer.adapters import TuningArguments
+from hrm_hf.trainer.recipes import AnswerDataArguments, ModelArguments, parse_recipe
 
 
 def main() -> None:

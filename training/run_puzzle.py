@@ -18,13 +18,16 @@ import time
 from pathlib import Path
 
 from hrm_hf import AutoModelForPuzzleSolving
-from hrm_hf.cards import record_evaluation
 from hrm_hf.cli.data import ensure_built
-from hrm_hf.data.puzzles import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
-from hrm_hf.data.row_stream import PuzzleRows
-from hrm_hf.evaluation.plots import plot_evaluation, plot_training
-from hrm_hf.preemption import exit_if_preempted
-from hrm_hf.recipes import (
+from hrm_hf.hub.cards import record_evaluation
+from hrm_hf.puzzles.dataloader import PuzzleRows
+from hrm_hf.puzzles.dataset import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
+from hrm_hf.trainer import HrmTrainer
+from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
+from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.trainer.plots import plot_evaluation, plot_training
+from hrm_hf.trainer.preemption import exit_if_preempted
+from hrm_hf.trainer.recipes import (
     ModelArguments,
     PuzzleDataArguments,
     build_config,
@@ -33,10 +36,7 @@ from hrm_hf.recipes import (
     save_recipe,
     write_results,
 )
-from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.run_folder import claim_run_folder
-from hrm_hf.training_args import PuzzleTrainingArguments
-from hrm_hf.tuning import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 
 
 def main() -> None:

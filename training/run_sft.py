@@ -4,7 +4,7 @@
         --model_name_or_path runs/hrm_lm_shakespeare --train_data answers.jsonl
     python training/run_sft.py ... --lora_rank 8       # an adapter on those weights, which stay as they are
 
-Rows are prompts with completions, conversations or texts, see `hrm_hf/data/answers.py`. A killed run continues with
+Rows are prompts with completions, conversations or texts, see `hrm_hf/text/answers.py`. A killed run continues with
 `--resume_from_checkpoint last`.
 """
 
@@ -16,9 +16,9 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
 import hrm_hf  # noqa: F401  (registers our architectures)
-from hrm_hf.post_training import SftArguments, SftTrainer, finish, prepare
-from hrm_hf.recipes import AnswerDataArguments, ModelArguments, parse_recipe
-from hrm_hf.tuning import TuningArguments
+from hrm_hf.text.post_training import SftArguments, SftTrainer, finish, prepare
+from hrm_hf.trainer.adapters import TuningArguments
+from hrm_hf.trainer.recipes import AnswerDataArguments, ModelArguments, parse_recipe
 
 
 def main() -> None:

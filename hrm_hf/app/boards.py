@@ -1,6 +1,6 @@
 """Boards and the confidence over the ACT steps as HTML: what a step shows, without a browser or a page.
 
-Colours and rules are those of `hrm_hf.plotting`, which draws the same as pictures.
+Colours and rules are those of `hrm_hf.puzzles.plots`, which draws the same as pictures.
 """
 
 import html
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ..data import maze
-from ..data.sudoku_rules import BLANK, DIGIT_OFFSET
-from ..pipelines.puzzle_tasks import PuzzleTask
-from ..plotting import ARC_COLOURS, MAZE_COLOURS, used_window, wrong_cells
+from ..puzzles import maze
+from ..puzzles.plots import ARC_COLOURS, MAZE_COLOURS, used_window, wrong_cells
+from ..puzzles.sudoku_rules import BLANK, DIGIT_OFFSET
+from ..puzzles.tasks import PuzzleTask
 
 
 BOARD_PIXELS = 324  # side of a large board

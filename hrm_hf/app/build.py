@@ -6,7 +6,7 @@ import gradio as gr
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, pipeline
 
-from ..convert.checkpoint import load_config
+from ..export.checkpoint import load_config
 from .cosmology_tab import cosmology_tab
 from .go_tab import go_tab
 from .limits import CACHE_SECONDS

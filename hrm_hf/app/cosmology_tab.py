@@ -7,12 +7,12 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ..data.cosmology_maps import MapSettings, generate_map
-from ..evaluation.cosmology_plots import SYMBOLS, draw_region
-from ..evaluation.plots import ACCENT, EXTRA
+from ..cosmology.pipeline import INTERVALS
+from ..cosmology.plots import SYMBOLS, draw_region
+from ..cosmology.simulation.maps import MapSettings, generate_map
 from ..models.feature_extraction_cosmo import FILE_KINDS
 from ..pipelines import CosmologyRegressionPipeline
-from ..pipelines.cosmology_regression import INTERVALS
+from ..trainer.plots import ACCENT, EXTRA
 from .limits import MAX_SEED, UPLOAD_PIXELS, checked, own_uploads
 from .messages import MODEL_EVENT, PAGE_EVENT
 from .style import figure_image

@@ -8,8 +8,8 @@ import gradio as gr
 import torch
 
 from ..golang import best_validator
-from ..models.go_coder_generation import Attempt, RefinementOutput
-from ..models.go_stream import Feedback
+from ..models.generation_hrm_go_coder import Attempt, RefinementOutput
+from ..models.processing_hrm_go_coder import Feedback
 from .limits import MAX_SEED, MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 

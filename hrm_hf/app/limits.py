@@ -14,8 +14,8 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from ..web.bodies import BodyLimit
-from ..web.hosts import HostGuard
+from ..io.http_bodies import BodyLimit
+from ..io.http_hosts import HostGuard
 from .messages import with_messages
 
 

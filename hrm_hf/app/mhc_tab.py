@@ -5,7 +5,7 @@ from typing import Any
 import gradio as gr
 from PIL import Image
 
-from ..evaluation.plots import ACCENT, EXTRA, INK, MUTED
+from ..trainer.plots import ACCENT, EXTRA, INK, MUTED
 from .limits import MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 from .style import figure_image

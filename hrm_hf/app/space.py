@@ -13,8 +13,8 @@ from pathlib import Path
 from huggingface_hub import SpaceCardData
 from huggingface_hub.utils import validate_repo_id
 
-from ..card_words import in_markdown
 from ..hub import checkpoint_contents
+from ..hub.card_words import in_markdown
 from . import require_gradio
 
 

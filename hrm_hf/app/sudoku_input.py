@@ -2,7 +2,7 @@
 
 import gradio as gr
 
-from ..pipelines.puzzle_tasks import SudokuTask
+from ..puzzles.tasks import SudokuTask
 from .boards import board_size, box_edges
 
 

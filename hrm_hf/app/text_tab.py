@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 import torch
 
-from ..models.exits import DEFAULT_THRESHOLDS
+from ..models.early_exit import DEFAULT_THRESHOLDS
 from .limits import MAX_SEED, MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 

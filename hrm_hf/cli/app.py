@@ -27,7 +27,7 @@ def show(
     for name in models:
         check_model(name)
     from ..app import build_app, launch, require_gradio
-    from ..web.hosts import check_allowed, is_known_host
+    from ..io.http_hosts import check_allowed, is_known_host
 
     require_gradio()
     hosts = check_allowed(allow_host or [])

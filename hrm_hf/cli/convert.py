@@ -48,7 +48,7 @@ def convert(
     if architecture is Architecture.rlm_mhc:
         if to_original or seq_len is not None or step is not None:
             raise typer.BadParameter("rlm_mhc takes SRC and OUT only; it converts to ours, from one folder of weights")
-        from ..convert.rlm_mhc import convert_rlm_mhc
+        from ..text.convert_rlm_mhc import convert_rlm_mhc
 
         report(convert_rlm_mhc(src, out), as_json)
         return
@@ -57,11 +57,11 @@ def convert(
             raise typer.BadParameter(
                 "hrm_lm takes SRC and OUT only; it reads HRMText1 weights as a start for training"
             )
-        from ..convert.hrm_lm import convert_hrm_text1
+        from ..text.convert_hrm_lm import convert_hrm_text1
 
         report(convert_hrm_text1(src, out), as_json)
         return
-    from ..convert.puzzle import convert_original, convert_to_original
+    from ..puzzles.convert import convert_original, convert_to_original
 
     if to_original:
         result = convert_to_original(src, out, step=step or 0, architecture=architecture.value)

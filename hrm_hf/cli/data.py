@@ -31,7 +31,7 @@ def ensure_built(path: str | None, command: str | None) -> None:
     Raises:
         ValueError: it does not exist and there is no command to build it.
     """
-    from ..data.puzzles import INFO_FILE
+    from ..puzzles.dataset import INFO_FILE
 
     if path is None:
         raise ValueError("no data set: give --data_path, a puzzle data set's folder or its name on the Hub")
@@ -62,7 +62,7 @@ def arc(
 
     Example: hrm-hf data arc arc_agi_1.json.gz concept_arc.json.gz --out data/arc1 --num-aug 300
     """
-    from ..data.arc import build_arc, build_options, read_tasks, save_arc_dataset
+    from ..puzzles.arc import build_arc, build_options, read_tasks, save_arc_dataset
 
     started = time.perf_counter()
     try:
@@ -85,8 +85,8 @@ def import_original(
 
     Example: hrm-hf data import HRM/data/sudoku-extreme-1k-aug-1000 --out data/sudoku
     """
-    from ..data.original_layout import read_original
-    from ..data.puzzles import save_puzzle_dataset
+    from ..puzzles.dataset import save_puzzle_dataset
+    from ..puzzles.npy_layout import read_original
 
     if not source.is_dir():
         raise typer.BadParameter(f"{source} is no folder; expected identifiers.json, train/ and test/ in it")
@@ -107,8 +107,8 @@ def export(
     """
     from datasets import DatasetDict, get_dataset_split_names
 
-    from ..data.original_layout import write_original
-    from ..data.puzzles import load_puzzle_dataset, load_puzzle_info
+    from ..puzzles.dataset import load_puzzle_dataset, load_puzzle_info
+    from ..puzzles.npy_layout import write_original
 
     if source[:1] in "./~" and not Path(source).is_dir():
         raise typer.BadParameter(f"{source} is no folder; expected a puzzle data set (or OWNER/NAME on the Hub)")
@@ -146,7 +146,7 @@ def sudoku(
 
     Example: hrm-hf data sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000 --out s9
     """
-    from ..data.sudoku import DEFAULT_CLUES, generated_sudoku, sudoku_from_source, sudoku_shape
+    from ..puzzles.sudoku import DEFAULT_CLUES, generated_sudoku, sudoku_from_source, sudoku_shape
 
     generating = source == "generate"
     only_generate = {"clues": clues, "num_train": num_train, "num_test": num_test, "test_fraction": test_fraction}
@@ -187,7 +187,7 @@ def maze(
 
     Example: hrm-hf data maze --source hub:sapientinc/maze-30x30-hard-1k --aug --out data/maze
     """
-    from ..data.maze import DEFAULT_OPENINGS, generated_mazes, mazes_from_source
+    from ..puzzles.maze import DEFAULT_OPENINGS, generated_mazes, mazes_from_source
 
     generating = source == "generate"
     only_generate = {"num_train": num_train, "num_test": num_test, "openings": openings, "seed": seed}
@@ -230,7 +230,7 @@ def _usage(function, *args, **kwargs):
 
 def _build(builder, source: str | None, options: dict, out: Path, as_json: bool) -> None:
     """Runs a builder of Sudoku or mazes, writes its data set and reports; `source` None means generate."""
-    from ..data.puzzles import save_puzzle_dataset
+    from ..puzzles.dataset import save_puzzle_dataset
 
     started = time.perf_counter()
     _refuse_other_build(out, {"source": source or "generate", **options})
@@ -249,7 +249,7 @@ def _build(builder, source: str | None, options: dict, out: Path, as_json: bool)
 
 def _refuse_other_build(out: Path, options: dict) -> None:
     """Says before a long build, not after it, that `out` is taken."""
-    from ..data.puzzles import INFO_FILE, load_puzzle_info
+    from ..puzzles.dataset import INFO_FILE, load_puzzle_info
 
     if (out / INFO_FILE).exists() and load_puzzle_info(out).options != options:
         raise typer.BadParameter(f"{out} already holds a puzzle data set with other options; choose another --out")

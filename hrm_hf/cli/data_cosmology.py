@@ -59,10 +59,10 @@ def cosmology(
 
     Example: hrm-hf data cosmology --kind des --samples 8000 --sigma-e 0 --source-redshifts 0.5,1.0 --out data/two
     """
-    from ..data.cosmology_build import build_cosmology_dataset
-    from ..data.cosmology_dataset import CosmologyPlan
-    from ..data.cosmology_maps import KINDS, MASKED, MapSettings
-    from ..data.cosmology_survey import DES_Y3
+    from ..cosmology.dataset.build import build_cosmology_dataset
+    from ..cosmology.dataset.rows import CosmologyPlan
+    from ..cosmology.simulation.maps import KINDS, MASKED, MapSettings
+    from ..cosmology.simulation.survey import DES_Y3
 
     if kind not in KINDS:
         raise typer.BadParameter(f"--kind is {kind!r}; expected one of {', '.join(KINDS)}")

@@ -60,8 +60,8 @@ def cosmology_files(
     Example: hrm-hf data cosmology-files latin_hypercube/*/df_m_256_PCS_z=0.npy --labels latin_hypercube_params.txt
     --slab-mpc 125 --test-share 0.1 --out data/quijote
     """
-    from ..data import cosmology_files_dataset as files
-    from ..data.cosmology_files import is_healpix
+    from ..cosmology.dataset import from_files as files
+    from ..cosmology.dataset.files import is_healpix
 
     started = time.perf_counter()
     sky = {"side_deg": side_deg, "size": size, "count": count, "centre": centre}

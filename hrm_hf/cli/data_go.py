@@ -49,8 +49,8 @@ def go(
 
     Example: hrm-hf data go --source git:../cobra --source prs:pulls.jsonl --trajectories 3 --out data/go_repair
     """
-    from ..data.go_selection import SPLITS, Selection, evaluation_ngrams, split_of
-    from ..data.go_sources import Dropped
+    from ..golang.data.selection import SPLITS, Selection, evaluation_ngrams, split_of
+    from ..golang.data.sources import Dropped
 
     started = time.perf_counter()
     _usage(split_of, "", seed, validation_share, test_share)
@@ -112,8 +112,8 @@ def go_tokenizer(
 
     Example: hrm-hf data go-tokenizer --source std --vocab-size 8192 --out data/go_tokenizer
     """
-    from ..data.go_sources import Dropped
-    from ..data.go_tokenizer import PRE_TOKENIZERS, bytes_per_token, train_on_texts
+    from ..golang.data.sources import Dropped
+    from ..golang.data.tokenizer import PRE_TOKENIZERS, bytes_per_token, train_on_texts
 
     started = time.perf_counter()
     _one_of("--pre-tokenizer", pre_tokenizer, tuple(PRE_TOKENIZERS))
@@ -143,25 +143,25 @@ def _read_all(sources: list[str], options: dict, on_bad_line: str, dropped, coun
 
 
 def _open(source: str, options: dict[str, Any], on_bad_line: str, dropped) -> Iterable[dict[str, Any]]:
-    from ..data.go_selection import refuse_evaluation_file
+    from ..golang.data.selection import refuse_evaluation_file
 
     kind, _, name = source.partition(":")
     if kind == "git":
-        from ..data.go_commits import commit_records
+        from ..golang.data.commits import commit_records
 
         return commit_records(name, dropped=dropped)
     if kind == "hub":
-        from ..data.go_hub import hub_records
+        from ..golang.data.hub_sets import hub_records
 
         name, _, config = name.partition(":")
         refuse_evaluation_file(name)
         return hub_records(name, config or None, on_bad_line=on_bad_line, dropped=dropped)
     if kind == "prs":
-        from ..data.go_pull_requests import pull_request_records
+        from ..golang.data.pull_requests import pull_request_records
 
         refuse_evaluation_file(name)
         return pull_request_records(name, on_bad_line=on_bad_line, dropped=dropped)
-    from ..data.go_functions import function_records
+    from ..golang.data.functions import function_records
 
     return function_records(_folder(source), dropped=dropped, **options)
 
@@ -171,8 +171,8 @@ def _is_folder(source: str) -> bool:
 
 
 def _folder(source: str) -> Path:
-    from ..data.go_selection import refuse_evaluation_file
-    from ..data.go_sources import find_go_source
+    from ..golang.data.selection import refuse_evaluation_file
+    from ..golang.data.sources import find_go_source
 
     if source == "std":
         return find_go_source()
@@ -187,9 +187,9 @@ def _folder(source: str) -> Path:
 
 def _texts(source: str, dropped) -> Iterator[str]:
     """Texts for the tokenizer."""
-    from ..data.go_selection import refuse_evaluation_file
-    from ..data.go_sources import go_files
-    from ..data.text_sources import read_json_lines
+    from ..golang.data.selection import refuse_evaluation_file
+    from ..golang.data.sources import go_files
+    from ..text.sources import read_json_lines
 
     if not source.endswith((".jsonl", ".jsonl.gz")):
         yield from (file.text for file in go_files(_folder(source), dropped))
@@ -208,15 +208,15 @@ def _texts(source: str, dropped) -> Iterator[str]:
 
 
 def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:
-    from ..data.go_records import write_records
+    from ..golang.data.records import write_records
 
     return {f"{name}_rows": write_records(out / f"{name}.jsonl", records) for name, records in splits.items()}
 
 
 def _write_trajectories(out: Path, splits: dict[str, list[dict]], kind: str, seed: int, per_record: int) -> dict:
     """Trajectories of every split, and of each the shares of its decisions and what was left out."""
-    from ..data.go_trajectories import TrajectoryCounts, build_trajectories
     from ..golang import best_validator
+    from ..golang.data.trajectories import TrajectoryCounts, build_trajectories
 
     counts = {name: TrajectoryCounts() for name in splits}
     with best_validator(kind) as validator:
@@ -233,9 +233,9 @@ def _write_trajectories(out: Path, splits: dict[str, list[dict]], kind: str, see
 
 def _write_texts(folder: Path, sources: list[str], selection, split_by: str) -> dict[str, Any]:
     """Plain files by the same split, without exact copies of held-out ones in training."""
-    from ..data.go_records import write_lines
-    from ..data.go_selection import SPLITS, split_of
-    from ..data.go_sources import Dropped, go_files
+    from ..golang.data.records import write_lines
+    from ..golang.data.selection import SPLITS, split_of
+    from ..golang.data.sources import Dropped, go_files
 
     dropped, found = Dropped(), {name: [] for name in SPLITS}
     for source in sources:

@@ -58,8 +58,8 @@ def _exact_accuracy(folder: str) -> float:
 
 
 def _held_out_board(data: str) -> str:
-    from ..data.puzzles import load_puzzle_dataset
-    from ..data.sudoku import decode
+    from ..puzzles.dataset import load_puzzle_dataset
+    from ..puzzles.sudoku import decode
 
     return decode(load_puzzle_dataset(data, "test")[0]["input_ids"])
 

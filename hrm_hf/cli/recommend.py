@@ -26,8 +26,8 @@ def recommend(
 
     Example: hrm-hf recommend --memory 4GB
     """
-    from ..launching import parse_memory
-    from ..recommend import recommend as advise
+    from ..launch.planner import parse_memory
+    from ..launch.recommend import recommend as advise
 
     try:
         size = parse_memory(memory)

@@ -37,7 +37,7 @@ def rlm(
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
     check_model(model)
-    from ..pipelines.executors import InProcessExecutor, MontyExecutor
+    from ..text.rlm.executors import InProcessExecutor, MontyExecutor
 
     executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()
     context = read_context(context_file)
@@ -74,8 +74,8 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
     Raises:
         ValueError: the file is not what its suffix says; names the file and the line.
     """
-    from ..data.bounded_files import load_json
-    from ..data.text_sources import parse_json
+    from ..io.bounded_files import load_json
+    from ..text.sources import parse_json
 
     try:
         content = path.read_text(encoding="utf-8")

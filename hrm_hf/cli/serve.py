@@ -1,4 +1,4 @@
-"""`hrm-hf serve`: causal LMs over HTTP; the server is `hrm_hf.text.serving`."""
+"""`hrm-hf serve`: causal LMs over HTTP; the server is `hrm_hf.text.serving.server`."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ def serve(context: typer.Context):
         if argument.startswith("-"):
             break
         _check_language_model(argument)
-    from ..text.serving import command
+    from ..text.serving.server import command
 
     command()(context.args, prog_name="hrm-hf serve")
 
@@ -29,8 +29,8 @@ def _check_language_model(name: str) -> None:
     """Refuses a path that is no folder, and one with another kind of model; names of the Hub are the library's."""
     from transformers import AutoModelForCausalLM
 
-    from ..convert.checkpoint import load_config
-    from ..registration import ARCHITECTURES
+    from ..export.checkpoint import load_config
+    from ..registry import ARCHITECTURES
 
     if ":" not in name:  # FOLDER:FILE.gguf
         check_model(name)

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from ..slurm import CLUSTERS, KINDS, LAUNCHERS, SlurmJob
+from ..launch.slurm import CLUSTERS, KINDS, LAUNCHERS, SlurmJob
 
 
 Kind = Enum("Kind", {name: name for name in KINDS}, type=str)

@@ -99,7 +99,7 @@ def check_model(name: str) -> None:
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
     """All puzzles of the arguments, of `file` and of stdin."""
-    from ..pipelines.puzzle_solving import read_puzzle_file
+    from ..puzzles.pipeline import read_puzzle_file
 
     inputs: list[Any] = []
     for puzzle in puzzles:
@@ -176,7 +176,7 @@ def text_board(grid: list[list], config) -> str:
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         separator = "" if config.task == "maze" else " "
         return "\n".join(separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
-    from ..data.sudoku_rules import sudoku_shape
+    from ..puzzles.sudoku_rules import sudoku_shape
 
     size = len(grid)
     box_rows, box_columns = sudoku_shape(size).box_shape
@@ -191,7 +191,7 @@ def text_board(grid: list[list], config) -> str:
 
 
 def _draw(solver, puzzle, result: dict[str, Any], path: Path) -> None:
-    from ..plotting import plot_trajectory
+    from ..puzzles.plots import plot_trajectory
 
     config, confidences = solver.model.config, result["confidences"]
     plot_trajectory(

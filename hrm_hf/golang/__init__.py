@@ -1,14 +1,14 @@
 """Go: what validates the code that a model writes. Nothing here needs torch; Go and bubblewrap only where it is said.
 
 A validator is called with codes (whole files, or declarations without a package clause) and returns a Feedback
-(hrm_hf.models.go_stream) for each; lines are those of the code given. Left out: third-party packages of Go.
+(`models/processing_hrm_go_coder.py`) for each; lines are those of the code given. Left out: third-party packages.
 """
 
-from .go_tests import GoProgram, GoTestResult, GoTestRunner, GoTestValidator, run_go_tests
-from .go_validators import GoFormatter, GoParserValidator, GoTypesValidator, best_validator
-from .sandbox import Limits, SandboxError, check_sandbox
-from .toolchain import Go, GoNotFoundError, find_go
-from .tree_sitter_validator import TreeSitterValidator
+from .validators.go_tests import GoProgram, GoTestResult, GoTestRunner, GoTestValidator, run_go_tests
+from .validators.go_validators import GoFormatter, GoParserValidator, GoTypesValidator, best_validator
+from .validators.sandbox import Limits, SandboxError, check_sandbox
+from .validators.toolchain import Go, GoNotFoundError, find_go
+from .validators.tree_sitter_validator import TreeSitterValidator
 
 
 __all__ = [

@@ -2,7 +2,7 @@
 
 `push.py` and `pull.py` move files; `contents.py` decides what a checkpoint consists of, `secrets.py` and `paths.py`
 what must not leave with it, `listing.py` what of a Hub's answers is believed, `errors.py` says what went wrong.
-`model.push_to_hub` and `Trainer(push_to_hub=True)` are in `models/checkpoint_code.py` and `hub_training.py`.
+`model.push_to_hub` and `Trainer(push_to_hub=True)` are in `models/modeling_utils.py` and `trainer/pushing.py`.
 """
 
 from .contents import Contents, checkpoint_contents, complete_push

@@ -21,13 +21,13 @@ from huggingface_hub import ModelCard, constants
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from ..card_words import in_markdown
-from ..cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
-from ..registration import ARCHITECTURES
-from ..trainer.checkpoints import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
+from ..registry import ARCHITECTURES
+from .card_words import in_markdown
+from .cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
 from .errors import shown
 from .listing import name_problem
+from .manifests import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
 from .paths import short_path, without_local_paths
 from .secrets import SECRETS_FILES, refuse_secrets, texts_in
 

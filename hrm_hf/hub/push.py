@@ -15,7 +15,7 @@ from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, SpaceInfo
 from huggingface_hub.utils import validate_repo_id
 
-from ..cards import CARD_FILE
+from .cards import CARD_FILE
 from .contents import Contents, checkpoint_contents, folder_files, stale_weights
 from .errors import HubError, hub_errors, shown
 from .listing import checked_commit

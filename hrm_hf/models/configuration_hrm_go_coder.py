@@ -25,8 +25,8 @@ from .bounds import (
     number,
     whole,
 )
-from .go_stream import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 from .presets import PresetsMixin
+from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
 
 @strict
@@ -45,8 +45,9 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
         max_position_embeddings (`int`, defaults to 2048): longest stream in tokens, with all attempts.
         unified (`bool`, defaults to `False`): planner and generator share one stack of `planner_layers` blocks without
             cross-attention and without refinement head: the shape of a Llama, for GGUF.
-        tagged (`bool`, defaults to `True`): the vocabulary starts with `SPECIAL_TOKENS` of `go_stream.py`. False makes
-            every token code, whatever its id: raw text with any other tokenizer.
+        tagged (`bool`, defaults to `True`): the vocabulary starts with `SPECIAL_TOKENS` of
+            `processing_hrm_go_coder.py`. False makes every token code, whatever its id: raw text with any other
+            tokenizer.
     Generation:
         problem_budget (`int`, defaults to 256), context_budget (`int`, defaults to 512): tokens of a problem and of a
             context; what `generate_with_refinement` gets above that is cut, as it was in training.

@@ -25,7 +25,7 @@ from .bounds import (
     bounded,
     whole,
 )
-from .exits import DEFAULT_THRESHOLDS
+from .early_exit import DEFAULT_THRESHOLDS
 from .presets import PresetsMixin
 
 

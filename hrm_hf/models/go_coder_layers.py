@@ -20,7 +20,7 @@ from transformers.models.llama.modeling_llama import (
 
 from .cache_slots import cache_slot
 from .configuration_hrm_go_coder import HrmGoCoderConfig
-from .go_stream import CATEGORIES, DECISIONS, LINE_BUCKETS
+from .processing_hrm_go_coder import CATEGORIES, DECISIONS, LINE_BUCKETS
 
 
 class HrmGoCoderCrossAttention(nn.Module):

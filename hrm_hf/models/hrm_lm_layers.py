@@ -1,7 +1,7 @@
 """Blocks of `hrm_lm`: gated causal attention, SwiGLU, and the stack of one level.
 
 Attention functions, rotary positions and the feed-forward network are transformers'. What differs from Llama: keys and
-values go to the slot of this visit (`segment_cache.py`), attention has a sigmoid gate, RMS norms have no gain, and a
+values go to the slot of this visit (`recurrent_cache.py`), attention has a sigmoid gate, RMS norms have no gain, and a
 stack ends in a norm. Source: Sapient's HRM-Text.
 """
 
@@ -14,7 +14,7 @@ from transformers.processing_utils import Unpack
 from transformers.utils.generic import TransformersKwargs
 
 from .configuration_hrm_lm import HrmLmConfig
-from .segment_cache import SegmentKeyValues
+from .recurrent_cache import SegmentKeyValues
 
 
 def _rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:

@@ -14,9 +14,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttenti
 from transformers.models.resnet.modeling_resnet import ResNetConvLayer, ResNetEncoder
 from transformers.utils import can_return_tuple
 
-from .checkpoint_code import CheckpointCodeMixin
 from .configuration_cosmo_cnn import CosmoCnnConfig
 from .cosmo_layers import check_maps, wrap
+from .modeling_utils import CheckpointCodeMixin
 from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
 
 

@@ -18,10 +18,10 @@ from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple
 
-from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_cosmo import HrmCosmoConfig
 from .cosmo_layers import CosmoStem, MapStatistics
 from .float32_modules import Float32Linear
+from .modeling_utils import CheckpointCodeMixin
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead, PosteriorMixin
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 

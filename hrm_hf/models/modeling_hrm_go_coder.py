@@ -4,14 +4,14 @@
     states of the generator = generator(embed(ids), planner states)      causal, over code; reads the planner
     logits                  = lm_head(generator state in code, planner state elsewhere)
 
-`go_stream.py` says what is code. Code sees code, and of the planner the states at earlier planner positions and at its
-own; nothing sees what comes later, so that labels are ordinary shifted tokens and a cache is exact. The phases of
-cached tokens are kept in the cache as one more slot of width 1, so that whatever reorders, crops or copies a cache
-treats them alike. Without a cache the generator runs on code positions alone.
+`processing_hrm_go_coder.py` says what is code. Code sees code, and of the planner the states at earlier planner
+positions and at its own; nothing sees what comes later, so that labels are ordinary shifted tokens and a cache is
+exact. The phases of cached tokens are kept in the cache as one more slot of width 1, so that whatever reorders, crops
+or copies a cache treats them alike. Without a cache the generator runs on code positions alone.
 
 Different from matoval/go_coder_llm_pipeline, whose training guide gave the sizes and losses: there the planner is
 bidirectional and both losses compare a token with itself, so that it learns to copy; the generator never sees the
-problem, nor the decision the code. Generation is in `go_coder_generation.py`.
+problem, nor the decision the code. Generation is in `generation_hrm_go_coder.py`.
 """
 
 from dataclasses import dataclass
@@ -32,9 +32,8 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cache_slots import VisitedLayersMixin
-from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_go_coder import HrmGoCoderConfig
-from .go_coder_generation import GoCoderGenerationMixin
+from .generation_hrm_go_coder import GoCoderGenerationMixin
 from .go_coder_layers import (
     HrmGoCoderCrossAttention,
     HrmGoCoderFeedbackEncoder,
@@ -44,8 +43,9 @@ from .go_coder_layers import (
     HrmGoCoderPlannerLayer,
     HrmGoCoderRefinementHead,
 )
-from .go_stream import DECISION_TOKENS, NO_FEEDBACK, PLANNER_OPENERS, TOKEN_IDS
 from .linear_cross_entropy import linear_cross_entropy
+from .modeling_utils import CheckpointCodeMixin
+from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK, PLANNER_OPENERS, TOKEN_IDS
 
 
 IGNORED = -100

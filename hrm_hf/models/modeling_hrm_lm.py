@@ -37,11 +37,11 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .act import exploration_min_steps
 from .cache_slots import VisitedLayersMixin
-from .checkpoint_code import CheckpointCodeMixin
 from .configuration_hrm_lm import HrmLmConfig
-from .exits import LEARNED, SegmentState, make_exit
+from .early_exit import LEARNED, SegmentState, make_exit
 from .hrm_lm_layers import HrmLmAttention, HrmLmDecoderLayer, HrmLmQHead, HrmLmStack
-from .segment_cache import SegmentKeyValues
+from .modeling_utils import CheckpointCodeMixin
+from .recurrent_cache import SegmentKeyValues
 from .token_halting import segment_losses
 
 

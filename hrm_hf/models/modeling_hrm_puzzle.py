@@ -10,8 +10,8 @@ that also works uncompiled with prefix slots.
 """
 
 from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
 from .puzzle_layers import ReasoningLevel, one_step_gradient
-from .puzzle_solving import PuzzleReasoner, PuzzleSolvingHead
 
 
 class HrmPuzzleModel(PuzzleReasoner):

@@ -36,10 +36,10 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .cache_slots import CacheSlots, VisitedLayersMixin, cache_slot
-from .checkpoint_code import CheckpointCodeMixin
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, assign_initial_values
 from .mhc_metrics import MhcMetricsMixin
+from .modeling_utils import CheckpointCodeMixin
 
 
 STREAM_DECAY = 0.6  # of the stream factors' initial values

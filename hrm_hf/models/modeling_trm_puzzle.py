@@ -10,8 +10,8 @@ Difference from the original code: `mlp_t` blocks and attention blocks are two c
 import torch
 
 from .configuration_trm_puzzle import TrmPuzzleConfig
+from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
 from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, rms_norm
-from .puzzle_solving import PuzzleReasoner, PuzzleSolvingHead
 
 
 class PositionMixingBlock(PuzzleBlock):

@@ -70,7 +70,7 @@ class PuzzleEmbedding(nn.Module):
 
     The table is a buffer: it is no parameter, so that the dense optimizer, DDP and the moving average of weights leave
     its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives
-    as a sparse `table.grad`, which is what `hrm_hf.optim.SignSGD` reads.
+    as a sparse `table.grad`, which is what `hrm_hf.trainer.optim.SignSGD` reads.
     """
 
     def __init__(self, num_puzzles: int, ndim: int):

@@ -27,7 +27,7 @@ import torch.nn.functional as F
 from torch.utils.checkpoint import checkpoint
 
 from .act import IGNORE_INDEX
-from .exits import relative_change
+from .early_exit import relative_change
 
 
 LOGITS_AT_ONCE = 2**24  # values; more are computed in chunks, and anew in the backward pass

@@ -1,6 +1,6 @@
 """The trainer of the package, and the folder that its runs write into.
 
-`base.py` has `HrmTrainer`, `saving.py` how any trainer saves and resumes whole checkpoints, `checkpoints.py` what a
+`base.py` has `HrmTrainer`, `saving.py` how any trainer saves and resumes whole checkpoints, `hub/manifests.py` what a
 whole checkpoint is, `run_folder.py` who may write into a run's folder. Names of `base` are loaded when they are asked
 for: reading or pushing a checkpoint needs no trainer.
 """

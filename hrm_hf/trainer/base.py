@@ -7,8 +7,8 @@ Here is what all of them share:
 - a moving average of weights, evaluated and saved in their place;
 - a killed run resumes with the same losses; `saving.py` has what makes its checkpoints whole.
 
-`carry_training.py` has the part for models with a carry (puzzles), `lm_training.py` the part for models without
-(causal language models), `regression_training.py` what regressors count instead of tokens, `hub_training.py` the saved
+`puzzles/trainer.py` has the part for models with a carry (puzzles), `text/trainer.py` the part for models without
+(causal language models), `cosmology/trainer.py` what regressors count instead of tokens, `pushing.py` the saved
 and pushed model. Everything else (accumulation, DDP, precision, integrations) is the library's.
 """
 
@@ -25,7 +25,21 @@ from torch.distributed.tensor import DTensor
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer
 from transformers.trainer_callback import ProgressCallback
 
-from ..callbacks import (
+from ..cosmology.trainer import RegressionTraining
+from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
+from ..puzzles.trainer import CarryTraining, adopt_precision_and_compile
+from ..text.trainer import LmTraining, check_label_smoothing
+from .adapters import MAGNITUDE, decay_apart, magnitudes
+from .arguments import (
+    LOSS_WEIGHTS,
+    CarrylessTrainingArguments,
+    CosmoTrainingArguments,
+    GoTrainingArguments,
+    HrmTrainingArguments,
+    LmTrainingArguments,
+    PuzzleTrainingArguments,
+)
+from .callbacks import (
     COSMO_FIGURES,
     LM_FIGURES,
     PUZZLE_FIGURES,
@@ -35,25 +49,11 @@ from ..callbacks import (
     RefinementWarmupCallback,
     WeightAverageCallback,
 )
-from ..carry_training import CarryTraining, adopt_precision_and_compile
-from ..hub_training import HubTraining
-from ..lm_training import LmTraining, check_label_smoothing
-from ..loss_meter import LossMeter
-from ..optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
-from ..preemption import PreemptionCallback, keep_workers
-from ..regression_training import RegressionTraining
-from ..tracking import OriginalNamesCallback, gpu_memory
-from ..training_args import (
-    LOSS_WEIGHTS,
-    CarrylessTrainingArguments,
-    CosmoTrainingArguments,
-    GoTrainingArguments,
-    HrmTrainingArguments,
-    LmTrainingArguments,
-    PuzzleTrainingArguments,
-)
-from ..tuning import MAGNITUDE, decay_apart, magnitudes
-from .checkpoints import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
+from .logging import OriginalNamesCallback, gpu_memory
+from .metric_accumulator import LossMeter
+from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
+from .preemption import PreemptionCallback, keep_workers
+from .pushing import HubTraining
 from .saving import NonFiniteError, WholeCheckpoints, broken_weights
 
 

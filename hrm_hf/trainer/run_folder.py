@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
-from .checkpoints import CheckpointError, damage, list_checkpoints, resolve_checkpoint, run_id_of
+from ..hub.manifests import CheckpointError, damage, list_checkpoints, resolve_checkpoint, run_id_of
 
 
 LOCK_FILE = ".run.lock"

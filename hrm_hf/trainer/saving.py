@@ -3,7 +3,7 @@
 `WholeCheckpoints` stands before a Trainer of transformers or TRL. What it changes:
 
 - `train` holds the run's folder (`run_folder.py`), and checks the checkpoint that it resumes from before anything is
-  loaded (`checkpoints.py`): in the first process, for all;
+  loaded (`hub/manifests.py`): in the first process, for all;
 - weights of another model, which the library loads as far as their names agree, are refused;
 - a checkpoint ends with a manifest, and older ones are deleted only then;
 - weights that are not finite are neither saved nor trained on;
@@ -27,8 +27,7 @@ from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import unwrap_peft_model
 from transformers.utils import ADAPTER_SAFE_WEIGHTS_NAME, SAFE_WEIGHTS_INDEX_NAME, SAFE_WEIGHTS_NAME
 
-from ..preemption import PreemptionCallback
-from .checkpoints import (
+from ..hub.manifests import (
     MANIFEST,
     TORCH_CANNOT_WRITE,
     CheckpointError,
@@ -39,6 +38,7 @@ from .checkpoints import (
     require_plain_metadata,
     write_manifest,
 )
+from .preemption import PreemptionCallback
 from .run_folder import agreed, begin, delete_checkpoints, held, overwrites, rotate
 
 

@@ -18,10 +18,10 @@ from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
 from hrm_hf.app.puzzle_tab import answer_text, example, read_board, show_step, solve_board
 from hrm_hf.app.text_tab import TextOptions, depth_colour, text_html, text_pieces, token_depths, write
-from hrm_hf.data import sudoku
-from hrm_hf.data.byte_tokenizer import byte_tokenizer
-from hrm_hf.models.go_stream import Feedback
-from hrm_hf.plotting import wrong_cells
+from hrm_hf.models.processing_hrm_go_coder import Feedback
+from hrm_hf.puzzles import sudoku
+from hrm_hf.puzzles.plots import wrong_cells
+from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
 @pytest.fixture(scope="module")

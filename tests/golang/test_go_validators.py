@@ -16,10 +16,10 @@ from hrm_hf.golang import (
     TreeSitterValidator,
     best_validator,
     find_go,
-    toolchain,
 )
-from hrm_hf.golang.checker_process import CheckerProcess
-from hrm_hf.models.go_stream import Feedback
+from hrm_hf.golang.validators import toolchain
+from hrm_hf.golang.validators.checker_process import CheckerProcess
+from hrm_hf.models.processing_hrm_go_coder import Feedback
 
 
 pytestmark = [needs_go, pytest.mark.external]

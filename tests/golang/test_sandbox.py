@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from go_samples import needs_sandbox
 
-from hrm_hf.golang import GoProgram, GoTestRunner, Limits, SandboxError, check_sandbox, run_go_tests, sandbox
-from hrm_hf.golang.sandbox import MIB, run_sandboxed
+from hrm_hf.golang import GoProgram, GoTestRunner, Limits, SandboxError, check_sandbox, run_go_tests
+from hrm_hf.golang.validators import sandbox
+from hrm_hf.golang.validators.sandbox import MIB, run_sandboxed
 
 
 LIMITS = Limits(seconds=3, memory=256 * MIB, disk=16 * MIB)

@@ -6,9 +6,9 @@ import pytest
 from go_samples import BROKEN, FINE, corrupted_functions, gofmt_errors, needs_go
 
 from hrm_hf.golang import TreeSitterValidator
-from hrm_hf.golang.categories import syntax_category, types_category
-from hrm_hf.golang.syntax import first_fault, go_parser, parse, walk
-from hrm_hf.models.go_stream import Feedback
+from hrm_hf.golang.validators.categories import syntax_category, types_category
+from hrm_hf.golang.validators.syntax import first_fault, go_parser, parse, walk
+from hrm_hf.models.processing_hrm_go_coder import Feedback
 
 
 @pytest.mark.parametrize(("code", "line", "category"), BROKEN)

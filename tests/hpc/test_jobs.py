@@ -13,7 +13,7 @@ import yaml
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.slurm import SlurmJob
+from hrm_hf.launch.slurm import SlurmJob
 
 
 pytestmark = pytest.mark.external

@@ -1,7 +1,7 @@
 """Two network namespaces as two hosts: our launcher lines meet across them, where torch's guess from names does not.
 
 Referee: the kernel. The namespaces share no address but those of the cable between them, and the sum over ranks needs
-both. The lines come from hrm_hf/slurm.py; what a job script sets for them is set here.
+both. The lines come from hrm_hf/launch/slurm.py; what a job script sets for them is set here.
 """
 
 import json
@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_hf.slurm import ACCELERATE, TORCHRUN
+from hrm_hf.launch.slurm import ACCELERATE, TORCHRUN
 
 
 pytestmark = pytest.mark.external

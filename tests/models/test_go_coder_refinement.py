@@ -6,8 +6,8 @@ import torch
 from tiny_go import SPECIAL_TOKENS, TOKEN_IDS
 from transformers import TextStreamer
 
-from hrm_hf.models.go_coder_generation import IN_PLANS
-from hrm_hf.models.go_stream import DECISIONS, Feedback, parse_plan
+from hrm_hf.models.generation_hrm_go_coder import IN_PLANS
+from hrm_hf.models.processing_hrm_go_coder import DECISIONS, Feedback, parse_plan
 
 
 PROMPTS = ["return the sum", "// Add2 returns a and b", "func"]

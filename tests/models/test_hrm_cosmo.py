@@ -7,7 +7,7 @@ from tolerances import assert_copied, assert_equal_but_for_rounding
 from transformers import AutoConfig, AutoModel, AutoModelForImageClassification
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression, HrmCosmoModel
-from hrm_hf.data.cosmology_fields import map_power_spectrum
+from hrm_hf.cosmology.simulation.fields import map_power_spectrum
 from hrm_hf.models.cosmo_layers import THRESHOLDS, MapStatistics, ring_weights, wrap
 
 

@@ -10,8 +10,8 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig,
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
-from hrm_hf.models.go_stream import PLANNER_OPENERS, TOKEN_IDS, Feedback
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
+from hrm_hf.models.processing_hrm_go_coder import PLANNER_OPENERS, TOKEN_IDS, Feedback
 
 
 each_variant = pytest.mark.parametrize("fields", tiny_go.VARIANTS.values(), ids=tiny_go.VARIANTS.keys())

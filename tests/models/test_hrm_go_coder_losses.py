@@ -9,8 +9,8 @@ from tiny_go import ONE_ATTEMPT, PLAIN, REPAIRED
 from torch.nn.functional import cross_entropy
 
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
-from hrm_hf.models.go_stream import DECISION_TOKENS, TOKEN_IDS, Feedback
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
+from hrm_hf.models.processing_hrm_go_coder import DECISION_TOKENS, TOKEN_IDS, Feedback
 
 
 IGNORED = -100

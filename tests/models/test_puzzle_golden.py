@@ -5,8 +5,8 @@ import pytest
 import torch
 from golden import BATCH_SIZE, CASES, HRM
 
-from hrm_hf.convert.puzzle import original_name
-from hrm_hf.optim import AdamATan2, CompositeOptimizer, SignSGD
+from hrm_hf.puzzles.convert import original_name
+from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
 
 
 # Largest absolute differences that the golden files suggest. Recursion amplifies rounding, hence a wider bound after

@@ -332,7 +332,7 @@ print("loaded twice")
 """
 
 
-@pytest.mark.slow  # tests/test_hub_round_trip.py loads every architecture so
+@pytest.mark.slow  # tests/hub/test_hub_round_trip.py loads every architecture so
 def test_a_process_without_the_package_loads_generates_and_saves(tmp_path):
     model, ids = tiny_mhc.model(), tiny_mhc.ids()
     model.save_pretrained(tmp_path / "model")

@@ -23,10 +23,7 @@ import torch.distributed.checkpoint as shards
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from hrm_hf.data.row_stream import PuzzleRows
-from hrm_hf.data.sudoku import generated_sudoku
-from hrm_hf.trainer import HrmTrainer, NonFiniteError
-from hrm_hf.trainer.checkpoints import (
+from hrm_hf.hub.manifests import (
     MANIFEST,
     MOST_BYTES,
     CheckpointError,
@@ -35,7 +32,10 @@ from hrm_hf.trainer.checkpoints import (
     resolve_checkpoint,
     write_manifest,
 )
-from hrm_hf.training_args import PuzzleTrainingArguments
+from hrm_hf.puzzles.dataloader import PuzzleRows
+from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.trainer import HrmTrainer, NonFiniteError
+from hrm_hf.trainer.arguments import PuzzleTrainingArguments
 
 
 class Payload:

@@ -18,8 +18,8 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
 from hrm_hf.models.bounds import MAX_LAYER_VISITS, MAX_PARAMETERS
-from hrm_hf.recipes import ModelArguments, build_config
-from hrm_hf.registration import ARCHITECTURES
+from hrm_hf.registry import ARCHITECTURES
+from hrm_hf.trainer.recipes import ModelArguments, build_config
 
 
 REFUSED = (StrictDataclassError, ValueError)

@@ -12,19 +12,20 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from hrm_hf.causal_lm import load_tokenizer
 from hrm_hf.cli import app
 from hrm_hf.cli.rlm import read_context
-from hrm_hf.data import arc_tasks, bounded_files, maze, sudoku
-from hrm_hf.data.answers import load_answers
-from hrm_hf.data.go_pull_requests import pull_request_records
-from hrm_hf.data.go_records import read_records
-from hrm_hf.data.original_layout import read_original
-from hrm_hf.data.puzzles import load_puzzle_info
-from hrm_hf.data.text_filters import text_batches
-from hrm_hf.data.text_sources import open_source
-from hrm_hf.pipelines.puzzle_solving import read_puzzle_file
-from hrm_hf.recipes import load_recipe
+from hrm_hf.golang.data.pull_requests import pull_request_records
+from hrm_hf.golang.data.records import read_records
+from hrm_hf.io import bounded_files
+from hrm_hf.puzzles import arc_tasks, maze, sudoku
+from hrm_hf.puzzles.dataset import load_puzzle_info
+from hrm_hf.puzzles.npy_layout import read_original
+from hrm_hf.puzzles.pipeline import read_puzzle_file
+from hrm_hf.text.answers import load_answers
+from hrm_hf.text.causal_lm import load_tokenizer
+from hrm_hf.text.filters import text_batches
+from hrm_hf.text.sources import open_source
+from hrm_hf.trainer.recipes import load_recipe
 
 
 MEBI = 2**20
@@ -229,7 +230,7 @@ def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(content, tmp_path
 
 
 def test_an_empty_file_of_go_records_is_named(tmp_path):
-    from hrm_hf.data.go_collator import _read
+    from hrm_hf.golang.data.collator import _read
 
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     with pytest.raises(ValueError, match=r"empty\.jsonl holds no record"):
@@ -267,7 +268,7 @@ from pathlib import Path
 package = types.ModuleType("hrm_hf")  # without its imports, which take more memory than the files
 package.__path__ = list(importlib.util.find_spec("hrm_hf").submodule_search_locations)
 sys.modules["hrm_hf"] = package
-from hrm_hf.data.text_sources import read_json_lines, read_plain_text
+from hrm_hf.text.sources import read_json_lines, read_plain_text
 used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
 resource.setrlimit(resource.RLIMIT_DATA, (used + 240 * 2**20,) * 2)
 for read in (lambda p: read_plain_text(p, None, "skip"), lambda p: read_json_lines(p, "text", "skip")):

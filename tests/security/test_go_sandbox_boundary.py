@@ -13,18 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from hrm_hf.golang import (
-    GoNotFoundError,
-    GoProgram,
-    GoTestRunner,
-    Limits,
-    SandboxError,
-    check_sandbox,
-    find_go,
-    sandbox,
-)
-from hrm_hf.golang.go_tests import judge
-from hrm_hf.golang.sandbox import MIB, Run, run_sandboxed
+from hrm_hf.golang import GoNotFoundError, GoProgram, GoTestRunner, Limits, SandboxError, check_sandbox, find_go
+from hrm_hf.golang.validators import sandbox
+from hrm_hf.golang.validators.go_tests import judge
+from hrm_hf.golang.validators.sandbox import MIB, Run, run_sandboxed
 
 
 def _missing() -> str:

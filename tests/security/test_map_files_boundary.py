@@ -242,7 +242,7 @@ def test_the_limit_is_an_argument_and_whole_files_pass(name, tmp_path):
 
 
 def test_the_readers_of_skies_images_and_cubes_ask_the_same_check(tmp_path):
-    from hrm_hf.data.cosmology_files import is_healpix, read_fits_image, read_healpix_patches, read_quijote_cube
+    from hrm_hf.cosmology.dataset.files import is_healpix, read_fits_image, read_healpix_patches, read_quijote_cube
 
     sky, flat, cube = tmp_path / "sky.fits", tmp_path / "flat.fits", tmp_path / "df_m_4096_CIC_z=0.npy"
     sky.write_bytes(table(ORDERING="RING", NSIDE=2**15) + bytes(BLOCK))

@@ -14,8 +14,8 @@ from hub_here import NAME
 from markdown_it import MarkdownIt
 from safetensors.torch import save_file
 
-from hrm_hf.cards import new_card_text, update_model_card
 from hrm_hf.hub import checkpoint_contents, pull_checkpoint, push_checkpoint, push_space
+from hrm_hf.hub.cards import new_card_text, update_model_card
 from hrm_hf.hub.secrets import secret_in
 
 
@@ -265,7 +265,7 @@ def test_the_place_of_an_adapters_base_stays_at_home(tmp_path):
 
 
 def test_the_state_of_training_goes_to_the_byte_since_its_manifest_counts_them(puzzle):
-    from hrm_hf.trainer.checkpoints import write_manifest
+    from hrm_hf.hub.manifests import write_manifest
 
     (puzzle / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": "/home/jane/checkpoint-5"}))
     write_manifest(puzzle)

@@ -1,14 +1,14 @@
 """Boundary of a recursive LM run: whatever one reply of the model is, the model is told and the run goes on.
 
 Each hostile reply is followed by a good one, whose answer the run must give. Code that tries to leave the executor is
-in tests/pipelines/test_executors.py.
+in tests/text/test_executors.py.
 """
 
 import pytest
 from scripted_lm import DONE, ask_of, code
 
-from hrm_hf.pipelines.executors import InProcessExecutor, MontyExecutor
-from hrm_hf.pipelines.recursive_lm_text import parse_reply
+from hrm_hf.text.rlm.executors import InProcessExecutor, MontyExecutor
+from hrm_hf.text.rlm.prompts import parse_reply
 
 
 RIGHT = code("FINAL('the ' + 'right answer')")

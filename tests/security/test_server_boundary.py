@@ -407,7 +407,7 @@ def test_several_answers_at_once_need_a_batch():
 
 @pytest.mark.parametrize("host", ["https://x", "x:8000", "*", "a.*.b", ""])
 def test_a_host_that_is_none_is_refused(host):
-    from hrm_hf.web.hosts import check_allowed
+    from hrm_hf.io.http_hosts import check_allowed
 
     with pytest.raises(ValueError, match=f"--allow-host {re.escape(host)}: expected the name of a host"):
         check_allowed([host])
@@ -416,6 +416,6 @@ def test_a_host_that_is_none_is_refused(host):
 def _maker():
     for name in ("fastapi", "uvicorn", "openai"):
         pytest.importorskip(name)
-    from hrm_hf.text.serving import Limits, make_server
+    from hrm_hf.text.serving.server import Limits, make_server
 
     return make_server, Limits

@@ -1,1 +1,0 @@
-"""Checkpoints of the original implementations, converted to ours and back."""

@@ -1,0 +1,287 @@
+"""Regressions on hand-made summaries of maps: what a network on the maps themselves has to beat.
+
+Summaries are the binned power spectrum (the whole information of a Gaussian field), and with it moments and histograms
+at four scales, which hold much of what a log-normal field has beyond it. Models are ridge regressions, linear or
+quadratic, and Gaussian processes, all of scikit-learn; each gives Gaussian posteriors, with errors from held-out
+residuals or from the process. Spectra of masked maps are pseudo spectra over the observed share of the sky: a mask's
+mixing of modes is left to the regression, which sees the same mixing in training if the masks are alike.
+"""
+
+import warnings
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from .evaluation import CosmologyPredictions
+from .simulation.fields import map_power_spectrum
+
+
+METHODS = ("spectrum-ridge", "spectrum-quadratic", "spectrum-gp", "spectrum-pdf-ridge", "spectrum-pdf-quadratic")
+GP_MAPS = 2000  # a Gaussian process costs the cube of these; more change its errors by less than 2 %
+GP_TUNING_MAPS = 500  # of these, for the search of its length scales
+RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
+SPECTRUM_BINS = 13  # at 64 pixels a side, for others as many an octave
+SCALES = (1, 2, 4, 8)  # pixels averaged along each side
+# In units of the data set's standard deviation at the scale; the tails are bins too.
+HISTOGRAM_EDGES = np.array([-1.5, -1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5])
+QUADRATIC_COMPONENTS = 20  # principal components of the summaries whose products are taken
+CHUNK_PIXELS = 2**22  # of maps worked on at a time
+
+
+@dataclass(frozen=True)
+class MapSet:
+    """Maps with their parameters.
+
+    Args:
+        maps: [N, C, H, W]. masks: bool [N, H, W], True where observed; None if everything is.
+        labels: name -> [N].
+    """
+
+    maps: np.ndarray
+    labels: Mapping[str, np.ndarray]
+    masks: np.ndarray | None = None
+
+    def __post_init__(self):
+        if self.maps.ndim != 4 or self.maps.shape[2] != self.maps.shape[3]:
+            raise ValueError(
+                f"maps have shape {self.maps.shape}; expected square ones, (maps, channels, pixels, pixels)"
+            )
+        expected = (len(self.maps), *self.maps.shape[2:])
+        if self.masks is not None and self.masks.shape != expected:
+            raise ValueError(f"masks have shape {self.masks.shape}; expected {expected}")
+        for name, values in self.labels.items():
+            if len(values) != len(self.maps):
+                raise ValueError(f"{len(values)} values of {name} for {len(self.maps)} maps; expected one for each")
+
+    def head(self, count: int) -> "MapSet":
+        """The first `count` maps."""
+        masks = None if self.masks is None else self.masks[:count]
+        return MapSet(self.maps[:count], {name: values[:count] for name, values in self.labels.items()}, masks)
+
+    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+        """Maps in float64 and masks, some at a time."""
+        size = max(1, CHUNK_PIXELS // int(np.prod(self.maps.shape[1:])))
+        for start in range(0, len(self.maps), size):
+            masks = None if self.masks is None else self.masks[start : start + size]
+            yield self.maps[start : start + size].astype(np.float64), masks
+
+
+def run_baseline(
+    method: str,
+    train: MapSet,
+    test: MapSet,
+    *,
+    num_samples: int = 1000,
+    seed: int = 0,
+) -> CosmologyPredictions:
+    """Fits a baseline to one set of maps and predicts another.
+
+    Args:
+        method: one of METHODS. train, test: of the same shape and names.
+        num_samples: draws from each posterior.
+        seed: of the draws.
+
+    Raises:
+        ImportError: scikit-learn is missing. ValueError: an unknown method, or sets that do not match.
+    """
+    if method not in METHODS:
+        raise ValueError(f"unknown baseline {method!r}; choose one of {', '.join(METHODS)}")
+    try:
+        import sklearn  # noqa: F401
+    except ImportError as error:
+        raise ImportError("baselines need scikit-learn: pip install 'hrm-hf[cosmology]'") from error
+    if train.maps.shape[1:] != test.maps.shape[1:] or (train.masks is None) != (test.masks is None):
+        raise ValueError(
+            f"training maps have shape {train.maps.shape[1:]} and test maps {test.maps.shape[1:]}; "
+            "expected the same, and masks for both or neither"
+        )
+    if set(train.labels) != set(test.labels):
+        raise ValueError(f"training maps have labels {sorted(train.labels)}, test maps {sorted(test.labels)}")
+    names = list(train.labels)
+    scale = pixel_scales(train)
+    inputs, queries = (_features(method, maps, scale) for maps in (train, test))
+    inputs, queries = _standardised(inputs, queries)
+    if method.endswith("-quadratic"):
+        inputs, queries = _standardised(*_with_products(inputs, queries))
+    targets = np.stack([train.labels[name] for name in names], axis=1).astype(np.float64)
+    truth = np.stack([test.labels[name] for name in names], axis=1)
+    centre, spread = targets.mean(axis=0), targets.std(axis=0)
+    fit = _gaussian_process if method.endswith("-gp") else _ridge
+    mean, std, correlation = fit(inputs, (targets - centre) / spread, queries)
+    mean, std = mean * spread + centre, std * spread
+    # The draws are not cut off at the prior: a regression knows it already through its training maps, and to apply it
+    # again makes the posteriors too narrow.
+    factor = np.linalg.cholesky(correlation + 1e-9 * np.eye(len(names)))
+    noise = np.random.default_rng(seed).standard_normal((len(mean), num_samples, len(names)))
+    samples = mean[:, None] + std[:, None] * (noise @ factor.T)
+    return CosmologyPredictions(names, truth, mean, std, samples)
+
+
+def _features(method: str, maps: MapSet, scale: np.ndarray) -> np.ndarray:
+    features = spectrum_features(maps)
+    if "-pdf-" in method:
+        features = np.concatenate((features, shape_features(maps, scale)), axis=1)
+    return features
+
+
+def _standardised(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """In units of the training features; those that never vary are dropped."""
+    centre, spread = inputs.mean(axis=0), inputs.std(axis=0)
+    used = spread > 1e-9 * np.maximum(np.abs(centre), 1e-30)
+    return tuple((features[:, used] - centre[used]) / spread[used] for features in (inputs, queries))
+
+
+def _with_products(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Features with the squares and products of their leading principal components, of which there would otherwise be
+    more than maps."""
+    axes = np.linalg.eigh(inputs.T @ inputs)[1][:, -QUADRATIC_COMPONENTS:]
+    first, second = np.triu_indices(axes.shape[1])
+    joined = []
+    for features in (inputs, queries):
+        leading = features @ axes
+        joined.append(np.concatenate((features, leading[:, first] * leading[:, second]), axis=1))
+    return joined[0], joined[1]
+
+
+# Summaries
+
+
+def spectrum_features(maps: MapSet) -> np.ndarray:
+    """log10 of the binned power spectra of all channels, and for each pair of channels their coherence.
+
+    Coherence C_ij / sqrt(C_ii C_jj) stands for a cross spectrum because noise lets that be negative, where a logarithm
+    is not. Masked maps lose their observed mean, unobserved pixels are 0, and the power is divided by the observed
+    share.
+    """
+    bins = round(SPECTRUM_BINS * np.log(maps.maps.shape[-1] / 2) / np.log(32))
+    return np.concatenate([_spectra(fields, masks, max(bins, 2)) for fields, masks in maps.chunks()])
+
+
+def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndarray:
+    share = 1.0
+    if masks is not None:
+        weight = masks[:, None].astype(np.float64)
+        share = weight.mean(axis=(2, 3))[..., None]
+        fields = (fields - (fields * weight).mean(axis=(2, 3), keepdims=True) / share[..., None]) * weight
+    # The side drops out of logarithms but for a constant, which standardising takes away.
+    power = map_power_spectrum(fields, 1.0, bins)[1] / share
+    tiny = np.finfo(np.float64).tiny
+    parts = [np.log10(np.maximum(power, tiny)).reshape(len(fields), -1)]
+    for i in range(fields.shape[1]):
+        for j in range(i + 1, fields.shape[1]):
+            both = map_power_spectrum(fields[:, [i]] + fields[:, [j]], 1.0, bins)[1] / share
+            cross = (both[:, 0] - power[:, i] - power[:, j]) / 2
+            parts.append(cross / np.maximum(np.sqrt(power[:, i] * power[:, j]), tiny))
+    return np.concatenate(parts, axis=1)
+
+
+def pixel_scales(maps: MapSet) -> np.ndarray:
+    """Standard deviation of the pixels of a data set for each of SCALES and channels, [scales, channels]."""
+    totals = np.zeros((3, len(SCALES), maps.maps.shape[1]))
+    for fields, masks in maps.chunks():
+        for index, scale in enumerate(SCALES):
+            values, weight = _averaged(fields, masks, scale)
+            moments = [(weight * values**power).sum(axis=(0, 2, 3)) for power in range(3)]
+            totals[:, index] += np.stack(moments)
+    mean = totals[1] / totals[0]
+    return np.sqrt(np.maximum(totals[2] / totals[0] - mean**2, np.finfo(np.float64).tiny))
+
+
+def shape_features(maps: MapSet, scale: np.ndarray) -> np.ndarray:
+    """Mean, logarithm of the standard deviation, skewness, excess kurtosis and histogram of the pixels at each scale.
+
+    Args:
+        scale: standard deviations of the training set, from `pixel_scales`: units of mean and histogram.
+
+    Returns:
+        [N, scales * channels * (4 + len(HISTOGRAM_EDGES) + 1)].
+    """
+    parts = []
+    for fields, masks in maps.chunks():
+        averaged = (_averaged(fields, masks, size) for size in SCALES)
+        parts.append(
+            np.concatenate([_shape(values, weight, unit) for (values, weight), unit in zip(averaged, scale)], axis=1)
+        )
+    return np.concatenate(parts)
+
+
+def _averaged(fields: np.ndarray, masks: np.ndarray | None, size: int) -> tuple[np.ndarray, np.ndarray]:
+    """Means over blocks of `size` pixels a side, and weights: 0 where less than half a block is observed."""
+    number, channels, height, _ = fields.shape
+    blocks = height // size
+    cut = (slice(None), slice(None), slice(blocks * size), slice(blocks * size))
+    shape = (number, -1, blocks, size, blocks, size)
+    if masks is None:
+        return fields[cut].reshape(shape).mean(axis=(3, 5)), np.ones((number, channels, blocks, blocks))
+    weight = masks[:, None].astype(np.float64)
+    share = weight[cut].reshape(shape).mean(axis=(3, 5))
+    total = (fields * weight)[cut].reshape(shape).mean(axis=(3, 5))
+    observed = np.broadcast_to(share >= 0.5, total.shape)
+    return np.where(observed, total / np.where(share > 0, share, 1), 0), observed.astype(np.float64)
+
+
+def _shape(values: np.ndarray, weight: np.ndarray, unit: np.ndarray) -> np.ndarray:
+    """Moments and histogram of pixels [N, C, P, P] -> [N, C * figures]."""
+    number, channels = values.shape[:2]
+    values, weight = (array.reshape(number, channels, -1) for array in (values / unit[:, None, None], weight))
+    weight = weight / np.maximum(weight.sum(axis=2, keepdims=True), 1)
+    mean = (weight * values).sum(axis=2)
+    deviation = values - mean[..., None]
+    variance = np.maximum((weight * deviation**2).sum(axis=2), 1e-30)
+    third, fourth = ((weight * deviation**power).sum(axis=2) for power in (3, 4))
+    figures = np.stack((mean, np.log(variance) / 2, third / variance**1.5, fourth / variance**2 - 3), axis=2)
+    cell = np.digitize(values, HISTOGRAM_EDGES) + (len(HISTOGRAM_EDGES) + 1) * np.arange(number * channels).reshape(
+        number, channels, 1
+    )
+    length = number * channels * (len(HISTOGRAM_EDGES) + 1)
+    histogram = np.bincount(cell.ravel(), weight.ravel(), length).reshape(number, channels, -1)
+    return np.concatenate((figures, histogram), axis=2).reshape(number, -1)
+
+
+# Regressions: standardised inputs [N, F], targets [N, R] and queries [M, F] -> means and standard deviations [M, R],
+# and the correlation of their errors [R, R], from residuals of training maps that were left out of the fit.
+
+
+def _ridge(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
+    from sklearn.linear_model import RidgeCV
+
+    # With a scorer, RidgeCV keeps predictions for every map left out, not just their squared errors.
+    model = RidgeCV(RIDGE_ALPHAS, scoring="neg_mean_squared_error", alpha_per_target=True, store_cv_results=True)
+    model.fit(inputs, targets)
+    chosen = np.searchsorted(RIDGE_ALPHAS, model.alpha_)
+    held_out = np.stack([model.cv_results_[:, column, alpha] for column, alpha in enumerate(chosen)], axis=1)
+    residuals = targets - held_out
+    mean = model.predict(queries)
+    std = np.broadcast_to(np.sqrt(np.mean(residuals**2, axis=0)), mean.shape)
+    return mean, std, _correlation(residuals)
+
+
+def _gaussian_process(inputs: np.ndarray, targets: np.ndarray, queries: np.ndarray):
+    """One process for each target, with a length scale for each summary and white noise."""
+    from scipy.linalg import cho_solve
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.gaussian_process import GaussianProcessRegressor
+    from sklearn.gaussian_process.kernels import RBF, ConstantKernel, WhiteKernel
+
+    inputs, targets = inputs[:GP_MAPS], targets[:GP_MAPS]
+    means, stds, residuals = [], [], []
+    for target in targets.T:
+        kernel = ConstantKernel(1.0, (1e-2, 1e3)) * RBF(np.full(inputs.shape[1], 5.0), (0.3, 1e3))
+        kernel += WhiteKernel(0.1, (1e-4, 2.0))
+        with warnings.catch_warnings():
+            # A length scale at its upper bound is a summary that does not matter: nothing to warn of.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            tuned = GaussianProcessRegressor(kernel).fit(inputs[:GP_TUNING_MAPS], target[:GP_TUNING_MAPS])
+        process = GaussianProcessRegressor(tuned.kernel_, optimizer=None).fit(inputs, target)
+        mean, std = process.predict(queries, return_std=True)
+        # Rasmussen & Williams 2006, eq. 5.12: a point left out has residual a_i / K^-1_ii and variance 1 / K^-1_ii.
+        diagonal = np.diag(cho_solve((process.L_, True), np.eye(len(inputs))))
+        means.append(mean)
+        stds.append(std)
+        residuals.append(process.alpha_ / np.sqrt(diagonal))
+    return np.stack(means, axis=1), np.stack(stds, axis=1), _correlation(np.stack(residuals, axis=1))
+
+
+def _correlation(residuals: np.ndarray) -> np.ndarray:
+    return np.corrcoef(residuals, rowvar=False).reshape(residuals.shape[1], residuals.shape[1])

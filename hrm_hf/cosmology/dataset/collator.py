@@ -1,0 +1,175 @@
+"""Maps on their way to a regressor: rows out of arrays, batches, and what is done to a map anew at every step.
+
+Augmentation and fresh noise are functions of (seed, step, number of the map), not of a generator whose state would
+have to be saved: a resumed run, one with workers, and two processes instead of one all see the same maps. They run
+after the batch has reached its device, as tensor operations on all of it. Evaluation maps are never augmented, and
+their noise is that of (seed, number of the map) alone.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+
+from ...models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+
+
+Batch = dict[str, torch.Tensor]
+EVALUATION = -1  # the step of maps that are not trained on
+
+
+class MapRows(Dataset):
+    """Maps of a split in memory, with labels.
+
+    Args:
+        maps: float32 [N, C, H, W], in the unit of the data.
+        labels: float32 [N, T], in physical units and the order of the model's targets.
+        masks: bool [N, H, W], or None.
+        rows: which of them, by number; all if None. Nothing is copied.
+        training: these are trained on, so `MapCollator.at_step` may change them.
+    """
+
+    column_names = None  # as a `datasets.Dataset` without a table
+
+    def __init__(
+        self,
+        maps: np.ndarray,
+        labels: np.ndarray,
+        masks: np.ndarray | None = None,
+        rows: np.ndarray | None = None,
+        training: bool = False,
+    ):
+        self.maps, self.labels, self.masks, self.training = maps, labels, masks, training
+        self.rows = np.arange(len(maps)) if rows is None else np.asarray(rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Batch:
+        return self.__getitems__([index])
+
+    def __getitems__(self, indices: list[int]) -> Batch:
+        """A batch at once: `maps` [B, C, H, W], `labels` [B, T], `map_index` [B] and maybe `masks`, `training`."""
+        rows = self.rows[indices]
+        batch = {
+            "maps": torch.from_numpy(self.maps[rows]),
+            "labels": torch.from_numpy(self.labels[rows]),
+            "map_index": torch.from_numpy(rows.astype(np.int64)),
+        }
+        if self.masks is not None:
+            batch["masks"] = torch.from_numpy(self.masks[rows])
+        return batch | ({"training": torch.ones(len(rows), dtype=torch.bool)} if self.training else {})
+
+
+@dataclass
+class MapCollator:
+    """Makes what a model takes of a batch of `MapRows`: `pixel_values`, `labels`.
+
+    Batches of training rows are left as they are by the call, and finished by `at_step`, which the trainer calls.
+
+    Args:
+        extractor: that scales the maps.
+        augment: turn and mirror each training map at random (the 8 symmetries of the square).
+        shift: also move it by random whole pixels around the edges, for periodic maps.
+        noise_sigma: standard deviation of Gaussian noise that is added to each pixel, in the unit of the maps; new
+            noise at every step, always the same in evaluation.
+        seed: of all of it.
+    """
+
+    extractor: CosmoMapFeatureExtractor
+    augment: bool = True
+    shift: bool = False
+    noise_sigma: float = 0.0
+    seed: int = 0
+
+    def __call__(self, batch: Batch) -> Batch:
+        return batch if "training" in batch else self.finished(batch, EVALUATION)
+
+    def at_step(self, batch: Batch, step: int) -> Batch:
+        """A training batch as the model takes it, in the optimizer step after `step` steps."""
+        return self.finished(batch, step)
+
+    def finished(self, batch: Batch, step: int) -> Batch:
+        """Adds noise, scales, and augments if `step` is one of training."""
+        maps, masks, numbers = batch["maps"], batch.get("masks"), batch["map_index"]
+        if self.noise_sigma:
+            maps = maps + self.noise_sigma * map_noise(maps, numbers, self.seed, step)
+        pixel_values = self.extractor.scale(maps, masks)
+        if step != EVALUATION:
+            draws = map_draws(numbers, self.seed, step)
+            if self.augment:
+                pixel_values = turned(pixel_values, draws[:, 0] % 8)
+            if self.shift:
+                pixel_values = shifted(pixel_values, draws[:, 1], draws[:, 2])
+        return {"pixel_values": pixel_values, "labels": batch["labels"]}
+
+
+def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """Each map [B, C, S, S] under one of the 8 symmetries of the square, by its number 0..7 in `which` [B]."""
+    transposed, upside_down, mirrored = (((which >> bit) & 1).bool()[:, None, None, None] for bit in range(3))
+    maps = torch.where(transposed, maps.mT, maps)
+    maps = torch.where(upside_down, maps.flip(-2), maps)
+    return torch.where(mirrored, maps.flip(-1), maps)
+
+
+def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Each map [B, C, H, W] moved by whole pixels [B]; what leaves at one edge comes in at the other."""
+    height, width = maps.shape[-2:]
+    rows = (torch.arange(height, device=maps.device) - down[:, None]) % height
+    columns = (torch.arange(width, device=maps.device) - right[:, None]) % width
+    maps = maps.gather(2, rows[:, None, :, None].expand_as(maps))
+    return maps.gather(3, columns[:, None, None, :].expand_as(maps))
+
+
+def map_draws(numbers: torch.Tensor, seed: int, step: int, count: int = 3) -> torch.Tensor:
+    """Random integers 0..2^31 - 1 [B, count] that depend on seed, step and each map's number alone."""
+    start = _mixed(_mixed(numbers.new_tensor(seed) ^ 0x5DEECE66D) + step)
+    streams = torch.arange(1, count + 1, device=numbers.device)
+    return _mixed(_mixed(start ^ numbers)[:, None] + streams) >> 33 & 0x7FFFFFFF
+
+
+def map_noise(maps: torch.Tensor, numbers: torch.Tensor, seed: int, step: int) -> torch.Tensor:
+    """Standard normal noise in the shape of the maps, each map's own; on another kind of device it is another."""
+    noise = torch.empty_like(maps)
+    generator = torch.Generator(maps.device)
+    for row, key in enumerate(map_draws(numbers, seed, step, count=4)[:, 3].tolist()):
+        noise[row].normal_(generator=generator.manual_seed(key))
+    return noise
+
+
+def _mixed(x: torch.Tensor) -> torch.Tensor:
+    """Finaliser of splitmix64 (Steele, Lea & Flood 2014) on int64 tensors; products wrap around."""
+    x = x + -0x61C8864680B583EB
+    x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
+    x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
+    return x ^ (x >> 31 & 0x1FFFFFFFF)
+
+
+def split_rows(
+    cosmology_id: np.ndarray, train_samples: int | None, val_samples: int | None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers of the rows to train on, from the start, and of those to validate on, from the end.
+
+    No cosmology is in both: maps of one at the border are left out of training.
+
+    Args:
+        cosmology_id: of each row. train_samples: maps to train on; all that are left if None.
+        val_samples: maps to validate on; a tenth, at most 10,000, if None.
+
+    Raises:
+        ValueError: more maps are wanted than there are.
+    """
+    total = len(cosmology_id)
+    wanted = min(total // 10, 10_000) if val_samples is None else val_samples
+    if wanted >= total:
+        raise ValueError(f"val_samples={wanted} of {total} maps leave none to train on")
+    held_out = np.arange(total - wanted, total)
+    free = np.arange(total - wanted)
+    free = free[~np.isin(cosmology_id[free], cosmology_id[held_out])]
+    if not len(free) or len(free) < (train_samples or 0):
+        raise ValueError(
+            f"train_samples={train_samples} and val_samples={wanted}: of the {total} maps of the train split "
+            f"{len(free)} are of other cosmologies than the validation maps; ask for fewer or build a larger set"
+        )
+    return free[:train_samples], held_out

@@ -1,0 +1,395 @@
+"""Reads observed and simulated maps from local files: HEALPix mass maps, FITS images, Quijote density cubes.
+
+Nothing is downloaded and nothing is made up: a file that is missing is an error that says where it is published,
+pixels that were not observed are False in a mask and 0 in the map, and parameters come from the user's table or not at
+all.
+
+- HEALPix (`read_healpix_patches`): a map of the sphere, as the DES Y3 mass maps (Jeffrey et al. 2021, arXiv
+  2105.13539), cut into flat patches in gnomonic projection.
+- FITS images (`read_fits_image`): flat maps, as they are.
+- Quijote (`read_quijote_cube`, `quijote_maps`): cubes `df_m_{N}_{CIC|PCS}_z={Z}.npy` of the matter density
+  (Villaescusa-Navarro et al. 2020, arXiv 1909.05273), projected in slabs. These are density contrasts of a slab, NOT
+  convergence: there is no lensing kernel in them, and a model trained on convergence cannot read them.
+
+healpy and astropy are imported inside functions: pip install "hrm_hf[cosmology]". Writing a data set from what is read
+here is in `from_files.py`.
+"""
+
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...models.map_files import check_fits, check_npy
+
+
+HEALPIX_SOURCE = "the DES Y3 mass maps are on the data release pages of the Dark Energy Survey (arXiv 2105.13539)"
+QUIJOTE_SOURCE = (
+    "Quijote cubes are in 3D_cubes/ of its storage in New York, reached by Globus or Binder "
+    "(quijote-simulations.readthedocs.io, Data access)"
+)
+QUIJOTE_BOX = 1000.0  # side of every Quijote box in Mpc/h
+MAX_SIDE_DEG = 30.0  # beyond this a gnomonic patch stretches areas in its corners by more than a quarter
+MAX_ZEROS = 0.01  # share of exact zeros in a map without a mask above which they look like missing sky
+MAX_SKY_PIXELS = 2**28  # of a map of the sphere or an image: NSIDE 4096, 2 GB in float64
+MAX_CUBE_CELLS = 2**30  # of a cube, which stays on the disk: 1024 a side
+QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
+
+
+@dataclass(frozen=True)
+class SkyPatches:
+    """Flat patches cut out of maps of the sphere.
+
+    Attributes:
+        maps: float32 [patches, channels, size, size], in the unit of the file; 0 where not observed. Rows run from
+            south to north and columns from west to east, so longitude grows with the column.
+        mask: bool [patches, size, size], True where observed in every channel.
+        centres: float64 [patches, 2], longitude and latitude in degrees, in the coordinates of the file.
+        observed: share of observed pixels of each patch, [patches].
+        skipped: patches of the sky that were left out because less than the minimum was observed.
+    """
+
+    maps: np.ndarray
+    mask: np.ndarray
+    centres: np.ndarray
+    observed: np.ndarray
+    skipped: int
+
+
+@dataclass(frozen=True)
+class QuijoteCube:
+    """A density cube, left on the disk until it is projected.
+
+    Attributes:
+        values: the array of the file [N, N, N], memory-mapped. mean: of its values; 0 for density contrast.
+        scheme: assignment of mass to the grid, "CIC" or "PCS". redshift: of the snapshot.
+    """
+
+    values: np.ndarray
+    mean: float
+    scheme: str
+    redshift: float
+
+    def contrast(self, start: int, stop: int, axis: int) -> np.ndarray:
+        """Density contrast, averaged over the cells `start` to `stop` of an axis: float32 [N, N]."""
+        slab = np.take(self.values, range(start, stop), axis).mean(axis, dtype=np.float64)
+        return (slab / self.mean - 1 if self.mean else slab).astype(np.float32)
+
+
+# ---- HEALPix ----
+
+
+def read_healpix_patches(
+    paths: str | Path | Sequence[str | Path],
+    mask: str | Path | None = None,
+    *,
+    side_deg: float = 5.0,
+    size: int = 64,
+    centres: Sequence[tuple[float, float]] | None = None,
+    count: int | None = None,
+    min_observed: float = 0.5,
+    field: int = 0,
+    max_pixels: int = MAX_SKY_PIXELS,
+) -> SkyPatches:
+    """Cuts flat patches out of HEALPix maps.
+
+    A pixel of a patch is the mean over the observed HEALPix pixels that it covers, nearest neighbours of a grid at
+    least twice as fine as the map's own; it counts as observed if half of that grid is. Smaller pixels repeat the
+    HEALPix pixel they lie in: nothing is interpolated, so noise stays as it was.
+
+    Args:
+        paths: one file, or one for each channel (tomographic bins), of the same resolution.
+        mask: a HEALPix file, observed where it is above 0; without it all but UNSEEN pixels are.
+        side_deg: side of a patch at its centre. size: pixels a side.
+        centres: (longitude, latitude) in degrees; None tiles the sky in strips, almost without overlap.
+        count: at most so many patches of the tiling, from south to north; None for all.
+        min_observed: patches with a smaller share of observed pixels are left out, or refused if `centres` asks for
+            them.
+        field: number of the map in each file, from 0.
+        max_pixels: of the sky; a file that says it has more is refused before it is read.
+
+    Raises:
+        ImportError: no healpy. FileNotFoundError: says where such maps are published.
+        ValueError: no HEALPix file, a truncated one, one without that field; a mask of another resolution or of
+            nothing; NaN where observed; zeros that look like missing sky, and no mask; no patch with enough sky.
+    """
+    if not 0 < side_deg <= MAX_SIDE_DEG:
+        raise ValueError(f"side_deg={side_deg} must be above 0 and at most {MAX_SIDE_DEG:g}: the projection is flat")
+    if size < 1 or not 0 < min_observed <= 1:
+        raise ValueError(f"size={size} must be at least 1 and min_observed={min_observed} in (0, 1]")
+    if centres is not None and count is not None:
+        raise ValueError(f"count={count} is for the tiling of the sky, and centres are given; give one of them")
+    paths = [paths] if isinstance(paths, str | Path) else list(paths)
+    sky, observed = _read_sky(paths, mask, field, max_pixels)
+    found: list[tuple] = []
+    skipped = 0
+    for centre in _tiles(side_deg) if centres is None else centres:
+        pixels = _covered(len(observed), centre, side_deg, size)
+        share = observed[pixels].mean((1, 3))
+        seen = share >= 0.5
+        if seen.mean() >= min_observed:
+            maps = [np.divide(one[pixels].mean((1, 3)), share, out=np.zeros_like(share), where=seen) for one in sky]
+            found.append((np.array(maps, np.float32), seen, centre, seen.mean()))
+        elif centres is not None:
+            raise ValueError(
+                f"the patch at longitude {centre[0]:g}, latitude {centre[1]:g} is observed to {seen.mean():.0%}, less "
+                f"than min_observed={min_observed:g}; choose another centre or lower the minimum"
+            )
+        else:
+            skipped += 1
+        if len(found) == count:
+            break
+    if not found:
+        raise ValueError(
+            f"no patch of {side_deg:g} degrees in {paths[0]} is observed to min_observed={min_observed:g}; ask for "
+            "smaller patches or a lower minimum"
+        )
+    maps, seen, places, shares = map(np.array, zip(*found))
+    return SkyPatches(maps, seen, places.astype(float), shares, skipped)
+
+
+def _read_sky(paths: list, mask: str | Path | None, field: int, max_pixels: int) -> tuple[np.ndarray, np.ndarray]:
+    """Maps [channels, pixels] in RING order with 0 where not observed, and what is observed [pixels]."""
+    healpy = _extra("healpy")
+    sky = np.stack(_same_resolution([(path, _read_healpix(path, field, max_pixels)) for path in paths]))
+    observed = ~healpy.mask_bad(sky).any(0)
+    if mask is not None:
+        values = _same_resolution([(paths[0], sky[0]), (mask, _read_healpix(mask, 0, max_pixels))])[1]
+        observed &= values > 0  # UNSEEN is far below
+    elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
+        raise ValueError(
+            f"{paths[0]}: {zeros:.0%} of the pixels are exactly 0, which looks like sky that was not observed; give "
+            "the mask that belongs to the map"
+        )
+    if not observed.any():
+        raise ValueError(f"the mask of {paths[0]} is empty: no pixel is observed")
+    for path, values in zip(paths, sky):
+        if bad := np.count_nonzero(~np.isfinite(values[observed])):
+            raise ValueError(f"{path}: {bad} observed pixels are NaN or infinite; the mask must leave them out")
+    return np.where(observed, sky, 0).astype(np.float32), observed
+
+
+def _read_healpix(path: str | Path, field: int, max_pixels: int) -> np.ndarray:
+    """One map of a HEALPix file in RING order."""
+    healpy = _extra("healpy")
+    with _open_fits(path, HEALPIX_SOURCE, max_pixels) as hdus:
+        if not _is_healpix(hdus):
+            wanted = "a HEALPix map, which is a table with ORDERING in its header"
+            raise ValueError(f"{path} holds {_hdus(hdus)}; expected {wanted}")
+    try:
+        return np.asarray(healpy.read_map(path, field=field, dtype=np.float64))
+    except IndexError as error:
+        raise ValueError(f"{path} has no map number field={field}; maps are counted from 0") from error
+    except (ValueError, TypeError, KeyError, OSError) as error:
+        raise ValueError(f"{path} is no readable HEALPix map: {error}") from error
+
+
+def _same_resolution(maps: list[tuple[str | Path, np.ndarray]]) -> list[np.ndarray]:
+    first, values = maps[0]
+    for path, other in maps[1:]:
+        if len(other) != len(values):
+            raise ValueError(f"{path} has {len(other)} pixels, {first} has {len(values)}; expected one resolution")
+    return [values for _, values in maps]
+
+
+def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
+    """Centres of patches that cover the sphere in strips of equal latitude, from south to north."""
+    strips = int(180 // side_deg)
+    for latitude in (np.arange(strips) - (strips - 1) / 2) * side_deg:
+        # At the edge that is nearer to the pole the patches are closest together.
+        across = 360 * np.cos(np.radians(min(abs(latitude) + side_deg / 2, 90)))
+        tiles = max(int(across // side_deg), 1)
+        for longitude in np.arange(tiles) * 360 / tiles:
+            yield float(longitude), float(latitude)
+
+
+def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size: int) -> np.ndarray:
+    """HEALPix pixels that a patch covers, [size, finer, size, finer]: row, row within the pixel, column, column."""
+    healpy = _extra("healpy")
+    nside = healpy.npix2nside(sky_pixels)
+    finer = max(1, int(np.ceil(2 * side_deg / size / healpy.nside2resol(nside, arcmin=True) * 60)))
+    pixels = healpy.vec2pix(nside, *gnomonic_grid(centre, side_deg, size * finer))
+    return pixels.reshape(size, finer, size, finer)
+
+
+def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int) -> np.ndarray:
+    """Unit vectors of the pixels of a patch in gnomonic projection, [3, size, size]; rows to the north, columns east.
+
+    Args:
+        centre: longitude and latitude in degrees. side_deg: angle that the patch spans along its middle row.
+    """
+    longitude, latitude = np.radians(centre)
+    if not abs(latitude) <= np.pi / 2 or not np.isfinite(longitude):
+        raise ValueError(f"centre={tuple(centre)} is no (longitude, latitude) in degrees")
+    half = np.tan(np.radians(side_deg / 2))
+    offset = ((np.arange(size) + 0.5) / size * 2 - 1) * half
+    up = np.array([np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)])
+    east = np.array([-np.sin(longitude), np.cos(longitude), 0])
+    north = np.cross(up, east)
+    vectors = up[:, None, None] + east[:, None, None] * offset + north[:, None, None] * offset[:, None]
+    return vectors / np.linalg.norm(vectors, axis=0)
+
+
+# ---- FITS images ----
+
+
+def read_fits_image(
+    path: str | Path, hdu: int | None = None, mask: np.ndarray | None = None, max_pixels: int = MAX_SKY_PIXELS
+) -> np.ndarray:
+    """A flat map, float32 [channels, size, size], in the unit of the file.
+
+    Args:
+        hdu: number of the image in the file, from 0; None for the first that has one.
+        mask: bool [size, size], True where observed; other pixels may hold anything and become 0.
+        max_pixels: of every image in the file; one that says it has more is refused before it is read.
+
+    Raises:
+        ImportError: no astropy. FileNotFoundError: no such file.
+        ValueError: no FITS file, a truncated one, no image in it; a shape other than [size, size] or
+            [channels, size, size]; pixels that are NaN or infinite; a mask of another shape, or of nothing.
+    """
+    with _open_fits(path, max_pixels=max_pixels) as hdus:
+        images = [number for number, one in enumerate(hdus) if one.is_image and one.header.get("NAXIS")]
+        chosen = (images[0] if images else None) if hdu is None else hdu
+        if chosen not in images:
+            raise ValueError(f"{path} has no image{'' if hdu is None else f' in HDU {hdu}'}; it has {_hdus(hdus)}")
+        image = np.asarray(hdus[chosen].data).astype(np.float32)
+    image = image[None] if image.ndim == 2 else image
+    if image.ndim != 3 or image.shape[1] != image.shape[2]:
+        raise ValueError(f"{path} is an image of shape {image.shape}; expected (size, size) or (channels, size, size)")
+    if mask is not None:
+        if mask.shape != image.shape[1:]:
+            raise ValueError(f"the mask of {path} has shape {mask.shape}, expected {image.shape[1:]}")
+        if not mask.any():
+            raise ValueError(f"the mask of {path} is empty: no pixel is observed")
+        image = np.where(mask, image, np.float32(0))
+    if bad := np.count_nonzero(~np.isfinite(image)):
+        raise ValueError(f"{path}: {bad} of {image.size} pixels are NaN or infinite; a mask must leave them out")
+    return image
+
+
+def is_healpix(path: str | Path, max_pixels: int = MAX_SKY_PIXELS) -> bool:
+    """Whether a FITS file holds a map of the sphere rather than an image."""
+    with _open_fits(path, HEALPIX_SOURCE, max_pixels) as hdus:
+        return _is_healpix(hdus)
+
+
+def _is_healpix(hdus: Iterable[Any]) -> bool:
+    return any(not hdu.is_image and "ORDERING" in hdu.header for hdu in hdus)
+
+
+@contextmanager
+def _open_fits(path: str | Path, source: str = "", max_pixels: int = MAX_SKY_PIXELS) -> Iterator[Any]:
+    """An open FITS file that is as long as its headers say, and holds no more than `max_pixels` in any unit."""
+    fits = _extra("astropy.io.fits")
+    path = _existing(path, source)
+    check_fits(path, max_pixels)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what astropy warns of is refused below
+            hdus = fits.open(path)
+            ends = [place["datLoc"] + hdu.size for hdu in hdus if (place := hdu.fileinfo())]
+    except (OSError, EOFError, ValueError, TypeError) as error:
+        raise ValueError(f"{path} is no readable FITS file, or a truncated one: {error}") from error
+    with hdus:
+        # Compressed files are shorter, and their reader notices a missing end by itself.
+        if path.suffix not in (".gz", ".bz2") and path.stat().st_size < max(ends):
+            raise ValueError(f"{path} is truncated: {path.stat().st_size} bytes, its headers promise {max(ends)}")
+        yield hdus
+
+
+def _hdus(hdus: Iterable[Any]) -> str:
+    return ", ".join(f"HDU {number}: {type(hdu).__name__}" for number, hdu in enumerate(hdus))
+
+
+# ---- Quijote ----
+
+
+def read_quijote_cube(path: str | Path, max_pixels: int = MAX_CUBE_CELLS) -> QuijoteCube:
+    """Opens a density cube and checks all of it, without loading it.
+
+    Args:
+        max_pixels: cells; a cube whose header says more is refused.
+
+    Density contrast (mean 0) is taken as it is, density (mean above 0, nothing negative) is divided by its mean.
+
+    Raises:
+        FileNotFoundError: says where the cubes are published.
+        ValueError: another kind of name; no array; another shape than the name says; NaN; neither density nor
+            contrast.
+    """
+    path = _existing(path, QUIJOTE_SOURCE)
+    name = QUIJOTE_NAME.fullmatch(path.name)
+    if name is None or name[2] not in ("CIC", "PCS"):
+        raise ValueError(f"{path}: the name of a Quijote cube is df_m_N_CIC_z=Z.npy or df_m_N_PCS_z=Z.npy")
+    try:
+        check_npy(path, max_pixels)
+        values = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is no readable array, or a truncated one: {error}") from error
+    cells = int(name[1])
+    if values.shape != (cells,) * 3 or values.dtype.kind != "f":
+        raise ValueError(f"{path} is {values.dtype} {values.shape}; its name says a float array {(cells,) * 3}")
+    least, total = np.inf, 0.0
+    for number, plane in enumerate(values):  # plane by plane: 512^3 cells are half a gigabyte
+        if bad := np.count_nonzero(~np.isfinite(plane)):
+            raise ValueError(f"{path}: {bad} NaN or infinite cells in plane {number}")
+        least, total = min(least, float(plane.min())), total + float(plane.sum(dtype=np.float64))
+    mean = total / cells**3
+    is_contrast = abs(mean) < 1e-3 and least >= -1.001
+    if not is_contrast and not (least >= 0 and mean > 0):
+        raise ValueError(
+            f"{path}: mean {mean:.4g} and least value {least:.4g}; expected density contrast (mean 0, at least -1) or "
+            "density (positive)"
+        )
+    return QuijoteCube(values, 0.0 if is_contrast else mean, name[2], float(name[3]))
+
+
+def quijote_maps(
+    cube: QuijoteCube, slab_mpc: float, axes: Sequence[int] = (0, 1, 2), box_mpc: float = QUIJOTE_BOX
+) -> np.ndarray:
+    """Slabs of a cube, projected along each of the axes.
+
+    Args:
+        slab_mpc: thickness of a slab in Mpc/h; whole cells, and a whole number of slabs in the box.
+        axes: directions of projection. box_mpc: side of the box in Mpc/h.
+
+    Returns:
+        density contrast of the matter in a slab (dimensionless, -1 or more; not convergence), float32
+        [len(axes) * slabs, 1, N, N]: the slabs of the first axis, then of the next. A pixel is box_mpc / N wide. All
+        are of one universe, and slabs of different axes cross each other.
+    """
+    cells = len(cube.values)
+    thick = slab_mpc * cells / box_mpc
+    depth = round(thick)
+    if not (depth >= 1 and abs(thick - depth) < 1e-6 and cells % depth == 0):
+        fitting = [f"{box_mpc / slabs:g}" for slabs in range(1, cells + 1) if cells % slabs == 0]
+        raise ValueError(f"slab_mpc={slab_mpc:g} does not divide the box into whole cells; {', '.join(fitting)} do")
+    slabs = [cube.contrast(start, start + depth, axis) for axis in axes for start in range(0, cells, depth)]
+    return np.array(slabs)[:, None]
+
+
+# ---- shared ----
+
+
+def _existing(path: str | Path, source: str = "") -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist{'; ' + source if source else ''}. Nothing is downloaded here.")
+    return path
+
+
+def _extra(name: str) -> Any:
+    """healpy or astropy's FITS module."""
+    from importlib import import_module
+
+    try:
+        return import_module(name)
+    except ImportError as error:
+        package = name.partition(".")[0]
+        raise ImportError(f'reading this file needs {package}: pip install "hrm_hf[cosmology]"') from error

@@ -1,0 +1,336 @@
+"""What a cosmology data set says of itself in `cosmology.json`: how its maps were drawn, or which files they are from.
+
+`CosmologyPlan` decides every map of a drawn set, `CosmologyInfo` is the plan of a finished one, `FilesInfo` describes
+maps that were read from files. `MapsInfo` is what the two have in common: all that a model needs to be trained on the
+maps. Reading and writing the folder is in `rows.py`, `build.py` and
+`from_files.py`.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from ..simulation.background import PRIOR, Cosmology
+from ..simulation.lpt import check_width
+from ..simulation.maps import GENERATOR_VERSION, LEGACY, PERIODIC, MapSettings
+
+
+if TYPE_CHECKING:
+    import datasets
+
+INFO_FILE = "cosmology.json"
+SPLITS = ("train", "test")
+TEST_ID = 10**9  # cosmology_id of the first drawn test cosmology: one number names a universe in either split
+PARAMETERS = ("omega_m", "sigma_8")
+TYPES = {
+    "source": "string",
+    "longitude": "float64",
+    "latitude": "float64",
+    "axis": "int64",
+    "slab": "int64",
+    "seed": "int64",
+    "cosmology_id": "int64",
+}  # of columns that are neither pixels nor float32
+FILE_COLUMNS = {
+    "healpix": ("source", "longitude", "latitude"),
+    "fits": ("source",),
+    "quijote": ("source", "axis", "slab", "redshift"),
+}
+UNITS = {
+    "mask": "true where observed",
+    "source": "file that the map was read from",
+    "longitude": "of the centre in degrees, in the coordinates of the file",
+    "latitude": "of the centre in degrees, in the coordinates of the file",
+    "axis": "direction of projection, axis of the cube",
+    "slab": "number of the slab along the axis, from 0",
+    "redshift": "of the snapshot",
+    "omega_m": "matter density over the critical density, today",
+    "sigma_8": "rms linear density contrast in spheres of 8 Mpc/h, today",
+    "s_8": "sigma_8 (omega_m / 0.3)^0.5",
+    "seed": "of generate_map",
+    "cosmology_id": "number of the pair of parameters",
+}
+MAP_UNITS = {
+    "healpix": "as in the file; convergence kappa, dimensionless, for mass maps",
+    "fits": "as in the file",
+    "quijote": "density contrast of matter in a slab, dimensionless; NOT convergence",
+}  # others: convergence, or a grey value of a legacy kind
+
+
+class MapsInfo(ABC):
+    """What a model must know about the maps of a data set, drawn or read.
+
+    Subclasses have the fields `settings` (with `kind`, `size`, `channels`, `has_mask`), `counts` of maps by split, and
+    `pixel_mean` and `pixel_std`: for each channel, in the unit of the maps, over the observed pixels of the TRAIN
+    split (of the test split, if that is all there is).
+    """
+
+    settings: Any
+    counts: Mapping[str, int]
+    prior: Mapping[str, tuple[float, float]]
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
+    mend: ClassVar[str]  # of a folder in which something is missing
+
+    @property
+    def kind(self) -> str:
+        return self.settings.kind
+
+    @property
+    def channels(self) -> int:
+        """Maps in a row, a mask not counted."""
+        return self.settings.channels
+
+    @property
+    def has_mask(self) -> bool:
+        return self.settings.has_mask
+
+    @property
+    @abstractmethod
+    def target_names(self) -> list[str]:
+        """Parameters that the maps depend on and a model can learn."""
+
+    @abstractmethod
+    def column_names(self) -> list[str]:
+        """Columns of a row."""
+
+    @abstractmethod
+    def why_without(self, split: str) -> str:
+        """Why there is no such split, and how to get one: the end of an error message."""
+
+    def features(self) -> "datasets.Features":
+        """Columns with their types."""
+        return maps_features(self.settings, self.column_names())
+
+    def units(self) -> dict[str, str]:
+        """What the numbers of each column are."""
+        return {name: self._map_unit() if name == "map" else UNITS[name] for name in self.column_names()}
+
+    def config_fields(self) -> dict[str, Any]:
+        """The fields of `HrmCosmoConfig` that the data decide.
+
+        Raises:
+            ValueError: the maps have no parameters.
+        """
+        return {
+            "image_size": self.settings.size,
+            "num_channels": self.channels + self.has_mask,
+            "mask_channel": self.has_mask,
+            "target_names": self.target_names,
+            "derived_s8": "sigma_8" in self.target_names,
+            "prior_bounds": [list(self.prior[name]) for name in self.target_names],
+            "pixel_mean": list(self.pixel_mean),
+            "pixel_std": list(self.pixel_std),
+            "padding_mode": "circular" if self.kind in PERIODIC else "zeros",
+        }
+
+    def _map_unit(self) -> str:
+        drawn = "grey value, 0 to 1" if self.kind in LEGACY else "convergence kappa, dimensionless"
+        return MAP_UNITS.get(self.kind, drawn)
+
+
+def maps_features(settings: Any, columns: list[str]) -> "datasets.Features":
+    """Columns of such maps with their types."""
+    from datasets import Array2D, Array3D, Features, Value
+
+    size = settings.size
+    pixels = {"map": Array3D((settings.channels, size, size), "float32"), "mask": Array2D((size, size), "bool")}
+    return Features({name: pixels.get(name) or Value(TYPES.get(name, "float32")) for name in columns})
+
+
+# ---- maps that were drawn ----
+
+
+def column_names(settings: MapSettings) -> list[str]:
+    """Columns of a set of drawn maps, known without importing `datasets`, which takes a worker seconds."""
+    masks = ["mask"] if settings.has_mask else []
+    parameters = ["omega_m"] if settings.kind in LEGACY else [*PARAMETERS, "s_8"]
+    return ["map", *masks, *parameters, "seed", "cosmology_id"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosmologyPlan:
+    """What decides every map of a data set, whoever draws it.
+
+    Args:
+        settings: of the maps.
+        counts: maps of each split; the first maps of a larger set are those of a smaller one.
+        seed: of the whole set, 0 to 2^32 - 1.
+        prior: lowest and highest value of `omega_m` and `sigma_8`, drawn uniformly.
+        maps_per_cosmology: maps drawn of each pair of parameters.
+        shard_size: maps in a file.
+        generator_version: of `cosmology_maps`; another version may draw other maps from the same seed.
+    """
+
+    settings: MapSettings
+    counts: Mapping[str, int]
+    seed: int = 0
+    prior: Mapping[str, tuple[float, float]] = field(default_factory=lambda: dict(PRIOR))
+    maps_per_cosmology: int = 1
+    shard_size: int = 1000
+    generator_version: int = GENERATOR_VERSION
+
+    def __post_init__(self):
+        if set(self.counts) != set(SPLITS) or min(self.counts.values()) < 0 or self.counts["train"] < 1:
+            raise ValueError(f"counts={dict(self.counts)}; expected 1 or more train maps and 0 or more test maps")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed={self.seed} is not in 0 to 2^32 - 1")
+        for name in ("maps_per_cosmology", "shard_size"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if set(self.prior) != set(PRIOR):
+            raise ValueError(f"prior of {sorted(self.prior)}; expected {sorted(PRIOR)}")
+        for name, (low, high) in self.prior.items():
+            if not low < high:
+                raise ValueError(f"prior of {name} from {low} to {high} is empty")
+        for end in (0, 1):  # what lies between is sound when the ends are
+            Cosmology(self.prior["omega_m"][end], self.prior["sigma_8"][end])
+        if self.settings.kind == "2lpt":
+            widest = Cosmology(self.prior["omega_m"][0], self.prior["sigma_8"][0])
+            check_width(widest, self.settings.box_mpc, self.settings)
+
+    def as_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self)))
+
+    def parameters(self, split: str, cosmology: int) -> dict[str, float]:
+        """Parameters of the cosmology of a number, as float32 values: those that the data set stores."""
+        uniform = self._generator(split, cosmology, 0).random(len(PRIOR))
+        ends = [self.prior[name] for name in PRIOR]
+        return {name: float(np.float32(low + (high - low) * x)) for name, (low, high), x in zip(PRIOR, ends, uniform)}
+
+    def map_seed(self, split: str, cosmology: int, realisation: int) -> int:
+        """Seed of a map, 0 to 2^63 - 1."""
+        return int(self._generator(split, cosmology, 1 + realisation).integers(2**63))
+
+    def _generator(self, split: str, cosmology: int, purpose: int) -> np.random.Generator:
+        """Random numbers of one purpose: 0 for the parameters of a cosmology, 1 + r for its realisation r."""
+        entropy = [self.seed, SPLITS.index(split), cosmology, purpose]
+        return np.random.default_rng(np.random.SeedSequence(entropy))
+
+
+@dataclass(frozen=True, kw_only=True)
+class CosmologyInfo(CosmologyPlan, MapsInfo):
+    """A finished set of drawn maps: its plan, and `pixel_mean` and `pixel_std` of each channel (see `MapsInfo`)."""
+
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
+    mend: ClassVar[str] = "run the command that built it again, it makes what is missing"
+
+    @property
+    def target_names(self) -> list[str]:
+        return ["omega_m"] if self.kind in LEGACY else list(PARAMETERS)
+
+    def column_names(self) -> list[str]:
+        return column_names(self.settings)
+
+    def units(self) -> dict[str, str]:
+        number = f"number of the pair of parameters; from {TEST_ID} on in the test split"
+        return super().units() | {"cosmology_id": number}
+
+    def why_without(self, split: str) -> str:
+        return "; build it with --test-samples above 0" if split == "test" else ""
+
+    def as_json(self) -> dict[str, Any]:
+        return super().as_json() | {"units": self.units()}
+
+
+# ---- maps that were read ----
+
+
+@dataclass(frozen=True)
+class FileSettings:
+    """How maps were read from files.
+
+    Args:
+        kind: of the files, one of FILE_COLUMNS. size: pixels a side. channels: maps in a row, a mask not counted.
+        has_mask: there is a mask of observed pixels. side_deg: side of a patch in degrees, None if it is not known.
+        options: of the reader.
+    """
+
+    kind: str
+    size: int
+    channels: int
+    has_mask: bool
+    side_deg: float | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    # Figures of a generator, which nobody told about the files.
+    source_redshifts: ClassVar[None] = None
+    sigma_e: ClassVar[None] = None
+
+    def __post_init__(self):
+        if self.kind not in FILE_COLUMNS:
+            raise ValueError(f"kind={self.kind!r} of files is not one of {', '.join(FILE_COLUMNS)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FilesInfo(MapsInfo):
+    """A set of maps that were read from files; no generator, and no seed, gives them again.
+
+    Args:
+        settings: how they were read. counts: maps of each split. seed: of the split by universe.
+        labels: file of the table of parameters, None without.
+        prior_bounds: lowest and highest value of each parameter that a model is to consider; None without labels.
+        skipped: patches of the sky left out because too little of them was observed.
+        pixel_mean, pixel_std: see `MapsInfo`.
+    """
+
+    settings: FileSettings
+    counts: Mapping[str, int]
+    labels: str | None
+    prior_bounds: Mapping[str, tuple[float, float]] | None
+    pixel_mean: tuple[float, ...]
+    pixel_std: tuple[float, ...]
+    seed: int = 0
+    skipped: int = 0
+    mend: ClassVar[str] = "delete the folder and read the files again"
+
+    def __post_init__(self):
+        if set(self.counts) != set(SPLITS):
+            raise ValueError(f"counts={dict(self.counts)}; expected those of {' and '.join(SPLITS)}")
+        if self.prior_bounds is not None and set(self.prior_bounds) != set(PARAMETERS):
+            raise ValueError(f"prior_bounds of {sorted(self.prior_bounds)}; expected {sorted(PARAMETERS)}")
+
+    @property
+    def prior(self) -> Mapping[str, tuple[float, float]]:
+        """The `prior_bounds`. Raises ValueError without labels, as all that a regression needs does."""
+        if self.prior_bounds is None:
+            raise ValueError(
+                f"the {self.kind} maps of this data set have no parameters {' and '.join(PARAMETERS)}, so no model "
+                "can be trained on them or scored with them. Read the files again with --labels TABLE; or give the "
+                'maps, as they are, to a trained model: pipeline("cosmology-regression")'
+            )
+        return self.prior_bounds
+
+    @property
+    def target_names(self) -> list[str]:
+        return list(self.prior)
+
+    def column_names(self) -> list[str]:
+        masks = ["mask"] if self.has_mask else []
+        parameters = [] if self.labels is None else [*PARAMETERS, "s_8", "cosmology_id"]
+        return ["map", *masks, *FILE_COLUMNS[self.kind], *parameters]
+
+    def why_without(self, split: str) -> str:
+        if self.labels is None:
+            return f": without labels (--labels TABLE) the {self.kind} maps can be given to a trained model, no more"
+        return "; read the files again with a --test-share between 0 and 1"
+
+    def as_json(self) -> dict[str, Any]:
+        return json.loads(json.dumps(asdict(self))) | {"units": self.units()}
+
+
+def info_from_json(fields: dict[str, Any]) -> CosmologyInfo | FilesInfo:
+    """The info that `as_json` made a dictionary of. Raises ValueError, TypeError or KeyError for another one."""
+    fields = {name: value for name, value in fields.items() if name != "units"}
+    read = fields["settings"]["kind"] in FILE_COLUMNS
+    fields["settings"] = (FileSettings if read else MapSettings)(**fields["settings"])
+    bounds = "prior_bounds" if read else "prior"
+    if fields[bounds] is not None:
+        fields[bounds] = {name: (float(low), float(high)) for name, (low, high) in fields[bounds].items()}
+    for name in ("pixel_mean", "pixel_std"):
+        fields[name] = tuple(map(float, fields[name]))
+    return (FilesInfo if read else CosmologyInfo)(**fields)

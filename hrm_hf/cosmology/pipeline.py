@@ -1,0 +1,145 @@
+"""`pipeline("cosmology-regression", model=...)`: maps in, posteriors of cosmological parameters out.
+
+infer = pipeline("cosmology-regression", model="runs/cosmo")
+infer("map.npy")["omega_m"]  # {"mean": 0.31, "std": 0.02, "interval_68": [0.29, 0.33], "interval_95": [...]}
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import GeneratorType
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import Dataset
+from transformers import Pipeline
+
+from ..hub.pipelines_mixin import OwnBatchesMixin
+from ..models.map_files import MAX_PIXELS
+from ..models.posterior_head import CosmoRegressionOutput
+
+
+INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
+
+
+class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
+    """Infers cosmological parameters with any regressor of the package.
+
+    A map is an array or tensor [H, W] or [C, H, W], nested lists of that, the path of a .npy, .npz or .fits file with
+    one map, or a dict `{"map": ..., "mask": ...}` of these, the mask True where the sky is observed. A list of maps, a
+    generator of them, an array [B, C, H, W] or a file with several gives a list of results.
+
+    Parameters of the constructor and of every call:
+        max_steps (`int`): most segments, by default `config.halt_max_steps`; more is allowed.
+        halt (`str`, "fixed"): "fixed" uses all of them, "adaptive" stops when little more is expected.
+        num_samples (`int`, 2000): draws from each posterior, which the intervals are taken of.
+        return_samples (`bool`, False): adds "samples", float32 [num_samples, parameters], columns as the names.
+        seed (`int`, 0): of the draws. A map's are the same whatever is beside it in the batch.
+        batch_size (`int`): maps at a time.
+        max_pixels (`int`, 67,108,864): of an array in a file; a larger one is refused before it is read.
+
+    Returns, per map, a dict:
+        a dict for each of `config.reported_names`, in physical units: mean, std, and the central credible intervals
+        interval_68 and interval_95, [low, high].
+        steps: segments used.
+    """
+
+    _load_tokenizer = False
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = True
+
+    def __init__(self, model, *args: Any, **kwargs: Any):
+        super().__init__(model, *args, **kwargs)
+        self.model.eval()
+
+    def _sanitize_parameters(
+        self,
+        max_steps: int | None = None,
+        halt: str | None = None,
+        num_samples: int | None = None,
+        return_samples: bool | None = None,
+        seed: int | None = None,
+        max_pixels: int | None = None,
+    ) -> tuple[dict, dict, dict]:
+        if num_samples is not None and num_samples < 2:
+            raise ValueError(f"num_samples={num_samples}; expected at least 2")
+        forward = {"max_steps": max_steps, "halt": halt}
+        postprocess = {"num_samples": num_samples, "return_samples": return_samples, "seed": seed}
+        parts = ({"max_pixels": max_pixels}, forward, postprocess)
+        return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
+        """Infers the parameters of one map, or of a list, file, array or generator; see the class."""
+        if isinstance(inputs, (GeneratorType, Dataset)):
+            return super().__call__(inputs, **kwargs)
+        if isinstance(inputs, (list, tuple)) and not len(inputs):
+            return []
+        given = {"max_pixels": kwargs["max_pixels"]} if kwargs.get("max_pixels") is not None else {}
+        items = self._read(inputs, **self._preprocess_params | given)
+        single = len(items) == 1 and not _is_many(inputs)
+        return super().__call__(items[0] if single else items, **kwargs)
+
+    def _read(self, inputs: Any, max_pixels: int = MAX_PIXELS) -> list[dict[str, torch.Tensor]]:
+        """One dict of a checked map for each map of `inputs`."""
+        if isinstance(inputs, (list, tuple)) and isinstance(inputs[0], dict):
+            return [item for one in inputs for item in self._read(one, max_pixels)]
+        mask = None
+        if isinstance(inputs, dict):
+            unknown = set(inputs) - {"map", "mask"}
+            if unknown or "map" not in inputs:
+                raise ValueError(f"a dict has the keys {sorted(inputs)}; expected map, and maybe mask")
+            inputs, mask = inputs["map"], inputs.get("mask")
+        pixel_values = self.feature_extractor(inputs, mask, max_pixels=max_pixels)["pixel_values"]
+        return [{"pixel_values": one[None]} for one in pixel_values]
+
+    def preprocess(self, input_: Any, max_pixels: int = MAX_PIXELS) -> dict[str, torch.Tensor]:
+        """`pixel_values` float32 [1, C, H, W] of one map."""
+        if isinstance(input_, dict) and "pixel_values" in input_:
+            return input_
+        items = self._read(input_, max_pixels)
+        if len(items) != 1:
+            raise ValueError(f"an item holds {len(items)} maps; expected one")
+        return items[0]
+
+    def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict]:
+        outputs = self.forward({"pixel_values": torch.cat([item["pixel_values"] for item in batch])}, **forward_params)
+        for row in range(len(batch)):
+            one = {name: value[row : row + 1] for name, value in outputs.items()}
+            yield self.postprocess(one, **postprocess_params)
+
+    def _forward(self, input_tensors: dict[str, torch.Tensor], **forward_params: Any) -> dict[str, torch.Tensor]:
+        outputs = self.model(**input_tensors, **forward_params)
+        parts = {name: outputs[name].float() for name in ("logits", "std", "log_weights", "loc", "scale_tril")}
+        return parts | {"steps": outputs["steps"]}
+
+    def postprocess(
+        self,
+        model_outputs: dict[str, torch.Tensor],
+        num_samples: int = 2000,
+        return_samples: bool = False,
+        seed: int = 0,
+    ) -> dict[str, Any]:
+        """Means, standard deviations and intervals of one map's posterior."""
+        generator = torch.Generator().manual_seed(seed)
+        outputs = CosmoRegressionOutput(**model_outputs)
+        samples = self.model.sample_posterior(outputs, num_samples, generator)[0].numpy()
+        result: dict[str, Any] = {}
+        for column, name in enumerate(self.model.config.reported_names):
+            result[name] = {"mean": outputs.logits[0, column].item(), "std": outputs.std[0, column].item()}
+            for key, share in INTERVALS.items():
+                ends = np.quantile(samples[:, column], [(1 - share) / 2, (1 + share) / 2])
+                result[name][key] = [float(end) for end in ends]
+        result["steps"] = int(outputs.steps[0])
+        return result | ({"samples": samples} if return_samples else {})
+
+
+def _is_many(inputs: Any) -> bool:
+    """Whether a result of it is a list even if it holds one map."""
+    if isinstance(inputs, dict):
+        return _is_many(inputs["map"])
+    if isinstance(inputs, (str, Path)):
+        return False
+    listed = isinstance(inputs, (list, tuple)) and not isinstance(inputs[0], (list, tuple))
+    return listed or np.ndim(inputs) == 4

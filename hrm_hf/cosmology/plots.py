@@ -1,0 +1,137 @@
+"""Pictures of posteriors over cosmological parameters: corners, predictions, calibration, and accuracy per step."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..trainer.plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
+from .evaluation import CosmologyPredictions, central_coverage, covariances, smoothed_density
+
+
+SYMBOLS = {"omega_m": r"$\Omega_\mathrm{m}$", "sigma_8": r"$\sigma_8$", "s_8": r"$S_8$"}
+COLORS = (ACCENT, *EXTRA, "#7a4fa3")
+SHOWN_POINTS = 400  # of a scatter plot; more hide each other
+
+
+def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
+    """Posteriors of a few maps, from low to high in the first parameter: 68 and 95 % regions, truths as crosses."""
+    names = predictions.names
+    order = np.argsort(predictions.truth[:, 0])
+    chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
+    figure, axes = _panels(len(names), len(names), 2.3)
+    for row in range(len(names)):
+        for column in range(len(names)):
+            panel = axes[row, column]
+            if column > row:
+                panel.set_visible(False)
+                continue
+            for color, index in zip(COLORS, chosen):
+                draws, truth = predictions.samples[index], predictions.truth[index]
+                if column == row:
+                    panel.hist(draws[:, row], bins=30, density=True, histtype="step", color=color)
+                    panel.axvline(truth[row], color=color, linestyle="--", linewidth=1)
+                else:
+                    draw_region(panel, draws[:, [column, row]], color)
+                    panel.plot(truth[column], truth[row], marker="+", markersize=11, markeredgewidth=2, color=color)
+            if row == len(names) - 1:
+                panel.set_xlabel(_symbol(names[column]))
+            if column == 0 and row:
+                panel.set_ylabel(_symbol(names[row]))
+            if column == row:
+                panel.set_yticks([])
+    return save_figure(figure, path, title)
+
+
+def draw_region(panel, draws: np.ndarray, color: str) -> None:
+    """68 and 95 % regions of draws [S, 2] as contours; nothing where all draws lie on a line."""
+    covariance = covariances(draws[None])[0]
+    if np.linalg.det(covariance) <= 0:
+        return
+    plane, density, levels, _ = smoothed_density(draws, covariance, (0.9545, 0.6827))
+    # Equal levels cannot be drawn; they come of very few draws.
+    levels = sorted(set(levels))
+    panel.contour(plane[..., 0], plane[..., 1], density, levels=levels, colors=color, linewidths=(0.8, 1.4))
+
+
+def plot_predictions(
+    predictions: CosmologyPredictions, path: str | Path, metrics: dict[str, Any], title: str = ""
+) -> Path:
+    """Posterior mean and standard deviation of each map against the truth; `metrics` of `evaluate_predictions`."""
+    figure, axes = _panels(1, len(predictions.names), 3.6)
+    shown = slice(None, None, max(1, len(predictions.truth) // SHOWN_POINTS))
+    for column, (name, panel) in enumerate(zip(predictions.names, axes[0])):
+        truth, mean = predictions.truth[shown, column], predictions.mean[shown, column]
+        std = predictions.std[shown, column]
+        panel.errorbar(truth, mean, std, fmt="o", markersize=2, linewidth=0.5, color=ACCENT, alpha=0.6)
+        ends = (truth.min(), truth.max())
+        panel.plot(ends, ends, color=INK, linestyle="--", linewidth=1)
+        found = metrics["parameters"][name]
+        panel.set(xlabel=f"true {_symbol(name)}", ylabel="posterior mean and deviation")
+        panel.set_title(f"RMSE {found['rmse']:.4f}, R$^2$ {found['r2']:.3f}", fontsize="medium")
+        panel.grid(color=MUTED, alpha=0.4)
+    return save_figure(figure, path, title)
+
+
+def plot_calibration(
+    predictions: CosmologyPredictions, path: str | Path, metrics: dict[str, Any], title: str = ""
+) -> Path:
+    """Coverage of credible intervals, TARP's expected coverage, and the ranks of each parameter's truths."""
+    names = predictions.names
+    figure, axes = _panels(1, 2 + len(names), 3.2)
+    coverage, tarp = axes[0, :2]
+    levels = np.linspace(0, 1, 51)
+    for name, color in zip(names, COLORS):
+        coverage.plot(levels, central_coverage(predictions, name, levels), color=color, label=_symbol(name))
+    coverage.set(xlabel="credibility", ylabel="share of truths inside", title="Central intervals")
+    coverage.legend(frameon=False, fontsize="small")
+    found = metrics["tarp"]
+    tarp.plot(found["credibility"], found["expected_coverage"], color=ACCENT)
+    tarp.fill_between(found["credibility"], *found["band"], color=ACCENT, alpha=0.2)
+    tarp.set(xlabel="credibility", ylabel="expected coverage", title=f"TARP, largest gap {found['deviation']:.3f}")
+    for panel in (coverage, tarp):
+        panel.plot([0, 1], [0, 1], color=INK, linestyle="--", linewidth=1)
+        panel.grid(color=MUTED, alpha=0.4)
+    for name, panel in zip(names, axes[0, 2:]):
+        ranks = metrics["parameters"][name]["sbc"]
+        bins = len(ranks["histogram"])
+        expected = metrics["count"] / bins
+        panel.bar(range(bins), ranks["histogram"], width=0.9, color=ACCENT)
+        panel.axhspan(expected - 2 * expected**0.5, expected + 2 * expected**0.5, color=INK, alpha=0.15)
+        panel.axhline(expected, color=INK, linestyle="--", linewidth=1)
+        panel.set(xlabel=f"rank of true {_symbol(name)}", ylabel="maps", xticks=[])
+        panel.set_title(f"Ranks, p = {ranks['p_value']:.2g}")
+    return save_figure(figure, path, title)
+
+
+def plot_steps(per_step: dict[str, Any], path: str | Path, title: str = "") -> Path:
+    """RMSE after each segment, and where maps halted adaptively; what `hrm-hf eval cosmo` writes as "per_step"."""
+    adaptive = per_step.get("adaptive")
+    figure, axes = _panels(1, 2 if adaptive else 1, 3.8)
+    curve = axes[0, 0]
+    for (name, rmse), color in zip(per_step["rmse"].items(), COLORS):
+        steps = range(1, len(rmse) + 1)
+        curve.plot(steps, rmse, color=color, marker="o", markersize=4, label=_symbol(name))
+        if adaptive:
+            point = (adaptive["average_steps"], adaptive["rmse"][name])
+            curve.plot(*point, marker="*", markersize=12, linestyle="", color=color)
+    curve.set(xlabel="segments (star: adaptive halting)" if adaptive else "segments", ylabel="RMSE")
+    curve.set_ylim(bottom=0)
+    curve.xaxis.get_major_locator().set_params(integer=True)
+    curve.grid(axis="y", color=MUTED, alpha=0.4)
+    curve.legend(frameon=False, fontsize="small")
+    if adaptive:
+        histogram = adaptive["steps_histogram"]
+        axes[0, 1].bar(range(1, len(histogram) + 1), histogram, color=ACCENT, width=0.85)
+        axes[0, 1].set(xlabel="segments used", ylabel="maps", title=f"Average {adaptive['average_steps']:.2f}")
+        axes[0, 1].xaxis.get_major_locator().set_params(integer=True)
+    return save_figure(figure, path, title)
+
+
+def _symbol(name: str) -> str:
+    return SYMBOLS.get(name, name)
+
+
+def _panels(rows: int, columns: int, side: float):
+    """A figure of nearly square panels, `side` inches each."""
+    return new_figure(rows, columns, (side * columns + 0.4, side * rows + 0.2))

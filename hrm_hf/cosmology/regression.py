@@ -1,0 +1,217 @@
+"""Maps, model and feature extractor of a regressor of cosmological parameters, from the options of a run.
+
+The figures that scale the maps come from the data set for a fresh model, and from the checkpoint for saved weights:
+those have learnt what one unit is. What does not fit together is an error here, not a crash in the first batch.
+"""
+
+import re
+import shlex
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import (
+    AutoFeatureExtractor,
+    AutoModelForImageClassification,
+    BitsAndBytesConfig,
+    PreTrainedModel,
+    set_seed,
+)
+
+from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from ..models.posterior_head import Posterior
+from ..trainer.recipes import CosmoDataArguments, ModelArguments, build_config
+from .dataset.collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
+from .dataset.rows import CosmologyInfo, load_cosmology_info, read_arrays
+
+
+SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
+STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
+CARD_METRICS = ("rmse", "rmse_over_prior_std", "r2", "bias", "mean_z2", "coverage_68", "coverage_95")
+
+
+@dataclass
+class CosmologyMaps:
+    """Maps to train on, to validate on (None without), and what the data set says of itself."""
+
+    info: CosmologyInfo
+    train: MapRows
+    validation: MapRows | None
+
+    def describe(self) -> str:
+        held_out = len(self.validation) if self.validation else 0
+        return f"{self.info.kind} maps: {len(self.train):,} to train on, {held_out:,} held out"
+
+
+def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
+    """Builds or finishes the data set at `path` with the arguments of `hrm-hf data`, if some are given.
+
+    A data set that is there already is compared with them, so that maps of another kind are not trained on in silence.
+
+    Args:
+        wanted: maps that training and validation will take; drawing too few of them may last hours.
+
+    Raises:
+        ValueError: no path, too few maps, or the data set at `path` is another one.
+    """
+    import typer
+
+    from ..cli.data import app
+
+    if path is None:
+        raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
+    if command:
+        drawn = re.search(r"--samples[ =](\d+)", command)
+        if drawn and int(drawn[1]) < wanted:
+            raise ValueError(
+                f"train_samples and val_samples want {wanted} maps, and build_data {command!r} draws {drawn[1]}; ask "
+                "for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
+            )
+        try:
+            typer.main.get_command(app).main([*shlex.split(command), "--out", path], standalone_mode=False)
+        except typer.BadParameter as error:
+            raise ValueError(f"build_data {command!r}: {error.message}") from error
+
+
+def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
+    """Reads the train split into memory and holds out its end.
+
+    Raises:
+        ValueError: more maps are wanted than there are, or noise for maps that have some.
+    """
+    info = load_cosmology_info(data_args.data_path)
+    if data_args.noise_sigma and info.settings.sigma_e:
+        raise ValueError(
+            f"noise_sigma={data_args.noise_sigma}, but the maps of {data_args.data_path} have shape noise already "
+            f"(sigma_e={info.settings.sigma_e}); use noiseless maps, or leave it out"
+        )
+    rows = read_arrays(data_args.data_path, "train")
+    labels = np.stack([rows[name] for name in info.target_names], axis=1)
+    try:
+        train, held_out = split_rows(rows["cosmology_id"], data_args.train_samples, data_args.val_samples)
+    except ValueError as error:
+        raise ValueError(f"{data_args.data_path}: {error}") from error
+    parts = (rows["map"], labels, rows.get("mask"))
+    validation = MapRows(*parts, rows=held_out) if len(held_out) else None
+    return CosmologyMaps(info, MapRows(*parts, rows=train, training=True), validation)
+
+
+def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.ndarray] | None:
+    """The first `test_samples` maps of the test split as arrays by column, with fixed noise; None without any."""
+    info = load_cosmology_info(data_args.data_path)
+    if not info.counts["test"] or data_args.test_samples == 0:
+        return None
+    wanted = data_args.test_samples or info.counts["test"]
+    if wanted > info.counts["test"]:
+        raise ValueError(f"test_samples={wanted}: the test split of {data_args.data_path} has {info.counts['test']}")
+    rows = {name: values[:wanted] for name, values in read_arrays(data_args.data_path, "test").items()}
+    if data_args.noise_sigma:
+        maps = torch.from_numpy(rows["map"])
+        # Another seed than that of training, whose validation maps have the same numbers.
+        noise = map_noise(maps, torch.arange(wanted), seed + 1, EVALUATION)
+        rows["map"] = (maps + data_args.noise_sigma * noise).numpy()
+    return rows
+
+
+def load_regressor(
+    model_args: ModelArguments,
+    data_args: CosmoDataArguments,
+    info: CosmologyInfo,
+    seed: int,
+    quantization_config: BitsAndBytesConfig | None = None,
+) -> tuple[PreTrainedModel, CosmoMapFeatureExtractor]:
+    """A fresh model with a feature extractor for these maps, or saved ones.
+
+    Raises:
+        ValueError: unknown type, preset or field; a config that is no regressor's; saved weights for other maps.
+    """
+    set_seed(seed)
+    options = {"attn_implementation": model_args.attn_implementation}
+    fields = info.config_fields()
+    # Maps are scaled as they are trained on: with their noise.
+    fields["pixel_std"] = [float(np.hypot(std, data_args.noise_sigma)) for std in fields["pixel_std"]]
+    if model_args.model_name_or_path is None:
+        config = build_config(model_args, **fields)
+        if config.problem_type != "regression":
+            raise ValueError(f"model_type={config.model_type!r} is no regressor; choose hrm_cosmo or cosmo_cnn")
+        model = AutoModelForImageClassification.from_config(config, **options)
+        return model, CosmoMapFeatureExtractor.from_config(config, stretch=data_args.stretch)
+    model = AutoModelForImageClassification.from_pretrained(
+        model_args.model_name_or_path, quantization_config=quantization_config, **options
+    )
+    for name in SAME:
+        if getattr(model.config, name) != fields[name]:
+            raise ValueError(
+                f"{model_args.model_name_or_path} was made for {name}={getattr(model.config, name)}, the maps of "
+                f"{data_args.data_path} have {fields[name]}; train a fresh model, or build such maps"
+            )
+    for name, (low, high) in zip(fields["target_names"], model.config.prior_bounds or ()):
+        if info.prior[name][0] < low or info.prior[name][1] > high:
+            raise ValueError(
+                f"{model_args.model_name_or_path} knows {name} from {low} to {high}, the maps of "
+                f"{data_args.data_path} have {info.prior[name][0]} to {info.prior[name][1]}; train a fresh model"
+            )
+    return model, AutoFeatureExtractor.from_pretrained(model_args.model_name_or_path)
+
+
+def map_collator(
+    extractor: CosmoMapFeatureExtractor, model: PreTrainedModel, data_args: CosmoDataArguments, seed: int
+) -> MapCollator:
+    """What is done to maps in training; they are moved around their edges if the model takes those to meet."""
+    return MapCollator(
+        extractor,
+        augment=data_args.augment,
+        shift=data_args.augment and model.config.padding_mode == "circular",
+        noise_sigma=data_args.noise_sigma,
+        seed=seed,
+    )
+
+
+def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
+    """Scales the statistics that a fresh model reads beside the maps by the first training maps, as they come."""
+    if not hasattr(model, "fit_statistics"):  # the CNN reads the maps alone
+        return
+    count = min(len(train), STATISTICS_MAPS)
+    chunks = (range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
+    batches = (collator.finished(train.__getitems__(list(chunk)), EVALUATION) for chunk in chunks)
+    model.fit_statistics([batch["pixel_values"] for batch in batches])
+
+
+@torch.no_grad()
+def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float:
+    """Sets the factor on all standard deviations that makes the labels of held-out maps most likely; returns it."""
+    model.eval()
+    parts, labels = [], []
+    for start in range(0, len(rows), batch_size):
+        batch = collator(rows.__getitems__(list(range(start, min(start + batch_size, len(rows))))))
+        outputs = model(batch["pixel_values"].to(model.device))
+        parts.append((outputs.log_weights, outputs.loc, outputs.scale_tril))
+        labels.append(batch["labels"].to(model.device))
+    posterior = Posterior(*(torch.cat(column) for column in zip(*parts)))
+    model.config.posterior_scale *= model.posterior_head.best_scale(posterior, torch.cat(labels))
+    return model.config.posterior_scale
+
+
+def evaluate_on_test(model, extractor, rows: dict[str, np.ndarray], info: CosmologyInfo, out: Path, batch_size: int):
+    """Evaluates a model on maps of `load_test_maps`: the figures of `evaluate_predictions`, and pictures in `out`."""
+    from . import plots as plots
+    from .evaluation import evaluate_predictions, predict_maps, rmse_per_step
+
+    labels = {name: rows[name] for name in model.config.reported_names}
+    predictions, segments, _ = predict_maps(
+        model, extractor, rows["map"], labels, rows.get("mask"), batch_size=batch_size
+    )
+    metrics = evaluate_predictions(predictions, info.prior)
+    title = f"{len(rows['map'])} test maps, {info.kind}"
+    plots.plot_corner(predictions, out / "corner.png", title=title)
+    plots.plot_predictions(predictions, out / "predictions.png", metrics, title)
+    plots.plot_calibration(predictions, out / "calibration.png", metrics, title)
+    return metrics | {"rmse_per_step": rmse_per_step(predictions, segments)}
+
+
+def card_figures(metrics: dict[str, Any]) -> dict[str, float]:
+    """What a model card gets of `evaluate_predictions`; everything is in results.json."""
+    figures = {f"{name}_{key}": found[key] for name, found in metrics["parameters"].items() for key in CARD_METRICS}
+    return figures | {"tarp_deviation": metrics["tarp"]["deviation"]}

@@ -1,1 +1,0 @@
-"""What a task's answers are worth: voting, metrics, sandboxes and calibration."""

@@ -1,0 +1,134 @@
+"""What writers of other formats share: a checkpoint read whole or refused, a result written whole or not at all."""
+
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+
+from ..hub.manifests import MANIFEST, TORCH_CANNOT_WRITE, damage
+from .gguf_tokenizer import find_file
+
+
+def require(module: str, message: str) -> None:
+    """Raises ImportError with `message` if a package is not installed."""
+    if find_spec(module) is None:
+        raise ImportError(message)
+
+
+def load_config(model: str) -> PreTrainedConfig:
+    """The config of a folder or a model on the Hub. Raises ValueError if there is none, or an adapter."""
+    refuse_adapter(model)
+    try:
+        return AutoConfig.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{model} is no model: expected a folder with config.json or a Hub name ({error})") from error
+
+
+def refuse_adapter(model: str) -> None:
+    """Raises ValueError for a folder that holds a PEFT adapter and no model."""
+    if Path(model, "adapter_config.json").is_file() and not Path(model, "config.json").is_file():
+        raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
+
+
+def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: Any) -> PreTrainedModel:
+    """The model in eval mode, with every weight from its checkpoint and none left over.
+
+    Args:
+        model: folder or Hub name.
+        auto_class: what loads it.
+        options: of `from_pretrained`; dtype="auto" if it is not among them.
+
+    Raises:
+        ValueError: a damaged checkpoint, one that does not fit its config, or an adapter.
+    """
+    if (Path(model) / MANIFEST).is_file() and (found := damage(model)):
+        raise ValueError(f"checkpoint {model} is damaged: {'; '.join(found)}. Nothing was written")
+    if find_file(model, "adapter_config.json") is not None:
+        raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
+    try:
+        network, info = auto_class.from_pretrained(
+            model, use_safetensors=True, output_loading_info=True, **{"dtype": "auto", **options}
+        )
+    except (SafetensorError, RuntimeError) as error:
+        raise ValueError(f"checkpoint {model} is damaged: {error}. Nothing was written") from error
+    for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
+        if names := sorted(str(name) for name in info[what]):
+            raise ValueError(
+                f"checkpoint {model} does not fit its config.json: {len(names)} {what.replace('_', ' ')} "
+                f"({', '.join(names[:4])}{', ...' if len(names) > 4 else ''}). Nothing was written"
+            )
+    return network.eval()
+
+
+@contextmanager
+def whole_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Iterator[Path]:
+    """A file beside `out` that becomes `out` if all goes well, and goes away if not."""
+    if out.is_dir():
+        raise IsADirectoryError(f"{out} is a folder; expected the name of a file to write, such as {out}/{example}")
+    if out.exists() and not force:
+        raise FileExistsError(f"{out} exists; choose another name, or overwrite it with --force (force=True)")
+    require_place(out)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = out.with_name(f"unfinished-{out.name}")
+    try:
+        with _full_disk_named(out):
+            yield unfinished
+        os.replace(unfinished, out)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def require_place(out: Path) -> None:
+    """Raises NotADirectoryError or PermissionError where nothing can be written beside `out`."""
+    nearest = next(folder for folder in out.absolute().parents if folder.exists())
+    if not nearest.is_dir():
+        raise NotADirectoryError(f"{nearest} is a file; {out} cannot be written in it")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise PermissionError(f"{nearest} cannot be written; choose another place than {out}")
+
+
+@contextmanager
+def _full_disk_named(out: Path) -> Iterator[None]:
+    """Raises OSError that says where there was no room; torch's archives say only that a position is unexpected."""
+    try:
+        yield
+    except (OSError, RuntimeError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            reason = "no space left on the device"
+        elif isinstance(error, RuntimeError) and any(words in str(error) for words in TORCH_CANNOT_WRITE):
+            reason = "is the disk full?"
+        else:
+            raise
+        raise OSError(f"{out} could not be written ({reason}). Nothing was written") from error
+
+
+@contextmanager
+def whole_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
+    """A folder beside `out` whose files move to `out` if all goes well; it goes away if not.
+
+    With `force` files of the same names in `out` are overwritten, others stay.
+    """
+    if out.exists() and not out.is_dir():
+        raise FileExistsError(f"{out} is a file; expected the name of a folder to write")
+    if not force and out.is_dir() and any(out.iterdir()):
+        raise FileExistsError(f"{out} is not empty; choose another name, or overwrite it with --force (force=True)")
+    require_place(out)
+    unfinished = out.with_name(f"unfinished-{out.name}")
+    if unfinished.exists():  # of an export that was killed
+        shutil.rmtree(unfinished)
+    unfinished.mkdir(parents=True)
+    try:
+        with _full_disk_named(out):
+            yield unfinished
+        out.mkdir(exist_ok=True)
+        for file in unfinished.iterdir():
+            os.replace(file, out / file.name)
+    finally:
+        shutil.rmtree(unfinished)

@@ -1,0 +1,215 @@
+"""Models as ONNX graphs, with what is needed to run them without this package.
+
+    export_onnx("runs/sudoku", "sudoku_onnx", check=True)
+    OnnxPuzzleSolver("sudoku_onnx").solve(boards)
+
+The graphs are those of `torch_export.py`. Puzzles and `hrm_cosmo` halt outside of them: `onnx_runtime.py` has the
+loops, on numpy and ONNX Runtime alone, and goes into the folder too. Left out: half precision and quantisation, which
+tools of ONNX do to our files; generation with a cache.
+"""
+
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..puzzles.dataset import IDENTIFIERS_FILE
+from .checkpoint import require, whole_folder_or_nothing
+from .gguf_tokenizer import find_file
+from .torch_export import PUZZLES, Graph, compare, describe, export_graph, graphs, load_exportable, random_inputs
+
+
+OPSETS = range(18, 24)  # torch writes 18; onnx converts to the others
+DEFAULT_OPSET = 18  # the one that most runtimes read
+META_FILE = "onnx.json"
+RUNTIME_FILE = "onnx_runtime.py"
+COPIED = (
+    "config.json", IDENTIFIERS_FILE, "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
+    "chat_template.jinja",
+)  # fmt: skip
+MISSING = 'ONNX export needs onnx, onnxscript and onnxruntime: pip install "hrm_hf[onnx]"'
+
+
+def export_onnx(
+    model: str | Path, out: str | Path, opset: int = DEFAULT_OPSET, force: bool = False, check: bool = False
+) -> dict[str, Any]:
+    """Writes a folder with the graphs of a model; either whole or not at all.
+
+    model.onnx (with model.onnx.data beside it above 1.5 GB), for `hrm_cosmo` stem.onnx and segment.onnx too,
+    config.json, the files of tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs, outputs, shapes,
+    settings of halting), and onnx_runtime.py where there is a loop to run.
+
+    Args:
+        model: folder or Hub name.
+        out: folder to write.
+        opset: version of the operators, one of OPSETS.
+        force: write into `out` although there are files in it; those of the same names are overwritten.
+        check: compare ONNX Runtime with torch on other inputs, before anything is in `out`.
+
+    Returns:
+        What was written, and with `check` the largest differences.
+
+    Raises:
+        FileExistsError: `out` is not empty, or a file.
+        ImportError: a package is missing.
+        ValueError: another opset or architecture, a damaged checkpoint, or with `check` another result.
+    """
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        require(package, MISSING)
+    if opset not in OPSETS:
+        raise ValueError(f"opset={opset} is not supported; expected {OPSETS.start} to {OPSETS.stop - 1}")
+    with whole_folder_or_nothing(Path(out), force) as unfinished:
+        network = load_exportable(str(model))
+        parts = graphs(network)
+        meta = _meta(network, parts, opset)
+        for name, graph in parts.items():
+            write_graph(graph, unfinished / f"{name}.onnx", opset, meta)
+        (unfinished / META_FILE).write_text(json.dumps(meta, indent=1))
+        if needs_loop(network.config):
+            shutil.copyfile(Path(__file__).with_name(RUNTIME_FILE), unfinished / RUNTIME_FILE)
+        for name in COPIED:
+            if (found := find_file(str(model), name)) is not None:
+                shutil.copyfile(found, unfinished / name)
+        result = {
+            "out": str(out),
+            "architecture": network.config.model_type,
+            "parameters": network.num_parameters(),
+            "opset": opset,
+            "files": sorted(file.name for file in unfinished.iterdir()),
+            "bytes": sum(file.stat().st_size for file in unfinished.iterdir()),
+        }
+        if check:
+            result |= compare_with_onnxruntime(unfinished, network)
+    return result
+
+
+def needs_loop(config: PreTrainedConfig) -> bool:
+    """Whether halting happens outside the graphs."""
+    return config.model_type in PUZZLES or config.model_type == "hrm_cosmo"
+
+
+def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> None:
+    """One ONNX file, checked by onnx; `meta` goes into it. Raises ValueError if onnx cannot convert to `opset`."""
+    import onnx
+
+    with _quiet():
+        program = torch.onnx.export(
+            export_graph(graph),
+            (),
+            dynamo=True,
+            verbose=False,
+            opset_version=opset,
+            input_names=list(graph.inputs),
+            output_names=graph.outputs,
+            dynamic_shapes=tuple(graph.axes[name] for name in graph.inputs),
+        )
+    written = program.model.opset_imports[""]
+    if written != opset:
+        raise ValueError(f"onnx could not convert {file.name} to opset {opset}, it is still {written}; use {written}")
+    program.model.metadata_props["hrm_hf"] = json.dumps(meta)
+    program.save(file)  # beside it the weights, if they are too many for one file
+    onnx.checker.check_model(str(file))
+
+
+def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict[str, Any]:
+    return {
+        "architecture": network.config.model_type,
+        "parameters": network.num_parameters(),
+        "opset": opset,
+        "graphs": {f"{name}.onnx": _describe(network, graph) for name, graph in parts.items()},
+        "settings": _settings(network),
+        "versions": {name: version(name) for name in ("hrm_hf", "torch", "transformers", "onnx", "onnxscript")},
+    }
+
+
+def _describe(network: PreTrainedModel, graph: Graph) -> dict[str, Any]:
+    described = describe(network, graph)
+    return {"inputs": described["inputs"], "outputs": described["outputs"]}
+
+
+def _settings(network: PreTrainedModel) -> dict[str, Any]:
+    """What the loops of `onnx_runtime.py` and users of the outputs must know."""
+    config = network.config
+    if config.model_type in PUZZLES:
+        names = ("seq_len", "vocab_size", "num_puzzle_identifiers", "halt_max_steps")
+        return {
+            **{name: getattr(config, name) for name in names},
+            "latent_shape": [config.max_position_embeddings, config.hidden_size],
+            "has_continue_value": network.has_continue_value,
+        }
+    if config.model_type == "hrm_cosmo":
+        names = ("reported_names", "target_names", "prior_bounds", "halt_max_steps", "halt_threshold")
+    elif config.model_type == "cosmo_cnn":
+        names = ("reported_names", "target_names", "prior_bounds")
+    else:
+        names = ("vocab_size", "max_position_embeddings")
+    return {name: getattr(config, name) for name in names}
+
+
+def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:
+    """Compares the graph and, where there is one, the adaptive loop with torch on random inputs.
+
+    Returns:
+        What `torch_export.compare` returns, and with a loop `same_steps`, the share of rows that took as many steps.
+
+    Raises:
+        ValueError: the graph computes another model.
+    """
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(Path(folder) / "model.onnx"), providers=["CPUExecutionProvider"])
+
+    def run(inputs: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        found = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+        return [torch.from_numpy(value) for value in found]
+
+    result = compare(network, run)
+    if needs_loop(network.config):
+        result["same_steps"] = (_steps_of_loop(folder, network) == _steps_of_torch(network)).float().mean().item()
+    return result
+
+
+def _steps_of_loop(folder: str | Path, network: PreTrainedModel) -> torch.Tensor:
+    from .onnx_runtime import OnnxCosmoRegressor, OnnxPuzzleSolver
+
+    inputs = {name: value.numpy() for name, value in _inputs_of_loop(network.config).items()}
+    if network.config.model_type in PUZZLES:
+        return torch.from_numpy(OnnxPuzzleSolver(folder).solve(**inputs).steps)
+    return torch.from_numpy(OnnxCosmoRegressor(folder).predict(**inputs).steps)
+
+
+@torch.no_grad()
+def _steps_of_torch(network: PreTrainedModel) -> torch.Tensor:
+    inputs = _inputs_of_loop(network.config)
+    if network.config.model_type in PUZZLES:
+        return network.solve(**inputs).steps
+    return network(**inputs, halt="adaptive").steps
+
+
+def _inputs_of_loop(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
+    inputs = random_inputs(config, rows=8, seed=2)
+    return {name: inputs[name] for name in inputs.keys() & {"input_ids", "puzzle_identifiers", "pixel_values"}}
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporters' remarks on packages that are not needed and constants that stay."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
+    levels = [logger.level for logger in loggers]
+    try:
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        for logger, level in zip(loggers, levels):
+            logger.setLevel(level)

@@ -1,0 +1,280 @@
+"""Records from the history of a local git repository: each small commit that changes one Go function.
+
+    git log --raw --numstat --> commits with one .go file and at most 40 changed lines
+    git cat-file --batch    --> the file before and after --> the function that changed (`go_edits`)
+
+Two processes serve the whole history. Nothing is fetched: lazy fetching and every transport are off, and so is
+what a repository's own configuration could start. Left out, and counted: merges, vendored and generated files, bots,
+and test files, which `tests=True` gives instead.
+"""
+
+import os
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from shutil import which
+from typing import IO, Any
+
+from .edits import MAX_CHANGED_LINES, Edit, edit_record, path_problem, without_trailers
+from .sources import LICENCE_FILES, MAX_BYTES, UNKNOWN_LICENCE, Dropped, licence_of_text
+
+
+BOTS = re.compile(
+    r"\[bot\]|\bbot\b|-bot\b|dependabot|renovate|greenkeeper|github-actions|gopherbot|k8s-ci-robot|mergify|snyk",
+    re.IGNORECASE,
+)
+# Between commits and between the fields of a commit; people do not type these characters.
+COMMIT, FIELD = "\x1e", "\x1f"
+LOG = (
+    "log", "--no-merges", "--full-history", "--raw", "--numstat", "-z", "--no-renames", "--no-abbrev", "--no-color",
+    "--no-ext-diff", "--no-textconv", "--no-notes", "--no-show-signature", "--encoding=UTF-8",
+    "--format=%x1e%H%x1f%an <%ae>%x1f%s%x1f%b%x1f",
+)  # fmt: skip
+BLOCK = 1 << 20
+
+
+@dataclass(frozen=True)
+class _Commit:
+    """One entry of the log; files are (status, blob before, blob after, path), changed is lines added and removed."""
+
+    sha: str
+    author: str
+    subject: str
+    body: str
+    files: list[tuple[str, str, str, str]]
+    changed: int
+
+
+def commit_records(
+    repository: str | Path,
+    *,
+    revision: str = "HEAD",
+    tests: bool = False,
+    limit: int | None = None,
+    dropped: Dropped | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Records of the commits of a local repository, newest first.
+
+    Args:
+        repository: its folder, bare or with a working tree.
+        revision: branch, tag or commit whose history is read.
+        tests: mine the commits that touch a test file alone, instead of those that touch other code.
+        limit: stop after that many records.
+        dropped: counts commits that give no record, by reason; the names are commit ids.
+
+    Yields:
+        Records of `go_records` with source "git", the commit's subject and body as the problem, the function before
+        as context, the repository's name as group, and no attempts.
+
+    Raises:
+        FileNotFoundError: no such folder, or no git program.
+        ValueError: not a repository, no commits, a shallow clone, or an unknown revision.
+    """
+    repository = Path(repository).expanduser()
+    dropped = Dropped() if dropped is None else dropped
+    name, licence = _open(repository, revision), _licence(repository, revision)
+    made = 0
+    with _Blobs(repository) as blobs:
+        for commit in _log(repository, revision, dropped):
+            if limit is not None and made >= limit:
+                return
+            edit = _edit(commit, blobs, name, licence, tests, dropped)
+            record = edit and edit_record(edit, dropped)
+            if record:
+                made += 1
+                yield record
+
+
+def repository_name(repository: str | Path) -> str:
+    """owner/name of the repository's origin, or the name of its folder where it has none."""
+    answer = _git(Path(repository), "config", "--get", "remote.origin.url")
+    match = re.search(r"([\w.~-]+/)?([\w.-]+?)(\.git)?/*$", answer.stdout.strip())
+    if answer.returncode == 0 and match and "/" in answer.stdout and not answer.stdout.startswith(("/", ".")):
+        return f"{match[1] or ''}{match[2]}"
+    path = Path(repository).expanduser().resolve()
+    return path.name.removesuffix(".git") or path.parent.name
+
+
+def _open(repository: Path, revision: str) -> str:
+    """Checks that there is a history to read; gives the repository's name."""
+    if which("git") is None:
+        raise FileNotFoundError("the git program is not installed; it reads the history (Debian: apt-get install git)")
+    if not repository.is_dir():
+        raise FileNotFoundError(f"{repository} does not exist; expected the folder of a git repository")
+    answer = _git(repository, "rev-parse", "--is-shallow-repository")
+    if answer.returncode:
+        raise ValueError(f"{repository} is no git repository that can be read; git says: {answer.stderr.strip()}")
+    if answer.stdout.strip() == "true":
+        raise ValueError(
+            f"{repository} is a shallow clone: its oldest commit would look like the making of every file; complete "
+            "it with `git fetch --unshallow`"
+        )
+    if (
+        revision.startswith("-")
+        or _git(repository, "rev-parse", "--verify", "-q", f"{revision}^{{commit}}").returncode
+    ):
+        if not _git(repository, "rev-list", "--all", "-n", "1").stdout.strip():
+            raise ValueError(f"{repository} has no commits; there is nothing to mine")
+        raise ValueError(f"revision {revision!r} is not in {repository}; expected a branch, a tag or a commit")
+    return repository_name(repository)
+
+
+def _licence(repository: Path, revision: str) -> str:
+    """SPDX name of the licence file at the top of the tree of a revision."""
+    names = _git(repository, "ls-tree", "--name-only", "-z", revision).stdout.split("\0")
+    for name in LICENCE_FILES:
+        if name in names:
+            return licence_of_text(_git(repository, "cat-file", "-p", f"{revision}:{name}").stdout)
+    return UNKNOWN_LICENCE
+
+
+def _edit(commit: _Commit, blobs: "_Blobs", name: str, licence: str, tests: bool, dropped: Dropped) -> Edit | None:
+    reason = _commit_problem(commit, tests)
+    if reason:
+        dropped.add(reason, commit.sha)
+        return None
+    _, old, new, path = commit.files[0]
+    before, after = blobs.text(old), blobs.text(new)
+    if before is None or after is None:
+        dropped.add(f"missing, not UTF-8 or more than {MAX_BYTES} bytes", commit.sha)
+        return None
+    return Edit(
+        id=f"git:{name}@{commit.sha[:12]}",
+        source="git",
+        licence=licence,
+        group=name,
+        path=path,
+        before=before,
+        after=after,
+        title=commit.subject.strip(),
+        body=without_trailers(commit.body),
+    )
+
+
+def _commit_problem(commit: _Commit, tests: bool) -> str | None:
+    if len(commit.files) != 1:
+        return "more than one .go file"
+    status, _, _, path = commit.files[0]
+    if status != "M":
+        return "file added, deleted or of another kind"
+    if BOTS.search(commit.author):
+        return "bot"
+    if commit.changed > MAX_CHANGED_LINES:
+        return f"more than {MAX_CHANGED_LINES} changed lines"
+    return path_problem(path, tests=tests)
+
+
+# ---- git ----
+
+
+def _environment() -> dict[str, str]:
+    # A partial clone would fetch what it lacks; a repository's own settings must start no program and no network.
+    return {
+        **os.environ,
+        "GIT_NO_LAZY_FETCH": "1",
+        "GIT_ALLOW_PROTOCOL": "none",
+        "GIT_TERMINAL_PROMPT": "0",
+        "GIT_OPTIONAL_LOCKS": "0",
+        "LC_ALL": "C",
+    }
+
+
+def _command(repository: Path, *arguments: str) -> list[str]:
+    return ["git", "--no-pager", "-c", "core.fsmonitor=false", "-C", str(repository), *arguments]
+
+
+def _git(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
+    # The ceiling keeps git from taking a folder above, which happens to be in a repository, for the one that is meant.
+    environment = {**_environment(), "GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
+    return subprocess.run(
+        _command(repository, *arguments),
+        capture_output=True, text=True, encoding="utf-8", errors="replace", env=environment,
+    )  # fmt: skip
+
+
+def _log(repository: Path, revision: str, dropped: Dropped) -> Iterator[_Commit]:
+    """The commits that touch a .go file, read from git as it writes them."""
+    with tempfile.TemporaryFile() as errors:
+        process = subprocess.Popen(
+            _command(repository, *LOG, revision, "--", "*.go"),
+            stdout=subprocess.PIPE, stderr=errors, env=_environment(),
+        )  # fmt: skip
+        try:
+            for entry in _entries(process.stdout):
+                commit = _parse(entry)
+                if commit is None:
+                    dropped.add("unreadable log entry", entry[:40])
+                else:
+                    yield commit
+            if process.wait():
+                errors.seek(0)
+                raise ValueError(f"git log failed in {repository}: {errors.read().decode(errors='replace').strip()}")
+        finally:
+            process.kill()
+            process.stdout.close()
+            process.wait()
+
+
+def _entries(stream: IO[bytes]) -> Iterator[str]:
+    rest = b""
+    while block := stream.read(BLOCK):
+        *complete, rest = (rest + block).split(COMMIT.encode())
+        yield from (entry.decode(errors="replace") for entry in complete if entry.strip(b"\0\n"))
+    if rest.strip(b"\0\n"):
+        yield rest.decode(errors="replace")
+
+
+def _parse(entry: str) -> _Commit | None:
+    """`sha, author, subject, body` between field marks, then :raw lines with paths, then numbers with paths."""
+    fields = entry.split(FIELD)
+    if len(fields) != 5:
+        return None
+    files, changed = [], 0
+    parts = iter(part.lstrip("\n") for part in fields[4].split("\0"))
+    for part in parts:
+        if part.startswith(":"):
+            _, _, old, new, status = part.split(" ")
+            files.append((status, old, new, next(parts, "")))
+        elif part:
+            added, removed, _ = part.split("\t", 2)
+            # A binary file has dashes.
+            changed += int(added) + int(removed) if added != "-" else MAX_CHANGED_LINES + 1
+    return _Commit(*fields[:4], files, changed)
+
+
+class _Blobs:
+    """`git cat-file --batch`, one process for all blobs."""
+
+    def __init__(self, repository: Path):
+        self.process = subprocess.Popen(
+            _command(repository, "cat-file", "--batch"),
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(),
+        )  # fmt: skip
+
+    def __enter__(self) -> "_Blobs":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.process.stdin.close()
+        self.process.kill()
+        self.process.stdout.close()
+        self.process.wait()
+
+    def text(self, sha: str) -> str | None:
+        """Text of a blob; None if it is not there, not UTF-8 or too big."""
+        self.process.stdin.write(f"{sha}\n".encode())
+        self.process.stdin.flush()
+        header = self.process.stdout.readline().split()
+        if len(header) != 3:
+            return None
+        size = int(header[2])
+        content = self.process.stdout.read(size + 1)[:size]
+        if header[1] != b"blob" or size > MAX_BYTES:
+            return None
+        try:
+            return content.decode()
+        except UnicodeDecodeError:
+            return None

@@ -1,0 +1,236 @@
+"""From a file before and after a change to one record: the function that changed, why, and what it became.
+
+What commits (`go_commits`), pull requests (`go_pull_requests`) and edit data sets of the Hub (`go_hub`) share: which
+paths count, the enclosing function, and the plan by the verb of the subject. An edit that changes more than one
+function, or declarations outside functions, is left out: one record could not say where to write.
+"""
+
+import difflib
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from .functions import Declaration, declarations, parse_file, text_of
+from .mutations import syntax_shape
+from .plans import TASK_INTENTS, plan_of
+from .records import new_record
+from .sources import GENERATED, MAX_BYTES, MAX_LINE, SKIPPED_FOLDERS, Dropped
+
+
+MAX_CHANGED_LINES = 40  # removed and added ones together
+GENERATED_NAMES = re.compile(r"(\.pb(\.gw)?|_generated|\.gen|_gen|_string|bindata)\.go$|(^|/)zz_generated[^/]*$")
+# Not part of what a declaration says.
+UNSAID = ("comment", "import_declaration", ";", "\n")
+
+# The verb of a subject tells the intent; base forms, others are reduced to them.
+VERBS = {
+    "FIX": "fix bugfix hotfix correct repair resolve prevent avoid handle ensure guard restore protect patch",
+    "ADD": "add introduce implement support create allow enable expose provide feat feature export include teach",
+    "REFACTOR": "refactor rename move extract split clean cleanup simplify restructure reorganize tidy inline "
+    "deduplicate rewrite reuse consolidate unify rework factor merge style",
+    "OPTIMIZE": "optimize optimise speed perf reduce cache accelerate preallocate",
+    "UPDATE": "update change bump upgrade use make set improve replace switch adjust tweak modify increase decrease "
+    "convert migrate let return pass check revert",
+    "REMOVE": "remove delete drop strip eliminate disable deprecate",
+}
+TASKS = {intent: task for task, intent in TASK_INTENTS.items()}
+INTENT_OF_VERB = {verb: intent for intent, verbs in VERBS.items() for verb in verbs.split()}
+# `fix(parser)!: text` and `net/http: text`
+CONVENTIONAL = re.compile(r"^(\w+)(\([^)]*\))?!?:\s+")
+PACKAGE_PREFIX = re.compile(r"^[\w./*{},\- ]{1,60}:\s+")
+PULL_NUMBER = re.compile(r"\s*\((?:#|GH-)\d+\)\s*$")
+TRAILER = re.compile(
+    r"^\s*([\w-]+-by|change-id|reviewed-on|cc|git-svn-id|see-also|(fix(es|ed)?|close[sd]?|resolve[sd]?|updates?|refs?)"
+    r":?\s+(#|gh-|https?:|[\w./-]+#)).*$",
+    re.IGNORECASE,
+)
+SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|\n\s*[-*+]\s+|\n\s*\n")
+
+
+@dataclass(frozen=True)
+class Edit:
+    """A change of one file, as its source tells it.
+
+    Attributes:
+        id: of the record.
+        source: kind of source: "git", "commitpackft", ...
+        licence: SPDX name or "unknown".
+        group: repository, what splits go by.
+        path: of the file in its repository.
+        before, after: whole text of the file; before is "" for a new file.
+        title, body: what the author says about it; the body may be empty.
+    """
+
+    id: str
+    source: str
+    licence: str
+    group: str
+    path: str
+    before: str
+    after: str
+    title: str
+    body: str = ""
+
+
+def path_problem(path: str, *, tests: bool = False) -> str | None:
+    """Why a path is none to learn from, or None.
+
+    Args:
+        path: of a file in its repository, with slashes.
+        tests: whether test files are wanted, and only these.
+    """
+    if not path.endswith(".go"):
+        return "not a .go file"
+    if set(path.split("/")[:-1]) & set(SKIPPED_FOLDERS):
+        return "vendor or testdata"
+    if GENERATED_NAMES.search(path):
+        return "generated"
+    if path.endswith("_test.go") is not tests:
+        return "not a test file" if tests else "test file"
+    return None
+
+
+def text_problem(*texts: str) -> str | None:
+    """Why texts are none to learn from: size, lines that nobody typed, characters that UTF-8 or Go do not have."""
+    for text in texts:
+        if len(text) > MAX_BYTES:
+            return f"more than {MAX_BYTES} characters"
+        # Half a surrogate pair, which JSON can write and UTF-8 cannot.
+        if "\0" in text or text.encode(errors="replace").decode() != text:
+            return "NUL character or half a surrogate pair"
+        if any(len(line) > MAX_LINE for line in text.split("\n")):
+            return f"line of more than {MAX_LINE} characters"
+    return None
+
+
+def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
+    """The record of an edit: context.before is the function before, solution the function after.
+
+    `code_prefix` is the signature where the edit leaves it alone, else nothing: a changed signature is for the model
+    to write. `attempts` is empty: nothing was validated.
+
+    Args:
+        edit: the change.
+        dropped: counts, by reason, an edit that gives no record.
+    """
+    found = _changed_function(edit)
+    if isinstance(found, str):
+        dropped.add(found, edit.id)
+        return None
+    before, after = found
+    same_signature = before is None or before.prefix == after.prefix
+    return new_record(
+        edit.id,
+        source=edit.source,
+        licence=edit.licence,
+        group=edit.group,
+        title=edit.title,
+        body=edit.body,
+        path=edit.path,
+        before=before.code if before else "",
+        plan=edit_plan(edit.title, edit.body, after.target),
+        code_prefix=after.prefix if same_signature else "",
+        code=after.code,
+    )
+
+
+def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
+    """Plan of an edit: the title is the first step; sentences of the body that begin with a known verb follow.
+
+    `target` is "kind:name", or "" for none.
+    """
+    sentences = [" ".join(part.split()).strip(" -*+") for part in SENTENCE_END.split(f"\n{body}")]
+    steps = [bare_subject(title), *(text for text in sentences if _verb(text.partition(" ")[0]))]
+    return plan_of(TASKS[intent_of_subject(title)], [target] if target else [], steps)
+
+
+def intent_of_subject(subject: str) -> str:
+    """Intent by the first known verb of a subject line; UPDATE if there is none.
+
+    `fix(parser): text` tells it by its type; `net/http: add X` by the verb after the package.
+    """
+    typed = CONVENTIONAL.match(subject)
+    verb = _verb(typed[1]) if typed else None
+    verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", bare_subject(subject))]
+    return next((INTENT_OF_VERB[verb] for verb in verbs if verb), "UPDATE")
+
+
+def bare_subject(subject: str) -> str:
+    """A subject line without `[tags]`, `type(scope):` or `package:` in front and `(#123)` behind."""
+    text = PULL_NUMBER.sub("", re.sub(r"^(\[[^\]]*\]\s*)+", "", subject.strip()))
+    shorter = CONVENTIONAL.sub("", text)
+    return shorter if shorter != text else PACKAGE_PREFIX.sub("", text)
+
+
+def without_trailers(message: str) -> str:
+    """A message body without sign-offs, review links and issue references on lines of their own."""
+    kept = [line.rstrip() for line in message.splitlines() if not TRAILER.match(line)]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
+
+
+def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
+    """Functions with a body by their names, and the shapes of what else the file declares; None if it does not parse.
+
+    Functions of equal names (several `init`) are numbered: "init", "init#2".
+    """
+    root = parse_file(text)
+    if root.has_error:
+        return None
+    functions: dict[str, Declaration] = {}
+    for function in declarations(root):
+        if function.body is not None:
+            name, number = function.qualified_name, 2
+            while name in functions:
+                name, number = f"{function.qualified_name}#{number}", number + 1
+            functions[name] = function
+    others = [node for node in root.children if node.type not in UNSAID and node.child_by_field_name("body") is None]
+    return functions, [syntax_shape(text_of(node)) for node in others]
+
+
+def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | str:
+    """The one function that an edit changes, before (None if new) and after, or why there is none."""
+    reason = text_problem(edit.before, edit.after, edit.title, edit.body)
+    if reason:
+        return reason
+    if GENERATED.search(edit.before[:5000]) or GENERATED.search(edit.after[:5000]):
+        return "generated"
+    if not edit.title.strip():
+        return "no subject"
+    if not edit.after.strip():
+        return "file emptied or removed"
+    before, after = functions_of(edit.before), functions_of(edit.after)
+    if before is None or after is None:
+        return "does not parse before" if before is None else "does not parse after"
+    (old, old_rest), (new, new_rest) = before, after
+    changed = [name for name in {**old, **new} if name not in old or name not in new or _differ(old[name], new[name])]
+    if not changed:
+        return "no function changed" if old_rest != new_rest else "only comments, imports or layout changed"
+    if len(changed) > 1:
+        return "more than one function changed"
+    if old_rest != new_rest:
+        return "declarations changed outside the function"
+    name = changed[0]
+    if name not in new:
+        return "function removed"
+    if name in old and _changed_lines(old[name].code, new[name].code) > MAX_CHANGED_LINES:
+        return f"more than {MAX_CHANGED_LINES} changed lines"
+    return old.get(name), new[name]
+
+
+def _differ(old: Declaration, new: Declaration) -> bool:
+    return old.code != new.code and syntax_shape(old.code) != syntax_shape(new.code)
+
+
+def _changed_lines(old: str, new: str) -> int:
+    return sum(line[:1] in "+-" for line in difflib.ndiff(old.splitlines(), new.splitlines()))
+
+
+def _verb(word: str) -> str | None:
+    """Base form of a known verb in any of its forms ("fixes", "added", "removing"), or None."""
+    word = word.lower().rstrip(":,.")
+    forms = [word]
+    for ending in ("s", "es", "d", "ed", "ing"):
+        if word.endswith(ending):
+            stem = word[: -len(ending)]
+            forms += [stem, stem + "e", stem[:-1] if stem[-1:] == stem[-2:-1] else stem]
+    return next((form for form in forms if form in INTENT_OF_VERB), None)

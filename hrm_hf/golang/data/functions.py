@@ -1,0 +1,262 @@
+"""Records from Go source trees: a documented function asks for itself.
+
+The doc comment is the problem (first sentence the title), the signature up to its "{" the given prefix, the function
+the solution. Parsing is tree-sitter's, so no Go installation is needed. Left out, and counted: functions without a
+body or doc comment, short ones, and those that tree-sitter finds broken. Duplicates and splits are `go_selection`'s.
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..validators.syntax import parse
+from .plans import derived_steps, doc_plan, sentences
+from .records import new_record
+from .sources import UNKNOWN_LICENCE, Dropped, GoFile, go_files, licence_of, licence_of_header
+
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+CONTEXTS = ("none", "type", "file")
+DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # for tools; not part of a doc comment
+
+
+def function_records(
+    root: str | Path,
+    *,
+    context: str = "type",
+    types: bool = False,
+    min_body_lines: int = 2,
+    min_doc_characters: int = 20,
+    licence: str | None = None,
+    group_by: str = "package",
+    dropped: Dropped | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Records of a source tree, one for each documented function, method and, if asked for, type.
+
+    Args:
+        root: folder with Go files.
+        context: text in `context.before`: "none", "type" (package clause and the type of a method's receiver), or
+            "file" (imports as well).
+        types: type declarations too.
+        min_body_lines: lines between the braces that are not blank.
+        min_doc_characters: of the doc comment, without its slashes.
+        licence: SPDX name; found in LICENSE files and file headers if not given.
+        group_by: what is never divided among splits: "package", or "repository" (the module).
+        dropped: counts what is left out.
+
+    Raises:
+        ValueError: unknown `context` or `group_by`.
+        FileNotFoundError: no such folder.
+    """
+    if context not in CONTEXTS:
+        raise ValueError(f"context={context!r} is none of {', '.join(CONTEXTS)}")
+    if group_by not in ("package", "repository"):
+        raise ValueError(f'group_by={group_by!r} is neither "package" nor "repository"')
+    dropped = Dropped() if dropped is None else dropped
+    source, tree_licence = source_name(root), licence or licence_of(root)
+    for folder, files in groupby(go_files(root, dropped), key=lambda file: file.path.parent):
+        known = tree_licence
+        if licence is None:
+            nearest = licence_of(folder, levels=0)
+            known = nearest if nearest != UNKNOWN_LICENCE else known
+        parsed = [(file, parse_file(file.text)) for file in files]
+        declared = _types_of_package(parsed) if context != "none" else {}
+        for file, tree in parsed:
+            shared = {
+                "source": source,
+                "licence": known if known != UNKNOWN_LICENCE else licence_of_header(file.text),
+                "group": file.package if group_by == "package" else file.module,
+            }
+            for part in declarations(tree, types):
+                reason = _too_little(part, min_body_lines, min_doc_characters)
+                if reason:
+                    dropped.add(reason, f"{file.name}:{part.line}")
+                else:
+                    before = "" if context == "none" else _before(tree, part, declared, imports=context == "file")
+                    yield _record(file, part, before, shared)
+
+
+def source_name(root: str | Path) -> str:
+    """Name of a tree: the version of a Go installation ("go1.19.8"), else the name of the folder."""
+    root = Path(root).expanduser()
+    # Debian's src is a link, and its VERSION lies beside the link.
+    for place in (root.absolute().parent, root.resolve().parent, *_debian_installation(root)):
+        version = place / "VERSION"
+        if version.is_file():
+            first = version.read_text(encoding="utf-8", errors="replace").split()
+            if first and first[0].startswith("go1"):
+                return first[0]
+    return root.resolve().name
+
+
+def _debian_installation(root: Path) -> list[Path]:
+    """/usr/lib/go-1.19 for /usr/share/go-1.19/src."""
+    return [Path("/usr/lib", root.resolve().parent.name)] if root.resolve().parts[:3] == ("/", "usr", "share") else []
+
+
+def _record(file: GoFile, part: "Declaration", before: str, shared: dict[str, str]) -> dict[str, Any]:
+    title, *rest = sentences(part.doc, keep_layout=True)
+    plan = doc_plan(part.doc, part.name, [part.target], derived_steps(part.body) if part.body else [])
+    return new_record(
+        f"{file.package}/{file.path.name}:{part.line}:{part.qualified_name}",
+        title=title,
+        body="".join(rest).strip("\n"),
+        path=file.name,
+        before=before,
+        plan=plan,
+        code_prefix=part.prefix,
+        code=part.code,
+        **shared,
+    )
+
+
+def _too_little(part: "Declaration", min_body_lines: int, min_doc_characters: int) -> str | None:
+    if part.broken:
+        return "syntax error"
+    if part.code == part.prefix:
+        return "no body"
+    if not part.doc:
+        return "no doc comment"
+    if len(part.doc) < min_doc_characters:
+        return f"doc comment below {min_doc_characters} characters"
+    if part.body_lines < min_body_lines:
+        return f"fewer than {min_body_lines} body lines"
+    return None
+
+
+# ---- parsing ----
+
+
+def parse_file(code: str) -> "Node":
+    """The root node of tree-sitter's tree.
+
+    Raises:
+        ImportError: tree-sitter or its Go grammar is missing.
+    """
+    return parse(code).root_node
+
+
+class Declaration:
+    """A function, method or type of a file, with the comment before it.
+
+    Attributes:
+        doc: the comment's text without slashes and tool directives.
+        name, qualified_name: "Grow", "Builder.Grow".
+        target: "kind:name" of a plan.
+        code, prefix: the declaration, and its part up to the first brace of its body.
+        body: block of a function; None for types and functions without one.
+        line: from 1.
+        receiver: name of the receiver's type, "" if there is none.
+    """
+
+    def __init__(self, node: "Node", doc: str):
+        self.node, self.doc = node, doc
+        self.line = node.start_point[0] + 1
+        self.broken = node.has_error
+        self.code = text_of(node)
+        if node.type == "type_declaration":
+            self._read_type(node)
+        else:
+            self._read_function(node)
+        inside = self.code[len(self.prefix) :].rstrip().removesuffix("}")
+        self.body_lines = sum(1 for line in inside.split("\n") if line.strip())
+
+    def _read_function(self, node: "Node") -> None:
+        self.name = text_of(node.child_by_field_name("name"))
+        self.receiver = receiver_type(node)
+        self.qualified_name = f"{self.receiver}.{self.name}" if self.receiver else self.name
+        self.target = f"{'method' if self.receiver else 'func'}:{self.qualified_name}"
+        self.body = node.child_by_field_name("body")
+        self.prefix = self._up_to(node, self.body.start_byte + 1) if self.body else self.code
+
+    def _read_type(self, node: "Node") -> None:
+        spec = node.named_children[0]
+        inner = spec.child_by_field_name("type")
+        self.name = self.qualified_name = text_of(spec.child_by_field_name("name"))
+        self.receiver, self.body = "", None
+        self.target = f"{'interface' if inner.type == 'interface_type' else 'type'}:{self.name}"
+        brace = self.code.find("{") if inner.type in ("struct_type", "interface_type") else -1
+        self.prefix = self.code[: brace + 1] if brace >= 0 else self._up_to(node, inner.start_byte)
+
+    @staticmethod
+    def _up_to(node: "Node", end: int) -> str:
+        return node.text[: end - node.start_byte].decode()
+
+
+def declarations(root: "Node", types: bool = False) -> Iterator[Declaration]:
+    """Functions and methods, and with `types` type declarations of one type each, in the order of the file."""
+    comments: list[Node] = []
+    last_line = -1  # of what is no comment; a comment on it belongs to it
+    for node in root.children:
+        if node.type == "comment":
+            if node.start_point[0] == last_line:
+                continue
+            if comments and node.start_point[0] > comments[-1].end_point[0] + 1:
+                comments = []
+            comments.append(node)
+            continue
+        wanted = node.type in ("function_declaration", "method_declaration")
+        if wanted or (types and node.type == "type_declaration" and _single_type(node)):
+            attached = comments and comments[-1].end_point[0] + 1 == node.start_point[0]
+            yield Declaration(node, comment_text(comments) if attached else "")
+        if node.is_named:
+            comments, last_line = [], node.end_point[0]
+
+
+def _single_type(node: "Node") -> bool:
+    specs = node.named_children
+    return len(specs) == 1 and specs[0].type == "type_spec" and node.child(1).type != "("
+
+
+def comment_text(comments: list["Node"]) -> str:
+    """The text of a run of comments, as `go doc` shows it: no slashes, no directives, no empty lines around it."""
+    lines: list[str] = []
+    for comment in comments:
+        text = text_of(comment)
+        if text.startswith("/*"):
+            lines += [line.strip() for line in text[2:-2].split("\n")]
+        elif not DIRECTIVE.match(text):
+            lines.append(text[2:].removeprefix(" ").rstrip())
+    return "\n".join(lines).strip("\n")
+
+
+def text_of(node: "Node") -> str:
+    return node.text.decode()
+
+
+def receiver_type(node: "Node") -> str:
+    """Name of the type of a method's receiver, without pointer and type parameters; "" for a function."""
+    receiver = node.child_by_field_name("receiver")
+    if receiver is None:
+        return ""
+    found = re.search(r"(\w+)\s*(\[[^\]]*\])?\s*,?\s*\)$", text_of(receiver))
+    return found[1] if found else ""
+
+
+# ---- context ----
+
+
+def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
+    """Declarations of the package's types by name."""
+    declared: dict[str, str] = defaultdict(str)
+    for _, root in parsed:
+        for node in root.named_children:
+            if node.type == "type_declaration" and not node.has_error:
+                for spec in node.named_children:
+                    if spec.type == "type_spec":
+                        declared[text_of(spec.child_by_field_name("name"))] = f"type {text_of(spec)}"
+    return declared
+
+
+def _before(root: "Node", part: Declaration, declared: dict[str, str], imports: bool) -> str:
+    """Package clause, imports and the receiver's type, each on its own lines."""
+    kinds = ("package_clause", "import_declaration") if imports else ("package_clause",)
+    parts = [text_of(node) for node in root.named_children if node.type in kinds]
+    if part.receiver in declared:
+        parts.append(declared[part.receiver])
+    return "\n\n".join(parts) + "\n"

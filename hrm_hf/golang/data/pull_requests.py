@@ -1,0 +1,203 @@
+"""Records from pull requests as the original Go coder's pipeline wrote them, raw or hierarchical, as JSON lines.
+
+    raw           {repo, pull_request, files [{filename, status, content_before, content_after, ...}], comments, tags}
+    hierarchical  {problem {description, details}, context {file, before}, plan {steps, intent, targets},
+                   solution {code, validation {syntax, tests}}}
+
+Every .go file with content gives a record, where the original used the first file only. What its validator said is
+kept as feedback of the solution where it is known; a test result that is missing is unknown, where the original took
+it for passed. Left out: pull requests of bots, comments, and hierarchical records whose code does not parse.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ...models.processing_hrm_go_coder import INTENTS, TARGET_KINDS
+from ...text.sources import BadLineError, shorten
+from .commits import BOTS
+from .edits import TASKS, Edit, edit_plan, edit_record, functions_of, path_problem, text_problem, without_trailers
+from .plans import plan_of
+from .records import json_object, new_record, numbered_lines
+from .sources import UNKNOWN_LICENCE, Dropped
+
+
+# What CI status of a raw pull request says of its tests; anything else is unknown.
+CI = {"success": True, "passed": True, "failure": False, "failed": False}
+
+
+def pull_request_records(
+    path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped | None = None
+) -> Iterator[dict[str, Any]]:
+    """Records of a file of pull requests; lines of both kinds may be mixed.
+
+    Args:
+        path: `.jsonl` or `.jsonl.gz`.
+        on_bad_line: "stop" raises at a line that is neither kind, "skip" counts it.
+        dropped: counts pull requests and files that give no record, by reason.
+
+    Yields:
+        Records of `go_records` with the repository as group. A solution has an attempt only where something is known
+        of its tests and syntax; where its tests failed it is left out, being no solution.
+
+    Raises:
+        FileNotFoundError: no such file.
+        BadLineError: a line is broken, or neither kind; names file and line.
+    """
+    if on_bad_line not in ("stop", "skip"):
+        raise ValueError(f'on_bad_line={on_bad_line!r} is neither "stop" nor "skip"')
+    dropped = Dropped() if dropped is None else dropped
+    for place, line in numbered_lines(path):
+        try:
+            row = json_object(line, place)
+            records = _of_row(row, place, dropped)
+        except BadLineError as error:
+            if on_bad_line == "stop":
+                raise BadLineError(f"{error}. Mend it, or skip such lines") from None
+            dropped.add("broken line", shorten(str(error)))
+            continue
+        yield from records
+
+
+def _of_row(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str, Any]]:
+    if isinstance(row.get("pull_request"), dict) and isinstance(row.get("files"), list):
+        return _of_raw(row, place, dropped)
+    if isinstance(row.get("solution"), dict) and isinstance(row.get("problem"), dict):
+        return _of_hierarchical(row, place, dropped)
+    raise BadLineError(
+        f"{place}: neither a raw pull request (pull_request, files) nor a hierarchical record (problem, solution); it "
+        f"has {shorten(sorted(row))}"
+    )
+
+
+# ---- raw ----
+
+
+def _of_raw(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str, Any]]:
+    request, repo = row["pull_request"], _object(row, "repo")
+    name = _text(repo, "full_name") or place
+    identity = f"pr:{name}#{request.get('number', place)}"
+    tests = CI.get(_text(request, "ci_status").lower())
+    author = request.get("author")
+    author = _text(author, "login") if isinstance(author, dict) else _text(request, "author")
+    if request.get("is_bot") is True or BOTS.search(author):
+        dropped.add("bot", identity)
+        return []
+    if tests is False:
+        dropped.add("tests failed", identity)
+        return []
+    records = []
+    for file in row["files"]:
+        record = _of_file(file, request, identity, name, _text(repo, "license_key"), dropped)
+        if record:
+            records.append(_with_feedback(record, syntax=None, tests=tests))
+    return records
+
+
+def _of_file(
+    file: Any, request: dict[str, Any], identity: str, name: str, licence: str, dropped: Dropped
+) -> dict[str, Any] | None:
+    path = _text(file, "filename") if isinstance(file, dict) else ""
+    if not _text(file, "content_after") if isinstance(file, dict) else True:
+        dropped.add("file without content", f"{identity}:{path}")
+        return None
+    reason = path_problem(path)
+    if reason:
+        dropped.add(reason, f"{identity}:{path}")
+        return None
+    edit = Edit(
+        id=f"{identity}:{path}",
+        source="pull request",
+        licence=licence or UNKNOWN_LICENCE,
+        group=name,
+        path=path,
+        before=_text(file, "content_before"),
+        after=_text(file, "content_after"),
+        title=_text(request, "title"),
+        body=without_trailers(_text(request, "body")),
+    )
+    return edit_record(edit, dropped)
+
+
+# ---- hierarchical ----
+
+
+def _of_hierarchical(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str, Any]]:
+    problem, context, solution = row["problem"], _object(row, "context"), row["solution"]
+    validation = _object(solution, "validation")
+    code, before, path = _text(solution, "code"), _text(context, "before"), _text(context, "file")
+    title, body = _text(problem, "description"), _text(problem, "details")
+    reason = text_problem(code, before, title, body) or _solution_problem(code, validation)
+    if reason:
+        dropped.add(reason, place)
+        return []
+    repository = _text(row, "repo") or _text(_object(row, "repo"), "full_name") or _text(row, "repository")
+    record = new_record(
+        f"pr:{repository or Path(place.split(',')[0]).name}:{_text(row, 'id') or place.rpartition(' ')[2]}",
+        source="pull request",
+        licence=_text(row, "license") or UNKNOWN_LICENCE,
+        group=repository or place,
+        title=title,
+        body=body,
+        path=path,
+        before=before,
+        plan=_plan(row.get("plan"), title, body, code),
+        code=code,
+    )
+    return [_with_feedback(record, syntax=validation.get("syntax"), tests=validation.get("tests"))]
+
+
+def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
+    if not code.strip():
+        return "no solution"
+    if validation.get("syntax") is False or functions_of(code) is None:
+        return "does not parse after"
+    return "tests failed" if validation.get("tests") is False else None
+
+
+def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
+    """The original's plan as far as it fits ours; where it has no known intent, one by the title's verb."""
+    plan = plan if isinstance(plan, dict) else {}
+    targets = [target for target in _list(plan, "targets") if _is_target(target)]
+    if not targets:
+        targets = [function.target for function in functions_of(code)[0].values()][:1]
+    intent = _text(plan, "intent").upper()
+    steps = [_text(step, "description") for step in _list(plan, "steps") if isinstance(step, dict)]
+    if intent not in INTENTS:
+        return edit_plan(title, body, targets[0] if targets else "")
+    return plan_of(TASKS[intent], targets, [step for step in steps if step.strip()] or [title])
+
+
+def _is_target(target: Any) -> bool:
+    kind, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
+    return kind in TARGET_KINDS and bool(name.strip())
+
+
+# ---- shared ----
+
+
+def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str, Any]:
+    """The record with its solution as a validated attempt, if anything is known of it."""
+    known = [value if isinstance(value, bool) else None for value in (syntax, tests)]
+    if known == [None, None]:
+        return record
+    # Tests do not run on code that does not parse.
+    syntax_ok = True if known[1] else known[0]
+    feedback = {"syntax_ok": syntax_ok, "types_ok": None, "tests_pass": known[1], "category": "none", "line": None}
+    attempt = {"code": record["solution"]["code"], "feedback": {**feedback, "message": ""}, "decision": "DONE"}
+    return {**record, "attempts": [attempt]}
+
+
+def _text(parent: dict[str, Any], name: str) -> str:
+    value = parent.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _object(parent: dict[str, Any], name: str) -> dict[str, Any]:
+    value = parent.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _list(parent: dict[str, Any], name: str) -> list[Any]:
+    value = parent.get(name)
+    return value if isinstance(value, list) else []

@@ -1,0 +1,314 @@
+"""The record of the Go coder's training data: what it holds, how it is read and written, and what is wrong with one.
+
+A record is one JSON object a line (`.jsonl`, or `.jsonl.gz`):
+
+    id           unique, says where it comes from: "net/http/client.go:570:Client.Do"
+    source       what it was taken from: "go1.19.8", a repository, a data set
+    licence      SPDX name, or "unknown"
+    group        package path or repository; a group is in one split only
+    problem      {title, body}: what is asked for
+    context      {path, before}: file the code belongs to, and code it builds on or replaces
+    plan         {intent, targets ["kind:name"], steps [{intent, target, text}]}
+    attempts     [{code, feedback | null, decision}], without an entry if there is only the solution
+                 feedback {syntax_ok, types_ok, tests_pass, category, line, message}: as go_stream.Feedback
+    code_prefix  beginning of the code that is given, mostly the signature up to its "{"
+    solution     {code}: the whole code, code_prefix included
+
+Reading checks every line; an error names file, line and field. Nothing here needs torch.
+"""
+
+import gzip
+import json
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...io.bounded_files import bounded_lines
+from ...models.processing_hrm_go_coder import CATEGORIES, DECISIONS, INTENTS, TARGET_KINDS, Feedback
+from ...text.sources import BadLineError, parse_json, shorten
+
+
+if TYPE_CHECKING:
+    from datasets import Features
+
+FEEDBACK_FIELDS = tuple(field.name for field in fields(Feedback))
+MAX_LINE_BYTES = 2**25  # a record is some kilobytes; a longer line is no record
+
+
+def new_record(
+    id: str,
+    *,
+    source: str,
+    group: str,
+    code: str,
+    licence: str = "unknown",
+    title: str = "",
+    body: str = "",
+    path: str = "",
+    before: str = "",
+    plan: dict[str, Any],
+    code_prefix: str = "",
+    attempts: list[dict[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """A record from its parts, checked.
+
+    Raises:
+        ValueError: see `validate_record`.
+    """
+    record = {
+        "id": id,
+        "source": source,
+        "licence": licence,
+        "group": group,
+        "problem": {"title": title, "body": body},
+        "context": {"path": path, "before": before},
+        "plan": plan,
+        "attempts": attempts or [],
+        "code_prefix": code_prefix,
+        "solution": {"code": code},
+    }
+    validate_record(record)
+    return record
+
+
+def validate_record(record: Any) -> None:
+    """Checks every field of a record; unknown fields are passed over.
+
+    Raises:
+        ValueError: names the field, its value and what was expected.
+    """
+    _expect(isinstance(record, dict), "the record", record, "a JSON object")
+    for name in ("id", "group"):
+        _text(record, name, "")
+        _expect(record[name] != "", name, "", "a text that is not empty")
+    for name in ("source", "licence", "code_prefix"):
+        _text(record, name, "")
+    for name, parts in (("problem", ("title", "body")), ("context", ("path", "before")), ("solution", ("code",))):
+        inner = _object(record, name, "")
+        for part in parts:
+            _text(inner, part, f"{name}.")
+    _plan(_object(record, "plan", ""))
+    code, prefix = record["solution"]["code"], record["code_prefix"]
+    _expect(code.strip() != "", "solution.code", code, "code")
+    _expect(code.startswith(prefix), "code_prefix", prefix, "the beginning of solution.code")
+    _attempts(_list(record, "attempts", ""), code, prefix)
+
+
+def _plan(plan: dict) -> None:
+    _choice(plan, "intent", "plan.", INTENTS)
+    for number, target in enumerate(_list(plan, "targets", "plan.")):
+        _target(target, f"plan.targets[{number}]")
+    for number, step in enumerate(_list(plan, "steps", "plan.")):
+        place = f"plan.steps[{number}]"
+        _expect(isinstance(step, dict), place, step, "an object")
+        _choice(step, "intent", f"{place}.", INTENTS)
+        _text(step, "text", f"{place}.")
+        _text(step, "target", f"{place}.")
+        if step["target"]:
+            _target(step["target"], f"{place}.target")
+
+
+def _target(target: Any, place: str) -> None:
+    kind, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
+    expected = f'"kind:name" with a kind of {", ".join(TARGET_KINDS)}'
+    _expect(kind in TARGET_KINDS and name != "", place, target, expected)
+
+
+def _attempts(attempts: list, code: str, prefix: str) -> None:
+    for number, attempt in enumerate(attempts):
+        place = f"attempts[{number}]"
+        _expect(isinstance(attempt, dict), place, attempt, "an object")
+        _text(attempt, "code", f"{place}.")
+        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "code_prefix at its beginning")
+        _choice(attempt, "decision", f"{place}.", DECISIONS)
+        _feedback(attempt.get("feedback"), f"{place}.feedback")
+        last = number == len(attempts) - 1
+        expected = "DONE at the last attempt, and there only"
+        _expect((attempt["decision"] == "DONE") == last, f"{place}.decision", attempt["decision"], expected)
+        if last:
+            _expect(attempt["code"] == code, f"{place}.code", attempt["code"], "solution.code, at the last attempt")
+
+
+def _feedback(feedback: Any, place: str) -> None:
+    if feedback is None:
+        return
+    _expect(isinstance(feedback, dict), place, feedback, "an object or null")
+    unknown = sorted(set(feedback) - set(FEEDBACK_FIELDS))
+    _expect(not unknown, place, unknown, f"the fields {', '.join(FEEDBACK_FIELDS)}")
+    for name in ("syntax_ok", "types_ok", "tests_pass"):
+        value = feedback.get(name)
+        _expect(value is None or isinstance(value, bool), f"{place}.{name}", value, "true, false or null")
+    _expect(feedback.get("category") in CATEGORIES, f"{place}.category", feedback.get("category"), _one_of(CATEGORIES))
+    line = feedback.get("line")
+    valid = line is None or (isinstance(line, int) and not isinstance(line, bool) and line >= 1)
+    _expect(valid, f"{place}.line", line, "a line number from 1, or null")
+    message = feedback.get("message", "")
+    _expect(isinstance(message, str), f"{place}.message", message, "a text")
+
+
+def _expect(holds: bool, field: str, value: Any, expected: str) -> None:
+    if not holds:
+        raise ValueError(f"{field} is {shorten(value)}; expected {expected}")
+
+
+def _one_of(values: tuple[str, ...]) -> str:
+    return f"one of {', '.join(values)}"
+
+
+def _inner(parent: dict, name: str, place: str) -> Any:
+    if name not in parent:
+        raise ValueError(f"{place}{name} is missing; there are {shorten(sorted(parent))}")
+    return parent[name]
+
+
+def _text(parent: dict, name: str, place: str) -> None:
+    value = _inner(parent, name, place)
+    _expect(isinstance(value, str), f"{place}{name}", value, "a text")
+    _expect(_encodes(value), f"{place}{name}", value, "text without half surrogate pairs")
+
+
+def _encodes(text: str) -> bool:
+    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
+
+
+def _object(parent: dict, name: str, place: str) -> dict:
+    value = _inner(parent, name, place)
+    _expect(isinstance(value, dict), f"{place}{name}", value, "an object")
+    return value
+
+
+def _list(parent: dict, name: str, place: str) -> list:
+    value = _inner(parent, name, place)
+    _expect(isinstance(value, list), f"{place}{name}", value, "a list")
+    return value
+
+
+def _choice(parent: dict, name: str, place: str, values: tuple[str, ...]) -> None:
+    value = _inner(parent, name, place)
+    _expect(value in values, f"{place}{name}", value, _one_of(values))
+
+
+# ---- files ----
+
+
+def read_records(
+    paths: str | Path | Iterable[str | Path],
+    on_bad_line: str = "stop",
+    on_skip: Callable[[str], None] | None = None,
+) -> Iterator[dict[str, Any]]:
+    """The records of one file, or of several one after the other; only one line is in memory at a time.
+
+    Args:
+        paths: `.jsonl` or `.jsonl.gz`.
+        on_bad_line: "stop" raises at the first line that is no record, "skip" passes over it.
+        on_skip: called with what is wrong with each line that is passed over.
+
+    Raises:
+        FileNotFoundError: no such file.
+        BadLineError: a line is no record; names file, line and field.
+    """
+    if on_bad_line not in ("stop", "skip"):
+        raise ValueError(f'on_bad_line={on_bad_line!r} is neither "stop" nor "skip"')
+    for path in [paths] if isinstance(paths, str | Path) else paths:
+        for place, line in numbered_lines(path):
+            try:
+                yield _record_of(line, place)
+            except BadLineError as error:
+                if on_bad_line == "stop":
+                    raise BadLineError(f"{error}. Mend it, or skip such lines") from None
+                if on_skip is not None:
+                    on_skip(str(error))
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
+    """("FILE, line N", line) for each line that is not empty; a line above the limit comes as its beginning.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a broken gzip file, or one that unpacks to too much.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
+    for number, line in bounded_lines(path, MAX_LINE_BYTES):
+        if line.strip():
+            yield f"{path}, line {number}", line
+
+
+def json_object(line: bytes, place: str) -> dict[str, Any]:
+    """The object of a line.
+
+    Raises:
+        BadLineError: it holds no JSON object; names the place.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise BadLineError(f"{place}: longer than {MAX_LINE_BYTES} bytes; a record is far shorter")
+    value = parse_json(line, place)
+    if not isinstance(value, dict):
+        raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")
+    return value
+
+
+def _record_of(line: bytes, place: str) -> dict[str, Any]:
+    record = json_object(line, place)
+    try:
+        validate_record(record)
+    except ValueError as error:
+        raise BadLineError(f"{place}: {error}") from None
+    return record
+
+
+def write_records(path: str | Path, records: Iterable[dict[str, Any]]) -> int:
+    """Writes records, checking each, and returns their number; the file appears only when all are written.
+
+    Raises:
+        ValueError: what is wrong with a record; names its number and field.
+    """
+    return write_lines(path, _checked(records))
+
+
+def _checked(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for number, record in enumerate(records, start=1):
+        try:
+            validate_record(record)
+        except ValueError as error:
+            raise ValueError(f"record {number}: {error}") from None
+        yield record
+
+
+def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
+    """Writes rows as JSON lines (gzip by the name) and returns their number."""
+    path, count = Path(path), 0
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"{path.name}.partial")
+    with gzip.open(partial, "wb") if path.suffix == ".gz" else partial.open("wb") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
+            count += 1
+    os.replace(partial, path)
+    return count
+
+
+def record_features() -> "Features":
+    """The columns of a data set of records."""
+    from datasets import Features, List, Value
+
+    text, flag = Value("string"), Value("bool")
+    feedback = {"syntax_ok": flag, "types_ok": flag, "tests_pass": flag}
+    feedback |= {"category": text, "line": Value("int32"), "message": text}
+    steps = List({"intent": text, "target": text, "text": text})
+    return Features(
+        {
+            "id": text,
+            "source": text,
+            "licence": text,
+            "group": text,
+            "problem": {"title": text, "body": text},
+            "context": {"path": text, "before": text},
+            "plan": {"intent": text, "targets": List(text), "steps": steps},
+            "attempts": List({"code": text, "feedback": feedback, "decision": text}),
+            "code_prefix": text,
+            "solution": {"code": text},
+        }
+    )

@@ -1,0 +1,184 @@
+"""Which records stay and in which split: groups, duplicates, and what resembles the evaluation tasks.
+
+A split is decided by the group alone (package path or repository), so no group is in two of them, and a group keeps
+its split when other sources are added. Duplicates are looked for across splits, held-out records first: what training
+shares with them is removed from training. The evaluation files themselves are refused as sources.
+"""
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ...io.bounded_files import GZIP_ERRORS, open_bounded
+from ...text.filters import duplicate_finder
+from .records import json_object, numbered_lines
+from .sources import Dropped
+
+
+SPLITS = ("train", "validation", "test")
+# A comment, or a token: a literal as a whole, a word, a sign. Comments come first, so that they can be left out.
+GO_TOKEN = re.compile(
+    r"(?P<comment>//[^\n]*|/\*.*?\*/)|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])*'|\w+|[^\w\s]", re.DOTALL
+)
+NGRAM = 20  # tokens in a row that a record may not share with an evaluation task
+# Where evaluation files have texts that a model is asked for; tests are left out, their boilerplate is everywhere.
+EVALUATION_TEXTS = (
+    "prompt", "canonical_solution", "buggy_solution", "declaration", "docstring", "instruction", "description",
+)  # fmt: skip
+# Test sets under licences that forbid training on them, or that would measure nothing afterwards: name, and SHA-256 of
+# the uncompressed content.
+EVALUATION_FILES = {
+    "humaneval_go_multipl_e": "d9fdeaa0e5acc9bfd572f587cfbab40b0b01c45e63119368d1a21e5ca3ab62e8",
+    "mbpp_go_mbxp": "d645d87d757165f92feb2c4d7d01b6353ae2fe7d66f32bc2cc931e93c401d769",
+    "humaneval_go_mxeval": "56f132555f28dab5efac0992c31b0030b7b1b6dc9e445d51f722d2e21dcb650f",
+    "humanevalpack_go": "49a91a25a30ae128ee07252b2da43b656bfc385f3c56d4f3ed477e99c2807aa4",
+}
+
+
+def split_of(group: str, seed: int = 0, validation_share: float = 0.05, test_share: float = 0.05) -> str:
+    """The split of a group: each group falls into validation or test with the given probability.
+
+    Raises:
+        ValueError: the shares are no shares.
+    """
+    if min(validation_share, test_share) < 0 or validation_share + test_share >= 1:
+        raise ValueError(
+            f"validation_share={validation_share} and test_share={test_share} leave nothing to train on; expected "
+            "shares from 0 with a sum below 1"
+        )
+    digest = hashlib.blake2b(f"{seed}\n{group}".encode(), digest_size=8).digest()
+    place = int.from_bytes(digest, "big") / 2**64
+    if place < test_share:
+        return "test"
+    return "validation" if place < test_share + validation_share else "train"
+
+
+def code_tokens(code: str) -> list[str]:
+    """The tokens of Go code without comments; of other text its words and signs."""
+    return [match[0] for match in GO_TOKEN.finditer(code) if match["comment"] is None]
+
+
+def normalised_code(code: str) -> str:
+    """Code without comments and layout: tokens with one space between."""
+    return " ".join(code_tokens(code))
+
+
+@dataclass
+class Selection:
+    """Chooses records and their splits.
+
+    Attributes:
+        seed, validation_share, test_share: see `split_of`.
+        deduplicate: "none", "exact" (equal code after the prefix, comments and layout aside), or "near" (also of much
+            the same words, by the datasketch package).
+        near_threshold: Jaccard similarity of near duplicates.
+        evaluation_ngrams: token sequences of evaluation tasks, from `evaluation_ngrams`.
+        dropped: counts what is left out.
+    """
+
+    seed: int = 0
+    validation_share: float = 0.05
+    test_share: float = 0.05
+    deduplicate: str = "exact"
+    near_threshold: float = 0.85
+    evaluation_ngrams: set[int] = field(default_factory=set)
+    dropped: Dropped = field(default_factory=Dropped)
+
+    def split(self, records: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
+        """The records of each split, in their order; all are held in memory."""
+        splits: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
+        ids: set[str] = set()
+        for record in records:
+            if record["id"] in ids:
+                self.dropped.add("id seen before", record["id"])
+            elif self.evaluation_ngrams and self._resembles_evaluation(record):
+                self.dropped.add("overlap with evaluation tasks", record["id"])
+            else:
+                ids.add(record["id"])
+                splits[split_of(record["group"], self.seed, self.validation_share, self.test_share)].append(record)
+        finders = self._finders()
+        for name in reversed(SPLITS):
+            splits[name] = [record for record in splits[name] if not self._is_duplicate(record, finders)]
+        return splits
+
+    def _finders(self) -> list[tuple[str, Callable[[str], bool]]]:
+        kinds = {"none": [], "exact": ["exact"], "near": ["exact", "near"]}
+        if self.deduplicate not in kinds:
+            raise ValueError(f"deduplicate={self.deduplicate!r} is none of {', '.join(kinds)}")
+        return [(kind, duplicate_finder(kind, self.near_threshold)) for kind in kinds[self.deduplicate]]
+
+    def _is_duplicate(self, record: dict[str, Any], finders: list) -> bool:
+        code = normalised_code(record["solution"]["code"][len(record["code_prefix"]) :])
+        for kind, is_duplicate in finders:
+            if is_duplicate(code):
+                self.dropped.add(f"{kind} duplicate", record["id"])
+                return True
+        return False
+
+    def _resembles_evaluation(self, record: dict[str, Any]) -> bool:
+        texts = (record["problem"]["title"] + "\n" + record["problem"]["body"], record["solution"]["code"])
+        return any(not self.evaluation_ngrams.isdisjoint(ngrams(text)) for text in texts)
+
+
+# ---- evaluation tasks ----
+
+
+def evaluation_ngrams(paths: Iterable[str | Path]) -> set[int]:
+    """Hashes of the token sequences of evaluation files (JSON lines), from their prompts and solutions.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a file has none of the columns with texts, or a broken line.
+    """
+    found: set[int] = set()
+    for path in paths:
+        texts = 0
+        for place, line in numbered_lines(path):
+            row = json_object(line, place)
+            for name in EVALUATION_TEXTS:
+                if isinstance(row.get(name), str):
+                    found.update(ngrams(row[name]))
+                    texts += 1
+        if not texts:
+            expected = ", ".join(EVALUATION_TEXTS)
+            raise ValueError(f"{path} has no column of evaluation texts; expected one of {expected}")
+    return found
+
+
+def ngrams(text: str) -> Iterator[int]:
+    """Hashes of every `NGRAM` tokens in a row; code without its comments, and the comments as texts of their own."""
+    comments = " ".join(match[0].lstrip("/* ") for match in GO_TOKEN.finditer(text) if match["comment"] is not None)
+    for tokens in (code_tokens(text), re.findall(r"\w+|[^\w\s]", comments)):
+        lowered = [token.lower() for token in tokens]
+        for start in range(len(lowered) - NGRAM + 1):
+            digest = hashlib.blake2b(" ".join(lowered[start : start + NGRAM]).encode(), digest_size=8).digest()
+            yield int.from_bytes(digest, "big")
+
+
+def refuse_evaluation_file(path: str | Path) -> None:
+    """Lets any file pass that is none of the evaluation files.
+
+    Raises:
+        ValueError: its name or its content is that of an evaluation file.
+    """
+    path = Path(path)
+    name = path.name.removesuffix(".gz").removesuffix(".jsonl")
+    if name in EVALUATION_FILES or (path.is_file() and _is_evaluation_content(path)):
+        raise ValueError(
+            f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}); training on it is forbidden by "
+            "its licence or spoils the measurement. Give other sources"
+        )
+
+
+def _is_evaluation_content(path: Path) -> bool:
+    digest = hashlib.sha256()
+    try:
+        with open_bounded(path) as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+    except GZIP_ERRORS:
+        return False  # whoever reads it says what is broken
+    return digest.hexdigest() in EVALUATION_FILES.values()

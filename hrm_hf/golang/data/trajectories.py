@@ -1,0 +1,239 @@
+"""Refinement trajectories: records whose attempts fail, are judged by a validator, and end in the solution.
+
+    solution --eight operators--> candidates --validator--> CONTINUE: does not parse, or does not type-check
+                                                            REFINE:   valid, but other code than the solution
+                                                            dropped:  the same code after all
+    solution itself                                         DONE
+
+The label is the validator's, never the operator's: deleting a token leaves valid code in about a third of all cases.
+A trajectory is one to four attempts, the last of which is the solution, so that of all decisions a third is of each
+class. After <REFINE> comes a new plan in the token stream; a record has one plan, so it is the same plan again.
+Left out: failed attempts of a model itself, which training writes to its replay file.
+"""
+
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from typing import Any
+
+from ...models.processing_hrm_go_coder import Feedback
+from .mutations import corruptions, syntax_shape
+
+
+Validator = Callable[[Sequence[str]], list[Feedback]]
+
+# Probabilities of no, one, two and three failed attempts before the solution. The mean is two, so that a third of the
+# decisions is DONE; and after none, one or two failures the chance that the next attempt is the solution is always
+# 0.19, so that the number of an attempt says nothing about it (but after three it is certain).
+FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
+CHUNK = 64  # records whose candidates go to the validator in one call
+
+
+@dataclass
+class TrajectoryCounts:
+    """What `build_trajectories` read, made and left out; it counts while it is iterated.
+
+    Attributes:
+        records: read.
+        trajectories: made.
+        attempts: trajectories by their number of attempts.
+        decisions: attempts by "CONTINUE", "REFINE", "DONE".
+        operators: candidates by (operator, "CONTINUE" | "REFINE" | "same code").
+        dropped: records and candidates that were left out, by reason.
+        without_feedback: trajectories whose feedback was dropped at random.
+    """
+
+    records: int = 0
+    trajectories: int = 0
+    attempts: Counter[int] = field(default_factory=Counter)
+    decisions: Counter[str] = field(default_factory=Counter)
+    operators: Counter[tuple[str, str]] = field(default_factory=Counter)
+    dropped: Counter[str] = field(default_factory=Counter)
+    without_feedback: int = 0
+
+    def shares(self) -> dict[str, float]:
+        """Share of each class among all decisions."""
+        total = sum(self.decisions.values())
+        return {name: count / total for name, count in sorted(self.decisions.items())}
+
+    def summary(self) -> str:
+        """A few lines for the screen."""
+        shares = ", ".join(f"{name} {share:.1%}" for name, share in self.shares().items())
+        lengths = ", ".join(f"{count} with {length}" for length, count in sorted(self.attempts.items()))
+        dropped = "; ".join(f"{reason}: {count}" for reason, count in self.dropped.most_common()) or "nothing"
+        return (
+            f"{self.trajectories} trajectories of {self.records} records (attempts: {lengths}; "
+            f"{self.without_feedback} without feedback)\ndecisions: {shares}\ndropped: {dropped}"
+        )
+
+
+@dataclass
+class _Source:
+    """A record with the feedback of its solution and its failed attempts by class, each {code, feedback, decision}."""
+
+    record: dict[str, Any]
+    feedback: Feedback
+    failed: dict[str, list[dict[str, Any]]]
+
+
+def build_trajectories(
+    records: Iterable[dict[str, Any]],
+    validator: Validator,
+    *,
+    seed: int = 0,
+    per_record: int = 2,
+    failed_attempts: Sequence[float] = FAILED_ATTEMPTS,
+    max_characters: int | None = 4000,
+    no_feedback_share: float = 0.1,
+    rounds: int = 1,
+    progress: bool = True,
+    counts: TrajectoryCounts | None = None,
+) -> Iterator[dict[str, Any]]:
+    """Makes refinement trajectories of plain records.
+
+    The same records in the same order, with the same validator and seed, give the same trajectories.
+
+    Args:
+        records: of `go_records`; their attempts, if any, are replaced.
+        validator: `validator(codes) -> list[Feedback]`. Its verdict on types counts only for records whose solution
+            type-checks: a function taken out of its package names what it cannot know.
+        seed: of all chance.
+        per_record: trajectories per record, with different failed attempts; fewer if a record does not give them.
+        failed_attempts: probability of 0, 1, 2, ... failed attempts before the solution.
+        max_characters: of all codes of a trajectory together; failed attempts that would exceed it are left out.
+            None for no limit.
+        no_feedback_share: share of trajectories whose feedback is None throughout, for use without a validator.
+        rounds: how often each operator damages each solution.
+        progress: shows a bar on stderr.
+        counts: filled while iterating.
+
+    Yields:
+        Records with `attempts` [{code, feedback, decision}], and "#1", "#2", ... after their id.
+
+    Raises:
+        ValueError: per_record below 1, no_feedback_share outside [0, 1], or weights that are no probabilities.
+    """
+    _check(per_record, failed_attempts, no_feedback_share)
+    counts = TrajectoryCounts() if counts is None else counts
+    if progress:
+        from tqdm import tqdm
+
+        records = tqdm(records, desc="trajectories", unit=" records")
+    iterator = iter(records)
+    while chunk := list(islice(iterator, CHUNK)):
+        counts.records += len(chunk)
+        for source in _judged(chunk, validator, seed, rounds, counts):
+            generator = random.Random(f"{seed}/draw/{source.record['id']}")
+            lengths = []
+            for _ in range(per_record):
+                count = generator.choices(range(len(failed_attempts)), failed_attempts)[0]
+                failed = _draw(source, count, max_characters, generator, counts)
+                if not failed and 0 in lengths:
+                    counts.dropped["second clean trajectory of a record"] += 1
+                    continue
+                lengths.append(len(failed))
+                heard = generator.random() >= no_feedback_share
+                yield _trajectory(source, failed, len(lengths), heard, counts)
+
+
+def _check(per_record: int, failed_attempts: Sequence[float], no_feedback_share: float) -> None:
+    if per_record < 1:
+        raise ValueError(f"per_record={per_record}: expected 1 or more")
+    if not 0 <= no_feedback_share <= 1:
+        raise ValueError(f"no_feedback_share={no_feedback_share}: expected a share from 0 to 1")
+    if not failed_attempts or min(failed_attempts) < 0 or abs(sum(failed_attempts) - 1) > 1e-6:
+        raise ValueError(f"failed_attempts={tuple(failed_attempts)}: expected probabilities that add up to 1")
+
+
+def _judged(
+    chunk: list[dict[str, Any]], validator: Validator, seed: int, rounds: int, counts: TrajectoryCounts
+) -> Iterator[_Source]:
+    """Damages the solutions of a chunk, has all codes judged in one call, and sorts them."""
+    solutions = [record["solution"]["code"] for record in chunk]
+    verdicts = validator(solutions)
+    sound = []
+    for record, code, verdict in zip(chunk, solutions, verdicts):
+        if verdict.syntax_ok is None:
+            counts.dropped["solution was not checked"] += 1
+        elif not verdict.syntax_ok:
+            counts.dropped["solution does not parse"] += 1
+        elif not code[len(record["code_prefix"]) :].strip():
+            counts.dropped["solution is its prefix alone"] += 1
+        else:
+            sound.append((record, code, verdict))
+    candidates = [
+        corruptions(code, record["code_prefix"], random.Random(f"{seed}/damage/{record['id']}"), rounds)
+        for record, code, _ in sound
+    ]
+    judged = iter(validator([damaged for pairs in candidates for _, damaged in pairs]))
+    for (record, code, verdict), pairs in zip(sound, candidates):
+        typed = verdict.types_ok is True
+        source = _Source(record, verdict if typed else verdict.of_syntax(), {"CONTINUE": [], "REFINE": []})
+        shape = syntax_shape(code)
+        for operator, damaged in pairs:
+            feedback = next(judged)
+            feedback = feedback if typed else feedback.of_syntax()
+            _sort(source, operator, damaged, feedback, shape, counts)
+        yield source
+
+
+def _sort(
+    source: _Source,
+    operator: str,
+    damaged: str,
+    feedback: Feedback,
+    shape: list[tuple[str, int, bytes]],
+    counts: TrajectoryCounts,
+) -> None:
+    if feedback.syntax_ok is None:
+        counts.dropped["candidate was not checked"] += 1
+        return
+    decision = "CONTINUE" if feedback.failed else "REFINE"
+    if decision == "REFINE" and syntax_shape(damaged) == shape:
+        counts.operators[operator, "same code"] += 1
+        counts.dropped["candidate is the same code"] += 1
+        return
+    counts.operators[operator, decision] += 1
+    source.failed[decision].append({"code": damaged, "feedback": asdict(feedback), "decision": decision})
+
+
+def _draw(
+    source: _Source, count: int, max_characters: int | None, generator: random.Random, counts: TrajectoryCounts
+) -> list[dict[str, Any]]:
+    """Takes `count` failed attempts out of the source's, of the rarer class first, as far as they fit."""
+    drawn: list[dict[str, Any]] = []
+    characters = len(source.record["solution"]["code"])
+    so_far = Counter({name: counts.decisions[name] for name in source.failed})
+    for _ in range(count):
+        available = [name for name, attempts in source.failed.items() if attempts]
+        if not available:
+            counts.dropped["failed attempt: no candidate left"] += 1
+            break
+        name = min(available, key=lambda name: (so_far[name], generator.random()))
+        attempt = source.failed[name].pop()
+        characters += len(attempt["code"])
+        if max_characters is not None and characters > max_characters:
+            counts.dropped["failed attempt: trajectory too long"] += 1
+            break
+        so_far[name] += 1
+        drawn.append(attempt)
+    generator.shuffle(drawn)
+    return drawn
+
+
+def _trajectory(
+    source: _Source, failed: list[dict[str, Any]], number: int, heard: bool, counts: TrajectoryCounts
+) -> dict[str, Any]:
+    record = source.record
+    done = {"code": record["solution"]["code"], "feedback": asdict(source.feedback), "decision": "DONE"}
+    attempts = [dict(attempt) for attempt in (*failed, done)]
+    if not heard:
+        counts.without_feedback += 1
+        for attempt in attempts:
+            attempt["feedback"] = None
+    counts.trajectories += 1
+    counts.attempts[len(attempts)] += 1
+    counts.decisions.update(attempt["decision"] for attempt in attempts)
+    return {**record, "id": f"{record['id']}#{number}", "attempts": attempts}

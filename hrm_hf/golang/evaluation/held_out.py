@@ -1,0 +1,337 @@
+"""What a trained Go coder, or a baseline trained on the same stream, is worth on records and trajectories.
+
+    loss         bits per byte of the code given problem and plan, with another record's plan, with none; of raw text
+    greedy       greedy plan, then greedy code: plan metrics, exact and subtree match, parse and type-check rate
+    decisions    CONTINUE, REFINE or DONE after the attempts of trajectories, in head and tokens
+    repair       a failed attempt and its verdict are given, the model repairs; against samples that saw neither
+
+Each section is a function of its own and a dictionary of figures. The Go coder's own loop of attempts is measured in
+`go_refinement`, tasks with tests are in `go_benchmarks`; reading, loading and writing files is the command's (`hrm-hf
+eval go`).
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...models.processing_hrm_go_coder import (
+    BOS,
+    CONTINUE,
+    DECISION_TOKENS,
+    DECISIONS,
+    EOS,
+    NO_FEEDBACK,
+    TOKEN_IDS,
+    Feedback,
+    code_segment,
+    encode_text,
+    parse_plan,
+    plan_segment,
+)
+from ..data.collator import GoStreamBuilder, TooLongError
+from .metrics import (
+    bits_per_byte,
+    decision_scores,
+    paired_difference,
+    plan_scores,
+    rate,
+    rate_with_interval,
+    ratio_interval,
+)
+from .similarity import exact_matches, subtree_f1
+from .writer import Writer
+
+
+Validator = Callable[[Sequence[str]], list[Feedback]]
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How attempts are drawn.
+
+    Attributes:
+        temperature: of every sample, above 0: greedy samples would all be the same.
+        max_iterations: attempts of the loop, and independent samples of its control.
+        samples: repairs of each trajectory, and independent samples of their control; with 1 both are greedy.
+        seed: of torch's generator.
+    """
+
+    temperature: float = 0.8
+    max_iterations: int = 3
+    samples: int = 1
+    seed: int = 0
+
+    def __post_init__(self):
+        if self.temperature <= 0:
+            raise ValueError(f"temperature={self.temperature}: independent samples need more than 0, such as 0.8")
+
+
+def is_go_coder(model) -> bool:
+    """The model has `generate_with_refinement` and decides; baselines only continue text."""
+    return model.config.model_type == "hrm_go_coder"
+
+
+def code_body(record: Record) -> str:
+    """The solution without the beginning that is given."""
+    return record["solution"]["code"].removeprefix(record["code_prefix"])
+
+
+def problem_text(record: Record) -> str:
+    """Title and body as they stand in the stream."""
+    return "\n\n".join(part for part in (record["problem"]["title"], record["problem"]["body"]) if part)
+
+
+def evaluate_loss(
+    writer: Writer, builder: GoStreamBuilder, records: Sequence[Record], seed: int = 0
+) -> dict[str, Any]:
+    """Bits per byte of code bodies (</CODE> included) given the problem and a plan, and of the codes as plain text.
+
+    The plan is the record's own, another record's (a seeded order, shifted by one), or <PLAN></PLAN>; a difference
+    above 0 says that the plan helps. `plan_and_code` adds the bits of the own plan, so that it can be compared with a
+    model that has none. Records longer than the writer's `max_length` in one of the forms are left out of all.
+    """
+    prompts = [builder.prompt_ids(record) for record in records]
+    plans = [_plan_ids(writer, record["plan"]) for record in records]
+    other = _other_plans(records, plans, seed)
+    forms = {"own": plans, "shuffled": other, "none": [[TOKEN_IDS["</PLAN>"]]] * len(records)}
+    codes = [code_segment(writer.tokenizer, record["code_prefix"], code_body(record)) for record in records]
+    longest = [len(a) + max(len(b), len(c)) + len(d[0]) for a, b, c, d in zip(prompts, plans, other, codes)]
+    kept = [i for i, length in enumerate(longest) if length <= writer.max_length and code_body(records[i])]
+    result: dict[str, Any] = {"records": len(kept), "too_long": len(records) - len(kept)}
+    if not kept:
+        return result
+    sizes = [len(code_body(records[i]).encode()) for i in kept]
+    nats = {}
+    for name, chosen in forms.items():
+        given = [[*prompts[i], *chosen[i]] for i in kept]
+        rows = [[*before, *codes[i][0]] for before, i in zip(given, kept)]
+        nats[name] = writer.nats(rows, [len(a) + codes[i][1] for a, i in zip(given, kept)], f"code, {name} plan")
+    rows = [[*prompts[i], *plans[i]] for i in kept]
+    plan_nats = writer.nats(rows, [len(prompts[i]) for i in kept], "plans")
+    result |= _loss_figures(nats, plan_nats, sizes, seed)
+    return result | _raw_text(writer, [records[i]["solution"]["code"] for i in kept])
+
+
+def _loss_figures(nats: dict[str, list[float]], plan_nats: list[float], sizes: list[int], seed: int) -> dict[str, Any]:
+    total = sum(sizes)
+    figures = {"code_bits_per_byte": bits_per_byte(sum(nats["own"]), total)}
+    for name in ("shuffled", "none"):
+        figures[f"code_bits_per_byte_{name}_plan"] = bits_per_byte(sum(nats[name]), total)
+        more = (np.asarray(nats[name]) - np.asarray(nats["own"])) / np.log(2)
+        figures[f"{name}_plan_costs"] = float(more.sum() / total)
+        figures[f"{name}_plan_costs_interval"] = list(ratio_interval(more, sizes, seed))
+        figures[f"{name}_plan_costs_records"] = rate(more > 0)
+    both = bits_per_byte(sum(nats["own"]) + sum(plan_nats), total)
+    return figures | {"plan_and_code_bits_per_byte": both, "code_bytes": total}
+
+
+def _raw_text(writer: Writer, codes: Sequence[str]) -> dict[str, Any]:
+    """Codes as plain Go text, in windows of `max_length`; every window begins anew with <s>."""
+    room, windows = writer.max_length - 1, []
+    for code in codes:
+        ids = [*encode_text(writer.tokenizer, code), TOKEN_IDS[EOS]]
+        windows += [[TOKEN_IDS[BOS], *ids[start : start + room]] for start in range(0, len(ids), room)]
+    nats = writer.nats(windows, [1] * len(windows), "raw text")
+    return {"raw_text_bits_per_byte": bits_per_byte(sum(nats), sum(len(code.encode()) for code in codes))}
+
+
+def _plan_ids(writer: Writer, plan: dict[str, Any]) -> list[int]:
+    """A plan after <PLAN>, </PLAN> included."""
+    steps = [step["text"] for step in plan["steps"]]
+    return plan_segment(writer.tokenizer, plan["intent"], plan["targets"], steps)[1:]
+
+
+def _other_plans(records: Sequence[Record], plans: list[list[int]], seed: int) -> list[list[int]]:
+    order = list(range(len(records)))
+    random.Random(seed).shuffle(order)
+    other: list[list[int]] = [[] for _ in plans]
+    for index, chosen in zip(order, order[1:] + order[:1]):
+        other[index] = plans[chosen]
+    return other
+
+
+def evaluate_greedy(
+    writer: Writer, builder: GoStreamBuilder, records: Sequence[Record], validator: Validator
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Greedy plan and code for each problem; the plan that is judged is the one that was written.
+
+    A function that uses other names of its package cannot type-check alone, so the type-check rate is of the records
+    whose reference does ("type_check_records"); None if the validator looks at no types.
+
+    Returns:
+        figures, and for each record {"id", "plan", "code", "exact", "subtree_f1", "syntax_ok", "types_ok", "message"}.
+    """
+    prompts, prefixes = [builder.prompt_ids(record) for record in records], [r["code_prefix"] for r in records]
+    plan_ids, codes = writer.planned_codes(prompts, prefixes)
+    plans = [parse_plan(writer.tokenizer, ids) for ids in plan_ids]
+    references = [record["solution"]["code"] for record in records]
+    exact, how = exact_matches(codes, references)
+    alike = [subtree_f1(code, right) for code, right in zip(codes, references)]
+    verdicts, of_references = validator(codes), validator(references)
+    typed = [verdict for verdict, right in zip(verdicts, of_references) if right.types_ok]
+    figures = {
+        "records": len(records),
+        **plan_scores(plans, [record["plan"] for record in records]),
+        **rate_with_interval("code_exact", exact),
+        "code_exact_after": how,
+        "code_ast": float(np.mean(alike)) if alike else None,
+        **rate_with_interval("parse_rate", [bool(verdict.syntax_ok) for verdict in verdicts]),
+        **rate_with_interval("type_check_rate", [bool(verdict.types_ok) for verdict in typed]),
+        "type_check_records": len(typed),
+        "reference_parse_rate": rate([bool(verdict.syntax_ok) for verdict in of_references]),
+    }
+    rows = zip(records, plans, codes, exact, alike, verdicts)
+    return figures, [
+        {
+            "id": record["id"], "plan": plan, "code": code, "exact": same, "subtree_f1": likeness,
+            "syntax_ok": verdict.syntax_ok, "types_ok": verdict.types_ok, "message": verdict.message,
+        }
+        for record, plan, code, same, likeness, verdict in rows
+    ]  # fmt: skip
+
+
+def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record]) -> dict[str, Any]:
+    """Refinement decisions after the attempts of trajectories, attempts and verdicts given.
+
+    Of the tokens (which of <RETRY>, <REFINE>, <DONE> is likeliest after </VALIDATE>), of every model; and of the
+    refinement head, where there is one.
+    """
+    rows = [row for row in (_built(builder, record) for record in trajectories) if row and row["decision_labels"]]
+    head, tokens, labels, failed = [], [], [], []
+    choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
+    with writer.bar(len(rows), "decisions") as bar:
+        for start in range(0, len(rows), writer.batch_size):
+            batch = rows[start : start + writer.batch_size]
+            output = writer.forward([row["input_ids"] for row in batch], **_decision_inputs(writer, batch))
+            for index, row in enumerate(batch):
+                for k, (position, label) in enumerate(zip(row["decision_positions"], row["decision_labels"])):
+                    after = _end_of_verdict(row["input_ids"], position)
+                    tokens.append(output.logits[index, after, choices].argmax().item())
+                    labels.append(label)
+                    failed.append(2 in row["feedback_ids"][k][:2])
+                    if output.get("refinement_logits") is not None:
+                        head.append(output["refinement_logits"][index, k].argmax().item())
+            bar.update(len(batch))
+    figures = {"trajectories": len(rows), "left_out": len(trajectories) - len(rows)}
+    figures["tokens"] = decision_scores(tokens, labels, failed)
+    return figures | ({"head": decision_scores(head, labels, failed)} if head else {})
+
+
+def _decision_inputs(writer: Writer, batch: list[dict]) -> dict[str, torch.Tensor]:
+    """Positions and feedback for the refinement head, padded; nothing for a model without one."""
+    if not is_go_coder(writer.model):
+        return {}
+    most = max(len(row["decision_positions"]) for row in batch)
+    positions = [[*row["decision_positions"], *[0] * (most - len(row["decision_positions"]))] for row in batch]
+    feedback = [[*row["feedback_ids"], *[NO_FEEDBACK] * (most - len(row["feedback_ids"]))] for row in batch]
+    device = writer.model.device
+    return {
+        "decision_positions": torch.tensor(positions, device=device),
+        "feedback_ids": torch.tensor(feedback, device=device),
+    }
+
+
+def _built(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
+    """The row of a record; None if it does not fit the builder's budgets."""
+    try:
+        return builder.build(record)
+    except TooLongError:
+        return None
+
+
+def _end_of_verdict(ids: Sequence[int], position: int) -> int:
+    return list(ids).index(TOKEN_IDS["</VALIDATE>"], position)
+
+
+def evaluate_repair(
+    writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], validator: Validator, sampling: Sampling
+) -> dict[str, Any]:
+    """Repairs of the last failed attempt of each trajectory, against samples from the same problem and plan.
+
+    Both get the trajectory's plan and its decision as given, so that they differ in the attempt and its verdict alone;
+    after <REFINE> the model writes a new plan first. `samples` independent tries of each; a trajectory counts as
+    solved if one of them is right.
+
+    Returns:
+        exact and valid rates of both ("repair", "resampling"), their paired differences, subtree F1 of attempt, repair
+        and sample, and the repair's exact rate by decision.
+    """
+    cases = [case for case in (_repair_case(writer, builder, row) for row in trajectories) if case]
+    result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
+    if not cases:
+        return result
+    torch.manual_seed(sampling.seed)
+    temperature = sampling.temperature if sampling.samples > 1 else 0.0
+    prefixes = [case["prefix"] for case in cases]
+    references = [case["reference"] for case in cases]
+    syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
+    tries: dict[str, list[list[str]]] = {"repair": [], "resampling": []}
+    for _ in range(sampling.samples):
+        replanned = _with_new_plans(writer, cases, temperature)
+        tries["repair"].append(writer.codes(replanned, prefixes, temperature))
+        tries["resampling"].append(writer.codes([case["control"] for case in cases], prefixes, temperature))
+    solved, valid = {}, {}
+    for name, codes in tries.items():
+        exact = [exact_matches(one, references)[0] for one in codes]
+        passed = [which_pass(validator, one, syntax_alone) for one in codes]
+        solved[name], valid[name] = [any(row) for row in zip(*exact)], [any(row) for row in zip(*passed)]
+        result |= rate_with_interval(f"{name}_exact", solved[name]) | rate_with_interval(f"{name}_valid", valid[name])
+        result[f"{name}_ast"] = float(np.mean([subtree_f1(*pair) for pair in zip(codes[0], references)]))
+    result["attempt_ast"] = float(np.mean([subtree_f1(case["attempt"], case["reference"]) for case in cases]))
+    for decision in ("CONTINUE", "REFINE"):
+        chosen = [i for i, case in enumerate(cases) if case["decision"] == decision]
+        result[f"cases_{decision}"] = len(chosen)
+        for name in tries:
+            result[f"{name}_exact_{decision}"] = rate([solved[name][i] for i in chosen])
+            result[f"{name}_valid_{decision}"] = rate([valid[name][i] for i in chosen])
+    result["exact_gain"] = paired_difference(solved["repair"], solved["resampling"], sampling.seed)
+    result["valid_gain"] = paired_difference(valid["repair"], valid["resampling"], sampling.seed)
+    return result | {"samples": sampling.samples, "temperature": temperature}
+
+
+def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
+    """What is given up to the decision after the last failed attempt; None if there is none, or it does not fit."""
+    built = _built(builder, record)
+    if built is None or len(built["decision_labels"]) < 2:  # the builder leaves out failed attempts that do not fit
+        return None
+    ids = list(built["input_ids"])
+    decision = built["decision_labels"][-2]
+    given = [*ids[: _end_of_verdict(ids, built["decision_positions"][-2]) + 1], TOKEN_IDS[DECISION_TOKENS[decision]]]
+    return {
+        "given": given,
+        "replans": decision != CONTINUE,
+        "decision": DECISIONS[decision],
+        "control": [*builder.prompt_ids(record), *_plan_ids(writer, record["plan"])],
+        "prefix": record["code_prefix"],
+        "attempt": record["attempts"][-2]["code"],
+        "reference": record["solution"]["code"],
+    }
+
+
+def _with_new_plans(writer: Writer, cases: list[dict], temperature: float) -> list[list[int]]:
+    """What precedes <CODE> of each repair: after <REFINE> a new plan of the model."""
+    replanning = [case for case in cases if case["replans"]]
+    opened = [[*case["given"], TOKEN_IDS["<PLAN>"]] for case in replanning]
+    plans = iter(writer.plans(opened, temperature))
+    close = TOKEN_IDS["</PLAN>"]
+    return [
+        [*case["given"], TOKEN_IDS["<PLAN>"], *next(plans), close] if case["replans"] else case["given"]
+        for case in cases
+    ]
+
+
+def which_pass(validator: Validator, codes: Sequence[str], syntax_alone: Sequence[bool]) -> list[bool]:
+    """Which codes the validator passes; where `syntax_alone`, which parse.
+
+    As in the training data a verdict on types counts only where the reference type-checks: the others need names of
+    their package, which a validator does not see.
+    """
+    verdicts = validator(codes)
+    return [
+        bool(verdict.syntax_ok) and (alone or not verdict.failed) for verdict, alone in zip(verdicts, syntax_alone)
+    ]

@@ -1,0 +1,107 @@
+"""How alike two Go codes are: the same after gofmt, or in how many syntax subtrees they agree.
+
+Exact match is of whole codes after gofmt; without gofmt it is of their tokens without comments, and the result says
+which it was. Subtree F1 counts the syntax subtrees (tree-sitter) that two codes share, comments apart; it is a measure
+of its own and never makes an exact match. Behaviour is not compared here.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Sequence
+
+from ..validators.go_validators import GoFormatter
+from ..validators.syntax import parse
+from ..validators.toolchain import GoNotFoundError
+from .metrics import f1_score
+
+
+# Comments, literals, and braces; what is within the first two is no code.
+LEXEMES = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])+'|[{}]", re.DOTALL)
+
+
+def exact_matches(codes: Sequence[str], references: Sequence[str]) -> tuple[list[bool], str]:
+    """Which codes equal their references, and after what: "gofmt", or "tokens" where there is no gofmt.
+
+    Code that does not parse equals nothing. Where only tokens are compared, comments and the layout say nothing.
+    """
+    if len(codes) != len(references):
+        raise ValueError(f"{len(codes)} codes and {len(references)} references; expected one reference for each code")
+    try:
+        with GoFormatter() as formatter:
+            both, how = formatter([*codes, *references]), "gofmt"
+    except GoNotFoundError:
+        both, how = [code_tokens(code) for code in (*codes, *references)], "tokens"
+    return [a is not None and a == b for a, b in zip(both[: len(codes)], both[len(codes) :])], how
+
+
+def code_tokens(code: str) -> tuple[str, ...] | None:
+    """The tokens of a code without its comments and the ends of its lines; None if it does not parse."""
+    root = parse(code).root_node
+    if root.has_error:
+        return None
+    return tuple(node.text.decode("utf-8", "replace") for node in _leaves(root) if node.text.strip())
+
+
+def subtree_f1(code: str, reference: str) -> float:
+    """2 |A and B| / (|A| + |B|) of the multisets of syntax subtrees, comments apart; 1 for two codes without any.
+
+    A subtree is its node types and the text of its leaves. A changed leaf changes every subtree above it, so that one
+    renamed variable in a long function costs more than its share of the tokens.
+    """
+    ours, right = _subtrees(code), _subtrees(reference)
+    score = f1_score((ours & right).total(), ours.total(), right.total())[2]
+    return 1.0 if score is None else score
+
+
+def function_end(code: str, start: int = 0) -> int | None:
+    """Where the first block that opens at or after `start` ends (the index after its brace); None if it does not.
+
+    Braces in comments, strings and runes do not count.
+
+    Args:
+        start: an index outside of comments and literals.
+    """
+    depth = 0
+    for match in LEXEMES.finditer(code, start):
+        if match[0] == "{":
+            depth += 1
+        elif match[0] == "}":
+            depth -= 1
+            if depth <= 0:
+                return match.end()
+    return None
+
+
+def _leaves(root) -> list:
+    """Leaves in order of the text, without comments. Iterative: a broken code can be thousands of levels deep."""
+    leaves, stack = [], [root]
+    while stack:
+        node = stack.pop()
+        if node.type == "comment":
+            continue
+        if node.children:
+            stack.extend(reversed(node.children))
+        elif node.text:
+            leaves.append(node)
+    return leaves
+
+
+def _subtrees(code: str) -> Counter:
+    """Digests of all subtrees with children, the root apart, and how often each occurs."""
+    found, done, stack = Counter(), {}, [(parse(code).root_node, False)]
+    root = stack[0][0].id
+    while stack:
+        node, visited = stack.pop()
+        if node.type == "comment":
+            continue
+        if node.children and not visited:
+            stack.append((node, True))
+            stack.extend((child, False) for child in node.children)
+            continue
+        parts = [done[child.id] for child in node.children if child.id in done]
+        content = b"".join(parts) if node.children else node.text
+        done[node.id] = hashlib.blake2b(node.type.encode() + b"\0" + content, digest_size=16).digest()
+        if node.children and node.id != root:
+            found[done[node.id]] += 1
+    return found

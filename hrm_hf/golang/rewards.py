@@ -1,0 +1,122 @@
+"""Rewards that a program can check, for `training/run_grpo.py`.
+
+    go-syntax        1 if the completion is Go that parses and declares something, else 0
+    length:TOKENS    1 at that many tokens (the end included), falling to 0 at none and at twice as many
+    regex:PATTERN    1 if the expression is found in the text of the completion, else 0
+
+TRL calls a reward with the prompts, completions (texts, or one message each) and completion ids of a batch. The text
+of a completion has no special tokens. Several rewards are added up, with `--reward_weights` if they are not alike.
+"""
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..models.processing_hrm_go_coder import TOKEN_IDS, is_go_tokenizer
+from . import best_validator
+
+
+CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
+DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # nothing at all parses too
+KINDS = "go-syntax, length:TOKENS, regex:PATTERN"
+
+
+@dataclass
+class RewardArguments:
+    """What is rewarded."""
+
+    reward: list[str] = field(
+        default_factory=list, metadata={"help": f"What completions are rewarded for: {KINDS}; one or several."}
+    )
+
+    def __post_init__(self):
+        self.reward = [self.reward] if isinstance(self.reward, str) else self.reward
+        for name in self.reward:
+            _parse(name)
+
+
+def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[..., list[float]]]:
+    """The rewards of these names as TRL takes them.
+
+    Raises:
+        ValueError: no name, or an unknown one.
+        ImportError: go-syntax with neither Go nor tree-sitter.
+    """
+    if not names:
+        raise ValueError(f"no reward: give --reward with one or several of {KINDS}")
+    made = []
+    for name in names:
+        kind, value = _parse(name)
+        reward = GoSyntaxReward(tokenizer) if kind == "go-syntax" else kind(value)
+        reward.__name__ = name  # TRL logs it by that
+        made.append(reward)
+    return made
+
+
+class GoSyntaxReward:
+    """1 for Go that parses. Of the Go coder's stream the code between <CODE> and </CODE> is looked at, which may have
+    begun in the prompt; of other texts the prompt and what follows; of a conversation the answer."""
+
+    def __init__(self, tokenizer: Any):
+        self.tokenizer, self.tagged, self.validator = tokenizer, is_go_tokenizer(tokenizer), best_validator()
+
+    def __call__(self, *, prompts: list, completions: list, completion_ids: list, **_: Any) -> list[float]:
+        codes = [self._code(*row) for row in zip(prompts, completions, completion_ids)]
+        asked = [code for code in codes if code is not None and DECLARATION.search(code)]
+        good = {code for code, said in zip(asked, self.validator(asked)) if said.syntax_ok}
+        return [float(code in good) for code in codes]
+
+    def _code(self, prompt: Any, completion: Any, ids: list[int]) -> str | None:
+        """The code of a completion; None if it has no end."""
+        begun = prompt if isinstance(prompt, str) else ""
+        if not self.tagged:
+            return begun + _text(completion)
+        begun = begun.rpartition("<CODE>")[2] if "<CODE>" in begun else None
+        if CODE in ids:
+            begun, ids = "", ids[len(ids) - ids[::-1].index(CODE) :]
+        if begun is None or END_CODE not in ids:
+            return None
+        return begun + self.tokenizer.decode(ids[: ids.index(END_CODE)])
+
+
+class LengthReward:
+    """1 for completions of `tokens` tokens, less by the share that one is longer or shorter."""
+
+    def __init__(self, tokens: int):
+        self.tokens = tokens
+
+    def __call__(self, *, completion_ids: list, **_: Any) -> list[float]:
+        return [max(0.0, 1 - abs(len(ids) - self.tokens) / self.tokens) for ids in completion_ids]
+
+
+class RegexReward:
+    """1 for completions in which the expression is found."""
+
+    def __init__(self, pattern: str):
+        self.pattern = re.compile(pattern)
+
+    def __call__(self, *, completions: list, **_: Any) -> list[float]:
+        return [float(self.pattern.search(_text(completion)) is not None) for completion in completions]
+
+
+def _text(completion: Any) -> str:
+    return completion if isinstance(completion, str) else completion[-1]["content"]
+
+
+def _parse(name: str) -> tuple[Any, Any]:
+    """Class of a reward and what it is made with."""
+    kind, _, value = name.partition(":")
+    if name == "go-syntax":
+        return name, None
+    if kind == "length":
+        if not value.isdigit() or int(value) < 1:
+            raise ValueError(f"reward={name!r}: expected a number of tokens from 1 up, e.g. length:20")
+        return LengthReward, int(value)
+    if kind == "regex" and value:
+        try:
+            re.compile(value)
+        except re.error as error:
+            raise ValueError(f"reward={name!r} is no regular expression: {error}") from None
+        return RegexReward, value
+    raise ValueError(f"reward={name!r} is not one of {KINDS}")

@@ -1,0 +1,353 @@
+"""Runs the tests of Go programs that nobody has read: built by the chunk, each run in a sandbox of its own.
+
+Building and running are apart, because a build cache that a program can write to would let one sample spoil the next.
+
+1. Build: one `go test` for a chunk of programs, a package each, in a sandbox with the toolchain and the shared build
+   cache (in the user's cache directory). Only the compiler runs there: without cgo no step of a build executes what a
+   source says. Its `-exec` program is a script that keeps the test binary instead of running it. A package that does
+   not build leaves the others alone; a chunk that takes too long is built by halves.
+2. Run: each binary in a sandbox that has nothing but it. No toolchain, no cache, no file of this machine.
+
+A program passes if its process ends with status 0 *and* has written a word that is drawn anew for each run. The
+harness (harness/harness.go, linked into every test binary under a random import path) takes that word from standard
+input before any code of the program runs, and writes it when every test has returned without a failure and one at
+least was not skipped. So leaving by os.Exit(0), running fewer tests, or printing "PASS" is no pass. Left out: programs
+that attack the harness in their own process (search its memory for the word, overwrite variables of the testing
+package by unsafe or linkname); tests and code share a process, as always with `go test`.
+"""
+
+import base64
+import os
+import re
+import secrets
+import shutil
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ...models.processing_hrm_go_coder import Feedback
+from .categories import syntax_category, types_category
+from .checker_process import CheckerProcess
+from .sandbox import MIB, Limits, Run, check_sandbox, hand_over, run_sandboxed, sandbox_uid
+from .toolchain import Go, find_go, user_cache
+
+
+HARNESS = Path(__file__).parent / "harness"
+TESTIFY = Path(__file__).parent / "testify"
+TEST_MAIN = "hrmHfTestMain"  # the name of a TestMain that tests bring along
+MAX_PROGRAM_BYTES = 1 << 20
+MESSAGE = 300  # characters
+_COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
+_COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
+# What a program's output says when it ran into a wall; in order.
+_WALLS = (
+    ("time", r"test timed out after|SIGXCPU", "not finished in time"),
+    ("processes", r"failed to create new OS thread .*errno=11\)", "started more threads than it may"),
+    ("memory", r"cannot allocate memory|failed to create new OS thread|^(fatal error|runtime): .*(out of memory"
+     r"|cannot (allocate|map|remap|reserve)|failed to (allocate|reserve)|too much locked memory)",
+     "used more memory than it may"),
+    ("disk", r"SIGXFSZ|file too large|no space left on device", "wrote more to disk than it may"),
+    ("processes", r"fork/exec .*operation not permitted", "tried to start a process, which the sandbox forbids"),
+    ("network", r"network is unreachable|dial (tcp|udp)|lookup .*: (dial|no such host)", "the sandbox has no network"),
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class GoProgram:
+    """One sample.
+
+    Attributes:
+        code: a file or declarations; without a package clause it is package main.
+        tests: the text of a test file for it, with at least one `func Test...`. It may import testify's assert and
+            call `assert.New(t)` and `.Equal`; more of testify there is not.
+    """
+
+    code: str
+    tests: str
+
+
+@dataclass(frozen=True)
+class GoTestResult:
+    """What became of a program.
+
+    Attributes:
+        status: "pass", "fail", "syntax", "build" (it does not compile, or its tests do not with it), or the wall it
+            ran into: "time", "memory", "disk", "processes", "network", "output".
+        message: one line; empty if it passed.
+        line: in the code, from 1, if known.
+        output: of the tests or the compiler, its middle cut out if it is long.
+        seconds: wall time of the tests.
+    """
+
+    status: str
+    message: str = ""
+    line: int | None = None
+    output: str = ""
+    seconds: float = 0.0
+
+    def feedback(self) -> Feedback:
+        """The same as a validator says it."""
+        if self.status == "syntax":
+            return Feedback(False, None, None, syntax_category(self.message), self.line, self.message)
+        if self.status == "build":
+            return Feedback(True, False, None, types_category(self.message), self.line, self.message)
+        passed = self.status == "pass"
+        return Feedback(True, True, passed, "none" if passed else "other", self.line, self.message)
+
+
+class GoTestRunner:
+    """Builds and runs tests; keeps a checker process (for syntax and imports) between calls.
+
+    Args:
+        limits: of the run of one program.
+        auto_import: packages of the standard library that code or tests use but do not import are imported, and
+            imports that they do not use are no error: prompts of benchmarks give too few of them or too many.
+        workers: programs that run at the same time; default, the number of processors.
+        chunk: programs of one build.
+
+    Raises:
+        GoNotFoundError: there is no Go toolchain.
+        SandboxError: no sandbox can be made.
+    """
+
+    def __init__(
+        self, limits: Limits | None = None, auto_import: bool = True, workers: int | None = None, chunk: int = 48
+    ):
+        check_sandbox()
+        if chunk < 1 or (workers is not None and workers < 1):
+            raise ValueError(f"chunk={chunk}, workers={workers}; expected at least 1")
+        self.limits, self.auto_import, self.chunk = limits or Limits(), auto_import, chunk
+        self.workers = workers or len(os.sched_getaffinity(0))
+        self.go = find_go()
+        self.checker = CheckerProcess()
+
+    def __call__(self, programs: Sequence[GoProgram]) -> list[GoTestResult]:
+        """A result for each program.
+
+        Raises:
+            ValueError: the tests of a program do not parse or hold no test.
+        """
+        results: list[GoTestResult | None] = [None] * len(programs)
+        files = self._prepare(programs, results)
+        pending = [index for index, result in enumerate(results) if result is None]
+        for start in range(0, len(pending), self.chunk):
+            self._build_and_run({index: files[index] for index in pending[start : start + self.chunk]}, results)
+        return results
+
+    def close(self) -> None:
+        """Ends the checker process."""
+        self.checker.close()
+
+    def __enter__(self) -> "GoTestRunner":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def _prepare(self, programs: Sequence[GoProgram], results: list) -> list["_Sources"]:
+        """The files of each program; programs that do not parse get their result here."""
+        files = []
+        for index, program in enumerate(programs):
+            if len(program.code) > MAX_PROGRAM_BYTES:
+                results[index] = GoTestResult("syntax", f"not checked: longer than {MAX_PROGRAM_BYTES} bytes")
+            if not re.search(r"^func Test", program.tests, re.MULTILINE):
+                raise ValueError(f"tests of program {index} have no `func Test...`; they would pass without testing")
+        codes = ["" if result else program.code for program, result in zip(programs, results)]
+        options = {"package": "main", "auto_import": self.auto_import, "test_main": TEST_MAIN}
+        tests = self.checker.ask("imports", [program.tests for program in programs], **options)
+        answers = self.checker.ask("imports", codes, **options | {"test_main": f"{TEST_MAIN}OfCode"})
+        for index, (code, test) in enumerate(zip(answers, tests)):
+            if not test.get("syntax"):
+                where = f"line {test.get('line')}: {test.get('message') or test.get('failure')}"
+                raise ValueError(f"tests of program {index} do not parse: {where}")
+            if not code.get("syntax") and results[index] is None:
+                message = code.get("message") or f"not checked: {code.get('failure')}"
+                results[index] = GoTestResult("syntax", message.split("\n")[0], code.get("line"))
+            files.append(_Sources(code.get("text", ""), code.get("package", ""), test))
+        return files
+
+    def _build_and_run(self, files: dict[int, "_Sources"], results: list) -> None:
+        with tempfile.TemporaryDirectory(prefix="hrm_hf_go_") as folder:
+            built, faults = self._build(Path(folder), files)
+            with ThreadPoolExecutor(self.workers) as pool:
+                for index, result in zip(built, pool.map(self._run, built.values())):
+                    results[index] = result
+        for index, fault in faults.items():
+            results[index] = fault
+        unknown = [index for index in files if results[index] is None]
+        if len(files) == 1 and unknown:
+            results[unknown[0]] = GoTestResult("build", "the compiler did not end, or failed without a message")
+        elif unknown:
+            for half in (unknown[: len(unknown) // 2], unknown[len(unknown) // 2 :]):
+                if half:
+                    self._build_and_run({index: files[index] for index in half}, results)
+
+    def _build(self, folder: Path, files: dict[int, "_Sources"]) -> tuple[dict[int, Path], dict[int, GoTestResult]]:
+        """The test binaries, and the results of programs that do not compile."""
+        _write_module(folder, self.go, files)
+        run = self._compile(folder, len(files))
+        first: dict[int, GoTestResult] = {}
+        for package, file, line, message in _COMPILER_LINE.findall(run.output):
+            where = (None, f"with its tests (line {line}): {message}") if file == "main_test" else (int(line), message)
+            said = re.findall(rf"^(?:\./)?{package}/.*$", run.output, re.MULTILINE)
+            result = GoTestResult("build", where[1][:MESSAGE], where[0], "\n".join(said)[:16384])
+            first.setdefault(int(package[1:]), result)
+        built = {index: folder / "out" / f"p{index:05d}" for index in files}
+        built = {index: path for index, path in built.items() if path.exists()}
+        return built, {index: result for index, result in first.items() if index in files and index not in built}
+
+    def _compile(self, folder: Path, count: int) -> Run:
+        root = str(self.go.root)
+        uid = sandbox_uid()
+        cache = user_cache() / ("go-build" if uid is None else f"go-build-{uid}")
+        cache.mkdir(exist_ok=True)
+        for handed in (cache, folder / "work", folder / "out"):
+            if handed.stat().st_uid != uid:
+                hand_over(handed)
+        paths = [path for path in ("/usr", "/bin", "/lib", "/lib64") if os.path.exists(path)]
+        if not root.startswith("/usr/"):
+            paths.append(root)
+        environment = {
+            **self.go.environment(), "PATH": f"{root}/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp",
+            "GOPATH": "/tmp/gopath", "GOCACHE": "/cache", "GOFLAGS": "",
+        }  # fmt: skip
+        command = [
+            f"{root}/bin/go",
+            "test",
+            "-count=1",
+            "-vet=off",
+            "-ldflags=-s -w",
+            "-exec",
+            "/build/collect",
+            "./...",
+        ]
+        return run_sandboxed(
+            command,
+            Limits(120 + 5 * count, memory=4096 * MIB, disk=4096 * MIB, files=65536, threads=32768),
+            read_only=[(path, path) for path in paths] + [(str(folder / "work"), "/build")],
+            writable=[(str(cache), "/cache"), (str(folder / "out"), "/out")],
+            environment=environment, directory="/build", processes=True, clip=1 << 20,
+        )  # fmt: skip
+
+    def _run(self, binary: Path) -> GoTestResult:
+        limits, word = self.limits, secrets.token_hex(32)
+        wall = replace(limits, seconds=limits.seconds + 2)  # Go's own limit comes first, with a report
+        run = run_sandboxed(
+            ["/program", f"-test.timeout={limits.seconds}s", "-test.paniconexit0"], wall,
+            read_only=[(str(binary), "/program")], stdin=word.encode(),
+            environment={"HOME": "/tmp", "TMPDIR": "/tmp", "GOMEMLIMIT": str(int(limits.memory * 0.75))},
+        )  # fmt: skip
+        return judge(run, limits, word)
+
+
+class GoTestValidator:
+    """A validator that runs tests: syntax, then compilation, then the tests in a sandbox.
+
+    Args:
+        tests: the text of one test file for all codes, or one for each (see GoProgram).
+        limits: of one run.
+
+    Raises:
+        GoNotFoundError: there is no Go toolchain.
+        SandboxError: no sandbox can be made; nothing is ever run without one.
+    """
+
+    def __init__(self, tests: str | Sequence[str], limits: Limits | None = None, workers: int | None = None):
+        self.tests = tests
+        self.runner = GoTestRunner(limits, workers=workers)
+
+    def __call__(self, codes: Sequence[str]) -> list[Feedback]:
+        tests = [self.tests] * len(codes) if isinstance(self.tests, str) else self.tests
+        if len(tests) != len(codes):
+            raise ValueError(f"{len(codes)} codes but {len(tests)} tests; give one text for all, or one for each code")
+        return [result.feedback() for result in self.runner([GoProgram(*pair) for pair in zip(codes, tests)])]
+
+    def close(self) -> None:
+        """Ends the checker process."""
+        self.runner.close()
+
+    def __enter__(self) -> "GoTestValidator":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+
+def run_go_tests(
+    programs: Sequence[GoProgram],
+    limits: Limits | None = None,
+    auto_import: bool = True,
+    workers: int | None = None,
+    chunk: int = 48,
+) -> list[GoTestResult]:
+    """The result of each program; arguments and errors are those of GoTestRunner."""
+    with GoTestRunner(limits, auto_import, workers, chunk) as runner:
+        return runner(programs)
+
+
+def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
+    """What the end of a test binary means; `word` is what the harness writes when all tests have passed."""
+    output, confirmed = re.subn(rf"\n{word}\n", "", run.output)
+    if run.status == 0 and not run.stopped and confirmed:
+        return GoTestResult("pass", output=output, seconds=run.seconds)
+    if run.stopped:
+        status, said = run.stopped, "not finished in time" if run.stopped == "time" else "wrote too much output"
+    else:
+        status, said = next(
+            ((name, said) for name, sign, said in _WALLS if re.search(sign, output, re.MULTILINE)), ("fail", "")
+        )
+    said += {"time": f" ({limits.seconds:g} s)", "memory": f" ({limits.memory // MIB} MiB)"}.get(status, "")
+    shown = re.search(r"^\s+\w+\.go:\d+: (.*)|^(panic: .*|fatal error: .*)", output, re.MULTILINE)
+    detail = (shown[1] or shown[2]).strip() if shown else ""
+    if not (said or detail):
+        ended = "ended before all of its tests had passed" if run.status == 0 else f"ended with status {run.status}"
+        detail = f"{ended}: {output.strip().splitlines()[-1] if output.strip() else 'no output'}"
+    message = ": ".join(part for part in (said, detail) if part)
+    line = re.search(r"/main\.go:(\d+)", output)
+    return GoTestResult(status, message[:MESSAGE], int(line[1]) if line else None, output, run.seconds)
+
+
+@dataclass(frozen=True)
+class _Sources:
+    """A program as it is compiled: its code (base64) and package, and what the checker answered to its tests."""
+
+    code: str
+    package: str
+    tests: dict[str, Any]
+
+    def write(self, folder: Path, harness: str) -> None:
+        """Writes a package with the harness of that import path."""
+        folder.mkdir()
+        (folder / "main.go").write_bytes(base64.b64decode(self.code))
+        (folder / "main_test.go").write_bytes(base64.b64decode(self.tests["text"]))
+        (folder / "harness_test.go").write_text(
+            f'package {self.package}\n\nimport (\n\t"testing"\n\n\t{TEST_MAIN}Harness "{harness}"\n)\n\n'
+            f"func TestMain(m *testing.M) {{ {TEST_MAIN}Harness.Run(m) }}\n"
+        )
+        if self.tests.get("test_main"):
+            (folder / "harness_main_test.go").write_text(
+                f'package {self.tests["package"]}\n\nimport {TEST_MAIN}Harness "{harness}"\n\n'
+                f"func init() {{ {TEST_MAIN}Harness.Main = {TEST_MAIN} }}\n"
+            )
+
+
+def _write_module(folder: Path, go: Go, files: dict[int, _Sources]) -> None:
+    """The module that one `go test ./...` builds: a package for each program, the harness, a stand-in for testify."""
+    work = folder / "work"
+    shutil.copytree(TESTIFY, work / "testify")
+    (folder / "out").mkdir()
+    found = re.search(r"go(\d+\.\d+)", go.version)
+    language = found[1] if found else "1.19"
+    (work / "go.mod").write_text(
+        f"module programs\n\ngo {language}\n\nrequire github.com/stretchr/testify v1.0.0\n\n"
+        "replace github.com/stretchr/testify => ./testify\n"
+    )
+    (work / "collect").write_text(_COLLECT)
+    (work / "collect").chmod(0o755)
+    harness = f"h{secrets.token_hex(16)}"  # a path that no program can import
+    shutil.copytree(HARNESS, work / harness)
+    for index, sources in files.items():
+        sources.write(work / f"p{index:05d}", f"programs/{harness}")

@@ -1,0 +1,295 @@
+"""What tree-sitter says about Go source: a tree, and the first syntax error. No Go toolchain is needed.
+
+The grammar of tree-sitter-go accepts more than Go does, so two rules are checked here on top of it: where Go ends a
+line with a semicolon of its own (specification, "Semicolons"), and what may stand outside of functions. Left out are
+the rules that Go's parser has beyond a grammar (a `range` clause in its place, unlabelled `goto` and their like).
+"""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from typing import TYPE_CHECKING
+
+from ...models.processing_hrm_go_coder import Feedback
+
+
+if TYPE_CHECKING:
+    from tree_sitter import Node, Parser, Tree
+
+DECLARATIONS = frozenset(
+    ("function_declaration", "method_declaration", "const_declaration", "var_declaration", "type_declaration")
+)
+# A newline that ends a statement or a member lies directly in one of these, behind the mark that opens its list.
+_LISTS = {
+    "source_file": None, "statement_list": None, "comment": None, "raw_string_literal": None,
+    "raw_string_literal_content": None, "block": None, "field_declaration_list": None, "import_spec_list": None,
+    "var_spec_list": None, "const_declaration": "(", "var_declaration": "(", "type_declaration": "(",
+    "interface_type": "{", "expression_switch_statement": None, "type_switch_statement": None, "select_statement": "{",
+    "expression_case": ":", "type_case": ":", "communication_case": ":", "default_case": ":",
+}  # fmt: skip
+_ENDING_KEYWORDS = frozenset((b"break", b"continue", b"fallthrough", b"return"))
+_KEYWORDS = frozenset(
+    b"break case chan const continue default defer else fallthrough for func go goto if import interface map package "
+    b"range return select struct switch type var".split()
+)
+_LINE_END = re.compile(rb"([^\s])[ \t\r]*\n")
+_WORD = re.compile(rb"\w+\Z", re.ASCII)
+_OPENERS = {b"{": b"}", b"(": b")", b"[": b"]"}
+# Strings, comments and brackets; an alternative without its end comes after the one with it.
+_LEXEME = re.compile(
+    rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"|`[^`]*`|\'[^\'\\\n]*(?:\\.[^\'\\\n]*)*\'|//[^\n]*|/\*.*?\*/|(?P<open>["`\']|/\*)'
+    rb"|(?P<newline>\n)|[{}()\[\]]",
+    re.DOTALL,
+)
+_COMMENT = re.compile(rb"//.*|/\*.*?\*/", re.DOTALL)
+_TOP_LEVEL = re.compile(rb"(?:func|type|var|const|import)\b")
+_GROUP = re.compile(rb"\b(?:type|var|const|import)\s*\Z")
+_STATEMENT_WORDS = re.compile(rb"\s*(?:if|for|switch|select|return|go|defer|goto|break|continue|else|case|range)\b")
+
+
+@dataclass(frozen=True)
+class SyntaxFault:
+    """The first syntax error: its category (of go_stream.CATEGORIES), its line from 1, and one line of text."""
+
+    category: str
+    line: int
+    message: str
+
+    def feedback(self) -> Feedback:
+        return Feedback(syntax_ok=False, category=self.category, line=self.line, message=self.message)
+
+
+@cache
+def go_parser() -> "Parser":
+    """tree-sitter's parser for Go.
+
+    Raises:
+        ImportError: tree-sitter or its Go grammar is not installed.
+    """
+    try:
+        import tree_sitter
+        import tree_sitter_go
+    except ImportError as error:
+        raise ImportError(
+            "reading Go source needs tree-sitter and its Go grammar: pip install 'hrm_hf[go]' "
+            "(packages tree-sitter and tree-sitter-go)"
+        ) from error
+    return tree_sitter.Parser(tree_sitter.Language(tree_sitter_go.language()))
+
+
+def to_bytes(code: str) -> bytes:
+    """UTF-8; bytes that were not UTF-8 when the text was read (surrogate escapes) come out as they were."""
+    try:
+        return code.encode()
+    except UnicodeEncodeError:
+        lone = re.search("[\\ud800-\\udc7f\\udd00-\\udfff]", code)  # no byte stands behind these
+        return code.encode("utf-8", "surrogatepass" if lone else "surrogateescape")
+
+
+def parse(code: str | bytes) -> "Tree":
+    """The syntax tree of a file or of declarations; offsets and lines are those of `code` (in UTF-8)."""
+    return go_parser().parse(to_bytes(code) if isinstance(code, str) else code)
+
+
+def walk(node: "Node") -> Iterator["Node"]:
+    """A node and everything below it, in the order of the text. Without recursion: code may nest deeply."""
+    stack = [node]
+    while stack:
+        node = stack.pop()
+        yield node
+        stack.extend(reversed(node.children))
+
+
+def first_fault(code: str | bytes) -> SyntaxFault | None:
+    """The first syntax error of a file or of declarations; None if there is none."""
+    text = to_bytes(code) if isinstance(code, str) else code
+    fault = _bad_bytes(text)
+    if fault is not None:
+        return fault
+    if not text.endswith(b"\n"):  # Go ends the last line with a semicolon; the grammar wants to see its newline
+        text += b"\n"
+    root = parse(text).root_node
+    if root.has_error:
+        closed = _end_groups(text)
+        if closed != text:
+            text, root = closed, parse(closed).root_node
+    if root.has_error:
+        return _describe(text, _first_error(root))
+    return _misplaced(text, root) or _inserted_semicolon(text, root)
+
+
+def _line(text: bytes, offset: int) -> int:
+    return text.count(b"\n", 0, offset) + 1
+
+
+def _bad_bytes(text: bytes) -> SyntaxFault | None:
+    at = text.find(b"\0")
+    if at >= 0:
+        return SyntaxFault("unexpected token", _line(text, at), "illegal character NUL")
+    try:
+        text.decode()
+    except UnicodeDecodeError as error:
+        return SyntaxFault("unexpected token", _line(text, error.start), "illegal UTF-8 encoding")
+    return None
+
+
+def _first_error(root: "Node") -> "Node":
+    node = root
+    while not (node.is_error or node.is_missing):
+        below = next((child for child in node.children if child.has_error or child.is_missing), None)
+        if below is None:
+            break
+        node = below
+    return node
+
+
+def _describe(text: bytes, node: "Node") -> SyntaxFault:
+    """Category and place of a tree-sitter error: its nodes say where the grammar was left, seldom what is wrong."""
+    opened = _brackets(text)
+    if opened is not None and opened.category == "unterminated literal":
+        return opened
+    line = node.start_point[0] + 1
+    if node.is_missing:
+        kind = node.type
+        if kind in ("}", ")", "]"):
+            return opened or SyntaxFault("missing closing", line, f"expected '{kind}'")
+        if kind in (",", ";", "\n"):
+            return SyntaxFault("missing comma or newline", line, f"expected {kind!r}")
+        if kind.endswith("identifier"):
+            return SyntaxFault("missing operand or type", line, "expected operand or type")
+        return SyntaxFault("unexpected token", line, f"expected {kind}")
+    if opened is not None:
+        return opened
+    found = text[node.start_byte : node.end_byte]
+    word = found.split(None, 1)[0][:40].decode("utf-8", "replace") if found.strip() else "text"
+    if node.parent is None or node.parent.type == "source_file":
+        if _STATEMENT_WORDS.match(found):
+            return SyntaxFault("misplaced statement", line, f"expected declaration, found {word}")
+    return SyntaxFault("unexpected token", line, f"unexpected {word}")
+
+
+def _brackets(text: bytes) -> SyntaxFault | None:
+    """The first literal without an end, bracket without a partner, or line that ends within parentheses."""
+    stack: list[tuple[bytes, str]] = []  # opener, and what closes it
+    line, code_end = 1, 0
+    for match in _LEXEME.finditer(text):
+        found = match[0]
+        if match["open"]:
+            what = {b"/*": "comment", b"'": "rune literal"}.get(found, "string literal")
+            return SyntaxFault("unterminated literal", line, f"{what} not terminated")
+        if match["newline"]:
+            if stack and stack[-1][0] in b"([" and _line_is_ended(text[code_end : match.start()]):
+                return SyntaxFault("missing comma or newline", line, "unexpected newline")
+            line, code_end = line + 1, match.end()
+            if stack and _TOP_LEVEL.match(text, code_end):  # gofmt has declarations, and only them, in column 0
+                return SyntaxFault("missing closing", line, f"expected '{stack[-1][1]}' before this declaration")
+        elif found in _OPENERS:
+            group = found == b"(" and _GROUP.search(text[max(0, match.start() - 20) : match.start()])
+            stack.append((b"group" if group else found, _OPENERS[found].decode()))
+        elif found in (b"}", b")", b"]"):
+            if not stack:
+                return SyntaxFault("unexpected token", line, f"unexpected '{found.decode()}'")
+            expected = stack.pop()[1]
+            if found.decode() != expected:
+                return SyntaxFault("missing closing", line, f"expected '{expected}', found '{found.decode()}'")
+        else:
+            line += found.count(b"\n")
+    if stack:
+        last = line - text.endswith(b"\n")
+        return SyntaxFault("missing closing", last, f"expected '{stack[-1][1]}', found the end")
+    return None
+
+
+def _end_groups(text: bytes) -> bytes:
+    """A semicolon before the `)` of `const (a = 1)` and its like: Go lets it out, tree-sitter-go does not."""
+    stack, parts, done = [], [], 0
+    for match in _LEXEME.finditer(text):
+        if match[0] == b"(":
+            stack.append(_GROUP.search(text, max(0, match.start() - 20), match.start()))
+        elif match[0] == b")" and stack and stack.pop():
+            before = text[max(0, match.start() - 200) : match.start()].rstrip(b" \t\r")
+            if before[-1:] not in (b"\n", b";", b"("):
+                parts.append(text[done : match.start()])
+                done = match.start()
+    return b";".join([*parts, text[done:]])
+
+
+def _line_is_ended(line: bytes) -> bool:
+    """Go puts a semicolon behind the last token of this line."""
+    code = _COMMENT.sub(b"", line).rstrip()
+    word = _WORD.search(code)
+    if word is not None:
+        return word[0] not in _KEYWORDS or word[0] in _ENDING_KEYWORDS
+    return code[-1:] in (b")", b"]", b"}", b'"', b"`", b"'") or code[-2:] in (b"++", b"--")
+
+
+def _misplaced(text: bytes, root: "Node") -> SyntaxFault | None:
+    """What stands outside of functions: a package clause first, imports, then declarations."""
+    allowed = {"package_clause", "import_declaration"} | DECLARATIONS
+    for node in root.children:
+        if node.type == "comment" or node.type == ";" or node.start_byte == node.end_byte:
+            continue
+        line = node.start_point[0] + 1
+        if node.type not in allowed:
+            return SyntaxFault("misplaced statement", line, "non-declaration statement outside function body")
+        allowed.discard("package_clause")
+        if node.type in DECLARATIONS:
+            allowed.discard("import_declaration")
+    return None
+
+
+def _inserted_semicolon(text: bytes, root: "Node") -> SyntaxFault | None:
+    """A line that Go ends with a semicolon where none may stand."""
+    for match in _LINE_END.finditer(text):
+        newline = match.end() - 1
+        place = root.descendant_for_byte_range(newline, newline + 1)
+        if place is None or _may_end(place, newline):
+            continue
+        last = _last_token(root, text, match.start())
+        if last is not None and _ends_line(text, last):
+            return _semicolon_fault(text, place, newline)
+    return None
+
+
+def _may_end(place: "Node", newline: int) -> bool:
+    if place.type not in _LISTS:
+        return False
+    mark = _LISTS[place.type]
+    return mark is None or any(child.type == mark and child.end_byte <= newline for child in place.children)
+
+
+def _last_token(root: "Node", text: bytes, at: int) -> "Node | None":
+    """The last token of a line that is not a comment, from the offset of the line's last character."""
+    while True:
+        node = root.descendant_for_byte_range(at, at + 1)
+        if node is None or node.type != "comment":
+            return node
+        start = text.rfind(b"\n", 0, node.start_byte) + 1
+        before = text[start : node.start_byte].rstrip()
+        if not before:
+            return None
+        at = start + len(before) - 1
+
+
+def _ends_line(text: bytes, token: "Node") -> bool:
+    found = text[token.start_byte : token.end_byte]
+    if token.child_count:  # an operator is a leaf; a node with parts ends in a quote or a bracket
+        return found[-1:] in b"\"'`)]}"
+    word = _WORD.search(found)
+    if word is not None:
+        return found not in _KEYWORDS or found in _ENDING_KEYWORDS
+    return found in (b")", b"]", b"}", b"++", b"--") or found[-1:] in b"\"'`" or found[-1] > 127
+
+
+def _semicolon_fault(text: bytes, place: "Node", newline: int) -> SyntaxFault:
+    where = {
+        "argument_list": "argument list",
+        "literal_value": "composite literal",
+        "parameter_list": "parameter list",
+    }
+    line = _line(text, newline)
+    if place.type in where:
+        message = f"missing ',' before newline in {where[place.type]}"
+        return SyntaxFault("missing comma or newline", line, message)
+    return SyntaxFault("unexpected token", line, "unexpected newline")

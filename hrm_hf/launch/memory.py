@@ -1,0 +1,199 @@
+"""What one training step of a causal language model needs in memory, from its config alone.
+
+    weights 4 P + gradients 4 P + AdamW moments 8 P           16 bytes a parameter: float32 master weights
+    + DDP gradient buckets 4 P                                with several processes
+    + bfloat16 copies of weights 2 P                          that autocast keeps from forward to backward
+    + activations: tokens x trained layer visits x bytes of a visit
+    + keys and values that later segments may need: tokens x (M - 1) x visits of a segment
+    + logits: tokens x V x 12 bytes
+
+P counts parameters, M segments. The bytes of a layer visit are those that autograd saves; they were read off with
+`torch.autograd.graph.saved_tensors_hooks` and the tests count them again. The 12 bytes of a logit are what a
+token adds to the peak resident memory of a CPU process, for a vocabulary of 50,304: 12.2 for Llama, 12.5 for hrm_lm.
+
+Left out: what the CUDA context, the allocator's fragmentation and communication buffers take on top; `usable_memory`
+keeps a share free for these. Attention is taken to be SDPA or FlashAttention, which keep no T x T weights.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedConfig
+
+from ..models.token_halting import LOGITS_AT_ONCE
+
+
+MIB, GIB = 2**20, 2**30
+FREE_SHARE = 0.1  # of a device: fragmentation, attention workspace
+FREE_BYTES = {"cuda": GIB, "cpu": GIB // 2}  # CUDA context, NCCL and cuBLAS buffers; libraries of a CPU process
+
+# Bytes that autograd saves for one token in one layer visit, as multiples of the widths of (residual stream, queries,
+# keys, feed-forward), in float32 and under bfloat16 autocast (where norms and the residual stream stay float32).
+SAVED_BYTES = {
+    "llama": {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)},
+    "hrm_text": {"float32": (36, 16, 8, 16), "bfloat16": (33, 8, 4, 8)},
+    "hrm_lm": {"float32": (16, 16, 8, 16), "bfloat16": (20, 8, 4, 8)},
+    "rlm_mhc": {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)},  # a Llama layer, and see _stream_bytes
+    "gpt2": {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)},
+}
+STACK_EXIT_BYTES = 4  # times D: the norm at the exit of an hrm_lm stack
+LOGIT_BYTES = 12  # logits, their log-softmax and its gradient, all in float32
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """What the memory of a training step depends on. Widths are in values per token.
+
+    Attributes:
+        family: key of SAVED_BYTES.
+        trained_visits, visits: layer visits of one segment with gradients, and all of them.
+        trained_passes: stack passes of one segment with gradients; 0 for a plain stack of layers.
+        segments: M, 1 for models without.
+        streams: residual streams n of hyper-connections; 1 for a plain residual.
+        sinkhorn_iters: of their mixing; 0 without them.
+    """
+
+    family: str
+    parameters: int
+    hidden_size: int
+    query_width: int
+    key_width: int
+    intermediate_size: int
+    vocab_size: int
+    trained_visits: int
+    visits: int
+    trained_passes: int = 0
+    segments: int = 1
+    streams: int = 1
+    sinkhorn_iters: int = 0
+
+
+def model_shape(config: PreTrainedConfig) -> ModelShape:
+    """The shape of a causal language model, its parameters counted on the meta device.
+
+    Raises:
+        ValueError: the memory of this model type is not known; set --per_device_train_batch_size by hand.
+    """
+    if config.model_type not in SAVED_BYTES:
+        raise ValueError(
+            f"no memory model for model type {config.model_type!r}; expected one of {sorted(SAVED_BYTES)}. Give "
+            "--per_device_train_batch_size to choose the batch yourself"
+        )
+    with torch.device("meta"):
+        parameters = AutoModelForCausalLM.from_config(config).num_parameters()
+    width, heads = config.hidden_size, config.num_attention_heads
+    head_dim = getattr(config, "head_dim", None) or width // heads
+    shared = {
+        "family": config.model_type, "parameters": parameters, "hidden_size": width, "query_width": heads * head_dim,
+        "vocab_size": config.vocab_size,
+    }  # fmt: skip
+    if config.model_type == "gpt2":
+        inner = config.n_inner or 4 * width
+        layers = config.num_hidden_layers
+        return ModelShape(**shared, key_width=width, intermediate_size=inner, trained_visits=layers, visits=layers)
+    shared["intermediate_size"] = config.intermediate_size
+    if config.model_type == "hrm_text":
+        trained = config.num_layers_per_stack * (config.H_cycles + sum(config.L_bp_cycles))
+        return ModelShape(
+            **shared, key_width=heads * head_dim, trained_visits=trained, visits=config.num_hidden_layers
+        )
+    shared["key_width"] = config.num_key_value_heads * head_dim
+    if config.model_type == "rlm_mhc":
+        looped = (config.num_loops - 1) * (config.loop_end - config.loop_start) if config.num_loops > 1 else 0
+        visits = config.num_hidden_layers + looped
+        mhc = {"streams": config.mhc_flows, "sinkhorn_iters": config.mhc_sinkhorn_iters} if config.mhc_enabled else {}
+        return ModelShape(**shared, trained_visits=visits, visits=visits, **mhc)
+    if config.model_type == "llama":
+        return ModelShape(**shared, trained_visits=config.num_hidden_layers, visits=config.num_hidden_layers)
+    h_passes = min(config.H_cycles, config.bp_steps - 1)
+    l_passes = config.bp_steps - h_passes
+    return ModelShape(
+        **shared,
+        trained_visits=h_passes * config.num_h_layers + l_passes * config.num_l_layers,
+        visits=config.segment_visits,
+        trained_passes=config.bp_steps,
+        segments=config.halt_max_steps,
+    )
+
+
+def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool = False) -> int:
+    """Bytes saved per token for the backward pass, without logits. With checkpointing only the input of each visit."""
+    if checkpointing:
+        return 4 * shape.streams * shape.hidden_size * (shape.trained_visits + shape.trained_passes) * shape.segments
+    widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
+    visit = sum(a * b for a, b in zip(SAVED_BYTES[shape.family]["bfloat16" if bf16 else "float32"], widths))
+    visit += _stream_bytes(shape)
+    exits = STACK_EXIT_BYTES * shape.hidden_size * shape.trained_passes
+    return (visit * shape.trained_visits + exits) * shape.segments
+
+
+def training_memory(
+    shape: ModelShape,
+    batch: int,
+    sequence_length: int,
+    *,
+    bf16: bool = False,
+    checkpointing: bool = False,
+    processes: int = 1,
+    strategy: str = "ddp",
+) -> dict[str, int]:
+    """Bytes a device needs for a step on `batch` sequences, term by term.
+
+    Args:
+        strategy: "ddp"; "deepspeed_zero2" shards gradients and optimizer, "fsdp2" and "deepspeed_zero3" weights too.
+    """
+    tokens, P = batch * sequence_length, shape.parameters
+    sharded = strategy in ("fsdp2", "deepspeed_zero3")
+    value_bytes = 2 if bf16 else 4
+    # A key that already lives among the saved activations is not held a second time.
+    held_visits = shape.visits - (0 if checkpointing else shape.trained_visits)
+    terms = {
+        "weights": 4 * P // (processes if sharded else 1),
+        "gradients": 4 * P // (1 if strategy == "ddp" else processes),
+        "optimizer": 8 * P // (1 if strategy == "ddp" else processes),
+        "gradient_buckets": 4 * P if strategy == "ddp" and processes > 1 else 0,
+        "bf16_weights": 2 * P if bf16 and not sharded else 0,
+        "activations": tokens * activation_bytes(shape, bf16, checkpointing),
+        "keys_values": tokens * (shape.segments - 1) * held_visits * 2 * shape.key_width * value_bytes,
+        "logits": tokens * shape.vocab_size * LOGIT_BYTES,
+    }
+    if checkpointing:  # one layer is computed anew at a time
+        once = activation_bytes(_one_visit(shape), bf16)
+        terms["activations"] += tokens * once
+    if shape.segments > 1:  # the losses of earlier segments go through the head in chunks
+        terms["logits"] += min(tokens * shape.vocab_size, LOGITS_AT_ONCE) * 16
+    return terms
+
+
+def largest_batch(shape: ModelShape, sequence_length: int, usable: int, **options) -> int:
+    """The most sequences that fit into `usable` bytes; 0 if not even one does. `options` as in `training_memory`."""
+
+    def fits(batch: int) -> bool:
+        return sum(training_memory(shape, batch, sequence_length, **options).values()) <= usable
+
+    if not fits(1):
+        return 0
+    fitting, too_many = 1, 2
+    while fits(too_many):
+        fitting, too_many = too_many, 2 * too_many
+    while too_many - fitting > 1:
+        middle = (fitting + too_many) // 2
+        fitting, too_many = (middle, too_many) if fits(middle) else (fitting, middle)
+    return fitting
+
+
+def usable_memory(total: int, device: str = "cuda") -> int:
+    """What of a device's memory the terms of `training_memory` may take."""
+    return max(0, int(total * (1 - FREE_SHARE)) - FREE_BYTES[device])
+
+
+def _stream_bytes(shape: ModelShape) -> int:
+    """Of the two hyper-connection sites of a layer, float32 throughout: n streams, the branch's output, the maps."""
+    if shape.sinkhorn_iters == 0:
+        return 0
+    n = shape.streams
+    return 2 * 4 * ((n + 1) * shape.hidden_size + (2 * shape.sinkhorn_iters - 1) * n + 4 * n * n + 6 * n + 1)
+
+
+def _one_visit(shape: ModelShape) -> ModelShape:
+    return ModelShape(**{**shape.__dict__, "trained_visits": 1, "trained_passes": 0, "segments": 1})

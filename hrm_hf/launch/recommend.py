@@ -1,0 +1,173 @@
+"""What fits into a given memory, by the bytes that real training steps took (`benchmarks/puzzle_presets.py`).
+
+    advice = recommend(4 * 2**30, "puzzle")
+    advice.rows       every preset: what was measured, and the largest batch that fits
+    advice.commands   the command lines to run
+
+For puzzles the guide's own table is followed first and measured beside it. Sizes are for float32, uncompiled, one
+device; a batch beyond those measured is read off the line through them.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .memory import GIB, largest_batch, model_shape, training_memory, usable_memory
+from .planner import LANGUAGE_MODELS, config_of, known_models, run_values
+
+
+ROOT = Path(__file__).parents[2]  # of the source checkout: results and scripts are not part of the wheel
+RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
+TASKS = ("puzzle", "lm", "cosmo")
+LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original's; more has not been tried
+WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # a larger model is preferred down to this batch; lm accumulates
+LM_TOKENS = 1024
+RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
+COSMO_RECIPES = {"cosmo-64": "cosmo_lognormal_64_cpu", "cosmo-256": "cosmo_single_gpu"}
+
+
+class GuideRow(NamedTuple):
+    """A row of the guide's memory table: its batch and architecture, and epochs with the interval of evaluations.
+
+    The guide names no heads for hidden 64; two are the nearest to its other rows that keep 32 values a head.
+    """
+
+    batch: int
+    config: dict[str, Any]
+    title: str
+    epochs: tuple[int, int]
+
+
+_SMALL = {"H_layers": 1, "L_layers": 1, "num_attention_heads": 1, "expansion": 2}
+_MEDIUM = {"H_layers": 2, "L_layers": 2, "num_attention_heads": 2, "expansion": 4}
+GUIDE_ROWS = {
+    "hrm-16": GuideRow(2, {"hidden_size": 16, "puzzle_emb_ndim": 16, **_SMALL}, "hidden 16, 1+1 layers", (1000, 200)),
+    "hrm-32": GuideRow(4, {"hidden_size": 32, "puzzle_emb_ndim": 32, **_SMALL}, "hidden 32, 1+1 layers", (500, 100)),
+    "hrm-64": GuideRow(8, {"hidden_size": 64, "puzzle_emb_ndim": 64, **_MEDIUM}, "hidden 64, 2+2 layers", (500, 100)),
+    "hrm-512": GuideRow(768, {}, "the defaults: hidden 512, 4+4 layers", (20000, 2000)),
+}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One preset: bytes that are always there, bytes of an example, the largest batch measured and that which fits."""
+
+    name: str
+    title: str
+    fixed: int
+    per_example: int
+    measured_batch: int
+    largest_batch: int
+
+    def size(self, batch: int) -> int:
+        """Bytes of a step at that batch."""
+        return self.fixed + batch * self.per_example
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to run. `guide` is the row of the guide's table (puzzles), `best` the largest model that is worth it."""
+
+    task: str
+    memory: int
+    usable: int
+    measured_on: str
+    rows: list[Row]
+    guide: Row | None
+    guide_batch: int | None
+    best: Row
+    commands: dict[str, str]
+
+
+def recommend(memory: int, task: str = "puzzle", device: str = "cuda", results: Path = RESULTS) -> Advice:
+    """Settings for a device with `memory` bytes.
+
+    Raises:
+        ValueError: an unknown task, or a memory into which nothing fits.
+        FileNotFoundError: the measurements are missing.
+    """
+    if task not in TASKS:
+        raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
+    usable = usable_memory(memory, device)
+    rows, source = _language_models(usable) if task == "lm" else _measured(results, task, usable)
+    fitting = [row for row in rows if row.largest_batch]
+    if not fitting:
+        least = min(row.size(1) for row in rows)
+        raise ValueError(
+            f"{memory / GIB:.2f} GiB is too little: of it {usable / GIB:.2f} can be used (the rest is the device's "
+            f"context and libraries), and the smallest step takes {least / GIB:.2f}; give --memory more"
+        )
+    worth = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]]
+    best = worth[-1] if worth else fitting[0]
+    guide = guide_batch = None
+    if task == "puzzle":
+        guide = rows[list(GUIDE_ROWS).index(guide_row(memory))]
+        guide_batch = GUIDE_ROWS[guide.name].batch
+    commands = {"what fits": command(task, best.name, best.largest_batch)}
+    if guide and guide.size(guide_batch) <= usable:
+        commands = {"guide": command(task, guide.name, guide_batch), **commands}
+    return Advice(task, memory, usable, source, rows, guide, guide_batch, best, commands)
+
+
+def guide_row(memory: int) -> str:
+    """The row of the guide's table: below 2, from 2 below 5, from 5 to 10, above 10 (GiB)."""
+    size = memory / GIB
+    if size < 5:
+        return "hrm-16" if size < 2 else "hrm-32"
+    return "hrm-64" if size <= 10 else "hrm-512"
+
+
+def command(task: str, name: str, batch: int) -> str:
+    """The command line that trains a preset at a batch."""
+    if task == "lm":
+        return f"python training/launch.py --model {name} --block_size {LM_TOKENS}"
+    if task == "cosmo":
+        recipe = f"training/recipes/{COSMO_RECIPES[name]}.yaml"
+        return f"python training/run_cosmo.py --recipe {recipe} --preset {name} --per_device_train_batch_size {batch}"
+    row = GUIDE_ROWS[name]
+    data = "sudoku-extreme-small" if row.config else "sudoku-extreme-1k-aug-1000"
+    names = {"num_attention_heads": "num_heads"}
+    arch = [f"arch.{names.get(key, key)}={value}" for key, value in row.config.items() if key != "puzzle_emb_ndim"]
+    schedule = "epochs={} eval_interval={}".format(*row.epochs)
+    words = [f"data_path=data/{data}", schedule, f"global_batch_size={batch}", RATES, *arch]
+    return " ".join(["python training/pretrain.py", *words])
+
+
+def _measured(results: Path, task: str, usable: int) -> tuple[list[Row], str]:
+    if not results.exists():
+        raise FileNotFoundError(
+            f"{results} does not exist: measurements are in the source checkout; clone it, or make them with "
+            "`python benchmarks/puzzle_presets.py`"
+        )
+    measured = json.loads(results.read_text())
+    rows = []
+    for name, figures in measured[task].items():
+        fixed, each = figures["fixed_bytes"], figures["bytes_per_example"]
+        title = GUIDE_ROWS[name].title if task == "puzzle" else name
+        fits = _power_of_two((usable - fixed) // each, LARGEST_BATCH[task])
+        rows.append(Row(name, title, fixed, each, max(map(int, figures["points"])), fits))
+    on = f"peak of real steps on {measured['device']}, {measured['dtype']}, torch {measured['versions']['torch']}"
+    return rows, on
+
+
+def _language_models(usable: int) -> tuple[list[Row], str]:
+    """Our language models, smallest first, by the memory model, whose bytes of a layer were read off autograd."""
+    rows = []
+    for name in known_models():
+        values = run_values(name, [])
+        if values.get("model_type") not in LANGUAGE_MODELS or name.endswith("-cpu"):  # demonstrations
+            continue
+        shape = model_shape(config_of(values))
+        one, two = (sum(training_memory(shape, batch, LM_TOKENS).values()) for batch in (1, 2))
+        fits = _power_of_two(largest_batch(shape, LM_TOKENS, usable), LARGEST_BATCH["lm"])
+        title = f"{shape.parameters:,} parameters"
+        rows.append((shape.parameters, Row(name, title, 2 * one - two, two - one, 0, fits)))
+    return [row for _, row in sorted(rows, key=lambda pair: pair[0])], "bytes a layer saves, counted (memory.py)"
+
+
+def _power_of_two(most: int, limit: int) -> int:
+    """The largest power of two up to `most`, or `limit` itself; 0 if not even one fits."""
+    if most >= limit:
+        return limit
+    return 2 ** (most.bit_length() - 1) if most > 0 else 0

@@ -1,0 +1,55 @@
+"""Are posteriors as wide as they should be? A module of the `evaluate` library, for draws with known truths.
+
+Load it by the path of this folder, which needs no network:
+evaluate.load(".../hrm_hf/metrics/posterior_calibration").
+"""
+
+# One import per line: the scanner of `evaluate` reads imports line by line.
+import datasets
+import evaluate
+import numpy as np
+
+from hrm_hf.cosmology.evaluation import CosmologyPredictions, expected_coverage, parameter_metrics
+
+
+_DESCRIPTION = "RMSE, mean z^2, coverage of central intervals, and TARP's expected coverage of posterior draws."
+
+_KWARGS_DESCRIPTION = """
+Args:
+    predictions: S draws of R parameters for each of N cases, [N, S, R].
+    references: the truths, [N, R].
+    names: the R parameters; parameter_0, parameter_1, ... by default.
+    prior: bounds of each parameter, {name: (low, high)}; the range of the truths by default.
+
+Returns:
+    NAME_rmse, NAME_mean_z2 (1 if calibrated), NAME_coverage_68, NAME_coverage_95 for each parameter;
+    tarp_deviation: largest distance of the expected coverage from its credibility (0 if calibrated); count.
+"""
+
+FIGURES = ("rmse", "mean_z2", "coverage_68", "coverage_95")
+
+
+@evaluate.utils.file_utils.add_start_docstrings(_DESCRIPTION, _KWARGS_DESCRIPTION)
+class PosteriorCalibration(evaluate.Metric):
+    """See the module's text."""
+
+    def _info(self):
+        values = datasets.Sequence(datasets.Value("float64"))
+        return evaluate.MetricInfo(
+            description=_DESCRIPTION,
+            citation="",
+            inputs_description=_KWARGS_DESCRIPTION,
+            features=datasets.Features({"predictions": datasets.Sequence(values), "references": values}),
+        )
+
+    def _compute(self, predictions, references, names=None, prior=None):
+        draws, truth = np.asarray(predictions, dtype=float), np.asarray(references, dtype=float)
+        names = names or [f"parameter_{i}" for i in range(truth.shape[-1])]
+        posteriors = CosmologyPredictions(names, truth, draws.mean(axis=1), draws.std(axis=1, ddof=1), draws)
+        if prior is None:
+            prior = {name: (low, high) for name, low, high in zip(names, truth.min(axis=0), truth.max(axis=0))}
+        figures = {}
+        for name in names:
+            found = parameter_metrics(posteriors, name, prior)
+            figures |= {f"{name}_{figure}": found[figure] for figure in FIGURES}
+        return {**figures, "tarp_deviation": expected_coverage(posteriors)["deviation"], "count": len(truth)}

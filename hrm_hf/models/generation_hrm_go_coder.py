@@ -1,0 +1,471 @@
+"""How the Go coder writes: a plan that nobody asked to see, code, and repairs.
+
+`generate` is transformers' on a stream of our own. What a prompt is, is read from its tags:
+
+    no tag                              code to be continued: <PROBLEM>prompt</PROBLEM>, plan, <CODE>prompt...
+    ends in </PROBLEM>, </CONTEXT> or   a task: plan, <CODE>...; the chat template ends in <PLAN>
+      in the <PLAN> behind it
+    <PR_TITLE>..., <PR_BODY>...         a task, as the original's prompts
+    anything else                       a stream of the training format: plain autoregression, nothing inserted
+
+In the first three cases plan and tags stay hidden: what is returned is the prompt and the code that follows.
+`generate_with_refinement` goes on after the first attempt: a validator looks, the refinement head (or, in a unified
+model, the decision token) decides, and the attempt and the feedback are in the stream when the next one is written.
+"""
+
+import copy
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers import GenerationMixin
+from transformers.generation.streamers import BaseStreamer
+from transformers.utils import ModelOutput
+
+from .processing_hrm_go_coder import (
+    BOS,
+    CONTINUE,
+    DECISION_TOKENS,
+    DECISIONS,
+    DONE,
+    EOS,
+    INTENTS,
+    PAD,
+    REFINE,
+    SPECIAL_TOKENS,
+    TARGET_KINDS,
+    TOKEN_IDS,
+    Feedback,
+    context_segment,
+    cut_end,
+    cut_middle,
+    encode_text,
+    parse_plan,
+    problem_segment,
+    validation_segment,
+)
+
+
+PLAN, END_PLAN, CODE, END_CODE = (TOKEN_IDS[tag] for tag in ("<PLAN>", "</PLAN>", "<CODE>", "</CODE>"))
+PROBLEM, END_PROBLEM, END_CONTEXT = (TOKEN_IDS[tag] for tag in ("<PROBLEM>", "</PROBLEM>", "</CONTEXT>"))
+PR_TITLE, PR_BODY = TOKEN_IDS["<PR_TITLE>"], TOKEN_IDS["<PR_BODY>"]
+NO_TAGS = {TOKEN_IDS[token] for token in (BOS, EOS, PAD, "<unk>")}
+IN_PLANS = {
+    TOKEN_IDS[token]
+    for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
+}
+CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+LEAST_CODE = 16  # tokens for which a further attempt is worth starting
+
+
+@dataclass
+class GoCoderGenerateOutput(ModelOutput):
+    """`sequences` [B, S]: prompt and code. `plan_ids`: the plan of each row, a list of ids without its tags.
+
+    `code` is transformers' own output of the code stage (scores, logits, ...), whose sequences have the hidden stream.
+    """
+
+    sequences: torch.LongTensor | None = None
+    plan_ids: list[list[int]] | None = None
+    code: ModelOutput | None = None
+
+
+@dataclass
+class Attempt:
+    """One attempt: its code with the given beginning, the plan it followed, what was said of it and decided."""
+
+    code: str
+    plan: dict[str, Any]
+    feedback: Feedback | None
+    decision: str
+    done_probability: float
+    new_tokens: int
+
+
+@dataclass
+class RefinementOutput:
+    """What `generate_with_refinement` returns, a list entry for each prompt.
+
+    Attributes:
+        codes: the attempt that was chosen: the last one whose feedback has no failure, else the last.
+        plans: the text of each attempt's plan.
+        attempts: all attempts in order.
+        iterations: their number.
+        stopped: "done" (the model decided so), "iterations", "tokens" or "context" (a limit was reached).
+    """
+
+    codes: list[str]
+    plans: list[list[str]]
+    attempts: list[list[Attempt]]
+    iterations: list[int]
+    stopped: list[str]
+
+
+@dataclass
+class _Row:
+    """One prompt of a refinement: its stream so far and what is known of it."""
+
+    head: list[int]
+    prefix: list[int]
+    plan: list[int] = field(default_factory=list)
+    history: list[list[int]] = field(default_factory=list)
+    attempts: list[Attempt] = field(default_factory=list)
+    plans: list[str] = field(default_factory=list)
+    spent: int = 0
+    needs_plan: bool = True
+    stopped: str | None = None
+
+    def stream(self) -> list[int]:
+        return [*self.head, *(token for part in self.history for token in part)]
+
+
+class _CodeStreamer(BaseStreamer):
+    """Shows a user's streamer the visible prompt instead of the hidden stream, and no tags."""
+
+    def __init__(self, streamer: BaseStreamer, prompt: torch.Tensor | None):
+        self.streamer, self.prompt = streamer, prompt
+        self.started = False
+
+    def put(self, value: torch.Tensor) -> None:
+        if not self.started:
+            self.started = True
+            if self.prompt is not None:
+                self.streamer.put(self.prompt.cpu())
+        elif int(value.flatten()[0]) >= len(SPECIAL_TOKENS):
+            self.streamer.put(value)
+
+    def end(self) -> None:
+        self.streamer.end()
+
+
+class GoCoderGenerationMixin(GenerationMixin):
+    """Generation of `HrmGoCoderForCausalLM`."""
+
+    @torch.no_grad()
+    def generate(
+        self,
+        inputs: torch.Tensor | None = None,
+        generation_config=None,
+        *args: Any,
+        plan_first: bool = True,
+        return_plan: bool = False,
+        **kwargs: Any,
+    ):
+        """As in transformers; a prompt without plan gets one, unseen (see the module's docstring).
+
+        Args:
+            inputs: prompt ids [B, S], or as `input_ids`.
+            generation_config: as in transformers. Without a length, `code_budget` new tokens; plans have
+                `plan_budget` besides.
+            plan_first: False continues every prompt as it is.
+            return_plan: return `GoCoderGenerateOutput`.
+
+        Raises:
+            ValueError: streams and prompts in one batch; a prompt too long for the model.
+        """
+        ids = inputs if inputs is not None else kwargs.get("input_ids")
+        rows = None
+        # An assistant drafts the stream of another model, as far as that has come.
+        drafts = generation_config is not None and generation_config.is_assistant
+        begins = torch.is_tensor(ids) and kwargs.get("past_key_values") is None
+        if plan_first and self.config.tagged and begins and not drafts:
+            rows = self._tasks(ids, kwargs.get("attention_mask"))
+        if rows is None:
+            return super().generate(inputs, generation_config, *args, **kwargs)
+        kwargs.pop("input_ids", None)
+        kwargs.pop("attention_mask", None)
+        return self._generate_planned(ids, rows, generation_config, return_plan, *args, **kwargs)
+
+    def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[_Row] | None:
+        """The rows of a batch as tasks, or None if they are streams."""
+        if ids.dim() != 2 or ids.dtype.is_floating_point:
+            return None
+        mask = torch.ones_like(ids) if attention_mask is None else attention_mask
+        kept = [row[keep.bool()].tolist() for row, keep in zip(ids, mask)]
+        rows = [_read_prompt(prompt) for prompt in kept]
+        streams = [row is None for row in rows]
+        if all(streams):
+            return None
+        if any(streams):
+            raise ValueError(
+                f"prompt {streams.index(True)} of the batch is a tagged stream and others are not; generate them apart"
+            )
+        return rows
+
+    def _generate_planned(self, ids, rows, generation_config, return_plan, *args, **kwargs):
+        settings = copy.deepcopy(generation_config if generation_config is not None else self.generation_config)
+        kwargs = settings.update(**kwargs)
+        width = ids.shape[1]
+        if settings.max_new_tokens is None:
+            longest = settings.max_length
+            settings.max_new_tokens = self.config.code_budget if longest is None else max(1, longest - width)
+        settings.max_length = None
+        wants_dict = settings.return_dict_in_generate or return_plan
+        copies = settings.num_return_sequences or 1
+        if (settings.num_beams or 1) == 1 and copies > 1:  # samples: each thinks for itself
+            rows = [copy.deepcopy(row) for row in rows for _ in range(copies)]
+            settings.num_return_sequences = 1
+        streamer = kwargs.pop("streamer", None)
+        self._write_plans(rows, settings, kwargs)
+        prompts = [[*row.stream(), *row.plan, CODE, *row.prefix] for row in rows]
+        if streamer is not None:
+            streamer = _CodeStreamer(streamer, ids)
+        output = self._continue(
+            prompts, settings, settings.max_new_tokens, {END_CODE}, {END_CODE}, *args, streamer=streamer, **kwargs
+        )
+        sequences = output.sequences if isinstance(output, ModelOutput) else output
+        written = sequences[:, max(map(len, prompts)) :]
+        written = torch.where(written == END_CODE, TOKEN_IDS[EOS], written)
+        sequences = torch.cat([ids.repeat_interleave(copies, dim=0), written], dim=1)
+        if not wants_dict:
+            return sequences
+        return GoCoderGenerateOutput(
+            sequences=sequences,
+            plan_ids=[_inside(row.plan) for row in rows],
+            code=output if isinstance(output, ModelOutput) else None,
+        )
+
+    def _write_plans(self, rows: list[_Row], settings, kwargs) -> None:
+        """Gives each row a plan with its tags. What a caller asks of the code is not asked of the plan."""
+        settings = copy.deepcopy(settings)
+        settings.num_return_sequences, settings.return_dict_in_generate = 1, False
+        settings.min_new_tokens = settings.stop_strings = None
+        settings.min_length = 0
+        kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY}
+        prompts = [[*row.stream(), PLAN] for row in rows]
+        # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
+        taken = max(len(prompt) + len(row.prefix) for prompt, row in zip(prompts, rows)) + 2 + LEAST_CODE
+        budget = max(1, min(self.config.plan_budget, self.config.max_position_embeddings - taken))
+        written = self._continue(prompts, settings, budget, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs)
+        start = max(map(len, prompts))
+        for row, new in zip(rows, written[:, start:].tolist()):
+            text = _until(new, {END_PLAN, TOKEN_IDS[EOS], TOKEN_IDS[PAD]})
+            row.plan = [PLAN, *text, END_PLAN]
+            row.spent += len(text) + 1
+
+    def _continue(self, prompts, settings, budget: int, ends: set[int], tags: set[int], *args, **kwargs):
+        """transformers' generate on prompts of different lengths; of all tags only `tags` and EOS can be written."""
+        longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
+        if longest >= limit:
+            raise ValueError(
+                f"a prompt needs {longest} tokens with its plan, and the model has {limit} positions "
+                "(max_position_embeddings); shorten it"
+            )
+        settings = copy.deepcopy(settings)
+        settings.max_new_tokens = min(budget, limit - longest)
+        settings.eos_token_id = [*ends, TOKEN_IDS[EOS]]
+        settings.pad_token_id = TOKEN_IDS[PAD]
+        hidden = [token for token in range(len(SPECIAL_TOKENS)) if token not in tags and token != TOKEN_IDS[EOS]]
+        settings.suppress_tokens = [*(settings.suppress_tokens or []), *hidden]
+        ids = torch.full((len(prompts), longest), TOKEN_IDS[PAD], dtype=torch.long)
+        mask = torch.zeros_like(ids)
+        for index, prompt in enumerate(prompts):
+            ids[index, longest - len(prompt) :] = torch.tensor(prompt)
+            mask[index, longest - len(prompt) :] = 1
+        ids, mask = ids.to(self.device), mask.to(self.device)
+        return GenerationMixin.generate(self, ids, settings, *args, attention_mask=mask, **kwargs)
+
+    # ---- refinement ----
+
+    @torch.no_grad()
+    def generate_with_refinement(
+        self,
+        prompts: Sequence[str] | None = None,
+        *,
+        tokenizer: Any,
+        input_ids: torch.Tensor | None = None,
+        attention_mask: torch.Tensor | None = None,
+        validator: Callable[[Sequence[str]], list[Feedback]] | None = None,
+        max_refinement_iterations: int | None = None,
+        refinement_threshold: float | None = None,
+        max_total_new_tokens: int | None = None,
+        code_prefixes: Sequence[str] | None = None,
+        contexts: Sequence[tuple[str, str]] | None = None,
+        streamer: BaseStreamer | None = None,
+        generation_config=None,
+        **generate_kwargs: Any,
+    ) -> RefinementOutput:
+        """Plans, writes, has the attempt validated, decides, and repairs, until done or out of budget.
+
+        After an attempt P(DONE) >= `refinement_threshold` ends it, unless the validator found a failure. Otherwise the
+        likelier of CONTINUE (new code for the same plan) and REFINE (a new plan) follows. Finished rows leave the
+        batch.
+
+        Args:
+            prompts: what is to be written; or `input_ids`, as for `generate`.
+            tokenizer: of the model.
+            validator: gets the codes of a round and returns a `Feedback` for each; None leaves all to the model.
+            max_refinement_iterations: most attempts, 1 to 5; the config's by default.
+            refinement_threshold: the config's by default.
+            max_total_new_tokens: of all plans and attempts of a row; unlimited by default.
+            code_prefixes: how each code begins (a signature), part of every attempt; empty by default with `prompts`.
+            contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
+                cut to the config's budgets.
+            streamer: gets the chosen attempt, for a single prompt.
+            generation_config, generate_kwargs: of each stage; `max_new_tokens` is of an attempt.
+
+        Raises:
+            ValueError: neither or both of prompts and input_ids; a number of prefixes that is not that of prompts; a
+                streamer with several prompts; tokens that the model was not made for.
+        """
+        iterations = self.config.max_refinement_iterations
+        iterations = iterations if max_refinement_iterations is None else max_refinement_iterations
+        if not 1 <= iterations <= 5:
+            raise ValueError(f"max_refinement_iterations={iterations} is outside 1..5")
+        threshold = self.config.refinement_threshold if refinement_threshold is None else refinement_threshold
+        rows = self._refinement_rows(prompts, input_ids, attention_mask, tokenizer, code_prefixes, contexts)
+        if streamer is not None and len(rows) != 1:
+            raise ValueError(f"a streamer shows one prompt, not {len(rows)}")
+        settings = copy.deepcopy(generation_config if generation_config is not None else self.generation_config)
+        kwargs = settings.update(**generate_kwargs)
+        settings.max_length, budget = None, settings.max_new_tokens or self.config.code_budget
+
+        for _ in range(iterations):
+            active = [row for row in rows if row.stopped is None]
+            self._stop_at_limits(active, max_total_new_tokens)
+            active = [row for row in active if row.stopped is None]
+            if not active:
+                break
+            unplanned = [row for row in active if row.needs_plan]
+            if unplanned:
+                self._write_plans(unplanned, settings, kwargs)
+            for row in unplanned:
+                row.history.append(row.plan)
+            codes = self._write_codes(active, settings, kwargs, budget, max_total_new_tokens)
+            texts = [tokenizer.decode([*row.prefix, *code]) for row, code in zip(active, codes)]
+            feedback = [None] * len(active) if validator is None else list(validator(texts))
+            if len(feedback) != len(texts):
+                raise ValueError(
+                    f"the validator gave {len(feedback)} verdicts for {len(texts)} codes; it owes each one"
+                )
+            for row, code, text, said in zip(active, codes, texts, feedback):
+                row.history.append([CODE, *row.prefix, *code, END_CODE])
+                probabilities = self._decision(row, tokenizer, said, text)
+                self._take(row, tokenizer, text, said, probabilities, threshold, len(code) + 1)
+        for row in rows:
+            row.stopped = row.stopped or "iterations"
+        chosen = [_chosen(row.attempts) for row in rows]
+        if streamer is not None:
+            # In two parts, as from `generate`: what was given, which a streamer may skip, and what was written.
+            given = tokenizer.decode(rows[0].prefix)
+            for part in (given, chosen[0].code[len(given) :]):
+                streamer.put(torch.tensor(encode_text(tokenizer, part)))
+            streamer.end()
+        return RefinementOutput(
+            codes=[attempt.code for attempt in chosen],
+            plans=[row.plans for row in rows],
+            attempts=[row.attempts for row in rows],
+            iterations=[len(row.attempts) for row in rows],
+            stopped=[row.stopped for row in rows],
+        )
+
+    def _refinement_rows(self, prompts, input_ids, attention_mask, tokenizer, prefixes, contexts) -> list[_Row]:
+        if not self.config.tagged:
+            raise ValueError("refinement needs a model with tags; this one has tagged=False in its config")
+        if (prompts is None) == (input_ids is None):
+            raise ValueError("give either prompts (texts) or input_ids")
+        if input_ids is not None:
+            rows = self._tasks(input_ids, attention_mask)
+            if rows is None:
+                raise ValueError(
+                    "input_ids are tagged streams; refinement starts from a problem without plan and code"
+                )
+            return rows
+        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
+        for name, values in (("code_prefixes", prefixes), ("contexts", contexts)):
+            if values is not None and len(values) != len(prompts):
+                raise ValueError(f"{len(values)} {name} for {len(prompts)} prompts; give one for each")
+        rows = []
+        for index, prompt in enumerate(prompts):
+            problem = cut_end(problem_segment(tokenizer, prompt), self.config.problem_budget)
+            context = context_segment(tokenizer, *contexts[index]) if contexts is not None else []
+            context = cut_middle(context, self.config.context_budget)
+            prefix = encode_text(tokenizer, prefixes[index]) if prefixes is not None else []
+            rows.append(_Row([TOKEN_IDS[BOS], *problem, *context], prefix))
+        return rows
+
+    def _stop_at_limits(self, rows: list[_Row], most: int | None) -> None:
+        """Forgets old attempts of a stream that is too long for another one, and stops rows without any room left."""
+        for row in rows:
+            room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
+            if row.attempts and len(row.stream()) > room:
+                # The last plan, attempt and verdict say most of what the next attempt needs.
+                row.history = [row.plan, *row.history[-2:]]
+            if row.attempts and len(row.stream()) > room:
+                row.stopped = "context"
+            elif most is not None and row.attempts and most - row.spent < LEAST_CODE:
+                row.stopped = "tokens"
+
+    def _write_codes(self, rows, settings, kwargs, budget: int, most: int | None) -> list[list[int]]:
+        settings = copy.deepcopy(settings)
+        settings.num_return_sequences, settings.return_dict_in_generate = 1, False
+        prompts = [[*row.stream(), CODE, *row.prefix] for row in rows]
+        # </CODE> needs a place too, also behind code that was cut.
+        budget = min(budget, self.config.max_position_embeddings - max(map(len, prompts)) - 1)
+        allowed = [max(1, budget if most is None else min(budget, most - row.spent)) for row in rows]
+        written = self._continue(prompts, settings, max(allowed), {END_CODE}, {END_CODE}, **kwargs)
+        start, ends = max(map(len, prompts)), {END_CODE, TOKEN_IDS[EOS], TOKEN_IDS[PAD]}
+        return [_until(new, ends)[:limit] for new, limit in zip(written[:, start:].tolist(), allowed)]
+
+    def _decision(self, row: _Row, tokenizer, feedback: Feedback | None, text: str) -> list[float]:
+        """Probabilities of CONTINUE, REFINE and DONE after the attempt that ends the row's stream."""
+        stream = row.stream()
+        if self.model.refinement_head is None:
+            stream = [*stream, *validation_segment(tokenizer, feedback)]
+            ids = torch.tensor([stream[-self.config.max_position_embeddings :]], device=self.device)
+            tokens = [TOKEN_IDS[token] for token in DECISION_TOKENS]
+            logits = self(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1, tokens]
+        else:
+            ids = torch.tensor([stream], device=self.device)
+            position = torch.tensor([[len(stream) - 1]], device=self.device)
+            said = (feedback or Feedback()).token_ids(text.count("\n") + 1)
+            said = torch.tensor([[said]], device=self.device)
+            output = self.model(input_ids=ids, use_cache=False, decision_positions=position, feedback_ids=said)
+            logits = output.refinement_logits[0, 0]
+        return logits.float().softmax(dim=-1).tolist()
+
+    def _take(self, row, tokenizer, text, feedback, probabilities, threshold, new_tokens) -> None:
+        """Notes the attempt, and prepares the row for what was decided."""
+        failed = feedback is not None and feedback.failed
+        if probabilities[DONE] >= threshold and not failed:
+            decision, row.stopped = DONE, "done"
+        else:
+            decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
+        row.spent += new_tokens
+        plan = parse_plan(tokenizer, row.plan)
+        row.attempts.append(Attempt(text, plan, feedback, DECISIONS[decision], probabilities[DONE], new_tokens))
+        row.plans.append(tokenizer.decode(_inside(row.plan)))
+        row.history.append([*validation_segment(tokenizer, feedback), TOKEN_IDS[DECISION_TOKENS[decision]]])
+        row.needs_plan = decision == REFINE
+
+
+def _read_prompt(prompt: list[int]) -> _Row | None:
+    """A prompt as a task: the stream before its plan, and the beginning of its code; None for any other stream."""
+    text = [token for token in prompt if token not in NO_TAGS]
+    tags = {token for token in text if token < len(SPECIAL_TOKENS)}
+    bos = TOKEN_IDS[BOS]
+    if not tags:
+        return _Row([bos, PROBLEM, *text, END_PROBLEM], text)
+    if tags <= {PR_TITLE, PR_BODY}:
+        return _Row([bos, PROBLEM, *(token for token in text if token not in tags), END_PROBLEM], [])
+    task = text[:-1] if text[-1] == PLAN else text
+    if task and task[-1] in (END_PROBLEM, END_CONTEXT) and not {PLAN, CODE} & set(task):
+        return _Row([bos, *task], [])
+    return None
+
+
+def _until(tokens: list[int], ends: set[int]) -> list[int]:
+    for index, token in enumerate(tokens):
+        if token in ends:
+            return tokens[:index]
+    return tokens
+
+
+def _inside(segment: list[int]) -> list[int]:
+    return segment[1:-1]
+
+
+def _chosen(attempts: list[Attempt]) -> Attempt:
+    good = [attempt for attempt in attempts if attempt.feedback is None or not attempt.feedback.failed]
+    return (good or attempts)[-1]

@@ -1,0 +1,463 @@
+"""What every puzzle head shares: the ACT step with its losses, adaptive solving, and care of the puzzle table.
+
+`PuzzleSolvingHead.forward` is ONE ACT step on a carry. It refills halted slots and looks up puzzle rows, then runs
+`act_step` (tensors in, tensors out, no data-dependent branch: it compiles as one graph), and last decides who halts.
+The loop over steps is Python: the trainer's, with one optimizer step per ACT step, or that of `solve`.
+
+Left out on purpose: generation, masks and key-value caches; these models see the whole board at once.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.utils import ModelOutput
+
+from .act import (
+    LOSSES,
+    ActCarry,
+    continue_target,
+    exploration_min_steps,
+    halted_metrics,
+    halting_loss,
+    refill,
+    row_mean_loss,
+    sequence_correctness,
+    wants_to_halt,
+)
+from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .modeling_utils import CheckpointCodeMixin
+from .puzzle_layers import (
+    CastedLinear,
+    PuzzleEmbedding,
+    PuzzleInputEmbedding,
+    QHead,
+    ReasoningLevel,
+    truncated_normal_,
+)
+from .puzzle_table import PuzzleTableMixin
+
+
+MAX_BLOCKS_IN_ONE_GRAPH = 32
+
+
+@dataclass
+class PuzzleModelOutput(ModelOutput):
+    """Latent states after one ACT step, [B, T, D] with T = prefix slots + S; `last_hidden_state` is z_H."""
+
+    last_hidden_state: torch.Tensor | None = None
+    z_H: torch.Tensor | None = None
+    z_L: torch.Tensor | None = None
+
+
+@dataclass
+class PuzzleSolvingOutput(ModelOutput):
+    """Result of one ACT step.
+
+    Attributes:
+        loss: lm_loss + 0.5 * (q_halt_loss + q_continue_loss); this and its parts are sums over rows divided by B.
+        logits: [B, S, V].
+        q_halt_logits, q_continue_logits: float32 [B].
+        target_q_continue: [B], in training of models with a continue value.
+        carry: the new `ActCarry`; hand it to the next call.
+        metrics: sums over the rows that halted in this call, with their `count`.
+        hidden_states: (z_L, z_H) if asked for.
+    """
+
+    loss: torch.Tensor | None = None
+    lm_loss: torch.Tensor | None = None
+    q_halt_loss: torch.Tensor | None = None
+    q_continue_loss: torch.Tensor | None = None
+    logits: torch.Tensor | None = None
+    q_halt_logits: torch.Tensor | None = None
+    q_continue_logits: torch.Tensor | None = None
+    target_q_continue: torch.Tensor | None = None
+    carry: ActCarry | None = None
+    metrics: dict[str, torch.Tensor] | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+@dataclass
+class PuzzleSolution:
+    """Answers of `solve`.
+
+    Attributes:
+        predictions: token ids [B, S]. steps: ACT steps used [B]. q_halt: logit [B] of the answer being right.
+        logits: [B, S, V] of the answer.
+        trajectory: predictions after each step [steps, B, S] if asked for; a finished row repeats its answer.
+        q_trajectory: q_halt after each step [steps, B], likewise.
+    """
+
+    predictions: torch.Tensor
+    steps: torch.Tensor
+    q_halt: torch.Tensor
+    logits: torch.Tensor
+    trajectory: torch.Tensor | None = None
+    q_trajectory: torch.Tensor | None = None
+
+
+class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+    """Initialisation and saving common to the puzzle architectures."""
+
+    config: HrmPuzzleConfig
+    base_model_prefix = "model"
+    main_input_name = "input_ids"
+    supports_gradient_checkpointing = True
+    _no_split_modules = ["PuzzleBlock"]
+    _keep_in_fp32_modules = ["q_head"]  # nor is it quantised: halting hangs on small differences of its values
+    _supports_sdpa = True
+    _supports_flash_attn = True
+    _supports_flex_attn = True
+    _supports_attention_backend = True
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, QHead):
+            init.zeros_(module.weight)  # halting starts improbable (sigmoid(-5) < 1 %) and independent of the state
+            init.constant_(module.bias, -5.0)
+        elif isinstance(module, nn.Linear):
+            truncated_normal_(module.weight, std=module.in_features**-0.5)
+        elif isinstance(module, nn.Embedding):
+            truncated_normal_(module.weight, std=module.embedding_dim**-0.5)
+        elif isinstance(module, PuzzleEmbedding):
+            init.zeros_(module.weight)
+        elif isinstance(module, PuzzleInputEmbedding):
+            if self.config.pos_encodings == "rope":
+                for buffer, table in zip((module.cos, module.sin), module.rotary_tables()):
+                    init.copy_(buffer, table)
+        elif isinstance(module, PuzzleReasoner):
+            truncated_normal_(module.H_init, std=1.0)
+            truncated_normal_(module.L_init, std=1.0)
+        else:
+            super()._init_weights(module)
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except RuntimeError as error:
+            if "ignore_mismatched_sizes" not in str(error):
+                raise
+            raise ValueError(
+                f"the weights in {pretrained_model_name_or_path} do not fit the config (the report above lists the "
+                "shapes). If it is puzzle_emb.weight: load with the num_puzzle_identifiers that was saved, then call "
+                "model.resize_puzzle_embeddings or reset_puzzle_embeddings"
+            ) from error
+
+    @property
+    def compute_dtype(self) -> torch.dtype:
+        """dtype of activations: `config.forward_dtype`, or that of the weights."""
+        return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
+
+
+class PuzzleReasoner(PuzzlePreTrainedModel):
+    """Base model: input embedding and the recursion of an architecture, given by `reason`."""
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__(config)
+        self.embed = PuzzleInputEmbedding(config)
+        self.puzzle_emb = None
+        if config.puzzle_emb_ndim:
+            self.puzzle_emb = PuzzleEmbedding(config.num_puzzle_identifiers, config.puzzle_emb_ndim)
+        self.H_init = nn.Buffer(torch.empty(config.hidden_size))
+        self.L_init = nn.Buffer(torch.empty(config.hidden_size))
+
+    def reason(
+        self,
+        x: torch.Tensor,
+        rotary: tuple[torch.Tensor, torch.Tensor] | None,
+        z_H: torch.Tensor,
+        z_L: torch.Tensor,
+        num_queries: int | None = None,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One ACT step of the latent states, all [B, T, D]: the architecture's cycles and gradient routing.
+
+        With `num_queries`, z_H is returned for its first positions only, which spares most of the last block.
+        """
+        raise NotImplementedError
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        return self.embed.tokens
+
+    def set_input_embeddings(self, value: nn.Embedding) -> None:
+        self.embed.tokens = value
+
+    def puzzle_rows(self, puzzle_identifiers: torch.Tensor | None, batch_size: int) -> torch.Tensor | None:
+        """Rows [B, puzzle_emb_ndim] of the table; identifier 0 (blank) if none are given."""
+        if self.puzzle_emb is None:
+            return None
+        if puzzle_identifiers is None:
+            puzzle_identifiers = torch.zeros(batch_size, dtype=torch.int32, device=self.H_init.device)
+        return self.puzzle_emb(puzzle_identifiers)
+
+    def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Initial z_H and z_L like x [B, T, D]; `noise` is the std of a normal added to each."""
+        z_H, z_L = (z.to(x.dtype).expand_as(x) for z in (self.H_init, self.L_init))
+        if noise:
+            z_H, z_L = z_H + noise * torch.randn_like(x), z_L + noise * torch.randn_like(x)
+        return z_H, z_L
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        z_H: torch.Tensor | None = None,
+        z_L: torch.Tensor | None = None,
+        **kwargs: Any,
+    ) -> PuzzleModelOutput:
+        """One ACT step from the given latent states, or from the initial ones. input_ids [B, S]."""
+        rows = self.puzzle_rows(puzzle_identifiers, input_ids.shape[0])
+        x, rotary = self.embed(input_ids, rows, self.compute_dtype)
+        if z_H is None or z_L is None:
+            z_H, z_L = self.fresh_states(x)
+        z_H, z_L = self.reason(x, rotary, z_H, z_L)
+        return PuzzleModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L)
+
+
+class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
+    """Token and halting heads over a `PuzzleReasoner`, with the ACT step and `solve`."""
+
+    reasoner_class: type[PuzzleReasoner]
+    # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
+    has_continue_value: bool
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__(config)
+        self.model = self.reasoner_class(config)
+        self.lm_head = CastedLinear(config.hidden_size, config.vocab_size, bias=False)
+        self.q_head = QHead(config.hidden_size, 2)
+        self.post_init()
+
+    def get_output_embeddings(self) -> nn.Linear:
+        return self.lm_head
+
+    def set_output_embeddings(self, value: nn.Linear) -> None:
+        self.lm_head = value
+
+    def initial_carry(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> ActCarry:
+        """A carry of B halted slots, so that the next call starts every row on the data offered to it."""
+        batch_size = input_ids.shape[0]
+        shape = (batch_size, self.config.max_position_embeddings, self.config.hidden_size)
+        z_H, z_L = (torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device) for _ in range(2))
+        incoming = _incoming(input_ids, puzzle_identifiers, labels)
+        data = {name: torch.zeros_like(value) for name, value in incoming.items()}
+        steps = torch.zeros(batch_size, dtype=torch.int32, device=input_ids.device)
+        return ActCarry(z_H, z_L, steps, torch.ones_like(steps, dtype=torch.bool), data)
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        carry: ActCarry | None = None,
+        output_hidden_states: bool | None = None,
+        return_dict: bool | None = None,
+        **kwargs: Any,
+    ) -> PuzzleSolvingOutput | tuple:
+        """One ACT step.
+
+        Args:
+            input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent. labels: [B, S], -100 where ignored.
+                Only rows whose slot has halted in `carry` are taken up; the loss is that of the carried data.
+            carry: what the previous call returned; None starts every row afresh.
+
+        Raises:
+            ValueError: the batch disagrees with the config or with the carry.
+        """
+        incoming = _incoming(input_ids, puzzle_identifiers, labels)
+        if carry is None:
+            carry = self.initial_carry(input_ids, puzzle_identifiers, labels)
+        for name in sorted(carry.current_data.keys() | incoming.keys()):
+            carried, offered = carry.current_data.get(name), incoming.get(name)
+            if carried is None or offered is None or carried.shape != offered.shape:
+                raise ValueError(
+                    f"{name}: the carry holds {_shape(carried)}, this batch offers {_shape(offered)}; a carry serves "
+                    "batches of the shape it was made for, always with or always without labels"
+                )
+        ids = torch.where(carry.halted, incoming["puzzle_identifiers"], carry.current_data["puzzle_identifiers"])
+        rows = self.model.puzzle_rows(ids, input_ids.shape[0])
+        min_steps = None
+        if self.training and self.config.halt_max_steps > 1:
+            min_steps = exploration_min_steps(
+                carry.steps, self.config.halt_max_steps, self.config.halt_exploration_prob
+            )
+        new_carry, outputs, (z_L, z_H) = self.act_step(carry, incoming, rows, min_steps)
+        output = PuzzleSolvingOutput(
+            **outputs, carry=new_carry, hidden_states=(z_L, z_H) if output_hidden_states else None
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def act_step(
+        self,
+        carry: ActCarry,
+        incoming: dict[str, torch.Tensor],
+        puzzle_rows: torch.Tensor | None,
+        min_steps: torch.Tensor | None,
+    ) -> tuple[ActCarry, dict[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
+        """The tensor part of one ACT step: refill, recursion, heads, continue target, losses, halting.
+
+        Free of random draws and of sparse gradients, so that it compiles as one graph.
+
+        Args:
+            puzzle_rows: [B, puzzle_emb_ndim], rows of the refilled data's puzzles.
+            min_steps: int32 [B], fewest ACT steps of each slot; None where halting is not decided (evaluation).
+
+        Returns:
+            The new carry, the fields of `PuzzleSolvingOutput`, and the undetached (z_L, z_H).
+        """
+        steps, data = refill(carry, incoming)
+        steps = steps + 1
+        last = steps >= self.config.halt_max_steps
+        x, rotary = self.model.embed(data["input_ids"], puzzle_rows, self.compute_dtype)
+        fresh_H, fresh_L = self.model.fresh_states(x)
+        reset = carry.halted.view(-1, 1, 1)
+        z_H, z_L = torch.where(reset, fresh_H, carry.z_H), torch.where(reset, fresh_L, carry.z_L)
+        z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
+        q_halt, q_continue = self.q_values(z_H)
+        outputs = {
+            "logits": self.lm_head(z_H[:, self.config.prefix_len :]),
+            "q_halt_logits": q_halt,
+            "q_continue_logits": q_continue,
+        }
+        halted = last
+        if min_steps is not None:
+            halted = last | wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
+            halted = halted & (steps >= min_steps)
+            if self.has_continue_value:
+                with torch.no_grad():
+                    next_H, _ = self.model.reason(x, rotary, z_H, z_L, num_queries=1)
+                    outputs["target_q_continue"] = continue_target(*self.q_values(next_H), last)
+        if "labels" in data:
+            outputs |= self._losses_and_metrics(outputs, data["labels"], halted, steps)
+        return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
+
+    def q_values(self, z_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """q_halt and q_continue, float32 [B], read from the first position of z_H [B, T, D]."""
+        return self.q_head(z_H[:, 0]).float().unbind(-1)
+
+    def _losses_and_metrics(self, outputs, labels, halted, steps) -> dict[str, Any]:
+        batch_size, logits, q_halt = labels.shape[0], outputs["logits"], outputs["q_halt_logits"]
+        with torch.no_grad():
+            num_correct, num_labels = sequence_correctness(logits, labels)
+            metrics = halted_metrics(halted, steps, num_correct, num_labels, q_halt)
+        lm_loss = row_mean_loss(LOSSES[self.config.loss_type](logits, labels), num_labels) / batch_size
+        q_halt_loss = halting_loss(q_halt, num_correct == num_labels) / batch_size
+        losses = {"loss": lm_loss + 0.5 * q_halt_loss, "lm_loss": lm_loss, "q_halt_loss": q_halt_loss}
+        if "target_q_continue" in outputs:
+            losses["q_continue_loss"] = (
+                halting_loss(outputs["q_continue_logits"], outputs["target_q_continue"]) / batch_size
+            )
+            losses["loss"] = losses["loss"] + 0.5 * losses["q_continue_loss"]
+        return {**losses, "metrics": metrics}
+
+    def compile_act_step(self, **kwargs: Any) -> None:
+        """Compiles what a training step repeats; keyword arguments are those of `torch.compile`.
+
+        A small model becomes one graph. A large one is compiled per level, because the time to compile grows with the
+        number of inlined blocks (95 s against 28 s for HRM's 48 on two cores) and the calls between levels no longer
+        matter. `solve` stays uncompiled: its batch shrinks at every step.
+        """
+        kwargs = {"dynamic": False, **kwargs}
+        levels = [module for module in self.model.children() if isinstance(module, ReasoningLevel)]
+        passes = self.config.H_cycles * (self.config.L_cycles + 1) * (1 + self.has_continue_value)
+        if passes * max(len(level.layers) for level in levels) <= MAX_BLOCKS_IN_ONE_GRAPH:
+            self.act_step = torch.compile(self.act_step, fullgraph=True, **kwargs)
+            return
+        for level in levels:
+            level.compile(fullgraph=True, **kwargs)
+
+    @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")
+    def solve(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        max_steps: int | None = None,
+        min_steps: int = 1,
+        min_confidence: float = 0.0,
+        halt: str = "q",
+        noise: float = 0.0,
+        return_trajectory: bool = False,
+    ) -> PuzzleSolution:
+        """Runs ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
+
+        Args:
+            input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
+            max_steps: most ACT steps; `config.halt_max_steps` by default. More than in training often helps.
+            min_steps: fewest ACT steps before a row may stop.
+            min_confidence: least sigmoid(q_halt), 0 to 1, at which a row may stop. Preferring to halt means that the
+                answer is more likely right than not; a higher bar buys accuracy with steps.
+            halt: "q" stops a row when the model prefers halting; "fixed" runs `max_steps` for all rows, as the
+                original's evaluation does.
+            noise: std of a normal added to the initial latent states, for restarts.
+            return_trajectory: keep the predictions after every step.
+        """
+        max_steps = self.config.halt_max_steps if max_steps is None else max_steps
+        if halt not in ("q", "fixed"):
+            raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
+        if not 1 <= min_steps <= max_steps:
+            raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
+        if not 0 <= min_confidence <= 1:
+            raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
+        x, rotary = self.model.embed(
+            input_ids, self.model.puzzle_rows(puzzle_identifiers, input_ids.shape[0]), self.compute_dtype
+        )
+        z_H, z_L = self.model.fresh_states(x, noise)
+        batch_size, seq_len = input_ids.shape
+        active = torch.arange(batch_size, device=x.device)
+        solution = PuzzleSolution(
+            predictions=torch.empty_like(input_ids, dtype=torch.long),
+            steps=torch.zeros(batch_size, dtype=torch.int32, device=x.device),
+            q_halt=torch.zeros(batch_size, device=x.device),
+            logits=x.new_empty(batch_size, seq_len, self.config.vocab_size),
+        )
+        trajectory, q_trajectory = [], []
+        for step in range(1, max_steps + 1):
+            z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
+            q_halt, q_continue = self.q_values(z_H)
+            done = torch.full_like(active, step == max_steps, dtype=torch.bool)
+            if halt == "q" and step >= min_steps:
+                prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
+                done |= prefers & (torch.sigmoid(q_halt) >= min_confidence)
+            answered = torch.ones_like(done) if return_trajectory else done
+            if answered.any():
+                rows = active[answered]
+                logits = self.lm_head(z_H[answered, self.config.prefix_len :])
+                solution.logits[rows], solution.predictions[rows] = logits, logits.argmax(-1)
+                solution.q_halt[rows], solution.steps[rows] = q_halt[answered], step
+            if return_trajectory:
+                trajectory.append(solution.predictions.clone())
+                q_trajectory.append(solution.q_halt.clone())
+            if done.all():
+                break
+            if done.any():
+                x, z_H, z_L, active = x[~done], z_H[~done], z_L[~done], active[~done]
+        if return_trajectory:
+            solution.trajectory, solution.q_trajectory = torch.stack(trajectory), torch.stack(q_trajectory)
+        return solution
+
+    def optimizer_groups(self) -> list[dict[str, Any]]:
+        """Parameter groups of a trainer: all trainable weights, and the sparsely trained puzzle table."""
+        groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
+        if self.model.puzzle_emb is not None:
+            groups.append({"name": "puzzle_emb", "params": [self.model.puzzle_emb.weight], "sparse_rows": True})
+        return groups
+
+
+def _incoming(input_ids, puzzle_identifiers, labels) -> dict[str, torch.Tensor]:
+    if puzzle_identifiers is None:
+        puzzle_identifiers = torch.zeros(input_ids.shape[0], dtype=torch.int32, device=input_ids.device)
+    data = {"input_ids": input_ids, "puzzle_identifiers": puzzle_identifiers}
+    return data if labels is None else {**data, "labels": labels}
+
+
+def _shape(tensor: torch.Tensor | None) -> str:
+    return "nothing" if tensor is None else str(list(tensor.shape))

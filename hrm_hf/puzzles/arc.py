@@ -1,0 +1,253 @@
+"""ARC-AGI-1, ARC-AGI-2 and ConceptARC as puzzle data sets, and one task as model inputs.
+
+    tasks = read_tasks(["arc_agi_1.json.gz", "concept_arc.json.gz"])
+    splits, info = build_arc(tasks, num_aug=1000)
+    save_arc_dataset(splits, info, tasks, "data/arc1")
+
+Each task is augmented by the eight symmetries and permutations of the colours 1..9 (0, the background, stays), and
+every augmentation is a puzzle with an identifier of its own. Sources are read in `arc_tasks`; tokens, and the names
+of augmentations, are in `arc_grids`. The public names of both can be imported from here.
+
+What differs from the original builders: randomness is drawn per task, from the seed and the task's name, and tasks are
+sorted, so identifiers do not depend on directory order, hash seed, machine, or which other tasks are present. A task
+that is both trained and evaluated is an error.
+"""
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .arc_grids import (
+    COLOUR_OFFSET,
+    EOS_ID,
+    FRAME,
+    NUM_COLOURS,
+    SEQ_LEN,
+    VOCAB_SIZE,
+    apply_augmentation,
+    crop_prediction,
+    encode_grid,
+    encode_pair,
+    identifier_name,
+    parse_identifier,
+    place_grid,
+    undo_augmentation,
+)
+from .arc_tasks import EVALUATED_SUBSETS, ArcTask, Pair, fingerprint, parse_task, read_tasks, task_to_json
+from .augment import NUM_DIHEDRAL, dihedral
+from .dataset import BLANK_IDENTIFIER, IGNORE_LABEL, PAD_ID, PuzzleInfo, save_puzzle_dataset
+from .npy_layout import RowWriter, working_folder
+
+
+if TYPE_CHECKING:
+    import datasets
+
+__all__ = [
+    "COLOUR_OFFSET",
+    "EOS_ID",
+    "EVALUATED_SUBSETS",
+    "FRAME",
+    "NUM_COLOURS",
+    "SEQ_LEN",
+    "TEST_PUZZLES_FILE",
+    "VOCAB_SIZE",
+    "ArcTask",
+    "Pair",
+    "apply_augmentation",
+    "augmentations",
+    "build_arc",
+    "build_options",
+    "crop_prediction",
+    "encode_grid",
+    "encode_pair",
+    "encode_task",
+    "identifier_name",
+    "parse_identifier",
+    "parse_task",
+    "read_tasks",
+    "save_arc_dataset",
+    "task_identifiers",
+    "task_to_json",
+    "undo_augmentation",
+]
+
+TRIALS_PER_AUGMENTATION = 5
+TEST_PUZZLES_FILE = "test_puzzles.json"
+
+
+# Augmentations
+
+
+def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str, list[Pair]]]:
+    """Yields `(identifier name, train pairs then test pairs)`: the task, then up to `num_aug` distinct variants.
+
+    Draws at most 5 * num_aug variants, so a task with few distinct ones yields fewer.
+    """
+    pairs = [*task.train, *task.test]
+    yield task.name, pairs
+    rng = _task_rng(seed, task.name, "augmentation")
+    seen = {fingerprint(pairs)}
+    for _ in range(TRIALS_PER_AUGMENTATION * num_aug):
+        if len(seen) > num_aug:
+            return
+        transform = int(rng.integers(NUM_DIHEDRAL))
+        colours = np.concatenate([[0], rng.permutation(np.arange(1, NUM_COLOURS))]).astype(np.uint8)
+        variant = [
+            Pair(*(None if grid is None else dihedral(colours[grid], transform) for grid in pair)) for pair in pairs
+        ]
+        print_of_variant = fingerprint(variant)
+        if print_of_variant not in seen:
+            seen.add(print_of_variant)
+            yield identifier_name(task.name, transform, colours), variant
+
+
+def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
+    """A generator of its own for each task and purpose; sha256 because `hash()` differs between processes."""
+    digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int.from_bytes(digest, "little")])))
+
+
+# Data sets
+
+
+def build_arc(
+    tasks: Sequence[ArcTask],
+    num_aug: int = 1000,
+    seed: int = 42,
+    cache_dir: str | Path | None = None,
+    progress: bool | None = None,
+) -> tuple["datasets.DatasetDict", PuzzleInfo]:
+    """Augments and encodes tasks; the rows go to Arrow files, so memory does not grow with their number.
+
+    The train split holds all pairs of trained tasks and the train pairs of evaluated ones, each pair shifted by a
+    random offset except one per puzzle; the test split holds the test pairs of evaluated tasks, in all augmentations,
+    unshifted. Identifiers count from 1 over the sorted tasks and their augmentations.
+
+    Args:
+        tasks: from `read_tasks`.
+        num_aug: variants per task besides the original.
+        seed: of augmentations and offsets.
+        cache_dir: where the Arrow files go; see `working_folder`. Full ARC needs about 8 GB.
+        progress: a progress bar; None shows it on a terminal only.
+
+    Raises:
+        ValueError: no tasks, or a negative `num_aug` or `seed`.
+    """
+    from datasets import DatasetDict
+    from tqdm.auto import tqdm
+
+    options = build_options(tasks, num_aug, seed)
+    work = working_folder(cache_dir)
+    writers = {"train": _SplitWriter(work / "train.arrow")}
+    if any(task.evaluated for task in tasks):
+        writers["test"] = _SplitWriter(work / "test.arrow")
+    identifiers = [BLANK_IDENTIFIER]
+    hide_bar = None if progress is None else not progress
+    for task in tqdm(sorted(tasks, key=lambda task: task.name), desc="ARC tasks", unit="task", disable=hide_bar):
+        rng = _task_rng(seed, task.name, "offset")
+        num_trained = len(task.train) if task.evaluated else len(task.train) + len(task.test)
+        for name, pairs in augmentations(task, num_aug, seed):
+            offsets = _offsets(pairs[:num_trained], rng)
+            writers["train"].add_puzzle(pairs[:num_trained], offsets, len(identifiers))
+            if task.evaluated:
+                tests = pairs[num_trained:]
+                writers["test"].add_puzzle(tests, [(0, 0)] * len(tests), len(identifiers))
+            identifiers.append(name)
+        for writer in writers.values():
+            writer.end_group()
+    splits = DatasetDict({name: writer.rows.finish() for name, writer in writers.items()})
+    return splits, PuzzleInfo("arc", (FRAME, FRAME), VOCAB_SIZE, identifiers=identifiers, options=options)
+
+
+def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str, Any]:
+    """What identifies a build, kept in `puzzle.json`; known before the rows are made."""
+    if num_aug < 0 or seed < 0:
+        raise ValueError(f"num_aug is {num_aug} and seed {seed}; neither may be negative")
+    if not tasks:
+        raise ValueError("there are no tasks to build from")
+    return {
+        "sources": sorted({task.source for task in tasks}),
+        "tasks": len(tasks),
+        "evaluated_tasks": sum(task.evaluated for task in tasks),
+        "num_aug": num_aug,
+        "seed": seed,
+    }
+
+
+def save_arc_dataset(
+    splits: "datasets.DatasetDict", info: PuzzleInfo, tasks: Sequence[ArcTask], out: str | Path
+) -> Path:
+    """`save_puzzle_dataset`, and `test_puzzles.json` beside it: the evaluated tasks unchanged, for voting."""
+    folder = save_puzzle_dataset(splits, info, out)
+    puzzles = {task.name: task_to_json(task) for task in tasks if task.evaluated}
+    (folder / TEST_PUZZLES_FILE).write_text(json.dumps(puzzles))
+    return folder
+
+
+def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -> dict[str, dict[str, np.ndarray]]:
+    """Model inputs of one task, for inference: no offsets, one row per pair.
+
+    Args:
+        task: an `ArcTask`, or the JSON object `{"train": [...], "test": [...]}`; test outputs may be missing.
+        identifier: name of the augmentation to show the task in (see `task_identifiers`); None for the original.
+
+    Returns:
+        `{"train": {"input_ids", "labels"}, "test": {...}}`, arrays int64 [pairs, 900]; -100 where nothing is known.
+        `undo_augmentation(crop_prediction(row), identifier)` turns a prediction into a grid.
+    """
+    if not isinstance(task, ArcTask):
+        task = parse_task(task, "task")
+    encoded = {}
+    for part, pairs in (("train", task.train), ("test", task.test)):
+        shown = [
+            [grid if grid is None or identifier is None else apply_augmentation(grid, identifier) for grid in pair]
+            for pair in pairs
+        ]
+        rows = np.array([encode_pair(*pair) for pair in shown], dtype=np.int64).reshape(len(pairs), 2, SEQ_LEN)
+        encoded[part] = {"input_ids": rows[:, 0], "labels": rows[:, 1]}
+    return encoded
+
+
+def task_identifiers(task_name: str, identifiers: Sequence[str]) -> dict[int, str]:
+    """`{puzzle identifier: name}` of all augmentations of a task known to a data set or checkpoint."""
+    return {i: name for i, name in enumerate(identifiers) if i and parse_identifier(name)[0] == task_name}
+
+
+class _SplitWriter:
+    """Encodes puzzles and numbers puzzles and groups within one split."""
+
+    def __init__(self, path: Path):
+        self.rows = RowWriter(path, SEQ_LEN)
+        self.puzzles = self.groups = self.puzzles_at_last_group = 0
+
+    def add_puzzle(self, pairs: Sequence[Pair], offsets: Sequence[tuple[int, int]], identifier: int) -> None:
+        frames = np.zeros((2, len(pairs), FRAME, FRAME), dtype=np.int8)
+        for i, (pair, offset) in enumerate(zip(pairs, offsets)):
+            for frame, grid in zip(frames[:, i], pair):
+                if grid is not None:
+                    place_grid(grid, offset, frame)
+        inputs, labels = frames.reshape(2, len(pairs), SEQ_LEN)
+        labels[labels == PAD_ID] = IGNORE_LABEL
+        scalars = np.repeat(
+            np.array([[identifier], [self.puzzles], [self.groups]], dtype=np.int32), len(pairs), axis=1
+        )
+        self.rows.write(inputs, labels, *scalars)
+        self.puzzles += 1
+
+    def end_group(self) -> None:
+        """The task is done; a split that got none of its pairs does not count it."""
+        self.groups += self.puzzles > self.puzzles_at_last_group
+        self.puzzles_at_last_group = self.puzzles
+
+
+def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int, int]]:
+    """A random corner for each pair, shared by its input and output; one random pair stays at (0, 0)."""
+    fixed = rng.integers(len(pairs))
+    room = FRAME - np.array([np.maximum(pair.input.shape, pair.output.shape) for pair in pairs])
+    corners = rng.integers(0, room + 1)
+    corners[fixed] = 0
+    return [(int(row), int(column)) for row, column in corners]

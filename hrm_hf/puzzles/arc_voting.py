@@ -1,0 +1,191 @@
+"""ARC scores by voting over augmentations, as HRM and TRM report them.
+
+    votes = ArcVoting(load_test_puzzles("data/arc1"), load_puzzle_info("data/arc1").identifiers)
+    votes.update(input_ids, puzzle_identifiers, predictions, q_halt_logits)   # per batch, epoch or checkpoint
+    votes.result()["trm/pass@2"]
+
+Every row of the test split predicts an augmented answer. Undone, equal answers to one question are votes for it; they
+are ranked by number of votes, then by mean sigmoid(q_halt). Votes accumulate over all calls of `update`, so several
+evaluations or checkpoints vote together; start a new object for a score of one. Arrays are numpy, rows of all
+processes gathered by the caller.
+
+Two scores go by the same name in the literature: "hrm" counts a task if all its test inputs are right, "trm" (and
+Kaggle) gives each task the fraction of its test inputs that are right.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .arc import SEQ_LEN, TEST_PUZZLES_FILE, crop_prediction, parse_identifier, undo_augmentation
+
+
+logger = logging.getLogger(__name__)
+
+PASS_AT = (1, 2, 5, 10, 100, 1000)
+ATTEMPTS = 2
+# Kaggle wants a grid for every attempt; this is what its sample submission holds.
+NO_ANSWER = [[0, 0], [0, 0]]
+
+GridKey = tuple[tuple[int, ...], bytes]
+
+
+class Candidate(NamedTuple):
+    """An answer that got votes: colours uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
+
+    grid: np.ndarray
+    votes: int
+    mean_q: float
+
+
+class ArcVoting:
+    """Collects predictions on the test split of an ARC data set and scores them."""
+
+    def __init__(self, test_puzzles: dict[str, dict[str, Any]], identifiers: Sequence[str]):
+        """`test_puzzles`: `{task name: {"train": ..., "test": [{"input", "output"}, ...]}}`; an "output" may be
+        missing (Kaggle's hidden test). `identifiers`: names of the puzzle identifiers, position 0 is blank."""
+        self.test_puzzles = test_puzzles
+        self.identifiers = identifiers
+        # votes[task][question][answer] = [count, sum of sigmoid(q_halt)]
+        self.votes: dict[str, dict[GridKey, dict[GridKey, list]]] = {
+            name: {_key(pair["input"]): {} for pair in task["test"]} for name, task in test_puzzles.items()
+        }
+
+    def update(
+        self, input_ids: np.ndarray, puzzle_identifiers: np.ndarray, predictions: np.ndarray, q_halt_logits: np.ndarray
+    ) -> int:
+        """Adds the votes of n rows; rows with the blank identifier (batch padding) have none.
+
+        Args:
+            input_ids: tokens [n, 900] of the test split.
+            puzzle_identifiers: [n].
+            predictions: predicted tokens [n, 900].
+            q_halt_logits: [n], before the sigmoid.
+
+        Returns:
+            The number of votes added.
+
+        Raises:
+            ValueError: shapes disagree, an identifier is unknown, q is NaN, or an input is no test input of its task.
+        """
+        rows = _checked_rows(input_ids, puzzle_identifiers, predictions, q_halt_logits)
+        kept = np.flatnonzero(rows[1])
+        if np.isnan(rows[3][kept]).any():
+            raise ValueError("q_halt_logits holds NaN, which cannot rank answers; has the model diverged?")
+        confidence = np.exp(-np.logaddexp(0.0, -rows[3][kept].astype(np.float64)))  # a sigmoid that cannot overflow
+        for i, q in zip(kept, confidence):
+            name = self._name(int(rows[1][i]))
+            task = parse_identifier(name)[0]
+            question = _key(undo_augmentation(crop_prediction(rows[0][i]), name))
+            if question not in self.votes.get(task, {}):
+                raise ValueError(
+                    f"row {i}: its input is no test input of task {task!r} under identifier {name!r}; expected rows "
+                    f"of the test split, and identifiers and {TEST_PUZZLES_FILE} of the same data set"
+                )
+            answer = _key(undo_augmentation(crop_prediction(rows[2][i]), name))
+            tally = self.votes[task][question].setdefault(answer, [0, 0.0])
+            tally[0] += 1
+            tally[1] += float(q)
+        return len(kept)
+
+    def candidates(self, task: str, test_index: int) -> list[Candidate]:
+        """Answers to one test input, best first: more votes, then higher mean q, then a fixed order of the grids."""
+        tallies = self.votes[task][_key(self.test_puzzles[task]["test"][test_index]["input"])]
+        ranked = sorted(tallies.items(), key=lambda item: (-item[1][0], -item[1][1] / item[1][0], item[0]))
+        return [Candidate(_grid(key), count, q_sum / count) for key, (count, q_sum) in ranked]
+
+    def result(self, ks: Sequence[int] = PASS_AT) -> dict[str, float]:
+        """`{"hrm/pass@1", "trm/pass@1", ..., "tasks", "test_inputs", "test_inputs_without_votes"}`.
+
+        Scores are fractions of the tasks that have solutions. A test input that got no votes is wrong.
+
+        Raises:
+            ValueError: no task has solutions, or a K is not positive.
+        """
+        if any(k < 1 for k in ks):
+            raise ValueError(f"pass@K needs K of at least 1; got {list(ks)}")
+        solved = [name for name, task in self.test_puzzles.items() if all("output" in pair for pair in task["test"])]
+        if not solved:
+            raise ValueError("no task has solutions to score against; use submission() for hidden tests")
+        ranks = {name: self._ranks(name) for name in solved}
+        scores = {}
+        for k in ks:
+            right = [task_ranks < k for task_ranks in ranks.values()]
+            scores[f"hrm/pass@{k}"] = float(np.mean([hits.all() for hits in right]))
+            scores[f"trm/pass@{k}"] = float(np.mean([hits.mean() for hits in right]))
+        inputs = [votes for name in solved for votes in self.votes[name].values()]
+        return {
+            **scores,
+            "tasks": len(solved),
+            "test_inputs": sum(len(task_ranks) for task_ranks in ranks.values()),
+            "test_inputs_without_votes": sum(not votes for votes in inputs),
+        }
+
+    def submission(self) -> dict[str, list[dict[str, list[list[int]]]]]:
+        """Kaggle's submission: `{task: [{"attempt_1": grid, "attempt_2": grid}, ...]}`, one entry per test input.
+
+        A single candidate fills both attempts. Empty grids are no attempts; a test input without any gets
+        `[[0, 0], [0, 0]]`, and a warning says how many did.
+        """
+        unanswered, submission = 0, {}
+        for name, task in self.test_puzzles.items():
+            submission[name] = []
+            for i in range(len(task["test"])):
+                grids = [candidate.grid.tolist() for candidate in self.candidates(name, i) if candidate.grid.size]
+                unanswered += not grids
+                grids = grids or [NO_ANSWER]
+                attempts = {f"attempt_{n + 1}": grids[min(n, len(grids) - 1)] for n in range(ATTEMPTS)}
+                submission[name].append(attempts)
+        if unanswered:
+            logger.warning("%d test inputs have no answer; the submission holds %s for them", unanswered, NO_ANSWER)
+        return submission
+
+    def _ranks(self, task: str) -> np.ndarray:
+        """Place of the right answer among the candidates of each test input (0 is best, infinity if absent)."""
+        ranks = []
+        for i, pair in enumerate(self.test_puzzles[task]["test"]):
+            right = _key(pair["output"])
+            places = [n for n, found in enumerate(self.candidates(task, i)) if _key(found.grid) == right]
+            ranks.append(places[0] if places else np.inf)
+        return np.array(ranks)
+
+    def _name(self, identifier: int) -> str:
+        if not 0 < identifier < len(self.identifiers):
+            raise ValueError(
+                f"puzzle identifier {identifier} is unknown; this data set has 1 to {len(self.identifiers) - 1}"
+            )
+        return self.identifiers[identifier]
+
+
+def load_test_puzzles(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Reads `test_puzzles.json` of an ARC data set folder (or the file itself)."""
+    file = Path(path)
+    file = file / TEST_PUZZLES_FILE if file.is_dir() else file
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is missing; `hrm-hf data arc` writes it beside the data set")
+    return json.loads(file.read_text())
+
+
+def _checked_rows(*columns: np.ndarray) -> list[np.ndarray]:
+    """The four columns of `update` as arrays of the expected shapes."""
+    arrays = [np.asarray(column) for column in columns]
+    n = len(arrays[1])
+    names = ("input_ids", "puzzle_identifiers", "predictions", "q_halt_logits")
+    for name, array, shape in zip(names, arrays, ((n, SEQ_LEN), (n,), (n, SEQ_LEN), (n,))):
+        if array.shape != shape:
+            raise ValueError(f"{name} has shape {array.shape}; expected {shape}")
+    return arrays
+
+
+def _key(grid: Any) -> GridKey:
+    """What identifies a grid: its shape and cells."""
+    array = np.asarray(grid, dtype=np.uint8)
+    return array.shape, array.tobytes()
+
+
+def _grid(key: GridKey) -> np.ndarray:
+    return np.frombuffer(key[1], dtype=np.uint8).reshape(key[0])

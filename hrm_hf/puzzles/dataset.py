@@ -1,0 +1,216 @@
+"""The on-disk form of a puzzle data set, the same for Sudoku, mazes, ARC and your own grids.
+
+A data set is a folder that `datasets.load_dataset(folder)` reads, streaming included, and that can be pushed to the
+Hub as it is:
+
+    README.md              a data card; its YAML header names the files of each split
+    data/train-00000.parquet, data/test-00000.parquet
+    puzzle.json            `PuzzleInfo`: task, grid, vocabulary
+    identifiers.json       list of names; the position of a name is its puzzle identifier, position 0 is "<blank>"
+
+One row is one example. Rows of one puzzle are neighbours, and so are the puzzles of one group (a group is an
+original task together with its augmentations), as in the original HRM layout.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..io.bounded_files import load_json
+
+
+if TYPE_CHECKING:
+    import datasets
+
+BLANK_IDENTIFIER = "<blank>"
+IGNORE_LABEL = -100
+PAD_ID = 0
+MAX_SIDE = 2**20  # of a board; a "generic" one may be a single row
+MAX_VOCABULARY = 2**27
+INFO_FILE = "puzzle.json"
+IDENTIFIERS_FILE = "identifiers.json"
+ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "group_index")
+
+
+@dataclass
+class PuzzleInfo:
+    """What a model must know about a puzzle data set.
+
+    Attributes:
+        task: "sudoku", "maze", "arc" or any name of your own; it selects how answers are decoded and checked.
+        grid_shape: rows and columns of the board; `seq_len` is their product.
+        vocab_size: number of token ids, padding (id 0) included.
+        box_shape: rows and columns of a Sudoku box; None for other tasks.
+        identifiers: name of each puzzle identifier; entry 0 is "<blank>".
+        options: how the set was built (source, seed, counts), kept for the data card.
+        repeated: how many rows of the source repeat others, by what was done with them.
+    """
+
+    task: str
+    grid_shape: tuple[int, int]
+    vocab_size: int
+    box_shape: tuple[int, int] | None = None
+    identifiers: list[str] = field(default_factory=lambda: [BLANK_IDENTIFIER])
+    options: dict[str, Any] = field(default_factory=dict)
+    repeated: dict[str, int] = field(default_factory=dict)
+
+    def __post_init__(self):
+        self.grid_shape = _two_sides("grid_shape", self.grid_shape)
+        self.box_shape = _two_sides("box_shape", self.box_shape) if self.box_shape else None
+        if not isinstance(self.vocab_size, int) or not 1 <= self.vocab_size <= MAX_VOCABULARY:
+            raise ValueError(f"vocab_size is {self.vocab_size!r:.60}; expected 1 to {MAX_VOCABULARY}")
+
+    @property
+    def seq_len(self) -> int:
+        return self.grid_shape[0] * self.grid_shape[1]
+
+    @property
+    def num_puzzle_identifiers(self) -> int:
+        return len(self.identifiers)
+
+    def identifiers_json(self) -> str:
+        """Content of `identifiers.json`, which travels with a checkpoint: its puzzle table is keyed by it."""
+        return json.dumps(self.identifiers)
+
+    def config_fields(self) -> dict[str, Any]:
+        """The fields of a puzzle model's config that the data decide."""
+        return {
+            "task": self.task,
+            "grid_shape": list(self.grid_shape),
+            "box_shape": list(self.box_shape) if self.box_shape else None,
+            "seq_len": self.seq_len,
+            "vocab_size": self.vocab_size,
+            "num_puzzle_identifiers": self.num_puzzle_identifiers,
+        }
+
+
+def _two_sides(name: str, sides: Any) -> tuple[int, int]:
+    whole = isinstance(sides, (list, tuple)) and all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides)
+    if not whole or len(sides) != 2:
+        raise ValueError(f"{name} is {str(sides)[:60]}; expected two whole numbers from 1 to {MAX_SIDE}")
+    return tuple(sides)
+
+
+def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
+    """Features of a puzzle row: token grids as fixed-length int8 lists, and the indices that group the rows.
+
+    `labels` holds -100 where nothing is to be predicted. `extra` names additional scalar columns and their dtype,
+    for example `rating="float32"`.
+    """
+    from datasets import Features, List, Value
+
+    grid = List(Value("int8"), length=seq_len)
+    return Features(
+        {
+            "input_ids": grid,
+            "labels": grid,
+            "puzzle_identifiers": Value("int32"),
+            "puzzle_index": Value("int32"),
+            "group_index": Value("int32"),
+            **{name: Value(dtype) for name, dtype in extra.items()},
+        }
+    )
+
+
+def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path) -> Path:
+    """Writes `splits` and `info` as the folder described above and returns its path.
+
+    Raises:
+        FileExistsError: `out` already holds a puzzle data set made with other options (nothing is overwritten).
+    """
+    out = Path(out)
+    info_path = out / INFO_FILE
+    new_info = _info_to_json(info)
+    if info_path.exists() and json.loads(info_path.read_text()) != json.loads(json.dumps(new_info)):
+        raise FileExistsError(
+            f"{out} already holds a puzzle data set with other options; choose another --out or delete the folder"
+        )
+    (out / "data").mkdir(parents=True, exist_ok=True)
+    for name, split in splits.items():
+        split.to_parquet(out / "data" / f"{name}-00000.parquet")
+    (out / IDENTIFIERS_FILE).write_text(info.identifiers_json())
+    (out / "README.md").write_text(_data_card(splits, info))
+    info_path.write_text(json.dumps(new_info, indent=1))  # last: its presence marks a complete folder
+    return out
+
+
+def load_puzzle_info(path: str | Path) -> PuzzleInfo:
+    """Reads `puzzle.json` and `identifiers.json` from a local folder or a Hub data set repository."""
+    folder = Path(path)
+    if not folder.is_dir():
+        folder = _download_sidecars(str(path))
+    info_path = folder / INFO_FILE
+    if not info_path.exists():
+        raise FileNotFoundError(
+            f"{path} is no puzzle data set: {INFO_FILE} is missing. Build one with `hrm-hf data sudoku|maze|arc "
+            "--out DIR`, or convert an original HRM folder with `hrm-hf data import SRC --out DIR`."
+        )
+    try:
+        fields = load_json(info_path)
+    except ValueError as error:
+        raise ValueError(f"{error}; build the data set anew") from error
+    if not isinstance(fields, dict):
+        raise ValueError(f"{info_path} holds a {type(fields).__name__}; expected an object. Build the data set anew")
+    unknown = fields.keys() - {f.name for f in dataclass_fields(PuzzleInfo)}
+    if unknown:
+        raise ValueError(f"{info_path} has unknown fields {sorted(unknown)}; was it written by a newer version?")
+    identifiers_path = folder / IDENTIFIERS_FILE
+    if not identifiers_path.exists():
+        raise FileNotFoundError(
+            f"{path}: {IDENTIFIERS_FILE} is missing; puzzle identifiers are meaningless without it"
+        )
+    identifiers = load_json(identifiers_path)
+    if not isinstance(identifiers, list) or not all(isinstance(name, str) for name in identifiers):
+        raise ValueError(f"{identifiers_path} is no list of names; build the data set anew")
+    try:
+        return PuzzleInfo(**fields, identifiers=identifiers)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{info_path}: {error}; build the data set anew") from error
+
+
+def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
+    """Loads one split of a puzzle data set from a local folder or the Hub."""
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    if Path(path).is_dir():
+        available = {file.name.rsplit("-", 1)[0]: str(file) for file in sorted(Path(path, "data").glob("*.parquet"))}
+        if split not in available:
+            raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
+        file = available[split]
+        try:
+            # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
+            return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
+        except (DatasetGenerationError, ValueError) as error:  # a damaged file, or one without rows
+            raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set anew") from error
+    return load_dataset(str(path), split=split, streaming=streaming)
+
+
+def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
+    fields = asdict(info)
+    if not info.repeated:  # so that sets without repetitions are written as ever
+        del fields["repeated"]
+    del fields["identifiers"]  # kept in a file of its own, as in the original layout
+    return fields
+
+
+def _download_sidecars(repo_id: str) -> Path:
+    from huggingface_hub import snapshot_download
+
+    return Path(snapshot_download(repo_id, repo_type="dataset", allow_patterns=[INFO_FILE, IDENTIFIERS_FILE]))
+
+
+def _data_card(splits, info: PuzzleInfo) -> str:
+    files = "".join(f"  - split: {name}\n    path: data/{name}-*.parquet\n" for name in splits)
+    counts = "".join(f"| {name} | {len(split):,} |\n" for name, split in splits.items())
+    options = "".join(f"- {key}: {value}\n" for key, value in info.options.items())
+    options += "".join(f"- {what}: {count:,} rows\n" for what, count in info.repeated.items())
+    rows, columns = info.grid_shape
+    return (
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}---\n\n"
+        f"# {info.task}, {rows} x {columns}\n\n| split | rows |\n|---|---|\n{counts}\n"
+        f"Vocabulary {info.vocab_size} tokens (0 is padding), {info.num_puzzle_identifiers:,} puzzle identifiers. "
+        f"Labels of -100 are not predicted.\n\n## How it was built\n\n{options}"
+    )

@@ -1,0 +1,188 @@
+"""Evaluation of puzzle models: accuracy per ACT step, halting, calibration of q_halt, and obedience to the rules.
+
+One pass over the data in one halting mode. With halt="fixed" the accuracy per step is that of the model at each step;
+with halt="q" it is that of the answers standing at each step, where finished puzzles keep theirs, and the average of
+steps is what adaptive computation costs. The data are arrays: a trainer calls this as well as the command line.
+"""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from ..models.modeling_puzzle import PuzzleSolution
+from .accuracy import accuracies, correct_cells
+from .tasks import PuzzleTask, puzzle_task, sigmoid
+
+
+NUM_BINS = 10
+
+# Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and what the model made of them.
+OnBatch = Callable[[torch.Tensor, torch.Tensor, PuzzleSolution], None]
+
+
+def evaluate_puzzles(
+    model,
+    input_ids: Any,
+    labels: Any,
+    puzzle_identifiers: Any = None,
+    *,
+    batch_size: int = 64,
+    max_steps: int | None = None,
+    min_steps: int = 1,
+    min_confidence: float = 0.0,
+    halt: str = "q",
+    check_rules: bool = True,
+    progress: bool | None = False,
+    on_batch: OnBatch | None = None,
+) -> dict[str, Any]:
+    """Solves puzzles with known answers and says how well; numbers, lists and strings only, ready for JSON.
+
+    Args:
+        model: a puzzle-solving head; it is put into eval mode and back.
+        input_ids, labels: token ids [N, S], numpy arrays, tensors or lists; labels are -100 where ignored. Rows
+            without labels are solved, but not scored.
+        puzzle_identifiers: [N]; 0 if None.
+        max_steps, min_steps, min_confidence, halt: as for `model.solve`.
+        check_rules: add "valid_fraction" for Sudoku and mazes, judged by the rules, not by the labels.
+        progress: a progress bar; None shows it on a terminal only.
+        on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
+
+    Returns:
+        count, cell_accuracy, exact_accuracy (see `accuracy.py`);
+        exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], puzzles by steps used;
+        q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
+        reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
+        valid_fraction, where the task has rules; puzzles_per_second (of solving alone); and the halting settings.
+
+    Raises:
+        ValueError: shapes disagree with each other or the model, or no row has a label.
+    """
+    from tqdm.auto import tqdm
+
+    max_steps = model.config.halt_max_steps if max_steps is None else max_steps
+    arrays = _checked(model, input_ids, labels, puzzle_identifiers)
+    tally = _Tally(max_steps, _task_with_rules(model.config) if check_rules else None)
+    hide_bar = None if progress is None else not progress
+    starts = range(0, len(arrays[0]), batch_size)
+    was_training = model.training
+    model.eval()
+    try:
+        with tqdm(total=len(arrays[0]), desc="evaluating", unit="puzzle", disable=hide_bar) as bar:
+            for start in starts:
+                batch, right, identifiers = (
+                    torch.as_tensor(np.array(a[start : start + batch_size])).long() for a in arrays
+                )
+                started = time.perf_counter()
+                solution = model.solve(
+                    batch.to(model.device),
+                    identifiers.to(model.device),
+                    max_steps=max_steps,
+                    min_steps=min_steps,
+                    min_confidence=min_confidence,
+                    halt=halt,
+                    return_trajectory=True,
+                )
+                steps = solution.steps.cpu()  # waits for the device, so that the time is that of the work
+                tally.seconds += time.perf_counter() - started
+                tally.add(batch, right, steps, solution)
+                if on_batch is not None:
+                    on_batch(batch, identifiers, solution)
+                bar.update(len(batch))
+    finally:
+        model.train(was_training)
+    settings = {"max_steps": max_steps, "min_steps": min_steps, "min_confidence": min_confidence, "halt": halt}
+    return {**tally.result(), **settings}
+
+
+class _Tally:
+    """Per-row figures of all batches."""
+
+    def __init__(self, max_steps: int, rules: PuzzleTask | None):
+        self.max_steps, self.rules, self.seconds = max_steps, rules, 0.0
+        self.num_correct, self.num_labels, self.steps, self.q_halt, self.valid, self.exact = ([] for _ in range(6))
+
+    def add(self, batch: torch.Tensor, labels: torch.Tensor, steps: torch.Tensor, solution: PuzzleSolution) -> None:
+        predictions = solution.predictions.cpu()
+        num_correct, num_labels = correct_cells(predictions, labels)
+        # After its last step a batch keeps its answers: repeat them up to max_steps.
+        per_step, _ = correct_cells(solution.trajectory.cpu(), labels)
+        per_step = torch.cat((per_step, per_step[-1:].expand(self.max_steps - len(per_step), -1)))
+        self.num_correct.append(num_correct.numpy())
+        self.num_labels.append(num_labels.numpy())
+        self.exact.append((per_step == num_labels).numpy())
+        self.steps.append(steps.numpy())
+        self.q_halt.append(solution.q_halt.float().cpu().numpy())
+        if self.rules is not None:
+            rows = zip(batch.numpy(), predictions.numpy(), num_labels.numpy())
+            self.valid += [not self.rules.violations(*pair) for *pair, labelled in rows if labelled]
+
+    def result(self) -> dict[str, Any]:
+        num_correct, num_labels, steps, q_halt = map(
+            np.concatenate, (self.num_correct, self.num_labels, self.steps, self.q_halt)
+        )
+        result = accuracies(num_correct, num_labels)
+        scored = num_labels > 0
+        right, steps = (num_correct == num_labels)[scored], steps[scored]
+        result |= {
+            "exact_accuracy_per_step": np.concatenate(self.exact, axis=1)[:, scored].mean(axis=1).tolist(),
+            "average_steps": float(steps.mean()),
+            "steps_histogram": np.bincount(steps, minlength=self.max_steps + 1)[1:].tolist(),
+            "q_halt_accuracy": float(((q_halt[scored] >= 0) == right).mean()),
+            **calibration(sigmoid(q_halt[scored]), right),
+        }
+        if self.rules is not None:
+            result["valid_fraction"] = float(np.mean(self.valid))
+        return {**result, "puzzles_per_second": len(num_labels) / max(self.seconds, 1e-9)}
+
+
+def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_BINS) -> dict[str, Any]:
+    """Reliability table and expected calibration error.
+
+    Args:
+        confidence: [N], 0 to 1. right: bool [N].
+
+    Returns:
+        `{"reliability": [{"low", "high", "count", "confidence", "accuracy"}, ...], "ece"}`; empty bins have no means.
+    """
+    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    table, error = [], 0.0
+    for i in range(num_bins):
+        inside = bins == i
+        row = {"low": i / num_bins, "high": (i + 1) / num_bins, "count": int(inside.sum())}
+        means = (float(confidence[inside].mean()), float(right[inside].mean())) if inside.any() else (None, None)
+        table.append({**row, "confidence": means[0], "accuracy": means[1]})
+        error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
+    return {"reliability": table, "ece": error / len(confidence)}
+
+
+def _task_with_rules(config) -> PuzzleTask | None:
+    """ARC's rule, that an answer is a grid, says nothing about being right; and its views need identifiers."""
+    return puzzle_task(config) if config.task in ("sudoku", "maze") else None
+
+
+def _checked(model, input_ids, labels, puzzle_identifiers) -> list[Any]:
+    arrays = [value if isinstance(value, torch.Tensor) else np.asarray(value) for value in (input_ids, labels)]
+    expected = (len(arrays[0]), model.config.seq_len)
+    for name, array in zip(("input_ids", "labels"), arrays):
+        if tuple(array.shape) != expected:
+            raise ValueError(f"{name} has shape {tuple(array.shape)}; expected {expected} (rows, config.seq_len)")
+    if not expected[0]:
+        raise ValueError("there are no puzzles to evaluate")
+    if puzzle_identifiers is None:
+        puzzle_identifiers = np.zeros(expected[0], dtype=np.int64)
+    if len(puzzle_identifiers) != expected[0]:
+        raise ValueError(f"{len(puzzle_identifiers)} puzzle_identifiers for {expected[0]} rows; expected one for each")
+    top_token = int(arrays[0].max())
+    if top_token >= model.config.vocab_size:
+        raise ValueError(f"input_ids hold token {top_token}; the model's vocab_size is {model.config.vocab_size}")
+    identifiers = np.asarray(puzzle_identifiers)
+    top = int(identifiers.max())
+    if model.config.puzzle_emb_ndim and top >= model.config.num_puzzle_identifiers:
+        raise ValueError(
+            f"puzzle identifier {top} is not in the model's table of {model.config.num_puzzle_identifiers} rows; "
+            "evaluate on the data set that the model was trained on, or resize_puzzle_embeddings first"
+        )
+    return [*arrays, identifiers]

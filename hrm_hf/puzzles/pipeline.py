@@ -1,0 +1,277 @@
+"""`pipeline("puzzle-solving", model=...)`: puzzles in, checked answers out, with test-time scaling.
+
+    solve = pipeline("puzzle-solving", model="org/hrm-sudoku")
+    solve("53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79")["text"]
+
+Three ways to spend more compute on a puzzle, all of them inference only:
+
+- `max_steps` beyond the number of ACT steps in training;
+- `votes`: the puzzle is shown in several symmetric views, and the answers, brought back, vote;
+- `restarts`: noise on the initial latent states, the best of the runs chosen by q_halt (for each view, if both).
+
+What a puzzle looks like, its rules and its symmetries are in `tasks.py` and `arc_pipeline.py`.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import Pipeline
+from transformers.utils import cached_file
+
+from ..hub.pipelines_mixin import OwnBatchesMixin
+from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_table_line, csv_rows, load_json
+from ..text.sources import parse_json, shorten
+from .dataset import IDENTIFIERS_FILE
+from .tasks import QUESTION_NAMES, Candidate, Puzzle, puzzle_task
+
+
+TOKENS_PER_CALL = 65_536  # of one `model.solve`, so that votes and restarts of large puzzles fit into memory
+DEFAULT_NOISE = 0.2  # the initial latent states themselves have a std of 1
+TABLE_KINDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
+NOISE_STREAM = 1  # keeps the noise independent of the views that the same seed draws
+
+
+class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
+    """Solves puzzles with any model that `AutoModelForPuzzleSolving` loads.
+
+    The task, board and vocabulary are those of `model.config`. A puzzle is
+
+    - Sudoku: a string of 16, 36 or 81 cells (`.` or `0` blank), rows of digits, or a flat list;
+    - maze: a string (lines, or all cells in one), a list of lines, or tokens;
+    - ARC: a dict `{"train": [...], "test": [...], "name": "007bbfb7"}`, or the path of its JSON file;
+    - generic: token ids;
+    - a dict `{"puzzle": ..., "solution": ...}` of these (also "question" and "answer"); the result says then if the
+      answer is "correct".
+
+    A list of puzzles gives a list of results; so does the path of a .csv or .jsonl file with such columns (or .gz),
+    or of a JSON file `{name: ARC task}`.
+
+    Args:
+        identifiers: names of the rows of the puzzle table, a list or the path of `identifiers.json`; found beside the
+            checkpoint if None. Only ARC needs them.
+
+    Parameters of the constructor and of every call:
+        max_steps (`int`): most ACT steps, by default `config.halt_max_steps`; more is allowed.
+        min_steps (`int`, 1): fewest ACT steps before a puzzle may stop.
+        min_confidence (`float`, 0): least sigmoid(q_halt) at which a puzzle may stop.
+        halt (`str`, "q"): "q" stops when the model prefers to, "fixed" always uses `max_steps`.
+        votes (`int`, 1): views of each puzzle. Sudoku: the puzzle and random permutations of digits, rows, columns,
+            bands and stacks; mazes: up to the 8 symmetries of the square; ARC: the task's own augmentations (those in
+            `identifiers.json`, so with a puzzle row of their own). Votes are weighted by sigmoid(q_halt); ARC answers
+            are ranked by number of votes first, as its scores are.
+        restarts (`int`, 1): runs of each view. The first is undisturbed, the others start with noise.
+        noise (`float`, 0.2): std of that noise. Which noise a puzzle gets depends on its neighbours in the batch.
+        prefer_valid (`bool`, False): among several candidates, one that obeys the rules wins whatever its votes. This
+            *uses the rules* of the task, which the model was not told: say so where you report results.
+        return_trajectory (`bool`, False): adds "trajectory", the tokens [steps, S] after each ACT step of the winning
+            candidate, for `hrm_hf.puzzles.plots`, and "confidences" [steps].
+        seed (`int`, 0): of views and noise.
+        batch_size (`int`): puzzles at a time; their votes and restarts go into the same calls of `model.solve`.
+
+    Returns, per puzzle, a dict:
+        grid: rows of the answer (digits, 0 for a blank; characters; colours; tokens). text: the same as a string.
+        steps: ACT steps of the winning candidate. confidence: mean sigmoid(q_halt) of the votes for it.
+        valid: whether the answer obeys the rules (ARC: is a grid); None for task "generic", which has none.
+        violations: what is wrong with it, a list of sentences: a clue changed, a digit twice, a path not connected.
+        votes: {"agree": votes for the answer, "of": all votes, "answers": different answers}.
+        attempts: ARC only, the two best grids. tests: ARC tasks with several test inputs, a dict for each of them.
+        correct: if a solution was given (ARC: whether one of the attempts is right).
+    """
+
+    _load_tokenizer = False
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+
+    def __init__(self, model, *args: Any, identifiers: list[str] | str | Path | None = None, **kwargs: Any):
+        super().__init__(model, *args, **kwargs)
+        if isinstance(identifiers, (str, Path)):
+            identifiers = load_json(identifiers)
+        if identifiers is None and model.config.task == "arc":
+            identifiers = load_identifiers(model)
+        self.model.eval()
+        self.puzzle_task = puzzle_task(model.config, identifiers)
+
+    def _sanitize_parameters(
+        self,
+        max_steps: int | None = None,
+        min_steps: int | None = None,
+        min_confidence: float | None = None,
+        halt: str | None = None,
+        votes: int | None = None,
+        restarts: int | None = None,
+        noise: float | None = None,
+        prefer_valid: bool | None = None,
+        return_trajectory: bool | None = None,
+        seed: int | None = None,
+    ) -> tuple[dict, dict, dict]:
+        preprocess = {"votes": votes, "seed": seed}
+        forward = {
+            "max_steps": max_steps,
+            "min_steps": min_steps,
+            "min_confidence": min_confidence,
+            "halt": halt,
+            "return_trajectory": return_trajectory,
+            "restarts": restarts,
+            "noise": noise,
+            "seed": seed,
+        }
+        postprocess = {"prefer_valid": prefer_valid}
+        for name, value in (("votes", votes), ("restarts", restarts)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name}={value}; expected at least 1")
+        parts = (preprocess, forward, postprocess)
+        return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
+        """Solves one puzzle, or a list, file, generator or `Dataset` of them; see the class for all parameters."""
+        if isinstance(inputs, (np.ndarray, torch.Tensor)):
+            inputs = inputs.tolist()
+        if isinstance(inputs, (str, Path)) and (rows := read_puzzle_file(inputs)) is not None:
+            inputs = rows
+        if isinstance(inputs, (list, tuple)):
+            if self.puzzle_task.is_single(inputs) and len(inputs):
+                return super().__call__(self.read_puzzle(inputs), **kwargs)
+            if not inputs:
+                return []
+            inputs = [self.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(inputs)]
+        return super().__call__(inputs, **kwargs)
+
+    def read_puzzle(self, item: Any, place: str = "") -> Puzzle:
+        """Reads one puzzle in any form listed above; pipelines take the result too. `place` goes into errors."""
+        if isinstance(item, Puzzle):
+            return item
+        try:
+            return self.puzzle_task.read(item.tolist() if isinstance(item, (np.ndarray, torch.Tensor)) else item)
+        except ValueError as error:
+            raise ValueError(f"{place}{error}") from error
+
+    def preprocess(self, input_: Any, votes: int = 1, seed: int = 0) -> dict[str, Any]:
+        """Reads a puzzle and shows it in its views: "input_ids" int64 [views * Q, S], "puzzle_identifiers"."""
+        puzzle = self.read_puzzle(input_)
+        views = self.puzzle_task.views(puzzle, votes, np.random.default_rng(seed))
+        shown = np.concatenate([view.show(puzzle.questions) for view in views])
+        identifiers = np.repeat([view.identifier for view in views], len(puzzle.questions))
+        return {"puzzle": puzzle, "views": views, "input_ids": shown, "puzzle_identifiers": identifiers}
+
+    def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict[str, Any]]:
+        params = dict(forward_params)
+        restarts, noise = params.pop("restarts", 1), params.pop("noise", None)
+        if noise is not None and (noise > 0) != (restarts > 1):
+            raise ValueError(f"restarts={restarts} with noise={noise}: restarts need noise, and noise needs restarts")
+        levels = [0.0] + [DEFAULT_NOISE if noise is None else noise] * (restarts - 1)
+        names = ("input_ids", "puzzle_identifiers")
+        rows = {name: torch.from_numpy(np.concatenate([item[name] for item in batch])) for name in names}
+        seed = params.pop("seed", 0)
+        solved = [self._solve_rows(rows, level, params, (seed, NOISE_STREAM, i)) for i, level in enumerate(levels)]
+        start = 0
+        for item in batch:
+            stop = start + len(item["input_ids"])
+            outputs = {"puzzle": item["puzzle"], "views": item["views"], "runs": [run[start:stop] for run in solved]}
+            yield self.postprocess(outputs, **postprocess_params)
+            start = stop
+
+    def _solve_rows(self, rows: dict[str, torch.Tensor], noise: float, params: dict, seed) -> list[Candidate]:
+        """One run of all rows, in pieces that fit into memory; answers are those to the views."""
+        count = max(1, TOKENS_PER_CALL // rows["input_ids"].shape[1])
+        devices = [self.device] if self.device.type == "cuda" else []
+        candidates: list[Candidate] = []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
+            for start in range(0, len(rows["input_ids"]), count):
+                piece = {name: values[start : start + count] for name, values in rows.items()}
+                output = {name: value.numpy() for name, value in self.forward(piece, noise=noise, **params).items()}
+                candidates += [_candidate(output, i) for i in range(len(output["steps"]))]
+        return candidates
+
+    def _forward(self, input_tensors: dict[str, torch.Tensor], **forward_params: Any) -> dict[str, torch.Tensor]:
+        solution = self.model.solve(**input_tensors, **forward_params)
+        output = {"predictions": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
+        if solution.trajectory is not None:
+            output |= {"trajectory": solution.trajectory, "q_trajectory": solution.q_trajectory.float()}
+        return output
+
+    def postprocess(self, model_outputs: dict[str, Any], prefer_valid: bool = False) -> dict[str, Any]:
+        """Undoes the views, takes the best restart of each, and lets them vote."""
+        puzzle, views, task = model_outputs["puzzle"], model_outputs["views"], self.puzzle_task
+        num_questions = len(puzzle.questions)
+        chosen: list[list[Candidate]] = [[] for _ in range(num_questions)]
+        for row, restarts in enumerate(zip(*model_outputs["runs"])):
+            view, question = views[row // num_questions], row % num_questions
+            for candidate in restarts:
+                candidate.tokens = view.undo(candidate.tokens)
+                if candidate.trajectory is not None:
+                    candidate.trajectory = view.undo(candidate.trajectory)
+            ranked = sorted(restarts, key=lambda candidate: -candidate.q_halt)
+            if prefer_valid:
+                ranked.sort(key=lambda found: bool(task.violations(puzzle.questions[question], found.tokens)))
+            chosen[question].append(ranked[0])
+        return task.result(puzzle, chosen, prefer_valid)
+
+
+def load_identifiers(model) -> list[str] | None:
+    """Names of the rows of a model's puzzle table, from `identifiers.json` beside its checkpoint; None without it."""
+    name = model.name_or_path
+    if not name:
+        return None
+    file = cached_file(name, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
+    return load_json(file) if file else None
+
+
+def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
+    """Rows of a .csv or .jsonl file, or the tasks of an ARC bundle; None if `path` is a puzzle, not such a file.
+
+    Raises:
+        FileNotFoundError: the path ends like a file but is none.
+        ValueError: the file has no puzzle column, or no rows.
+    """
+    text = str(path)
+    if not text.endswith((*TABLE_KINDS, ".json")) or "\n" in text:
+        return None
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist; expected a puzzle or a file {', '.join(TABLE_KINDS)}, .json")
+    if text.endswith(".json"):
+        content = load_json(path)
+        if not isinstance(content, dict) or "test" in content:
+            return None
+        return [{"name": name, **task} for name, task in content.items()]
+    rows = _csv_table(path) if ".csv" in Path(path).name else _json_table(path)
+    if not rows:
+        raise ValueError(f"{path} has no rows; expected at least one puzzle")
+    if not set(QUESTION_NAMES) & set(rows[0]):
+        raise ValueError(f"{path} has the columns {list(rows[0])}; expected one of {list(QUESTION_NAMES)}")
+    return rows
+
+
+def _csv_table(path: str | Path) -> list[dict[str, Any]]:
+    (_, header), *rows = [*csv_rows(path)] or [(1, [])]
+    for number, row in rows:
+        if len(row) not in (0, len(header)):
+            raise ValueError(f"{path}, line {number}: {len(row)} fields; expected {len(header)} as in line 1")
+    return [dict(zip(header, row)) for _, row in rows if row]
+
+
+def _json_table(path: str | Path) -> list[dict[str, Any]]:
+    rows = []
+    for number, line in bounded_lines(path, MAX_TABLE_LINE_BYTES):
+        if line.strip():
+            place = f"{path}, line {number}"
+            check_table_line(line, place)
+            row = parse_json(line, place)
+            if not isinstance(row, dict):
+                raise ValueError(f"{place}: {shorten(row)}; expected a JSON object")
+            rows.append(row)
+    return rows
+
+
+def _candidate(output: dict[str, np.ndarray], row: int) -> Candidate:
+    steps = int(output["steps"][row])
+    candidate = Candidate(output["predictions"][row], steps, float(output["q_halt"][row]))
+    if "trajectory" in output:
+        candidate.trajectory = output["trajectory"][:steps, row]
+        candidate.q_trajectory = output["q_trajectory"][:steps, row]
+    return candidate

@@ -1,0 +1,258 @@
+"""Pictures of a board over the ACT steps: how an answer takes shape.
+
+`.png` gives small multiples, one board per step; `.gif` an animation. Sudoku boards show their boxes, clues bold;
+mazes and ARC grids are coloured. Amber marks a cell that changed in this step; red one that is wrong by the known
+solution, or, without one, a changed clue or a clash with another cell of its unit.
+"""
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import maze
+from .arc import COLOUR_OFFSET, EOS_ID, NUM_COLOURS
+from .sudoku_rules import BLANK, DIGIT_OFFSET, SudokuShape
+from .tasks import PuzzleTask, puzzle_task
+
+
+CHANGED, WRONG, INK, PREDICTED, CLUE_CELL = "#ffe08a", "#f6b3ab", "#1f2933", "#2563a8", "#eef1f4"
+MAZE_COLOURS = ("#9aa5b1", "#2f3b47", "#ffffff", "#2a9d4a", "#c8372d", "#5aa9e6")  # PAD # space S G o
+# The palette of the ARC interface, after padding and end of grid.
+ARC_COLOURS = (
+    "#ffffff", "#e9edf0", "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00",
+    "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
+)  # fmt: skip
+MAX_PANELS = 16
+PANELS_PER_ROW = 4
+FRAME_MS, LAST_FRAME_MS = 600, 2500
+
+
+def plot_trajectory(
+    puzzle: Sequence[int] | np.ndarray,
+    trajectory: Sequence[Sequence[int]] | np.ndarray,
+    config,
+    path: str | Path,
+    *,
+    confidences: Sequence[float] | None = None,
+    solution: Sequence[int] | np.ndarray | None = None,
+    title: str = "",
+) -> Path:
+    """Draws a puzzle and the answer after each ACT step.
+
+    Args:
+        puzzle: tokens [S].
+        trajectory: tokens [steps, S], as `PuzzleSolution.trajectory[:, row]` or the pipeline's "trajectory".
+        config: of the model; its task and grid_shape say how tokens are drawn. Task "generic" shows token ids.
+        path: `.png` (the puzzle and at most 15 steps, evenly chosen, the last one included) or `.gif` (all steps).
+        confidences: sigmoid(q_halt) [steps], shown in the headings.
+        solution: the right answer, tokens [S]; -100 where unknown.
+
+    Returns:
+        `path`.
+
+    Raises:
+        ValueError: another ending of `path`, or shapes that disagree.
+    """
+    path = Path(path)
+    if path.suffix not in (".png", ".gif"):
+        raise ValueError(f"{path} ends in {path.suffix!r}; expected .png (boards side by side) or .gif (animation)")
+    puzzle, trajectory = np.asarray(puzzle, dtype=np.int64), np.asarray(trajectory, dtype=np.int64)
+    if puzzle.ndim != 1 or trajectory.ndim != 2 or not len(trajectory) or trajectory.shape[1:] != puzzle.shape:
+        raise ValueError(f"puzzle has shape {puzzle.shape}, trajectory {trajectory.shape}; expected [S], [steps, S]")
+    boards = _Boards(puzzle, trajectory, config, None if solution is None else np.asarray(solution), confidences)
+    (_save_panels if path.suffix == ".png" else _save_animation)(boards, path, title)
+    return path
+
+
+class _Boards:
+    """Draws step t of a trajectory on matplotlib axes; step 0 is the puzzle."""
+
+    def __init__(self, puzzle, trajectory, config, solution, confidences):
+        self.puzzle, self.solution, self.confidences = puzzle, solution, confidences
+        self.task_name = config.task
+        self.task = puzzle_task(config)
+        self.states = np.concatenate((puzzle[None], trajectory))
+        self.shape = self.task.grid_shape
+        self.window = used_window(self.states, self.shape) if config.task == "arc" else self.shape
+
+    @property
+    def last_step(self) -> int:
+        return len(self.states) - 1
+
+    def draw(self, axes, step: int) -> None:
+        tokens = self.states[step]
+        changed = tokens != self.states[step - 1] if step > 1 else np.zeros(len(tokens), dtype=bool)
+        wrong = self._wrong(tokens) if step else np.zeros(len(tokens), dtype=bool)
+        if self.task_name in ("maze", "arc"):
+            self._draw_colours(axes, tokens, changed, wrong)
+        else:
+            self._draw_symbols(axes, tokens, changed, wrong)
+        rows, columns = self.window
+        axes.set(xlim=(-0.06, columns + 0.06), ylim=(rows + 0.06, -0.06), xticks=[], yticks=[], aspect="equal")
+        axes.spines[:].set_visible(False)
+        axes.set_title(self._heading(step, int(wrong.sum())), fontsize=9, color=INK, pad=4)
+
+    def _heading(self, step: int, wrong: int) -> str:
+        if not step:
+            return "puzzle"
+        parts = [f"step {step}"]
+        if self.confidences is not None:
+            parts.append(f"confidence {self.confidences[step - 1]:.2f}")
+        if wrong or self.solution is not None:
+            parts.append(f"{wrong} wrong" if wrong else "right")
+        return " · ".join(parts)
+
+    def _wrong(self, tokens: np.ndarray) -> np.ndarray:
+        if self.solution is not None:
+            return (tokens != self.solution) & (self.solution >= 0)
+        return wrong_cells(self.task, self.puzzle, tokens)
+
+    def _draw_symbols(self, axes, tokens, changed, wrong) -> None:
+        from matplotlib.patches import Rectangle
+
+        rows, columns = self.shape
+        is_sudoku = self.task_name == "sudoku"
+        clues = self.puzzle > BLANK if is_sudoku else np.zeros(len(tokens), dtype=bool)
+        size = 118 / max(rows, columns)  # points: a board is about 2.2 inches wide
+        for cell, token in enumerate(tokens.tolist()):
+            row, column = divmod(cell, columns)
+            colour = WRONG if wrong[cell] else CHANGED if changed[cell] else CLUE_CELL if clues[cell] else "white"
+            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="#c3ccd5", linewidth=0.5))
+            text = str(token - DIGIT_OFFSET) if is_sudoku else str(token)
+            if is_sudoku and not BLANK < token < self.task.board.vocab_size:
+                text = ""
+            style = {"weight": "bold", "color": INK} if clues[cell] else {"color": PREDICTED}
+            axes.text(column + 0.5, row + 0.53, text, ha="center", va="center", fontsize=size, **style)
+        box_rows, box_columns = self.task.board.box_shape if is_sudoku else self.shape
+        axes.hlines(range(0, rows + 1, box_rows), 0, columns, color=INK, linewidth=1.4, zorder=3)
+        axes.vlines(range(0, columns + 1, box_columns), 0, rows, color=INK, linewidth=1.4, zorder=3)
+
+    def _draw_colours(self, axes, tokens, changed, wrong) -> None:
+        from matplotlib.colors import to_rgb
+        from matplotlib.patches import Rectangle
+
+        rows, columns = self.window
+        palette = np.array([to_rgb(c) for c in (MAZE_COLOURS if self.task_name == "maze" else ARC_COLOURS)])
+        grid = np.where(tokens < len(palette), tokens, 0).reshape(self.shape)[:rows, :columns]
+        axes.imshow(palette[grid], extent=(0, columns, rows, 0), interpolation="nearest")
+        if self.task_name == "arc":
+            lines = {"color": "#555555", "linewidth": 0.4, "alpha": 0.6}
+            axes.hlines(range(rows + 1), 0, columns, **lines)
+            axes.vlines(range(columns + 1), 0, rows, **lines)
+        else:
+            axes.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=INK, linewidth=0.8))
+        for marked, colour in ((changed & ~wrong, "#f5c518"), (wrong, "#e0201b")):
+            for row, column in np.argwhere(marked.reshape(self.shape)[:rows, :columns]):
+                axes.add_patch(
+                    Rectangle((column + 0.1, row + 0.1), 0.8, 0.8, fill=False, edgecolor=colour, linewidth=1.0)
+                )
+        if self.task_name == "maze":
+            for name, token in (("S", maze.START), ("G", maze.GOAL)):
+                for row, column in np.argwhere(grid == token):
+                    style = {"color": "white", "weight": "bold", "fontsize": 110 / max(rows, columns)}
+                    axes.text(column + 0.5, row + 0.53, name, ha="center", va="center", **style)
+
+
+def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """Cells of an answer (tokens [S]) that break the rules of the task, where it has rules for cells; bool [S]."""
+    if task.name == "sudoku":
+        return _clashes(tokens, puzzle, task.board)
+    if task.name == "maze":
+        return (tokens != puzzle) & ~((puzzle == maze.OPEN) & (tokens == maze.PATH))
+    return np.zeros(len(tokens), dtype=bool)
+
+
+def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.ndarray:
+    """Cells that change a clue, hold no digit, or repeat a digit of their unit without being a clue; bool [S]."""
+    clue = puzzle > BLANK
+    wrong = (clue & (tokens != puzzle)) | (tokens <= BLANK) | (tokens >= board.vocab_size)
+    for _, cells in board.units:
+        values = tokens[cells]
+        repeated = (values[:, None] == values[None, :]).sum(axis=1) > 1
+        wrong[cells] |= repeated & ~(clue & (tokens == puzzle))[cells]
+    return wrong
+
+
+def used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
+    """Rows and columns of the frame that hold anything in any state, so that small ARC grids are drawn large."""
+    used = ((states != 0) & (states != EOS_ID) & (states < COLOUR_OFFSET + NUM_COLOURS)).any(axis=0).reshape(shape)
+    if not used.any():
+        return shape
+    return tuple(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0))
+
+
+def _figure(rows: int, columns: int, title: str, aspect: float) -> tuple[Any, Any]:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    height = 2.35 * min(2.0, max(0.5, aspect)) + 0.25
+    figure = Figure(figsize=(2.35 * columns, height * rows + (0.35 if title else 0.0)), layout="constrained")
+    FigureCanvasAgg(figure)
+    if title:
+        figure.suptitle(title, color=INK, fontsize=11)
+    return figure, figure.subplots(rows, columns, squeeze=False).reshape(-1)
+
+
+def _save_panels(boards: _Boards, path: Path, title: str) -> None:
+    steps = list(range(boards.last_step + 1))
+    if len(steps) > MAX_PANELS:
+        steps = [0, *np.linspace(1, boards.last_step, MAX_PANELS - 1).round().astype(int).tolist()]
+    columns = min(PANELS_PER_ROW, len(steps))
+    figure, panels = _figure(-(-len(steps) // columns), columns, title, boards.window[0] / boards.window[1])
+    for axes, step in zip(panels, steps):
+        boards.draw(axes, step)
+    for axes in panels[len(steps) :]:
+        axes.set_visible(False)
+    figure.savefig(path, dpi=150)
+
+
+def _save_animation(boards: _Boards, path: Path, title: str) -> None:
+    from PIL import Image
+
+    frames = []
+    for step in range(boards.last_step + 1):
+        figure, (axes,) = _figure(1, 1, title, boards.window[0] / boards.window[1])
+        boards.draw(axes, step)
+        buffer = io.BytesIO()
+        figure.savefig(buffer, dpi=150, format="png")
+        # One palette for each frame keeps the few colours exact.
+        frames.append(Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE))
+    times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
+    frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0)
+
+
+def plot_composite_gain(curves: dict[str, Sequence[dict]], path: str | Path, *, title: str = "") -> Path:
+    """Draws how much signals can have grown after each site of a hyper-connected model.
+
+    Args:
+        curves: by label, the dicts of `get_detailed_mhc_metrics`.
+        path: image to write.
+
+    Returns:
+        `path`.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for (label, sites), color in zip(curves.items(), (PREDICTED, "#c2571a", "#4d8b31", "#7a5ba6", INK) * len(curves)):
+        depth = range(1, len(sites) + 1)
+        axes.plot(depth, [site["composite_forward"] for site in sites], color=color, label=f"{label}, forward")
+        axes.plot(
+            depth,
+            [site["composite_backward"] for site in sites],
+            color=color,
+            linestyle=":",
+            label=f"{label}, backward",
+        )
+    axes.set(yscale="log", xlabel="site (two a layer)", ylabel="composite gain", title=title)
+    axes.axhline(1.0, color=INK, linewidth=0.6)
+    axes.legend(frameon=False, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
+    return Path(path)

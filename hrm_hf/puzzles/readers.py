@@ -1,0 +1,294 @@
+"""What the Sudoku and maze builders share: question/answer files on one side, rows of a puzzle data set on the other.
+
+A source is a file (`.csv`, `.jsonl`, `.parquet`; the first two also as `.gz`), a folder with `train.*` and `test.*`,
+or a data set of the Hub written `hub:OWNER/NAME`. Every source has one string column with puzzles and one with
+solutions, named as in `COLUMN_NAMES`, and optionally a number column `rating`. What the strings mean is the builders'
+business.
+"""
+
+import csv
+import gzip
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .dataset import puzzle_features
+
+
+if TYPE_CHECKING:
+    import datasets
+
+HUB_PREFIX = "hub:"
+# The Hub sets of the HRM authors, our own files, and the widespread Kaggle header.
+COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
+RATING_COLUMN = "rating"
+FILE_KINDS = (".csv", ".jsonl", ".parquet")
+
+
+@dataclass
+class PuzzleTable:
+    """Puzzles and solutions as text, with enough memory of their origin to name a faulty row.
+
+    Attributes:
+        name: file, or `hub:NAME`, as it is shown in errors.
+        columns: names of the puzzle column and the solution column in the source.
+        questions, answers: one string per row.
+        ratings: float32 [rows], or None where the source has no such column.
+        lines: number of the line of each row in a text file, from 1; None where rows have no lines.
+    """
+
+    name: str
+    columns: tuple[str, str]
+    questions: list[str]
+    answers: list[str]
+    ratings: np.ndarray | None = None
+    lines: list[int] | None = None
+
+    def __len__(self) -> int:
+        return len(self.questions)
+
+    def place(self, row: int) -> str:
+        """Names a row for an error message: by its line in a text file, else by its index from 0."""
+        return f"{self.name}, line {self.lines[row]}" if self.lines else f"{self.name}, row {row}"
+
+    def codes(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
+        """Translates a column into numbers.
+
+        Args:
+            column: 0 for puzzles, 1 for solutions.
+            length: characters that every string must have.
+            alphabet: number of each legal character.
+
+        Returns:
+            uint8 [rows, length].
+
+        Raises:
+            ValueError: a string of another length or with another character, named with its place.
+        """
+        texts = self.answers if column else self.questions
+        where = f"column {self.columns[column]!r}"
+        lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
+        for row in np.flatnonzero(lengths != length)[:1]:
+            raise ValueError(
+                f"{self.place(row)}, {where}: {lengths[row]} characters {_shorten(texts[row])}; expected {length}"
+            )
+        lookup = np.full(256, 255, dtype=np.uint8)
+        for character, code in alphabet.items():
+            lookup[ord(character)] = code
+        # A character outside ASCII becomes "?", which no alphabet has; the message shows the real one.
+        raw = np.frombuffer("".join(texts).encode("ascii", "replace"), dtype=np.uint8)
+        codes = lookup[raw].reshape(len(texts), length)
+        for row, position in np.argwhere(codes == 255)[:1]:
+            raise ValueError(
+                f"{self.place(row)}, {where}: character {texts[row][position]!r} at position {position + 1} of "
+                f"{_shorten(texts[row])}; expected one of {''.join(alphabet)!r}"
+            )
+        return codes
+
+
+def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
+    """Reads a source and returns its tables by split name: "train" and, where there is one, "test".
+
+    Args:
+        source: file, folder with `train.*` and `test.*`, or `hub:OWNER/NAME`.
+
+    Raises:
+        FileNotFoundError: no such file, or a folder without `train.*`.
+        ValueError: unknown kind of file, missing column, or a malformed line.
+    """
+    if str(source).startswith(HUB_PREFIX):
+        return _read_hub(str(source)[len(HUB_PREFIX) :])
+    if Path(source).is_dir():
+        return _read_folder(Path(source))
+    return {"train": read_table(source)}
+
+
+def read_table(path: str | Path) -> PuzzleTable:
+    """Reads one file; errors as in `read_splits`."""
+    path = Path(path)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; expected a file, a folder with train.* files, or hub:NAME")
+    kind = Path(path.name.removesuffix(".gz")).suffix
+    if kind == ".csv":
+        return _read_csv(path)
+    if kind == ".jsonl":
+        return _read_jsonl(path)
+    if kind == ".parquet" and path.suffix != ".gz":
+        import pyarrow.parquet
+
+        return _from_arrow(pyarrow.parquet.read_table(path), str(path))
+    raise ValueError(f"{path}: unknown kind of file {path.suffix!r}; expected .csv[.gz], .jsonl[.gz] or .parquet")
+
+
+def make_split(
+    inputs: np.ndarray, labels: np.ndarray, group_index: np.ndarray, **extra: np.ndarray
+) -> "datasets.Dataset":
+    """Makes the rows of one split, for tasks in which every puzzle is one example and has the blank identifier.
+
+    Args:
+        inputs, labels: tokens [rows, seq_len].
+        group_index: int [rows], ascending; rows of one group are neighbours.
+        extra: additional columns, each an array [rows] of a dtype that `datasets.Value` knows by the same name.
+    """
+    import pyarrow as pa
+    from datasets import Dataset
+
+    rows, seq_len = inputs.shape
+    features = puzzle_features(seq_len, **{name: str(values.dtype) for name, values in extra.items()})
+    columns: dict[str, Any] = {
+        "input_ids": _fixed_lists(inputs),
+        "labels": _fixed_lists(labels),
+        "puzzle_identifiers": np.zeros(rows, dtype=np.int32),
+        "puzzle_index": np.arange(rows, dtype=np.int32),
+        "group_index": np.asarray(group_index, dtype=np.int32),
+        **extra,
+    }
+    arrays = [column if isinstance(column, pa.Array) else pa.array(column) for column in columns.values()]
+    table = pa.Table.from_arrays(arrays, names=list(columns)).select(list(features))
+    return Dataset(table.cast(features.arrow_schema))
+
+
+def with_progress(items: Iterable, title: str, shown: bool, total: int | None = None) -> Iterable:
+    """`items`, with a progress bar on stderr if `shown`."""
+    from tqdm.auto import tqdm
+
+    return tqdm(items, desc=title, total=total, disable=not shown)
+
+
+def _fixed_lists(tokens: np.ndarray):
+    import pyarrow as pa
+
+    flat = pa.array(np.ascontiguousarray(tokens, dtype=np.int8).reshape(-1))
+    return pa.FixedSizeListArray.from_arrays(flat, tokens.shape[1])
+
+
+def _read_folder(folder: Path) -> dict[str, PuzzleTable]:
+    names = [split_kind + gz for split_kind in FILE_KINDS for gz in ("", ".gz")]
+    tables = {}
+    for split in ("train", "test"):
+        files = [folder / f"{split}{name}" for name in names if (folder / f"{split}{name}").exists()]
+        if len(files) > 1:
+            raise ValueError(f"{folder} has several files for the split {split!r}: {[file.name for file in files]}")
+        if files:
+            tables[split] = read_table(files[0])
+    if "train" not in tables:
+        raise FileNotFoundError(f"{folder} has no train.csv, train.jsonl or train.parquet (.gz allowed)")
+    return tables
+
+
+def _read_hub(name: str) -> dict[str, PuzzleTable]:
+    from datasets import load_dataset
+
+    splits = load_dataset(name)
+    if "train" not in splits:
+        raise ValueError(f"hub:{name} has no split 'train'; it has {sorted(splits)}")
+    return {
+        split: _from_arrow(splits[split].with_format(None).data.table, f"{HUB_PREFIX}{name}, split {split}")
+        for split in ("train", "test")
+        if split in splits
+    }
+
+
+def _open_text(path: Path):
+    opener = gzip.open if path.suffix == ".gz" else open
+    return opener(path, "rt", encoding="utf-8-sig", newline="")  # utf-8-sig: spreadsheets write a byte-order mark
+
+
+def _find_columns(names: list[str], place: str) -> tuple[str, str]:
+    for pair in COLUMN_NAMES:
+        if set(pair) <= set(names):
+            return pair
+    expected = " or ".join(f"{question!r} and {answer!r}" for question, answer in COLUMN_NAMES)
+    raise ValueError(f"{place}: missing column; it has {list(names)}, expected {expected}")
+
+
+def _read_csv(path: Path) -> PuzzleTable:
+    with _open_text(path) as file:
+        reader = csv.reader(file)
+        header = next(reader, [])
+        columns = _find_columns(header, f"{path}, line 1")
+        table = PuzzleTable(str(path), columns, [], [], lines=[])
+        question, answer = (header.index(name) for name in columns)
+        rating = header.index(RATING_COLUMN) if RATING_COLUMN in header else None
+        ratings = []
+        for row in reader:
+            if not row:
+                continue
+            if len(row) != len(header):
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: {len(row)} fields; expected {len(header)} as in line 1"
+                )
+            table.questions.append(row[question])
+            table.answers.append(row[answer])
+            table.lines.append(reader.line_num)
+            if rating is not None:
+                ratings.append(_to_rating(row[rating], f"{path}, line {reader.line_num}"))
+    return _finish(table, ratings if rating is not None else None)
+
+
+def _read_jsonl(path: Path) -> PuzzleTable:
+    table, ratings, has_rating = PuzzleTable(str(path), ("", ""), [], [], lines=[]), [], False
+    with _open_text(path) as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            place = f"{path}, line {number}"
+            row = _parse_json(line, place)
+            if not table.lines:
+                table.columns, has_rating = _find_columns(list(row), place), RATING_COLUMN in row
+            for name, texts in zip(table.columns, (table.questions, table.answers)):
+                if not isinstance(row.get(name), str):
+                    raise ValueError(f"{place}, column {name!r}: {_shorten(row.get(name))}; expected a string")
+                texts.append(row[name])
+            table.lines.append(number)
+            if has_rating:
+                ratings.append(_to_rating(row.get(RATING_COLUMN), place))
+    return _finish(table, ratings if has_rating else None)
+
+
+def _parse_json(line: str, place: str) -> dict:
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(
+            f"{place}: broken JSON ({error.msg} at character {error.pos + 1}): {_shorten(line)}"
+        ) from error
+    if not isinstance(row, dict):
+        raise ValueError(f"{place}: {_shorten(line)}; expected a JSON object")
+    return row
+
+
+def _from_arrow(arrow_table, name: str) -> PuzzleTable:
+    columns = _find_columns(arrow_table.column_names, name)
+    texts = [arrow_table.column(column).to_pylist() for column in columns]
+    table = PuzzleTable(name, columns, *texts)
+    for column, values in zip(columns, texts):
+        for row, value in enumerate(values):
+            if not isinstance(value, str):
+                raise ValueError(f"{table.place(row)}, column {column!r}: {_shorten(value)}; expected a string")
+    if RATING_COLUMN not in arrow_table.column_names:
+        return _finish(table, None)
+    ratings = arrow_table.column(RATING_COLUMN).to_pylist()
+    return _finish(table, [_to_rating(value, table.place(row)) for row, value in enumerate(ratings)])
+
+
+def _to_rating(value: Any, place: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{place}, column {RATING_COLUMN!r}: {value!r}; expected a number") from error
+
+
+def _finish(table: PuzzleTable, ratings: list[float] | None) -> PuzzleTable:
+    if not len(table):
+        raise ValueError(f"{table.name} has no rows; expected at least one puzzle")
+    return table if ratings is None else replace(table, ratings=np.array(ratings, dtype=np.float32))
+
+
+def _shorten(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -1,0 +1,476 @@
+"""Sudoku data sets of size 4, 6 and 9: generator, augmentation, and the way from a source to rows.
+
+Tokens, options and the order of the augmentation's draws are those of the original HRM. Deliberately different: every
+random draw hangs on a seed, source rows are checked, and an augmented training puzzle never has the solution of a test
+puzzle (with 4x4 boards it otherwise would: only 288 solved grids exist). Rules and solver are in `sudoku_rules.py`.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from .augment import NUM_DIHEDRAL, dihedral
+from .dataset import PuzzleInfo
+from .readers import PuzzleTable, make_split, with_progress
+from .sources import PuzzleRules, PuzzleSplit, read_unique
+from .sudoku_rules import (
+    BOX_SHAPES,
+    DIGIT_OFFSET,
+    SudokuShape,
+    check_solution,
+    count_solutions,
+    decode,
+    decode_grid,
+    encode,
+    masks_to_board,
+    rate,
+    search,
+    solve,
+    sudoku_shape,
+    to_board,
+)
+
+
+if TYPE_CHECKING:
+    import datasets
+
+__all__ = [
+    "SudokuShape",
+    "all_grids_4x4",
+    "augment",
+    "check_solution",
+    "count_solutions",
+    "decode",
+    "decode_grid",
+    "encode",
+    "generate",
+    "generated_sudoku",
+    "rate",
+    "solve",
+    "sudoku_from_source",
+    "sudoku_shape",
+    "to_board",
+]
+
+# Fewest clues of any puzzle with one solution (9x9: McGuire et al., 2012).
+MIN_CLUES = {4: 4, 6: 8, 9: 17}
+DEFAULT_CLUES = {4: 8, 6: 14, 9: 30}
+MAX_TRIES = 1000  # attempts at one puzzle before its number of clues is called unreachable
+CHECK_ROWS = 100_000  # rows checked at once: bounds memory for the millions of rows of the Hub set
+
+# Independent random streams of one seed.
+_SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)
+
+
+# ---------------------------------------------------------------------------------------------------- generator
+
+
+@lru_cache
+def all_grids_4x4() -> np.ndarray:
+    """All solved 4x4 boards, uint8 [288, 16], read-only."""
+    found: list[list[int]] = []
+    search([0] * 16, 289, found)
+    grids = np.stack([masks_to_board(masks) for masks in found])
+    grids.flags.writeable = False
+    return grids
+
+
+@lru_cache
+def _grids_with_digit() -> list[list[int]]:
+    """For each cell and digit of a 4x4 board, the set of solved grids that have it there, as the bits of an int."""
+    grids = all_grids_4x4()
+    return [[sum(1 << int(g) for g in np.flatnonzero(grids[:, c] == d)) for d in range(5)] for c in range(16)]
+
+
+def _is_unique(board: list[int]) -> bool:
+    """Whether a board that has a solution has only one."""
+    if len(board) == 16:  # every grid is known: the clues must agree with exactly one
+        table, agreeing = _grids_with_digit(), -1
+        for cell, digit in enumerate(board):
+            if digit:
+                agreeing &= table[cell][digit]
+        return agreeing.bit_count() == 1 and agreeing > 0
+    found: list[list[int]] = []
+    search(board, 2, found)
+    return len(found) == 1
+
+
+def generate(
+    size: int,
+    num_puzzles: int,
+    clues: int | Sequence[int],
+    seed: int | Sequence[int] = 0,
+    *,
+    grids: np.ndarray | None = None,
+    exclude: Iterable[bytes] = (),
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yields puzzles with a proven unique solution; the same ones for the same arguments on every machine.
+
+    Cells of a solved grid are emptied in random order, each only if the solution stays unique, until the number of
+    clues is reached. No puzzle comes twice. 4x4 puzzles take their solutions from `grids`; for larger boards every
+    puzzle has a solution of its own.
+
+    Args:
+        size: 4, 6 or 9.
+        num_puzzles: how many.
+        clues: number of given cells, or the lowest and highest number, drawn uniformly for each puzzle.
+        seed: seed of a Philox generator, or a sequence of seeds.
+        grids: digits [G, 16] to draw from, 4x4 only; all 288 if None.
+        exclude: solutions (bytes of a uint8 board) that must not be used.
+
+    Yields:
+        Puzzle and solution, uint8 [size * size], 0 for a blank.
+
+    Raises:
+        ValueError: impossible number of clues.
+        RuntimeError: `MAX_TRIES` attempts gave no new puzzle with this number of clues.
+    """
+    shape, (low, high) = sudoku_shape(size), _clue_range(size, clues)
+    if grids is not None and size != 4:
+        raise ValueError(f"grids can only be given for size 4, not {size}: larger boards get random grids")
+    pool = None if size != 4 else all_grids_4x4() if grids is None else np.asarray(grids, dtype=np.uint8)
+    return _generate(shape, num_puzzles, (low, high), _rng(seed), pool, set(exclude))
+
+
+def _generate(shape, num_puzzles, clue_range, rng, pool, excluded) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    seen: set[bytes] = set()
+    tries = 0
+    while len(seen) < num_puzzles:
+        if tries == MAX_TRIES:
+            raise RuntimeError(
+                f"no new {shape.size}x{shape.size} puzzle with {clue_range[0]} to {clue_range[1]} clues in "
+                f"{MAX_TRIES} attempts, after {len(seen)} of {num_puzzles}; ask for more clues or fewer puzzles"
+            )
+        tries += 1
+        solution = _random_grid(shape, rng) if pool is None else pool[rng.integers(len(pool))]
+        if solution.tobytes() in excluded:
+            continue
+        target = int(rng.integers(clue_range[0], clue_range[1] + 1))
+        board = _dig(solution.tolist(), rng.permutation(shape.cells).tolist(), target)
+        if board is None or bytes(board) in seen:
+            continue
+        seen.add(bytes(board))
+        if pool is None:
+            excluded.add(solution.tobytes())
+        tries = 0
+        yield np.array(board, dtype=np.uint8), np.array(solution)
+
+
+def _clue_range(size: int, clues: int | Sequence[int]) -> tuple[int, int]:
+    low, high = (clues, clues) if isinstance(clues, int) else clues
+    least, most = MIN_CLUES[sudoku_shape(size).size], size**2
+    if not least <= low <= high <= most:
+        raise ValueError(
+            f"clues is {clues}; a {size}x{size} puzzle with one solution has {least} to {most} clues, lowest first"
+        )
+    return low, high
+
+
+def _random_grid(shape: SudokuShape, rng: np.random.Generator) -> np.ndarray:
+    found: list[list[int]] = []
+    search(rng.permutation(np.arange(1, shape.size + 1)).tolist() + [0] * (shape.cells - shape.size), 1, found, rng)
+    return masks_to_board(found[0])
+
+
+def _dig(board: list[int], order: list[int], target: int) -> list[int] | None:
+    """Empties cells in `order` while the solution stays unique, down to `target` clues; None if that fails.
+
+    Cells go in blocks, halved when uniqueness is lost. The result is that of going cell by cell, because fewer clues
+    never make a solution unique again; it takes a third of the proofs.
+    """
+    surplus, position, block = len(board) - target, 0, len(board) // 2
+    while surplus and position < len(order):
+        cells = order[position : position + min(block, surplus)]
+        trial = board.copy()
+        for cell in cells:
+            trial[cell] = 0
+        if _is_unique(trial):
+            board, position, surplus = trial, position + len(cells), surplus - len(cells)
+        elif len(cells) == 1:
+            position, block = position + 1, 1  # this clue is needed
+        else:
+            block = len(cells) // 2
+    return None if surplus else board
+
+
+def _rng(seed: int | Sequence[int]) -> np.random.Generator:
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
+
+
+# ---------------------------------------------------------------------------------------------------- augmentation
+
+
+def augment(
+    board: np.ndarray, solution: np.ndarray, count: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Draws `count` random symmetries of Sudoku and applies them to a puzzle and its solution.
+
+    The draws, in the original's order: a permutation of the digits; transposition with probability 1/2 (only where
+    boxes are square, since it would turn 2x3 boxes into 3x2); the order of the bands and of the rows in each; the
+    order of the stacks and of the columns in each. Then new[i, j] = digits[old[rows[i], columns[j]]].
+
+    Args:
+        board, solution: digits [size * size].
+
+    Returns:
+        Puzzles and solutions, uint8 [count, size * size].
+    """
+    shape = sudoku_shape(int(len(board) ** 0.5))
+    n, (box_rows, box_cols) = shape.size, shape.box_shape
+    digits = np.zeros((count, n + 1), dtype=np.uint8)  # column 0: a blank stays blank
+    digits[:, 1:] = rng.permuted(np.tile(np.arange(1, n + 1), (count, 1)), axis=1)
+    square = box_rows == box_cols
+    transposed = rng.random(count) < 0.5 if square else np.zeros(count, dtype=bool)
+    rows = _random_lines(n, box_rows, count, rng)[:, :, None]
+    columns = _random_lines(n, box_cols, count, rng)[:, None, :]
+    source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns).reshape(count, -1)
+    new_board, new_solution = (np.take_along_axis(digits, old[source], axis=1) for old in (board, solution))
+    return new_board, new_solution
+
+
+def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Random orders of `n` lines that keep the lines of a band together, int [count, n]."""
+    bands = rng.permuted(np.tile(np.arange(n // box), (count, 1)), axis=1)
+    within = rng.permuted(np.tile(np.arange(box), (count * (n // box), 1)), axis=1).reshape(count, n // box, box)
+    return (bands[:, :, None] * box + within).reshape(count, n)
+
+
+def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[bytes], progress: bool):
+    """Each puzzle followed by `num_aug` symmetries of it whose solutions are not in `forbidden`."""
+    rng = _rng((seed, _AUGMENT_STREAM))
+    rows, cells = boards.shape
+    new_boards, new_solutions = np.empty((2, rows, num_aug + 1, cells), dtype=np.uint8)
+    for i in with_progress(range(rows), "augmenting", progress):
+        new_boards[i, 0], new_solutions[i, 0] = boards[i], solutions[i]
+        missing = np.arange(1, num_aug + 1)
+        for _ in range(MAX_TRIES):
+            if not len(missing):
+                break
+            drawn = augment(boards[i], solutions[i], len(missing), rng)
+            new_boards[i, missing], new_solutions[i, missing] = drawn
+            missing = missing[[solution.tobytes() in forbidden for solution in drawn[1]]]
+        else:
+            raise RuntimeError(
+                f"the symmetries of training puzzle {i} all have solutions of test puzzles; use --num-aug 0"
+            )
+    return new_boards.reshape(-1, cells), new_solutions.reshape(-1, cells)
+
+
+# ---------------------------------------------------------------------------------------------------- data sets
+
+
+def generated_sudoku(
+    size: int = 9,
+    num_train: int = 1000,
+    num_test: int = 1000,
+    clues: int | Sequence[int] | None = None,
+    *,
+    test_fraction: float = 1 / 6,
+    num_aug: int = 0,
+    seed: int = 0,
+    progress: bool = False,
+) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
+    """Generates a data set whose train and test puzzles share no solution grid.
+
+    Args:
+        clues: as for `generate`; None for 8, 14 or 30, by size.
+        test_fraction: share of the 288 solution grids of 4x4 boards that is kept for the test split.
+        num_aug: symmetries added to each training puzzle.
+        progress: show a progress bar on stderr.
+
+    Raises:
+        ValueError, RuntimeError: as `generate`.
+    """
+    clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
+    train_grids = test_grids = None
+    if size == 4:
+        order = _rng((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
+        held_out = round(len(order) * test_fraction)
+        if not 0 < held_out < len(order):
+            raise ValueError(f"test_fraction is {test_fraction}; expected a share between 0 and 1 of the 288 grids")
+        test_grids, train_grids = order[:held_out], order[held_out:]
+    test = generate(size, num_test, clues, (seed, _TEST_STREAM), grids=test_grids)
+    parts = {"test": _collect(test, num_test, size, "test puzzles", progress)}
+    used = {solution.tobytes() for solution in parts["test"][1]}
+    train = generate(size, num_train, clues, (seed, _TRAIN_STREAM), grids=train_grids, exclude=used)
+    parts["train"] = _collect(train, num_train, size, "train puzzles", progress)
+    options = {"source": "generate", "size": size, "num_train": num_train, "num_test": num_test, "clues": clues}
+    options |= {"test_fraction": test_fraction, "num_aug": num_aug, "seed": seed}
+    forbidden = {grid.tobytes() for grid in test_grids} if size == 4 else used
+    return _assemble(parts, size, num_aug, seed, forbidden, options, progress)
+
+
+def sudoku_from_source(
+    source: str | Path,
+    size: int | None = None,
+    *,
+    subsample_size: int | None = None,
+    min_difficulty: float | None = None,
+    num_aug: int = 0,
+    test_size: int | None = None,
+    seed: int = 0,
+    progress: bool = False,
+) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
+    """Reads a data set from a file, a folder or the Hub (see `readers`); ratings it lacks are computed with `rate`.
+
+    Args:
+        size: board size; found from the length of the first puzzle if None.
+        subsample_size: number of training puzzles to keep, drawn without replacement.
+        min_difficulty: lowest rating to keep, in both splits.
+        num_aug: symmetries added to each training puzzle; they inherit its rating.
+        test_size: for a source without a test split, the number of last rows that become one.
+
+    Raises:
+        FileNotFoundError, ValueError: as `puzzle_sources.read_unique`; or a row that is no board, a solution that
+            breaks the rules or its puzzle's clues, or an option that leaves no rows.
+    """
+    options = {"source": str(source), "size": size, "subsample_size": subsample_size}
+    options |= {"min_difficulty": min_difficulty, "num_aug": num_aug, "test_size": test_size, "seed": seed}
+
+    def rules(train: PuzzleTable) -> PuzzleRules:
+        shape = sudoku_shape(_board_size(train) if size is None else size)
+        return PuzzleRules(
+            lambda table: _parse(table, shape),
+            lambda boards: symmetry_keys(boards, shape),
+            # Up to symmetry there are two solved boards of 4x4: everything there is a copy of something.
+            None if shape.size == 4 else lambda boards: _invariants(boards, shape),
+        )
+
+    splits, repeated = read_unique(source, test_size, rules)
+    shape = sudoku_shape(int(splits["train"].questions.shape[1] ** 0.5))
+    parts = {}
+    for split, rows in splits.items():
+        keep = subsample_size if split == "train" else None
+        parts[split] = _select(rows, min_difficulty, keep, seed, progress)
+    forbidden = {solution.tobytes() for solution in parts["test"][1]} if "test" in parts and num_aug else set()
+    made, info = _assemble(parts, shape.size, num_aug, seed, forbidden, options, progress)
+    info.repeated = repeated
+    return made, info
+
+
+def symmetry_keys(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
+    """For boards [rows, cells], keys that are equal for boards that differ by names of digits, turns and reflections.
+
+    Orders of bands, rows, stacks and columns are symmetries of Sudoku too and are not looked for: that takes a search.
+    """
+    n, keys, transforms = shape.size, [], _box_symmetries(shape)
+    for start in range(0, len(boards), CHECK_ROWS):
+        some = boards[start : start + CHECK_ROWS].reshape(-1, n, n)
+        views = [_renamed(dihedral(some, one).reshape(len(some), -1), n) for one in transforms]
+        keys += [min(view[row].tobytes() for view in views) for row in range(len(some))]
+    return keys
+
+
+def _invariants(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
+    """How often digits are given, in order of size, and how many cells of each set that symmetries leave in place."""
+    n, cells = shape.size, shape.cells
+    grid = np.arange(cells).reshape(n, n)
+    orbit = np.min([dihedral(grid, one).reshape(-1) for one in _box_symmetries(shape)], axis=0)
+    members = (orbit[:, None] == np.unique(orbit)).astype(np.float32)
+    found: list[bytes] = []
+    for start in range(0, len(boards), CHECK_ROWS):
+        some = boards[start : start + CHECK_ROWS]
+        digits = np.sort(np.stack([(some == digit).sum(axis=1) for digit in range(1, n + 1)], axis=1), axis=1)
+        given = (some != 0).astype(np.float32) @ members
+        both = np.concatenate([digits, given], axis=1).astype(np.uint8)
+        found += [row.tobytes() for row in both]
+    return found
+
+
+def _box_symmetries(shape: SudokuShape) -> Sequence[int]:
+    """The turns and reflections that take boxes to boxes."""
+    return range(NUM_DIHEDRAL) if shape.box_shape[0] == shape.box_shape[1] else (0, 2, 4, 5)
+
+
+def _renamed(boards: np.ndarray, size: int) -> np.ndarray:
+    """Boards with their digits named 1, 2, ... in the order in which they come first."""
+    found = boards[:, :, None] == np.arange(1, size + 1)
+    first = np.where(found.any(axis=1), found.argmax(axis=1), boards.shape[1])
+    names = np.zeros((len(boards), size + 1), dtype=np.uint8)
+    names[:, 1:] = first.argsort(axis=1, kind="stable").argsort(axis=1) + 1
+    return np.take_along_axis(names, boards.astype(np.intp), axis=1)
+
+
+def _board_size(table: PuzzleTable) -> int:
+    text, sizes = table.questions[0], {n**2: n for n in BOX_SHAPES}
+    if len(text) not in sizes:
+        where = f"{table.place(0)}, column {table.columns[0]!r}"
+        raise ValueError(f"{where}: {len(text)} characters {text!r:.100}; expected {' or '.join(map(str, sizes))}")
+    return sizes[len(text)]
+
+
+def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
+    """Boards and solutions, uint8 [rows, cells], every row checked against the rules."""
+    alphabet = {".": 0} | {str(digit): digit for digit in range(shape.size + 1)}
+    boards, solutions = (table.codes(column, shape.cells, alphabet) for column in (0, 1))
+    for start in range(0, len(table), CHECK_ROWS):
+        rows = slice(start, start + CHECK_ROWS)
+        for bad in np.flatnonzero(~_are_valid(boards[rows], solutions[rows], shape))[:1]:
+            row = start + bad
+            problems = check_solution(table.questions[row], table.answers[row])
+            raise ValueError(
+                f"{table.place(row)}, column {table.columns[1]!r}: {table.answers[row]!r} does not solve "
+                f"{table.questions[row]!r}: {'; '.join(problems[:3])}"
+            )
+    return boards, solutions
+
+
+def _are_valid(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) -> np.ndarray:
+    """Whether each row's solution obeys the rules and the clues, bool [rows]."""
+    valid = ((boards == 0) | (boards == solutions)).all(axis=1)
+    bits = np.left_shift(1, solutions, dtype=np.uint16)
+    every_digit = (1 << (shape.size + 1)) - 2
+    for _, cells in shape.units:
+        valid &= np.bitwise_or.reduce(bits[:, cells], axis=1) == every_digit
+    return valid
+
+
+def _select(split: PuzzleSplit, min_difficulty, subsample_size, seed: int, progress: bool):
+    """Filters by rating, then draws a sample; returns boards, solutions and ratings float32 [rows]."""
+    boards, solutions, table = split.questions, split.answers, split.table
+    ratings, rows = table.ratings, np.arange(len(boards))
+    if min_difficulty is not None:
+        ratings = _rate_all(boards, progress) if ratings is None else ratings
+        rows = np.flatnonzero(ratings >= min_difficulty)
+        if not len(rows):
+            raise ValueError(
+                f"min_difficulty {min_difficulty} leaves no puzzle of {table.name}: max is {ratings.max()}"
+            )
+    if subsample_size is not None:
+        if not 0 < subsample_size <= len(rows):
+            raise ValueError(f"subsample_size is {subsample_size}; expected 1 to {len(rows)} puzzles of {table.name}")
+        rows = np.sort(_rng((seed, _SUBSAMPLE_STREAM)).choice(rows, subsample_size, replace=False))
+    boards, solutions = boards[rows], solutions[rows]
+    return boards, solutions, _rate_all(boards, progress) if ratings is None else ratings[rows]
+
+
+def _rate_all(boards: np.ndarray, progress: bool) -> np.ndarray:
+    return np.array([rate(board) for board in with_progress(boards, "rating", progress)], dtype=np.float32)
+
+
+def _collect(puzzles, count: int, size: int, title: str, progress: bool):
+    cells = size**2
+    pairs = np.array(list(with_progress(puzzles, title, progress, count)), dtype=np.uint8).reshape(count, 2, cells)
+    return pairs[:, 0], pairs[:, 1], _rate_all(pairs[:, 0], progress)
+
+
+def _assemble(parts, size, num_aug, seed, forbidden, options, progress) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
+    from datasets import DatasetDict
+
+    splits = DatasetDict()
+    for split in ("train", "test"):
+        boards, solutions, ratings = parts.get(split, ((), (), ()))
+        if not len(boards):
+            continue
+        copies = num_aug + 1 if split == "train" else 1
+        if copies > 1:
+            boards, solutions = _augment_all(boards, solutions, num_aug, seed, forbidden, progress)
+        groups = np.repeat(np.arange(len(ratings)), copies)
+        tokens = boards + DIGIT_OFFSET, solutions + DIGIT_OFFSET
+        splits[split] = make_split(*tokens, groups, rating=np.repeat(ratings, copies))
+    shape = sudoku_shape(size)
+    info = PuzzleInfo("sudoku", (size, size), shape.vocab_size, box_shape=shape.box_shape, options=options)
+    return splits, info

@@ -1,0 +1,357 @@
+"""What a task adds to a puzzle model: reading puzzles, showing answers, their rules, and their symmetries.
+
+`puzzle_task(config)` gives the object for `config.task`. Sudoku, mazes and tokens of your own are here, ARC with its
+augmentations in `arc_pipeline.py`. Models are unknown here: tokens in, tokens out; S cells, V tokens, Q questions.
+
+A *view* is a symmetric way to show a puzzle. An answer to a view, undone, is an answer to the puzzle.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from . import maze, sudoku
+from .augment import NUM_DIHEDRAL, dihedral
+from .dataset import PAD_ID
+from .readers import COLUMN_NAMES
+from .sudoku_rules import DIGIT_OFFSET
+
+
+QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
+
+
+@dataclass(frozen=True)
+class View:
+    """A symmetry of the board: cell i shows `symbols[token at cells[i]]`. cells is int [S], symbols int [V]."""
+
+    cells: np.ndarray
+    symbols: np.ndarray
+    identifier: int = 0
+
+    def show(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens [..., S] of the puzzle as this view has them."""
+        return self.symbols[tokens[..., self.cells]]
+
+    def undo(self, tokens: np.ndarray) -> np.ndarray:
+        """Tokens [..., S] of this view as the puzzle has them."""
+        original = np.empty_like(tokens)
+        original[..., self.cells] = np.argsort(self.symbols)[tokens]
+        return original
+
+
+@dataclass
+class Puzzle:
+    """A puzzle that was read. Q is 1, but for ARC tasks with several test inputs.
+
+    Attributes:
+        questions: tokens int64 [Q, S]. solutions: the known right answers, tokens [S] or None, Q of them.
+        identifier: row of the model's puzzle table. name: of an ARC task. source: what an ARC task was read from.
+    """
+
+    questions: np.ndarray
+    solutions: list[np.ndarray | None]
+    identifier: int = 0
+    name: str | None = None
+    source: Any = None
+
+
+@dataclass
+class Candidate:
+    """An answer to a question, in the puzzle's own orientation.
+
+    Attributes:
+        tokens: int [S]. steps: ACT steps used. q_halt: logit of the answer being right.
+        trajectory: tokens [steps, S] after each step; q_trajectory: q_halt [steps]; where they were asked for.
+    """
+
+    tokens: np.ndarray
+    steps: int
+    q_halt: float
+    trajectory: np.ndarray | None = None
+    q_trajectory: np.ndarray | None = None
+
+    @property
+    def confidence(self) -> float:
+        return float(sigmoid(self.q_halt))
+
+
+@dataclass
+class Ballot:
+    """Candidates with the same answer; `weight` is the sum of their confidences."""
+
+    members: list[Candidate] = field(default_factory=list)
+
+    @property
+    def weight(self) -> float:
+        return sum(member.confidence for member in self.members)
+
+    @property
+    def best(self) -> Candidate:
+        return max(self.members, key=lambda member: member.confidence)
+
+
+class PuzzleTask:
+    """The task "generic": puzzles are token lists, without rules or symmetries. Other tasks override."""
+
+    name = "generic"
+    has_rules = False
+    ballot_size = 1  # answers reported per question
+
+    def __init__(self, config):
+        self.config = config
+        self.seq_len, self.vocab_size = config.seq_len, config.vocab_size
+        self.grid_shape = tuple(config.grid_shape) if config.grid_shape else (1, config.seq_len)
+
+    # reading
+
+    def is_single(self, item: Any) -> bool:
+        """Whether `item` is one puzzle, not a list of puzzles: no element of one puzzle has S cells or more."""
+        if not isinstance(item, (list, tuple)):
+            return True
+        return all(not isinstance(part, (dict, Puzzle)) and _length(part) < max(2, self.seq_len) for part in item)
+
+    def read(self, item: Any) -> Puzzle:
+        """Reads one puzzle: cells in a form that `encode` knows, or a dict with a puzzle and maybe its solution.
+
+        Raises:
+            ValueError: wrong number of cells, or an illegal symbol.
+        """
+        if not isinstance(item, dict):
+            return Puzzle(self.encode(item)[None], [None])
+        question = [item[name] for name in QUESTION_NAMES if name in item]
+        if not question:
+            raise ValueError(f"a puzzle given as a dict needs one of {list(QUESTION_NAMES)}; it has {sorted(item)}")
+        solution = [item[name] for name in SOLUTION_NAMES if item.get(name) is not None and len(item[name])]
+        identifier = int(item.get("puzzle_identifier", 0))
+        if not 0 <= identifier < self.config.num_puzzle_identifiers:
+            raise ValueError(
+                f"puzzle_identifier is {identifier}; this model has 0 to {self.config.num_puzzle_identifiers - 1}"
+            )
+        solutions = [self.encode(solution[0], is_solution=True) if solution else None]
+        return Puzzle(self.encode(question[0])[None], solutions, identifier)
+
+    def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
+        """Tokens int64 [S]."""
+        if isinstance(cells, str):
+            raise ValueError(
+                f'a model with task="generic" takes token ids, not the string {cells!r:.60}; set config.task to '
+                '"sudoku", "maze" or "arc" if the model was trained on such puzzles'
+            )
+        tokens = np.asarray(cells)
+        if tokens.size != self.seq_len or not np.issubdtype(tokens.dtype, np.integer):
+            raise ValueError(f"the puzzle has shape {tokens.shape}; expected {self.seq_len} token ids")
+        for value in tokens[(tokens < 0) | (tokens >= self.vocab_size)].reshape(-1)[:1]:
+            raise ValueError(f"token {value} is outside the vocabulary; expected 0 to {self.vocab_size - 1}")
+        return tokens.reshape(-1).astype(np.int64)
+
+    # showing
+
+    def grid(self, tokens: np.ndarray) -> list[list]:
+        """The board as rows."""
+        return tokens.reshape(self.grid_shape).tolist()
+
+    def text(self, tokens: np.ndarray) -> str:
+        """The board as a string; `encode` reads it for tasks that take strings."""
+        return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
+
+    def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
+        """What makes `answer` no answer to `question` (tokens [S]) by the rules of the task."""
+        return []
+
+    # voting
+
+    def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
+        """`votes` views of the puzzle; the first shows it as it is."""
+        if votes > 1:
+            raise ValueError(f'votes={votes}, but task="{self.name}" has no known symmetries; use restarts')
+        return [View(np.arange(self.seq_len), np.arange(self.vocab_size), puzzle.identifier)]
+
+    def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
+        """Equal answers together, best first: by the sum of confidences, then by the first view that gave them."""
+        return sorted(ballots(candidates).values(), key=lambda ballot: -ballot.weight)
+
+    def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
+        """What the pipeline returns for a puzzle; `candidates` holds one list per question."""
+        return self._answer(puzzle, 0, candidates[0], prefer_valid)
+
+    def _answer(self, puzzle: Puzzle, index: int, candidates: list[Candidate], prefer_valid: bool) -> dict[str, Any]:
+        question, solution = puzzle.questions[index], puzzle.solutions[index]
+        ranked = self.rank(puzzle, index, candidates)
+        if prefer_valid:
+            ranked.sort(key=lambda ballot: bool(self.violations(question, ballot.best.tokens)))  # stable
+        winner, best = ranked[0], ranked[0].best
+        problems = self.violations(question, best.tokens)
+        result = {
+            "grid": self.grid(best.tokens),
+            "text": self.text(best.tokens),
+            "steps": best.steps,
+            "confidence": winner.weight / len(winner.members),
+            "valid": not problems if self.has_rules else None,
+            "violations": problems,
+            "votes": {"agree": len(winner.members), "of": len(candidates), "answers": len(ranked)},
+        }
+        if solution is not None:
+            result["correct"] = bool((best.tokens == solution).all())
+        if best.trajectory is not None:
+            result["trajectory"] = best.trajectory.tolist()
+            result["confidences"] = sigmoid(best.q_trajectory).tolist()
+        return self._extend(result, ranked, solution)
+
+    def _extend(self, result: dict[str, Any], ranked: list[Ballot], solution: np.ndarray | None) -> dict[str, Any]:
+        return result
+
+
+class SudokuTask(PuzzleTask):
+    """Sudoku of size 4, 6 or 9; votes are random permutations of digits, rows, columns, bands and stacks."""
+
+    name = "sudoku"
+    has_rules = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        side = round(config.seq_len**0.5)
+        self.board = sudoku.sudoku_shape(side)
+        self.grid_shape = (side, side)
+        if self.board.cells != config.seq_len or config.vocab_size < self.board.vocab_size:
+            raise ValueError(
+                f"the config says task='sudoku' with seq_len={config.seq_len}, vocab_size={config.vocab_size}; a "
+                f"board of {side} x {side} needs seq_len={self.board.cells}, vocab_size={self.board.vocab_size}"
+            )
+        if config.box_shape and tuple(config.box_shape) != self.board.box_shape:
+            raise ValueError(f"the config has box_shape={config.box_shape}; expected {list(self.board.box_shape)}")
+
+    def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
+        return sudoku.encode(cells, self.board.size).astype(np.int64)
+
+    def grid(self, tokens: np.ndarray) -> list[list]:
+        return sudoku.decode_grid(self._legal(tokens))
+
+    def text(self, tokens: np.ndarray) -> str:
+        return sudoku.decode(self._legal(tokens))
+
+    def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
+        return sudoku.check_solution(self.text(question), self.text(answer))
+
+    def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
+        unchanged = super().views(puzzle, 1, rng)
+        return unchanged + [self._random_view(puzzle.identifier, rng) for _ in range(votes - 1)]
+
+    def _random_view(self, identifier: int, rng: np.random.Generator) -> View:
+        size, (box_rows, box_columns) = self.board.size, self.board.box_shape
+        symbols = np.arange(self.vocab_size)
+        digits = slice(1 + DIGIT_OFFSET, 1 + DIGIT_OFFSET + size)
+        symbols[digits] = rng.permutation(symbols[digits])
+        cells = np.arange(self.seq_len).reshape(size, size)
+        if box_rows == box_columns and rng.random() < 0.5:  # transposed boxes of 2 x 3 would be 3 x 2
+            cells = cells.T
+        cells = cells[_line_order(size, box_rows, rng)][:, _line_order(size, box_columns, rng)]
+        return View(cells.reshape(-1), symbols, identifier)
+
+    def _legal(self, tokens: np.ndarray) -> np.ndarray:
+        """A vocabulary larger than the board's may yield tokens that are no digits: shown, and reported, as blanks."""
+        return np.where(tokens < self.board.vocab_size, tokens, PAD_ID)
+
+
+class MazeTask(PuzzleTask):
+    """Mazes; votes are the eight symmetries of a square, or the four of other rectangles."""
+
+    name = "maze"
+    has_rules = True
+
+    def __init__(self, config):
+        super().__init__(config)
+        if config.vocab_size < maze.VOCAB_SIZE:
+            raise ValueError(
+                f"the config says task='maze' with vocab_size={config.vocab_size}; mazes have {maze.VOCAB_SIZE}"
+            )
+        if not config.grid_shape:
+            side = round(config.seq_len**0.5)
+            if side**2 != config.seq_len:
+                raise ValueError(f"a maze of {config.seq_len} cells is no square: the config needs grid_shape")
+            self.grid_shape = (side, side)
+
+    def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
+        if isinstance(cells, str):
+            cells = cells.strip("\n").splitlines() if "\n" in cells else cells
+        rows, columns = self.grid_shape
+        if isinstance(cells, (list, tuple)) and all(isinstance(row, (str, list, tuple)) for row in cells):
+            cells = ["".join(row) if all(isinstance(cell, str) for cell in row) else row for row in cells]
+            lengths = sorted({len(row) for row in cells})
+            if len(cells) != rows or lengths != [columns]:
+                raise ValueError(f"the maze has {len(cells)} lines of {lengths} cells; expected {rows} of {columns}")
+        tokens = maze.encode(cells, self.grid_shape).reshape(-1).astype(np.int64)
+        if not is_solution:
+            counts = {name: int((tokens == token).sum()) for name, token in (("S", maze.START), ("G", maze.GOAL))}
+            if counts != {"S": 1, "G": 1}:
+                raise ValueError(f"the maze has {counts['S']} S and {counts['G']} G; expected one of each")
+            if np.isin(tokens, (maze.PAD, maze.PATH)).any():
+                raise ValueError("the maze holds 'o' or padding; a puzzle has only walls '#', open cells ' ', S and G")
+        return tokens
+
+    def grid(self, tokens: np.ndarray) -> list[list]:
+        text = maze.decode(self._legal(tokens))
+        return [list(text[start : start + self.grid_shape[1]]) for start in range(0, len(text), self.grid_shape[1])]
+
+    def text(self, tokens: np.ndarray) -> str:
+        return "\n".join("".join(row) for row in self.grid(tokens))
+
+    def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
+        return maze.check_solution(question, self._legal(answer), self.grid_shape)
+
+    def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
+        square = self.grid_shape[0] == self.grid_shape[1]
+        transforms = range(NUM_DIHEDRAL) if square else (0, 2, 4, 5)
+        if votes > len(transforms):
+            raise ValueError(
+                f"votes={votes}, but a maze of {self.grid_shape[0]} x {self.grid_shape[1]} has {len(transforms)} "
+                f"symmetries; use votes={len(transforms)}, and restarts for more candidates"
+            )
+        cells = np.arange(self.seq_len).reshape(self.grid_shape)
+        symbols = np.arange(self.vocab_size)
+        return [View(dihedral(cells, t).reshape(-1), symbols, puzzle.identifier) for t in transforms[:votes]]
+
+    def _legal(self, tokens: np.ndarray) -> np.ndarray:
+        return np.where(tokens < maze.VOCAB_SIZE, tokens, PAD_ID)
+
+
+def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
+    """The task of a model's config. `identifiers`: names of the rows of its puzzle table, for ARC.
+
+    Raises:
+        ValueError: the task is unknown, or the config's sizes are not those of the task.
+    """
+    from .arc_pipeline import ArcTaskSolving
+
+    if config.task == "arc":
+        return ArcTaskSolving(config, identifiers)
+    tasks = {task.name: task for task in (PuzzleTask, SudokuTask, MazeTask)}
+    if config.task not in tasks:
+        raise ValueError(f"the config says task={config.task!r}; expected one of {sorted([*tasks, 'arc'])}")
+    return tasks[config.task](config)
+
+
+def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:
+    """Groups equal answers; the key is the bytes of the tokens as int64."""
+    groups: dict[bytes, Ballot] = {}
+    for candidate in candidates:
+        groups.setdefault(candidate.tokens.astype(np.int64).tobytes(), Ballot()).members.append(candidate)
+    return groups
+
+
+def sigmoid(logits: np.ndarray | float) -> np.ndarray:
+    """1 / (1 + exp(-x)) in float64, without overflow."""
+    return np.exp(-np.logaddexp(0.0, -np.asarray(logits, dtype=np.float64)))
+
+
+def _length(part: Any) -> int:
+    """Cells in an element of a list: a nested list counts what it holds."""
+    if isinstance(part, (list, tuple)):
+        return sum(_length(inner) if isinstance(inner, (list, tuple)) else 1 for inner in part)
+    return len(part) if isinstance(part, str) else 1
+
+
+def _line_order(size: int, box: int, rng: np.random.Generator) -> np.ndarray:
+    """A random order of `size` lines that keeps the lines of a band together."""
+    return np.concatenate([band * box + rng.permutation(box) for band in rng.permutation(size // box)])

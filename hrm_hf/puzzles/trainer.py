@@ -1,0 +1,191 @@
+"""The part of `HrmTrainer` for models with a carry (puzzle reasoners): data, one ACT step, evaluation, resuming.
+
+One optimizer step is one ACT step on a carry that persists from batch to batch, per process. The data come from a
+`RowStream`, which gives a slot its next example when the last one has halted. Every override here leaves models
+without a carry to the next class.
+"""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast_object_list
+
+from ..models.act import ActCarry
+from .dataloader import PuzzleRows, RowStream
+
+
+class CarryTraining:
+    """Overrides of Trainer's methods for a model that has `initial_carry`."""
+
+    carry: ActCarry | None
+    has_carry: bool
+
+    # ---- data ----
+
+    def get_train_dataloader(self):
+        """A `RowStream`."""
+        if not self.has_carry:
+            return super().get_train_dataloader()
+        rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
+        rows.check_fits(self.model.config)
+        self.stream = RowStream(
+            rows,
+            self._train_batch_size,
+            self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            rank=self.args.process_index,
+            world_size=self.args.world_size,
+            drop_unplaced_rows=self.args.drop_unplaced_rows,
+        )
+        return self.stream
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """One batch and no token count: the loss of a model with a carry is already a mean over its slots."""
+        if not self.has_carry:
+            return super().get_batch_samples(epoch_iterator, num_batches, device)
+        batch = next(epoch_iterator, None)
+        return ([] if batch is None else [batch]), None
+
+    def floating_point_ops(self, inputs) -> int:
+        """Not counted: the formula for dense transformers would be wrong."""
+        return 0 if self.has_carry else super().floating_point_ops(inputs)
+
+    # ---- one step ----
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        """One ACT step, its backward pass, and the check that both are finite."""
+        if not self.has_carry:
+            return super().training_step(model, inputs, num_items_in_batch)
+        if self._resume_from is not None:  # as late as possible: nothing may draw random numbers in between
+            self._load_rng_state(self._resume_from)
+            self._resume_from = None
+        elif self.carry is None:  # exploration is drawn by each process for itself
+            torch.manual_seed(self.args.seed + self.args.process_index)
+        model.train()
+        inputs = self._prepare_inputs(inputs)
+        if self.carry is None:
+            self.carry = self.model.initial_carry(**inputs)
+        outputs = model(**inputs, carry=self.carry)
+        self.carry = outputs.carry
+        self.accelerator.backward(outputs.loss)
+        terms = {name: value.detach() for name, value in outputs.items() if name.endswith("_loss")}
+        self.meter.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})
+        loss = self._close_step(outputs.loss.detach().float())
+        if self.nonfinite_in_a_row:
+            # A latent state that is not finite would poison every following step: its slot starts on its next row.
+            self.carry.halted |= ~torch.isfinite(self.carry.z_H + self.carry.z_L).flatten(1).all(1)
+        self.stream.halted = self.carry.halted.cpu().numpy()
+        return loss
+
+    def _get_learning_rate(self) -> float:
+        """That of the weights; the puzzle table's group comes first."""
+        return self.optimizer.param_groups[-1]["lr"] if self.has_carry else super()._get_learning_rate()
+
+    def puzzles_begun(self) -> int | None:
+        """Puzzles that were given a slot since the run began, over all processes. A collective call.
+
+        None with `drop_unplaced_rows`, where rows are drawn that no slot takes.
+        """
+        if self.args.drop_unplaced_rows:
+            return None
+        begun = torch.tensor(int(self.stream.taken.sum()), device=self.args.device)
+        return int(self.accelerator.reduce(begun, "sum"))
+
+    # ---- logging ----
+
+    def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
+        """With the right epoch: the library starts that of a resumed run anew."""
+        if self.has_carry and "loss" in logs:
+            self.state.epoch = self.state.global_step / len(self.stream)
+        super().log(logs, start_time)
+
+    def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
+        """Loss components of a step, accuracies of the examples that halted, and speed."""
+        if not self.has_carry:
+            return super()._training_logs(sums, steps, seconds)
+        count = sums.pop("count", 0.0)
+        logs = {n: v / max(steps, 1) / self.args.world_size for n, v in sums.items() if n.endswith("_loss")}
+        if count:
+            logs |= {n: v / count for n, v in sums.items() if not n.endswith("_loss") and n != "steps"}
+            logs["average_steps"] = sums["steps"] / count
+        return logs | {"puzzles_per_second": count / seconds}
+
+    # ---- evaluation ----
+
+    def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
+        """`evaluate_puzzles` on the main process, with averaged weights if there are any."""
+        if not self.has_carry:
+            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        if dataset is None:
+            raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
+        rows = dataset if isinstance(dataset, PuzzleRows) else PuzzleRows(dataset)
+        with self.meter.paused():
+            metrics = self.last_evaluation = self._evaluate_rows(rows)
+        logged = {f"{metric_key_prefix}_{n}": v for n, v in metrics.items() if isinstance(v, (int, float))}
+        self.log(logged)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logged)
+        return logged
+
+    def _evaluate_rows(self, rows: PuzzleRows) -> dict[str, Any]:
+        from .evaluation import evaluate_puzzles
+
+        result = [None]
+        if self.is_world_process_zero():
+            with self.averaged_weights():
+                result = [
+                    evaluate_puzzles(
+                        self.model,
+                        rows.input_ids,
+                        rows.labels,
+                        rows.puzzle_identifiers,
+                        batch_size=self.args.per_device_eval_batch_size,
+                        max_steps=self.args.eval_max_steps,
+                        halt=self.args.eval_halt,
+                    )
+                ]
+        return broadcast_object_list(result)[0]
+
+    # ---- saving and resuming ----
+
+    def _load_carry(self, folder: Path) -> None:
+        file = folder / f"act_state_{self.args.process_index}.pt"
+        if not file.exists():
+            saved = len(list(folder.glob("act_state_*.pt")))
+            raise ValueError(
+                f"{folder} holds the carry of {saved} processes, this run has {self.args.world_size}: resume with the "
+                "number of processes it was saved with, or start anew from its weights with --model_name_or_path"
+            )
+        state = torch.load(file, weights_only=True)
+        self.carry = ActCarry.from_tensors(state["carry"], self.args.device)
+        self.stream.load_state_dict(state["stream"])
+        self.stream.halted = self.carry.halted.cpu().numpy()
+        self._resume_from = str(folder)
+
+    def _save_rng_state(self, output_dir: str) -> None:
+        """Also saves the carry and the data position of this process."""
+        super()._save_rng_state(output_dir)
+        if self.carry is not None:
+            state = {"carry": self.carry.to_tensors(), "stream": self.stream.state_dict()}
+            torch.save(state, os.path.join(output_dir, f"act_state_{self.args.process_index}.pt"))
+
+
+def adopt_precision_and_compile(model: Any, args) -> None:
+    """Turns --bf16 and --torch_compile into what models with a carry mean by them, and tells accelerate nothing.
+
+    Weights are cast to the dtype of the activations on use, so autocast would only change the arithmetic; and the
+    unit to compile is one ACT step without its random draws and sparse rows, not the whole forward.
+    """
+    if args.fp16:
+        raise ValueError("--fp16 is not supported for models with a carry; use --bf16 or float32")
+    if args.bf16:
+        model.config.forward_dtype = "bfloat16"
+        args.bf16, args.mixed_precision = False, "no"
+    if args.torch_compile:
+        torch._dynamo.config.optimize_ddp = False  # it would split the one graph at DDP's buckets
+        options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+        model.compile_act_step(**{name: value for name, value in options.items() if value is not None})
+        args.torch_compile = False
+        for name in ("BACKEND", "MODE"):
+            os.environ.pop(f"ACCELERATE_DYNAMO_{name}", None)

@@ -1,0 +1,142 @@
+"""Rows that teach a model how to answer: prompts with completions, with a better and a worse answer, or alone.
+
+    sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
+    dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it
+    grpo   {"prompt": ...}
+
+A value is a text, or messages [{"role": "user", "content": "..."}, ...], and the same in every row. These are formats
+of TRL; keys beyond them are left out. Sources are JSON Lines (also .gz), Parquet, folders of these, and data sets of
+the Hub, as in `sources.py`. All rows are kept in memory. Left out: tool calls and images.
+"""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..golang.data.records import json_object, numbered_lines
+from .sources import HUB_PREFIX, JSON_KINDS, PARQUET, BadLineError, is_hub_source, local_files, shorten
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+FORMATS = {
+    "sft": (("prompt", "completion"), ("messages",), ("text",)),
+    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    "grpo": (("prompt",),),
+}
+
+
+def load_answers(
+    sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
+) -> "Dataset":
+    """Rows of all sources, one after another, with the keys of one format.
+
+    Args:
+        sources: files, folders, and names of the Hub.
+        kind: "sft", "dpo" or "grpo".
+        split: of a data set of the Hub.
+        limit: take the first rows only.
+
+    Raises:
+        FileNotFoundError: no such file, folder or Hub data set.
+        BadLineError: a line, or a row, is none of the format; names the place and what was expected.
+        ValueError: a file of another kind, or no row at all.
+    """
+    from datasets import Dataset
+
+    rows: list[dict[str, Any]] = []
+    expected: dict[str, type] = {}
+    for source in sources:
+        for place, row in _rows_of(source, split, cache_dir):
+            if limit is not None and len(rows) == limit:
+                break
+            expected = expected or _format_of(row, kind, place)
+            rows.append({key: _value(row, key, wanted, place) for key, wanted in expected.items()})
+    if not rows:
+        raise ValueError(f"{', '.join(sources) or 'no source'}: no rows; expected {_describe(kind)}")
+    return Dataset.from_list(rows)
+
+
+def is_conversation(rows: "Dataset") -> bool:
+    """Whether the values are messages."""
+    return not isinstance(next(iter(rows[0].values())), str)
+
+
+def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Places and rows of one source."""
+    if is_hub_source(source):
+        yield from _rows_of_hub(source, split, cache_dir)
+        return
+    for path in local_files(source):
+        if path.suffix == PARQUET:
+            yield from _numbered(_read_parquet(path), str(path))
+        elif Path(path.name.removesuffix(".gz")).suffix.lower() in JSON_KINDS:
+            for place, line in numbered_lines(path):
+                yield place, json_object(line, place)
+        else:
+            raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
+
+
+def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        for batch in pq.ParquetFile(path).iter_batches():
+            yield from batch.to_pylist()
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from None
+
+
+def _rows_of_hub(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    from datasets import load_dataset
+
+    name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
+    try:
+        rows = load_dataset(name, config or None, split=split, cache_dir=cache_dir)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise FileNotFoundError(
+            f"{source} is no file or folder here, and the Hub did not give it as a data set: {error}"
+        ) from error
+    yield from _numbered(rows, f"{name}, split {split}")
+
+
+def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, row in enumerate(rows):
+        yield f"{name}, row {number}", row
+
+
+def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
+    """The keys of the first row's format, and whether each is a text (str) or messages (list)."""
+    for keys in FORMATS[kind]:
+        if set(keys) <= set(row):
+            found = {key: str if isinstance(row[key], str) else list for key in keys}
+            if "text" not in keys and "messages" not in keys and len(set(found.values())) > 1:
+                raise BadLineError(f"{place}: {', '.join(keys)} must all be texts, or all messages")
+            return {key: {"text": str, "messages": list}.get(key, wanted) for key, wanted in found.items()}
+    raise BadLineError(f"{place}: keys {shorten(list(row))}; expected {_describe(kind)}")
+
+
+def _value(row: dict[str, Any], key: str, wanted: type, place: str) -> Any:
+    if key not in row:
+        raise BadLineError(f"{place}: no key {key!r}, it has {shorten(list(row))}; the rows before have one")
+    value = row[key]
+    if wanted is str:
+        if not isinstance(value, str):
+            raise BadLineError(f"{place}: {key!r} is {shorten(value)}; expected a text")
+        return value
+    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
+        raise BadLineError(
+            f"{place}: {key!r} is {shorten(value)}; expected messages "
+            '[{"role": "user", "content": "..."}, ...] with at least one in it'
+        )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+def _describe(kind: str) -> str:
+    return " or ".join("{" + ", ".join(f'"{key}": ...' for key in keys) + "}" for keys in FORMATS[kind])

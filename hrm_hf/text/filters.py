@@ -1,0 +1,194 @@
+"""Which documents stay: unreadable ones, lengths in characters, duplicates; each removal counted by its reason.
+
+Near duplicates are found by MinHash and locality-sensitive hashing of the `datasketch` package (`pip install
+hrm_hf[dedup]`), not by code of our own.
+"""
+
+import hashlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from .sources import BadLineError
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+BATCH_ROWS, BATCH_BYTES = 1000, 2**26  # of texts in memory at once
+SHINGLE_WORDS = 5
+WORD = re.compile(r"\w+")
+
+
+@dataclass
+class TextFilter:
+    """Decides about one document after the other, and counts.
+
+    Attributes:
+        min_length, max_length: characters; None for no limit.
+        long_texts: what happens above max_length: "drop" the document, or "cut" it there.
+        on_bad_line: "stop" or "skip", for rows that hold an error instead of a text.
+        is_duplicate: says whether a text was seen before, and remembers it; None keeps duplicates.
+        counts: how many documents each reason concerned: "kept", "bad", "short", "long", "cut", "duplicate".
+        bad_lines: the first messages of what was skipped.
+    """
+
+    min_length: int | None = None
+    max_length: int | None = None
+    long_texts: str = "drop"
+    on_bad_line: str = "stop"
+    is_duplicate: Callable[[str], bool] | None = None
+    counts: Counter = field(default_factory=Counter)
+    bad_lines: list[str] = field(default_factory=list)
+
+    def __call__(self, text: str | None, error: str | None) -> bool:
+        """Whether a row stays. Raises `BadLineError` for an unreadable one if that is to stop the run."""
+        reason = self._reason(text, error)
+        self.counts[reason or "kept"] += 1
+        if reason is None and self._too_long(text):
+            self.counts["cut"] += 1
+        return reason is None
+
+    def _reason(self, text: str | None, error: str | None) -> str | None:
+        if error is not None:
+            if self.on_bad_line == "stop":
+                raise BadLineError(error)
+            if len(self.bad_lines) < 20:
+                self.bad_lines.append(error)
+            return "bad"
+        if self.min_length is not None and len(text) < self.min_length:
+            return "short"
+        if self.long_texts == "drop" and self._too_long(text):
+            return "long"
+        if self.is_duplicate is not None and self.is_duplicate(text):
+            return "duplicate"
+        return None
+
+    def _too_long(self, text: str) -> bool:
+        return self.max_length is not None and len(text) > self.max_length
+
+    def apply(self, rows: "Dataset") -> "Dataset":
+        """The documents of a source that stay, as a column `text`."""
+        from datasets.utils.logging import is_progress_bar_enabled
+        from tqdm.auto import tqdm
+
+        keep, start = [], 0
+        with tqdm(total=len(rows), desc="Choosing documents", disable=not is_progress_bar_enabled()) as bar:
+            for batch in text_batches(rows):
+                pairs = enumerate(zip(batch["text"], batch["error"]), start)
+                keep += [row for row, (text, error) in pairs if self(text, error)]
+                start += len(batch["text"])
+                bar.update(len(batch["text"]))
+        rows = rows.remove_columns("error")
+        return self._cut(rows if len(keep) == len(rows) else rows.select(keep))
+
+    def apply_to_stream(self, rows: "IterableDataset") -> "IterableDataset":
+        """The same for a stream. Counts grow while it is read, in the process that reads it."""
+        kept = rows.filter(self.__call__, input_columns=["text", "error"])
+        return self._cut(kept.remove_columns("error"))
+
+    def _cut(self, rows):
+        if self.max_length is None or self.long_texts == "drop":
+            return rows
+        return rows.map(cut_texts, batched=True, fn_kwargs={"length": self.max_length})
+
+    def report(self) -> dict[str, int]:
+        """Counts as plain numbers, for results.json."""
+        return dict(self.counts)
+
+    def explain(self) -> str:
+        """What was removed and why, for the error of a run without documents."""
+        limits = {
+            "bad": "unreadable lines",
+            "short": f"shorter than min_text_length={self.min_length}",
+            "long": f"longer than max_text_length={self.max_length} (--long_texts cut keeps their beginning)",
+            "duplicate": "duplicates",
+        }
+        removed = [f"{self.counts[name]} {text}" for name, text in limits.items() if self.counts[name]]
+        return "; ".join(removed) or "there were none to begin with"
+
+
+def text_batches(rows: "Dataset", most_bytes: int = BATCH_BYTES) -> Iterator[dict[str, list]]:
+    """The rows of a data set in batches of up to 1000 texts that come to about `most_bytes` together."""
+    sizes = text_sizes(rows)
+    start = 0
+    while start < len(rows):
+        stop, room = start, most_bytes
+        while stop < min(len(rows), start + BATCH_ROWS) and (stop == start or sizes[stop] <= room):
+            room -= sizes[stop]
+            stop += 1
+        yield rows[start:stop]
+        start = stop
+
+
+def text_sizes(rows: "Dataset") -> list[int]:
+    """UTF-8 bytes of each text of a data set, counted without making the texts; 0 where there is none."""
+    import pyarrow.compute as pc
+
+    table = rows.data.table if rows._indices is None else rows.select_columns("text").flatten_indices().data.table
+    return pc.fill_null(pc.binary_length(table.column("text")), 0).to_pylist()
+
+
+def cut_texts(batch: dict[str, list[str]], length: int) -> dict[str, list[str]]:
+    """A batch with each text cut after `length` characters."""
+    return {"text": [text[:length] for text in batch["text"]]}
+
+
+def duplicate_finder(kind: str, threshold: float = 0.8) -> Callable[[str], bool] | None:
+    """A function that says whether it has seen a text, or one like it, before.
+
+    Args:
+        kind: "none", "exact", or "near" for texts whose sets of five-word sequences overlap (Jaccard) by at least
+            about `threshold`.
+
+    Raises:
+        ImportError: "near" without the datasketch package.
+    """
+    if kind == "none":
+        return None
+    return _exact_finder() if kind == "exact" else _near_finder(threshold)
+
+
+def _exact_finder() -> Callable[[str], bool]:
+    seen: set[bytes] = set()
+
+    def is_duplicate(text: str) -> bool:
+        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
+        known = digest in seen
+        seen.add(digest)
+        return known
+
+    return is_duplicate
+
+
+def _near_finder(threshold: float) -> Callable[[str], bool]:
+    try:
+        from datasketch import MinHash, MinHashLSH
+    except ImportError as error:
+        raise ImportError(
+            'near-duplicate removal needs the datasketch package: pip install "hrm_hf[dedup]", or give '
+            "--deduplicate exact"
+        ) from error
+    index = MinHashLSH(threshold=threshold, num_perm=128)
+
+    def is_duplicate(text: str) -> bool:
+        sketch = MinHash(num_perm=128)
+        sketch.update_batch(shingles(text))
+        # The index proposes candidates; the sketches decide, so that the threshold is what it says.
+        if any(sketch.jaccard(kept) >= threshold for kept in map(sketches.__getitem__, index.query(sketch))):
+            return True
+        sketches.append(sketch)
+        index.insert(len(sketches) - 1, sketch)
+        return False
+
+    sketches: list[MinHash] = []
+    return is_duplicate
+
+
+def shingles(text: str) -> list[bytes]:
+    """The distinct sequences of five words of a text, without regard to case and punctuation."""
+    words = WORD.findall(text.lower())
+    count = max(1, len(words) - SHINGLE_WORDS + 1)
+    return list({" ".join(words[start : start + SHINGLE_WORDS]).encode() for start in range(count)})

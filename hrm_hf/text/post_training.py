@@ -1,0 +1,399 @@
+"""Supervised fine-tuning, preferences and rewards by TRL on the causal language models of the package.
+
+TRL's trainers run on our models as they are. What they would get wrong, or leave out, is here:
+
+- `SftTrainer` learns by the loss of the model, with the terms of halting, deep supervision and plans. TRL computes the
+  likelihood of the tokens by itself and never asks for it.
+- `DpoTrainer` and `GrpoTrainer` weigh texts by their likelihood, which must be that of the text as it is written. In
+  training `hrm_lm` explores other depths than a token would take, drawn anew in each call: here it halts as in
+  inference. The halting and refinement heads get no loss and stay as they are.
+- GRPO of the Go coder trains plan and code: `generate` hides a plan, and the likelihood of code without the plan that
+  it was written after is another one. Completions are plain continuations of the stream, up to </CODE>.
+- All save whole checkpoints, stop for signals and write our card, as `HrmTrainer` does, whose optimizers and averages
+  of weights they lack.
+
+`prepare` and `finish` are what the three scripts share. Sources: Rafailov et al. 2023, arXiv 2305.18290 (DPO); Shao et
+al. 2024, arXiv 2402.03300 (GRPO).
+"""
+
+import contextlib
+import copy
+import functools
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from peft import PeftModel
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+
+from ..hub.cards import CARD_FILE, new_card_text, record_evaluation
+from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
+from ..models.processing_hrm_go_coder import is_go_tokenizer
+from ..registry import ARCHITECTURES
+from ..trainer.adapters import (
+    TRAINED_WHOLE,
+    TuningArguments,
+    quantization_config,
+    save_trained,
+    settle_base,
+    with_adapters,
+)
+from ..trainer.arguments import CheckedArguments
+from ..trainer.preemption import PreemptionCallback, exit_if_preempted
+from ..trainer.pushing import HubTraining
+from ..trainer.recipes import AnswerDataArguments, ModelArguments, hardware_of, save_recipe, write_results
+from ..trainer.run_folder import claim_run_folder
+from ..trainer.saving import WholeCheckpoints
+from .answers import is_conversation, load_answers
+from .causal_lm import load_causal_lm, load_tokenizer
+
+
+REFERENCE_ADAPTER = "ref"  # TRL's copy of an adapter that DPO starts from
+
+
+@dataclass
+class SftArguments(CheckedArguments, SFTConfig):
+    """Those of TRL, checked."""
+
+
+@dataclass
+class DpoArguments(CheckedArguments, DPOConfig):
+    """Those of TRL, checked."""
+
+
+@dataclass
+class GrpoArguments(CheckedArguments, GRPOConfig):
+    """Those of TRL, checked."""
+
+
+class PostTraining(HubTraining, WholeCheckpoints):
+    """What the trainers below share; before a trainer of TRL."""
+
+    average = None  # of weights: there is none
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
+        self.cache_at_inference = model.config.use_cache
+        trained = [(parameter, parameter.dtype) for parameter in model.parameters() if parameter.requires_grad]
+        super().__init__(model, *args, **kwargs)
+        for parameter, dtype in trained:  # TRL rounds adapters of quantised weights to bfloat16, halting heads too
+            parameter.data = parameter.data.to(dtype)
+        self.preemption = PreemptionCallback()
+        self.add_callback(self.preemption)
+
+    def create_model_card(
+        self, license: str | None = None, tags: str | list[str] | None = None, **kwargs: Any
+    ) -> None:
+        """Our card, once there is a model; TRL would write its own over it at every checkpoint."""
+        if type(self.model.config) not in ARCHITECTURES:
+            super(HubTraining, self).create_model_card(tags=tags, **kwargs)
+        elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
+            super().create_model_card(license=license, tags=tags)
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
+        config = self.model.config
+        config.use_cache, in_training = self.cache_at_inference, config.use_cache
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            config.use_cache = in_training
+
+
+class SftTrainer(PostTraining, SFTTrainer):
+    """Learns by the model's own loss, and logs its terms. `loss_type="dft"` is TRL's, of the tokens alone."""
+
+    def compute_loss(self, model, inputs, return_outputs: bool = False, num_items_in_batch=None):
+        if self.args.loss_type != "nll" or type(self.model.config) not in ARCHITECTURES:
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
+        loss, outputs = super(SFTTrainer, self).compute_loss(
+            model, {**inputs, "use_cache": False}, return_outputs=True, num_items_in_batch=num_items_in_batch
+        )
+        self._note_terms(
+            {name: value for name, value in outputs.items() if name.endswith("_loss")}, num_items_in_batch
+        )
+        return (loss, outputs) if return_outputs else loss
+
+    def _note_terms(self, terms: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | None) -> None:
+        """For the log: the terms of the loss over all processes, of which each has its share."""
+        if not terms:
+            return
+        # Sums over the tokens of a whole step are divided by their number: its parts add up to the term.
+        parts = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
+        shared = num_items_in_batch is not None and self.args.average_tokens_across_devices
+        values = self.accelerator.reduce(
+            torch.stack([value.detach().float() for value in terms.values()]), "sum" if shared else "mean"
+        )
+        noted = self._metrics["train" if self.model.training else "eval"]
+        for name, value in zip(terms, values.tolist()):
+            noted[name].append(value * parts)
+
+
+class DpoTrainer(PostTraining, DPOTrainer):
+    """Compares texts by their likelihood as they would be written."""
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        _weigh_as_written(self)
+
+
+class GrpoTrainer(PostTraining, GRPOTrainer):
+    """Samples and weighs the same tokens: of the Go coder the stream, in which the plan is."""
+
+    def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
+        written = bare(model)
+        self.writes_streams = isinstance(written, GoCoderGenerationMixin) and written.config.tagged
+        ends = written.generation_config.eos_token_id
+        if self.writes_streams:  # behind </CODE> the model would write a validator's verdict
+            written.generation_config.eos_token_id = [*([ends] if isinstance(ends, int) else ends), END_CODE]
+        try:
+            super().__init__(model, *args, **kwargs)
+        finally:
+            written.generation_config.eos_token_id = ends
+        _weigh_as_written(self)
+
+    def _prepare_inputs(self, inputs):
+        """As in the library, where this is what generates."""
+        with _plain_continuations(bare(self.model)) if self.writes_streams else contextlib.nullcontext():
+            return super()._prepare_inputs(inputs)
+
+
+def bare(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
+    """The model without its adapter."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
+
+
+def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
+    """Likelihoods are those of inference, and what gets no loss is not trained.
+
+    Raises:
+        ValueError: an exit criterion that looks at distributions, which TRL never makes.
+    """
+    model = bare(trainer.model)
+    criterion = getattr(model.config, "exit_criterion", None)
+    if criterion in ("kl", "entropy_diff"):
+        raise ValueError(
+            f"exit_criterion={criterion!r} compares distributions at every segment, which TRL does not make; train "
+            "with another, e.g. --config_overrides exit_criterion=q_halt"
+        )
+    reference = [] if trainer.ref_model is None else [bare(trainer.accelerator.unwrap_model(trainer.ref_model))]
+    for one in (model, *reference):
+        one.base_model.register_forward_pre_hook(_as_in_inference)
+    unused = TRAINED_WHOLE.get(model.config.model_type, ())
+    for name, parameter in trainer.model.named_parameters():
+        if not set(unused).isdisjoint(name.split(".")):
+            parameter.requires_grad_(False)
+
+
+def _as_in_inference(body: torch.nn.Module, args: tuple) -> None:
+    """Before each call, as trainers switch training on in each step. The parts of the body are left alone: TRL has an
+    option for their dropout, and they save memory in training."""
+    body.training = False
+
+
+@contextlib.contextmanager
+def _plain_continuations(model: PreTrainedModel) -> Iterator[None]:
+    """Inside, `model.generate` writes no plan unseen."""
+    model.generate = functools.partial(model.generate, plan_first=False)
+    try:
+        yield
+    finally:
+        del model.generate
+
+
+# ---- what the scripts share ----
+
+
+@dataclass
+class Run:
+    """What a script hands to its trainer, and takes back to `finish`."""
+
+    kind: str
+    model: PreTrainedModel | PeftModel
+    tokenizer: PreTrainedTokenizerBase
+    train: Dataset
+    evaluation: Dataset | None
+    parameters: int
+    model_args: ModelArguments
+    data_args: AnswerDataArguments
+    args: TrainingArguments
+    tuning_args: TuningArguments
+
+    @property
+    def for_trainer(self) -> dict[str, Any]:
+        """Arguments of every trainer."""
+        return {
+            "model": self.model,
+            "args": self.args,
+            "train_dataset": self.train,
+            "eval_dataset": self.evaluation,
+            "processing_class": self.tokenizer,
+        }
+
+    def reference(self) -> PreTrainedModel | None:
+        """The weights that training starts from once more; None with an adapter, which can be switched off."""
+        if self.tuning_args.adapts:
+            return None
+        return load_causal_lm(self.model_args, self.tokenizer, 1, self.args.seed)
+
+
+def prepare(
+    kind: str,
+    model_args: ModelArguments,
+    data_args: AnswerDataArguments,
+    args: TrainingArguments,
+    tuning_args: TuningArguments,
+    *others: Any,
+) -> Run:
+    """Rows, tokenizer and model of a run; the resolved recipe, with `others` in it, is saved.
+
+    Args:
+        kind: "sft", "dpo" or "grpo".
+
+    Raises:
+        ValueError: no weights to start from, rows that do not fit the model, or a tokenizer that does not.
+    """
+    claim_run_folder(args)
+    settle_base(model_args, tuning_args)
+    _refuse_what_has_no_effect(kind, model_args, args, tuning_args)
+    if kind != "sft" and model_args.model_name_or_path is None:
+        raise ValueError(f"{kind} changes a model that already writes: say which with --model_name_or_path")
+    tokenizer = load_tokenizer(data_args.tokenizer_name, model_args.model_name_or_path)
+    options = {"kind": kind, "cache_dir": data_args.data_cache_dir}
+    with args.main_process_first(desc="reading rows"):
+        train = load_answers(
+            data_args.train_data, split=data_args.train_split, limit=data_args.max_train_samples, **options
+        )
+        evaluation = None
+        if data_args.eval_data:
+            evaluation = load_answers(
+                data_args.eval_data, split=data_args.eval_split, limit=data_args.max_eval_samples, **options
+            )
+    _require_fitting_text(kind, train, tokenizer, args)
+    quantised = quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16))
+    least = (args.max_length or 1) if model_args.model_name_or_path is None else 1
+    model = load_causal_lm(model_args, tokenizer, least, args.seed, quantised)
+    _require_positions(kind, model, tokenizer, train, args)
+    parameters = model.num_parameters()
+    if args.should_save:
+        print(f"{kind}: {len(train)} rows to train on, {len(evaluation) if evaluation else 0} to evaluate on")
+        save_recipe(
+            Path(args.output_dir, "recipe.yaml"), model_args, data_args, _reloadable(args), tuning_args, *others
+        )
+    model = with_adapters(model, tuning_args)
+    return Run(kind, model, tokenizer, train, evaluation, parameters, model_args, data_args, args, tuning_args)
+
+
+def finish(trainer: PostTraining, run: Run) -> None:
+    """Trains, evaluates, and saves model, tokenizer, results and card."""
+    started = time.perf_counter()
+    trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
+    exit_if_preempted(trainer)
+    seconds = time.perf_counter() - started
+    metrics = (
+        trainer.evaluate() if run.evaluation is not None else {}
+    )  # needs the reference adapter, so it comes first
+    if isinstance(trainer.model, PeftModel) and REFERENCE_ADAPTER in trainer.model.peft_config:
+        trainer.model.delete_adapter(REFERENCE_ADAPTER)
+    whole = save_trained(trainer, run.tuning_args)
+    trainer.save_state()
+    if not trainer.is_world_process_zero():
+        return
+    out = Path(run.args.output_dir)
+    write_results(
+        out,
+        run.kind,
+        {name.removeprefix("eval_"): value for name, value in metrics.items()},
+        train_seconds=round(seconds, 1),
+        hardware=hardware_of(run.args),
+        steps=trainer.state.global_step,
+        rows=len(run.train),
+        parameters=run.parameters,
+        last_steps=next((entry for entry in reversed(trainer.state.log_history) if "loss" in entry), None),
+    )
+    if whole and type(bare(trainer.model).config) in ARCHITECTURES:
+        if metrics:
+            record_evaluation(out, metrics, run.data_args.eval_data[0], run.data_args.eval_split, run.parameters)
+        elif not (out / CARD_FILE).exists():
+            (out / CARD_FILE).write_text(new_card_text(out, run.parameters), encoding="utf-8")
+    print(f"model, tokenizer and results: {out}")
+
+
+def _refuse_what_has_no_effect(
+    kind: str, model_args: ModelArguments, args: TrainingArguments, tuning_args: TuningArguments
+) -> None:
+    """Options of TRL that are for another way of loading a model, or that its trainer never reads."""
+    if args.model_init_kwargs:
+        raise ValueError(
+            f"model_init_kwargs={args.model_init_kwargs}: the model is loaded by other options; give "
+            "--config_overrides, --attn_implementation or --load_in"
+        )
+    if args.label_smoothing_factor:
+        instead = "--label_smoothing" if kind == "dpo" else "--config_overrides label_smoothing=... where it has one"
+        raise ValueError(
+            f"label_smoothing_factor={args.label_smoothing_factor} does not reach the loss"
+            + ("; leave it out" if kind == "grpo" else f" that is trained with; give {instead}")
+        )
+    if kind == "grpo" and args.beta and model_args.config_overrides and not tuning_args.adapts:
+        raise ValueError(
+            f"beta={args.beta} compares with a reference that TRL loads as it was saved, without config_overrides; "
+            "save a checkpoint with those fields, train an adapter (--lora_rank), or give --beta 0"
+        )
+
+
+def _require_fitting_text(
+    kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
+) -> None:
+    """Messages need a template that ends an answer as the model will be asked to end it."""
+    if not is_conversation(rows):
+        return
+    if tokenizer.chat_template is None:
+        raise ValueError("the rows are messages, and the tokenizer has no chat template; give texts")
+    if kind == "grpo":
+        return
+    if is_go_tokenizer(tokenizer):
+        raise ValueError(
+            "the rows are messages, which have no plan, and the Go coder writes code after a plan; give texts: "
+            'prompts "<PROBLEM>...</PROBLEM><PLAN>" and answers "...</PLAN><CODE>...</CODE>", or train on records '
+            "with run_go_coder.py"
+        )
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    text = tokenizer.apply_chat_template(turns, tokenize=False)
+    if kind == "sft" and (end := args.eos_token or tokenizer.eos_token) not in text:
+        raise ValueError(
+            f"the chat template ends an answer with {text[-12:]!r} and not with {end!r}: the model would never learn "
+            "to stop; name the token that an answer ends with in --eos_token"
+        )
+
+
+def _require_positions(
+    kind: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, args: TrainingArguments
+) -> None:
+    limit = getattr(model.config, "max_position_embeddings", None)  # none of our business where there is no limit
+    if limit is None:
+        return
+    if kind != "grpo":
+        if args.max_length is not None and args.max_length > limit:
+            raise ValueError(f"max_length={args.max_length} is above the {limit} positions of the model; lower it")
+        return
+    prompts = rows["prompt"]
+    if is_conversation(rows):
+        prompts = [tokenizer.apply_chat_template(one, tokenize=False, add_generation_prompt=True) for one in prompts]
+    longest = max(len(ids) for ids in tokenizer(list(prompts))["input_ids"])
+    if longest + args.max_completion_length > limit:
+        raise ValueError(
+            f"the longest prompt has {longest} tokens, which with max_completion_length={args.max_completion_length} "
+            f"is above the {limit} positions of the model; lower it, or leave out such prompts"
+        )
+
+
+def _reloadable(args: TrainingArguments) -> TrainingArguments:
+    """Options as a recipe may hold them: GRPO derives one of two from the other, and takes only one of them back."""
+    args = copy.copy(args)
+    if hasattr(args, "generation_batch_size"):
+        args.generation_batch_size = None
+    return args

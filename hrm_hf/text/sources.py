@@ -1,0 +1,332 @@
+"""Documents from files, folders and the Hub: each source becomes a data set of rows {"text", "error"}.
+
+A source is a JSON Lines file (`.jsonl`, `.json`), a plain text (`.txt`, `.text`, `.md`), either also as `.gz`, a
+`.parquet` file, a folder of these, or a data set of the Hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`; `hub:` in front says
+that the Hub is meant where a folder has the same name. A line that cannot be read is an error with file and line; with
+`on_bad_line="skip"` it becomes a row whose `error` says what is wrong, for `text_filters` to count.
+
+What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..io.bounded_files import MAX_DOCUMENT_BYTES, bounded_lines, check_parquet
+
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
+
+HUB_PREFIX = "hub:"
+JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
+KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
+WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted, each up to a document's bound
+READER_VERSION = 1  # part of the cache key; raise it when the same file gives other rows
+
+
+class BadLineError(ValueError):
+    """A line, or a row, that is not a text. The message names the place and the mend."""
+
+
+def open_source(
+    source: str,
+    *,
+    split: str = "train",
+    column: str = "text",
+    separator: str | None = None,
+    on_bad_line: str = "stop",
+    streaming: bool = False,
+    cache_dir: str | None = None,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_unpacked_bytes: int | None = None,
+) -> "Dataset | IterableDataset":
+    """Opens one source as rows of `text` (str or None) and `error` (str or None; one of the two is None).
+
+    Args:
+        source: file, folder or Hub data set, as in the header of this module.
+        split: of a Hub data set.
+        column: JSON key or column that holds the text.
+        separator: line at which a plain text is split into documents, "" for an empty line; None for one document a
+            file. The separator and line breaks around it belong to no document.
+        on_bad_line: "stop" raises `BadLineError` at the first unreadable line, "skip" gives rows with `error`.
+        streaming: read while training instead of converting first.
+        cache_dir: of the converted files; that of `datasets` by default.
+        max_document_bytes: of a line, and of a document of a plain text; a longer one is unreadable.
+        max_unpacked_bytes: of a packed file, see `open_bounded`.
+
+    Raises:
+        FileNotFoundError: no such file, folder or Hub data set.
+        ValueError: unknown kind of file, folder without known files, or missing column.
+        BadLineError: see `on_bad_line`; raised on iteration if streaming.
+    """
+    limits = {"max_document_bytes": max_document_bytes, "max_unpacked_bytes": max_unpacked_bytes}
+    from datasets import concatenate_datasets
+
+    if is_hub_source(source):
+        return _open_hub(source, split, column, streaming, cache_dir)
+    parts = []
+    for path in local_files(source):
+        if path.suffix == PARQUET:
+            check_parquet(path, column, max_unpacked_bytes)
+            parts.append(_open_parquet(path, column, streaming, cache_dir))
+        else:
+            parts.append(_open_lines(path, column, separator, on_bad_line, streaming, cache_dir, limits))
+    return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
+
+
+def is_hub_source(source: str) -> bool:
+    """Whether a source is a data set of the Hub: said by `hub:`, or shaped OWNER/NAME[:CONFIG] and not a path."""
+    if source.startswith(HUB_PREFIX):
+        return True
+    name = source.partition(":")[0]
+    is_path = Path(source).exists() or _kind(Path(source)) is not None or name.startswith((".", "/", "~"))
+    return not is_path and name.count("/") == 1 and all(name.split("/"))
+
+
+def local_files(source: str) -> list[Path]:
+    """The files of a path, sorted; folders are searched to the bottom. Raises as `open_source`."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) is not None)
+        if not files:
+            raise ValueError(f"{source} has no file of a known kind in it; expected {KINDS}")
+        return files
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{source} does not exist; expected a file ({KINDS}), a folder of such files, or a data set of the Hub "
+            "as OWNER/NAME or OWNER/NAME:CONFIG"
+        )
+    if _kind(path) is None:
+        raise ValueError(f"{source}: unknown kind of file {''.join(path.suffixes)!r}; expected {KINDS}")
+    return [path]
+
+
+def _kind(path: Path) -> str | None:
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix in (*JSON_KINDS, *TEXT_KINDS):
+        return suffix
+    return PARQUET if path.name.endswith(PARQUET) else None
+
+
+# ---- files of lines ----
+
+
+def _open_lines(
+    path: Path, column: str, separator, on_bad_line: str, streaming: bool, cache_dir: str | None, limits: dict
+):
+    from datasets import Dataset, Features, IterableDataset, Value
+    from datasets.exceptions import DatasetGenerationError
+    from datasets.fingerprint import Hasher
+
+    options: dict[str, Any] = {"path": str(path), "on_bad_line": on_bad_line, **limits}
+    if _kind(path) in JSON_KINDS:
+        reader = read_json_lines
+        options["column"] = column
+    else:
+        reader = read_plain_text
+        options["separator"] = separator
+    # large_string: a whole book, or a file of more than 2 GB without a separator, is one value.
+    features = Features({"text": Value("large_string"), "error": Value("string")})
+    if streaming:
+        return IterableDataset.from_generator(reader, features=features, gen_kwargs=options)
+    state = path.stat()
+    key = Hasher.hash(
+        (READER_VERSION, reader.__name__, options, str(path.resolve()), state.st_size, state.st_mtime_ns)
+    )
+    try:
+        return Dataset.from_generator(
+            reader,
+            features=features,
+            gen_kwargs=options,
+            cache_dir=cache_dir,
+            fingerprint=key,
+            writer_batch_size=WRITTEN_AT_ONCE,
+        )
+    except DatasetGenerationError as error:  # it hides what the reader said
+        raise (error.__cause__ or error) from None
+    except ValueError as error:  # what the library says of no rows names no file
+        if next(iter(reader(**options)), None) is not None:
+            raise
+        raise ValueError(f"{path} holds no text") from error
+
+
+def read_json_lines(
+    path: str,
+    column: str,
+    on_bad_line: str,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_unpacked_bytes: int | None = None,
+) -> Iterator[dict[str, str | None]]:
+    """Rows of a JSON Lines file; empty lines are passed over. See `open_source`."""
+    for number, line in bounded_lines(path, max_document_bytes, max_unpacked_bytes):
+        if not line.strip():
+            continue
+        place = f"{path}, line {number}"
+        try:
+            _check_length(line, max_document_bytes, place)
+            yield {"text": _text_of_line(line, column, place), "error": None}
+        except BadLineError as error:
+            yield _bad_row(error, on_bad_line)
+
+
+def _text_of_line(line: bytes, column: str, place: str) -> str:
+    row = parse_json(line, place)
+    if not isinstance(row, dict):
+        raise BadLineError(f'{place}: {shorten(row)}; expected a JSON object like {{"{column}": "..."}}')
+    if column not in row:
+        raise BadLineError(
+            f"{place}: no key {column!r}, it has {shorten(list(row))}; name the right one with --text_column"
+        )
+    text = row[column]
+    if not isinstance(text, str):
+        raise BadLineError(f"{place}: {column!r} is {shorten(text)}; expected a string")
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:  # "\ud800" is legal JSON and no text
+        raise BadLineError(f"{place}: {column!r} holds half a surrogate pair at character {error.start + 1}") from None
+    return text
+
+
+def read_plain_text(
+    path: str,
+    separator: str | None,
+    on_bad_line: str,
+    max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    max_unpacked_bytes: int | None = None,
+) -> Iterator[dict[str, str | None]]:
+    """Documents of a plain text; an unreadable line is left out of its document. See `open_source`."""
+    lines: list[str] = []
+    size, first = 0, 1
+    for number, line in bounded_lines(path, max_document_bytes, max_unpacked_bytes):
+        try:
+            _check_length(line, max_document_bytes, f"{path}, line {number}")
+            text = decode_text(line, f"{path}, line {number}")
+            if separator is not None and text.strip() == separator:
+                yield from _document(lines, strip=True)
+                lines, size, first = [], 0, number + 1
+                continue
+            is_first_too_many = size <= max_document_bytes
+            size += len(line)
+            if size <= max_document_bytes:
+                lines.append(text)
+                continue
+            lines = []  # the document is left out as a whole, and memory is free
+            if is_first_too_many:
+                raise BadLineError(
+                    f"{path}, line {number}: the document from line {first} on has more than {max_document_bytes:,} "
+                    "bytes; say with --document_separator what divides the file, or raise --max_document_bytes"
+                )
+        except BadLineError as error:
+            yield _bad_row(error, on_bad_line)
+    yield from _document(lines, strip=separator is not None)
+
+
+def _check_length(line: bytes, most: int, place: str) -> None:
+    if len(line) > most and len(line.rstrip(b"\r\n")) > most:
+        raise BadLineError(
+            f"{place}: longer than {most:,} bytes; divide the text into documents, or raise --max_document_bytes (a "
+            "byte takes about 200 of memory to tokenise)"
+        )
+
+
+def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
+    text = "".join(lines)
+    text = text.strip("\r\n") if strip else text
+    if text:  # two separators in a row have no document between them
+        yield {"text": text, "error": None}
+
+
+def decode_text(line: bytes, place: str) -> str:
+    """UTF-8 bytes as text. Raises `BadLineError` that names the place and the byte."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadLineError(
+            f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert the "
+            "file, or skip such lines with --on_bad_line skip"
+        ) from None
+
+
+def parse_json(line: bytes, place: str) -> Any:
+    """The value of a line. Raises `BadLineError` that names the place and the character."""
+    text = decode_text(line.rstrip(b"\r\n"), place)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
+    except RecursionError:
+        raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise BadLineError(f"{place}: broken JSON ({str(error).partition(';')[0]}): {shorten(text)}") from None
+
+
+def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
+    if on_bad_line == "stop":
+        raise BadLineError(f"{error}. Mend it, or leave such lines out with --on_bad_line skip") from None
+    return {"text": None, "error": str(error)}
+
+
+def shorten(value: Any) -> str:
+    """The repr of a value for an error message, at most 100 characters."""
+    try:
+        text = repr(value[:200] if isinstance(value, str) else value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+# ---- tables ----
+
+
+def _open_parquet(path: Path, column: str, streaming: bool, cache_dir: str | None):
+    from datasets import load_dataset
+
+    rows = load_dataset("parquet", data_files=str(path), split="train", streaming=streaming, cache_dir=cache_dir)
+    return _with_places(rows, column, str(path))
+
+
+def _open_hub(source: str, split: str, column: str, streaming: bool, cache_dir: str | None):
+    from datasets import load_dataset
+
+    name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
+    try:
+        rows = load_dataset(name, config or None, split=split, streaming=streaming, cache_dir=cache_dir)
+    except (ConnectionError, FileNotFoundError) as error:
+        raise FileNotFoundError(
+            f"{source} is no file or folder here, and the Hub did not give it as a data set: {error}"
+        ) from error
+    return _with_places(rows, column, f"{name}, split {split}")
+
+
+def _with_places(rows, column: str, name: str):
+    """Reduces a table to `text` and `error`, the latter for rows without a text."""
+    from datasets import Features, Value
+
+    columns = rows.column_names
+    if columns is None:  # a stream tells its columns only after its first row
+        rows = rows._resolve_features()
+        columns = rows.column_names
+    if column not in columns:
+        raise ValueError(f"{name}: no column {column!r}, it has {columns}; name the right one with --text_column")
+    kind = getattr(rows.features[column], "dtype", "list")
+    if kind not in ("string", "large_string"):
+        raise ValueError(f"{name}: column {column!r} holds {kind}; expected strings")
+
+    return rows.map(
+        _mark_rows_without_text,
+        batched=True,
+        with_indices=True,
+        remove_columns=columns,
+        fn_kwargs={"column": column, "name": name},
+        features=Features({"text": Value("large_string"), "error": Value("string")}),
+    )
+
+
+def _mark_rows_without_text(batch, indices, column: str, name: str) -> dict[str, list]:
+    errors = [
+        f"{name}, row {index}: {column!r} is empty (null); expected a string" if text is None else None
+        for text, index in zip(batch[column], indices)
+    ]
+    return {"text": batch[column], "error": errors}

@@ -1,0 +1,321 @@
+"""The part of `HrmTrainer` for models without a carry (causal language models): what is measured, and data that end.
+
+Forward, loss, accumulation and clipping are the library's. Here are the loss components and metrics that a model
+returns beside its loss, weighted by the tokens they are means over, in training and in evaluation; the epoch of data
+that do not know their length; and processes whose data end at different times. Every override leaves models with a
+carry to themselves: `CarryTraining` never calls these for them.
+"""
+
+import math
+import os
+import sys
+from typing import Any
+
+import torch
+from torch.utils.data import Sampler
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import TrainerState
+from transformers.trainer_utils import unwrap_peft_model
+
+from ..trainer.metric_accumulator import LossMeter
+
+
+# A model may give a part, or a metric, that is a mean over fewer than all targets: over the number in `metrics` of the
+# name on the right. The parts that are means over tokens make up the loss of the language model.
+PART_COUNTS = {
+    "plan_loss": "plan_tokens",
+    "code_loss": "code_tokens",
+    "refinement_loss": "decisions",
+    "refinement_accuracy": "decisions",
+}
+# What a batch counts by, and what says that a row is not counted.
+COUNTED_ONCE = {
+    "labels": -100,
+    "shift_labels": -100,
+    "decision_labels": -100,
+    "scored_labels": -100,
+    "scored_bytes": 0,
+}
+COUNTS = tuple(dict.fromkeys(PART_COUNTS.values()))
+
+
+class LmTraining:
+    """Overrides of Trainer's methods for a model whose forward returns a loss, maybe `*_loss` parts and `metrics`."""
+
+    eval_bytes_per_token: float | dict[str, float] | None
+    _eval_meter: LossMeter | None = None
+    _step_loss: torch.Tensor | float = 0.0
+    _ended: Any = None
+    _length_sampler: "LengthGroupedBatches | None" = None
+
+    # ---- one step ----
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        """One micro-batch; after the last of a step, the check that the step is finite.
+
+        The loss of the whole step is handed on with its last micro-batch, so that a skipped step leaves no trace in
+        the library's running sum.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._step_loss = self._step_loss + loss.float()
+        if not self.accelerator.sync_gradients:
+            return torch.zeros_like(loss)
+        loss, self._step_loss = self._step_loss, 0.0
+        return self._close_step(loss)
+
+    def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
+        """As in the library, and notes every `*_loss` and every 0-d tensor of `metrics` that the model returns.
+
+        `scored_labels` and `scored_bytes` of evaluation rows are not for the model: see `_scored_terms`.
+        """
+        scored = {name: inputs[name] for name in ("scored_labels", "scored_bytes") if name in inputs}
+        inputs = {name: value for name, value in inputs.items() if name not in scored}
+        labels = _targets(inputs)
+        loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
+        meter = self.meter if model.training else self._eval_meter
+        if meter is not None and labels is not None:
+            tokens = labels.ne(-100).sum().to(loss.device)
+            terms = self._terms(loss.detach(), outputs, tokens, num_items_in_batch)
+            terms |= _decision_terms(outputs, inputs.get("decision_labels"))
+            meter.add(terms | (_scored_terms(outputs["logits"], **scored) if scored else {}))
+        return (loss, outputs) if return_outputs else loss
+
+    def _terms(self, loss, outputs, tokens, num_items_in_batch) -> dict[str, torch.Tensor]:
+        """Sums over this call's tokens, of means that the model took over them or over the whole step's.
+
+        What has a count of its own is a sum over that.
+        """
+        divided_by = tokens  # what the model divided its sums by
+        scale = 1  # what the library multiplied the loss by, DDP's mean undoing it
+        if num_items_in_batch is not None and self.model_accepts_loss_kwargs:
+            divided_by = num_items_in_batch
+            scale = self.accelerator.num_processes if self.args.average_tokens_across_devices else 1
+        metrics = outputs.get("metrics") or {}
+        counts = {name: metrics[name].double() for name in COUNTS if name in metrics}
+        terms = {"loss": loss.double() * divided_by / scale}
+        for name, value in outputs.items():
+            if name.endswith("_loss") and torch.is_tensor(value) and value.dim() == 0:
+                terms[name] = value.detach().double() * counts.get(PART_COUNTS.get(name), divided_by)
+        for name, value in metrics.items():
+            if value.dim() == 0 and name not in counts:
+                terms[name] = value.detach().double() * counts.get(PART_COUNTS.get(name), tokens)
+        # A mean over no token is NaN, and adds nothing.
+        terms = {name: torch.where(tokens > 0, value, 0.0) for name, value in terms.items()}
+        return terms | counts | {"tokens": tokens.double()}
+
+    # ---- data ----
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As in the library; an epoch ends for all processes when one of them cannot fill a step.
+
+        Processes would wait for each other for ever otherwise, and the library would carry the gradients of an
+        unfinished step into the next epoch. Map-style data fill every step, but for a last one of known size.
+        """
+        if epoch_iterator is self._ended:
+            return [], None
+        batches = []
+        for batch in epoch_iterator:
+            batches.append(batch)
+            if len(batches) == num_batches:
+                break
+        filled = torch.tensor(float(len(batches) == num_batches), device=device)
+        if self.args.world_size > 1:
+            filled = self.accelerator.reduce(filled, "mean")
+        if filled.item() < 1:
+            self._ended = epoch_iterator
+            return [], None
+        if hasattr(self.data_collator, "at_step"):  # its batches hold what several phases of a run train on
+            batches = [self.data_collator.at_step(batch, self.state.global_step) for batch in batches]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _get_train_sampler(self, train_dataset=None):
+        """As in the library, but for grouping by length: see `LengthGroupedBatches`."""
+        train_dataset = self.train_dataset if train_dataset is None else train_dataset
+        grouped = self.args.train_sampling_strategy == "group_by_length"
+        if self.has_carry or not grouped or self.args.length_column_name not in (train_dataset.column_names or ()):
+            return super()._get_train_sampler(train_dataset)
+        args = self.args
+        self._length_sampler = LengthGroupedBatches(
+            train_dataset[args.length_column_name],
+            args.train_batch_size * args.gradient_accumulation_steps * args.world_size,
+            args.seed if args.data_seed is None else args.data_seed,
+        )
+        return self._length_sampler
+
+    def _run_epoch(self, *args: Any, epoch: int, **kwargs: Any):
+        """As in the library, which does not tell every sampler its epoch when it skips batches to resume."""
+        if self._length_sampler is not None:
+            self._length_sampler.epoch = epoch
+        return super()._run_epoch(*args, epoch=epoch, **kwargs)
+
+    def _init_training_state(self, max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
+        """As in the library, which takes data of unknown length for one endless epoch when it resumes."""
+        epochs, batches = super()._init_training_state(
+            max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if self.has_carry or resume_from_checkpoint is None or num_train_epochs != sys.maxsize:
+            return epochs, batches
+        saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
+        # There, `epoch` is the number of finished epochs plus the batches of the present one over this constant.
+        batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
+        return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
+
+    # ---- logging ----
+
+    def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
+        """Means over the tokens of all processes since the last log, and speed."""
+        tokens = sums.pop("tokens", 0.0)
+        logs = {"tokens_per_second": tokens / seconds}
+        if tokens:
+            logs |= self._token_means(sums, tokens, smoothed=self.label_smoother is not None)
+            del logs["loss"]  # the library logs it, as a mean over steps
+        return logs
+
+    @staticmethod
+    def _token_means(sums: dict[str, float], tokens: float, smoothed: bool) -> dict[str, float]:
+        """Means with `lm_loss` and `perplexity`, where the loss says nothing about the language model alone: without.
+
+        A model with parts says which of them is the language model's, or the parts that are means over tokens of their
+        own are it together; the loss of a model without parts is it.
+        """
+        counts = {name: sums.pop(name) for name in COUNTS if name in sums}
+        count_of = {name: counts[PART_COUNTS[name]] for name in sums if PART_COUNTS.get(name) in counts}
+        means = {name: value / count_of.get(name, tokens) for name, value in sums.items() if count_of.get(name, 1)}
+        over_tokens = [name for name in count_of if PART_COUNTS[name].endswith("_tokens")]
+        if over_tokens:
+            means["lm_loss"] = sum(sums[name] for name in over_tokens) / max(1, sum(map(count_of.get, over_tokens)))
+        elif not smoothed and not any(name.endswith("_loss") for name in means):
+            means["lm_loss"] = means["loss"]
+        if "lm_loss" in means:
+            means["perplexity"] = math.exp(means["lm_loss"]) if means["lm_loss"] < 700 else math.inf
+        return means
+
+    # ---- evaluation ----
+
+    def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
+        """As in the library, on all processes and with averaged weights; adds the means over all labelled tokens.
+
+        `PREFIX_loss` is such a mean too, of the loss without the trainer's label smoothing; `PREFIX_bits_per_byte`
+        comes with `eval_bytes_per_token`, or of the code alone with rows that have `scored_labels` and `scored_bytes`.
+        """
+        self._eval_meter, smoother = LossMeter(), self.label_smoother
+        self.label_smoother = None
+        try:
+            with self.meter.paused(), self.averaged_weights():
+                output = super().evaluation_loop(
+                    dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
+                self._eval_meter.keep()
+                sums, _, _ = self._eval_meter.drain(self.accelerator, 0)
+        finally:
+            self._eval_meter, self.label_smoother = None, smoother
+        if sums:
+            output.metrics.update(self._evaluation_means(sums, metric_key_prefix))
+        return output
+
+    def _evaluation_means(self, sums: dict[str, float], prefix: str) -> dict[str, float]:
+        tokens = sums.pop("tokens")
+        if not tokens:
+            raise ValueError("the evaluation data have no labelled token: every label is -100")
+        nats, size_of_scored = sums.pop("scored_nats", None), sums.pop("scored_bytes", None)
+        counts = {name: int(sums[name]) for name in COUNTS if name in sums}
+        means = self._token_means(sums, tokens, smoothed=False)
+        size = self.eval_bytes_per_token
+        if isinstance(size, dict):
+            size = size.get(prefix.removeprefix("eval_"))
+        if size is not None and "lm_loss" in means:
+            means["bits_per_byte"] = means["lm_loss"] / math.log(2) / size
+        if size_of_scored:
+            means |= {"bits_per_byte": nats / math.log(2) / size_of_scored, "scored_bytes": int(size_of_scored)}
+        return {f"{prefix}_{name}": value for name, value in {**means, **counts, "tokens": int(tokens)}.items()}
+
+    def prediction_step(self, model, inputs, *args: Any, **kwargs: Any):
+        """As in the library; rows that accelerate repeats to give each process as many are not counted twice."""
+        labelled = {name: inputs[name] for name in COUNTED_ONCE if name in inputs}
+        for name, labels in labelled.items():
+            counting = self._rows_that_count(len(labels))
+            if counting < len(labels):
+                labels = labels.clone()
+                labels[counting:] = COUNTED_ONCE[name]
+                inputs = {**inputs, name: labels}
+        return super().prediction_step(model, inputs, *args, **kwargs)
+
+    def _rows_that_count(self, rows: int) -> int:
+        """How many rows of this batch of this process are not repeated from the start of the data."""
+        batches = self.accelerator.gradient_state
+        if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
+            return rows
+        return min(max(batches.remainder - self.args.process_index * rows, 0), rows)
+
+
+def check_label_smoothing(model: Any, factor: float) -> None:
+    """Raises ValueError where the library would smooth the wrong labels.
+
+    It shifts labels for the causal models it knows by name only, and it takes the labels away from the model, whose
+    other losses would be gone.
+    """
+    name = type(unwrap_peft_model(model)).__name__
+    if factor and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
+        raise ValueError(
+            f"label_smoothing_factor={factor}: the library would compare the outputs of {name} with labels that are "
+            "not shifted. Set the model's own instead, with --config_overrides label_smoothing=... where it has one"
+        )
+
+
+def _targets(inputs: dict[str, Any]) -> torch.Tensor | None:
+    """The labels as the loss sees them, one token later; None if there are none."""
+    if inputs.get("shift_labels") is not None:
+        return inputs["shift_labels"]
+    labels = inputs.get("labels")
+    return None if labels is None else labels[..., 1:]
+
+
+def _decision_terms(outputs: Any, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    """How many decisions of a refinement head are right; nothing for a model without."""
+    if labels is None or outputs.get("refinement_logits") is None:
+        return {}
+    # A decision without a label is -100, which no class is.
+    return {"refinement_accuracy": (outputs["refinement_logits"].argmax(dim=-1) == labels).sum().double()}
+
+
+def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_bytes: torch.Tensor) -> dict:
+    """Nats of the labels that a figure is wanted of, whatever else the loss is made of, and the bytes of their text.
+
+    One forward for both, and the same figure for models with parts and without.
+    """
+    targets = scored_labels[:, 1:]
+    scored = targets != -100
+    nats = torch.nn.functional.cross_entropy(logits[:, :-1][scored].float(), targets[scored], reduction="sum")
+    return {"scored_nats": nats.double(), "scored_bytes": scored_bytes.sum().double()}
+
+
+class LengthGroupedBatches(Sampler):
+    """Orders rows so that those of one batch are about equally long, and batches come in random order.
+
+    The library's own goes from long to short again and again, and on the process's random numbers, which a resumed run
+    does not have any more. Here the order is a function of seed and epoch.
+
+    Args:
+        lengths: of the rows.
+        batch_size: rows of an optimizer step, over all processes.
+        seed: of the order.
+    """
+
+    GROUP = 50  # batches that are sorted together: more is less padding, and less mixing
+
+    def __init__(self, lengths, batch_size: int, seed: int):
+        self.lengths = torch.as_tensor(lengths)
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+
+    def __len__(self) -> int:
+        return len(self.lengths)
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(self.seed + self.epoch)
+        order = torch.randperm(len(self.lengths), generator=generator)
+        whole = len(order) // self.batch_size * self.batch_size  # what does not fill a step comes last
+        groups = [group[self.lengths[group].argsort()] for group in order[:whole].split(self.GROUP * self.batch_size)]
+        batches = torch.cat([*groups, order[:0]]).view(-1, self.batch_size)
+        batches = batches[torch.randperm(len(batches), generator=generator)]
+        return iter([*batches.flatten().tolist(), *order[whole:].tolist()])

@@ -1,0 +1,294 @@
+"""Adapters on any architecture of the package: LoRA, DoRA, and both over quantised weights (QLoRA), by PEFT.
+
+An adapter is a small change of the linear maps of a model, which stays as it is: W + scale * B A, and with DoRA a
+length of each row of that sum. Weights that a recurrent model uses several times have one adapter, used as often.
+
+    model = with_adapters(AutoModelForPuzzleSolving.from_pretrained(base), TuningArguments(lora_rank=8))
+    HrmTrainer(model, ...)
+
+What is adapted: every linear map and convolution of the body. What is trained as a whole, because it is small and has
+to follow the body, is in `TRAINED_WHOLE`. Embeddings, norms, the routing of hyper-connections and the vocabulary head
+stay as they are, unless `lora_modules_to_save` names them.
+
+Here are the options and what is ours about them; the arithmetic, the files and the merging are PEFT's. Sources: Hu et
+al. 2021, arXiv 2106.09685 (LoRA); Liu et al. 2024, arXiv 2402.09353 (DoRA); Dettmers et al. 2023, arXiv 2305.14314
+(QLoRA).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import LoraConfig, PeftModel, TaskType, get_peft_model, prepare_model_for_kbit_training
+from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
+from torch import nn
+from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
+
+from .recipes import ModelArguments
+
+
+if TYPE_CHECKING:
+    from . import HrmTrainer
+
+ALL_LINEAR = "all-linear"
+# Modules that an adapter holds a trained copy of, by model type: heads that read the adapted states, the puzzle table,
+# and batch norms, whose running statistics are those of the adapted activations.
+TRAINED_WHOLE = {
+    "hrm_puzzle": ("q_head", "puzzle_emb"),
+    "trm_puzzle": ("q_head", "puzzle_emb"),
+    "hrm_lm": ("q_head",),
+    "rlm_mhc": (),
+    "hrm_go_coder": ("refinement_head", "feedback_encoder"),
+    "hrm_cosmo": ("posterior_head", "halt_head"),
+    "cosmo_cnn": ("posterior_head", "normalization"),
+}
+MAGNITUDE = "lora_magnitude_vector"
+
+
+@dataclass
+class TuningArguments:
+    """Options of a run that trains an adapter instead of the weights."""
+
+    lora_rank: int = field(default=0, metadata={"help": "Train LoRA adapters of this rank; 0 trains the weights."})
+    lora_alpha: int | None = field(
+        default=None, metadata={"help": "The adapter's change is scaled by alpha / rank; twice the rank by default."}
+    )
+    lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on what the adapters read."})
+    lora_targets: str = field(
+        default=ALL_LINEAR,
+        metadata={"help": "What is adapted: all-linear (linear maps and convolutions of the body), or module names."},
+    )
+    lora_modules_to_save: str | None = field(
+        default=None, metadata={"help": "Modules to train as a whole besides halting and output heads, with commas."}
+    )
+    use_dora: bool = field(default=False, metadata={"help": "DoRA: the length of each adapted row is trained too."})
+    load_in: str = field(
+        default="none", metadata={"help": "Base weights of the adapters: none (as they are), 8bit, or 4bit (QLoRA)."}
+    )
+    adapter: str | None = field(
+        default=None,
+        metadata={"help": "Go on from this saved adapter (folder or Hub), which knows its base."},
+    )
+    merge_adapter: bool = field(
+        default=False, metadata={"help": "Save a whole checkpoint at the end, the adapter merged into the weights."}
+    )
+
+    def __post_init__(self):
+        if self.lora_rank < 0:
+            raise ValueError(f"lora_rank={self.lora_rank} must be 0 (no adapter) or more")
+        if self.lora_alpha is not None and self.lora_alpha < 1:
+            raise ValueError(f"lora_alpha={self.lora_alpha} must be at least 1")
+        if not 0 <= self.lora_dropout < 1:
+            raise ValueError(f"lora_dropout={self.lora_dropout} is outside 0..1")
+        if self.load_in not in ("none", "8bit", "4bit"):
+            raise ValueError(f"load_in={self.load_in!r} is not one of none, 8bit, 4bit")
+        if not self.target_names:
+            raise ValueError(f"lora_targets={self.lora_targets!r} names nothing; give all-linear or names of modules")
+        self._validate_together()
+
+    def _validate_together(self):
+        own = {
+            name: getattr(self, name)
+            for name in ("lora_alpha", "lora_dropout", "lora_targets", "lora_modules_to_save", "use_dora")
+            if getattr(self, name) != type(self).__dataclass_fields__[name].default
+        }
+        if self.adapter and (self.lora_rank or own):
+            given = {"lora_rank": self.lora_rank, **own} if self.lora_rank else own
+            raise ValueError(f"adapter={self.adapter!r} has its own rank and targets; leave out {', '.join(given)}")
+        if own and not self.lora_rank:
+            raise ValueError(f"{', '.join(own)} without an adapter: give --lora_rank, e.g. 8")
+        if self.adapts:
+            if self.merge_adapter and self.load_in != "none":
+                raise ValueError(
+                    f"merge_adapter with load_in={self.load_in!r} would round the result to the quantised weights; "
+                    "save the adapter, and merge it into the base as it is: "
+                    "PeftModel.from_pretrained(base, DIR).merge_and_unload()"
+                )
+            return
+        for name, idle in {"load_in": "none", "merge_adapter": False}.items():
+            if getattr(self, name) != idle:
+                raise ValueError(f"{name}={getattr(self, name)!r} is for adapters: give --lora_rank, e.g. 8")
+
+    @property
+    def adapts(self) -> bool:
+        """Whether the run trains an adapter."""
+        return bool(self.lora_rank or self.adapter)
+
+    @property
+    def saves_adapter(self) -> bool:
+        """Whether the run leaves an adapter, which has no config of its own, and not a whole checkpoint."""
+        return self.adapts and not self.merge_adapter
+
+    @property
+    def target_names(self) -> list[str]:
+        return _names(self.lora_targets)
+
+
+def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
+    """Makes `model_args` name the weights that an adapter changes: given, or those that a saved adapter was made for.
+
+    Raises:
+        ValueError: the weights are an adapter's folder, or there are none to adapt.
+    """
+    given = model_args.model_name_or_path
+    if given is not None and Path(given, CONFIG_NAME).is_file():
+        base = json.loads(Path(given, CONFIG_NAME).read_text()).get("base_model_name_or_path")
+        raise ValueError(
+            f"model_name_or_path={given!r} is an adapter of {base}: go on from it with --adapter {given}, or merge it "
+            "and start from the whole checkpoint"
+        )
+    if arguments.adapter and given is None:
+        model_args.model_name_or_path = LoraConfig.from_pretrained(arguments.adapter).base_model_name_or_path
+    elif arguments.adapts and given is None:
+        raise ValueError("an adapter changes trained weights: say which with --model_name_or_path")
+
+
+def quantization_config(
+    arguments: TuningArguments, model_name_or_path: str, bf16: bool = False
+) -> BitsAndBytesConfig | None:
+    """What `from_pretrained` takes to load base weights in 8 or 4 bits (nf4, scales quantised too); None for neither.
+
+    Output heads and what is trained as a whole stay as they are.
+
+    Args:
+        bf16: 4-bit weights are multiplied in bfloat16, not in float32.
+
+    Raises:
+        ValueError: the model is made of convolutions, and nothing would be quantised.
+    """
+    if arguments.load_in == "none":
+        return None
+    model_type = AutoConfig.from_pretrained(model_name_or_path).model_type
+    if model_type == "cosmo_cnn":
+        raise ValueError(
+            f"load_in={arguments.load_in!r}: cosmo_cnn is made of convolutions, and bitsandbytes quantises linear "
+            "maps alone; leave the option out"
+        )
+    kept = None  # of other architectures the library finds the output head by itself
+    if model_type in TRAINED_WHOLE:
+        kept = [f".*{name}" for name in ("lm_head", *TRAINED_WHOLE[model_type])]
+    if arguments.load_in == "8bit":
+        return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
+    return BitsAndBytesConfig(
+        load_in_4bit=True,
+        bnb_4bit_quant_type="nf4",
+        bnb_4bit_use_double_quant=True,
+        bnb_4bit_compute_dtype=torch.bfloat16 if bf16 else torch.float32,
+        llm_int8_skip_modules=kept,
+    )
+
+
+def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfig:
+    """The options as PEFT takes them, for this model.
+
+    Raises:
+        ValueError: an adapter on the vocabulary head, which a training step may use without calling it.
+    """
+    whole = TRAINED_WHOLE.get(model.config.model_type, ())
+    targets: str | list[str] = arguments.target_names
+    if model.config.model_type in TRAINED_WHOLE:
+        head = model.get_output_embeddings()
+        unfit = [name for name, module in model.named_modules() if module is head and name in targets]
+        if unfit:
+            raise ValueError(
+                f"lora_targets={arguments.lora_targets!r}: {unfit[0]} can have no adapter, because the loss reads its "
+                f"weights; train it as a whole with --lora_modules_to_save {unfit[0]}"
+            )
+    if targets == [ALL_LINEAR]:
+        targets = adaptable_modules(model) if model.config.model_type in TRAINED_WHOLE else ALL_LINEAR
+    names = {part for name, _ in model.named_modules() for part in name.split(".")}
+    saved = [*(name for name in whole if name in names), *_names(arguments.lora_modules_to_save)]
+    unknown = [name for name in saved if name.split(".")[-1] not in names]
+    if unknown:
+        raise ValueError(f"lora_modules_to_save: {type(model).__name__} has no module {unknown[0]!r}")
+    return LoraConfig(
+        r=arguments.lora_rank,
+        lora_alpha=arguments.lora_alpha or 2 * arguments.lora_rank,
+        lora_dropout=arguments.lora_dropout,
+        target_modules=targets,
+        modules_to_save=saved or None,
+        use_dora=arguments.use_dora,
+        task_type=TaskType.CAUSAL_LM if model.can_generate() else None,
+    )
+
+
+def adaptable_modules(model: PreTrainedModel) -> list[str]:
+    """Full names of the linear maps and convolutions of a model's body, but for those trained as a whole."""
+    whole = set(TRAINED_WHOLE.get(model.config.model_type, ()))
+    return [
+        f"{model.base_model_prefix}.{name}"
+        for name, module in model.base_model.named_modules()
+        if isinstance(module, (nn.Linear, nn.Conv2d)) and whole.isdisjoint(name.split("."))
+    ]
+
+
+def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrainedModel | PeftModel:
+    """The model with a fresh adapter, or with a saved one to go on from; as it is without either.
+
+    Only the adapter and what it holds whole copies of are trained; the model's own weights are frozen.
+    """
+    if not arguments.adapts:
+        return model
+    if arguments.load_in != "none":
+        # Gradient checkpointing is the trainer's business.
+        model = prepare_model_for_kbit_training(model, use_gradient_checkpointing=False)
+    if arguments.adapter:
+        adapted = PeftModel.from_pretrained(model, arguments.adapter, is_trainable=True)
+    else:
+        adapted = get_peft_model(model, lora_config(model, arguments))
+    for wrapper in adapted.modules():
+        if isinstance(wrapper, ModulesToSaveWrapper):
+            for copied in wrapper.modules_to_save.values():
+                if "config" in vars(copied):  # copied with the module: changes of the model's would not reach it
+                    copied.config = model.config
+    return adapted
+
+
+def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
+    """What a finished run saves: its model, an adapter, or with `merge_adapter` the adapted model.
+
+    Returns:
+        Whether the folder is a whole checkpoint.
+    """
+    if arguments.merge_adapter and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
+        print("the adapter is not merged: the weights are sharded; PeftModel.from_pretrained(...).merge_and_unload()")
+        trainer.save_model()
+        return False
+    if arguments.merge_adapter:
+        merge(trainer)
+    trainer.save_model()
+    return not arguments.saves_adapter
+
+
+def merge(trainer: HrmTrainer) -> None:
+    """Adds the adapter to the weights that it changes: the trainer's model is an ordinary one from then on.
+
+    With a moving average of weights, the averaged adapter.
+    """
+    if trainer.average is not None:
+        trainer.average.swap()
+        trainer.average = None
+    trainer.model = trainer.model.merge_and_unload()
+
+
+def magnitudes(model: nn.Module) -> set[nn.Parameter]:
+    """DoRA's lengths of rows: they replace those of the weights, so weight decay would pull the weights to zero."""
+    return {p for name, p in model.named_parameters() if MAGNITUDE in name}
+
+
+def decay_apart(groups: list[dict[str, Any]], exempt: set[nn.Parameter]) -> list[dict[str, Any]]:
+    """The groups of an optimizer, with what is exempt from weight decay in groups of its own."""
+    parts: list[dict[str, Any]] = []
+    for group in groups:
+        parts.append({**group, "params": [p for p in group["params"] if p not in exempt]})
+        if found := [p for p in group["params"] if p in exempt]:
+            parts.append({**group, "params": found, "weight_decay": 0.0})
+    return parts
+
+
+def _names(listed: str | None) -> list[str]:
+    return [name.strip() for name in (listed or "").split(",") if name.strip()]

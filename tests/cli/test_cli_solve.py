@@ -1,0 +1,196 @@
+"""`hrm-hf solve`, `hrm-hf eval puzzles` and the model card they write, on a small random model."""
+
+import json
+
+import numpy as np
+import pytest
+from huggingface_hub import ModelCard
+from typer.testing import CliRunner
+
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.cli import app
+from hrm_hf.cli.solve import _from_text, text_board
+from hrm_hf.hub.cards import END, START, new_card_text, update_model_card
+from hrm_hf.puzzles import maze, sudoku
+from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
+from hrm_hf.puzzles.dataset import save_puzzle_dataset
+from hrm_hf.puzzles.tasks import puzzle_task
+
+
+TINY = {
+    "hidden_size": 8, "num_attention_heads": 1, "H_layers": 1, "L_layers": 1, "expansion": 1, "puzzle_emb_ndim": 8,
+    "halt_max_steps": 2,
+}  # fmt: skip
+PUZZLE = "1...............".replace(".", "0")
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    splits, info = sudoku.generated_sudoku(4, num_train=4, num_test=6, seed=0)
+    save_puzzle_dataset(splits, info, folder)
+    return folder, info
+
+
+@pytest.fixture
+def model(data, tmp_path):
+    folder = tmp_path / "my-model"
+    HrmPuzzleForSolving(HrmPuzzleConfig(**TINY, **data[1].config_fields())).save_pretrained(folder)
+    return folder
+
+
+def run(*arguments, **options):
+    result = runner.invoke(app, [str(argument) for argument in arguments], **options)
+    return result
+
+
+def test_solve_prints_the_board_and_what_breaks_the_rules(model):
+    result = run("solve", model, PUZZLE)
+    assert result.exit_code == 0, result.output
+    assert "+-----+-----+" in result.output
+    assert "2 steps, confidence" in result.output
+    assert "breaks the rules: " in result.output and " more" in result.output
+
+
+def test_solve_reads_stdin_and_prints_json(model):
+    result = run("solve", model, "-", "--json", "--votes", 3, input=f"{PUZZLE}\n{PUZZLE}\n")
+    answers = json.loads(result.stdout)
+    assert len(answers) == 2 and answers[0]["votes"]["of"] == 3
+
+
+def test_solve_reads_a_file_and_sums_up(model, tmp_path):
+    (tmp_path / "puzzles.csv").write_text(f"puzzle,solution\n{PUZZLE},1234341221434321\n{PUZZLE},\n")
+    result = run("solve", model, "--file", tmp_path / "puzzles.csv")
+    assert result.exit_code == 0, result.output
+    assert "2 puzzles, 2.00 steps on average, 0 of 2 valid, 0 of 1 correct" in result.output
+
+
+@pytest.mark.parametrize("kind", ["png", "gif"])
+def test_solve_plots_the_steps(kind, model, tmp_path):
+    result = run("solve", model, PUZZLE, "--plot", tmp_path / f"steps.{kind}")
+    assert result.exit_code == 0, result.output
+    assert (tmp_path / f"steps.{kind}").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ((), "no puzzle given"),
+        ((PUZZLE, "--plot", "a.pdf"), ".png or .gif"),
+        ((PUZZLE, PUZZLE, "--plot", "a.png"), "one"),
+    ],
+)
+def test_solve_explains_bad_usage(arguments, message, model):
+    result = run("solve", model, *arguments)
+    assert result.exit_code == 2 and message in result.output
+
+
+@pytest.mark.parametrize("command", [("solve", "./nowhere", PUZZLE), ("eval", "puzzles", "./nowhere", "data")])
+def test_a_checkpoint_folder_that_does_not_exist_is_bad_usage(command):
+    result = run(*command)
+    assert result.exit_code == 2 and "is no folder" in result.output
+
+
+def test_solve_fails_on_an_impossible_puzzle(model):
+    result = run("solve", model, "12")
+    assert result.exit_code == 1 and "puzzle 0: a board has 16 cells" in str(result.exception)
+
+
+def test_lines_of_stdin_are_puzzles_if_they_are_long_enough_and_rows_otherwise():
+    square = puzzle_task(HrmPuzzleConfig(task="sudoku", grid_shape=[4, 4], seq_len=16, vocab_size=6))
+    assert _from_text("1...............\n2...............\n", square) == ["1" + "." * 15, "2" + "." * 15]
+    assert _from_text("12..\n....\n....\n....\n\n....\n....\n....\n3...", square) == [
+        "12..\n....\n....\n....",
+        "....\n....\n....\n3...",
+    ]
+    assert _from_text("[[1,0,0,0],[0,0,0,0],[0,0,0,0],[0,0,0,0]]", square) == [[[1, 0, 0, 0]] + [[0] * 4] * 3]
+
+
+def test_open_rows_of_a_maze_on_stdin_do_not_end_it():
+    task = puzzle_task(HrmPuzzleConfig(task="maze", grid_shape=[3, 3], seq_len=9, vocab_size=6))
+    assert _from_text("S##\n   \n##G\n", task) == ["S##\n   \n##G"]
+
+
+def test_boards_are_drawn_with_box_lines():
+    grid = (np.arange(36).reshape(6, 6) % 7).tolist()
+    lines = text_board(grid, HrmPuzzleConfig(task="sudoku", seq_len=36, vocab_size=8)).splitlines()
+    assert lines[:2] == ["+-------+-------+", "| . 1 2 | 3 4 5 |"] and len(lines) == 10
+    maze_grid = [list(maze.decode(row)) for row in next(iter(maze.generate(5, 5, 1)))[0]]
+    assert text_board(maze_grid, HrmPuzzleConfig(task="maze", seq_len=25)).splitlines()[0] == "".join(maze_grid[0])
+
+
+def test_eval_writes_results_and_a_plot(model, data, tmp_path):
+    result = run(
+        "eval", "puzzles", model, data[0], "--halt", "fixed", "--limit", 5, "--out", tmp_path / "eval", "--json"
+    )
+    assert result.exit_code == 0, result.output
+    results = json.loads((tmp_path / "eval" / "results.json").read_text())
+    assert results["metrics"]["count"] == 5 and results["metrics"]["average_steps"] == 2
+    assert {"task", "metrics", "parameters", "versions"} <= set(results)
+    assert json.loads(result.stdout)["metrics"] == results["metrics"]
+    assert (tmp_path / "eval" / "evaluation.png").exists()
+
+
+def test_eval_refuses_data_of_another_shape(model, tmp_path):
+    splits, info = sudoku.generated_sudoku(6, num_train=1, num_test=1, clues=20)
+    save_puzzle_dataset(splits, info, tmp_path / "six")
+    result = run("eval", "puzzles", model, tmp_path / "six")
+    assert result.exit_code == 1 and "seq_len: 16 and 36" in str(result.exception)
+
+
+def test_eval_of_arc_votes(tmp_path):
+    raw = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3, 1]], "output": [[4, 2]]}]}
+    tasks = [parse_task(raw, "abc")]
+    splits, info = build_arc(tasks, num_aug=3, cache_dir=tmp_path / "cache")
+    save_arc_dataset(splits, info, tasks, tmp_path / "arc")
+    HrmPuzzleForSolving(HrmPuzzleConfig(**TINY, **info.config_fields())).save_pretrained(tmp_path / "model")
+    result = run("eval", "puzzles", tmp_path / "model", tmp_path / "arc", "--json", "--max-steps", 1)
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout)["metrics"]
+    assert metrics["hrm/pass@2"] == 0 and metrics["tasks"] == 1 and metrics["test_inputs_without_votes"] == 0
+
+
+def test_eval_writes_a_card_once_and_then_updates_it(model, data):
+    command = ("eval", "puzzles", model, data[0], "--update-card")
+    assert run(*command).exit_code == 0
+    card = model / "README.md"
+    card.write_text(card.read_text() + "\nMy own words.\n")
+    assert run(*command).exit_code == 0
+    assert run(*command, "--halt", "fixed").exit_code == 0
+    loaded = ModelCard.load(card)
+    exact = [result for result in loaded.data.eval_results if result.metric_type == "exact_accuracy"]
+    assert sorted(result.metric_args["halt"] for result in exact) == ["fixed", "q"]
+    assert "My own words." in loaded.text and loaded.text.count(START) == loaded.text.count(END) == 1
+    assert loaded.text.count("| exact_accuracy |") == 2
+    assert {result.dataset_type for result in exact} == {data[0].name}  # no local path goes public
+    assert loaded.data.library_name == "transformers"
+
+
+@pytest.mark.parametrize(
+    "model_class, config_class, words",
+    [
+        (HrmPuzzleForSolving, HrmPuzzleConfig, "Hierarchical Reasoning Model"),
+        (TrmPuzzleForSolving, TrmPuzzleConfig, "Tiny Recursive Model"),
+    ],
+)
+def test_a_new_card_states_the_architecture(model_class, config_class, words, data, tmp_path):
+    fields = {**TINY, **data[1].config_fields(), "puzzle_emb_len": 2}
+    model = model_class(config_class(**fields))
+    model.save_pretrained(tmp_path)
+    text = new_card_text(tmp_path)
+    assert words in text and "Sudoku on boards of 4 x 4" in text
+    assert f"{model.num_parameters():,} parameters" in text.replace("\n", " ")
+
+
+def test_a_card_that_people_wrote_gets_a_section_at_its_end(model):
+    (model / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n\nWords.\n")
+    update_model_card(model, {"exact_accuracy": 0.5}, "data/sudoku")
+    loaded = ModelCard.load(model / "README.md")
+    assert loaded.text.strip().startswith("# Mine\n\nWords.\n\n## Results") and "| 0.5 |" in loaded.text
+    assert loaded.data.license == "mit" and loaded.data.eval_results[0].metric_value == 0.5
+
+
+def test_a_card_without_a_model_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no config\.json"):
+        update_model_card(tmp_path, {"exact_accuracy": 1.0}, "data")

@@ -1,0 +1,396 @@
+"""Cosmology data sets on disk: what they hold, and that neither workers nor interruptions change it.
+
+Referees: `datasets` and `pyarrow` for the files, `generate_map` for single maps, numpy for means and deviations, a
+small tmpfs for the full disk.
+"""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+from datasets import Array2D, Array3D, load_dataset
+
+from hrm_hf.cosmology.dataset import build as cosmology_build
+from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
+from hrm_hf.cosmology.dataset.rows import TEST_ID, load_cosmology_dataset, load_cosmology_info, read_arrays
+from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
+
+
+SMALL = MapSettings(size=16)
+COUNTS = (50, 20)  # three blocks in the largest shard, an odd one at the end
+FORM = {"shard_size": 20}
+
+
+def build(out, settings=SMALL, counts=COUNTS, **options):
+    return build_cosmology_dataset(settings, out, *counts, **(FORM | options))
+
+
+def contents(folder):
+    return {str(file.relative_to(folder)): file.read_bytes() for file in sorted(folder.rglob("*")) if file.is_file()}
+
+
+def stop_at(monkeypatch, shard: int, error: BaseException):
+    """Lets a build fail in the middle of the shard of a number, from 0."""
+    written = []
+
+    def write(file, features, blocks, header):
+        def failing():
+            for number, block in enumerate(blocks):
+                if len(written) == shard and number == 1:
+                    raise error
+                yield block
+
+        original(file, features, failing(), header)
+        written.append(file)
+
+    original = cosmology_build.write_shard
+    monkeypatch.setattr(cosmology_build, "write_shard", write)
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    out = tmp_path_factory.mktemp("built") / "set"
+    return out, build(out)
+
+
+@pytest.fixture
+def copied(built, tmp_path):
+    """A copy that a test may spoil."""
+    return Path(shutil.copytree(built[0], tmp_path / "copy"))
+
+
+def rewrite(file, change):
+    """Changes the rows of a shard, a dictionary of lists, and keeps its schema and header."""
+    table = pq.read_table(file)
+    columns = table.to_pydict()
+    change(columns)
+    changed = type(table).from_pydict(columns, schema=table.schema.remove_metadata())
+    pq.write_table(changed.replace_schema_metadata(table.schema.metadata), file)
+
+
+# ---- what a data set holds ----
+
+
+def test_load_dataset_reads_both_splits_with_their_features(built):
+    splits = load_dataset(str(built[0]))
+    assert {name: len(split) for name, split in splits.items()} == {"train": 50, "test": 20}
+    assert splits["train"].features["map"] == Array3D((1, 16, 16), "float32")
+    assert {name: splits["train"].features[name].dtype for name in ("omega_m", "sigma_8", "s_8", "seed")} == {
+        "omega_m": "float32", "sigma_8": "float32", "s_8": "float32", "seed": "int64"
+    }  # fmt: skip
+
+
+def test_a_stored_seed_gives_the_map_again(built):
+    rows = read_arrays(built[0], "test")
+    for row in (0, 19):
+        parameters = float(rows["omega_m"][row]), float(rows["sigma_8"][row])
+        assert np.array_equal(generate_map(SMALL, *parameters, int(rows["seed"][row]))[0], rows["map"][row])
+
+
+def test_arrays_equal_what_datasets_decodes(built):
+    rows, dataset = read_arrays(built[0], "train"), load_cosmology_dataset(built[0], "train").with_format("numpy")
+    assert set(rows) == set(dataset.column_names)
+    for name, values in rows.items():
+        assert values.dtype == dataset[0][name].dtype
+        assert np.array_equal(values, dataset[:][name])
+
+
+def test_splits_share_no_cosmology(built):
+    train, test = (read_arrays(built[0], split, ["omega_m", "sigma_8", "cosmology_id"]) for split in ("train", "test"))
+    assert not set(zip(train["omega_m"], train["sigma_8"])) & set(zip(test["omega_m"], test["sigma_8"]))
+    assert not set(train["cosmology_id"]) & set(test["cosmology_id"])
+    assert test["cosmology_id"].tolist() == list(range(TEST_ID, TEST_ID + 20))
+
+
+def test_parameters_fill_the_prior_and_s8_follows_from_them(tmp_path):
+    prior = {"omega_m": (0.2, 0.3), "sigma_8": (0.9, 0.95)}
+    rows = (build(tmp_path, counts=(200, 0), prior=prior), read_arrays(tmp_path, "train"))[1]
+    for name, (low, high) in prior.items():
+        assert low <= rows[name].min() < low + 0.05 * (high - low) and high - 0.05 * (high - low) < rows[name].max()
+    assert np.allclose(rows["s_8"], rows["sigma_8"] * np.sqrt(rows["omega_m"] / 0.3), rtol=1e-6)
+
+
+def test_several_maps_of_a_cosmology_differ_in_their_noise_alone(tmp_path):
+    build(tmp_path, counts=(6, 0), maps_per_cosmology=3)
+    rows = read_arrays(tmp_path, "train")
+    assert rows["cosmology_id"].tolist() == [0, 0, 0, 1, 1, 1]
+    assert len(set(rows["omega_m"])) == 2 and len(set(rows["seed"])) == 6
+    assert len(np.unique(rows["map"].reshape(6, -1), axis=0)) == 6
+
+
+def test_a_larger_set_begins_with_a_smaller_one_whatever_the_shards(built, tmp_path):
+    build(tmp_path, counts=(12, 5), shard_size=5)
+    for split, count in (("train", 12), ("test", 5)):
+        large, small = read_arrays(built[0], split), read_arrays(tmp_path, split)
+        assert all(np.array_equal(large[name][:count], small[name]) for name in large)
+
+
+def test_pixel_figures_are_those_of_the_train_split(built):
+    maps = read_arrays(built[0], "train")["map"].astype(np.float64)
+    assert np.allclose(built[1].pixel_mean, maps.mean((0, 2, 3)), atol=1e-9)
+    assert np.allclose(built[1].pixel_std, maps.std((0, 2, 3)), rtol=1e-8)
+
+
+def test_pixel_figures_do_not_depend_on_shards(built, tmp_path):
+    info = build(tmp_path, shard_size=7)
+    assert (info.pixel_mean, info.pixel_std) == (built[1].pixel_mean, built[1].pixel_std)
+
+
+def test_unobserved_pixels_do_not_count_and_masks_come_back(tmp_path, monkeypatch):
+    def draw(settings, omega_m, sigma_8, seed):
+        rng = np.random.default_rng(seed)
+        mask = rng.random((16, 16)) < 0.7
+        return np.where(mask, rng.normal(3, 2, (2, 16, 16)), 1e6).astype(np.float32), mask
+
+    monkeypatch.setattr(cosmology_build, "generate_map", draw)
+    settings = MapSettings(kind="des", size=16, source_redshifts=(0.5, 1.0), mask_fraction=0.3)
+    info = build(tmp_path, settings)
+    rows = read_arrays(tmp_path, "train")
+    seen = np.moveaxis(rows["map"], 1, 0)[:, rows["mask"]].astype(np.float64)
+    assert rows["mask"].dtype == bool and 0.6 < rows["mask"].mean() < 0.8
+    assert np.allclose(info.pixel_mean, seen.mean(1)) and np.allclose(info.pixel_std, seen.std(1))
+    assert load_dataset(str(tmp_path), split="train").features["mask"] == Array2D((16, 16), "bool")
+    assert np.array_equal(load_cosmology_dataset(tmp_path, "train").with_format("numpy")[:]["mask"], rows["mask"])
+    fields = info.config_fields()
+    assert (fields["num_channels"], fields["mask_channel"], fields["padding_mode"]) == (3, True, "zeros")
+
+
+def test_legacy_maps_are_labelled_with_omega_m_alone(tmp_path):
+    info = build(tmp_path, MapSettings(kind="legacy-synthetic", size=32), (5, 0))
+    assert set(read_arrays(tmp_path, "train")) == {"map", "omega_m", "seed", "cosmology_id"}
+    fields = info.config_fields()
+    assert (fields["target_names"], fields["derived_s8"], fields["prior_bounds"]) == (["omega_m"], False, [[0.1, 0.5]])
+
+
+def test_the_info_is_read_back_as_it_was_built(built):
+    assert load_cosmology_info(built[0]) == built[1]
+    assert load_cosmology_info(built[0]).settings == SMALL
+
+
+def test_the_data_decide_these_fields_of_a_config(built):
+    assert built[1].config_fields() == {
+        "image_size": 16, "num_channels": 1, "mask_channel": False, "target_names": ["omega_m", "sigma_8"],
+        "derived_s8": True, "prior_bounds": [[0.1, 0.5], [0.6, 1.0]], "pixel_mean": list(built[1].pixel_mean),
+        "pixel_std": list(built[1].pixel_std), "padding_mode": "circular",
+    }  # fmt: skip
+
+
+def test_the_card_names_splits_columns_and_units(built):
+    card = (built[0] / "README.md").read_text()
+    assert "path: train/*.parquet" in card and "num_examples: 50" in card and "array3_d" in card
+    assert "| map | convergence kappa, dimensionless |" in card
+
+
+# ---- workers and interruptions ----
+
+
+def test_two_workers_write_the_same_files_as_one(built, tmp_path):
+    build(tmp_path / "set", workers=2)
+    assert contents(tmp_path / "set") == contents(built[0])
+
+
+def test_two_workers_draw_masked_tomographic_maps_as_one_does(tmp_path):
+    settings = MapSettings(
+        kind="des", size=16, source_redshifts=(0.5, 1.0), sigma_e=0.26, mask_fraction=0.2, smoothing_arcmin=10
+    )
+    for workers in (1, 2):
+        build(tmp_path / str(workers), settings, (20, 0), workers=workers)
+    assert contents(tmp_path / "1") == contents(tmp_path / "2")
+    assert read_arrays(tmp_path / "2", "train")["mask"].shape == (20, 16, 16)
+
+
+@pytest.mark.parametrize("shard", [0, 2, 3])
+def test_an_interrupted_build_is_finished_as_if_it_had_not_been(built, tmp_path, monkeypatch, shard):
+    out = tmp_path / "set"
+    stop_at(monkeypatch, shard, KeyboardInterrupt())
+    with pytest.raises(KeyboardInterrupt):
+        build(out)
+    monkeypatch.undo()
+    left = sorted(file.name for file in out.rglob("*") if file.is_file())
+    assert len([name for name in left if name.endswith(".parquet")]) == shard and "cosmology.json" not in left
+    with pytest.raises(FileNotFoundError, match=r"same command finishes"):
+        load_cosmology_info(out)
+    times = {file: file.stat().st_mtime_ns for file in out.rglob("*.parquet")}
+    build(out)
+    assert contents(out) == contents(built[0])
+    assert all(file.stat().st_mtime_ns == time for file, time in times.items()), "a finished shard was written again"
+
+
+def test_a_killed_worker_leaves_whole_shards(built, tmp_path, monkeypatch):
+    class Killed(ProcessPoolExecutor):
+        def submit(self, function, *args):
+            future = super().submit(function, *args)
+            if args[1:] == ("train", 40, 48):
+                os.kill(next(iter(self._processes)), signal.SIGKILL)
+            return future
+
+    monkeypatch.setattr(cosmology_build, "ProcessPoolExecutor", Killed)
+    with pytest.raises(RuntimeError, match=r"a worker process died.*\d of 4 shards are finished"):
+        build(tmp_path / "set", workers=2)
+    monkeypatch.undo()
+    build(tmp_path / "set")
+    assert contents(tmp_path / "set") == contents(built[0])
+
+
+def test_what_a_killed_build_left_half_written_is_removed(copied, built):
+    (copied / "train" / ".00001-of-00003.parquet.123.tmp").write_bytes(b"half")
+    (copied / "train" / "00001-of-00003.parquet").unlink()
+    (copied / "cosmology.json").unlink()
+    build(copied)
+    assert contents(copied) == contents(built[0])
+
+
+def test_a_full_disk_keeps_finished_shards(built, tmp_path, monkeypatch):
+    stop_at(monkeypatch, 2, OSError(errno.ENOSPC, "No space left on device"))
+    with pytest.raises(OSError, match=r"no space left on the disk.*2 of 4 shards are finished and kept") as caught:
+        build(tmp_path / "set")
+    assert caught.value.errno == errno.ENOSPC
+    monkeypatch.undo()
+    build(tmp_path / "set")
+    assert contents(tmp_path / "set") == contents(built[0])
+
+
+@pytest.mark.external
+def test_a_disk_that_is_really_full_keeps_finished_shards(built, tmp_path):
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    options = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]  # of about 80 kB
+    if shutil.which("mount") is None or subprocess.run(options, capture_output=True).returncode:
+        pytest.skip("mounting a tmpfs is not permitted")
+    try:
+        with pytest.raises(OSError, match=r"[1-3] of 4 shards are finished and kept") as caught:
+            build(disk / "set")
+        assert caught.value.errno == errno.ENOSPC
+        assert not list(disk.rglob("*.tmp"))
+        subprocess.run(["mount", "-o", "remount,size=2m", str(disk)], check=True)
+        build(disk / "set")
+        assert contents(disk / "set") == contents(built[0])
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"seed": 1}, "seed is 0, asked 1"),
+        ({"settings": replace(SMALL, sigma_e=0.26)}, r"sigma_e is 0.0, asked 0.26"),
+        ({"counts": (60, 20)}, "train maps is 50, asked 60"),
+        ({"prior": {"omega_m": (0.2, 0.5), "sigma_8": (0.6, 1.0)}}, r"prior of omega_m is \[0.1, 0.5\], asked"),
+    ],
+)
+@pytest.mark.parametrize("told_by", ["cosmology.json", "unfinished.json", "the shards"])
+def test_a_folder_of_other_settings_is_refused_with_the_difference(copied, changed, message, told_by):
+    if told_by == "unfinished.json":
+        (copied / "cosmology.json").rename(copied / told_by)
+    elif told_by == "the shards":
+        (copied / "cosmology.json").unlink()
+    before = contents(copied)
+    with pytest.raises(FileExistsError, match=message if told_by != "the shards" else "already|not of this data set"):
+        build(copied, **changed)
+    assert contents(copied) == before
+
+
+def test_a_foreign_parquet_file_is_refused(tmp_path, built):
+    (tmp_path / "train").mkdir()
+    shutil.copy(built[0] / "train" / "00000-of-00003.parquet", tmp_path / "train" / "other.parquet")
+    with pytest.raises(FileExistsError, match=r"other.parquet is not of this data set"):
+        build(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"counts": (0, 5)}, "1 or more train maps"),
+        ({"seed": -1}, "seed=-1"),
+        ({"shard_size": 0}, "shard_size=0"),
+        ({"prior": {"omega_m": (0.5, 0.1), "sigma_8": (0.6, 1.0)}}, "prior of omega_m from 0.5 to 0.1 is empty"),
+        ({"prior": {"omega_m": (0.01, 0.5), "sigma_8": (0.6, 1.0)}}, "omega_b=0.046 must be below omega_m=0.01"),
+    ],
+)
+def test_impossible_plans_are_refused_before_anything_is_written(tmp_path, options, message):
+    with pytest.raises(ValueError, match=message):
+        build(tmp_path / "set", **options)
+    assert not (tmp_path / "set").exists()
+
+
+def test_a_map_that_cannot_be_drawn_is_named(tmp_path, monkeypatch):
+    def draw(settings, omega_m, sigma_8, seed):
+        return np.full((1, 16, 16), np.nan, np.float32), None
+
+    monkeypatch.setattr(cosmology_build, "generate_map", draw)
+    with pytest.raises(ValueError, match=r"train map 0 \(.*omega_m.*seed \d+\): 256 pixels are NaN"):
+        build(tmp_path)
+
+
+def test_labels_outside_the_prior_are_named_with_their_row(copied):
+    rewrite(copied / "train" / "00001-of-00003.parquet", lambda columns: columns["omega_m"].__setitem__(3, 0.9))
+    for read in (read_arrays, load_cosmology_dataset):
+        with pytest.raises(ValueError, match=r"row 23: omega_m=0.9 is outside the prior 0.1 to 0.5"):
+            read(copied, "train")
+
+
+def test_pixels_that_are_no_numbers_are_named_with_their_row(copied):
+    def spoil(columns):
+        columns["map"][2][0][5][5] = float("nan")
+
+    rewrite(copied / "train" / "00001-of-00003.parquet", spoil)
+    with pytest.raises(ValueError, match=r"row 22: 1 of 256 pixels are NaN or infinite"):
+        read_arrays(copied, "train")
+
+
+def test_a_missing_column_is_named(copied):
+    file = copied / "train" / "00000-of-00003.parquet"
+    pq.write_table(pq.read_table(file).drop(["sigma_8"]), file)
+    with pytest.raises(ValueError, match=r"no column 'sigma_8'"):
+        read_arrays(copied, "train")
+
+
+def test_maps_of_another_shape_are_named(built, tmp_path):
+    build(tmp_path, replace(SMALL, size=32))
+    (tmp_path / "cosmology.json").write_text((built[0] / "cosmology.json").read_text())
+    with pytest.raises(ValueError, match=r"column 'map' is Array3D.*32, 32.*but cosmology.json says.*16, 16"):
+        load_cosmology_dataset(tmp_path, "train")
+
+
+def test_a_missing_shard_is_told_and_made_again(copied, built):
+    (copied / "train" / "00002-of-00003.parquet").unlink()
+    with pytest.raises(ValueError, match=r"hold 40 rows, cosmology.json says 50"):
+        read_arrays(copied, "train")
+    build(copied)
+    assert contents(copied) == contents(built[0])
+
+
+def test_a_cut_file_is_told(copied):
+    file = copied / "train" / "00000-of-00003.parquet"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(ValueError, match=r"00000-of-00003.parquet is not a parquet file.*build the data set again"):
+        read_arrays(copied, "train")
+
+
+def test_unknown_paths_splits_and_columns_say_what_there_is(built, tmp_path):
+    for path in (tmp_path / "nowhere", "data/kappa/of/mine", "nobody/no-such-set"):
+        with pytest.raises(FileNotFoundError, match=r"hrm-hf data cosmology"):
+            load_cosmology_info(path)
+    with pytest.raises(ValueError, match=r"no split 'validation'; it has \['train', 'test'\]"):
+        load_cosmology_dataset(built[0], "validation")
+    with pytest.raises(ValueError, match=r"no column 'tau'"):
+        read_arrays(built[0], "train", ["tau"])
+
+
+def test_a_broken_description_is_told(copied):
+    info = json.loads((copied / "cosmology.json").read_text())
+    (copied / "cosmology.json").write_text(json.dumps(info | {"flavour": 3}))
+    with pytest.raises(ValueError, match=r"does not describe a cosmology data set of this version.*flavour"):
+        load_cosmology_info(copied)

@@ -1,0 +1,251 @@
+"""Figures of posteriors over cosmological parameters, on Gaussian posteriors whose figures are known."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from hrm_hf.cosmology.evaluation import (
+    CosmologyPredictions,
+    central_coverage,
+    compare,
+    contour_areas,
+    evaluate_predictions,
+    expected_coverage,
+    joint_chi2,
+    parameter_metrics,
+    predict_maps,
+    prior_moments,
+    rmse_per_step,
+    simulation_based_ranks,
+)
+from hrm_hf.cosmology.plots import plot_calibration, plot_corner, plot_predictions, plot_steps
+
+
+PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}
+COVARIANCE = np.array([[0.03**2, -0.7 * 0.03 * 0.05], [-0.7 * 0.03 * 0.05, 0.05**2]])
+
+
+def gaussian(width=1.0, bias=0.0, maps=2000, draws=400, seed=0):
+    """Posteriors N(mean, C) of two parameters whose truths are drawn from them; told `width` times too wide."""
+    rng = np.random.default_rng(seed)
+    factor = np.linalg.cholesky(COVARIANCE)
+    mean = np.stack([rng.uniform(*bounds, maps) for bounds in PRIOR.values()], axis=1)
+    truth = mean + rng.standard_normal((maps, 2)) @ factor.T
+    mean = mean + bias * np.sqrt(np.diag(COVARIANCE))
+    samples = mean[:, None] + width * rng.standard_normal((maps, draws, 2)) @ factor.T
+    std = np.broadcast_to(width * np.sqrt(np.diag(COVARIANCE)), mean.shape)
+    return CosmologyPredictions(["omega_m", "sigma_8"], truth, mean, std, samples)
+
+
+def test_calibrated_posteriors_pass_every_test_of_calibration():
+    result = evaluate_predictions(gaussian(), PRIOR)
+    for found in result["parameters"].values():
+        assert abs(found["mean_z2"] - 1) < 0.1
+        assert abs(found["coverage_68"] - 0.6827) < 0.03  # three standard errors of 2000 maps
+        assert abs(found["coverage_95"] - 0.9545) < 0.015
+        assert found["sbc"]["p_value"] > 0.01
+        assert sum(found["sbc"]["histogram"]) == 2000
+    assert result["tarp"]["deviation"] < result["tarp"]["noise_95"]
+    assert abs(result["chi2_per_parameter"] - 1) < 0.1
+
+
+@pytest.mark.parametrize(("width", "z2"), [(0.5, 4.0), (2.0, 0.25)])
+def test_wrong_widths_show_as_analysis_says(width, z2):
+    predictions = gaussian(width)
+    found = parameter_metrics(predictions, "omega_m", PRIOR)
+    assert found["mean_z2"] == pytest.approx(z2, rel=0.1)
+    # The truth is N(0, 1) in units of which the interval is +-width.
+    assert found["coverage_68"] == pytest.approx(math.erf(width / math.sqrt(2)), abs=0.03)
+    assert simulation_based_ranks(predictions, "omega_m")["p_value"] < 1e-6
+    assert joint_chi2(predictions) == pytest.approx(z2, rel=0.1)
+    tarp = expected_coverage(predictions)
+    assert tarp["deviation"] > 2 * tarp["noise_95"]
+    assert tarp["deviation_interval"][0] < tarp["deviation"] < tarp["deviation_interval"][1] + 0.01
+
+
+def test_ranks_of_narrow_posteriors_pile_up_at_the_ends_and_of_wide_ones_in_the_middle():
+    narrow, wide = (simulation_based_ranks(gaussian(width), "sigma_8")["histogram"] for width in (0.5, 2.0))
+    assert min(narrow[0], narrow[-1]) > 2 * max(narrow[7:9])
+    assert max(wide[0], wide[-1]) < min(wide[7:9]) / 2
+
+
+def test_a_bias_is_found_and_given_in_units_of_the_prior():
+    predictions = gaussian(bias=1.0)
+    found = parameter_metrics(predictions, "sigma_8", PRIOR)
+    assert found["bias"] == pytest.approx(0.05, abs=0.005)
+    assert found["bias_over_prior_std"] == pytest.approx(found["bias"] / (0.4 / math.sqrt(12)))
+    assert found["mean_z2"] == pytest.approx(2.0, rel=0.1)  # 1 + bias^2
+    assert expected_coverage(predictions)["deviation"] > 0.1
+
+
+def test_accuracy_agrees_with_scikit_learn():
+    sklearn_metrics = pytest.importorskip("sklearn.metrics")
+    predictions = gaussian(maps=300, draws=10)
+    found = parameter_metrics(predictions, "omega_m", PRIOR)
+    truth, mean = predictions.truth[:, 0], predictions.mean[:, 0]
+    assert found["r2"] == pytest.approx(sklearn_metrics.r2_score(truth, mean))
+    assert found["rmse"] ** 2 == pytest.approx(sklearn_metrics.mean_squared_error(truth, mean))
+
+
+def test_the_p_value_of_ranks_agrees_with_scipy():
+    stats = pytest.importorskip("scipy.stats")
+    found = simulation_based_ranks(gaussian(draws=399), "omega_m")  # 400 ranks in 16 bins of 25
+    reference = stats.chisquare(found["histogram"])
+    assert found["chi2"] == pytest.approx(reference.statistic)
+    assert found["p_value"] == pytest.approx(reference.pvalue)
+
+
+def test_bins_of_unequally_many_ranks_are_no_sign_of_miscalibration():
+    values = [simulation_based_ranks(gaussian(draws=20, seed=seed), "omega_m")["p_value"] for seed in range(20)]
+    assert 0.25 < np.mean(values) < 0.75
+
+
+@pytest.mark.parametrize("width", [1.0, 0.6])
+def test_expected_coverage_agrees_with_the_package_of_its_authors(width):
+    tarp = pytest.importorskip("tarp")
+    predictions = gaussian(width, maps=1500, draws=200)
+    coverage, levels = tarp.get_tarp_coverage(
+        predictions.samples.transpose(1, 0, 2), predictions.truth, references="random", metric="euclidean", norm=True,
+        num_alpha_bins=50, seed=1,
+    )  # fmt: skip
+    ours = expected_coverage(predictions)
+    curve = np.interp(levels, ours["credibility"], ours["expected_coverage"])
+    # Both have the noise of 1500 maps, and theirs that of one draw of points.
+    assert np.abs(curve - np.ravel(coverage)).max() < 0.04
+
+
+def test_central_coverage_is_what_the_intervals_hold():
+    predictions = gaussian(0.7)
+    curve = central_coverage(predictions, "omega_m", np.array([0.0, 0.6827, 1.0]))
+    assert curve[1] == pytest.approx(parameter_metrics(predictions, "omega_m", PRIOR)["coverage_68"], abs=0.01)
+    assert curve[0] < 0.02 and curve[2] == 1
+
+
+def test_areas_of_gaussians_are_those_of_their_ellipses():
+    predictions = gaussian(maps=200, draws=1000)
+    areas = contour_areas(predictions, ("omega_m", "sigma_8"))
+    expected = math.pi * -2 * math.log(1 - 0.6827) * math.sqrt(np.linalg.det(COVARIANCE))
+    assert np.median(areas["gaussian"]) == pytest.approx(expected, rel=0.02)
+    assert np.median(areas["density"]) == pytest.approx(expected, rel=0.05)
+
+
+def test_the_area_of_a_uniform_box_is_a_share_of_the_box_not_of_its_covariance():
+    rng = np.random.default_rng(0)
+    samples = rng.uniform(0, 1, (20, 4000, 2))
+    predictions = CosmologyPredictions(
+        ["omega_m", "s_8"], samples[:, 0], samples.mean(axis=1), samples.std(axis=1), samples
+    )
+    areas = contour_areas(predictions, ("omega_m", "s_8"))
+    assert np.median(areas["density"]) == pytest.approx(0.6827, rel=0.12)
+    assert np.median(areas["gaussian"]) == pytest.approx(0.601, rel=0.03)  # 2.2957 pi / 12
+
+
+def test_areas_grow_with_the_square_of_the_widths_and_are_compared_to_a_baseline():
+    metrics, baseline = (evaluate_predictions(gaussian(width, maps=300), PRIOR) for width in (1.0, 2.0))
+    found = compare(metrics, baseline)
+    assert found["contour_area_ratio"]["omega_m,sigma_8"]["gaussian"] == pytest.approx(0.25, rel=0.02)
+    assert found["contour_area_ratio"]["omega_m,sigma_8"]["density"] == pytest.approx(0.25, rel=0.05)
+    assert found["rmse_ratio"]["omega_m"] == pytest.approx(1.0)
+    with pytest.raises(ValueError, match="baseline has figures for"):
+        compare(metrics, {"parameters": {}})
+
+
+def test_moments_of_the_prior_of_s8_are_those_of_draws():
+    rng = np.random.default_rng(0)
+    omega_m, sigma_8 = (rng.uniform(*bounds, 400_000) for bounds in PRIOR.values())
+    s_8 = sigma_8 * np.sqrt(omega_m / 0.3)
+    mean, std = prior_moments("s_8", PRIOR)
+    assert mean == pytest.approx(s_8.mean(), rel=2e-3)
+    assert std == pytest.approx(s_8.std(), rel=5e-3)
+    with pytest.raises(ValueError, match="expected some for h"):
+        prior_moments("h", PRIOR)
+
+
+def test_a_derived_s8_is_judged_alone_but_not_as_one_more_free_parameter():
+    base = gaussian(maps=300)
+
+    def with_s8(values):
+        return np.concatenate((values, values[..., 1:] * np.sqrt(values[..., :1] / 0.3)), axis=-1)
+
+    samples = with_s8(np.clip(base.samples, 0.01, None))
+    predictions = CosmologyPredictions(
+        ["omega_m", "sigma_8", "s_8"], with_s8(np.clip(base.truth, 0.01, None)), samples.mean(axis=1),
+        samples.std(axis=1), samples, np.full(300, 2),
+    )  # fmt: skip
+    result = evaluate_predictions(predictions, PRIOR)
+    assert set(result["parameters"]) == {"omega_m", "sigma_8", "s_8"}
+    assert result["tarp"]["names"] == ["omega_m", "sigma_8"]
+    assert set(result["contour_area_68"]) == {"omega_m,s_8", "omega_m,sigma_8"}
+    assert result["steps_histogram"] == [0, 300]
+    assert json.loads(json.dumps(result)) == result
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"std": np.zeros((4, 1))}, "std is not positive for map 0"),
+        ({"mean": np.full((4, 1), np.nan)}, "mean holds 4 values that are not finite"),
+        ({"mean": np.ones((4, 2))}, "mean has shape"),
+        ({"samples": np.ones((4, 5))}, "samples have shape"),
+        ({"samples": np.ones((4, 1, 1))}, "at least 2 of both"),
+        ({"steps": np.ones(3)}, "steps have shape"),
+    ],
+)
+def test_bad_predictions_are_refused_with_what_is_wrong(change, message):
+    good = {
+        "truth": np.ones((4, 1)), "mean": np.ones((4, 1)), "std": np.ones((4, 1)), "samples": np.ones((4, 5, 1)),
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        CosmologyPredictions(["omega_m"], **good | change)
+
+
+def test_pictures_are_drawn_for_one_parameter_and_for_three(tmp_path):
+    base = gaussian(maps=40, draws=120)
+    alone = CosmologyPredictions(
+        ["omega_m"], base.truth[:, :1], base.mean[:, :1], base.std[:, :1], base.samples[..., :1]
+    )
+    for name, predictions in {"one": alone, "two": base}.items():
+        metrics = evaluate_predictions(predictions, PRIOR)
+        files = [
+            plot_corner(predictions, tmp_path / f"{name}_corner.png"),
+            plot_predictions(predictions, tmp_path / f"{name}_predictions.png", metrics),
+            plot_calibration(predictions, tmp_path / f"{name}_calibration.png", metrics, "title"),
+        ]
+        assert all(file.read_bytes().startswith(b"\x89PNG") for file in files)
+    per_step = {"rmse": {"omega_m": [0.2, 0.1]}}
+    adaptive = {"average_steps": 1.5, "rmse": {"omega_m": 0.15}, "steps_histogram": [2, 2]}
+    assert plot_steps(per_step, tmp_path / "a.png").exists()
+    assert plot_steps(per_step | {"adaptive": adaptive}, tmp_path / "b.png").exists()
+
+
+def tiny_model():
+    from hrm_hf.models.configuration_hrm_cosmo import HrmCosmoConfig
+    from hrm_hf.models.modeling_hrm_cosmo import HrmCosmoForRegression
+
+    torch.manual_seed(0)
+    bounds = [list(pair) for pair in PRIOR.values()]
+    return HrmCosmoForRegression(HrmCosmoConfig.from_preset("test", prior_bounds=bounds))
+
+
+def scaled(maps, mask=None):
+    return {"pixel_values": torch.as_tensor(np.asarray(maps, dtype=np.float32))}
+
+
+def test_predictions_of_a_model_are_those_of_its_forward_whatever_the_batches():
+    rng = np.random.default_rng(0)
+    model, maps = tiny_model(), rng.standard_normal((7, 1, 16, 16)).astype(np.float32)
+    labels = {name: rng.uniform(*bounds, 7) for name, bounds in PRIOR.items()}
+    labels["s_8"] = labels["sigma_8"] * np.sqrt(labels["omega_m"] / 0.3)
+    predictions, segments, speed = predict_maps(model, scaled, maps, labels, num_samples=50, batch_size=3)
+    assert model.training and speed > 0
+    whole = model.eval()(torch.as_tensor(maps))
+    np.testing.assert_allclose(predictions.mean, whole.logits.detach().numpy(), atol=1e-5)
+    assert predictions.names == ("omega_m", "sigma_8", "s_8") and predictions.samples.shape == (7, 50, 3)
+    last = {name: curve[-1] for name, curve in rmse_per_step(predictions, segments).items()}
+    for name, rmse in last.items():
+        assert rmse == pytest.approx(parameter_metrics(predictions, name, PRIOR)["rmse"])
+    with pytest.raises(ValueError, match="the model also reports s_8"):
+        predict_maps(model, scaled, maps, {name: labels[name] for name in PRIOR})

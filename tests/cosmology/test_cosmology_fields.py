@@ -1,0 +1,83 @@
+"""Correlated random fields: spectra of several planes, and the factor of a matrix of spectra.
+
+Referees: numpy's Cholesky factor, the spectra that were asked for, the field of a single plane.
+"""
+
+import numpy as np
+import pytest
+
+from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
+from hrm_hf.cosmology.simulation.fields import (
+    _lower_roots,
+    gaussian_convergence,
+    gaussian_field,
+    lognormal_convergence,
+    map_power_spectrum,
+    multipole_grid,
+)
+
+
+COSMOLOGY, SIDE, REDSHIFTS = Cosmology(0.3, 0.8), np.radians(5.0), (0.34, 0.52, 0.94)
+
+
+def power(ell):
+    return 1e-9 / (ell + 100)
+
+
+def test_a_field_is_white_noise_times_the_root_of_its_spectrum():
+    # Bit by bit: sets that were drawn stay what they are.
+    white = np.fft.rfft2(np.random.default_rng(3).standard_normal((1, 33, 33)))
+    spectrum = power(multipole_grid(33, SIDE))
+    spectrum[0, 0] = 0
+    expected = np.fft.irfft2(white * np.sqrt(spectrum) * 33 / SIDE, s=(33, 33))[0]
+    np.testing.assert_array_equal(gaussian_field(power, 33, SIDE, np.random.default_rng(3)), expected)
+
+
+@pytest.mark.parametrize("draw", [gaussian_convergence, lognormal_convergence])
+def test_planes_behind_a_plane_do_not_change_it(draw):
+    alone, several = (draw(COSMOLOGY, 32, SIDE, np.random.default_rng(1), REDSHIFTS[:count]) for count in (1, 3))
+    np.testing.assert_array_equal(several[0], alone[0])
+
+
+@pytest.mark.parametrize("draw", [gaussian_convergence, lognormal_convergence])
+def test_auto_and_cross_spectra_of_planes_are_those_asked_for(draw):
+    rng, measured = np.random.default_rng(0), 0
+    for _ in range(200):
+        maps = draw(COSMOLOGY, 64, SIDE, rng, REDSHIFTS)
+        sums = maps[:, None] + maps  # cross spectra by polarisation: P(a + b) = P(a) + P(b) + 2 P(a, b)
+        measured = measured + map_power_spectrum(sums, SIDE, bins=8)[1] / 200
+    auto = np.einsum("iib->ib", measured) / 4
+    cross = (measured - auto[:, None] - auto) / 2
+    # Means over the modes of a ring, of the spectra that were asked for.
+    grid = multipole_grid(64, SIDE)
+    for i in range(3):
+        for j in range(3):
+            wanted = np.zeros_like(grid)
+            wanted[grid > 0] = convergence_power(COSMOLOGY, grid[grid > 0], REDSHIFTS[i], REDSHIFTS[j])
+            # A map whose modes have this very power.
+            exact = np.fft.irfft2(np.sqrt(wanted) * 64**2 / SIDE, s=(64, 64))
+            expected = map_power_spectrum(exact, SIDE, bins=8)[1]
+            np.testing.assert_allclose(cross[i, j] if i != j else auto[i], expected, rtol=0.12)
+            np.testing.assert_allclose((cross[i, j] if i != j else auto[i])[3:], expected[3:], rtol=0.03)
+
+
+def test_the_root_of_spectra_is_their_cholesky_factor():
+    factors = np.random.default_rng(0).normal(size=(6, 5, 4, 4))
+    spectra = np.moveaxis(factors @ factors.swapaxes(-1, -2), (-2, -1), (0, 1))
+    expected = np.moveaxis(np.linalg.cholesky(np.moveaxis(spectra, (0, 1), (-2, -1))), (-2, -1), (0, 1))
+    np.testing.assert_allclose(_lower_roots(spectra), expected, atol=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "expected"),
+    [
+        ([[1, 1], [1, 1]], [[1, 1], [1, 1]]),  # two planes at one redshift
+        ([[0, 0], [0, 0]], [[0, 0], [0, 0]]),  # ell = 0
+        ([[1, 2], [2, 1]], [[1, 1], [1, 1]]),  # more than fully correlated
+        ([[-1, 0], [0, 4]], [[0, 0], [0, 4]]),  # negative power
+        ([[1e-20, 1], [1, 1e-20]], [[1e-20, 1e-20], [1e-20, 1e-20]]),
+    ],
+)
+def test_matrices_that_no_fields_have_get_the_nearest_ones_with_their_auto_spectra(matrix, expected):
+    root = _lower_roots(np.array(matrix, float)[..., None, None])[..., 0, 0]
+    np.testing.assert_allclose(root @ root.T, expected, rtol=1e-12)

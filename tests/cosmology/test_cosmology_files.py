@@ -1,0 +1,383 @@
+"""Readers of HEALPix maps, FITS images and Quijote cubes.
+
+The files are made here by healpy, astropy and numpy. Referee of the projection is astropy's WCS.
+"""
+
+import re
+import sys
+
+import numpy as np
+import pytest
+
+from hrm_hf.cosmology.dataset.files import (
+    QUIJOTE_BOX,
+    gnomonic_grid,
+    quijote_maps,
+    read_fits_image,
+    read_healpix_patches,
+    read_quijote_cube,
+)
+
+
+NSIDE = 64  # pixels of 55 arcmin
+
+
+@pytest.fixture(scope="module")
+def healpy():
+    return pytest.importorskip("healpy")
+
+
+@pytest.fixture(scope="module")
+def fits():
+    return pytest.importorskip("astropy.io.fits")
+
+
+@pytest.fixture
+def write_sky(healpy, tmp_path):
+    """Writes a HEALPix file and returns its path."""
+
+    def write(values, name="sky.fits", **options):
+        path = tmp_path / name
+        healpy.write_map(path, values, dtype=np.asarray(values).dtype, **options)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def sky(healpy):
+    """Longitude and latitude of every pixel, in degrees."""
+    return healpy.pix2ang(NSIDE, np.arange(12 * NSIDE**2), lonlat=True)
+
+
+@pytest.fixture
+def noise():
+    return np.random.default_rng(0).normal(0, 0.01, 12 * NSIDE**2).astype(np.float32)
+
+
+# projection
+
+
+@pytest.mark.parametrize("centre", [(30.0, -45.0), (359.0, 3.0), (120.0, 88.0)])
+def test_pixels_lie_where_astropy_puts_them(centre):
+    wcs = pytest.importorskip("astropy.wcs").WCS(naxis=2)
+    size, side = 16, 8.0
+    # FITS counts pixels from 1; the step of the tangent plane is in degrees.
+    wcs.wcs.crpix, wcs.wcs.crval = [(size + 1) / 2] * 2, centre
+    wcs.wcs.cdelt = [np.degrees(2 * np.tan(np.radians(side / 2))) / size] * 2
+    wcs.wcs.ctype = ["RA---TAN", "DEC--TAN"]
+    rows, columns = np.indices((size, size))
+    longitude, latitude = np.radians(wcs.wcs_pix2world(columns.ravel(), rows.ravel(), 0))
+    expected = [np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)]
+    np.testing.assert_allclose(gnomonic_grid(centre, side, size).reshape(3, -1), expected, atol=1e-12)
+
+
+def test_a_patch_spans_its_side_along_the_middle(healpy):
+    vectors = gnomonic_grid((200.0, 40.0), 10.0, 101)
+    angle = np.degrees(np.arccos((vectors[:, 50, 0] * vectors[:, 50, -1]).sum()))
+    np.testing.assert_allclose(angle, 10 * 100 / 101, rtol=1e-3)
+
+
+def test_rows_run_north_and_columns_east(write_sky, sky):
+    longitude, latitude = sky
+    for values, axis in ((longitude, 1), (latitude, 0)):
+        path = write_sky(values.astype(np.float32), overwrite=True)
+        patch = read_healpix_patches(path, side_deg=20, size=8, centres=[(100.0, 10.0)]).maps[0, 0]
+        assert (np.diff(patch, axis=axis) > 0).all()
+
+
+# HEALPix
+
+
+@pytest.mark.parametrize("options", [{}, {"nest": True}, {"partial": True}], ids=["ring", "nested", "partial"])
+def test_a_pixel_is_the_healpix_pixel_it_lies_in(healpy, write_sky, noise, options):
+    expected = noise.copy()
+    if options.get("nest"):
+        noise = healpy.reorder(noise, r2n=True)
+    patches = read_healpix_patches(write_sky(noise, **options), side_deg=5, size=32, centres=[(80.0, -30.0)])
+    pixels = healpy.vec2pix(NSIDE, *gnomonic_grid((80.0, -30.0), 5, 32))
+    np.testing.assert_array_equal(patches.maps[0, 0], expected[pixels])
+    assert patches.mask.all() and patches.observed == [1] and patches.skipped == 0
+
+
+def test_a_coarse_pixel_is_the_mean_of_what_it_covers(write_sky, noise):
+    path = write_sky(1 + noise)
+    coarse = read_healpix_patches(path, side_deg=20, size=4, centres=[(80.0, -30.0)]).maps[0, 0]
+    # A pixel of 5 degrees covers about 30 HEALPix pixels of standard deviation 0.01.
+    np.testing.assert_allclose(coarse, 1, atol=0.007)
+    assert coarse.std() > 1e-4
+
+
+def test_unseen_pixels_are_masked_and_zero(healpy, write_sky, sky, noise):
+    noise[sky[1] > 0] = healpy.UNSEEN
+    patches = read_healpix_patches(write_sky(noise), side_deg=10, size=40, centres=[(50.0, 0.0)])
+    assert not patches.mask[0, 22:].any() and patches.mask[0, :18].all()
+    assert (patches.maps[0, 0][~patches.mask[0]] == 0).all()
+    np.testing.assert_allclose(patches.observed, patches.mask.mean((1, 2)))
+    np.testing.assert_allclose(patches.observed, 0.5, atol=0.06)
+
+
+def test_a_mask_file_is_kept_with_the_patches(write_sky, sky, noise):
+    mask = write_sky((sky[0] < 50).astype(np.float32), "mask.fits")
+    patches = read_healpix_patches(write_sky(noise), mask, side_deg=10, size=40, centres=[(50.0, 0.0)])
+    assert patches.mask[0, :, :18].all() and not patches.mask[0, :, 22:].any()
+
+
+def test_files_of_several_bins_are_channels(write_sky, noise):
+    paths = [write_sky(noise * factor, f"bin{factor}.fits") for factor in (1, 2)]
+    maps = read_healpix_patches(paths, side_deg=5, size=8, centres=[(10.0, 10.0), (20.0, -60.0)]).maps
+    assert maps.shape == (2, 2, 8, 8) and maps.dtype == np.float32
+    np.testing.assert_allclose(maps[:, 1], 2 * maps[:, 0], rtol=1e-6)
+
+
+def test_tiles_cover_the_sky_without_meeting(write_sky, noise):
+    patches = read_healpix_patches(write_sky(noise), side_deg=15, size=8)
+    area = 4 * np.pi * np.degrees(1) ** 2
+    assert 0.8 < len(patches.maps) * 15**2 / area <= 1.02
+    longitude, latitude = np.radians(patches.centres.T)
+    vectors = np.array([np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)])
+    angles = np.degrees(np.arccos(np.clip(vectors.T @ vectors, -1, 1)))[~np.eye(len(latitude), dtype=bool)]
+    assert angles.min() > 14.9
+
+
+def test_patches_with_little_sky_are_left_out_and_counted(write_sky, sky, noise):
+    mask = write_sky((sky[1] < -20).astype(np.float32), "mask.fits")
+    whole = read_healpix_patches(write_sky(noise), side_deg=15, size=8)
+    south = read_healpix_patches(write_sky(noise, overwrite=True), mask, side_deg=15, size=8, min_observed=0.6)
+    assert south.skipped > 0 and len(south.maps) + south.skipped == len(whole.maps)
+    assert (south.observed >= 0.6).all() and (south.centres[:, 1] < -20).all()
+
+
+def test_no_more_patches_than_asked_for(write_sky, noise):
+    assert len(read_healpix_patches(write_sky(noise), side_deg=10, size=8, count=3).maps) == 3
+
+
+def test_a_centre_without_sky_is_refused(write_sky, sky, noise):
+    mask = write_sky((sky[1] < 0).astype(np.float32), "mask.fits")
+    with pytest.raises(ValueError, match="latitude 60 is observed to 0%"):
+        read_healpix_patches(write_sky(noise), mask, centres=[(0.0, 60.0)])
+
+
+def test_an_empty_mask_is_refused(write_sky, noise):
+    mask = write_sky(np.zeros_like(noise), "mask.fits")
+    with pytest.raises(ValueError, match=r"mask of .* is empty"):
+        read_healpix_patches(write_sky(noise), mask)
+
+
+def test_a_mask_of_another_resolution_is_refused(write_sky, noise):
+    mask = write_sky(np.ones(12 * 32**2, np.float32), "mask.fits")
+    with pytest.raises(ValueError, match=r"has 12288 pixels, .* has 49152; expected one resolution"):
+        read_healpix_patches(write_sky(noise), mask)
+
+
+def test_zeros_without_a_mask_look_like_missing_sky(write_sky, sky, noise):
+    noise[sky[1] > 0] = 0
+    with pytest.raises(ValueError, match=r"exactly 0.*give the mask"):
+        read_healpix_patches(write_sky(noise))
+
+
+def test_nan_is_refused_where_observed_and_ignored_under_the_mask(write_sky, sky, noise):
+    noise[sky[1] > 60] = np.nan
+    path = write_sky(noise)
+    with pytest.raises(ValueError, match="observed pixels are NaN"):
+        read_healpix_patches(path)
+    mask = write_sky((sky[1] < 60).astype(np.float32), "mask.fits")
+    assert np.isfinite(read_healpix_patches(path, mask, side_deg=10, size=8).maps).all()
+
+
+def test_centres_and_a_count_are_not_asked_for_together(write_sky, noise):
+    with pytest.raises(ValueError, match="count=2 is for the tiling"):
+        read_healpix_patches(write_sky(noise), centres=[(0.0, 0.0)], count=2)
+
+
+def test_a_field_that_is_not_there_is_refused(write_sky, noise):
+    with pytest.raises(ValueError, match="has no map number field=3"):
+        read_healpix_patches(write_sky(noise), field=3)
+
+
+@pytest.mark.parametrize("side", [0, 45, float("nan")])
+def test_a_patch_that_is_not_flat_is_refused(write_sky, noise, side):
+    with pytest.raises(ValueError, match=r"side_deg=.* at most 30"):
+        read_healpix_patches(write_sky(noise), side_deg=side)
+
+
+def test_an_image_is_no_healpix_map(fits, tmp_path):
+    fits.PrimaryHDU(np.ones((8, 8))).writeto(tmp_path / "image.fits")
+    with pytest.raises(ValueError, match="holds HDU 0: PrimaryHDU; expected a HEALPix map"):
+        read_healpix_patches(tmp_path / "image.fits")
+
+
+def test_a_missing_mass_map_says_where_it_is_published(healpy, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no\.fits does not exist; the DES Y3 mass maps .* Nothing is downl"):
+        read_healpix_patches(tmp_path / "no.fits")
+
+
+def test_a_truncated_healpix_file_is_refused(write_sky, noise):
+    path = write_sky(noise)
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+    with pytest.raises(ValueError, match=r"truncated: \d+ bytes, its headers promise \d+"):
+        read_healpix_patches(path)
+
+
+def test_without_healpy_the_error_names_the_extra(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "healpy", None)
+    with pytest.raises(ImportError, match=re.escape('needs healpy: pip install "hrm_hf[cosmology]"')):
+        read_healpix_patches(tmp_path / "no.fits")
+
+
+# FITS images
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (3, 8, 8)])
+def test_an_image_is_read_as_it_is(fits, tmp_path, shape):
+    image = np.random.default_rng(0).normal(size=shape)
+    fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(image)]).writeto(tmp_path / "map.fits")
+    for hdu in (None, 1):
+        read = read_fits_image(tmp_path / "map.fits", hdu)
+        assert read.dtype == np.dtype("=f4")
+        np.testing.assert_array_equal(read, image.astype(np.float32).reshape(-1, 8, 8))
+
+
+def test_a_wrong_hdu_is_refused_with_a_list_of_them(fits, tmp_path):
+    fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(np.ones((8, 8)))]).writeto(tmp_path / "map.fits")
+    for hdu in (0, 7):
+        with pytest.raises(ValueError, match=f"no image in HDU {hdu}; it has HDU 0: PrimaryHDU, HDU 1: ImageHDU"):
+            read_fits_image(tmp_path / "map.fits", hdu)
+
+
+def test_a_table_is_no_image(fits, tmp_path):
+    table = fits.BinTableHDU.from_columns([fits.Column("a", "E", array=np.ones(5))])
+    table.writeto(tmp_path / "table.fits")
+    with pytest.raises(ValueError, match="has no image; it has HDU 0: PrimaryHDU, HDU 1: BinTableHDU"):
+        read_fits_image(tmp_path / "table.fits")
+
+
+@pytest.mark.parametrize("shape", [(8,), (8, 9), (1, 1, 8, 8)])
+def test_an_image_of_another_shape_is_refused(fits, tmp_path, shape):
+    fits.PrimaryHDU(np.ones(shape)).writeto(tmp_path / "map.fits")
+    with pytest.raises(ValueError, match=r"of shape \(.*expected \(size, size\)"):
+        read_fits_image(tmp_path / "map.fits")
+
+
+def test_nan_pixels_of_an_image_are_refused_unless_masked(fits, tmp_path):
+    image = np.ones((8, 8), np.float32)
+    image[2, 3:5] = np.nan, np.inf
+    fits.PrimaryHDU(image).writeto(tmp_path / "map.fits")
+    with pytest.raises(ValueError, match="2 of 64 pixels are NaN or infinite"):
+        read_fits_image(tmp_path / "map.fits")
+    masked = read_fits_image(tmp_path / "map.fits", mask=np.isfinite(image))
+    np.testing.assert_array_equal(masked[0], np.isfinite(image))
+
+
+@pytest.mark.parametrize(
+    "mask, message", [(np.zeros((8, 8), bool), "is empty"), (np.ones((4, 4), bool), r"has shape \(4, 4\)")]
+)
+def test_a_mask_that_does_not_serve_is_refused(fits, tmp_path, mask, message):
+    fits.PrimaryHDU(np.ones((8, 8))).writeto(tmp_path / "map.fits")
+    with pytest.raises(ValueError, match=message):
+        read_fits_image(tmp_path / "map.fits", mask=mask)
+
+
+@pytest.mark.parametrize("content", [b"", b"no FITS at all " * 400, None], ids=["empty", "text", "truncated"])
+def test_a_broken_fits_file_is_refused(fits, tmp_path, content):
+    path = tmp_path / "map.fits"
+    fits.PrimaryHDU(np.ones((64, 64))).writeto(path)
+    path.write_bytes(path.read_bytes()[:9000] if content is None else content)
+    with pytest.raises(ValueError, match="truncated"):
+        read_fits_image(path)
+
+
+def test_a_compressed_file_that_ends_early_is_refused(fits, tmp_path):
+    path = tmp_path / "map.fits.gz"
+    fits.PrimaryHDU(np.random.default_rng(0).normal(size=(64, 64))).writeto(path)
+    assert read_fits_image(path).shape == (1, 64, 64)
+    path.write_bytes(path.read_bytes()[:9000])
+    with pytest.raises(ValueError, match="truncated"):
+        read_fits_image(path)
+
+
+# Quijote
+
+
+def contrast(cells=16, seed=0):
+    """A density contrast: mean 0, nothing below -1."""
+    density = np.random.default_rng(seed).lognormal(0, 0.5, (cells,) * 3).astype(np.float32)
+    return density / density.mean(dtype=float).astype(np.float32) - 1
+
+
+@pytest.fixture
+def save_cube(tmp_path):
+    def save(values, name="df_m_16_CIC_z=0.5.npy", folder="."):
+        path = tmp_path / folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, values)
+        return path
+
+    return save
+
+
+def test_name_and_contents_of_a_cube_are_read_without_loading_it(save_cube):
+    cube = read_quijote_cube(save_cube(contrast()))
+    assert (cube.scheme, cube.redshift, cube.mean) == ("CIC", 0.5, 0.0)
+    assert isinstance(cube.values, np.memmap)
+
+
+def test_slabs_are_means_over_whole_cells_along_each_axis(save_cube):
+    delta = contrast()
+    maps = quijote_maps(read_quijote_cube(save_cube(delta)), slab_mpc=250)  # 4 of 16 cells of 62.5 Mpc/h
+    assert maps.shape == (12, 1, 16, 16) and maps.dtype == np.float32
+    np.testing.assert_allclose(maps[1, 0], delta[4:8].mean(0), atol=1e-6)
+    np.testing.assert_allclose(maps[4, 0], delta[:, :4].mean(1), atol=1e-6)
+    np.testing.assert_allclose(maps[11, 0], delta[:, :, 12:].mean(2), atol=1e-6)
+
+
+def test_density_becomes_contrast(save_cube):
+    delta = contrast()
+    maps = quijote_maps(read_quijote_cube(save_cube(40 * (1 + delta))), QUIJOTE_BOX / 4)
+    expected = quijote_maps(read_quijote_cube(save_cube(delta)), QUIJOTE_BOX / 4)
+    np.testing.assert_allclose(maps, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("slab", [0, 100, 62.5 * 3, 2000, -62.5])
+def test_a_slab_that_does_not_divide_the_box_is_refused_with_those_that_do(save_cube, slab):
+    with pytest.raises(ValueError, match=r"does not divide .* 1000, 500, 250, 125, 62.5 do"):
+        quijote_maps(read_quijote_cube(save_cube(contrast())), slab)
+
+
+@pytest.mark.parametrize("name", ["cube.npy", "df_m_16_TSC_z=0.npy", "df_m_16_CIC.npy"])
+def test_a_cube_of_another_name_is_refused(save_cube, name):
+    with pytest.raises(ValueError, match=r"name of a Quijote cube is df_m_N_CIC_z=Z\.npy"):
+        read_quijote_cube(save_cube(contrast(), name))
+
+
+@pytest.mark.parametrize("values", [np.zeros((16, 16)), np.zeros((8, 8, 8)), np.zeros((16, 16, 16), int)])
+def test_a_cube_of_another_shape_or_type_is_refused(save_cube, values):
+    with pytest.raises(ValueError, match=r"its name says a float array \(16, 16, 16\)"):
+        read_quijote_cube(save_cube(values))
+
+
+def test_a_cube_with_nan_is_refused(save_cube):
+    values = contrast()
+    values[3, 2, 1] = np.nan
+    with pytest.raises(ValueError, match="1 NaN or infinite cells in plane 3"):
+        read_quijote_cube(save_cube(values))
+
+
+def test_a_cube_that_is_neither_density_nor_contrast_is_refused(save_cube):
+    with pytest.raises(ValueError, match="expected density contrast"):
+        read_quijote_cube(save_cube(np.random.default_rng(0).normal(size=(16, 16, 16))))
+
+
+def test_pickled_and_truncated_cubes_are_refused(save_cube):
+    path = save_cube(np.array([{}], object))
+    with pytest.raises(ValueError, match="no readable array"):
+        read_quijote_cube(path)
+    save_cube(contrast())
+    path.write_bytes(path.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="no readable array"):
+        read_quijote_cube(path)
+
+
+def test_a_missing_cube_says_where_it_is_published(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"Globus or Binder.*Nothing is downloaded"):
+        read_quijote_cube(tmp_path / "df_m_16_CIC_z=0.npy")

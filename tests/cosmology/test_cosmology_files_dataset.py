@@ -1,0 +1,289 @@
+"""Data sets of maps read from files: the table of parameters, the split by universe, what is written."""
+
+import json
+import re
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.cosmology.dataset.files import quijote_maps, read_quijote_cube
+from hrm_hf.cosmology.dataset.from_files import LabelTable, cube_reading, write_files_dataset
+from hrm_hf.cosmology.dataset.rows import INFO_FILE, load_cosmology_dataset, load_cosmology_info, read_arrays
+
+
+def contrast(seed=0):
+    """A density contrast: mean 0, nothing below -1."""
+    density = np.random.default_rng(seed).lognormal(0, 0.5, (16, 16, 16)).astype(np.float32)
+    return density / density.mean(dtype=float).astype(np.float32) - 1
+
+
+@pytest.fixture
+def save_cube(tmp_path):
+    def save(values, folder="."):
+        path = tmp_path / folder / "df_m_16_CIC_z=0.5.npy"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        np.save(path, values)
+        return path
+
+    return save
+
+
+# labels
+
+QUIJOTE_TABLE = """#Omega_m   Omega_b  h  n_s  sigma_8
+0.1755 0.0668 0.7737 0.8849 0.6641
+0.2139 0.0556 0.8599 0.9785 0.8619
+"""
+
+
+@pytest.fixture
+def table(tmp_path):
+    def write(text, name="labels.csv"):
+        (tmp_path / name).write_text(text)
+        return LabelTable(tmp_path / name)
+
+    return write
+
+
+def test_quijotes_table_is_read_by_the_number_of_the_folder(table, tmp_path):
+    labels = table(QUIJOTE_TABLE, "latin_hypercube_params.txt")
+    assert labels(tmp_path / "latin_hypercube" / "1" / "df_m_128_CIC_z=0.npy") == (0.2139, 0.8619)
+
+
+def test_a_table_names_files_by_the_end_of_their_path(table, tmp_path):
+    labels = table("file,omega_m,sigma_8\na/map.fits,0.3,0.8\nb/map.fits,0.4,0.7\n")
+    assert labels(tmp_path / "b" / "map.fits") == (0.4, 0.7)
+
+
+@pytest.mark.parametrize("path", ["c/map.fits", "map.fits"])
+def test_a_file_without_a_row_has_no_label(table, tmp_path, path):
+    labels = table("file,omega_m,sigma_8\na/map.fits,0.3,0.8\n")
+    with pytest.raises(ValueError, match=r"0 rows of .* name it"):
+        labels(tmp_path / path)
+
+
+def test_a_folder_that_is_no_row_has_no_label(table, tmp_path):
+    labels = table(QUIJOTE_TABLE)
+    for folder in ("2", "fiducial"):
+        with pytest.raises(ValueError, match=f"the number of a row, 0 to 1, not '{folder}'"):
+            labels(tmp_path / folder / "df_m_128_CIC_z=0.npy")
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "is empty"),
+        ("omega_m,h\n0.3,0.7\n", "0 columns sigma_8"),
+        ("omega_m,s8\n0.3,0.7\n", "0 columns sigma_8"),  # which may be S_8
+        ("omega_m,sigma_8\n0.3,high\n", "row 1: sigma_8 is 'high', expected a number"),
+        ("omega_m,sigma_8\n0.3,0.8\n1.3,0.8\n", r"row 2: omega_m=1.3 is not in \(0, 1\]"),
+        ("omega_m,sigma_8\n0.3,nan\n", "row 1: sigma_8=nan"),
+        ("omega_m,sigma_8\n0.3\n", "row 1 has 1 columns, the header has 2"),
+    ],
+)
+def test_a_bad_table_is_refused(table, text, message):
+    with pytest.raises(ValueError, match=message):
+        table(text)
+
+
+def test_ends_of_a_flat_prior_are_estimated_without_bias(table):
+    # The referee is the prior that the tables are drawn from.
+    rng = np.random.default_rng(0)
+    found = []
+    for _ in range(400):
+        rows = zip(rng.uniform(0.2, 0.4, 10), rng.uniform(0.6, 1.0, 10))
+        found.append(table("omega_m,sigma_8\n" + "\n".join(f"{a},{b}" for a, b in rows)).bounds("sigma_8"))
+    np.testing.assert_allclose(np.mean(found, 0), [0.6, 1.0], atol=0.006)  # 3 standard errors
+
+
+def test_ends_of_a_prior_stay_possible(table):
+    low, high = table("omega_m,sigma_8\n0.1,0.8\n0.9,0.9\n").bounds("omega_m")
+    assert (low, high) == (0, 1)
+
+
+# data sets
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, ["data", "cosmology-files", *map(str, arguments)])
+
+
+def load(folder, split):
+    from datasets import load_dataset
+
+    return load_dataset(str(folder), split=split, cache_dir=str(folder) + ".cache").with_format("numpy")
+
+
+def test_cubes_with_labels_become_a_data_set_split_by_universe(save_cube, tmp_path):
+    paths = [save_cube(contrast(seed=number), folder=str(number)) for number in range(4)]
+    rows = "\n".join(f"{0.2 + number / 10} {0.7 + number / 20}" for number in range(4))
+    (tmp_path / "params.txt").write_text(f"#Omega_m sigma_8\n{rows}\n")
+    out = tmp_path / "out"
+    result = run(
+        *paths, "--labels", tmp_path / "params.txt", "--slab-mpc", 250, "--test-share", 0.25, "--out", out, "--json"
+    )
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout)["train_rows"] == 36
+    train, test = load(out, "train"), load(out, "test")
+    assert (len(train), len(test)) == (36, 12)
+    assert not set(train["cosmology_id"]) & set(test["cosmology_id"])
+    row = train[13]
+    number = int(row["source"].split("/")[0])
+    assert row["omega_m"] == pytest.approx(0.2 + number / 10)
+    assert row["s_8"] == pytest.approx(row["sigma_8"] * (row["omega_m"] / 0.3) ** 0.5)
+    expected = quijote_maps(read_quijote_cube(paths[number]), 250)[row["axis"] * 4 + row["slab"]]
+    np.testing.assert_array_equal(row["map"], expected)
+    info = json.loads((out / INFO_FILE).read_text())
+    np.testing.assert_allclose(info["pixel_std"], [np.stack(train["map"]).std()], rtol=1e-5)
+    assert "NOT convergence" in info["units"]["map"]
+
+    # The reader of drawn maps gives the same, strings and all.
+    for split, dataset in (("train", train), ("test", test)):
+        rows = read_arrays(out, split)
+        assert set(rows) == set(dataset.column_names)
+        for name, values in rows.items():
+            np.testing.assert_array_equal(values, dataset[:][name], err_msg=name)
+        assert len(load_cosmology_dataset(out, split)) == len(dataset)
+    read = load_cosmology_info(out)
+    assert (read.kind, read.counts, read.labels) == ("quijote", {"train": 36, "test": 12}, "params.txt")
+    assert read.settings.options == {"slab_mpc": 250.0}
+    fields = read.config_fields()
+    # Four values 0.1 and 0.05 apart: the ends of the prior lie one such distance further out.
+    np.testing.assert_allclose(fields.pop("prior_bounds"), [[0.1, 0.6], [0.65, 0.9]])
+    assert fields == {
+        "image_size": 16, "num_channels": 1, "mask_channel": False, "target_names": ["omega_m", "sigma_8"],
+        "derived_s8": True, "pixel_mean": info["pixel_mean"], "pixel_std": info["pixel_std"], "padding_mode": "zeros",
+    }  # fmt: skip
+
+
+def test_a_sky_without_labels_becomes_patches_without_labels(tmp_path):
+    healpy = pytest.importorskip("healpy")
+    latitude = healpy.pix2ang(32, np.arange(12 * 32**2), lonlat=True)[1]
+    noise = np.random.default_rng(0).normal(0, 0.01, len(latitude)).astype(np.float32)
+    for name, values in (("sky", noise), ("mask", (latitude < -50).astype(np.float32))):
+        healpy.write_map(tmp_path / f"{name}.fits", values, dtype=np.float32)
+    out = tmp_path / "out"
+    options = ("--mask", tmp_path / "mask.fits", "--side-deg", 15, "--size", 16)
+    result = run(tmp_path / "sky.fits", *options, "--out", out)
+    assert result.exit_code == 0, result.output
+    rows = load(out, "test")
+    assert set(rows.column_names) == {"map", "mask", "source", "longitude", "latitude"}
+    assert (np.stack(rows["mask"]).mean((1, 2)) >= 0.5).all() and rows[0]["mask"].dtype == bool
+    info = json.loads((out / INFO_FILE).read_text())
+    assert info["skipped"] > 0 and info["labels"] is None
+    read = load_cosmology_info(out)
+    assert (read.counts, read.settings.side_deg, read.has_mask) == ({"train": 0, "test": len(rows)}, 15.0, True)
+    assert np.array_equal(read_arrays(out, "test", ["mask"])["mask"], np.stack(rows["mask"]))
+    for wanted in (read.config_fields, lambda: read.prior, lambda: read.target_names):
+        with pytest.raises(
+            ValueError, match=r"the healpix maps of this data set have no parameters.*--labels.*pipeline"
+        ):
+            wanted()
+    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]: without labels"):
+        read_arrays(out, "train")
+    observed = np.stack(rows["map"])[:, 0][np.stack(rows["mask"])]
+    np.testing.assert_allclose(info["pixel_std"], [observed.std()], rtol=1e-5)
+
+
+def test_images_become_rows(tmp_path):
+    fits = pytest.importorskip("astropy.io.fits")
+    for name in ("a", "b"):
+        fits.PrimaryHDU(np.random.default_rng(ord(name)).normal(size=(16, 16))).writeto(tmp_path / f"{name}.fits")
+    result = run(tmp_path / "a.fits", tmp_path / "b.fits", "--out", tmp_path / "out")
+    assert result.exit_code == 0, result.output
+    assert load(tmp_path / "out", "test")["source"][:].tolist() == ["a.fits", "b.fits"]
+
+
+def test_images_of_two_shapes_are_refused(tmp_path):
+    fits = pytest.importorskip("astropy.io.fits")
+    for size in (8, 16):
+        fits.PrimaryHDU(np.ones((size, size))).writeto(tmp_path / f"{size}.fits")
+    result = run(tmp_path / "8.fits", tmp_path / "16.fits", "--out", tmp_path / "out")
+    assert isinstance(result.exception, ValueError)
+    assert "16.fits gives maps of shape (1, 16, 16), the first file (1, 8, 8)" in str(result.exception)
+    assert not list((tmp_path / "out").rglob("*.parquet"))
+
+
+def test_bad_usage_is_refused_before_anything_is_read(save_cube, tmp_path):
+    path = save_cube(contrast())
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "something").touch()
+    for arguments, message in (
+        ((path, "--size", 64, "--out", tmp_path / "new"), "--size has no effect on Quijote cubes"),
+        ((tmp_path / "df_m_16_CIC_z=0.npy", "--out", tmp_path / "new"), "Nothing is downloaded"),
+        ((path, "--out", tmp_path / "out"), "not an empty folder"),
+        ((path, "--labels", tmp_path / "no.csv", "--out", tmp_path / "new"), "no.csv does not exist"),
+        ((path, "--omega-m", "0.1,0.5", "--out", tmp_path / "new"), "--omega-m has no effect without --labels"),
+        ((path, "--sigma-8", "high", "--out", tmp_path / "new"), "--sigma-8 is 'high'; expected LOW,HIGH"),
+    ):
+        result = run(*arguments)
+        assert result.exit_code == 2
+        assert message in re.sub(r"[\s│]+", " ", result.output)
+
+
+def test_a_split_without_labels_is_refused(save_cube, tmp_path):
+    readings = [cube_reading(save_cube(contrast()), 250)]
+    with pytest.raises(ValueError, match="needs labels"):
+        write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, test_share=0.5)
+
+
+def test_a_split_that_would_be_empty_is_refused(save_cube, table, tmp_path):
+    labels = table("omega_m,sigma_8\n0.3,0.8\n")
+    readings = [cube_reading(save_cube(contrast(), folder="0"), 250)]
+    with pytest.raises(ValueError, match="of 1 universes leaves a split empty"):
+        write_files_dataset(readings, tmp_path / "out", kind="quijote", options={}, labels=labels, test_share=0.5)
+
+
+@pytest.fixture
+def two_cubes(save_cube, tmp_path):
+    """Paths of two cubes, of a table with one omega_m and two sigma_8, and of a folder to write."""
+    paths = [save_cube(contrast(seed=number), folder=str(number)) for number in range(2)]
+    (tmp_path / "params.txt").write_text("#Omega_m sigma_8\n0.3175 0.8\n0.3175 0.9\n")
+    return [*paths, "--labels", tmp_path / "params.txt", "--slab-mpc", 250, "--out", tmp_path / "out"]
+
+
+def test_a_prior_that_is_known_is_taken_from_the_options(two_cubes, tmp_path):
+    result = run(*two_cubes, "--omega-m", "0.1,0.5", "--test-share", 0.5)
+    assert result.exit_code == 0, result.output
+    info = load_cosmology_info(tmp_path / "out")
+    assert info.prior["omega_m"] == (0.1, 0.5) and info.prior["sigma_8"] == pytest.approx((0.7, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ((), r"all rows have omega_m=0.3175.*give it with --omega-m LOW,HIGH"),
+        (("--omega-m", "0.1,0.3"), r"omega_m=0.3175 in .*params.txt is outside the prior 0.1 to 0.3"),
+        (("--omega-m", "0.5,0.1"), r"prior of omega_m from 0.5 to 0.1 is empty"),
+    ],
+)
+def test_a_prior_that_does_not_fit_the_labels_is_refused(two_cubes, tmp_path, options, message):
+    result = run(*two_cubes, *options)
+    assert isinstance(result.exception, ValueError)
+    assert re.search(message, str(result.exception))
+    assert not (tmp_path / "out").exists()
+
+
+def test_labelled_maps_without_a_train_split_say_how_to_get_one(two_cubes, tmp_path):
+    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
+    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]; read the files again.*--test-share"):
+        read_arrays(tmp_path / "out", "train")
+
+
+def test_labels_that_were_changed_are_told(two_cubes, tmp_path):
+    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
+    file = tmp_path / "out" / INFO_FILE
+    info = json.loads(file.read_text())
+    info["prior_bounds"]["sigma_8"] = [0.6, 0.85]
+    file.write_text(json.dumps(info))
+    with pytest.raises(ValueError, match=r"row 12: sigma_8=0.9 is outside the prior 0.6 to 0.85"):
+        read_arrays(tmp_path / "out", "test")
+
+
+def test_a_folder_of_maps_from_files_is_not_drawn_into(two_cubes, tmp_path):
+    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
+    command = ["data", "cosmology", "--samples", "8", "--size", "16", "--out", str(tmp_path / "out")]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2 and "kind is quijote, asked lognormal" in re.sub(r"[\s│]+", " ", result.output)

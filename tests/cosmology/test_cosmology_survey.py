@@ -1,0 +1,187 @@
+"""Maps of a survey: noise, correlation of the planes, mask and smoothing.
+
+The referee of spectra is Limber's integral, checked against pyccl in `test_cosmology_physics.py`; that of smoothing is
+scipy.
+"""
+
+import numpy as np
+import pytest
+
+from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
+from hrm_hf.cosmology.simulation.fields import multipole_grid
+from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
+from hrm_hf.cosmology.simulation.survey import DES_Y3, MARGIN, smooth_observed, survey_mask
+
+
+OMEGA_M, SIGMA_8 = 0.3, 0.8
+
+
+def draw(seed=0, **fields):
+    """Maps and mask of a small survey patch."""
+    return generate_map(MapSettings(**{"kind": "des", "size": 32, **fields}), OMEGA_M, SIGMA_8, seed)
+
+
+def test_a_patch_has_a_map_for_each_plane_and_one_mask():
+    maps, mask = draw(size=33, mask_fraction=0.2, **DES_Y3)
+    assert maps.shape == (4, 33, 33) and maps.dtype == np.float32
+    assert mask.shape == (33, 33) and mask.dtype == bool
+
+
+def test_a_seed_gives_one_patch():
+    fields = {"mask_fraction": 0.2, "smoothing_arcmin": 8.0, **DES_Y3}
+    for first, again, other in zip(draw(1, **fields), draw(1, **fields), draw(2, **fields)):
+        np.testing.assert_array_equal(first, again)
+        assert not np.array_equal(first, other)
+
+
+@pytest.mark.parametrize("fields", [{}, {"mask_fraction": 0.4}])
+def test_observed_pixels_of_each_plane_have_mean_zero(fields):
+    # As those of a patch of another kind: the mean is not observable.
+    maps, mask = draw(3, source_redshifts=(0.5, 1.0), **fields)
+    np.testing.assert_allclose(maps[:, mask].mean(1), 0, atol=1e-8)
+    assert (maps[:, ~mask] == 0).all() and mask.mean() == pytest.approx(1 - fields.get("mask_fraction", 0), abs=1e-3)
+
+
+def test_the_mean_of_the_signal_is_taken_out_and_that_of_the_noise_is_not():
+    fields = {"size": 64, "source_redshifts": (0.5, 1.0)}
+    noisy, clean = (draw(3, sigma_e=sigma_e, **fields)[0] for sigma_e in (0.37, 0.0))
+    means = noisy.mean((1, 2), dtype=float)
+    np.testing.assert_allclose(means, (noisy - clean).mean((1, 2), dtype=float), atol=1e-8)
+    assert (np.abs(means) > 1e-6).all()
+
+
+# noise
+
+
+def test_noise_of_a_pixel_is_that_of_its_galaxies():
+    # 0.26 in both components together, 10 galaxies per arcmin^2 and pixels of 4.69 arcmin: 0.0124.
+    fields = {"size": 64, "side_deg": 5.0, "galaxies_per_arcmin2": 10.0}
+    noise = draw(sigma_e=0.26, **fields)[0] - draw(sigma_e=0.0, **fields)[0]
+    np.testing.assert_allclose(noise.std(), 0.0124, rtol=0.04)
+
+
+def test_planes_share_the_galaxies_and_have_noise_of_their_own():
+    fields = {"size": 64, "galaxies_per_arcmin2": 10.0, "source_redshifts": (0.5, 1.0)}
+    noise = draw(sigma_e=0.26, **fields)[0] - draw(sigma_e=0.0, **fields)[0]
+    np.testing.assert_allclose(noise.std((1, 2)), 0.0124 * 2**0.5, rtol=0.04)
+    assert abs(np.corrcoef(noise.reshape(2, -1))[0, 1]) < 0.05
+
+
+# correlation of the planes
+
+
+def test_planes_are_correlated_as_the_cross_spectra_say():
+    redshifts, size, side = (0.5, 1.0), 32, np.radians(5.0)
+    patches = [draw(seed, source_redshifts=redshifts)[0] for seed in range(150)]
+    measured = np.mean([np.einsum("ixy,jxy->ij", kappa, kappa) for kappa in patches], axis=0) / size**2
+
+    # Covariance in a pixel: the sum of the spectra over the modes of the periodic sky that the patch is cut from,
+    # less that of the patch's mean, in which a mode counts as the square of its mean over the patch.
+    wide, cosmology = int(MARGIN * size), Cosmology(OMEGA_M, SIGMA_8)
+    ell = multipole_grid(wide, side * MARGIN)
+    waves = np.exp(2j * np.pi * np.outer(np.arange(wide), np.arange(size)) / wide).mean(1)
+    twice = np.full(ell.shape, 2.0)  # modes that rfft2 leaves out
+    twice[:, [0, -1]] = 1
+    twice[0, 0] = 0
+    twice *= 1 - np.abs(np.outer(waves, waves[: ell.shape[1]])) ** 2
+    expected = np.zeros((2, 2))
+    for i in range(2):
+        for j in range(2):
+            power = convergence_power(cosmology, np.maximum(ell, 1), redshifts[i], redshifts[j])
+            expected[i, j] = (twice * power).sum() / (side * MARGIN) ** 2
+    np.testing.assert_allclose(measured, expected, rtol=0.12)  # about 5 % is the scatter of 150 small patches
+    assert 0.5 < measured[0, 1] / np.sqrt(measured[0, 0] * measured[1, 1]) < 0.95
+
+
+def test_opposite_edges_are_no_neighbours():
+    # In a periodic map the first and the last column would be as alike as the first and the second.
+    kappa = np.concatenate([draw(seed)[0] for seed in range(60)])
+    beside, across = (np.corrcoef(kappa[:, :, 0].ravel(), kappa[:, :, column].ravel())[0, 1] for column in (1, -1))
+    assert beside > 0.4 and across < 0.2
+
+
+# mask
+
+
+@pytest.mark.parametrize("fraction", [0, 0.1, 0.37, 0.9])
+def test_the_share_that_is_asked_for_is_masked(fraction):
+    _, mask = draw(mask_fraction=fraction)
+    assert np.count_nonzero(~mask) == round(fraction * 32 * 32)
+
+
+def test_some_sky_is_left_whatever_the_share():
+    assert survey_mask(16, 9.0, 0.9999, np.random.default_rng(0)).sum() == 1
+
+
+def test_masked_pixels_are_zero_and_only_those():
+    maps, mask = draw(mask_fraction=0.3, smoothing_arcmin=10.0, **DES_Y3)
+    assert (maps[:, ~mask] == 0).all() and (maps[:, mask] != 0).all()
+
+
+def test_a_mask_has_an_edge_and_holes():
+    ndimage = pytest.importorskip("scipy.ndimage")
+    masks = [survey_mask(128, 5.0, 0.2, np.random.default_rng(seed)) for seed in range(5)]
+    for mask in masks:
+        areas = _areas(ndimage, mask)
+        assert areas.max() > 0.04 * mask.size  # half of the masked fifth lies beyond the edge, in a piece or two
+        assert len(areas) > 20 and np.median(areas) * 5.0**2 < np.pi * 12.0**2  # arcmin^2
+
+
+def test_holes_have_sizes_in_arcmin():
+    ndimage = pytest.importorskip("scipy.ndimage")
+    medians = []
+    for size, pixel in ((64, 4.0), (256, 1.0)):  # one area of sky
+        areas = [_areas(ndimage, survey_mask(size, pixel, 0.1, np.random.default_rng(seed))) for seed in range(8)]
+        medians.append(np.median(np.concatenate(areas)) * pixel**2)
+    # Radii from 2 to 12 arcmin, uniform in the logarithm: half of them above 4.9 arcmin, 75 arcmin^2.
+    np.testing.assert_allclose(medians, np.pi * 2 * 12, rtol=0.5)
+
+
+def _areas(ndimage, mask):
+    return np.bincount(ndimage.label(~mask)[0].ravel())[1:]
+
+
+# smoothing
+
+
+def test_smoothing_is_a_gaussian_of_its_width_in_arcmin():
+    # A star of one pixel becomes a Gaussian; its second moment is the width.
+    star = np.zeros((65, 65))
+    star[32, 32] = 1
+    side_deg, arcmin = 5.0, 12.0
+    pixel = side_deg * 60 / 65
+    seen = smooth_observed(star, np.ones((65, 65), bool), arcmin / pixel)
+    offset = (np.arange(65) - 32) * pixel
+    width = np.sqrt((seen * offset[:, None] ** 2).sum() / seen.sum())
+    np.testing.assert_allclose(width, arcmin, rtol=1e-3)
+
+
+def test_smoothed_planes_are_smoothed_by_the_width_of_the_settings():
+    fields = {"size": 64, "side_deg": 5.0, "sigma_e": 0.26}
+    plain, smooth = (draw(smoothing_arcmin=arcmin, **fields)[0][0] for arcmin in (0.0, 9.375))
+    expected = smooth_observed(plain.astype(float), np.ones((64, 64), bool), 2.0)  # 9.375 arcmin are 2 pixels
+    np.testing.assert_allclose(smooth, expected, atol=1e-7)
+
+
+def test_smoothing_over_a_mask_is_scipys_ratio():
+    ndimage = pytest.importorskip("scipy.ndimage")
+    rng = np.random.default_rng(0)
+    kappa, mask = rng.normal(size=(3, 40, 40)), survey_mask(40, 8.0, 0.3, rng)
+
+    def blur(field):
+        return ndimage.gaussian_filter(field, 1.7, mode="constant", truncate=20)
+
+    expected = np.array([blur(one * mask) / blur(mask.astype(float)) for one in kappa]) * mask
+    np.testing.assert_allclose(smooth_observed(kappa, mask, 1.7), expected, atol=1e-12)
+
+
+def test_smoothing_leaves_a_constant_alone_up_to_the_edge_of_the_mask():
+    mask = survey_mask(48, 6.0, 0.4, np.random.default_rng(0))
+    np.testing.assert_allclose(smooth_observed(np.ones((48, 48)), mask, 3.0), mask, atol=1e-12)
+
+
+def test_what_lies_under_the_mask_does_not_matter():
+    rng = np.random.default_rng(0)
+    kappa, mask = rng.normal(size=(40, 40)), survey_mask(40, 8.0, 0.3, rng)
+    other = np.where(mask, kappa, 1e6)
+    np.testing.assert_array_equal(smooth_observed(kappa, mask, 2.0), smooth_observed(other, mask, 2.0))

@@ -1,0 +1,49 @@
+"""What writers of other formats share: a place that cannot be written is named, and nothing half-written stays.
+
+Referee: /dev/full, the kernel's device on which every write fails for want of space.
+"""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from hrm_hf.export.checkpoint import load_config, whole_folder_or_nothing, whole_or_nothing
+
+
+FULL = Path("/dev/full")
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="needs /dev/full")
+@pytest.mark.parametrize("write", [lambda file: file.write_bytes(b"x"), lambda file: torch.save(torch.ones(9), file)])
+def test_a_full_disk_is_named_and_nothing_stays(write, tmp_path):
+    out = tmp_path / "model.pt2"
+    with pytest.raises(OSError, match=r"model.pt2 could not be written .*(no space left|disk full)"):
+        with whole_or_nothing(out, force=False) as unfinished:
+            unfinished.symlink_to(FULL)
+            write(unfinished)
+    with pytest.raises(OSError, match=r"model.pt2 could not be written .*(no space left|disk full)"):
+        with whole_folder_or_nothing(out, force=False) as unfinished:
+            (unfinished / "part").symlink_to(FULL)
+            write(unfinished / "part")
+    assert not list(tmp_path.iterdir())
+
+
+def test_errors_that_have_nothing_to_do_with_space_stay_what_they_are(tmp_path):
+    with pytest.raises(RuntimeError, match=r"another reason"):
+        with whole_or_nothing(tmp_path / "model.pt2", force=False):
+            raise RuntimeError("another reason")
+
+
+@pytest.mark.parametrize("place", [whole_or_nothing, whole_folder_or_nothing])
+def test_a_file_in_the_place_of_a_folder_is_named(place, tmp_path):
+    (tmp_path / "taken").write_text("")
+    with pytest.raises(NotADirectoryError, match=r"taken is a file; .*taken/here/model cannot be written in it"):
+        with place(tmp_path / "taken" / "here" / "model", force=False):
+            pass
+
+
+def test_an_adapter_is_no_model(tmp_path):
+    (tmp_path / "adapter_config.json").write_text("{}")
+    with pytest.raises(ValueError, match=r"is a PEFT adapter; merge it first"):
+        load_config(str(tmp_path))

@@ -1,0 +1,310 @@
+"""ONNX of every architecture in ONNX Runtime. Referee: the model itself, in eager mode, and onnx's checker."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import every
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import tiny
+import torch
+from short_exports import SHORTER, export_of_another_head
+from transformers import AutoConfig, AutoFeatureExtractor
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.export.onnx import compare_with_onnxruntime, export_onnx, write_graph
+from hrm_hf.export.onnx_runtime import OnnxCosmoRegressor, OnnxPuzzleSolver
+from hrm_hf.export.torch_export import graphs
+
+
+ONNX_TOLERANCE = 1e-4  # float32; sums in another order
+FAST = (*every.PUZZLES, "cosmo_cnn")
+SLOW = ("hrm_cosmo", *every.CAUSAL_LMS)
+# A random reasoner is chaotic: rounding that differs by 1e-6 decides after ten steps. With smaller updates it is not,
+# and rows still halt at many steps. Factor of what blocks add, and bias of q_halt.
+CALM = {"hrm_puzzle": (0.25, 0.0), "trm_puzzle": (0.5, -2.0)}
+
+
+def build(architecture: str):
+    model = every.model(architecture, **SHORTER.get(architecture, {}))
+    if architecture in CALM:
+        factor, bias = CALM[architecture]
+        with torch.no_grad():
+            model.q_head.bias.copy_(torch.tensor([bias, 0.0]))
+            for name, weight in model.named_parameters():
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    weight.mul_(factor)
+    if architecture == "hrm_cosmo":
+        torch.manual_seed(3)
+        with torch.no_grad():  # maps halt after one segment or two
+            model.halt_head.weight.normal_(std=3.0)
+    return model
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A function from an architecture to its model and the folder of its export; each is made once."""
+    made = {}
+
+    def make(architecture: str):
+        if architecture not in made:
+            folder = tmp_path_factory.mktemp(architecture)
+            every.save(architecture, folder / "model")
+            model = build(architecture)
+            model.save_pretrained(folder / "model")
+            export_onnx(folder / "model", folder / "onnx")
+            made[architecture] = model, folder / "onnx"
+        return made[architecture]
+
+    return make
+
+
+ALL = [*FAST, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW)]
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_onnx_runtime_equals_the_model_at_another_batch_size(exported, architecture):
+    model, folder = exported(architecture)
+
+    found = compare_with_onnxruntime(folder, model)  # four rows, where three were exported
+
+    assert max(found["max_difference"].values()) <= ONNX_TOLERANCE
+    assert found.get("argmax_agreement", 1) == 1
+    assert found.get("same_steps", 1) == 1
+
+
+@pytest.mark.parametrize("architecture", ALL)
+def test_the_files_are_whole_and_say_what_goes_in_and_out(exported, architecture):
+    _, folder = exported(architecture)
+    meta = json.loads((folder / "onnx.json").read_text())
+    for name, said in meta["graphs"].items():
+        proto = onnx.load(folder / name)
+        onnx.checker.check_model(proto, full_check=True)
+        assert proto.opset_import[0].version == meta["opset"] == 18
+        session = onnxruntime.InferenceSession(folder / name, providers=["CPUExecutionProvider"])
+        assert [(given.name, given.shape) for given in session.get_inputs()] == [
+            (given["name"], given["shape"]) for given in said["inputs"]
+        ]
+        assert [given.name for given in session.get_outputs()] == said["outputs"]
+
+    assert AutoConfig.from_pretrained(folder).model_type == meta["architecture"] == architecture
+    beside = {"identifiers.json"} if architecture in every.PUZZLES else {"tokenizer.json"}
+    if architecture in every.REGRESSORS:
+        assert AutoFeatureExtractor.from_pretrained(folder).image_size == 16
+        beside = {"preprocessor_config.json"}
+    loop = {"onnx_runtime.py"} if architecture in (*every.PUZZLES, "hrm_cosmo") else set()
+    graph_files = {"stem.onnx", "segment.onnx"} if architecture == "hrm_cosmo" else set()
+    files = {path.name for path in folder.iterdir()} - {"tokenizer_config.json", "chat_template.jinja"}
+    assert files == {"model.onnx", "config.json", "onnx.json"} | beside | loop | graph_files
+
+
+@pytest.mark.parametrize("architecture", every.PUZZLES)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_steps": 12},
+        {"max_steps": 4, "min_steps": 3},
+        {"min_confidence": 0.6},
+        {"max_steps": 3, "halt": "fixed"},
+    ],
+    ids=lambda options: ",".join(options) or "default",
+)
+def test_the_adaptive_loop_equals_solve(exported, architecture, options):
+    model, folder = exported(architecture)
+    given = every.inputs(architecture, rows=24)
+
+    expected = model.solve(**given, **options)
+    found = OnnxPuzzleSolver(folder).solve(**{name: value.numpy() for name, value in given.items()}, **options)
+
+    if not options:
+        assert len(expected.steps.unique()) > 2  # rows leave at different steps, which is what this is about
+    assert np.array_equal(found.steps, expected.steps)
+    assert np.array_equal(found.predictions, expected.predictions)
+    np.testing.assert_allclose(found.q_halt, expected.q_halt, atol=ONNX_TOLERANCE)
+    np.testing.assert_allclose(found.logits, expected.logits, atol=ONNX_TOLERANCE)
+
+
+def test_a_file_and_no_identifiers_are_enough_and_rows_do_not_depend_on_their_neighbours(exported):
+    model, folder = exported("trm_puzzle")
+    solver = OnnxPuzzleSolver(folder / "model.onnx")
+    boards = every.inputs("trm_puzzle", rows=5)["input_ids"]
+
+    together = solver.solve(boards.numpy())
+    alone = [solver.solve(board[None].numpy()) for board in boards]
+
+    assert np.array_equal(together.predictions, model.solve(boards).predictions)
+    assert np.array_equal(together.predictions, np.concatenate([one.predictions for one in alone]))
+    assert np.array_equal(together.steps, np.concatenate([one.steps for one in alone]))
+    assert solver.solve(boards.numpy()[:0]).predictions.shape == (0, 16)
+
+
+def test_a_model_without_a_puzzle_table_takes_identifiers_all_the_same(tmp_path):
+    fields = {"puzzle_emb_ndim": 0, "puzzle_emb_len": 0, "H_cycles": 1, "L_cycles": 1}
+    model = every.model("trm_puzzle", **fields)
+    model.save_pretrained(tmp_path / "model")
+    export_onnx(tmp_path / "model", tmp_path / "onnx")
+    boards = every.inputs("trm_puzzle", rows=4)["input_ids"]
+
+    solver = OnnxPuzzleSolver(tmp_path / "onnx")
+
+    assert "puzzle_identifiers" in {given.name for given in solver.session.get_inputs()}
+    assert np.array_equal(solver.solve(boards.numpy(), max_steps=2).steps, model.solve(boards, max_steps=2).steps)
+
+
+def test_the_loop_runs_without_torch_and_without_the_package(exported, tmp_path):
+    model, folder = exported("hrm_puzzle")
+    given = every.inputs("hrm_puzzle", rows=6)
+    np.savez(tmp_path / "case.npz", **given, expected=model.solve(**given).predictions)
+    code = (
+        "import sys\n"
+        "import numpy as np\n"
+        "from onnx_runtime import OnnxPuzzleSolver\n"
+        f"case = np.load({str(tmp_path / 'case.npz')!r})\n"
+        "found = OnnxPuzzleSolver('.').solve(case['input_ids'], case['puzzle_identifiers'])\n"
+        "assert np.array_equal(found.predictions, case['expected'])\n"
+        "assert not {'torch', 'transformers', 'hrm_hf'} & set(sys.modules)\n"
+    )
+
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", [{}, {"max_steps": 3}, {"halt": "fixed", "max_steps": 1}])
+def test_maps_halt_in_the_loop_as_in_the_model(exported, options):
+    model, folder = exported("hrm_cosmo")
+    maps = every.inputs("hrm_cosmo", rows=16)["pixel_values"]
+    with torch.no_grad():
+        expected = model(pixel_values=maps, **{"halt": "adaptive", **options})
+
+    found = OnnxCosmoRegressor(folder).predict(maps.numpy(), **options)
+
+    if not options:
+        assert len(expected.steps.unique()) == 2
+    assert np.array_equal(found.steps, expected.steps)
+    np.testing.assert_allclose(found.posterior_mean, expected.logits, atol=1e-5)
+    np.testing.assert_allclose(found.posterior_std, expected.std, atol=1e-5)
+    np.testing.assert_allclose(found.scale_tril, expected.scale_tril, atol=1e-5)
+    np.testing.assert_allclose(found.halt_logits, expected.halt_logits[:, -1], atol=ONNX_TOLERANCE)
+
+
+def test_the_power_spectrum_of_the_stem_equals_torchs(tmp_path):
+    model = every.model("hrm_cosmo", use_histogram=False)
+    graph = graphs(model)["stem"]
+    write_graph(graph, tmp_path / "stem.onnx", 18, {})
+    maps = every.inputs("hrm_cosmo", rows=5)["pixel_values"]
+
+    session = onnxruntime.InferenceSession(tmp_path / "stem.onnx", providers=["CPUExecutionProvider"])
+    (tokens,) = session.run(None, {"pixel_values": maps.numpy()})
+
+    assert "DFT" in {node.op_type for node in _all_nodes(onnx.load(tmp_path / "stem.onnx"))}
+    with torch.no_grad():
+        np.testing.assert_allclose(tokens, model.model.embed(maps), atol=1e-5)
+
+
+def _all_nodes(proto):
+    return [*proto.graph.node, *(node for function in proto.functions for node in function.node)]
+
+
+@pytest.mark.parametrize("opset", [pytest.param(20, marks=pytest.mark.slow), 23])
+def test_later_opsets_give_the_same(tmp_path, opset):
+    every.save("cosmo_cnn", tmp_path / "model")
+
+    result = export_onnx(tmp_path / "model", tmp_path / "onnx", opset=opset, check=True)
+
+    assert onnx.load(tmp_path / "onnx" / "model.onnx").opset_import[0].version == opset
+    assert max(result["max_difference"].values()) <= ONNX_TOLERANCE
+
+
+def test_another_result_is_found_and_nothing_is_written(tmp_path, monkeypatch):
+    every.save("cosmo_cnn", tmp_path / "model")
+
+    monkeypatch.setattr("hrm_hf.export.onnx.export_graph", export_of_another_head)
+    with pytest.raises(ValueError, match="computes another posterior_mean"):
+        export_onnx(tmp_path / "model", tmp_path / "onnx", check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_a_folder_with_files_is_written_to_with_force_only_and_keeps_what_is_not_ours(tmp_path):
+    every.save("cosmo_cnn", tmp_path / "model")
+    out = tmp_path / "onnx"
+    out.mkdir()
+    (out / "notes.txt").write_text("mine")
+
+    refused = CliRunner().invoke(app, ["export", "onnx", str(tmp_path / "model"), str(out)])
+    assert refused.exit_code == 1 and "--force" in str(refused.exception)
+    assert [path.name for path in out.iterdir()] == ["notes.txt"]
+    done = CliRunner().invoke(app, ["export", "onnx", str(tmp_path / "model"), str(out), "--force", "--json"])
+
+    assert json.loads(done.stdout)["architecture"] == "cosmo_cnn"
+    assert (out / "notes.txt").read_text() == "mine" and (out / "model.onnx").exists()
+
+
+@pytest.mark.parametrize("opset", [17, 24])
+def test_opsets_that_nobody_writes_are_refused(tmp_path, opset):
+    every.save("cosmo_cnn", tmp_path / "model")
+
+    done = CliRunner().invoke(
+        app, ["export", "onnx", str(tmp_path / "model"), str(tmp_path / "o"), "--opset", str(opset)]
+    )
+
+    assert done.exit_code == 2 and "--opset" in done.output
+    with pytest.raises(ValueError, match=f"opset={opset} is not supported; expected 18 to 23"):
+        export_onnx(tmp_path / "model", tmp_path / "onnx", opset=opset)
+
+
+def test_missing_packages_are_named_with_the_extra(tmp_path, monkeypatch):
+    monkeypatch.setattr("hrm_hf.export.checkpoint.find_spec", lambda name: None)
+
+    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[onnx\]"'):
+        export_onnx(tmp_path, tmp_path / "onnx")
+
+
+def test_other_architectures_are_refused(tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+
+    with pytest.raises(ValueError, match="is a llama; exportable are hrm_puzzle"):
+        export_onnx(tmp_path, tmp_path / "onnx")
+    assert not (tmp_path / "onnx").exists()
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"input_ids": np.zeros((2, 9), int)}, r"input_ids has shape \[2, 9\]; expected \[batch, 16\]"),
+        ({"input_ids": np.full((2, 16), tiny.VOCAB_SIZE)}, "input_ids span 6..6; expected 0..5"),
+        ({"input_ids": np.zeros((2, 16))}, "input_ids are float64; expected integers from 0 to 5"),
+        ({"puzzle_identifiers": np.array([0, -1])}, "puzzle_identifiers span -1..0; expected 0..4"),
+        ({"puzzle_identifiers": np.zeros(3, int)}, r"puzzle_identifiers has shape \[3\]; expected \[2\]"),
+        ({"halt": "never"}, 'expected "q"'),
+        ({"min_steps": 17}, "need 1 <= min_steps <= max_steps"),
+        ({"min_confidence": 2}, "is not between 0 and 1"),
+    ],
+)
+def test_the_loop_names_what_is_wrong_with_its_input(exported, change, message):
+    _, folder = exported("trm_puzzle")
+    with pytest.raises(ValueError, match=message):
+        OnnxPuzzleSolver(folder).solve(**{"input_ids": np.zeros((2, 16), int), **change})
+
+
+def test_the_loop_refuses_what_is_no_export_of_ours(exported, tmp_path):
+    with pytest.raises(FileNotFoundError, match="hrm-hf export onnx"):
+        OnnxPuzzleSolver(tmp_path)
+    (tmp_path / "model.onnx").write_bytes(b"no graph")
+    with pytest.raises(ValueError, match="no ONNX file"):
+        OnnxPuzzleSolver(tmp_path)
+    _, cnn = exported("cosmo_cnn")
+    with pytest.raises(ValueError, match="is a cosmo_cnn"):
+        OnnxPuzzleSolver(cnn)
+    foreign = onnx.load(cnn / "model.onnx")
+    del foreign.metadata_props[:]
+    onnx.save(foreign, tmp_path / "foreign.onnx")
+    with pytest.raises(ValueError, match="was not written by"):
+        OnnxPuzzleSolver(Path(tmp_path / "foreign.onnx"))

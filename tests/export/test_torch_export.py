@@ -1,0 +1,214 @@
+"""`torch.export` of every architecture. Referee: the model itself, in eager mode."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import every
+import pytest
+import torch
+from short_exports import SHORTER, export_of_another_head
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.export.torch_export import META_FILE, compare, export_graph, export_torch, graphs, random_inputs
+
+
+SLOW = ("hrm_lm", "hrm_go_coder", "hrm_cosmo")
+EVERY = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in every.ARCHITECTURES]
+TEXT = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in every.CAUSAL_LMS]
+
+
+def save(architecture: str, folder: Path, **overrides) -> str:
+    every.model(architecture, **{**SHORTER.get(architecture, {}), **overrides}).save_pretrained(folder)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory):
+    """A function from an architecture to its model, file and the program read back; each is made once."""
+    made = {}
+
+    def make(architecture: str):
+        if architecture not in made:
+            folder = tmp_path_factory.mktemp(architecture)
+            model = every.model(architecture, **SHORTER.get(architecture, {}))
+            model.save_pretrained(folder / "model")
+            result = export_torch(folder / "model", folder / "model.pt2")
+            made[architecture] = model, result, torch.export.load(folder / "model.pt2")
+        return made[architecture]
+
+    return make
+
+
+@pytest.mark.parametrize("architecture", EVERY)
+def test_the_program_read_back_equals_the_model(exported, architecture):
+    model, _, program = exported(architecture)
+    module = program.module()
+
+    found = compare(model, lambda inputs: module(*inputs.values()), rows=5)
+
+    assert max(found["max_difference"].values()) <= 1e-6
+    assert found.get("argmax_agreement", 1) == 1
+
+
+@pytest.mark.parametrize("architecture", EVERY)
+def test_a_single_row_runs_although_three_were_exported(exported, architecture):
+    model, _, program = exported(architecture)
+    assert random_inputs(model.config)[next(iter(random_inputs(model.config)))].shape[0] == 3
+    module = program.module()
+
+    found = compare(model, lambda inputs: module(*inputs.values()), rows=1)
+
+    assert max(found["max_difference"].values()) <= 1e-6
+
+
+@pytest.mark.parametrize("architecture", TEXT)
+@pytest.mark.parametrize("length", [1, 40])
+def test_texts_of_any_length_run(exported, architecture, length):
+    model, _, program = exported(architecture)
+    ids = torch.randint(97, 123, (2, length))
+
+    with torch.no_grad():
+        logits = program.module()(ids, torch.ones_like(ids))[0]
+        expected = model(input_ids=ids).logits
+
+    torch.testing.assert_close(logits, expected, atol=1e-5, rtol=0)
+
+
+@pytest.mark.slow
+def test_tokens_of_hrm_lm_halt_in_the_graph_as_in_the_model(exported):
+    model, _, program = exported("hrm_lm")
+    ids = torch.randint(97, 123, (4, 24))
+
+    with torch.no_grad():
+        _, steps = program.module()(ids, torch.ones_like(ids))
+        expected = model(input_ids=ids).halt_steps
+
+    assert len(expected.unique()) > 1
+    assert torch.equal(steps, expected)
+
+
+@pytest.mark.parametrize("architecture", every.PUZZLES)
+def test_the_step_repeated_is_solve(exported, architecture):
+    model, _, program = exported(architecture)
+    given = every.inputs(architecture, rows=6)
+    step, ids = program.module(), given["puzzle_identifiers"].long()
+    shape = (6, model.config.max_position_embeddings, model.config.hidden_size)
+    z_H, z_L = torch.full(shape, torch.nan), torch.full(shape, torch.nan)  # of no effect where a row is reset
+
+    with torch.no_grad():
+        for number in range(3):
+            reset = torch.full((6,), number == 0)
+            logits, q_halt, _, z_H, z_L = step(given["input_ids"], ids, z_H, z_L, reset)
+    solution = model.solve(**given, max_steps=3, halt="fixed")
+
+    assert torch.equal(logits.argmax(-1), solution.predictions)
+    torch.testing.assert_close(q_halt, solution.q_halt, atol=1e-5, rtol=0)
+
+
+def test_the_file_says_what_goes_in_and_out(exported):
+    model, result, _ = exported("trm_puzzle")
+    extra = {META_FILE: ""}
+    torch.export.load(result["out"], extra_files=extra)
+    said = json.loads(extra[META_FILE])
+
+    assert said["architecture"] == "trm_puzzle"
+    assert said["inputs"][0] == {"name": "input_ids", "dtype": "int64", "shape": ["batch", model.config.seq_len]}
+    assert said["outputs"] == result["outputs"]
+
+
+def test_a_process_without_the_package_runs_the_mhc_file(exported, tmp_path):
+    """Its Sinkhorn normalisation is an operator that this package defines."""
+    model, result, _ = exported("rlm_mhc")
+    ids = torch.randint(97, 123, (2, 10))
+    with torch.no_grad():
+        torch.save({"ids": ids, "logits": model(input_ids=ids).logits}, tmp_path / "expected.pt")
+    code = (
+        "import sys, torch\n"
+        "case = torch.load('expected.pt', weights_only=True)\n"
+        "run = torch.export.load(sys.argv[1]).module()\n"
+        "logits = run(case['ids'], torch.ones_like(case['ids']))[0]\n"
+        "assert 'hrm_hf' not in sys.modules\n"
+        "torch.testing.assert_close(logits, case['logits'], atol=1e-5, rtol=0)\n"
+    )
+
+    command = [sys.executable, "-c", code, result["out"]]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+    assert done.returncode == 0, done.stderr
+
+
+def test_activations_in_bfloat16_are_exported_in_float32(tmp_path):
+    model = every.model("trm_puzzle", forward_dtype="bfloat16", H_cycles=1, L_cycles=1)
+    model.save_pretrained(tmp_path / "model")
+
+    found = export_torch(tmp_path / "model", tmp_path / "model.pt2", check=True)
+
+    assert found["max_difference"]["next_z_H"] <= 1e-6
+
+
+@pytest.mark.parametrize("overrides", [{"mlp_t": True, "pos_encodings": "none"}, {"pos_encodings": "learned"}])
+def test_other_puzzle_layouts_are_exported(overrides):
+    model = every.model("trm_puzzle", H_cycles=1, L_cycles=1, **overrides)
+    module = export_graph(graphs(model)["model"]).module()
+
+    found = compare(model, lambda inputs: module(*inputs.values()))
+
+    assert max(found["max_difference"].values()) <= 1e-6
+
+
+def test_another_result_is_found_and_nothing_is_written(tmp_path, monkeypatch):
+    save("cosmo_cnn", tmp_path / "model")
+
+    monkeypatch.setattr("hrm_hf.export.torch_export.export_graph", export_of_another_head)
+    with pytest.raises(ValueError, match="computes another posterior_mean"):
+        export_torch(tmp_path / "model", tmp_path / "model.pt2", check=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_what_exists_is_overwritten_with_force_only(tmp_path):
+    out = tmp_path / "model.pt2"
+    out.write_text("mine")
+
+    with pytest.raises(FileExistsError, match="--force"):
+        export_torch(save("cosmo_cnn", tmp_path / "model"), out)
+    assert out.read_text() == "mine"
+    export_torch(tmp_path / "model", out, force=True)
+    assert torch.export.load(out).module() is not None
+
+
+@pytest.mark.parametrize(
+    "name, out, message",
+    [
+        ("llama", "model.pt2", "is a llama; exportable are hrm_puzzle"),
+        ("cosmo_cnn", "model.onnx", "must end in .pt2"),
+        ("nothing", "model.pt2", "is no folder"),
+        ("truncated", "model.pt2", "is damaged"),
+    ],
+)
+def test_bad_input_ends_in_one_line(tmp_path, name, out, message):
+    folder = tmp_path / name
+    if name == "llama":
+        folder.mkdir()
+        (folder / "config.json").write_text('{"model_type": "llama"}')
+    elif name in ("cosmo_cnn", "truncated"):
+        save("cosmo_cnn", folder)
+    if name == "truncated":
+        weights = folder / "model.safetensors"
+        weights.write_bytes(weights.read_bytes()[:-100])
+
+    done = CliRunner().invoke(app, ["export", "torch", str(folder), str(tmp_path / out)])
+
+    assert done.exit_code != 0
+    usage = " ".join(done.output.replace("│", " ").split())  # of its box, lines wrapped anywhere
+    assert message in (usage if done.exit_code == 2 else str(done.exception))
+    assert not (tmp_path / out).exists()
+
+
+def test_a_model_in_training_or_half_precision_is_refused():
+    with pytest.raises(ValueError, match="float32 and in eval mode"):
+        graphs(every.model("cosmo_cnn").train())
+    with pytest.raises(ValueError, match="float32 and in eval mode"):
+        graphs(every.model("cosmo_cnn").to(torch.bfloat16))

@@ -1,0 +1,297 @@
+"""Test sets of Go tasks: reading, programs, sampling that resumes, sandboxed judgement."""
+
+import gzip
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import tiny_go
+from scripted_go import Scripted
+
+from hrm_hf.golang import GoNotFoundError, GoTypesValidator, SandboxError, TreeSitterValidator, check_sandbox, find_go
+from hrm_hf.golang.evaluation import benchmark_run as runs
+from hrm_hf.golang.evaluation.benchmarks import load_benchmark, truncated
+from hrm_hf.golang.evaluation.writer import Writer
+from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, Feedback, parse_plan
+
+
+# HumanEvalPack Go (octopack); its tests are skipped where the file is not.
+PACK = Path(os.environ.get("HRM_HF_HUMANEVALPACK_GO", "data/humanevalpack_go.jsonl.gz"))
+
+MULTIPL_E = {
+    "name": "T_1_double", "task_id": "T_1_double",
+    "prompt": 'package double_test\n\nimport (\n    "testing"\n    "fmt"\n)\n\n// Doubles a number. Twice as much.\n'
+    "// >>> double(2)\n// 4\nfunc double(n int) int {\n",
+    "tests": 'func TestDouble(t *testing.T) {\n\tif fmt.Sprint(double(2)) != "4" {\n\t\tt.Errorf("no")\n\t}\n}\n',
+}  # fmt: skip
+MXEVAL = {
+    "task_id": "M/1", "description": "Doubles a number.",
+    "prompt": 'package main\n\nimport (\n\t"encoding/json"\n\t"math"\n)\n// Write Go\nfunc double (n int) int {\n',
+    "test": '\n\nfunc main() {\n\tif b, _ := json.Marshal(double(2)); string(b) != "4" {\n\t\tpanic("no")\n\t}\n}\n',
+}  # fmt: skip
+FIX = {
+    "task_id": "Go/1", "docstring": "Doubles a number.", "entry_point": "Double",
+    "prompt": 'import (\n    "math"\n)\n\nfunc one() int { return 1 }\n\n// Doubles a number.\n'
+    "func Double(n interface{}) int {\n",
+    "test": "func TestDouble(t *testing.T) {\n    assert := assert.New(t)\n    assert.Equal(4, Double(2))\n}\n",
+    "canonical_solution": "    return int(math.Abs(2)) * n.(int) * one()\n}\n\n\n",
+    "buggy_solution": "    return n.(int) + one()\n}\n",
+}  # fmt: skip
+WRONG_TEST = {**MULTIPL_E, "name": "T_2", "tests": MULTIPL_E["tests"].replace("double(2)", 'double("two")')}
+
+
+def write(path, *rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def load(tmp_path, name, *rows):
+    return load_benchmark(name, write(tmp_path / f"{name}.jsonl", *rows))
+
+
+@pytest.fixture(scope="module")
+def tools():
+    try:
+        find_go()
+        check_sandbox()
+    except (GoNotFoundError, SandboxError) as error:
+        pytest.skip(str(error))
+    with runs.test_tools() as found:
+        yield found
+
+
+def test_a_task_is_given_as_a_record_of_the_training_data(tmp_path):
+    (task,) = load(tmp_path, "humaneval-go", MULTIPL_E)
+    assert task.record() == {
+        "id": "T_1_double",
+        "problem": {"title": "Doubles a number.", "body": "Twice as much.\n>>> double(2)\n4"},
+        "context": {"path": "", "before": "package main"},
+        "code_prefix": "func double(n int) int {",
+    }
+
+
+def test_helpers_of_a_prompt_are_context_and_part_of_the_program(tmp_path):
+    (task,) = load(tmp_path, "humanevalfix-go", FIX)
+    assert task.record()["context"]["before"] == "package main\n\nfunc one() int { return 1 }"
+    assert task.prefix == "func Double(n interface{}) int {"
+    assert task.program("func Double() {}").code == "func one() int { return 1 }\n\nfunc Double() {}"
+
+
+def test_a_gzipped_file_is_read(tmp_path):
+    path = tmp_path / "tasks.jsonl.gz"
+    path.write_bytes(gzip.compress(json.dumps(MXEVAL).encode()))
+    assert load_benchmark("mbxp-go", path)[0].id == "M/1"
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (
+            '{"name": "a"}\n',
+            r"tasks.jsonl, line 1: no task of humaneval-go \(KeyError: 'prompt'\); its fields are name",
+        ),
+        ("{\n", "tasks.jsonl, line 1"),
+        ("[1]\n", "tasks.jsonl, line 1"),
+        (json.dumps({**MULTIPL_E, "prompt": "no function"}), "line 1: no task of humaneval-go"),
+        ("", "holds no task"),
+    ],
+)
+def test_a_line_that_is_no_task_is_named(tmp_path, content, said):
+    path = tmp_path / "tasks.jsonl"
+    path.write_text(content)
+    with pytest.raises(ValueError, match=said):
+        load_benchmark("humaneval-go", path)
+
+
+def test_a_missing_file_and_an_unknown_name_are_errors(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
+        load_benchmark("mbxp-go", tmp_path / "nowhere.jsonl")
+    with pytest.raises(ValueError, match="benchmark 'mbpp' is none of humaneval-go"):
+        load_benchmark("mbpp", tmp_path)
+
+
+PREFIX = "func f(v interface{}) int {"
+
+
+@pytest.mark.parametrize(
+    ("written", "kept"),
+    [
+        (" return 1 }\n\nfunc g() { if x {", " return 1 }"),
+        (" return g() }\n\nfunc g() int { return 1 }", " return g() }\n\nfunc g() int { return 1 }"),
+        (" return 1 }\n\nfunc main() {}\n", " return 1 }\n\n"),
+        (" return 1 }\n// and more }} text", " return 1 }\n// and more }} text"),
+        (" return 1", " return 1"),
+    ],
+)
+def test_what_does_not_parse_is_cut_at_the_functions_end(written, kept):
+    assert truncated(PREFIX + written, PREFIX) == PREFIX + kept
+
+
+# ---- judgement ----
+
+
+def samples_of(tasks, **bodies):
+    return [
+        {"task": task.id, "sample": index, "code": task.prefix + body}
+        for task in tasks
+        for index, body in enumerate(bodies[task.id.replace("/", "_")])
+    ]
+
+
+@pytest.mark.external
+def test_right_solutions_pass_and_wrong_ones_fail_in_every_layout(tools, tmp_path):
+    types, runner, _ = tools
+    for name, row in {"humaneval-go": MULTIPL_E, "mbxp-go": MXEVAL}.items():
+        tasks = load(tmp_path, name, row)
+        bodies = [" return 2 * n }", " return n }", " return undefined }", " return ("]
+        samples = samples_of(tasks, **{tasks[0].id.replace("/", "_"): bodies})
+        figures = runs.judge_samples(tasks, samples, types, runner)
+        assert [sample["status"] for sample in samples] == ["pass", "fail", "build", "syntax"]
+        assert figures["statuses"] == {"pass": 1, "fail": 1, "build": 1, "syntax": 1}
+        assert figures["pass@1"] == 0.25 and figures["parse_rate"] == 0.75 and figures["type_check_rate"] == 0.5
+
+
+@pytest.mark.external
+def test_the_canonical_solution_passes_and_the_buggy_one_fails(tools, tmp_path):
+    types, runner, _ = tools
+    tasks = load(tmp_path, "humanevalfix-go", FIX)
+    samples = samples_of(tasks, Go_1=[tasks[0].canonical, tasks[0].buggy])
+    runs.judge_samples(tasks, samples, types, runner)
+    assert [sample["status"] for sample in samples] == ["pass", "fail"]
+    assert "expected" in samples[1]["message"].lower()
+
+
+@pytest.mark.external
+def test_a_task_whose_tests_do_not_compile_is_counted_apart(tools, tmp_path):
+    types, runner, _ = tools
+    tasks = load(tmp_path, "humaneval-go", MULTIPL_E, WRONG_TEST)
+    unsolvable = runs.unsolvable_tasks(tasks, types)
+    assert unsolvable == ["T_2"]
+    samples = samples_of(tasks, T_1_double=[" return 2 * n }"], T_2=[" return 2 * n }"])
+    figures = runs.judge_samples(tasks, samples, types, runner, unsolvable)
+    assert figures["tasks"] == 1 and figures["unsolvable"] == 1 and figures["pass@1"] == 1.0
+
+
+@pytest.mark.external
+@pytest.mark.skipif(not PACK.is_file(), reason=f"HumanEvalPack Go is not at {PACK}; set HRM_HF_HUMANEVALPACK_GO")
+def test_canonical_solutions_of_humanevalpack_pass_and_buggy_ones_fail(tools):
+    types, runner, _ = tools
+    tasks = [
+        task for task in load_benchmark("humanevalfix-go", PACK) if task.id in ("Go/0", "Go/32", "Go/72", "Go/140")
+    ]
+    for solution, rate in (("canonical", 1.0), ("buggy", 0.0)):
+        samples = [
+            {"task": task.id, "sample": 0, "code": truncated(task.prefix + getattr(task, solution), task.prefix)}
+            for task in tasks
+        ]
+        assert runs.judge_samples(tasks, samples, types, runner)["pass@1"] == rate, samples
+
+
+def test_without_a_runner_nothing_is_run(tmp_path):
+    tasks = load(tmp_path, "humaneval-go", MULTIPL_E)
+    samples = samples_of(tasks, T_1_double=[" return 2 * n }", " return ("])
+    figures = runs.judge_samples(tasks, samples, TreeSitterValidator(), None)
+    assert figures["parse_rate"] == 0.5 and "pass@1" not in figures and "type_check_rate" not in figures
+    assert all("status" not in sample for sample in samples)
+
+
+def test_without_a_sandbox_tests_are_refused_with_the_reason(monkeypatch):
+    def refuse():
+        raise SandboxError("refusing to run code outside of a sandbox: bwrap is not installed")
+
+    monkeypatch.setattr(runs, "GoTestRunner", refuse)
+    monkeypatch.setattr(runs, "GoTypesValidator", lambda: TreeSitterValidator())
+    with runs.test_tools() as (types, runner, refused):
+        assert runner is None and types is not None and "refusing to run code" in refused
+
+
+# ---- samples ----
+
+
+def scripted(tmp_path, plan="ADD", body="\n\treturn 2 * n\n}"):
+    tasks = load(tmp_path, "humaneval-go", MULTIPL_E, {**MULTIPL_E, "name": "T_3"}, {**MULTIPL_E, "name": "T_4"})
+    model = Scripted(default_plan=plan, default_body=body)
+    writer = Writer(model, tiny_go.tokenizer(), batch_size=2, max_length=512, progress=False)
+    return tasks, model, writer
+
+
+def take(tasks, writer, tmp_path, **changes):
+    run = runs.BenchmarkRun(**{"name": "humaneval-go", "model": "m", "samples": 2, **changes})
+    return runs.write_samples(writer, tiny_go.builder(), tasks, run, TreeSitterValidator(), tmp_path / "b" / "s.jsonl")
+
+
+def test_samples_are_the_models_code_behind_the_prefix(tmp_path):
+    tasks, _, writer = scripted(tmp_path)
+    samples = take(tasks, writer, tmp_path)
+    assert [(row["task"], row["sample"]) for row in samples[:3]] == [("T_1_double", 0), ("T_1_double", 1), ("T_3", 0)]
+    assert {row["code"] for row in samples} == {"func double(n int) int {\n\treturn 2 * n\n}"}
+
+
+def test_a_stopped_run_goes_on_where_it_was(tmp_path):
+    tasks, model, writer = scripted(tmp_path)
+    first = take(tasks, writer, tmp_path)
+    file = tmp_path / "b" / "s.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:5]) + lines[5][:9])  # the first sample of each, half a batch, half a line
+    model.calls = 0
+    assert take(tasks, writer, tmp_path) == first
+    assert model.calls == 2 * 2  # plan and code of two batches
+    model.calls = 0
+    assert take(tasks, writer, tmp_path) == first and model.calls == 0
+
+
+def test_samples_of_other_settings_are_not_taken_up(tmp_path):
+    tasks, _, writer = scripted(tmp_path)
+    take(tasks, writer, tmp_path)
+    with pytest.raises(ValueError, match=r"s\.jsonl holds samples of another run \(other model\)"):
+        take(tasks, writer, tmp_path, model="another")
+
+
+def test_a_sample_file_that_is_spoilt_is_named(tmp_path):
+    tasks, _, writer = scripted(tmp_path)
+    take(tasks, writer, tmp_path)
+    file = tmp_path / "b" / "s.jsonl"
+    file.write_text(file.read_text().replace('"task"', "task", 1))
+    with pytest.raises(ValueError, match=r"s\.jsonl, line 2: not JSON"):
+        take(tasks, writer, tmp_path)
+
+
+def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
+    broken = {**FIX, "task_id": "Go/2", "buggy_solution": "    return (\n}\n"}
+    tasks = load(tmp_path, "humanevalfix-go", FIX, broken)
+    model = Scripted(default_plan="FIX", default_body=" return 0 }")
+    writer = Writer(model, tiny_go.tokenizer(), max_length=512, progress=False)
+    run = runs.BenchmarkRun("humanevalfix-go", "m")
+    runs.write_samples(writer, tiny_go.builder(), tasks, run, TreeSitterValidator(), tmp_path / "s.jsonl")
+    tokenizer = tiny_go.tokenizer()
+    by_decision = {}
+    for ids in model.code_prompts:
+        texts = tokenizer.decode(ids)
+        by_decision["<REFINE>" if TOKEN_IDS["<REFINE>"] in ids else "<RETRY>"] = texts
+        assert parse_plan(tokenizer, ids[ids.index(TOKEN_IDS["<PLAN>"]) :])["intent"] == "FIX"
+    refined, retried = by_decision["<REFINE>"], by_decision["<RETRY>"]
+    assert (
+        "n.(int) + one()\n}</CODE><VALIDATE><SYNTAX_OK><TEST_FAIL>other: test failed</VALIDATE><REFINE><PLAN>"
+        in refined
+    )
+    assert "<SYNTAX_ERR>" in retried and retried.count("<PLAN>") == 1
+    assert refined.endswith("</PLAN><CODE>func Double(n interface{}) int {")
+    assert retried.endswith("<RETRY><CODE>func Double(n interface{}) int {")
+
+
+def test_writing_tasks_have_no_repair(tmp_path):
+    tasks = load(tmp_path, "humaneval-go", MULTIPL_E)
+    with pytest.raises(ValueError, match="humanevalfix-go needs a buggy solution"):
+        take(tasks, SimpleNamespace(max_code_tokens=1), tmp_path, name="humanevalfix-go")
+
+
+def test_the_feedback_of_a_failed_test_is_a_failure():
+    assert runs.FAILED_TEST.failed and isinstance(runs.FAILED_TEST, Feedback)
+
+
+@pytest.mark.external
+def test_types_of_a_stub_are_what_unsolvable_means(tools, tmp_path):
+    assert isinstance(tools[0], GoTypesValidator)
+    assert runs.unsolvable_tasks(load(tmp_path, "mbxp-go", MXEVAL), tools[0]) == []

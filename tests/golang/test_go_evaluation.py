@@ -1,0 +1,454 @@
+"""The evaluation of a Go coder on models whose plans, codes, decisions and probabilities are known."""
+
+import copy
+import json
+import math
+
+import pytest
+import tiny_go
+import torch
+from scripted_go import Scripted
+from transformers import LlamaConfig, LlamaForCausalLM
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.golang import TreeSitterValidator
+from hrm_hf.golang.evaluation import held_out as go_coder
+from hrm_hf.golang.evaluation import refinement as go_refinement
+from hrm_hf.golang.evaluation.held_out import Sampling
+from hrm_hf.golang.evaluation.plots import plot_go_evaluation
+from hrm_hf.golang.evaluation.writer import Writer
+from hrm_hf.models.generation_hrm_go_coder import Attempt
+from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, Feedback, code_segment, encode_text
+from hrm_hf.text.sources import BadLineError
+
+
+RIGHT, OTHER, BROKEN = "\n\treturn a + b + {}\n}}\n", "\n\treturn a - b\n}\n", "\n\treturn (\n}\n"
+
+
+def writer_of(model, **changes):
+    return Writer(model, tiny_go.tokenizer(), **{"batch_size": 2, "max_length": 512, "progress": False, **changes})
+
+
+def plan_of(number, intent="ADD", targets=None):
+    return {"intent": intent, "targets": [f"func:Add{number}"] if targets is None else targets, "steps": []}
+
+
+def plain(count):
+    return [tiny_go.record(number) for number in range(count)]
+
+
+# ---- loss ----
+
+
+def test_a_model_that_knows_nothing_has_the_bits_of_its_vocabulary():
+    records = plain(3)
+    figures = go_coder.evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
+    bodies = [code_segment(tiny_go.tokenizer(), "", go_coder.code_body(record))[0][1:] for record in records]
+    bits = sum(map(len, bodies)) * math.log2(tiny_go.VOCAB_SIZE)
+    size = sum(len(go_coder.code_body(record).encode()) for record in records)
+    assert figures["code_bytes"] == size and figures["records"] == 3
+    assert figures["code_bits_per_byte"] == pytest.approx(bits / size)
+    assert figures["shuffled_plan_costs"] == 0 and figures["shuffled_plan_costs_interval"] == [0, 0]
+    assert figures["plan_and_code_bits_per_byte"] > figures["code_bits_per_byte"]
+
+
+def test_plain_text_is_counted_to_its_end_in_windows():
+    records = plain(1)
+    code = records[0]["solution"]["code"]
+    ids = [*encode_text(tiny_go.tokenizer(), code), TOKEN_IDS["</s>"]]
+    writer = writer_of(Scripted(), max_length=10)
+    expected = len(ids) * math.log2(tiny_go.VOCAB_SIZE) / len(code.encode())
+    assert len(ids) > 20 and go_coder._raw_text(writer, [code])["raw_text_bits_per_byte"] == pytest.approx(expected)
+
+
+def test_a_model_that_reads_its_plan_pays_for_another_ones():
+    """In code it gives the right token e^3 times the weight of any other if the plan names the function."""
+
+    def boost(ids, position):
+        if TOKEN_IDS["<CODE>"] not in ids[:position]:
+            return 0.0
+        text = tiny_go.tokenizer().decode(ids)
+        plan, code = text.partition("<PLAN>")[2].partition("</PLAN>")[::2]
+        name = code.partition("func ")[2].partition("(")[0]
+        return 3.0 if f"<TARGET:func>{name}<" in plan else 0.0
+
+    figures = go_coder.evaluate_loss(writer_of(Scripted(boost=boost)), tiny_go.builder(), plain(4))
+    vocabulary = tiny_go.VOCAB_SIZE
+    gained = 3 / math.log(2) - math.log2((math.e**3 + vocabulary - 1) / vocabulary)  # bits for each token
+    per_byte = figures["code_bits_per_byte_none_plan"] / math.log2(vocabulary)  # tokens for each byte
+    for name in ("shuffled", "none"):
+        assert figures[f"{name}_plan_costs"] == pytest.approx(gained * per_byte, rel=1e-4)
+        assert figures[f"{name}_plan_costs_interval"][0] > 0 and figures[f"{name}_plan_costs_records"] == 1.0
+
+
+def test_every_record_gets_the_plan_of_another():
+    plans = [[number] for number in range(7)]
+    other = go_coder._other_plans(plans, plans, seed=3)
+    assert sorted(other) == plans and all(a != b for a, b in zip(plans, other))
+
+
+def test_records_that_do_not_fit_are_counted():
+    records = plain(2)
+    records[1]["solution"]["code"] = records[1]["code_prefix"] + "\n" + "\tx()\n" * 300 + "}"
+    figures = go_coder.evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
+    assert figures["records"] == 1 and figures["too_long"] == 1
+
+
+# ---- greedy ----
+
+
+def test_greedy_figures_are_those_of_the_script():
+    records = plain(4)
+    script = [
+        {"plan": plan_of(0), "body": RIGHT.format(0)},
+        {"plan": plan_of(1, "FIX"), "body": "\n    return a+b+1\n}"},  # right after gofmt
+        {"plan": plan_of(2, targets=["func:X"]), "body": OTHER},
+        {"plan": plan_of(3, targets=[]), "body": BROKEN},
+    ]
+    model = Scripted(records, script, kind="llama")
+    figures, rows = go_coder.evaluate_greedy(writer_of(model), tiny_go.builder(), records, TreeSitterValidator())
+    assert figures["intent_accuracy"] == 0.75 and figures["plan_acc"] == 0.25
+    assert figures["target_precision"] == pytest.approx(2 / 3) and figures["target_recall"] == 0.5
+    assert figures["code_exact"] == 0.5 and figures["parse_rate"] == 0.75
+    assert figures["type_check_rate"] is None and figures["type_check_records"] == 0
+    assert figures["reference_parse_rate"] == 1.0
+    assert [row["exact"] for row in rows] == [True, True, False, False]
+    assert rows[1]["subtree_f1"] == 1.0 and 0 < rows[2]["subtree_f1"] < 1
+    assert rows[3]["syntax_ok"] is False and rows[0]["code"] == records[0]["solution"]["code"]
+
+
+def test_figures_do_not_depend_on_the_batch_size_of_a_real_model():
+    records, model = plain(5), tiny_go.model()
+    results = [
+        go_coder.evaluate_greedy(
+            writer_of(model, batch_size=size, max_code_tokens=12, max_plan_tokens=12),
+            tiny_go.builder(), records, TreeSitterValidator(),
+        )[1]
+        for size in (1, 2, 5)
+    ]  # fmt: skip
+    assert results[0] == results[1] == results[2]
+
+
+def test_losses_of_a_real_model_are_those_of_its_own_cross_entropy():
+    model, record = tiny_go.model(), tiny_go.record(1)
+    row = tiny_go.builder().build(record)
+    ids = torch.tensor([row["input_ids"]])
+    labels = torch.full_like(ids, -100)
+    labels[0, row["code_start"] : row["code_end"]] = ids[0, row["code_start"] : row["code_end"]]
+    with torch.no_grad():
+        loss = model(input_ids=ids, labels=labels).code_loss.item()
+    figures = go_coder.evaluate_loss(writer_of(model), tiny_go.builder(), [record, tiny_go.record(2)])
+    alone = writer_of(model).nats([row["input_ids"][: row["code_end"]]], [row["code_start"]])[0]
+    assert alone == pytest.approx(loss * (row["code_end"] - row["code_start"]), rel=1e-4)
+    assert figures["code_bits_per_byte"] > 0
+
+
+# ---- decisions ----
+
+
+def trajectories():
+    """9 decisions: 4 CONTINUE, 2 REFINE, 3 DONE."""
+    return [tiny_go.record(0, "cd"), tiny_go.record(1, "rcd"), tiny_go.record(2, "ccrd")]
+
+
+def test_decisions_are_read_from_tokens_and_head():
+    def right(ids, position):
+        return 1.0 if ids[position] == TOKEN_IDS["</VALIDATE>"] else 0.0
+
+    model = Scripted(boost=right)
+    figures = go_coder.evaluate_decisions(writer_of(model), tiny_go.builder(), trajectories())
+    assert figures["trajectories"] == 3 and figures["tokens"]["decisions"] == 9
+    assert figures["tokens"]["accuracy"] == 1.0 and figures["tokens"]["majority_accuracy"] == pytest.approx(4 / 9)
+    assert figures["tokens"]["confusion"] == [[4, 0, 0], [0, 2, 0], [0, 0, 3]]
+    # The head says DONE to all. Every CONTINUE failed, so reading the verdict and DONE for the rest is right 7 times.
+    assert figures["head"]["confusion"] == [[0, 0, 4], [0, 0, 2], [0, 0, 3]]
+    assert figures["head"]["accuracy"] == pytest.approx(3 / 9)
+    assert figures["head"]["rule_accuracy"] == pytest.approx(7 / 9)
+    assert figures["head"]["valid_accuracy"] == figures["head"]["valid_majority"] == pytest.approx(3 / 5)
+
+
+def test_a_baseline_has_decision_tokens_only():
+    figures = go_coder.evaluate_decisions(writer_of(Scripted(kind="gpt2")), tiny_go.builder(), trajectories())
+    assert "head" not in figures and figures["tokens"]["decisions"] == 9
+
+
+def test_trajectories_that_do_not_fit_are_counted():
+    rows = trajectories()
+    rows[0]["attempts"][-1]["code"] = rows[0]["code_prefix"] + "\tx()\n" * 500
+    figures = go_coder.evaluate_decisions(writer_of(Scripted()), tiny_go.builder(), rows)
+    assert figures["trajectories"] == 2 and figures["left_out"] == 1
+
+
+# ---- repair ----
+
+
+def test_repair_is_measured_against_samples_that_did_not_see_the_attempt():
+    rows = trajectories()
+    script = [
+        {"plan": plan_of(0), "body": OTHER, "repair": RIGHT.format(0)},
+        {"plan": plan_of(1), "body": BROKEN, "repair": RIGHT.format(1)},
+        {"plan": plan_of(2), "body": RIGHT.format(2), "repair": OTHER},
+    ]
+    model = Scripted(rows, script)
+    figures = go_coder.evaluate_repair(
+        writer_of(model), tiny_go.builder(), rows, TreeSitterValidator(), Sampling(samples=1)
+    )
+    assert figures["cases"] == 3 and figures["cases_CONTINUE"] == 2 and figures["cases_REFINE"] == 1
+    assert figures["repair_exact"] == pytest.approx(2 / 3) and figures["resampling_exact"] == pytest.approx(1 / 3)
+    assert figures["repair_valid"] == 1.0 and figures["resampling_valid"] == pytest.approx(2 / 3)
+    assert figures["repair_exact_CONTINUE"] == 1.0 and figures["repair_exact_REFINE"] == 0.0
+    assert (figures["exact_gain"]["only_first"], figures["exact_gain"]["only_second"]) == (2, 1)
+    assert figures["attempt_ast"] < figures["repair_ast"]
+
+
+def test_a_repair_is_of_the_attempts_that_fit():
+    rows = [tiny_go.record(0, "ccd"), tiny_go.record(1, "cd")]
+    for row in rows:
+        row["attempts"][0]["code"] = row["code_prefix"] + "\tx()\n" * 500
+    model = Scripted()
+    figures = go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator(), Sampling())
+    assert figures["cases"] == 1 and figures["left_out"] == 1
+    repaired = tiny_go.tokenizer().decode(next(ids for ids in model.code_prompts if TOKEN_IDS["</VALIDATE>"] in ids))
+    assert repaired.count("<CODE>") == 2 and "x()" not in repaired
+
+
+def test_a_repair_sees_the_last_failed_attempt_and_plans_anew_only_after_refine():
+    rows = [tiny_go.record(0, "rcd"), tiny_go.record(1, "crd")]
+    model = Scripted()
+    go_coder.evaluate_repair(writer_of(model), tiny_go.builder(), rows, TreeSitterValidator(), Sampling())
+    texts = [tiny_go.tokenizer().decode(ids) for ids in model.code_prompts]
+    repairs = sorted((text for text in texts if "</VALIDATE>" in text), key=lambda text: "Add1" in text)
+    controls = [text for text in texts if "</VALIDATE>" not in text]
+    assert len(repairs) == len(controls) == 2
+    retried, refined = repairs
+    assert retried.endswith("</VALIDATE><RETRY><CODE>func Add0(a, b int) int {") and retried.count("<CODE>") == 3
+    assert (
+        refined.endswith("</PLAN><CODE>func Add1(a, b int) int {")
+        and refined.count("<REFINE><PLAN><INTENT:ADD></PLAN>") == 1
+    )
+    assert all(text.count("<CODE>") == 1 and "return the sum</PLAN>" in text for text in controls)
+    assert all("<DONE>" not in text for text in texts)
+
+
+def test_with_samples_one_right_try_is_enough():
+    rows = trajectories()
+    script = [{"plan": plan_of(0), "body": OTHER, "repair": RIGHT.format(0)}] * 3
+    model = Scripted(rows, script)
+    figures = go_coder.evaluate_repair(
+        writer_of(model), tiny_go.builder(), rows, TreeSitterValidator(), Sampling(samples=3, temperature=0.5)
+    )
+    assert (
+        figures["samples"] == 3 and figures["temperature"] == 0.5 and figures["repair_exact"] == pytest.approx(1 / 3)
+    )
+
+
+# ---- refinement ----
+
+
+def test_refinement_is_measured_against_as_many_samples():
+    records = plain(4)
+    right = [RIGHT.format(number) for number in range(4)]
+    script = [
+        {"attempts": [BROKEN, right[0]], "samples": [BROKEN, OTHER, BROKEN]},  # repaired; the control only parses
+        {"attempts": [OTHER], "samples": [OTHER, right[1], OTHER]},  # stopped early; the control hits it
+        {"attempts": [BROKEN, BROKEN, BROKEN], "samples": [BROKEN, BROKEN, right[2]]},
+        {"attempts": [right[3], BROKEN], "samples": [right[3], OTHER, OTHER]},  # answer is the valid one
+    ]
+    model = Scripted(records, script)
+    figures = go_refinement.evaluate_refinement(
+        writer_of(model), tiny_go.builder(), records, TreeSitterValidator(), Sampling(max_iterations=3)
+    )
+    valid, exact = figures["valid"], figures["exact"]
+    assert figures["records"] == 4 and figures["reference_rejected"] == 0
+    assert exact["refinement"]["success_per_iteration"] == [0.25, 0.5, 0.5]
+    assert exact["resampling"]["any_success_per_sample"] == [0.25, 0.5, 0.75]
+    assert exact["resampling"]["success_per_sample"] == [0.25, 0.25, 0.5]
+    assert valid["refinement"]["success_per_iteration"] == [0.5, 0.75, 0.75]
+    assert valid["resampling"]["any_success_per_sample"] == [0.5, 0.75, 1.0]
+    assert valid["refinement"]["average_iterations"] == 2 and exact["refinement"]["premature_stop_rate"] == 0.25
+    assert exact["refinement"]["wasted_iteration_rate"] == pytest.approx(1 / 8)
+    gain = exact["gain_over_resampling"]
+    assert gain["difference"] == -0.25 and (gain["only_first"], gain["only_second"]) == (1, 2)
+    assert exact["gain_over_selected"]["difference"] == 0
+    assert exact["gain_over_first_attempt"]["difference"] == 0.25
+
+
+def test_the_token_matched_control_stops_where_the_loop_did():
+    rows = [("a", 10), ("b", 10), ("c", 10)]
+    assert go_refinement._within(rows, [False, False, True], budget=25) == [False, False]
+    assert go_refinement._within(rows, [True, False, True], budget=5) == [True]
+
+
+def test_a_new_plan_costs_tokens_and_a_kept_one_does_not():
+    attempts = [Attempt("", {}, None, decision, 0.0, 10) for decision in ("CONTINUE", "REFINE", "DONE")]
+    plan = "<INTENT:ADD><TARGET:func>x"
+    size = len(tiny_go.tokenizer().encode(plan, add_special_tokens=False)) + 1
+    assert go_refinement._new_tokens(writer_of(Scripted()), attempts, [plan] * 3) == [10 + size, 10, 10 + size]
+
+
+def test_records_that_nothing_could_solve_are_left_out_of_the_loop():
+    records = plain(2)
+    records[0]["solution"]["code"] = records[0]["code_prefix"] + BROKEN
+    model = Scripted(records, [{}, {"attempts": [OTHER], "samples": [OTHER]}])
+    figures = go_refinement.evaluate_refinement(
+        writer_of(model), tiny_go.builder(), records, TreeSitterValidator(), Sampling(max_iterations=1)
+    )
+    assert figures["records"] == 1 and figures["reference_rejected"] == 1
+
+
+def types(codes):
+    """A validator of types that knows no name but a and b."""
+    feedback = []
+    for verdict, code in zip(TreeSitterValidator()(codes), codes):
+        if verdict.syntax_ok:
+            known = "elsewhere" not in code and "- b" not in code
+            verdict = Feedback(True, known, None, "none" if known else "undefined name")
+        feedback.append(verdict)
+    return feedback
+
+
+def test_types_count_only_where_the_reference_type_checks():
+    records = plain(3)
+    records[0]["solution"]["code"] = records[0]["code_prefix"] + " return elsewhere }"
+    seen = [" return elsewhere + 1 }", OTHER, BROKEN]
+    script = [{"plan": plan_of(0), "body": body, "attempts": [body], "samples": [body]} for body in seen]
+    model = Scripted(records, script)
+    figures, _ = go_coder.evaluate_greedy(writer_of(model), tiny_go.builder(), records, types)
+    assert figures["type_check_records"] == 2 and figures["type_check_rate"] == 0.0
+    figures = go_refinement.evaluate_refinement(
+        writer_of(model), tiny_go.builder(), records, types, Sampling(max_iterations=1)
+    )
+    assert figures["records"] == 3 and figures["type_check_records"] == 2
+    # The first needs only to parse; the second has a type error, the third does not parse.
+    assert figures["valid"]["refinement"]["success"] == pytest.approx(1 / 3)
+    assert figures["valid"]["resampling"]["any_success_per_sample"] == pytest.approx([1 / 3])
+
+
+def test_the_loop_hears_no_verdict_on_types_that_its_reference_would_fail():
+    (verdict,) = go_refinement._of_syntax(types)(["func f() { elsewhere() }"])
+    assert verdict == Feedback(syntax_ok=True)
+    assert go_refinement._of_syntax(types)([f"func f() {{{BROKEN}"])[0].syntax_ok is False
+
+
+def test_a_temperature_of_zero_has_no_independent_samples():
+    with pytest.raises(ValueError, match="temperature=0"):
+        Sampling(temperature=0)
+
+
+# ---- the command ----
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("go")
+    tiny_go.write(folder / "test.jsonl", plain(4))
+    tiny_go.write(folder / "trials.jsonl", [*trajectories(), tiny_go.record(5, "d")])
+    tokenizer = copy.deepcopy(tiny_go.tokenizer())
+    for name, model in {"coder": tiny_go.model(code_budget=24, plan_budget=24), "llama": llama()}.items():
+        model.save_pretrained(folder / name)
+        tokenizer.save_pretrained(folder / name)
+    return folder
+
+
+def llama():
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=tiny_go.VOCAB_SIZE, num_hidden_layers=1, num_key_value_heads=2, bos_token_id=1, eos_token_id=2,
+        pad_token_id=3, **tiny_go.SIZES,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def evaluate(*arguments):
+    return CliRunner().invoke(app, ["eval", "go", *map(str, arguments)])
+
+
+OPTIONS = ("--validator", "tree-sitter", "--max-iterations", "2", "--max-code-tokens", "16", "--device", "cpu")
+
+
+def test_the_command_evaluates_a_saved_go_coder(folder, tmp_path):
+    result = evaluate(
+        folder / "coder", "--records", folder / "test.jsonl", "--trajectories", folder / "trials.jsonl",
+        "--out", tmp_path, "--limit", "3", "--json", *OPTIONS,
+    )  # fmt: skip
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout.strip().splitlines()[-1])["metrics"]
+    assert set(metrics) == {"loss", "greedy", "decisions", "repair", "refinement"}
+    assert metrics["refinement"]["records"] == 3 and metrics["decisions"]["head"]["decisions"] == 9
+    saved = json.loads((tmp_path / "results.json").read_text())
+    assert saved["metrics"] == metrics and saved["settings"]["validator"] == "TreeSitterValidator"
+    assert (tmp_path / "evaluation.png").stat().st_size > 10_000
+    assert len((tmp_path / "greedy.jsonl").read_text().splitlines()) == 3
+
+
+def test_the_command_evaluates_a_baseline_without_a_loop(folder):
+    result = evaluate(folder / "llama", "--records", folder / "test.jsonl", *OPTIONS)
+    assert result.exit_code == 0, result.output
+    assert "loss.code_bits_per_byte: " in result.stdout and "refinement" not in result.stdout
+
+
+def test_a_broken_line_ends_the_command_or_is_left_out(folder, tmp_path):
+    lines = (folder / "test.jsonl").read_text().splitlines()
+    (tmp_path / "broken.jsonl").write_text("\n".join([lines[0], lines[1][:-9], *lines[2:4]]))
+    stopped, left_out = (
+        evaluate(folder / "llama", "--records", tmp_path / "broken.jsonl", "--on-bad-line", what, "--json", *OPTIONS)
+        for what in ("stop", "skip")
+    )
+    assert isinstance(stopped.exception, BadLineError) and "broken.jsonl, line 2" in str(stopped.exception)
+    assert left_out.exit_code == 0 and "left out: " in left_out.stderr and "line 2" in left_out.stderr
+    metrics = json.loads(left_out.stdout.strip().splitlines()[-1])["metrics"]
+    assert metrics["loss"]["records"] + metrics["loss"]["too_long"] == 3
+
+
+def test_the_card_of_a_model_gets_the_figures(folder):
+    result = evaluate(folder / "coder", "--trajectories", folder / "trials.jsonl", "--update-card", *OPTIONS)
+    assert result.exit_code == 0, result.output
+    card = (folder / "coder" / "README.md").read_text()
+    assert "| trials.jsonl | test | decisions_head_macro_f1 |" in card and "repair_resampling_exact" in card
+
+
+def test_the_command_writes_samples_of_a_benchmark(folder, tmp_path):
+    tasks = tmp_path / "tasks.jsonl"
+    prompt = 'package x_test\n\nimport "testing"\n\n// Adds.\nfunc Add(a, b int) int {\n'
+    tasks.write_text(json.dumps({"name": "T", "prompt": prompt, "tests": "func TestAdd(t *testing.T) { Add(1, 2) }"}))
+    result = evaluate(folder / "coder", "--benchmark", f"humaneval-go={tasks}", "--out", tmp_path / "out", *OPTIONS)
+    assert result.exit_code == 0, result.output
+    figures = json.loads((tmp_path / "out" / "results.json").read_text())["metrics"]["benchmarks"]["humaneval-go"]
+    assert figures["tasks"] == 1 and ("pass@1" in figures or figures["tests_refused"])
+    (row,) = map(json.loads, (tmp_path / "out" / "benchmarks" / "humaneval-go.judged.jsonl").read_text().splitlines())
+    assert row["task"] == "T" and row["code"].startswith("func Add(a, b int) int {")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "nothing to evaluate on"),
+        (["--benchmark", "humaneval-go=x.jsonl"], "give --out"),
+        (["--benchmark", "mbpp=x", "--out", "o"], "expected NAME=FILE"),
+        (["--validator", "gofmt", "--records", "x"], "gofmt"),
+    ],
+)
+def test_bad_options_are_usage_errors(folder, arguments, said):
+    result = evaluate(folder / "coder", *arguments)
+    assert result.exit_code == 2 and said in result.output
+
+
+def test_a_broken_record_is_named_with_file_and_line(folder, tmp_path):
+    path = tmp_path / "bad.jsonl"
+    path.write_text((folder / "test.jsonl").read_text().splitlines()[0] + "\n{\n")
+    result = evaluate(folder / "coder", "--records", path)
+    assert result.exit_code == 1 and "bad.jsonl, line 2" in str(result.exception)
+
+
+def test_a_tokenizer_without_the_streams_tags_is_refused(folder, tmp_path):
+    from hrm_hf.text.byte_tokenizer import byte_tokenizer
+
+    llama().save_pretrained(tmp_path)
+    byte_tokenizer().save_pretrained(tmp_path)
+    result = evaluate(tmp_path, "--records", folder / "test.jsonl")
+    assert result.exit_code == 1 and "hrm-hf data go-tokenizer" in str(result.exception)
+
+
+def test_a_plot_of_nothing_is_no_file(tmp_path):
+    assert plot_go_evaluation({"greedy": {}}, tmp_path / "p.png") is None and not list(tmp_path.iterdir())

@@ -1,0 +1,160 @@
+"""Figures of the Go coder's evaluation against hand-worked examples, SciPy and textbooks."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy.stats import binomtest
+
+from hrm_hf.golang.evaluation import metrics as go_metrics
+
+
+def plan(intent, *targets):
+    return {"intent": intent, "targets": list(targets), "steps": []}
+
+
+def test_wilson_interval_of_a_textbook_example():
+    # Newcombe 1998, table I: 81 of 263, and 0 of 20, method 3.
+    assert go_metrics.wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
+    assert go_metrics.wilson_interval(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
+
+
+@pytest.mark.parametrize(("successes", "total"), [(0, 154), (3, 154), (7, 7), (1, 2), (82, 164)])
+def test_wilson_interval_is_that_of_scipy(successes, total):
+    interval = binomtest(successes, total).proportion_ci(method="wilson")
+    assert go_metrics.wilson_interval(successes, total) == pytest.approx((interval.low, interval.high), abs=1e-12)
+
+
+def test_wilson_interval_of_nothing_is_none():
+    assert go_metrics.wilson_interval(0, 0) is None
+
+
+@pytest.mark.parametrize(("samples", "correct", "k"), [(5, 2, 1), (5, 2, 3), (6, 1, 4), (4, 4, 2), (4, 0, 3)])
+def test_pass_at_k_is_the_share_of_choices_with_a_correct_one(samples, correct, k):
+    flags = [True] * correct + [False] * (samples - correct)
+    choices = [any(choice) for choice in itertools.combinations(flags, k)]
+    assert go_metrics.pass_at_k(samples, correct, k) == pytest.approx(np.mean(choices))
+
+
+def test_pass_at_k_needs_k_samples():
+    with pytest.raises(ValueError, match="pass@5 of 1 correct among 4 samples"):
+        go_metrics.pass_at_k(4, 1, 5)
+
+
+def test_pass_at_1_with_one_sample_has_the_wilson_interval():
+    scores = go_metrics.pass_at_k_scores([(1, 0)] * 20, (1, 10))
+    assert scores["pass@1"] == 0 and scores["pass@1_interval"] == pytest.approx([0, 0.1611], abs=5e-5)
+    assert "pass@10" not in scores
+
+
+def test_pass_at_k_over_tasks_is_a_mean_with_a_bootstrap_interval():
+    scores = go_metrics.pass_at_k_scores([(2, 1)] * 50 + [(2, 0)] * 50, (1, 2))
+    assert scores["pass@1"] == pytest.approx(0.25) and scores["pass@2"] == pytest.approx(0.5)
+    low, high = scores["pass@1_interval"]
+    assert low == pytest.approx(0.25 - 1.96 * 0.025, abs=0.005) and high == pytest.approx(
+        0.25 + 1.96 * 0.025, abs=0.005
+    )
+
+
+def test_bootstrap_of_a_ratio_has_the_width_of_its_standard_error():
+    generator = np.random.default_rng(1)
+    sizes = generator.integers(50, 150, 400)
+    nats = sizes * generator.normal(2.0, 0.5, 400)
+    low, high = go_metrics.ratio_interval(nats, sizes)
+    ratio = nats.sum() / sizes.sum()
+    error = np.sqrt(np.sum((nats - ratio * sizes) ** 2)) / sizes.sum()  # of a ratio estimator
+    assert low < ratio < high and (high - low) / 2 == pytest.approx(1.96 * error, rel=0.1)
+
+
+def test_paired_difference_counts_both_sides():
+    result = go_metrics.paired_difference([1, 1, 0, 1, 1], [0, 1, 1, 0, 0])
+    assert result["difference"] == pytest.approx(0.4)
+    assert (result["only_first"], result["only_second"]) == (3, 1)
+    assert result["interval"][0] < 0.4 < result["interval"][1]
+
+
+def test_a_difference_that_is_always_the_same_has_no_width():
+    assert go_metrics.paired_difference([3, 4], [1, 2])["interval"] == [2, 2]
+
+
+def test_bits_per_byte_of_uniform_bytes_is_eight():
+    assert go_metrics.bits_per_byte(100 * np.log(256), 100) == pytest.approx(8)
+
+
+def test_plan_scores_of_a_hand_worked_example():
+    right = [plan("ADD", "func:A"), plan("FIX", "func:B", "type:T"), plan("ADD", "method:C.D"), plan("ADD")]
+    ours = [plan("ADD", "func:A"), plan("FIX", "type:T", "func:B"), plan("FIX", "method:C.D"), plan("ADD", "func:X")]
+    scores = go_metrics.plan_scores(ours, right)
+    assert scores["intent_accuracy"] == 0.75 and scores["intent_majority"] == 0.75
+    # 4 right targets of 5 written and 4 wanted; the order of the second plan makes its primary target wrong.
+    assert scores["target_precision"] == pytest.approx(4 / 5) and scores["target_recall"] == 1
+    assert scores["target_f1"] == pytest.approx(8 / 9)
+    assert scores["plan_acc"] == 0.25
+
+
+def test_a_target_written_twice_is_right_once():
+    scores = go_metrics.plan_scores([plan(None, "func:A", "func:A")], [plan("ADD", "func:A")])
+    assert scores["target_precision"] == 0.5 and scores["target_recall"] == 1 and scores["intent_accuracy"] == 0
+
+
+def test_decision_scores_of_a_hand_worked_example():
+    right, ours = [0, 0, 0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 1, 1, 2, 2, 2, 0, 2]
+    scores = go_metrics.decision_scores(ours, right)
+    assert scores["confusion"] == [[3, 1, 0], [0, 1, 1], [1, 0, 3]]
+    assert scores["accuracy"] == 0.7 and scores["majority_accuracy"] == 0.4
+    # F1 of a class is 2 hits / (predicted + right): 6/8, 2/4, 6/8.
+    assert scores["macro_f1"] == pytest.approx((0.75 + 0.5 + 0.75) / 3)
+
+
+def test_macro_f1_leaves_out_a_class_that_never_occurs():
+    # As scikit-learn does: classes 0 and 2 have F1 2/3 each.
+    assert go_metrics.decision_scores([2, 2, 0], [2, 0, 0])["macro_f1"] == pytest.approx(2 / 3)
+
+
+def test_the_rule_that_reads_the_verdict_is_a_baseline():
+    right, failed = [0, 0, 1, 2, 2, 2], [True, True, False, False, False, False]
+    scores = go_metrics.decision_scores([0, 0, 1, 1, 2, 2], right, failed)
+    assert scores["rule_accuracy"] == pytest.approx(5 / 6)  # CONTINUE where it failed, else always DONE
+    assert scores["valid_accuracy"] == 0.75 and scores["valid_majority"] == 0.75
+
+
+def test_always_done_is_no_better_than_the_majority():
+    scores = go_metrics.decision_scores([2] * 6, [0, 0, 1, 1, 2, 2])
+    assert scores["accuracy"] == pytest.approx(1 / 3) == scores["majority_accuracy"]
+    assert scores["macro_f1"] == pytest.approx(1 / 6)
+
+
+def test_iteration_scores_of_a_hand_worked_example():
+    # Right at once; right at the second; never; right at the second, then spoilt; stopped early and wrong.
+    success = [[True], [False, True], [False] * 3, [False, True, False], [False]]
+    scores = go_metrics.iteration_scores(success, [[False] * len(row) for row in success], 3)
+    assert scores["success_per_iteration"] == pytest.approx([0.2, 0.6, 0.4])
+    assert scores["success"] == 0.4 and scores["any_success"] == 0.6
+    assert scores["average_iterations"] == 2
+    assert scores["premature_stop_rate"] == pytest.approx(1 / 5)
+    assert scores["wasted_iteration_rate"] == pytest.approx(1 / 10)
+
+
+def test_the_answer_is_the_last_attempt_that_passed_the_validator():
+    success, valid = [[False, True, False]], [[True, True, False]]
+    scores = go_metrics.iteration_scores(success, valid, 3)
+    assert scores["success_per_iteration"] == [0, 1, 1]
+
+
+def test_resampling_stops_at_the_first_sample_that_passes():
+    right = [[False, True, False], [False, False, True], [False, False, False]]
+    valid = [[False, True, True], [True, False, True], [False, False, False]]
+    scores = go_metrics.resampling_scores(right, valid)
+    assert scores["any_success_per_sample"] == pytest.approx([0, 1 / 3, 2 / 3])
+    # The second stops at a valid sample that is wrong; only a judge who knows the reference would go on.
+    assert scores["success_per_sample"] == pytest.approx([0, 1 / 3, 1 / 3])
+    assert scores["average_samples"] == pytest.approx((2 + 1 + 3) / 3)
+
+
+def test_rates_of_nothing_are_none():
+    assert go_metrics.rate([]) is None
+    assert go_metrics.plan_scores([], [])["plan_acc"] is None
+    assert go_metrics.decision_scores([], [], [])["accuracy"] is None
+    assert go_metrics.iteration_scores([], [], 3)["average_iterations"] is None
+    assert go_metrics.resampling_scores([], [])["average_samples"] is None
+    assert go_metrics.pass_at_k_scores([], (1,)) == {}

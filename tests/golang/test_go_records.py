@@ -1,0 +1,163 @@
+"""Records: what is checked, what an error names, and files that come back as they were written."""
+
+import copy
+import gzip
+import json
+
+import pytest
+from datasets import Dataset
+
+from hrm_hf.golang.data.records import new_record, read_records, record_features, validate_record, write_records
+from hrm_hf.text.sources import BadLineError
+
+
+CODE = "func Add(a, b int) int {\n\treturn a + b\n}"
+PREFIX = "func Add(a, b int) int {"
+PLAN = {
+    "intent": "ADD",
+    "targets": ["func:Add"],
+    "steps": [{"intent": "ADD", "target": "func:Add", "text": "return"}],
+}
+FAULT = {
+    "syntax_ok": False,
+    "types_ok": None,
+    "tests_pass": None,
+    "category": "missing closing",
+    "line": 2,
+    "message": "expected '}'",
+}
+
+
+def record(**changes):
+    plain = new_record(
+        "m/a.go:1:Add", source="m", group="m", code=CODE, title="Add adds.", plan=PLAN, code_prefix=PREFIX
+    )
+    return copy.deepcopy(plain) | changes
+
+
+def repaired():
+    failed = {"code": PREFIX + "\n\treturn a + b\n", "feedback": FAULT, "decision": "CONTINUE"}
+    return record(attempts=[failed, {"code": CODE, "feedback": None, "decision": "DONE"}])
+
+
+def with_value(path, value):
+    """A repaired record with one value changed: ("attempts", 0, "decision")."""
+    changed = repaired()
+    inner = changed
+    for key in path[:-1]:
+        inner = inner[key]
+    inner[path[-1]] = value
+    return changed
+
+
+def test_records_come_back_from_plain_and_compressed_files(tmp_path):
+    records = [record(), repaired(), record(id="ü 漢", context={"path": "a.go", "before": "\x00\t\u2028\r\n"})]
+    for name in ("r.jsonl", "r.jsonl.gz"):
+        assert write_records(tmp_path / name, iter(records)) == 3
+        assert list(read_records(tmp_path / name)) == records
+    assert [row["id"] for row in read_records([tmp_path / "r.jsonl", tmp_path / "r.jsonl.gz"])] == [
+        row["id"] for row in records * 2
+    ]
+
+
+@pytest.mark.parametrize(
+    "path, value, message",
+    [
+        (("id",), "", "id is ''"),
+        (("licence",), 3, "licence is 3; expected a text"),
+        (("problem", "title"), None, "problem.title is None"),
+        (("problem",), "x", "problem is 'x'; expected an object"),
+        (("plan", "intent"), "WRITE", "plan.intent is 'WRITE'; expected one of FIX, ADD"),
+        (("plan", "targets"), ["function:Add"], r"plan.targets\[0\] is 'function:Add'; expected \"kind:name\""),
+        (("plan", "targets"), [None], r"plan.targets\[0\] is None"),
+        (("plan", "steps", 0, "text"), 5, r"plan.steps\[0\].text is 5"),
+        (("code_prefix",), "func Sub", "code_prefix is 'func Sub'; expected the beginning of solution.code"),
+        (("solution", "code"), " \n", "solution.code is"),
+        (("context", "before"), "\ud800", "context.before .* half surrogate"),
+        (("attempts", 0, "decision"), "DONE", r"attempts\[0\].decision is 'DONE'"),
+        (("attempts", 1, "decision"), "REFINE", r"attempts\[1\].decision is 'REFINE'; expected DONE"),
+        (("attempts", 1, "decision"), "STOP", r"attempts\[1\].decision is 'STOP'; expected one of CONTINUE"),
+        (("attempts", 1, "code"), CODE + "\n", r"attempts\[1\].code .* expected solution.code"),
+        (("attempts", 0, "code"), "x", r"attempts\[0\].code is 'x'; expected code_prefix"),
+        (("attempts", 0, "feedback"), FAULT | {"category": "typo"}, r"feedback.category is 'typo'"),
+        (("attempts", 0, "feedback"), FAULT | {"line": 0}, r"feedback.line is 0"),
+        (("attempts", 0, "feedback"), FAULT | {"syntax_ok": "no"}, r"feedback.syntax_ok is 'no'"),
+        (("attempts", 0, "feedback"), FAULT | {"score": 1}, r"feedback is \['score'\]"),
+    ],
+)
+def test_an_error_names_the_field_and_its_value(path, value, message):
+    with pytest.raises(ValueError, match=message):
+        validate_record(with_value(path, value))
+
+
+@pytest.mark.parametrize("name", sorted(record()))
+def test_a_missing_field_is_named(name):
+    broken = record()
+    del broken[name]
+    with pytest.raises(ValueError, match=f"^{name} is missing"):
+        validate_record(broken)
+
+
+@pytest.mark.parametrize(
+    "line, message",
+    [
+        (b'{"id": ', r"broken JSON"),
+        (b"[1]", r"expected a JSON object"),
+        (b'{"id": "x"}', r"group is missing"),
+        (b'{"id": "\xff"}', r"not valid UTF-8"),
+        (b"[" * 100_000, r"nested too deeply"),
+        (json.dumps(record(group="")).encode(), r"group is ''"),
+    ],
+)
+def test_a_bad_line_stops_with_file_and_line_or_is_passed_over(tmp_path, line, message):
+    file = tmp_path / "r.jsonl"
+    good = json.dumps(record()).encode()
+    file.write_bytes(good + b"\n\n" + line + b"\n" + good + b"\n")
+    with pytest.raises(BadLineError, match=rf"r\.jsonl, line 3: .*{message}"):
+        list(read_records(file))
+    skipped = []
+    assert list(read_records(file, "skip", skipped.append)) == [record()] * 2
+    assert len(skipped) == 1 and "line 3" in skipped[0]
+
+
+def test_a_line_of_many_megabytes_is_named_and_does_not_hide_the_next(tmp_path, monkeypatch):
+    monkeypatch.setattr("hrm_hf.golang.data.records.MAX_LINE_BYTES", 10_000)
+    file = tmp_path / "r.jsonl"
+    file.write_bytes(b"x" * 95_000 + b"\n" + json.dumps(record()).encode())
+    with pytest.raises(BadLineError, match="line 1: longer than 10000 bytes"):
+        list(read_records(file))
+    assert list(read_records(file, "skip")) == [record()]
+
+
+def test_a_gzip_file_cut_short_is_named_with_the_line(tmp_path):
+    file = tmp_path / "r.jsonl.gz"
+    write_records(file, [record(id=str(number)) for number in range(500)])
+    file.write_bytes(file.read_bytes()[:-200])
+    with pytest.raises(ValueError, match=r"r\.jsonl\.gz: broken gzip file after line \d+"):
+        list(read_records(file))
+
+
+def test_a_missing_file_and_an_unknown_mode_are_errors(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"none\.jsonl does not exist"):
+        list(read_records(tmp_path / "none.jsonl"))
+    with pytest.raises(ValueError, match="on_bad_line='ignore'"):
+        list(read_records(tmp_path / "none.jsonl", "ignore"))
+
+
+def test_a_failed_write_leaves_the_old_file(tmp_path):
+    file = tmp_path / "r.jsonl"
+    write_records(file, [record()])
+    with pytest.raises(ValueError, match="record 2: group is ''"):
+        write_records(file, [record(), record(group="")])
+    assert list(read_records(file)) == [record()]
+
+
+def test_a_data_set_holds_records_as_they_are():
+    rows = Dataset.from_list([record(), repaired()], features=record_features())
+    assert rows[1] == repaired()
+    assert rows[0]["attempts"] == []
+
+
+def test_compressed_files_are_gzip(tmp_path):
+    write_records(tmp_path / "r.jsonl.gz", [record()])
+    assert json.loads(gzip.decompress((tmp_path / "r.jsonl.gz").read_bytes())) == record()

@@ -1,0 +1,141 @@
+"""Splits, duplicates and overlap with evaluation tasks. Referees: hand-made copies, and the shares asked for."""
+
+import gzip
+import hashlib
+import json
+
+import pytest
+
+from hrm_hf.golang.data.records import new_record
+from hrm_hf.golang.data.selection import (
+    NGRAM,
+    SPLITS,
+    Selection,
+    evaluation_ngrams,
+    normalised_code,
+    refuse_evaluation_file,
+    split_of,
+)
+
+
+PREFIX = "func F(list []int) int {"
+BODY = """
+\t// Adds what is positive.
+\ttotal := 0
+\tfor _, value := range list {
+\t\tif value > 0 {
+\t\t\ttotal += value
+\t\t}
+\t}
+\tlog.Printf("positive numbers have the sum %d", total)
+\treturn total
+}"""
+PLAN = {"intent": "ADD", "targets": ["func:F"], "steps": []}
+
+
+def record(id, group="g", body=BODY, title="F adds."):
+    return new_record(id, source="s", group=group, code=PREFIX + body, code_prefix=PREFIX, title=title, plan=PLAN)
+
+
+def groups_in(split, count=3):
+    return [name for name in map(str, range(1000)) if split_of(name) == split][:count]
+
+
+def test_a_group_is_in_one_split_and_shares_are_kept():
+    names = [f"package/{number}" for number in range(4000)]
+    splits = [split_of(name, 1, 0.1, 0.2) for name in names]
+    assert splits == [split_of(name, 1, 0.1, 0.2) for name in names]
+    assert abs(splits.count("validation") / 4000 - 0.1) < 0.02
+    assert abs(splits.count("test") / 4000 - 0.2) < 0.02
+    assert splits != [split_of(name, 2, 0.1, 0.2) for name in names]
+
+
+@pytest.mark.parametrize("shares", [(-0.1, 0.1), (0.5, 0.5), (1.0, 0.0)])
+def test_shares_that_leave_nothing_are_refused(shares):
+    with pytest.raises(ValueError, match="leave nothing to train on"):
+        split_of("g", 0, *shares)
+
+
+def test_records_go_where_their_group_goes():
+    records = [record(f"{name}/{n}", name, f"\n\treturn {name}{n}\n}}") for name in map(str, range(200)) for n in "12"]
+    splits = Selection().split(records)
+    assert sum(map(len, splits.values())) == 400
+    for name in SPLITS:
+        assert {split_of(row["group"]) for row in splits[name]} == {name}
+
+
+def test_code_is_compared_without_comments_and_layout_but_with_its_strings():
+    assert normalised_code('x:=1// c\n/* d\n */ y = "// no  comment"') == 'x : = 1 y = "// no  comment"'
+    assert normalised_code("s := `a  //b`") == "s : = `a  //b`"
+
+
+def test_what_training_shares_with_held_out_packages_is_removed_from_training():
+    train, test = groups_in("train")[0], groups_in("test")[0]
+    copied = BODY.replace("// Adds what is positive.", "/* Otherwise said. */").replace("\t\t\ttotal", "  total")
+    selection = Selection()
+    splits = selection.split([record("a", train), record("b", test, copied), record("c", train)])
+    assert [len(splits[name]) for name in SPLITS] == [0, 0, 1]
+    assert selection.dropped.examples == {"exact duplicate": ["a", "c"]}
+
+
+def test_near_duplicates_are_found_and_others_stay():
+    pytest.importorskip("datasketch")
+    longer = BODY.replace("return total", "".join(f"call{n}(total)\n\t" for n in range(60)) + "return total")
+    records = [record("a", body=longer), record("b", body=longer.replace("call7(total)", "call7(value)")), record("c")]
+    selection = Selection(deduplicate="near", near_threshold=0.8)
+    assert [row["id"] for row in selection.split(records)["train"]] == ["a", "c"]
+    assert selection.dropped.examples == {"near duplicate": ["b"]}
+    assert len(Selection(deduplicate="none").split(records)["train"]) == 3
+
+
+def test_an_id_is_used_once():
+    selection = Selection(deduplicate="none")
+    assert len(selection.split([record("a"), record("a")])["train"]) == 1
+    assert selection.dropped.counts == {"id seen before": 1}
+
+
+def test_records_that_share_code_or_words_with_an_evaluation_task_are_left_out(tmp_path):
+    words = " ".join(f"word{number}" for number in range(NGRAM))
+    tasks = [{"task_id": "1", "prompt": f"package a\n// {words}\nfunc G()"}, {"canonical_solution": BODY}]
+    file = tmp_path / "tasks.jsonl.gz"
+    file.write_bytes(gzip.compress("\n".join(map(json.dumps, tasks)).encode()))
+    selection = Selection(evaluation_ngrams=evaluation_ngrams([file]))
+    other = "\n\treturn len(list)\n}"
+    records = [
+        record("same code"),
+        record("same words", body=other, title=f"F is asked for {words} as well."),
+        record("fewer words", body=other, title=f"F is asked for {words.rpartition(' ')[0]} as well."),
+    ]
+    assert [row["id"] for row in selection.split(records)["train"]] == ["fewer words"]
+    assert selection.dropped.examples == {"overlap with evaluation tasks": ["same code", "same words"]}
+
+
+def test_an_evaluation_file_without_texts_is_an_error(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    file.write_text('{"task_id": "1"}\n')
+    with pytest.raises(ValueError, match="no column of evaluation texts; expected one of prompt"):
+        evaluation_ngrams([file])
+    with pytest.raises(FileNotFoundError):
+        evaluation_ngrams([tmp_path / "none.jsonl"])
+
+
+def test_an_evaluation_file_is_no_source_by_name_or_by_content(tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match=r"humanevalpack_go\.jsonl\.gz is one of the evaluation files"):
+        refuse_evaluation_file("elsewhere/humanevalpack_go.jsonl.gz")
+    content = b'{"prompt": "x"}\n'
+    digest = "4f8c2b7a"  # not its hash
+    monkeypatch.setattr("hrm_hf.golang.data.selection.EVALUATION_FILES", {"t": digest})
+    (tmp_path / "renamed.jsonl").write_bytes(content)
+    (tmp_path / "renamed.jsonl.gz").write_bytes(gzip.compress(content))
+    refuse_evaluation_file(tmp_path / "renamed.jsonl")
+    monkeypatch.setattr("hrm_hf.golang.data.selection.EVALUATION_FILES", {"t": hashlib.sha256(content).hexdigest()})
+    for name in ("renamed.jsonl", "renamed.jsonl.gz"):
+        with pytest.raises(ValueError, match=name):
+            refuse_evaluation_file(tmp_path / name)
+    (tmp_path / "broken.gz").write_bytes(b"no gzip")
+    refuse_evaluation_file(tmp_path / "broken.gz")  # reading it will say what is wrong
+
+
+def test_an_unknown_way_to_deduplicate_is_refused():
+    with pytest.raises(ValueError, match="deduplicate='all' is none of none, exact, near"):
+        Selection(deduplicate="all").split([record("a")])

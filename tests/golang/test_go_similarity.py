@@ -1,0 +1,83 @@
+"""Exact match after gofmt, and subtree F1, on codes whose likeness is known."""
+
+import shutil
+
+import pytest
+
+from hrm_hf.golang import GoNotFoundError
+from hrm_hf.golang.evaluation import similarity as go_similarity
+from hrm_hf.golang.evaluation.similarity import code_tokens, exact_matches, function_end, subtree_f1
+
+
+ONE = "func f(x int) int {\n\ty := x + 1 // more\n\treturn y\n}"
+SAME = "func f(x int) int {\n  y:=x+1\n  return y }"
+OTHER = "func f(x int) int {\n\ty := x + 2\n\treturn y\n}"
+BROKEN = "func f(x int) int {\n\treturn (\n}"
+
+
+@pytest.fixture
+def no_go(monkeypatch):
+    def missing():
+        raise GoNotFoundError("no Go here")
+
+    monkeypatch.setattr(go_similarity, "GoFormatter", missing)
+
+
+@pytest.mark.external
+@pytest.mark.skipif(not shutil.which("go"), reason="Go is not installed")
+def test_layout_is_gofmts_business_and_comments_count():
+    without = ONE.replace(" // more", "")
+    found, how = exact_matches([SAME, SAME, OTHER, BROKEN], [without, ONE, without, BROKEN])
+    assert found == [True, False, False, False] and how == "gofmt"
+
+
+def test_without_go_tokens_are_compared_and_the_result_says_so(no_go):
+    found, how = exact_matches([SAME, OTHER, BROKEN], [ONE, ONE, BROKEN])
+    assert found == [True, False, False] and how == "tokens"
+
+
+def test_a_code_needs_its_reference():
+    with pytest.raises(ValueError, match="2 codes and 1 references"):
+        exact_matches([ONE, SAME], [ONE])
+
+
+def test_tokens_know_strings_and_neither_comments_nor_line_ends():
+    assert code_tokens('var s = "a // b"\n// c') == code_tokens('var s="a // b"')
+    assert code_tokens('var s = "a  b"') != code_tokens('var s = "a b"')
+
+
+def test_subtrees_of_equal_code_are_the_same_whatever_its_layout_and_comments():
+    assert subtree_f1(ONE, SAME) == 1.0
+
+
+def test_subtree_f1_of_a_hand_worked_example():
+    # x + 1: an expression list with a binary expression, in each the same operands but for the literal.
+    tree = "var a = x + 1"
+    # Subtrees with children: var_declaration, var_spec, expression_list, binary_expression; all hold the literal.
+    assert subtree_f1(tree, "var a = x + 2") == 0.0
+    # Of two functions one is shared: its 5 subtrees (declaration, parameters, block, statement list, call statement,
+    # call, arguments) are in both; the other's differ.
+    both, half = "func f() { g() }\nfunc h() { i() }", "func f() { g() }"
+    ours, theirs = (sum(go_similarity._subtrees(code).values()) for code in (both, half))
+    assert subtree_f1(both, half) == pytest.approx(2 * theirs / (ours + theirs))
+
+
+def test_a_subtree_that_occurs_twice_counts_twice():
+    once, twice = "func f() { g(1) }", "func f() { g(1); g(1) }"
+    assert 0 < subtree_f1(once, twice) < 1
+    assert subtree_f1(once, twice) == subtree_f1(twice, once)
+
+
+def test_broken_and_empty_code_have_a_likeness_too():
+    assert subtree_f1(BROKEN, BROKEN) == 1.0 and subtree_f1("", "") == 1.0 and subtree_f1("", ONE) == 0.0
+    assert 0 < subtree_f1(BROKEN, ONE) < 1
+
+
+def test_deep_nesting_is_no_stack_overflow():
+    deep = "var a = " + "(" * 3000 + "1" + ")" * 3000
+    assert subtree_f1(deep, deep) == 1.0
+
+
+def test_a_function_ends_at_its_brace_and_not_at_one_in_a_literal_or_comment():
+    code = "func f() {\n\ts := \"}\" + `}` // }\n\tif c == '}' { /* } */ }\n}\nfunc g() {}"
+    assert code[: function_end(code)].endswith("/* } */ }\n}") and function_end("func f() { if x {") is None

@@ -1,0 +1,453 @@
+"""Push and pull in one process against a loopback Hub: what is uploaded, what is refused, what is said.
+
+Referees: huggingface_hub's client and safetensors' reader. Processes that are killed and processes without the package
+are in test_hub_round_trip.py, the command line in test_cli_hub.py.
+"""
+
+import json
+import os
+import shutil
+import struct
+from pathlib import Path
+
+import every
+import pytest
+import safetensors
+import torch
+from hub_here import NAME, TOKEN, point_at
+from hub_server import HubServer
+from huggingface_hub import CommitOperationAdd, HfApi, ModelCard, constants, file_download
+from transformers import AutoModelForMaskedLM
+
+from hrm_hf.hub import (
+    PULL_RECORD,
+    HubError,
+    checkpoint_contents,
+    pull_checkpoint,
+    push_checkpoint,
+    push_space,
+    verify_checkpoint,
+)
+from hrm_hf.hub.contents import check_weights
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    """One checkpoint of each architecture, shared: no test changes it."""
+    folder = tmp_path_factory.mktemp("checkpoints")
+    for architecture in every.ARCHITECTURES:
+        every.save(architecture, folder / architecture)
+    every.save("hrm_puzzle", folder / "sharded", max_shard_size="20KB")
+    return folder
+
+
+def cut(file: Path, by: int) -> None:
+    os.truncate(file, file.stat().st_size - by)
+
+
+# ---- what goes into a checkpoint ----
+
+
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_what_is_uploaded_loads_by_itself(architecture, saved):
+    contents = checkpoint_contents(saved / architecture, NAME)
+    auto_map = json.loads((saved / architecture / "config.json").read_text())["auto_map"]
+    assert every.AUTO_CLASSES[architecture] in auto_map and "AutoModel" in auto_map and "AutoConfig" in auto_map
+    assert {f"{name.split('.')[0]}.py" for name in auto_map.values()} <= contents.files.keys()
+    assert {"config.json", "model.safetensors", "README.md", "LICENSE_CODE"} <= contents.files.keys()
+    beside = {
+        **{key: {"identifiers.json"} for key in every.PUZZLES},
+        **{key: {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} for key in every.CAUSAL_LMS},
+        **{key: {"preprocessor_config.json", "feature_extraction_cosmo.py"} for key in every.REGRESSORS},
+    }
+    assert beside[architecture] <= contents.files.keys()
+    assert f'"{NAME}"' in contents.files["README.md"].decode()
+
+
+def test_a_checkpoint_of_an_older_package_gets_present_code_and_every_head(puzzle):
+    config = json.loads((puzzle / "config.json").read_text())
+    auto_map = config.pop("auto_map")
+    (puzzle / "config.json").write_text(json.dumps(config))
+    (puzzle / "act.py").write_text("# of long ago\n")
+    (puzzle / "presets.py").unlink()
+    contents = checkpoint_contents(puzzle, NAME)
+    assert json.loads(contents.files["config.json"])["auto_map"] == auto_map
+    assert "class ActCarry" in contents.files["act.py"].read_text() and "presets.py" in contents.files
+    assert any(note.startswith("act.py: as in this version") for note in contents.notes)
+    assert (puzzle / "act.py").read_text() == "# of long ago\n" and not (puzzle / "README.md").exists()
+
+
+@pytest.mark.parametrize(
+    ("architecture", "file"), [("hrm_lm", "generation_config.json"), ("hrm_cosmo", "preprocessor_config.json")]
+)
+def test_what_a_config_tells_is_made_from_it(architecture, file, saved, tmp_path):
+    folder = shutil.copytree(saved / architecture, tmp_path / "model")
+    kept = json.loads((folder / file).read_text())
+    (folder / file).unlink()
+    contents = checkpoint_contents(folder, NAME)
+    assert json.loads(contents.files[file]) == kept
+    assert f"{file}: made from config.json" in contents.notes
+
+
+def test_a_language_model_without_a_tokenizer_is_refused(saved, tmp_path):
+    folder = shutil.copytree(saved / "hrm_lm", tmp_path / "model", ignore=shutil.ignore_patterns("tokenizer*"))
+    with pytest.raises(ValueError, match=r"has no tokenizer.*save_pretrained"):
+        checkpoint_contents(folder, NAME)
+
+
+def test_a_state_of_training_stays_behind_unless_asked_for(puzzle):
+    state = ("optimizer.pt", "training_args.bin", "raw_weights.safetensors", "act_state_0.pt", "checkpoint-5/x.json",
+             "runs/events.out.tfevents.1", "rng_state_0.pth")  # fmt: skip
+    for name in (*state, "recipe.yaml", "results.json", "training.png", "eval_fixed/results.json", "notes.txt"):
+        (puzzle / name).parent.mkdir(exist_ok=True)
+        (puzzle / name).write_text("task: sudoku" if name == "recipe.yaml" else "{}")
+    contents = checkpoint_contents(puzzle, NAME)
+    assert {"recipe.yaml", "results.json", "training.png", "eval_fixed/results.json"} <= contents.files.keys()
+    assert not {*state, "notes.txt"} & contents.files.keys()
+    assert "--with-training-state" in contents.left_out["optimizer.pt"]
+    assert "--include" in contents.left_out["notes.txt"] and "checkpoint-5/" in contents.left_out
+    everything = checkpoint_contents(puzzle, NAME, with_training_state=True, include=("*.txt",))
+    assert {*state, "notes.txt"} <= everything.files.keys()
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "kind"),
+    [
+        ("recipe.yaml", "hub_token: hf_" + "a1B2" * 9, "a token of the Hub"),
+        ("results.json", '{"key": "-----BEGIN RSA PRIVATE KEY-----"}', "a private key"),
+        ("trainer_state.json", f'{{"said": "{TOKEN}"}}', "the token you are logged in with"),
+    ],
+)
+def test_a_file_with_a_secret_is_refused(file, text, kind, puzzle, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    (puzzle / file).write_text(text)
+    with pytest.raises(ValueError, match=f"{file} holds {kind}; nothing was uploaded"):
+        checkpoint_contents(puzzle, NAME)
+
+
+def test_the_licence_of_weights_is_the_users_to_name_and_that_of_code_is_ours(puzzle):
+    unnamed = checkpoint_contents(puzzle, NAME)
+    assert ModelCard(unnamed.files["README.md"].decode()).data.license == "unknown"
+    assert any("names no license" in note for note in unnamed.notes)
+    named = checkpoint_contents(puzzle, NAME, license="cc-by-4.0")
+    text = named.files["README.md"].decode()
+    assert ModelCard(text).data.license == "cc-by-4.0" and "The weights: cc-by-4.0" in text
+    assert not any("names no license" in note for note in named.notes)
+    assert b"license of the code alone" in named.files["LICENSE_CODE"]
+    assert (Path(__file__).parents[2] / "LICENSE").read_bytes() in named.files["LICENSE_CODE"]
+
+
+def test_the_copy_of_the_licence_in_the_package_is_that_of_the_repository():
+    root = Path(__file__).parents[2]
+    assert (root / "hrm_hf" / "LICENSE").read_bytes() == (root / "LICENSE").read_bytes()
+
+
+def test_an_adapter_goes_with_its_own_card(tmp_path):
+    from safetensors.torch import save_file
+
+    save_file({"lora_A": torch.zeros(2, 2)}, tmp_path / "adapter_model.safetensors")
+    (tmp_path / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    with pytest.raises(ValueError, match=r"no README.md, and there is no template"):
+        checkpoint_contents(tmp_path, NAME)
+    (tmp_path / "README.md").write_text("---\nlibrary_name: peft\n---\nan adapter\n")
+    files = checkpoint_contents(tmp_path, NAME).files
+    assert files.keys() == {"README.md", "adapter_config.json", "adapter_model.safetensors"}
+
+
+# ---- weights that are not whole ----
+
+
+@pytest.mark.parametrize("left", [0, 5, 100, -1])
+def test_weights_that_were_cut_short_are_refused(left, puzzle):
+    file = puzzle / "model.safetensors"
+    whole = file.stat().st_size
+    os.truncate(file, left if left >= 0 else whole - 1)
+    with pytest.raises(safetensors.SafetensorError):
+        safetensors.safe_open(file, "pt").__enter__()
+    with pytest.raises(ValueError, match=r"model.safetensors") as refused:
+        check_weights(puzzle)
+    if left < 0:
+        assert f"{whole - 1:,} bytes, {whole:,} expected" in str(refused.value)
+
+
+def test_a_header_that_claims_too_much_is_refused(puzzle):
+    with open(puzzle / "model.safetensors", "r+b") as file:
+        file.write(struct.pack("<Q", 2**62))
+    with pytest.raises(ValueError, match="does not begin with the header"):
+        check_weights(puzzle)
+
+
+def test_every_shard_must_be_there_and_whole(saved, tmp_path):
+    folder = shutil.copytree(saved / "sharded", tmp_path / "sharded")
+    files = check_weights(folder)
+    assert len(files) > 3 and files[0].name == "model.safetensors.index.json"
+    cut(files[2], 1)
+    with pytest.raises(ValueError, match=f"{files[2].name} has .* bytes, .* expected"):
+        check_weights(folder)
+    files[2].unlink()
+    with pytest.raises(ValueError, match=f"{files[2].name} is missing"):
+        check_weights(folder)
+    shutil.copy(files[1], files[2])
+    with pytest.raises(ValueError, match="shards of two saves are mixed"):
+        check_weights(folder)
+    files[0].unlink()
+    with pytest.raises(ValueError, match=r"neither model.safetensors nor .*, only model-00001"):
+        check_weights(folder)
+
+
+def test_a_folder_that_is_no_checkpoint_is_named(tmp_path, puzzle):
+    with pytest.raises(FileNotFoundError, match="nowhere is no folder"):
+        check_weights(tmp_path / "nowhere")
+    (puzzle / "config.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no config.json"):
+        check_weights(puzzle)
+
+
+# ---- push ----
+
+
+def test_a_push_is_one_commit_of_a_model_that_huggingface_hub_finds_whole(hub, puzzle):
+    result = push_checkpoint(puzzle, NAME, message="first")
+    assert hub.commits(NAME)[0] == result.commit and len(hub.commits(NAME)) == 2  # after the repository's own
+    files = hub.files(NAME)
+    assert {*result.files, ".gitattributes"} == files.keys()
+    assert files["model.safetensors"] == (puzzle / "model.safetensors").read_bytes()
+    assert result.url == f"{hub.url}/{NAME}" and result.bytes == sum(map(len, files.values())) - len(
+        files[".gitattributes"]
+    )
+    assert push_checkpoint(puzzle, NAME).commit == result.commit  # nothing new, no new commit
+
+
+def test_weights_of_another_form_do_not_stay_beside_new_ones(hub, saved, puzzle):
+    push_checkpoint(saved / "sharded", NAME)
+    assert "model.safetensors.index.json" in hub.files(NAME)
+    push_checkpoint(puzzle, NAME)
+    assert [name for name in hub.files(NAME) if "safetensors" in name] == ["model.safetensors"]
+    push_checkpoint(saved / "sharded", NAME)
+    assert "model.safetensors" not in hub.files(NAME)
+
+
+def test_a_branch_is_made_and_main_stays(hub, puzzle):
+    first = push_checkpoint(puzzle, NAME).commit
+    (puzzle / "results.json").write_text("{}")
+    second = push_checkpoint(puzzle, NAME, revision="longer-run").commit
+    assert hub.commits(NAME)[0] == first
+    assert hub.commits(NAME, revision="longer-run")[0] == second
+    assert "results.json" in hub.files(NAME, "longer-run") and "results.json" not in hub.files(NAME)
+
+
+def test_somebody_elses_commit_during_a_push_is_not_overwritten(hub, puzzle, monkeypatch):
+    push_checkpoint(puzzle, NAME)
+    upload = HfApi.preupload_lfs_files
+
+    def somebody_else_first(self, *args, **kwargs):
+        monkeypatch.setattr(HfApi, "preupload_lfs_files", upload)
+        file = CommitOperationAdd("other.txt", b"other")
+        HfApi().create_commit(NAME, [file], commit_message="other")
+        return upload(self, *args, **kwargs)
+
+    monkeypatch.setattr(HfApi, "preupload_lfs_files", somebody_else_first)
+    (puzzle / "results.json").write_text("{}")
+    with pytest.raises(HubError, match=r"somebody else has changed org/model during the push.*Push again"):
+        push_checkpoint(puzzle, NAME)
+    assert "results.json" not in hub.files(NAME)
+    push_checkpoint(puzzle, NAME)
+    assert {"results.json", "other.txt"} <= hub.files(NAME).keys()
+
+
+@pytest.mark.parametrize(
+    ("token", "said"),
+    [
+        (None, "there is no token, and a push needs one: `hf auth login`"),
+        ("hf_wrong", "the Hub refused the token .*wrong or was revoked"),
+        ("hf_test_read", "your token may not write to org/model .*role write"),
+    ],
+)
+def test_a_push_without_the_right_token_says_what_is_missing(token, said, hub, puzzle, monkeypatch):
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(puzzle / "no_such_file"))
+    with pytest.raises(HubError, match=said):
+        push_checkpoint(puzzle, NAME, token=token)
+    assert not hub.storage.repositories
+
+
+@pytest.mark.parametrize("name", ["model", "a/b/c", "org/..", "org/with space", "/etc", "org/" + "n" * 120])
+def test_a_name_that_is_none_is_refused(name, hub, puzzle):
+    with pytest.raises(ValueError):
+        push_checkpoint(puzzle, name)
+    assert not hub.requests
+
+
+def test_offline_mode_is_named(hub, puzzle, monkeypatch):
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    for action in (lambda: push_checkpoint(puzzle, NAME), lambda: pull_checkpoint(NAME)):
+        with pytest.raises(HubError, match="HF_HUB_OFFLINE is set"):
+            action()
+
+
+def test_a_connection_that_drops_during_a_push_is_tried_again_and_then_told(hub, puzzle, monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    hub.cut_after("/upload/", 1000, times=1)
+    push_checkpoint(puzzle, NAME)  # tried again
+    (puzzle / "results.json").write_text("{}")
+    with open(puzzle / "model.safetensors", "r+b") as file:
+        file.seek(-4, os.SEEK_END)
+        file.write(b"abcd")
+    before = hub.files(NAME)
+    hub.cut_after("/upload/", 1000, times=1000)
+    with pytest.raises(HubError, match="Run the same command again"):
+        push_checkpoint(puzzle, NAME)
+    assert hub.files(NAME) == before
+    hub.faults.clear()
+    push_checkpoint(puzzle, NAME)
+    assert hub.files(NAME)["model.safetensors"][-4:] == b"abcd"
+
+
+def test_a_space_needs_a_program_and_goes_in_one_commit(hub, tmp_path):
+    space = tmp_path / "space"
+    (space / "__pycache__").mkdir(parents=True)
+    (space / "README.md").write_text("---\ntitle: Demo\nsdk: docker\n---\n")
+    with pytest.raises(ValueError, match="sdk is 'docker'"):
+        push_space(space, "org/demo")
+    (space / "README.md").write_text("---\ntitle: Demo\nsdk: gradio\napp_file: app.py\n---\n")
+    with pytest.raises(ValueError, match=r"has no app.py"):
+        push_space(space, "org/demo")
+    for name in ("app.py", "requirements.txt", ".env", "__pycache__/app.pyc"):
+        (space / name).write_text("x")
+    result = push_space(space, "org/demo")
+    assert hub.files("org/demo", repo_type="space").keys() == {
+        "README.md", "app.py", "requirements.txt", ".gitattributes",
+    }  # fmt: skip
+    assert result.url == f"{hub.url}/spaces/org/demo"
+    assert hub.storage.find("space", "org/demo").sdk == "gradio"
+
+
+# ---- pull ----
+
+
+def test_a_pull_is_of_one_commit_and_can_be_verified(hub, puzzle, tmp_path):
+    pushed = push_checkpoint(puzzle, NAME)
+    pulled = pull_checkpoint(NAME, tmp_path / "pulled")
+    assert pulled.commit == pushed.commit
+    on_hub = hub.files(NAME)
+    assert {name: (pulled.path / name).read_bytes() for name in on_hub} == on_hub
+    assert verify_checkpoint(pulled.path, NAME).files == len(on_hub)
+    assert sorted(path.name for path in tmp_path.iterdir() if "pulled" in path.name) == ["pulled"]
+    AutoModelForMaskedLM.from_pretrained(pulled.path)
+
+    (pulled.path / "act.py").write_text("import os\n")
+    (pulled.path / "README.md").unlink()
+    (pulled.path / "more.py").write_text("")
+    said = "act.py differ; README.md are missing; more.py are not in the repository"
+    with pytest.raises(HubError, match=said):
+        verify_checkpoint(pulled.path, NAME)
+
+
+def test_an_older_commit_can_be_pulled_by_its_sha(hub, puzzle, tmp_path):
+    first = push_checkpoint(puzzle, NAME).commit
+    weights = (puzzle / "model.safetensors").read_bytes()
+    every.model("hrm_puzzle", seed=3).save_pretrained(puzzle)
+    push_checkpoint(puzzle, NAME)
+    assert (pull_checkpoint(NAME).path / "model.safetensors").read_bytes() != weights
+    assert (pull_checkpoint(NAME, revision=first).path / "model.safetensors").read_bytes() == weights
+    old = pull_checkpoint(NAME, tmp_path / "old", revision=first)
+    assert old.commit == first and (old.path / "model.safetensors").read_bytes() == weights
+
+
+def test_a_pulled_folder_is_brought_to_another_commit_and_keeps_files_of_its_owner(hub, saved, puzzle, tmp_path):
+    push_checkpoint(saved / "sharded", NAME)
+    folder = pull_checkpoint(NAME, tmp_path / "pulled").path
+    (folder / "notes.txt").write_text("mine")
+    second = push_checkpoint(puzzle, NAME).commit
+    hub.requests.clear()
+    assert pull_checkpoint(NAME, folder).commit == second
+    assert [path.name for path in folder.glob("*.safetensors*")] == ["model.safetensors"]
+    assert (folder / "notes.txt").read_text() == "mine"
+    fetched = {path.split("/")[-1] for method, path in hub.requests if "/resolve/" in path}
+    assert "model.safetensors" in fetched and "act.py" not in fetched  # that is as it was
+    hub.requests.clear()
+    pull_checkpoint(NAME, folder)
+    assert not [path for method, path in hub.requests if "/resolve/" in path]
+
+
+def test_a_folder_of_something_else_is_not_overwritten(hub, puzzle, tmp_path):
+    push_checkpoint(puzzle, NAME)
+    push_checkpoint(puzzle, "org/other")
+    before = sorted(puzzle.iterdir())
+    with pytest.raises(ValueError, match="holds files that no pull has put there; choose a new folder"):
+        pull_checkpoint(NAME, puzzle)
+    assert sorted(puzzle.iterdir()) == before
+    pull_checkpoint("org/other", tmp_path / "other")
+    with pytest.raises(ValueError, match="holds a pull of org/other"):
+        pull_checkpoint(NAME, tmp_path / "other")
+
+
+def test_bytes_that_were_changed_on_the_way_never_become_a_model(hub, puzzle, tmp_path):
+    push_checkpoint(puzzle, NAME)
+    entry = hub.storage.find("model", NAME).commit("main").tree["model.safetensors"]
+    stored = hub.storage.object(entry.sha256)
+    content = stored.read_bytes()
+    stored.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(HubError, match=r"model.safetensors of org/model .* does not agree with the Hub's digest"):
+        pull_checkpoint(NAME, tmp_path / "pulled")
+    with pytest.raises(HubError, match=r"model.safetensors not as the Hub's digest says"):
+        pull_checkpoint(NAME)
+    assert not (tmp_path / "pulled").exists()
+    stored.write_bytes(content)
+    pull_checkpoint(NAME, tmp_path / "pulled")
+    assert (tmp_path / "pulled" / "model.safetensors").read_bytes() == content
+
+
+def test_a_download_from_a_hub_that_goes_away_goes_on_where_it_stopped(hub, puzzle, tmp_path, monkeypatch):
+    push_checkpoint(puzzle, NAME)
+    size = (puzzle / "model.safetensors").stat().st_size
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 1024)  # what is written at a time; 10 MiB in the library
+    with HubServer(tmp_path / "hub", token=TOKEN) as second:
+        point_at(second, monkeypatch, tmp_path)
+        second.cut_after("model.safetensors", size // 2)
+        # The library waits before it tries again: then nobody answers any more.
+        monkeypatch.setattr(file_download.time, "sleep", lambda seconds: second.__exit__())
+        with pytest.raises(HubError, match=r"what was downloaded is kept. Run the same command again"):
+            pull_checkpoint(NAME, tmp_path / "pulled")
+    assert not (tmp_path / "pulled").exists()
+    point_at(hub, monkeypatch, tmp_path)
+    hub.ranges.clear()
+    pull_checkpoint(NAME, tmp_path / "pulled")
+    ((path, asked),) = hub.ranges
+    assert path.endswith("model.safetensors") and asked == f"bytes={size // 2 // 1024 * 1024}-"
+    assert (tmp_path / "pulled" / "model.safetensors").read_bytes() == (puzzle / "model.safetensors").read_bytes()
+
+
+@pytest.mark.parametrize("out", [True, False])
+def test_a_disk_that_is_too_small_is_named_before_anything_is_fetched(out, hub, puzzle, tmp_path, monkeypatch):
+    push_checkpoint(puzzle, NAME)
+    usage = shutil.disk_usage(tmp_path)
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: usage._replace(free=1000))
+    hub.requests.clear()
+    with pytest.raises(HubError, match=r"has 1,000 bytes free, and .* are needed; nothing was downloaded"):
+        pull_checkpoint(NAME, tmp_path / "pulled" if out else None)
+    assert not any("/resolve/" in path for method, path in hub.requests)
+
+
+def test_a_pull_of_what_is_not_there_says_so(hub, puzzle, monkeypatch):
+    push_checkpoint(puzzle, NAME, private=True)
+    with pytest.raises(HubError, match="org/model has no revision 'v9'"):
+        pull_checkpoint(NAME, revision="v9")
+    with pytest.raises(HubError, match="org/nothing does not exist, or is private and your token may not read it"):
+        pull_checkpoint("org/nothing")
+    monkeypatch.delenv("HF_TOKEN")
+    monkeypatch.setattr(constants, "HF_TOKEN_PATH", "/nowhere/token")
+    with pytest.raises(HubError, match="org/model does not exist, or is private and there is no token"):
+        pull_checkpoint(NAME)
+    with pytest.raises(HubError, match="the Hub refused the token"):
+        pull_checkpoint(NAME, token="hf_wrong")
+    assert pull_checkpoint(NAME, token=hub.read_token).files
+
+
+def test_a_folder_without_a_record_is_verified_against_a_named_revision(hub, puzzle, tmp_path):
+    commit = push_checkpoint(puzzle, NAME).commit
+    folder = pull_checkpoint(NAME, tmp_path / "pulled").path
+    (folder / PULL_RECORD).unlink()
+    with pytest.raises(ValueError, match="was not made by a pull, so give the revision"):
+        verify_checkpoint(folder, NAME)
+    assert verify_checkpoint(folder, NAME, revision="main").commit == commit

@@ -1,0 +1,215 @@
+"""`training/launch.py` and `hrm-hf launch`: the plan, the command line, and one run on the CPU.
+
+Referees: the numbers of the guide's own tables; argument parsers of run_clm.py and accelerate.
+"""
+
+import json
+import math
+import os
+import shlex
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from accelerate.commands.launch import launch_command_parser
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.launch import planner as launching
+from hrm_hf.launch.memory import GIB
+from hrm_hf.launch.planner import Device, free_port, given_flags, parse_memory, plan_launch, share_batch
+from hrm_hf.trainer.arguments import LmTrainingArguments
+from hrm_hf.trainer.recipes import LmDataArguments, ModelArguments, parse_recipe
+
+
+ROOT = Path(__file__).parents[2]
+AMPERE, TURING = Device("A", 24 * GIB, (8, 6)), Device("T", 16 * GIB, (7, 5))
+
+
+def invoke(*flags: str):
+    return CliRunner().invoke(app, ["launch", *flags])
+
+
+def plan_of(*flags: str) -> dict:
+    """The JSON plan of a dry run."""
+    result = invoke(*flags, "--dry_run", "--json")
+    assert result.exit_code == 0, result.output
+    return json.loads(result.output)
+
+
+@pytest.mark.parametrize(
+    "model, gpus, batch",
+    [("50m", 2, 6), ("50m", 4, 4), ("50m", 8, 3), ("50m", 1, 8), ("50m", 3, 6), ("100m", 2, 3), ("100m", 4, 2),
+     ("100m", 8, 1), ("100m", 16, 1)],
+)  # fmt: skip
+def test_the_guide_s_batch_table_is_a_preset(model, gpus, batch):
+    plan = plan_launch(f"hrm-lm-{model}", [], [AMPERE] * gpus, batch_table="guide")
+    assert (plan.per_device_train_batch_size, plan.gradient_accumulation_steps) == (batch, 1)
+    assert plan.effective_batch == batch * gpus
+
+
+def test_the_learning_rate_grows_with_the_root_of_the_batch_above_sixteen():
+    base = plan_launch("hrm-lm-50m", [], [AMPERE] * 4, batch_table="guide")
+    eight = plan_launch("hrm-lm-50m", [], [AMPERE] * 8, batch_table="guide")
+    assert base.learning_rate == base.base_learning_rate == 3e-5
+    assert eight.learning_rate == pytest.approx(3e-5 * math.sqrt(24 / 16))
+    small = plan_launch("hrm-lm-100m", [], [AMPERE] * 2, batch_table="guide")
+    assert small.effective_batch == 6 and small.learning_rate == small.base_learning_rate == 1e-5
+
+
+@pytest.mark.parametrize("scaling, factor", [("linear", 4), ("none", 1), ("sqrt", 2)])
+def test_the_scaling_of_the_learning_rate_can_be_chosen(scaling, factor):
+    plan = plan_launch("hrm-lm-50m", [], [AMPERE], effective_batch=64, lr_scaling=scaling)
+    assert plan.learning_rate == pytest.approx(3e-5 * factor)
+
+
+def test_the_number_of_gpus_does_not_change_the_batch_of_a_step():
+    for gpus in (1, 2, 4, 8, 16):
+        assert plan_launch("hrm-lm-50m", [], [AMPERE] * gpus).effective_batch == 16
+
+
+def test_less_memory_means_more_accumulation_and_the_same_step():
+    plans = [plan_launch("hrm-lm-50m", [], [Device("G", size * GIB, (8, 0))]) for size in (5, 8, 24)]
+    batches = [plan.per_device_train_batch_size for plan in plans]
+    assert batches == sorted(batches) and batches[0] < batches[-1]
+    assert {plan.effective_batch for plan in plans} == {16} and all(plan.fits for plan in plans)
+
+
+@pytest.mark.parametrize(
+    "target, processes, most, expected", [(16, 4, 8, (4, 1)), (16, 1, 3, (2, 8)), (10, 4, 9, (3, 1))]
+)
+def test_a_batch_is_shared_equally(target, processes, most, expected):
+    assert share_batch(target, processes, most) == expected
+
+
+def test_bfloat16_needs_capability_eight_on_every_gpu():
+    assert plan_launch("hrm-lm-50m", [], [AMPERE] * 2).bf16
+    assert not plan_launch("hrm-lm-50m", [], [AMPERE, TURING]).bf16
+
+
+def test_large_models_are_checkpointed_and_small_ones_where_memory_asks_for_it():
+    assert plan_launch("hrm-lm-100m", [], [AMPERE]).activation_checkpointing
+    assert not plan_launch("hrm-lm-50m", [], [AMPERE]).activation_checkpointing
+    tight = plan_launch("hrm-lm-50m", ["--block_size", "2048"], [Device("G", 5 * GIB, (8, 0))])
+    assert tight.activation_checkpointing
+
+
+@pytest.mark.parametrize("name", ["activation_checkpointing", "gradient_checkpointing"])
+def test_checkpointing_can_be_chosen_by_both_of_its_names(name):
+    plan = plan_launch("hrm-lm-100m", [f"--{name}", "false"], [AMPERE])  # whose recipe says true
+    assert not plan.activation_checkpointing
+    assert plan.command[plan.command.index("--activation_checkpointing") + 1] == "false"
+
+
+def test_what_does_not_fit_is_refused_with_its_terms_and_what_would_help():
+    with pytest.raises(ValueError, match=r"does not fit.*optimizer 49\.2.*--strategy fsdp2"):
+        plan_launch("rlm-mhc-large", [], [Device("G", 80 * GIB, (8, 0))] * 2)
+    plan = plan_launch("rlm-mhc-large", [], [Device("G", 80 * GIB, (8, 0))] * 2, strategy="fsdp2")
+    assert "accelerate_configs/fsdp2.yaml" in shlex.join(plan.command)
+
+
+def test_flags_of_the_user_are_forwarded_as_they_are_and_planned_around():
+    flags = ["--learning_rate=1e-4", "--per_device_train_batch_size", "2", "--bf16", "false", "--max_steps", "7"]
+    plan = plan_launch("hrm-lm-50m", flags, [AMPERE] * 4)
+    assert plan.command[-len(flags) :] == flags
+    assert (plan.learning_rate, plan.per_device_train_batch_size, plan.bf16) == (1e-4, 2, False)
+    assert plan.gradient_accumulation_steps == 2  # 2 x 4 x 2 = 16
+    assert not any(part in ("--learning_rate", "--global_batch_size 16") for part in plan.command)
+
+
+def test_the_command_is_what_accelerate_and_run_clm_accept():
+    plan = plan_of("--model", "hrm-lm-50m", "--gpus", "4", "--gpu_memory", "24GB", "--train_data", "x.jsonl")
+    assert plan["command"][:2] == ["accelerate", "launch"]
+    args = launch_command_parser().parse_args(plan["command"][2:])
+    assert args.num_processes == 4 and args.main_process_port == plan["port"]
+    assert Path(args.training_script).resolve() == ROOT / "training" / "run_clm.py"
+    flags = list(args.training_script_args)
+    flags[flags.index("--bf16") + 1] = "false"  # needs a GPU
+    flags += ["--use_cpu", "true"]
+    # One process parses what four would: their batches make up the recipe's.
+    flags[flags.index("--gradient_accumulation_steps") + 1] = "4"
+    arguments = (ModelArguments, LmDataArguments, LmTrainingArguments)
+    model, data, training = parse_recipe(arguments, flags)
+    assert model.preset == "hrm-lm-50m" and data.train_data == ["x.jsonl"]
+    assert training.per_device_train_batch_size == plan["per_device_train_batch_size"]
+
+
+def test_a_dry_run_needs_no_gpu(monkeypatch):
+    monkeypatch.setattr(launching, "cuda_devices", list)
+    plan = plan_of("--model", "hrm-lm-100m")
+    assert plan["hypothetical"] and len(plan["devices"]) == 1
+
+
+def test_without_a_gpu_a_real_run_says_what_to_do(monkeypatch):
+    monkeypatch.setattr(launching, "cuda_devices", list)
+    result = invoke("--model", "hrm-lm-50m")
+    assert result.exit_code == 1 and "--cpu to train on the CPU, or --dry_run" in str(result.exception)
+
+
+def test_more_gpus_than_there_are_is_an_error(monkeypatch):
+    monkeypatch.setattr(launching, "cuda_devices", lambda: [AMPERE])
+    result = invoke("--model", "hrm-lm-50m", "--gpus", "4")
+    assert result.exit_code == 1 and "4 GPUs needed, 1 found" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [("--model", "hrm-lm-51m"), ("--model", "hrm-lm-50m", "--cpu", "--gpus", "2"), (),
+     ("--model", "gpt2", "--gpus", "x"), ("--model", "gpt2", "--processes", "2"),
+     ("--model", "gpt2", "--gpu_memory", "24GB"), ("--model", "gpt2", "--dry_run", "--gpu_memory", "much")],
+)  # fmt: skip
+def test_bad_usage_exits_with_two(flags):
+    assert invoke(*flags).exit_code == 2
+
+
+def test_cpu_processes_are_started_by_torchrun_never_by_accelerate():
+    plan = plan_of("--model", "hrm-lm-10m-byte", "--cpu", "--processes", "2")
+    assert plan["command"][:3] == ["torchrun", "--nproc_per_node", "2"]
+    assert "--use_cpu true" in plan["command_line"] and not plan["bf16"]
+
+
+@pytest.mark.parametrize("model", launching.known_models())
+def test_every_model_can_be_planned(model):
+    plan = plan_launch(model, [], [Device("G", 80 * GIB, (9, 0))] * 8, strategy="fsdp2")
+    assert plan.fits and plan.parameters > 1e6
+
+
+def test_a_free_port_is_free():
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", free_port()))
+
+
+@pytest.mark.parametrize(
+    "text, size", [("24GB", 24 * GIB), ("24", 24 * GIB), ("1.5GiB", 1.5 * GIB), ("800MB", 800 * 2**20)]
+)
+def test_memory_is_read_as_people_write_it(text, size):
+    assert parse_memory(text) == size
+
+
+def test_flags_are_read_in_all_their_forms():
+    assert given_flags(["--a", "1", "--b=2", "--c", "--d-e", "x", "y"]) == {
+        "a": "1",
+        "b": "2",
+        "c": "true",
+        "d_e": "x y",
+    }
+    with pytest.raises(ValueError, match="stands before any flag"):
+        given_flags(["stray"])
+
+
+@pytest.mark.slow
+def test_two_cpu_processes_really_train(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("to be or not to be, that is the question\n" * 400)
+    command = [sys.executable, str(ROOT / "training" / "launch.py"), "--model", "hrm-lm-shakespeare-cpu", "--cpu"]
+    command += ["--processes", "2", "--train_data", str(text), "--output_dir", str(tmp_path / "run")]
+    command += ["--max_steps", "2", "--logging_steps", "1", "--eval_strategy", "no", "--prompt", ""]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, env=environment, capture_output=True, cwd=ROOT)
+    assert result.returncode == 0, result.stderr.decode()[-3000:]
+    plan = json.loads((tmp_path / "run" / "launch_plan.json").read_text())
+    assert plan["effective_batch"] == 16 and plan["command_line"] in result.stdout.decode()
+    results = json.loads((tmp_path / "run" / "results.json").read_text())
+    assert results["steps"] == 2 and results["tokens"] == 2 * 16 * 128  # both processes are counted

@@ -1,0 +1,203 @@
+"""`hrm-hf preflight`: each check on a machine that has the fault, and on this one.
+
+Referees: a socket that listens, /proc (which takes no files), real processes that meet or cannot, a file system that
+is full where this user may mount one.
+"""
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.launch import preflight
+from hrm_hf.launch.preflight import (
+    Check,
+    backends,
+    gpus,
+    hostname,
+    interfaces,
+    nccl_interfaces,
+    output_folder,
+    port_check,
+    slurm,
+    threads,
+    versions,
+)
+
+
+UP = ["lo", "eth0", "eth1", "ib0", "docker0"]
+LOOPBACK = next(name for name, state in psutil.net_if_stats().items() if name.startswith("lo") and state.isup)
+
+
+def named(checks: list[Check], name: str) -> Check:
+    return next(check for check in checks if check.name == name)
+
+
+def test_the_command_prints_a_table_and_ends_with_0_where_all_is_well(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "_all_reduce", lambda *args: Check("gloo", "ok", "tried below"))
+    result = CliRunner().invoke(app, ["preflight", "--out", str(tmp_path), "--free", "1MB", "--json"])
+    checks = json.loads(result.output)
+    assert result.exit_code == 0 and checks["ready"], result.output
+    names = {check["name"] for check in checks["checks"]}
+    assert {"torch", "accelerate", "gloo", "nccl", "port", "disk", "hostname", "torch.compile"} <= names
+    assert all(check["mend"] for check in checks["checks"] if check["status"] == "fail")
+
+
+def test_a_failure_ends_with_1_and_its_mend_is_below_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(preflight, "_all_reduce", lambda *args: Check("gloo", "ok", "tried below"))
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        result = CliRunner().invoke(app, ["preflight", "--out", str(tmp_path), "--port", str(port)])
+    assert result.exit_code == 1
+    lines = result.output.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("fail  port"))
+    assert f"{port} cannot be bound" in lines[at] and "-> take another" in lines[at + 1]
+
+
+def test_two_processes_really_meet_and_add_their_numbers():
+    environ = {name: value for name, value in os.environ.items() if not name.endswith("SOCKET_IFNAME")}
+    assert named(backends(2, 120, environ), "gloo") == Check("gloo", "ok", "2 processes added their numbers")
+
+
+def test_processes_that_cannot_meet_are_a_failure_and_no_hang():
+    check = named(backends(2, 60, {**os.environ, "GLOO_SOCKET_IFNAME": "nosuch0"}), "gloo")
+    assert check.status == "fail" and "nosuch0" in check.found and "GLOO_SOCKET_IFNAME" in check.mend
+
+
+def test_a_process_that_never_comes_is_a_failure_when_time_is_up(monkeypatch):
+    monkeypatch.setattr(preflight, "RANK_PROGRAM", "import time; time.sleep(600)")
+    check = named(backends(2, 1.5, os.environ), "gloo")
+    assert (check.status, check.found) == ("fail", "2 processes did not meet in 1.5 s")
+
+
+def test_a_taken_port_fails_if_it_was_asked_for_and_is_a_note_if_not(monkeypatch):
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        assert port_check(port).status == "fail"
+        monkeypatch.setattr(preflight, "TORCHRUN_PORT", port)
+        assert port_check(None).status == "note"
+    assert port_check(port).status == "ok"
+
+
+@pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
+def test_an_interface_that_is_not_here_is_a_failure_that_lists_those_that_are(variable):
+    check = named(interfaces({variable: "nosuch0"}), variable)
+    assert (check.status, check.found) == ("fail", "nosuch0 is not here") and LOOPBACK in check.mend
+    assert named(interfaces({variable: LOOPBACK}), variable).status == "ok"
+    assert "would take" in named(interfaces({}), variable).found
+
+
+@pytest.mark.parametrize(
+    "value, taken",
+    [
+        ("eth", ["eth0", "eth1"]),
+        ("=eth0", ["eth0"]),
+        ("=eth", []),
+        ("eth1,ib", ["eth1", "ib0"]),
+        ("^docker,lo", ["eth0", "eth1", "ib0"]),
+        ("^=eth0", ["lo", "eth1", "ib0", "docker0"]),
+        (None, ["ib0"]),
+    ],
+)
+def test_nccl_takes_the_interfaces_its_guide_says(value, taken):
+    assert nccl_interfaces(value, UP) == taken
+
+
+def test_nccl_takes_loopback_only_where_there_is_nothing_else():
+    assert nccl_interfaces(None, ["lo"]) == ["lo"]
+    assert nccl_interfaces(None, ["lo", "docker0"]) == ["docker0"]
+    assert nccl_interfaces(None, ["lo", "docker0", "hsn0"]) == ["hsn0"]
+
+
+def test_a_folder_that_takes_no_files_is_a_failure():
+    (check,) = output_folder(Path("/proc/nowhere/runs"))  # not even for root
+    assert check.status == "fail" and "cannot write into /proc" in check.found and "--out" in check.mend
+
+
+def test_a_file_in_the_place_of_the_folder_is_a_failure(tmp_path):
+    (tmp_path / "runs").write_text("")
+    assert output_folder(tmp_path / "runs" / "one")[0].found == f"{tmp_path / 'runs'} is a file"
+
+
+def test_too_little_room_is_a_failure_and_nothing_is_left_behind(tmp_path):
+    assert {check.status for check in output_folder(tmp_path / "new", 1)} == {"ok"}
+    check = named(output_folder(tmp_path, 2**62), "disk")
+    assert check.status == "fail" and "--free" in check.mend
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.external
+@pytest.mark.parametrize("options, message", [("size=64k", "No space left"), ("size=64k,ro", "Read-only")])
+def test_a_full_and_a_read_only_file_system_are_failures(tmp_path, options, message):
+    if shutil.which("mount") is None:
+        pytest.skip("there is no mount")
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"this user may not mount: {mounted.stderr.strip()}")
+    try:
+        (check,) = output_folder(tmp_path / "runs")
+    finally:
+        subprocess.run(["umount", tmp_path], check=True)
+    assert check.status == "fail" and message in check.found
+
+
+def test_a_missing_or_old_package_is_a_failure_with_the_command_that_mends_it(monkeypatch):
+    needed = ["torch>=999", "no-such-package>=1.5", "numpy>=1", "wandb; extra == 'wandb'"]
+    monkeypatch.setattr(preflight.metadata, "requires", lambda name: needed)
+    torch_, missing, numpy = versions()
+    assert torch_.status == "fail" and "needed >=999" in torch_.found
+    assert missing == Check("no-such-package", "fail", "not installed", "pip install 'no-such-package>=1.5'")
+    assert numpy.status == "ok"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_no_gpu_is_a_note_unless_one_is_required(monkeypatch):
+    monkeypatch.setattr(preflight, "_nvidia_smi", list)
+    assert gpus()[0].status == "note"
+    assert gpus(required=True)[0].status == "fail"
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_gpus_that_the_driver_sees_and_torch_does_not_are_a_failure(monkeypatch):
+    monkeypatch.setattr(preflight, "_nvidia_smi", lambda: [{"index": "0", "driver": "550.1", "mode": "Default"}])
+    assert gpus()[0].status == "fail" and "CUDA build" in gpus()[0].mend
+
+
+def test_a_hostname_that_leads_nowhere_or_elsewhere_is_a_failure(monkeypatch):
+    monkeypatch.setattr(socket, "gethostname", lambda: "no-such-host.invalid")
+    assert "does not resolve" in hostname().found
+    elsewhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("198.51.100.7", 0))]
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *args: elsewhere)
+    assert hostname().status == "fail" and "is_host=1" in hostname().mend
+
+
+def test_threads_are_counted_over_processes():
+    cores = len(os.sched_getaffinity(0))
+    assert threads(2, {"OMP_NUM_THREADS": str(cores)}).status == "note"
+    assert threads(1, {"OMP_NUM_THREADS": str(cores)}).status == "ok"
+    assert threads(1, {"OMP_NUM_THREADS": "many"}).status == "fail"
+    assert threads(2, {}).mend.startswith("export OMP_NUM_THREADS=")
+
+
+def test_inside_a_job_its_shape_is_told():
+    job = {"SLURM_JOB_ID": "7", "SLURM_NNODES": "1", "SLURM_NTASKS": "4", "SLURM_CPUS_PER_TASK": "32"}
+    assert slurm(job) == Check("Slurm", "ok", "job 7: nnodes 1, ntasks 4, cpus_per_task 32")
+
+
+def test_a_size_that_is_none_is_bad_usage():
+    result = CliRunner().invoke(app, ["preflight", "--free", "lots"])
+    assert result.exit_code == 2 and "lots" in result.output

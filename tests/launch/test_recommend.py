@@ -1,0 +1,132 @@
+"""`hrm-hf recommend`: the guide's table, measured bytes, and command lines that are taken as they are printed.
+
+Referees: the rows of the guide's memory table, bytes counted tensor by tensor (benchmarks/puzzle_memory.py), and the
+parsers of the scripts that the commands name.
+"""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.launch import recommend as recommendations
+from hrm_hf.launch.memory import GIB, usable_memory
+from hrm_hf.launch.planner import plan_launch
+from hrm_hf.launch.recommend import COSMO_RECIPES, GUIDE_ROWS, RESULTS, guide_row, recommend
+from hrm_hf.puzzles.pretrain_options import parse_command
+
+
+ROOT = Path(__file__).parents[2]
+COUNTED = {
+    "hrm-16": "HRM ultra-small (hidden 16)",
+    "hrm-32": "HRM small (hidden 32)",
+    "hrm-64": "HRM medium (hidden 64, 2+2 layers)",
+    "hrm-512": "HRM 27M",
+}
+
+
+def invoke(*flags: str):
+    return CliRunner().invoke(app, ["recommend", *flags])
+
+
+@pytest.mark.parametrize(
+    "size, hidden, batch, layers",
+    [("1.5GB", 16, 2, 1), ("2GB", 32, 4, 1), ("4GB", 32, 4, 1), ("5GB", 64, 8, 2), ("10GB", 64, 8, 2)],
+)
+def test_the_guides_table_is_followed_row_by_row(size, hidden, batch, layers):
+    advice = json.loads(invoke("--memory", size, "--json").output)
+    options, _ = parse_command(shlex.split(advice["commands"]["guide"])[2:])
+    assert (options["arch.hidden_size"], options["global_batch_size"]) == (hidden, batch)
+    assert (options["arch.H_layers"], options["arch.L_layers"]) == (layers, layers)
+
+
+def test_above_ten_gigabytes_the_guides_defaults_are_those_of_the_config():
+    assert guide_row(int(10.5 * GIB)) == "hrm-512" and GUIDE_ROWS["hrm-512"].config == {}
+    options, _ = parse_command(shlex.split(recommend(80 * GIB).commands["guide"])[2:])
+    assert (options["arch.hidden_size"], options["global_batch_size"]) == (512, 768)
+
+
+def test_a_row_of_the_guide_that_does_not_fit_is_said_to_and_not_offered():
+    result = invoke("--memory", "11GB")
+    assert "MORE THAN THERE IS" in result.output and "\nguide:" not in result.output
+    best = recommend(11 * GIB).best
+    assert best.name == "hrm-512" and best.largest_batch < 768
+
+
+@pytest.mark.parametrize("size", [1.3, 2, 4, 8, 16, 40, 80])
+@pytest.mark.parametrize("task", ["puzzle", "cosmo"])
+def test_what_is_recommended_fits_and_twice_its_batch_does_not(size, task):
+    advice = recommend(int(size * GIB), task)
+    best = advice.best
+    assert best.size(best.largest_batch) <= advice.usable == usable_memory(int(size * GIB))
+    if best.largest_batch < recommendations.LARGEST_BATCH[task]:
+        assert best.size(2 * best.largest_batch) > advice.usable
+
+
+def test_measured_memory_agrees_with_what_is_counted_tensor_by_tensor():
+    """Peak memory has also what is freed before the step ends, and the allocator's share; it is never much less."""
+    counted = json.loads(RESULTS.with_name("puzzle_memory.json").read_text())["float32"]
+    for name, row in json.loads(RESULTS.read_text())["puzzle"].items():
+        tensors = counted[COUNTED[name]]
+        batch, size = max((int(batch), size) for batch, size in row["points"].items())
+        expected = sum(tensors[f"{part}_bytes"] for part in ("weights", "gradients", "optimizer"))
+        expected += batch * tensors["activations_per_sequence_bytes"]
+        assert 0.8 < size / expected < 3, (name, size, expected)
+
+
+def test_the_line_goes_through_the_measured_points():
+    measured = json.loads(RESULTS.read_text())
+    for row in (*measured["puzzle"].values(), *measured["cosmo"].values()):
+        batch, size = max((int(batch), size) for batch, size in row["points"].items())
+        assert row["fixed_bytes"] + batch * row["bytes_per_example"] == pytest.approx(size, rel=0.1)
+
+
+def test_more_memory_never_gives_a_smaller_model():
+    sizes = [recommend(int(size * GIB)).best for size in (1.3, 1.5, 2, 3, 4, 8, 16, 80)]
+    order = list(GUIDE_ROWS)
+    places = [(order.index(row.name), row.largest_batch) for row in sizes]
+    assert places == sorted(places)
+
+
+@pytest.mark.parametrize("size", ["4GB", "4GiB", "4096MB", "4"])
+def test_sizes_may_be_written_in_several_ways(size):
+    assert json.loads(invoke("--memory", size, "--json").output)["memory"] == 4 * GIB
+
+
+@pytest.mark.parametrize("size", ["lots", "-4GB", "0GB", "4TB", ""])
+def test_a_size_that_is_none_is_bad_usage(size):
+    result = invoke(f"--memory={size}")
+    assert result.exit_code == 2 and "24GB" in result.output
+
+
+def test_too_little_memory_is_an_error_with_the_figures():
+    with pytest.raises(ValueError, match=r"0\.50 GiB is too little: of it 0\.00 can be used"):
+        recommend(GIB // 2)
+
+
+def test_missing_measurements_are_an_error_that_says_how_to_make_them(tmp_path):
+    with pytest.raises(FileNotFoundError, match=re.escape("python benchmarks/puzzle_presets.py")):
+        recommend(4 * GIB, results=tmp_path / "none.json")
+
+
+def test_a_language_model_that_is_recommended_fits_its_launcher_too():
+    advice = recommend(8 * GIB, "lm")
+    words = shlex.split(advice.commands["what fits"])
+    assert words[1] == "training/launch.py" and words[2] == "--model"
+    from hrm_hf.launch.planner import Device
+
+    plan = plan_launch(words[3], words[4:], [Device("assumed", 8 * GIB, (7, 5))])
+    assert plan.fits and plan.sequence_length == recommendations.LM_TOKENS
+    assert "hrm-lm" in invoke("--memory", "8GB", "--task", "lm").output
+
+
+def test_maps_have_a_recipe_for_each_preset_that_was_measured():
+    for preset in json.loads(RESULTS.read_text())["cosmo"]:
+        recipe = yaml.safe_load((ROOT / "training" / "recipes" / f"{COSMO_RECIPES[preset]}.yaml").read_text())
+        assert recipe["preset"] == preset
+    assert "run_cosmo.py" in recommend(8 * GIB, "cosmo").commands["what fits"]

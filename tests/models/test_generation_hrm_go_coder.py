@@ -1,0 +1,331 @@
+"""`generate` of the Go coder. Referees: logits of the whole hidden stream, transformers' generate, other caches."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny_go
+import torch
+from tiny_go import TOKEN_IDS
+from transformers import GenerationMixin, TextStreamer, pipeline
+
+from hrm_hf.models.processing_hrm_go_coder import INTENTS, SPECIAL_TOKENS, TARGET_KINDS, encode_text
+
+
+PROMPTS = ["func Add1(a, b int) int {", "// Add2 returns the sum of a and b.\nfunc Add2(a,", "func main() {\n"]
+SHAPES = {name: tiny_go.VARIANTS[name] for name in ("two stacks", "cycles", "unified")}
+each_shape = pytest.mark.parametrize("fields", SHAPES.values(), ids=SHAPES.keys())
+BOS, EOS, PAD = (TOKEN_IDS[token] for token in ("<s>", "</s>", "<pad>"))
+IN_CODE = {TOKEN_IDS["</CODE>"], EOS}
+IN_PLAN = {TOKEN_IDS[tag] for tag in ("</PLAN>", "</s>", "<STEP>")}
+IN_PLAN |= {TOKEN_IDS[f"<INTENT:{intent}>"] for intent in INTENTS} | {TOKEN_IDS[f"<TARGET:{k}>"] for k in TARGET_KINDS}
+GREEDY = {"do_sample": False, "max_new_tokens": 20}
+
+
+def encoded(texts, **kwargs):
+    return tiny_go.tokenizer()(texts, padding=True, return_tensors="pt", return_token_type_ids=False, **kwargs)
+
+
+def without_end(row: torch.Tensor) -> list[int]:
+    return [token for token in row.tolist() if token not in (EOS, PAD)]
+
+
+def continuations(model, batch, **kwargs) -> list[list[int]]:
+    sequences = model.generate(**batch, **{**GREEDY, **kwargs})
+    return [without_end(row) for row in sequences[:, batch["input_ids"].shape[1] :]]
+
+
+def assert_most_likely(model, stream: list[int], start: int, tags: set[int]) -> None:
+    """Every token from `start` has the largest logit among text and `tags`, given what is before it."""
+    logits = model(torch.tensor([stream]), use_cache=False).logits[0]
+    hidden = [token for token in range(len(SPECIAL_TOKENS)) if token not in tags]
+    logits[:, hidden] = -torch.inf
+    assert logits[start - 1 : -1].argmax(dim=-1).tolist() == stream[start:]
+
+
+# What is returned
+
+
+@each_shape
+def test_a_plain_prompt_comes_back_with_its_continuation_and_without_plan_or_tags(fields):
+    model, batch = tiny_go.writer(bias={"</PLAN>": 1.5, "</CODE>": 4.0}, **fields), encoded(PROMPTS)
+    sequences = model.generate(**batch, **GREEDY)
+    width = batch["input_ids"].shape[1]
+    assert torch.equal(sequences[:, :width], batch["input_ids"])
+    new = sequences[:, width:]
+    assert set(new[new < len(SPECIAL_TOKENS)].tolist()) <= {EOS, PAD}
+    ends = [(row == EOS).nonzero()[:, 0].tolist() for row in new]
+    assert sum(map(len, ends)) > 0  # some row closes its code: that is seen as the end
+    assert all((row[end[0] + 1 :] == PAD).all() for row, end in zip(new, ends) if end)
+
+
+@each_shape
+def test_what_is_written_is_the_likeliest_plan_and_then_the_likeliest_code(fields):
+    model = tiny_go.writer(**fields)
+    for prompt in PROMPTS:
+        batch = encoded([prompt])
+        output = model.generate(**batch, **GREEDY, return_plan=True)
+        text = encode_text(tiny_go.tokenizer(), prompt)
+        front = [BOS, TOKEN_IDS["<PROBLEM>"], *text, TOKEN_IDS["</PROBLEM>"], TOKEN_IDS["<PLAN>"]]
+        plan = output.plan_ids[0]
+        closed = len(plan) < model.config.plan_budget
+        assert_most_likely(model, [*front, *plan, *[TOKEN_IDS["</PLAN>"]] * closed], len(front), IN_PLAN)
+        front += [*plan, TOKEN_IDS["</PLAN>"], TOKEN_IDS["<CODE>"], *text]
+        code = output.sequences[0, batch["input_ids"].shape[1] :].tolist()
+        code = [TOKEN_IDS["</CODE>"] if token == EOS else token for token in code]
+        assert_most_likely(model, [*front, *code], len(front), IN_CODE)
+
+
+@each_shape
+def test_a_batch_writes_what_each_prompt_gets_alone(fields):
+    model = tiny_go.writer(**fields)
+    alone = [continuations(model, encoded([prompt]))[0] for prompt in PROMPTS]
+    assert continuations(model, encoded(PROMPTS)) == alone
+    assert len(set(map(tuple, alone))) == 3
+
+
+def test_a_prompt_may_come_without_attention_mask_and_without_a_beginning():
+    model = tiny_go.writer()
+    batch = encoded(PROMPTS[:1])
+    expected = continuations(model, batch)
+    bare = batch["input_ids"][:, 1:]
+    assert model.generate(bare, **GREEDY)[0, bare.shape[1] :].tolist()[: len(expected[0])] == expected[0]
+
+
+@each_shape
+def test_every_kind_of_cache_writes_the_same(fields):
+    model, batch = tiny_go.writer(**fields), encoded(PROMPTS)
+    expected = continuations(model, batch)
+    assert continuations(model, batch, use_cache=False) == expected
+    assert continuations(model, batch, cache_implementation="static", disable_compile=True) == expected
+    assert continuations(model, batch, prefill_chunk_size=5) == expected
+
+
+@each_shape
+def test_assisted_generation_writes_the_same(fields):
+    model, batch = tiny_go.writer(**fields), encoded(PROMPTS[:1])
+    expected = continuations(model, batch)
+    assert continuations(model, batch, prompt_lookup_num_tokens=3) == expected
+    assistant = tiny_go.writer(seed=6)
+    assert continuations(model, batch, assistant_model=assistant) == expected
+
+
+@each_shape
+def test_beam_search_is_the_same_with_and_without_a_cache(fields):
+    model, batch = tiny_go.writer(**fields), encoded(PROMPTS)
+    search = {"num_beams": 3, "num_return_sequences": 2, "max_new_tokens": 8, "do_sample": False}
+    found = [model.generate(**batch, **search, use_cache=use_cache) for use_cache in (True, False)]
+    assert torch.equal(*found) and len(found[0]) == 6
+    prompts = batch["input_ids"].repeat_interleave(2, dim=0)
+    assert torch.equal(found[0][:, : prompts.shape[1]], prompts)
+    assert not any(torch.equal(found[0][2 * row], found[0][2 * row + 1]) for row in range(3))
+
+
+def test_samples_of_one_prompt_have_plans_of_their_own():
+    model, batch = tiny_go.writer(), encoded(PROMPTS[:2])
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        outputs.append(
+            model.generate(**batch, do_sample=True, num_return_sequences=3, max_new_tokens=6, return_plan=True)
+        )
+    assert torch.equal(outputs[0].sequences, outputs[1].sequences) and len(outputs[0].sequences) == 6
+    assert len(set(map(tuple, outputs[0].plan_ids))) == 6
+    width = batch["input_ids"].shape[1]
+    assert torch.equal(outputs[0].sequences[:, :width], batch["input_ids"].repeat_interleave(3, dim=0))
+
+
+def test_scores_come_with_the_output_as_a_dictionary():
+    batch = encoded(PROMPTS)
+    output = tiny_go.writer().generate(**batch, **GREEDY, return_dict_in_generate=True, output_scores=True)
+    assert len(output.code.scores) == output.sequences.shape[1] - batch["input_ids"].shape[1]
+    assert len(output.plan_ids) == 3
+
+
+# Kinds of prompts
+
+
+@pytest.mark.parametrize("context", ["", "package sum"])
+def test_a_task_gets_code_from_its_beginning(context):
+    model, ids = tiny_go.writer(), torch.tensor([tiny_go.task("return the sum", context)])
+    output = model.generate(ids, **GREEDY, return_plan=True)
+    front = [*ids[0].tolist(), TOKEN_IDS["<PLAN>"], *output.plan_ids[0], TOKEN_IDS["</PLAN>"], TOKEN_IDS["<CODE>"]]
+    code = [TOKEN_IDS["</CODE>"] if token == EOS else token for token in output.sequences[0, ids.shape[1] :].tolist()]
+    assert_most_likely(model, [*front, *code], len(front), IN_CODE)
+
+
+def test_a_task_may_end_where_its_plan_begins():
+    model, ids = tiny_go.writer(), tiny_go.task("return the sum")
+    with_opener = {"input_ids": torch.tensor([[*ids, TOKEN_IDS["<PLAN>"]]])}
+    assert continuations(model, with_opener) == continuations(model, {"input_ids": torch.tensor([ids])})
+
+
+def test_the_originals_prompts_are_tasks():
+    model, batch = tiny_go.writer(), encoded(["<PR_TITLE> Fix sum\n<PR_BODY>"])
+    assert batch["input_ids"][0, 1] == TOKEN_IDS["<PR_TITLE>"]
+    assert continuations(model, batch) == continuations(
+        model, {"input_ids": torch.tensor([tiny_go.task(" Fix sum\n")])}
+    )
+
+
+STREAM = "<s> <PROBLEM> 5 </PROBLEM> <PLAN> <INTENT:ADD> 3"
+
+
+@pytest.mark.parametrize("pattern", [STREAM, f"{STREAM} </PLAN> <CODE> 4", "<s> <PROBLEM> 4", "<s> <PLAN>"])
+def test_a_tagged_stream_is_continued_as_it_is(pattern):
+    model, ids = tiny_go.writer(), torch.tensor([tiny_go.stream(pattern)])
+    assert torch.equal(model.generate(ids, **GREEDY), GenerationMixin.generate(model, ids, **GREEDY))
+
+
+def test_a_plain_prompt_is_continued_as_it_is_if_asked_or_without_tags():
+    ids = encoded(PROMPTS[:1])["input_ids"]
+    for model, options in ((tiny_go.writer(), {"plan_first": False}), (tiny_go.writer(tagged=False), {})):
+        assert torch.equal(model.generate(ids, **options, **GREEDY), GenerationMixin.generate(model, ids, **GREEDY))
+
+
+def test_streams_and_prompts_in_one_batch_are_refused():
+    batch = encoded([PROMPTS[0], "<PROBLEM>x</PROBLEM><PLAN><STEP>"])
+    with pytest.raises(ValueError, match="prompt 1 of the batch is a tagged stream and others are not"):
+        tiny_go.writer().generate(**batch, **GREEDY)
+
+
+# Lengths
+
+
+def test_new_tokens_are_those_of_the_code_alone_and_a_maximal_length_counts_the_visible_prompt():
+    model, batch = tiny_go.writer(bias={}), encoded(PROMPTS[:1])
+    width = batch["input_ids"].shape[1]
+    lengths = [
+        model.generate(**batch, do_sample=False, **limit).shape[1] - width
+        for limit in ({"max_new_tokens": 7}, {"max_length": width + 9}, {})
+    ]
+    assert lengths == [7, 9, model.config.code_budget]
+
+
+def test_a_prompt_without_room_is_refused_and_one_with_little_room_is_cut_at_the_limit():
+    model = tiny_go.writer(bias={}, max_position_embeddings=64)
+    with pytest.raises(ValueError, match=r"a prompt needs .* the model has 64 positions .*shorten it"):
+        model.generate(torch.full((1, 62), 100), **GREEDY)
+    ids = torch.full((1, 15), 100)  # twice in the stream, with 16 of a plan and 6 tags
+    output = model.generate(ids, do_sample=False, max_new_tokens=60, return_plan=True)
+    assert output.sequences.shape[1] - 15 == 64 - (2 * 15 + len(output.plan_ids[0]) + 6)
+
+
+def test_a_plan_leaves_room_for_code():
+    model = tiny_go.writer(bias={}, max_position_embeddings=64, plan_budget=60)
+    assert model.generate(torch.full((1, 8), 100), **GREEDY).shape[1] >= 8 + 16
+
+
+# Streaming
+
+
+class Listener:
+    def __init__(self):
+        self.heard, self.ended = [], False
+
+    def put(self, value):
+        self.heard.append(value.flatten().tolist())
+
+    def end(self):
+        self.ended = True
+
+
+@pytest.mark.parametrize("options", [{}, {"prompt_lookup_num_tokens": 3}], ids=["greedy", "assisted"])
+def test_a_streamer_gets_the_visible_prompt_and_the_code_alone(options):
+    model, batch, listener = tiny_go.writer(), encoded([PROMPTS[2]]), Listener()
+    sequences = model.generate(**batch, **GREEDY, **options, streamer=listener)
+    assert listener.heard[0] == batch["input_ids"][0].tolist() and listener.ended
+    assert [token for part in listener.heard[1:] for token in part] == without_end(
+        sequences[0, batch["input_ids"].shape[1] :]
+    )
+
+
+# Files
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    """A saved model, not nudged, with its tokenizer."""
+    folder = tmp_path_factory.mktemp("checkpoint") / "coder"
+    tiny_go.model(awake=True, **tiny_go.SHORT).save_pretrained(folder)
+    tiny_go.tokenizer().save_pretrained(folder)
+    return folder
+
+
+def test_the_pipeline_answers_prompts_batches_chats_and_the_guides_prompts(checkpoint):
+    generate, tokenizer = pipeline("text-generation", model=str(checkpoint)), tiny_go.tokenizer()
+    expected = [
+        prompt + tokenizer.decode(new) for prompt, new in zip(PROMPTS, continuations(generate.model, encoded(PROMPTS)))
+    ]
+    assert [generate(prompt, **GREEDY)[0]["generated_text"] for prompt in PROMPTS] == expected
+    assert [answers[0]["generated_text"] for answers in generate(PROMPTS, batch_size=3, **GREEDY)] == expected
+
+    answer = generate([{"role": "user", "content": "return the sum"}], **GREEDY)[0]["generated_text"][-1]
+    code = continuations(generate.model, {"input_ids": torch.tensor([tiny_go.task("return the sum")])})[0]
+    assert answer == {"role": "assistant", "content": tokenizer.decode(code)}
+
+    guide = [
+        "func readFile(path string) error {",
+        "// parseJSON parses a JSON string\nfunc parseJSON(data []byte)",
+        "<PR_TITLE> Fix nil pointer dereference\n<PR_BODY>",
+    ]
+    for prompt in guide:
+        options = {"num_return_sequences": 1, "temperature": 0.8, "top_p": 0.95, "do_sample": True}
+        written = generate(prompt, max_length=200, **options)[0]["generated_text"]
+        assert written.startswith(prompt) and len(written) > len(prompt)
+        assert not any(tag in written[len(prompt) :] for tag in SPECIAL_TOKENS)
+
+
+def test_the_librarys_streamer_prints_prompt_and_code(capsys):
+    tokenizer, batch = tiny_go.tokenizer(), encoded([PROMPTS[2]])
+    model = tiny_go.writer()
+    model.generate(**batch, **GREEDY, streamer=TextStreamer(tokenizer, skip_prompt=True))
+    assert capsys.readouterr().out.strip("\n") == tokenizer.decode(continuations(model, batch)[0]).strip("\n")
+
+
+SCRIPT = """
+import sys
+sys.modules["hrm_hf"] = None
+import torch
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
+
+folder, expected = sys.argv[1], torch.load(sys.argv[2], weights_only=True)
+for source in (folder, folder + "-again"):
+    model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True).eval()
+    assert type(model).__module__.startswith("transformers_modules"), type(model)
+    tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    batch = tokenizer(expected["prompts"], padding=True, return_tensors="pt", return_token_type_ids=False)
+    found = model.generate(**batch, do_sample=False, max_new_tokens=20)
+    assert torch.equal(found, expected["sequences"])
+    refined = model.generate_with_refinement(["return the sum"], tokenizer=tokenizer, do_sample=False)
+    assert refined.codes == expected["codes"], refined.codes
+    states = AutoModel.from_pretrained(source, trust_remote_code=True)(**batch).last_hidden_state
+    torch.testing.assert_close(states, expected["states"])
+    model.save_pretrained(folder + "-again")
+print("loaded twice")
+"""
+
+
+@pytest.mark.slow  # tests/hub/test_hub_round_trip.py loads every architecture so
+def test_a_process_without_the_package_loads_and_writes_the_same(checkpoint, tmp_path):
+    model = type(tiny_go.model()).from_pretrained(checkpoint)
+    batch = encoded(PROMPTS)
+    with torch.no_grad():
+        expected = {
+            "prompts": PROMPTS,
+            "sequences": model.generate(**batch, **GREEDY),
+            "codes": model.generate_with_refinement(
+                ["return the sum"], tokenizer=tiny_go.tokenizer(), do_sample=False
+            ).codes,
+            "states": model.model(**batch).last_hidden_state,
+        }
+    torch.save(expected, tmp_path / "expected.pt")
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    environment.pop("HF_MODULES_CACHE", None)
+    finished = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(checkpoint), str(tmp_path / "expected.pt")],
+        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    assert finished.stdout.splitlines()[-1] == "loaded twice"

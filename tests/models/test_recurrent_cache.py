@@ -1,0 +1,196 @@
+"""Decoding `hrm_lm` with a cache. Referee: the same tokens in one forward without a cache."""
+
+import pytest
+import tiny_hrm_lm
+import torch
+from transformers import DynamicCache, StaticCache
+
+from hrm_hf.models.recurrent_cache import SegmentKeyValues
+
+
+LENGTH = 12
+CHUNKS = {"prefill and decode": [8, 1, 1, 1, 1], "token by token": [1] * LENGTH, "chunks": [5, 4, 3]}
+
+
+def cache_of(kind, model):
+    if kind == "dynamic":
+        return DynamicCache(config=model.config)
+    return StaticCache(config=model.config, max_cache_len=LENGTH + 4)
+
+
+@torch.no_grad()
+def in_chunks(model, ids, sizes, cache, mask=None, **kwargs):
+    """Logits and halting steps of `ids` fed in pieces."""
+    logits, steps, start = [], [], 0
+    for size in sizes:
+        so_far = None if mask is None else mask[:, : start + size]
+        piece = ids[:, start : start + size]
+        output = model(piece, attention_mask=so_far, past_key_values=cache, use_cache=True, **kwargs)
+        logits.append(output.logits)
+        steps.append(output.halt_steps)
+        start += size
+    return torch.cat(logits, dim=1), torch.cat(steps, dim=1)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
+@pytest.mark.parametrize("halt_max_steps", [1, 3])
+def test_decoding_with_a_cache_equals_one_forward_without(halt_max_steps, sizes, kind, attention):
+    model, ids = (
+        tiny_hrm_lm.model(attention=attention, halt_max_steps=halt_max_steps),
+        tiny_hrm_lm.tokens(length=LENGTH),
+    )
+    with torch.no_grad():
+        whole = model(ids, use_cache=False)
+    logits, steps = in_chunks(model, ids, sizes, cache_of(kind, model))
+    torch.testing.assert_close(logits, whole.logits, atol=1e-5, rtol=0)
+    assert torch.equal(steps, whole.halt_steps)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_left_padded_batch_decodes_as_its_rows_alone(kind):
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(length=LENGTH)
+    mask = torch.ones_like(ids)
+    mask[0, :4] = 0
+    logits, steps = in_chunks(model, ids, [7, 1, 1, 1, 1, 1], cache_of(kind, model), mask=mask)
+    with torch.no_grad():
+        for row, start in ((0, 4), (1, 0)):
+            alone = model(ids[row : row + 1, start:], use_cache=False)
+            torch.testing.assert_close(logits[row, start:], alone.logits[0], atol=1e-5, rtol=0)
+            assert torch.equal(steps[row, start:], alone.halt_steps[0])
+
+
+def test_a_call_with_fewer_segments_leaves_a_cache_that_longer_ones_can_read():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(length=LENGTH)
+    cache = cache_of("dynamic", model)
+    with torch.no_grad():
+        model(ids[:, :6], past_key_values=cache, use_cache=True, num_segments=1)
+        assert {layer.get_seq_length() for layer in cache.layers} == {6}
+        assert len(cache.layers) == model.config.num_hidden_layers
+        visits = model.config.segment_visits
+        for visit in range(visits):
+            for later in (visit + visits, visit + 2 * visits):
+                assert torch.equal(cache.layers[later].keys, cache.layers[visit].keys)
+        model(ids[:, 6:], past_key_values=cache, use_cache=True)
+
+
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("kv_layout", ["last_segment", "last_visit"])
+def test_sharing_slots_is_exact_in_the_prefill_and_approximate_after_it(kv_layout, kind):
+    model, ids = tiny_hrm_lm.model(kv_layout=kv_layout), tiny_hrm_lm.tokens(length=LENGTH)
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+    logits, _ = in_chunks(model, ids, CHUNKS["prefill and decode"], cache_of(kind, model))
+    torch.testing.assert_close(logits[:, :8], whole[:, :8], atol=1e-5, rtol=0)
+    drift = (logits[:, 8:] - whole[:, 8:]).abs().max().item()
+    print(f"{kv_layout}, {kind}: largest drift of a decoded logit {drift:.3f}, their std {whole.std():.3f}")
+    assert 1e-4 < drift < 10 * whole.std()  # else it would be exact, or noise
+
+
+def test_sharing_slots_gives_the_same_drift_in_both_kinds_of_cache():
+    for kv_layout in ("last_segment", "last_visit"):
+        model, ids = tiny_hrm_lm.model(kv_layout=kv_layout), tiny_hrm_lm.tokens(length=LENGTH)
+        logits = [in_chunks(model, ids, CHUNKS["chunks"], cache_of(k, model))[0] for k in ("dynamic", "static")]
+        torch.testing.assert_close(*logits, atol=1e-5, rtol=0)
+
+
+def test_with_one_segment_sharing_slots_over_segments_is_exact():
+    ids = tiny_hrm_lm.tokens(length=LENGTH)
+    model = tiny_hrm_lm.model(halt_max_steps=1, kv_layout="last_segment")
+    with torch.no_grad():
+        whole = model(ids, use_cache=False).logits
+    logits, _ = in_chunks(model, ids, CHUNKS["token by token"], cache_of("dynamic", model))
+    torch.testing.assert_close(logits, whole, atol=1e-5, rtol=0)
+
+
+def test_slots_shared_over_segments_allow_more_segments_than_the_config_says():
+    model, ids = tiny_hrm_lm.model(kv_layout="last_segment"), tiny_hrm_lm.tokens(length=LENGTH)
+    with torch.no_grad():
+        whole = model(ids, num_segments=5, use_cache=False, exit_criterion="fixed")
+        cached = model(ids, num_segments=5, use_cache=True, exit_criterion="fixed")
+    assert whole.halt_steps.unique().tolist() == [5]
+    torch.testing.assert_close(cached.logits, whole.logits, atol=1e-5, rtol=0)
+    assert len(cached.past_key_values.layers) == model.config.segment_visits
+
+
+@pytest.mark.parametrize(("kv_layout", "slots"), [("per_segment", 3 * 10), ("last_segment", 10), ("last_visit", 3)])
+def test_a_cache_has_a_slot_for_each_visit_each_segments_visit_or_each_layer(kv_layout, slots):
+    """2 cycles x (3 passes x 1 low-level layer + 2 high-level layers) = 10 visits a segment."""
+    model = tiny_hrm_lm.model(kv_layout=kv_layout)
+    assert model.config.num_hidden_layers == slots
+    with torch.no_grad():
+        cache = model(tiny_hrm_lm.tokens(), use_cache=True).past_key_values
+    assert len(cache.layers) == slots
+    assert {layer.keys.shape for layer in cache.layers} == {(2, 2, 10, 8)}  # rows, key heads, tokens, head_dim
+
+
+def test_every_visit_of_a_layer_has_its_slot():
+    """Numbers written out from the table in the module: 2 low-level layers, 3 high-level ones, 2 low-level passes."""
+    config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2, kv_layout="last_visit")
+    key_values = SegmentKeyValues(config, None, None, None, 1)
+    one_cycle = [0, 1, 0, 1, 2, 3, 4]
+    assert [key_values._slot(visit) for visit in range(config.segment_visits)] == one_cycle + one_cycle
+    config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2)
+    second = SegmentKeyValues(config, None, None, SegmentKeyValues(config, None, None, None, 2), 2)
+    assert [second._slot(visit) for visit in (0, 13)] == [14, 27]
+
+
+def test_a_cache_that_cannot_be_overwritten_is_refused_by_name():
+    model = tiny_hrm_lm.model(kv_layout="last_segment")
+    cache = DynamicCache(config=model.config)
+
+    class Quantized(type(cache.layers[0])):
+        pass
+
+    cache.layers = [Quantized() for _ in cache.layers]
+    with pytest.raises(TypeError, match=r"kv_layout='last_segment'.*Quantized.*DynamicCache or StaticCache"):
+        model(tiny_hrm_lm.tokens(), past_key_values=cache, use_cache=True)
+
+
+GENERATE = {
+    "greedy": {"do_sample": False},
+    "beams": {"do_sample": False, "num_beams": 3},
+    "sampling": {"do_sample": True, "top_k": 10, "temperature": 0.8},
+}
+
+
+@pytest.mark.parametrize("strategy", GENERATE)
+def test_generation_with_a_cache_equals_generation_without(strategy):
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=2, length=6)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    written = []
+    for use_cache in (True, False):
+        torch.manual_seed(0)
+        arguments = {"max_new_tokens": 8, "eos_token_id": None, "use_cache": use_cache, **GENERATE[strategy]}
+        written.append(model.generate(ids, attention_mask=mask, **arguments))
+    assert written[0].shape == (2, 14)
+    assert torch.equal(*written)
+
+
+def test_generation_with_a_static_cache_equals_the_growing_one():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=2, length=6)
+    arguments = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    static = model.generate(ids, cache_implementation="static", disable_compile=True, **arguments)
+    assert torch.equal(static, model.generate(ids, **arguments))
+
+
+def test_a_row_of_a_left_padded_batch_generates_what_it_would_alone():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=2, length=6)
+    mask = torch.ones_like(ids)
+    mask[0, :2] = 0
+    arguments = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
+    together = model.generate(ids, attention_mask=mask, **arguments)
+    assert torch.equal(together[0, 2:], model.generate(ids[:1, 2:], **arguments)[0])
+
+
+def test_generation_hands_the_segments_and_the_exit_on_to_every_step():
+    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=1, length=6)
+    seen = []
+    model.model.register_forward_hook(lambda module, inputs, output: seen.append(output.halt_steps.max().item()))
+    model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None, num_segments=1)
+    assert seen == [1, 1, 1, 1]
+    seen.clear()
+    model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None, exit_criterion="fixed")
+    assert seen == [3, 3, 3, 3]

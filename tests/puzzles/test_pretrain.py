@@ -1,0 +1,297 @@
+"""`training/pretrain.py` and `training/evaluate.py`: the original's command lines, said in our options and run.
+
+Referees: the numbers of the original's published run (26,041 steps), the parser of run_puzzle.py for every recipe, and
+run_puzzle.py itself, whose main the script runs.
+"""
+
+import json
+import re
+import runpy
+import shlex
+import signal
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import yaml
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.puzzles.convert import convert_to_original
+from hrm_hf.puzzles.dataset import load_puzzle_info, save_puzzle_dataset
+from hrm_hf.puzzles.npy_layout import write_original
+from hrm_hf.puzzles.pretrain_evaluation import evaluation_arguments
+from hrm_hf.puzzles.pretrain_options import (
+    KEYS,
+    DataSize,
+    Machine,
+    build_command,
+    data_size,
+    epoch_steps,
+    machine,
+    original_run,
+    parse_command,
+)
+from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.trainer.recipes import ModelArguments, PuzzleDataArguments, build_config, parse_recipe
+
+
+TRAINING = Path(__file__).parents[2] / "training"
+SMALL = "arch.hidden_size=32 arch.H_layers=1 arch.L_layers=1 arch.num_heads=1 arch.expansion=2"
+RATES = "lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0"
+BASIC = f"data_path=data/sudoku-extreme-small epochs=500 eval_interval=100 global_batch_size=4 {RATES} {SMALL}"
+ULTRA = BASIC.replace("epochs=500 eval_interval=100 global_batch_size=4", "epochs=1000 eval_interval=200 "
+                      "global_batch_size=2").replace("hidden_size=32", "hidden_size=16")  # fmt: skip
+FULL = f"data_path=data/sudoku-extreme-1k-aug-1000 epochs=20000 eval_interval=2000 {RATES}"
+BACKGROUND = BASIC.replace("epochs=500 eval_interval=100", "epochs=1000 eval_interval=200")
+SUDOKU_FULL = (
+    "data_path=data/sudoku-hard-full epochs=100 eval_interval=10 lr_min_ratio=0.1 global_batch_size=2304 lr=3e-4 "
+    "puzzle_emb_lr=3e-4 weight_decay=0.1 puzzle_emb_weight_decay=0.1 arch.loss.loss_type=softmax_cross_entropy "
+    "arch.L_cycles=8 arch.halt_max_steps=8 arch.pos_encodings=learned"
+)
+HERE = Machine(compile=False, bf16=False, cpu=True, wandb_project=None)
+SIXTEEN = DataSize("original", groups=16, mean_examples=1.0, fingerprint="0badcafe")
+
+
+def run_of(command: str, size: DataSize = SIXTEEN, here: Machine = HERE):
+    options, _ = parse_command(command.split())
+    return original_run(options, size, here)
+
+
+def parsed(command: list[str]):
+    """What run_puzzle.py's own parser makes of an equivalent command line."""
+    return parse_recipe((ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments), command)
+
+
+def script(name: str, words: list[str], monkeypatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name, *words])
+    runpy.run_path(str(TRAINING / name), run_name="as_a_module")["main"]()
+
+
+@pytest.fixture
+def own_signals():
+    """What a training script does with signals of preemption ends with the test."""
+    kinds = (signal.SIGUSR1, signal.SIGTERM)
+    mask, handlers = signal.pthread_sigmask(signal.SIG_BLOCK, ()), [signal.getsignal(kind) for kind in kinds]
+    yield
+    for kind, handler in zip(kinds, handlers):
+        signal.signal(kind, handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@pytest.fixture(scope="module")
+def original_folder(tmp_path_factory):
+    """A data set of 4x4 boards in the original's layout of arrays."""
+    splits, info = generated_sudoku(4, num_train=20, num_test=6)
+    return write_original(splits, info, tmp_path_factory.mktemp("data") / "sudoku-tiny")
+
+
+@pytest.mark.parametrize(
+    "command, steps, interval", [(BASIC, 2000, 400), (ULTRA, 8000, 1600), (BACKGROUND, 4000, 800)]
+)
+def test_the_guides_commands_give_the_originals_number_of_steps(command, steps, interval):
+    recipe = run_of(command).recipe
+    assert (recipe["max_steps"], recipe["eval_steps"], recipe["save_steps"]) == (steps, interval, interval)
+
+
+def test_the_full_size_command_is_the_published_run_of_26041_steps():
+    recipe = run_of(FULL, DataSize("original", 1000, 1.0, "")).recipe
+    assert (recipe["max_steps"], recipe["global_batch_size"]) == (26_041, 768)
+    assert "config_overrides" not in recipe  # the config's defaults are the original's
+
+
+@pytest.mark.parametrize("command", [BASIC, ULTRA, FULL, BACKGROUND, SUDOKU_FULL])
+def test_the_printed_command_and_the_recipe_are_the_same_to_run_puzzle(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    run = run_of(command, DataSize("original", 1000, 1.0, "f"))
+    words = shlex.split(run.command(["--save_total_limit", "1"]))
+    assert words[0] == "python" and Path(words[1]).name == "run_puzzle.py"
+    from_flags = parsed(words[2:])
+    from_file = parsed(["--recipe", str(run.save()), "--save_total_limit", "1"])
+    assert build_config(from_flags[0]).to_dict() == build_config(from_file[0]).to_dict()
+    assert from_flags[1] == from_file[1]
+    assert from_flags[2].to_dict() == from_file[2].to_dict()
+
+
+def test_every_key_of_the_original_reaches_its_option():
+    run = run_of(
+        f"{SUDOKU_FULL} lr_warmup_steps=7 beta1=0.8 beta2=0.99 seed=3 checkpoint_every_eval=false arch.rope_theta=500 "
+        "arch.H_cycles=3 arch.halt_exploration_prob=0.3 +project_name=P ++run_name=R arch.forward_dtype=float32 "
+        "arch.rms_norm_eps=1e-6 arch=hrm_v1 arch.puzzle_emb_ndim=1024",
+        DataSize("ours", 100_000, 1.0, ""),
+    )
+    args = parsed(shlex.split(run.command())[2:])
+    config = build_config(args[0])
+    assert (config.loss_type, config.L_cycles, config.H_cycles, config.halt_max_steps) == ("softmax", 8, 3, 8)
+    assert (config.pos_encodings, config.forward_dtype, config.rms_norm_eps) == ("learned", "float32", 1e-6)
+    assert (config.rope_parameters["rope_theta"], config.puzzle_emb_ndim) == (500, 1024)
+    assert config.halt_exploration_prob == 0.3
+    training = args[2]
+    assert (training.warmup_steps, training.adam_beta1, training.adam_beta2, training.seed) == (7, 0.8, 0.99, 3)
+    assert (training.learning_rate, training.lr_min_ratio, training.puzzle_emb_lr) == (3e-4, 0.1, 3e-4)
+    assert (training.weight_decay, training.puzzle_emb_weight_decay) == (0.1, 0.1)
+    assert (training.save_strategy.value, training.run_name) == ("no", "R")
+    assert training.output_dir == "checkpoints/P/R"
+    assert args[1].data_path == "data/sudoku-hard-full" and args[1].build_data is None
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("epochs=500 arch.hiden_size=3", "unknown key 'arch.hiden_size'; did you mean 'arch.hidden_size'"),
+        ("learning_rate=1", "unknown key 'learning_rate'"),
+        ("epochs", "not of the form key=value"),
+        ("epochs=ten", "epochs=ten must be a whole number"),
+        ("epochs=1.5", "epochs=1.5 must be a whole number"),
+        ("lr=fast", "lr=fast must be a number"),
+        ("lr=nan", "lr=nan must be a number"),
+        ("lr=-1", "lr=-1.0 must be above 0"),
+        ("global_batch_size=0", "global_batch_size=0 must be above 0"),
+        ("checkpoint_every_eval=perhaps", "must be true or false"),
+        ("epochs=null", "epochs=null needs a value; its default is 100000"),
+        ("epochs=5 epochs=6", "epochs is given twice"),
+        ("arch=trm", "the original HRM has hrm_v1 alone"),
+        ("arch.name=x@Y", "is not the original HRM's"),
+        ("eval_save_outputs=[logits]", "hrm-hf eval puzzles"),
+        ("--output_dir x", "--output_dir is decided by checkpoint_path"),
+    ],
+)
+def test_a_word_that_means_nothing_is_refused_with_what_was_meant(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse_command(words.split())
+
+
+@pytest.mark.parametrize(
+    "words, message",
+    [
+        ("arch.hidden_size=30 arch.num_heads=4", "hidden_size=30 is not a multiple of num_attention_heads=4"),
+        ("arch.loss.loss_type=hinge", "loss_type='hinge' is not one of"),
+        ("arch.pos_encodings=alibi", "pos_encodings='alibi' is not one of"),
+    ],
+)
+def test_an_architecture_that_cannot_be_is_refused_before_anything_is_written(words, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        run_of(words)
+
+
+def test_an_interval_must_divide_the_epochs_and_fill_a_batch():
+    assert epoch_steps(500, None, 16, 1.0, 4) == (2000, 2000)
+    assert epoch_steps(20_000, 2000, 1000, 1.0, 768) == (26_041, 2604)
+    with pytest.raises(
+        ValueError, match="eval_interval=300 does not divide epochs=1000; the nearest that does is 250"
+    ):
+        epoch_steps(1000, 300, 16, 1.0, 4)
+    with pytest.raises(ValueError, match="do not fill one batch of global_batch_size=768"):
+        epoch_steps(10, 1, 16, 1.0, 768)
+
+
+def test_a_missing_data_set_is_an_error_that_says_how_to_build_it(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match="does not exist") as stop:
+        script("pretrain.py", BASIC.split(), monkeypatch)
+    command = str(stop.value).splitlines()[-1].split()
+    assert command[:3] == ["hrm-hf", "data", "sudoku"] and command[-1] == "data/sudoku-extreme-small"
+    assert CliRunner().invoke(app, command[1:]).exit_code == 0  # and it is the command that mends it
+    size = data_size("data/sudoku-extreme-small")
+    assert (size.layout, size.groups, size.mean_examples) == ("ours", 16, 1.0)
+    assert not Path("checkpoints").exists()
+
+
+def test_groups_and_examples_are_counted_alike_in_both_layouts(tmp_path):
+    splits, info = generated_sudoku(4, num_train=12, num_test=2, num_aug=3)
+    save_puzzle_dataset(splits, info, tmp_path / "ours")
+    write_original(splits, info, tmp_path / "theirs")
+    ours, theirs = data_size(tmp_path / "ours"), data_size(tmp_path / "theirs")
+    assert (ours.groups, ours.mean_examples) == (theirs.groups, theirs.mean_examples) == (12, 1.0)
+
+
+def test_every_build_command_is_one_that_hrm_hf_data_knows():
+    for name in ("sudoku-extreme-1k-aug-1000", "maze-30x30-hard-1k", "arc-aug-1000", "sudoku-extreme-full"):
+        command = shlex.split(build_command(Path("data", name)))
+        assert CliRunner().invoke(app, [*command[1:3], "--help"]).exit_code == 0
+        assert command[-2:] == ["--out", f"data/{name}"]
+
+
+def test_environment_variables_decide_compiler_and_logging():
+    assert machine({"DISABLE_COMPILE": "1"}).compile is False
+    assert "DISABLE_COMPILE" in machine({"DISABLE_COMPILE": "1"}).notes["torch.compile"]
+    here = machine({"WANDB_PROJECT": "mine", "OMP_NUM_THREADS": "8"})
+    assert "OMP_NUM_THREADS=8" in here.notes["threads"]
+    assert run_of(BASIC, here=here).recipe["report_to"] == "wandb"
+    assert run_of(BASIC).recipe["report_to"] == "none"
+
+
+def test_the_same_command_resumes_in_its_own_folder_and_another_has_another():
+    assert run_of(BASIC).folder == run_of(BASIC).folder != run_of(ULTRA).folder
+    assert run_of(BASIC).folder.parent == Path("checkpoints/Sudoku-extreme-small ACT-torch")
+    assert run_of(f"{BASIC} checkpoint_path=here").folder == Path("here")
+
+
+def test_a_command_trains_and_its_checkpoint_is_evaluated(original_folder, tmp_path, monkeypatch, capsys, own_signals):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("DISABLE_COMPILE", "1")
+    monkeypatch.setenv("WANDB_PROJECT", "")  # as a shell that cleared it; and undone at the end
+    words = f"{SMALL} data_path={original_folder} epochs=4 eval_interval=2 global_batch_size=4 arch.halt_max_steps=2"
+    script("pretrain.py", [*words.split(), "--disable_tqdm", "true"], monkeypatch)
+    printed = capsys.readouterr().out
+    run = next(Path("checkpoints").glob("Sudoku-tiny*/Hier*"))
+    assert f"recipe: {run}/from_pretrain.yaml" in printed and "run_puzzle.py --model_type hrm_puzzle" in printed
+    assert json.loads((run / "results.json").read_text())["steps"] == 20
+    state = json.loads((run / "checkpoint-20" / "trainer_state.json").read_text())
+    assert [entry["step"] for entry in state["log_history"] if "eval_exact_accuracy" in entry] == [10, 20]
+    assert load_puzzle_info(yaml.safe_load((run / "recipe.yaml").read_text())["data_path"]).task == "generic"
+
+    with pytest.raises(SystemExit) as stop:  # as every command of hrm-hf ends
+        script("evaluate.py", [f"checkpoint={run}/checkpoint-20", "--json", "--device", "cpu"], monkeypatch)
+    assert stop.value.code == 0
+    command, result = capsys.readouterr().out.strip().split("\n\n")
+    assert "--halt fixed" in command
+    assert json.loads(result)["metrics"]["count"] == 6
+
+
+def test_a_checkpoint_of_the_original_is_converted_and_meets_its_data(original_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    vocab_size = json.loads((original_folder / "train" / "dataset.json").read_text())["vocab_size"]
+    tiny.model("hrm", vocab_size=vocab_size, num_puzzle_identifiers=1, halt_max_steps=2).save_pretrained("ours")
+    convert_to_original("ours", "run", step=7)
+    settings = yaml.safe_load(Path("run/all_config.yaml").read_text()) | {"data_path": str(original_folder)}
+    Path("run/all_config.yaml").write_text(yaml.safe_dump(settings))
+    arguments = evaluation_arguments(["checkpoint=run/step_7"])
+    assert arguments[2] == "run/hrm_hf-step_7" and Path(arguments[2], "config.json").exists()
+    result = CliRunner().invoke(app, [*arguments, "--json", "--device", "cpu", "--halt", "q"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    "words, error, message",
+    [
+        (["checkpoint=nowhere"], FileNotFoundError, "checkpoint=nowhere does not exist"),
+        (["chekpoint=x"], ValueError, "unknown key 'chekpoint'"),
+        ([], ValueError, "expected checkpoint=FOLDER"),
+        (["checkpoint=."], FileNotFoundError, "holds neither our config.json nor the original's all_config.yaml"),
+    ],
+)
+def test_evaluate_says_what_is_wrong_with_a_checkpoint(words, error, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(error, match=re.escape(message)):
+        evaluation_arguments(words)
+
+
+def test_help_names_every_key(monkeypatch, capsys):
+    script("pretrain.py", ["--help"], monkeypatch)
+    printed = capsys.readouterr().out
+    assert all(f"  {name}=" in printed for name in KEYS)
+
+
+def test_arrays_of_the_original_load_unchanged(original_folder, tmp_path, monkeypatch):
+    """Requirement N15: what training reads is what the original's files hold."""
+    monkeypatch.chdir(tmp_path)
+    run = run_of(f"{BASIC} data_path={original_folder}".replace("data_path=data/sudoku-extreme-small ", ""))
+    assert run.recipe["build_data"] == f"import {shlex.quote(str(original_folder))}"
+    assert CliRunner().invoke(app, ["data", "import", str(original_folder), "--out", "read"]).exit_code == 0
+    assert CliRunner().invoke(app, ["data", "export", "read", "--out", "back"]).exit_code == 0
+    for file in original_folder.rglob("*.npy"):
+        assert np.array_equal(np.load(file), np.load(Path("back") / file.relative_to(original_folder)))

@@ -1,0 +1,178 @@
+"""Figures of an evaluation, checked on models whose answers, steps and confidence are known."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import evaluate
+import numpy as np
+import pytest
+import torch
+
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, metrics
+from hrm_hf.puzzles import sudoku
+from hrm_hf.puzzles.accuracy import accuracies, correct_cells
+from hrm_hf.puzzles.evaluation import calibration, evaluate_puzzles
+from hrm_hf.trainer.plots import plot_evaluation
+
+
+METRIC_FOLDER = str(Path(metrics.__file__).with_name("exact_accuracy"))
+CONFIG = {
+    "task": "sudoku", "grid_shape": [4, 4], "seq_len": 16, "vocab_size": 6, "hidden_size": 8, "num_attention_heads": 1,
+    "H_layers": 1, "L_layers": 1, "expansion": 1, "puzzle_emb_ndim": 8, "halt_max_steps": 4,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def data():
+    pairs = list(sudoku.generate(4, 10, 6, seed=0))
+    return [np.stack(boards).astype(np.int8) + 1 for boards in zip(*pairs)]
+
+
+class Scripted(HrmPuzzleForSolving):
+    """Puzzle i (its number is its identifier) is solved after i % 4 + 1 steps, but puzzles from 8 on never are."""
+
+    def __init__(self, labels, **fields):
+        super().__init__(HrmPuzzleConfig(**{**CONFIG, "num_puzzle_identifiers": 10, **fields}))
+        self.right = torch.from_numpy(labels).long()
+
+    def solve(self, input_ids, puzzle_identifiers, max_steps, min_steps, min_confidence, halt, return_trajectory):
+        assert not self.training
+        needed = puzzle_identifiers % 4 + 1
+        right = self.right[puzzle_identifiers]
+        rows = [
+            torch.where(((needed <= step) & (puzzle_identifiers < 8))[:, None], right, input_ids)
+            for step in range(1, int(needed.max()) + 1)
+        ]
+        q_halt = torch.where(puzzle_identifiers < 8, 3.0, -3.0)
+        return PuzzleSolution(rows[-1], needed.int(), q_halt, None, torch.stack(rows), q_halt.expand(len(rows), -1))
+
+
+def run(model, data, **options):
+    return evaluate_puzzles(model, *data, np.arange(10), **{"batch_size": 4, "max_steps": 6, **options})
+
+
+def test_accuracy_per_step_counts_the_puzzles_solved_by_then(data):
+    result = run(Scripted(data[1]), data)
+    assert result["exact_accuracy_per_step"] == pytest.approx([0.2, 0.4, 0.6, 0.8, 0.8, 0.8])
+    assert result["exact_accuracy"] == pytest.approx(0.8) and result["count"] == 10
+    blank_share = np.mean([(data[0][i] == data[1][i]).mean() for i in (8, 9)])
+    assert result["cell_accuracy"] == pytest.approx(0.8 + 0.2 * blank_share)
+
+
+def test_steps_are_counted(data):
+    result = run(Scripted(data[1]), data)
+    assert result["steps_histogram"] == [3, 3, 2, 2, 0, 0]
+    assert result["average_steps"] == pytest.approx(2.3)
+
+
+def test_a_model_that_knows_when_it_is_right_has_a_small_calibration_error(data):
+    result = run(Scripted(data[1]), data)
+    assert result["q_halt_accuracy"] == 1.0
+    assert result["ece"] == pytest.approx(1 - 1 / (1 + np.exp(-3)))
+    assert [row["count"] for row in result["reliability"]] == [2] + [0] * 8 + [8]
+
+
+def test_validity_is_judged_by_the_rules_not_by_the_labels(data):
+    wrong_labels = np.roll(data[1], 1, axis=1)
+    result = evaluate_puzzles(Scripted(data[1]), data[0], wrong_labels, np.arange(10))
+    assert result["valid_fraction"] == pytest.approx(0.8) and result["exact_accuracy"] == 0
+
+
+def test_tasks_without_rules_have_no_valid_fraction(data):
+    assert "valid_fraction" not in run(Scripted(data[1], task="generic"), data)
+
+
+def test_figures_do_not_depend_on_the_batch_size(data):
+    torch.manual_seed(0)
+    model = HrmPuzzleForSolving(HrmPuzzleConfig(**CONFIG))
+    with torch.no_grad():
+        model.q_head.weight.normal_()
+    results = [evaluate_puzzles(model, *data, batch_size=size, max_steps=5) for size in (1, 4, 10)]
+    for result in results:
+        del result["puzzles_per_second"]
+        result["ece"] = result["reliability"] = None  # sums of floats, in another order
+    assert results[0] == results[1] == results[2]
+
+
+def test_fixed_halting_uses_every_step_and_q_halting_may_stop_earlier(data):
+    model = HrmPuzzleForSolving(HrmPuzzleConfig(**CONFIG))
+    with torch.no_grad():
+        model.q_head.bias.copy_(torch.tensor([1.0, 0.0]))  # always prefers to halt
+    assert evaluate_puzzles(model, *data, halt="fixed")["average_steps"] == 4
+    assert evaluate_puzzles(model, *data, halt="q")["average_steps"] == 1
+    assert evaluate_puzzles(model, *data, halt="q", min_steps=3)["average_steps"] == 3
+
+
+def test_training_mode_is_restored(data):
+    model = Scripted(data[1]).train()
+    run(model, data)
+    assert model.training
+
+
+def test_rows_without_labels_are_solved_but_not_scored(data):
+    labels = data[1].astype(np.int64)
+    labels[8:] = -100
+    seen = []
+    result = run(Scripted(data[1]), [data[0], labels], on_batch=lambda ids, *_: seen.append(len(ids)))
+    assert result["count"] == 8 and result["exact_accuracy"] == 1 and sum(seen) == 10
+    assert result["exact_accuracy_per_step"][:4] == pytest.approx([0.25, 0.5, 0.75, 1.0])
+
+
+def test_the_result_is_json(data):
+    assert json.loads(json.dumps(run(Scripted(data[1]), data)))["halt"] == "q"
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda q, a, i: (q[:, :9], a, i), r"input_ids has shape \(10, 9\); expected \(10, 16\)"),
+        (lambda q, a, i: (q, a[:5], i), r"labels has shape \(5, 16\)"),
+        (lambda q, a, i: (q, a, i[:3]), "3 puzzle_identifiers for 10 rows"),
+        (lambda q, a, i: (q, a, i + 5), "identifier 14 is not in the model's table of 10 rows"),
+        (lambda q, a, i: (q, np.full_like(a, -100), i), "none of 10 rows has a label"),
+        (lambda q, a, i: (q[:0], a[:0], i[:0]), "no puzzles"),
+    ],
+)
+def test_impossible_data_are_refused(change, message, data):
+    with pytest.raises(ValueError, match=message):
+        evaluate_puzzles(Scripted(data[1]), *change(*data, np.arange(10)))
+
+
+def test_calibration_of_confident_errors_is_bad():
+    assert calibration(np.array([1.0, 1.0]), np.array([False, True]))["ece"] == pytest.approx(0.5)
+    assert calibration(np.array([0.55, 0.55]), np.array([False, True]))["ece"] == pytest.approx(0.05)
+
+
+def test_numpy_and_torch_count_correct_cells_alike():
+    predictions, labels = np.array([[1, 2, 3], [1, 1, 1]]), np.array([[1, 0, -100], [-100] * 3])
+    for convert in (np.asarray, torch.from_numpy):
+        counts = correct_cells(convert(predictions), convert(labels))
+        assert [count.tolist() for count in counts] == [[1, 0], [2, 0]]
+    assert accuracies([1, 0], [2, 0]) == {"cell_accuracy": 0.5, "exact_accuracy": 0.0, "count": 1}
+
+
+def test_the_evaluate_module_loads_offline_and_ignores_minus_100():
+    metric = evaluate.load(METRIC_FOLDER)
+    result = metric.compute(predictions=[[1, 2, 9], [3, 3]], references=[[1, 2, -100], [3, 4]])
+    assert result == {"cell_accuracy": 0.75, "exact_accuracy": 0.5, "count": 2}
+
+
+def test_the_evaluate_module_refuses_rows_of_unequal_length():
+    with pytest.raises(ValueError, match="puzzle 0: 1 predicted cells, 2 labels"):
+        evaluate.load(METRIC_FOLDER).compute(predictions=[[1]], references=[[1, 2]])
+
+
+def test_the_plot_is_a_picture(data, tmp_path):
+    from PIL import Image
+
+    path = plot_evaluation(run(Scripted(data[1]), data), tmp_path / "evaluation.png", "title")
+    with Image.open(path) as image:
+        assert image.format == "PNG" and image.width > image.height > 300
+
+
+def test_the_package_is_imported_without_the_data_libraries():
+    code = "import sys, hrm_hf; print(*{'datasets', 'matplotlib', 'evaluate'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ""

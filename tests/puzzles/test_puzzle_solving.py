@@ -1,0 +1,356 @@
+"""The pipeline: reading, voting and restarts, with random models and with oracles (referee: the Sudoku solver)."""
+
+import json
+import logging
+
+import numpy as np
+import pytest
+import torch
+from transformers import pipeline
+
+import hrm_hf
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, PuzzleSolvingPipeline, TrmPuzzleForSolving
+from hrm_hf.puzzles import maze, sudoku
+from hrm_hf.puzzles.arc import FRAME, SEQ_LEN, crop_prediction, encode_grid
+from hrm_hf.puzzles.tasks import puzzle_task
+
+
+PUZZLE_9 = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+TINY = {"hidden_size": 8, "num_attention_heads": 1, "H_layers": 1, "L_layers": 1, "expansion": 1, "halt_max_steps": 3}
+
+
+def config(task, rows, columns, vocab_size, **fields):
+    shape = {"task": task, "grid_shape": [rows, columns], "seq_len": rows * columns, "vocab_size": vocab_size}
+    return HrmPuzzleConfig(**{**TINY, "puzzle_emb_ndim": 8, **shape, **fields})
+
+
+SUDOKU_4 = config("sudoku", 4, 4, 6)
+
+
+class Oracle(HrmPuzzleForSolving):
+    """Answers by `answer(tokens [S]) -> tokens [S]` instead of by its weights, and remembers what it was asked."""
+
+    def __init__(self, config, answer, q_halt=lambda row, noise: 2.0):
+        super().__init__(config)
+        self.answer, self.q_halt, self.calls = answer, q_halt, []
+
+    def solve(self, input_ids, puzzle_identifiers=None, noise=0.0, return_trajectory=False, **options):
+        self.calls.append(
+            {"rows": len(input_ids), "noise": noise, "identifiers": puzzle_identifiers.tolist(), **options}
+        )
+        predictions = torch.stack([torch.as_tensor(np.asarray(self.answer(row.numpy()))) for row in input_ids]).long()
+        q_halt = torch.tensor([float(self.q_halt(row.numpy(), noise)) for row in input_ids])
+        solution = PuzzleSolution(predictions, torch.full((len(input_ids),), 2), q_halt, logits=torch.empty(0))
+        if return_trajectory:
+            solution.trajectory = torch.stack([input_ids, predictions, predictions])
+            solution.q_trajectory = torch.stack([q_halt] * 3)
+        return solution
+
+
+def solver_of(config, answer, **kwargs):
+    model = Oracle(config, answer, **kwargs)
+    return PuzzleSolvingPipeline(model), model
+
+
+def solve_sudoku(tokens):
+    return sudoku.solve(sudoku.decode(tokens)).astype(int) + 1
+
+
+def solve_maze(tokens, shape):
+    return maze.mark_shortest_path(np.asarray(tokens).reshape(shape)).reshape(-1)
+
+
+def puzzles_4x4(count):
+    return ["".join(map(str, board)) for board, _ in sudoku.generate(4, count, 6, seed=3)]
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    HrmPuzzleForSolving(SUDOKU_4).save_pretrained(folder)
+    return folder
+
+
+def test_pipeline_loads_a_folder_by_task_name_without_a_tokenizer(saved):
+    solve = pipeline("puzzle-solving", model=str(saved))
+    result = solve("1...............")
+    assert isinstance(solve, PuzzleSolvingPipeline)
+    assert set(result) == {"grid", "text", "steps", "confidence", "valid", "violations", "votes"}
+    assert result["valid"] is (not result["violations"])
+    assert np.shape(result["grid"]) == (4, 4)
+
+
+def test_answers_are_those_of_model_solve():
+    torch.manual_seed(0)
+    model = TrmPuzzleForSolving(hrm_hf.TrmPuzzleConfig(**{**SUDOKU_4.to_dict(), "puzzle_emb_len": 2, "L_cycles": 2}))
+    with torch.no_grad():
+        model.q_head.weight.normal_()
+    puzzles = puzzles_4x4(5)
+    results = PuzzleSolvingPipeline(model)(puzzles, batch_size=2, max_steps=4)
+    expected = model.eval().solve(torch.from_numpy(np.stack([sudoku.encode(p) for p in puzzles])).long(), max_steps=4)
+    digits = (expected.predictions - 1).clamp(min=0).reshape(-1, 4, 4).tolist()
+    assert [result["grid"] for result in results] == digits
+    assert [result["steps"] for result in results] == expected.steps.tolist()
+    assert [r["confidence"] for r in results] == pytest.approx(expected.q_halt.sigmoid().tolist(), rel=1e-5)
+
+
+@pytest.mark.parametrize("size, clues", [(4, 6), (6, 14), (9, 40)])
+def test_votes_of_a_perfect_sudoku_model_agree_whatever_the_symmetry(size, clues):
+    solve, model = solver_of(config("sudoku", size, size, size + 2), solve_sudoku)
+    board, solution = next(iter(sudoku.generate(size, 1, clues, seed=1)))
+    result = solve("".join(map(str, board)), votes=12)
+    assert result["votes"] == {"agree": 12, "of": 12, "answers": 1}
+    assert result["text"] == "".join(map(str, solution)) and result["valid"]
+    assert model.calls[0]["rows"] == 12
+
+
+def test_sudoku_views_differ_from_each_other_and_repeat_with_the_seed():
+    task = puzzle_task(config("sudoku", 9, 9, 11))
+    puzzle = task.read(PUZZLE_9)
+    views, again, other = (task.views(puzzle, 6, np.random.default_rng(seed)) for seed in (0, 0, 1))
+    shown = [view.show(puzzle.questions[0]).tobytes() for view in views]
+    assert len(set(shown)) == 6
+    assert shown == [view.show(puzzle.questions[0]).tobytes() for view in again]
+    assert shown[1:] != [view.show(puzzle.questions[0]).tobytes() for view in other][1:]
+
+
+@pytest.mark.parametrize("shape, votes", [((9, 9), 8), ((7, 11), 4)])
+def test_votes_of_a_perfect_maze_model_agree_in_all_symmetries(shape, votes):
+    solve, _ = solver_of(config("maze", *shape, 6), lambda tokens: solve_maze(tokens, shape))
+    puzzle, solution = next(iter(maze.generate(*shape, 1, seed=2, min_path_length=6)))
+    lines = [maze.decode(row) for row in puzzle]
+    result = solve("\n".join(lines), votes=votes)
+    assert result["votes"]["agree"] == votes and result["valid"], result["violations"]
+    assert result["text"] == "\n".join(maze.decode(row) for row in solution)
+
+
+def test_more_votes_than_a_maze_has_symmetries_is_an_error():
+    solve, _ = solver_of(config("maze", 7, 11, 6), lambda tokens: tokens)
+    puzzle, _ = next(iter(maze.generate(7, 11, 1)))
+    with pytest.raises(ValueError, match=r"votes=8.*7 x 11 has 4 symmetries"):
+        solve([maze.decode(row) for row in puzzle], votes=8)
+
+
+def test_votes_are_weighted_by_confidence():
+    puzzle, first = puzzles_4x4(1)[0], []
+
+    def answer(tokens):  # right in one view, the puzzle itself; the same wrong answer (all blank) in the others
+        first.append(tokens)
+        return solve_sudoku(tokens) if len(first) == 1 else np.ones_like(tokens)
+
+    def q_halt(row, noise):
+        return 4.0 if (row == first[0]).all() else -4.0
+
+    solve, _ = solver_of(SUDOKU_4, answer, q_halt=q_halt)
+    result = solve(puzzle, votes=4)
+    assert result["valid"] and result["votes"] == {"agree": 1, "of": 4, "answers": 2}
+    assert result["confidence"] == pytest.approx(1 / (1 + np.exp(-4)))
+
+
+def test_prefer_valid_lets_an_answer_that_obeys_the_rules_win():
+    puzzle = puzzles_4x4(1)[0]
+
+    def make():
+        first = []
+
+        def answer(tokens):
+            first.append(tokens)
+            return solve_sudoku(tokens) if len(first) == 1 else np.ones_like(tokens)
+
+        return solver_of(SUDOKU_4, answer)[0]
+
+    assert not make()(puzzle, votes=4)["valid"]
+    assert make()(puzzle, votes=4, prefer_valid=True)["valid"]
+
+
+def test_restarts_start_undisturbed_once_and_are_ranked_by_q_halt():
+    answers = iter([np.full(16, 2), np.full(16, 3), np.full(16, 4)])
+    q_values = iter([0.0, 3.0, 1.0])
+    solve, model = solver_of(SUDOKU_4, lambda tokens: next(answers), q_halt=lambda row, noise: next(q_values))
+    result = solve(puzzles_4x4(1)[0], restarts=3, noise=0.5)
+    assert result["text"] == "2" * 16  # token 3 is the digit 2
+    assert [call["noise"] for call in model.calls] == [0.0, 0.5, 0.5]
+
+
+def test_the_same_seed_gives_the_same_restarts():
+    torch.manual_seed(0)
+    solve = PuzzleSolvingPipeline(HrmPuzzleForSolving(SUDOKU_4))
+    puzzle = puzzles_4x4(1)[0]
+    torch.manual_seed(1)
+    first = solve(puzzle, restarts=3, noise=2.0, seed=5)
+    torch.manual_seed(2)
+    state = torch.get_rng_state()
+    assert solve(puzzle, restarts=3, noise=2.0, seed=5) == first
+    assert torch.equal(torch.get_rng_state(), state)  # the caller's random numbers are left alone
+
+
+@pytest.mark.parametrize("options", [{"restarts": 2, "noise": 0.0}, {"noise": 0.3}])
+def test_noise_and_restarts_need_each_other(options):
+    solve, _ = solver_of(SUDOKU_4, solve_sudoku)
+    with pytest.raises(ValueError, match="restarts need noise"):
+        solve(puzzles_4x4(1)[0], **options)
+
+
+def test_steps_and_halting_reach_the_model():
+    solve, model = solver_of(SUDOKU_4, solve_sudoku)
+    solve(puzzles_4x4(3), max_steps=40, min_steps=2, halt="fixed", batch_size=3)
+    assert model.calls == [
+        {"rows": 3, "noise": 0.0, "identifiers": [0, 0, 0], "max_steps": 40, "min_steps": 2, "halt": "fixed"}
+    ]
+
+
+def test_trajectory_is_that_of_the_winning_view_in_the_puzzles_own_orientation():
+    rising = iter(range(5))  # the last view, a random one, is the surest
+    solve, _ = solver_of(SUDOKU_4, solve_sudoku, q_halt=lambda row, noise: next(rising))
+    puzzle = puzzles_4x4(1)[0]
+    result = solve(puzzle, votes=5, return_trajectory=True)
+    assert np.array_equal(result["trajectory"][0], sudoku.encode(puzzle))
+    assert np.array_equal(np.array(result["trajectory"][1]) - 1, np.concatenate(result["grid"]))
+    assert len(result["trajectory"]) == len(result["confidences"]) == result["steps"] == 2
+
+
+def test_every_form_of_a_sudoku_is_read_alike():
+    solve, _ = solver_of(SUDOKU_4, solve_sudoku)
+    text = puzzles_4x4(1)[0]
+    flat = [int(digit) for digit in text]
+    rows = [flat[i : i + 4] for i in range(0, 16, 4)]
+    lines = [text[i : i + 4] for i in range(0, 16, 4)]
+    forms = [text, text.replace("0", "."), flat, rows, lines, "\n".join(lines), np.array(rows), {"question": text}]
+    assert len({solve(form)["text"] for form in forms}) == 1
+    assert len(solve([text, rows, flat])) == 3
+    assert solve([]) == []
+
+
+def test_a_changed_clue_is_a_violation():
+    solve, _ = solver_of(SUDOKU_4, lambda tokens: np.roll(solve_sudoku(tokens), 4))
+    result = solve(puzzles_4x4(1)[0])
+    assert not result["valid"] and any("clue" in problem for problem in result["violations"])
+
+
+@pytest.mark.parametrize(
+    "puzzle, message",
+    [("123", "16 cells; got 3"), ("x" + "." * 15, "'x' is no digit"), ([[9] + [0] * 3] + [[0] * 4] * 3, "above the")],
+)
+def test_an_impossible_sudoku_is_refused(puzzle, message):
+    solve, _ = solver_of(SUDOKU_4, solve_sudoku)
+    with pytest.raises(ValueError, match=message):
+        solve(puzzle)
+
+
+def test_an_error_in_a_list_names_the_puzzle():
+    solve, _ = solver_of(SUDOKU_4, solve_sudoku)
+    with pytest.raises(ValueError, match=r"puzzle 1: .*is no digit"):
+        solve(["." * 16, "y" * 16])
+
+
+@pytest.mark.parametrize(
+    "change, message", [(("G", " "), "1 S and 0 G"), (("#", "x"), "'x'"), ((" ", "o"), "holds 'o'")]
+)
+def test_an_impossible_maze_is_refused(change, message):
+    solve, _ = solver_of(config("maze", 7, 7, 6), lambda tokens: tokens)
+    puzzle, _ = next(iter(maze.generate(7, 7, 1)))
+    with pytest.raises(ValueError, match=message):
+        solve([maze.decode(row).replace(*change) for row in puzzle])
+
+
+def test_generic_tokens_have_no_rules_and_no_votes():
+    solve, _ = solver_of(config("generic", 2, 3, 5), lambda tokens: tokens[::-1].copy())
+    result = solve([0, 1, 2, 3, 4, 0])
+    assert result["grid"] == [[0, 4, 3], [2, 1, 0]] and result["valid"] is None
+    with pytest.raises(ValueError, match="no known symmetries"):
+        solve([0, 1, 2, 3, 4, 0], votes=2)
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_a_file_of_puzzles_with_solutions_is_scored(kind, tmp_path):
+    rows = [tuple("".join(map(str, board)) for board in pair) for pair in sudoku.generate(4, 3, 6, seed=9)]
+    rows[1] = (rows[1][0], rows[0][1])
+    file = tmp_path / f"puzzles.{kind}"
+    if kind == "csv":
+        file.write_text("puzzle,solution\n" + "".join(f"{a},{b}\n" for a, b in rows))
+    else:
+        file.write_text("".join(json.dumps({"question": a, "answer": b}) + "\n" for a, b in rows))
+    solve, _ = solver_of(SUDOKU_4, solve_sudoku)
+    assert [result["correct"] for result in solve(str(file))] == [True, False, True]
+
+
+def test_a_generator_is_solved_lazily():
+    solve, model = solver_of(SUDOKU_4, solve_sudoku)
+    results = solve(puzzle for puzzle in puzzles_4x4(3))
+    next(results)
+    assert len(model.calls) == 1
+
+
+TASK = {"train": [{"input": [[1]], "output": [[1]]}], "test": [{"input": [[1, 2, 3], [0, 4, 0]]}]}
+ARC_NAMES = ["<blank>", "abc", "abc|||t1|||0234567891", "abc|||t6|||0987654321"]
+
+
+def flip_columns(tokens):
+    """An ARC rule that symmetries and colours turn into itself: rotation by 180 degrees."""
+    return encode_grid(np.rot90(crop_prediction(tokens), 2)).astype(int)
+
+
+def arc_config(**fields):
+    return config("arc", FRAME, FRAME, 12, num_puzzle_identifiers=4, **fields)
+
+
+def test_arc_votes_use_the_augmentations_and_rows_that_the_model_knows():
+    model = Oracle(arc_config(), flip_columns)
+    solve = PuzzleSolvingPipeline(model, identifiers=ARC_NAMES)
+    result = solve({**TASK, "name": "abc"}, votes=3)
+    assert result["grid"] == [[0, 4, 0], [3, 2, 1]] == result["attempts"][0]
+    assert result["votes"] == {"agree": 3, "of": 3, "answers": 1}
+    assert model.calls[0]["identifiers"] == [1, 2, 3]
+
+
+def test_identifiers_are_found_beside_the_checkpoint(tmp_path):
+    HrmPuzzleForSolving(arc_config()).save_pretrained(tmp_path)
+    (tmp_path / "identifiers.json").write_text(json.dumps(ARC_NAMES))
+    assert pipeline("puzzle-solving", model=str(tmp_path)).puzzle_task.identifiers == ARC_NAMES
+
+
+def test_an_unknown_arc_task_takes_the_blank_row_and_warns(tmp_path, caplog):
+    model = Oracle(arc_config(), flip_columns)
+    solve = PuzzleSolvingPipeline(model, identifiers=ARC_NAMES)
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(TASK))
+    with caplog.at_level(logging.WARNING, logger="hrm_hf"):
+        result = solve(str(file), votes=4)
+    assert "'other' has no row" in caplog.text
+    assert set(model.calls[0]["identifiers"]) == {0}
+    assert result["votes"] == {"agree": 4, "of": 4, "answers": 1}
+
+
+def test_arc_attempts_are_the_two_answers_with_most_votes():
+    model = Oracle(arc_config(), lambda tokens: tokens)
+    solve = PuzzleSolvingPipeline(model, identifiers=ARC_NAMES)
+    other = encode_grid(np.full((2, 2), 5)).astype(int)
+    model.answer = lambda tokens: tokens if crop_prediction(tokens).shape == (3, 2) else other
+    solved = {**TASK, "test": [{**TASK["test"][0], "output": TASK["test"][0]["input"]}]}
+    result = solve({**solved, "name": "abc"}, votes=3)
+    assert result["attempts"] == [[[1, 2, 3], [0, 4, 0]], [[5, 5], [5, 5]]]
+    assert result["correct"] and result["votes"]["agree"] == 2
+
+
+def test_an_arc_task_with_two_tests_gives_both_answers():
+    solve = PuzzleSolvingPipeline(Oracle(arc_config(), flip_columns), identifiers=ARC_NAMES)
+    result = solve(
+        {"train": TASK["train"], "test": [{"input": [[1, 2]]}, {"input": [[3, 4]]}], "name": "abc"}, votes=3
+    )
+    assert [test["grid"] for test in result["tests"]] == [[[2, 1]], [[4, 3]]]
+
+
+def test_an_answer_that_is_no_grid_is_not_valid():
+    solve = PuzzleSolvingPipeline(Oracle(arc_config(), lambda tokens: np.zeros(SEQ_LEN)), identifiers=ARC_NAMES)
+    result = solve({**TASK, "name": "abc"})
+    assert result["grid"] == [] and not result["valid"]
+
+
+def test_identifiers_of_another_model_are_refused():
+    with pytest.raises(ValueError, match="has 2 names, the model's puzzle table 4 rows"):
+        PuzzleSolvingPipeline(HrmPuzzleForSolving(arc_config()), identifiers=["<blank>", "abc"])
+
+
+def test_a_config_that_is_no_sudoku_board_is_refused():
+    with pytest.raises(ValueError, match="needs seq_len=16, vocab_size=6"):
+        PuzzleSolvingPipeline(HrmPuzzleForSolving(config("sudoku", 4, 4, 5)))

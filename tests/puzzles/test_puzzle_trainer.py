@@ -1,0 +1,644 @@
+"""One optimizer step per ACT step, exact resume, skipped non-finite steps, whole checkpoints.
+
+Referees: an uninterrupted run, and a training loop written out by hand. Losses of a resumed run are compared exactly:
+it does the same arithmetic on the same numbers.
+"""
+
+import errno
+import itertools
+import json
+import math
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from tolerances import assert_copied
+from transformers import Trainer
+
+from hrm_hf import AutoModelForPuzzleSolving
+from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage, list_checkpoints, resolve_checkpoint
+from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
+from hrm_hf.puzzles.evaluation import evaluate_puzzles
+from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.trainer import HrmTrainer, NonFiniteError
+from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
+
+
+BATCH_SIZE = 4
+TIMES = {
+    "puzzles_per_second",
+    "steps_per_second",
+    "samples_per_second",
+    "epoch",
+}  # logged, but not part of what a resumed run repeats
+
+
+@pytest.fixture(scope="session")
+def sudoku():
+    """4x4 boards, given puzzle identifiers so that there is a table to train."""
+    splits, _ = generated_sudoku(4, num_train=24, num_test=10)
+    rows = {name: PuzzleRows(split) for name, split in splits.items()}
+    for split in rows.values():
+        split.puzzle_identifiers = np.arange(len(split)) % tiny.PUZZLES
+    return rows
+
+
+@pytest.fixture
+def make_trainer(sudoku, tmp_path):
+    """`make_trainer(model or architecture, **arguments)`: a trainer on the CPU that logs every step."""
+
+    def make(model="hrm", train=None, **arguments):
+        model = tiny.model(model) if isinstance(model, str) else model
+        options = {
+            "output_dir": str(tmp_path / "run"), "use_cpu": True, "report_to": "none", "disable_tqdm": True,
+            "max_steps": 8, "logging_steps": 1, "per_device_train_batch_size": BATCH_SIZE, "learning_rate": 1e-3,
+            "warmup_steps": 3, "save_strategy": "no",
+        }  # fmt: skip
+        args = PuzzleTrainingArguments(**{**options, **arguments})
+        return HrmTrainer(model, args, train_dataset=train or sudoku["train"], eval_dataset=sudoku["test"])
+
+    return make
+
+
+def logged(trainer) -> list[dict]:
+    """What was logged at each training step, but for times."""
+    return [
+        {name: value for name, value in entry.items() if name not in TIMES}
+        for entry in trainer.state.log_history
+        if "loss" in entry
+    ]
+
+
+def weights(model) -> dict[str, torch.Tensor]:
+    return {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+
+def inner_optimizers(trainer) -> list[torch.optim.Optimizer]:
+    """The optimizers behind accelerate's wrapper and ours."""
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer).optimizers
+
+
+def spy(trainer) -> list[dict]:
+    """Records the carry after each training step, and which slots were free to take a row before it."""
+    seen, step = [], trainer.training_step
+
+    def recorded(*args, **kwargs):
+        before = None if trainer.carry is None else trainer.carry
+        loss = step(*args, **kwargs)
+        seen.append({"before": before, "after": trainer.carry})
+        return loss
+
+    trainer.training_step = recorded
+    return seen
+
+
+def break_at(model, steps, how="loss", calls=None) -> None:
+    """Makes the losses (and the latents of slot 1, if how="latents") of the numbered training steps NaN."""
+    original, calls = model.act_step, itertools.count(1) if calls is None else calls
+
+    def act_step(*args):
+        carry, outputs, states = original(*args)
+        if model.training and next(calls) in steps:
+            outputs["loss"] = outputs["loss"] * math.nan
+            if how == "latents":
+                carry.z_H = carry.z_H.clone()
+                carry.z_H[1] = math.nan
+        return carry, outputs, states
+
+    model.act_step = act_step
+
+
+# ---- one step ----
+
+
+@pytest.mark.parametrize("architecture", ["hrm", "trm"])
+def test_one_optimizer_step_is_one_act_step_on_a_carry_that_persists(make_trainer, architecture):
+    trainer = make_trainer(architecture, max_steps=12)
+    seen = spy(trainer)
+    trainer.train()
+    assert trainer.state.global_step == len(seen) == 12
+    assert {int(state["step"]) for state in inner_optimizers(trainer)[1].state.values()} == {12}
+    for before, after in [(entry["before"], entry["after"]) for entry in seen if entry["before"] is not None]:
+        expected = torch.where(before.halted, torch.ones_like(before.steps), before.steps + 1)
+        assert torch.equal(after.steps, expected)
+    assert max(int(entry["after"].steps.max()) for entry in seen) > 2
+
+
+def test_only_slots_that_halted_get_new_rows(make_trainer, sudoku):
+    trainer = make_trainer(max_steps=20)
+    seen = spy(trainer)
+    trainer.train()
+    order, given = PuzzleOrder(sudoku["train"], seed=trainer.args.seed), [0] * BATCH_SIZE
+    for entry in seen:
+        for slot in range(BATCH_SIZE):
+            given[slot] += entry["before"] is None or bool(entry["before"].halted[slot])
+        expected = [order.row(slot + (n - 1) * BATCH_SIZE) for slot, n in enumerate(given)]
+        data = entry["after"].current_data
+        assert data["input_ids"].tolist() == sudoku["train"].input_ids[expected].tolist()
+        assert data["puzzle_identifiers"].tolist() == sudoku["train"].puzzle_identifiers[expected].tolist()
+    assert len(set(given)) > 1, "slots halted at different moments"
+
+
+@pytest.mark.parametrize("architecture", ["hrm", "trm"])
+def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudoku, architecture):
+    # The original offers a full batch at every step and loses the rows offered to busy slots.
+    lr, puzzle_lr, decay, steps = 1e-3, 1e-2, 0.1, 12
+    trainer = make_trainer(
+        architecture, max_steps=steps, drop_unplaced_rows=True, learning_rate=lr, puzzle_emb_lr=puzzle_lr,
+        weight_decay=decay, puzzle_emb_weight_decay=decay, warmup_steps=4,
+    )  # fmt: skip
+    trainer.train()
+
+    model = tiny.model(architecture).train()
+    table, order, rows, carry = model.model.puzzle_emb.weight, PuzzleOrder(sudoku["train"], 42), sudoku["train"], None
+    optimizers = [
+        SignSGD([table], puzzle_lr, decay),
+        AdamATan2(model.parameters(), lr, betas=(0.9, 0.95), weight_decay=decay),
+    ]
+    optimizer = CompositeOptimizer(optimizers)
+    torch.manual_seed(trainer.args.seed)
+    for step, entry in enumerate(logged(trainer)):
+        for one, base in zip(optimizers, (puzzle_lr, lr)):
+            one.param_groups[0]["lr"] = base * min(1.0, (step + 1) / 4)
+        batch = rows.batch(np.array([order.row(step * BATCH_SIZE + slot) for slot in range(BATCH_SIZE)]))
+        output = model(**batch, carry=carry)
+        carry = output.carry
+        output.loss.backward()
+        assert entry["loss"] == pytest.approx(output.loss.item(), rel=1e-6)  # the log is float32, our loss float64
+        assert entry["lm_loss"] == output.lm_loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert step == steps - 1
+    assert_copied(weights(trainer.model), weights(model))
+
+
+# ---- optimizers ----
+
+
+def test_puzzle_rows_have_a_learning_rate_of_their_own_on_the_same_schedule(make_trainer):
+    trainer = make_trainer(max_steps=2, warmup_steps=10, learning_rate=1e-3, puzzle_emb_lr=1e-2)
+    trainer.train()
+    sparse, dense = inner_optimizers(trainer)
+    assert type(sparse).__name__ == "SignSGD" and type(dense).__name__ == "AdamATan2"
+    assert sparse.param_groups[0]["lr"] == pytest.approx(1e-2 * 3 / 10)  # ready for the third step
+    assert dense.param_groups[0]["lr"] == pytest.approx(1e-3 * 3 / 10)
+
+
+def test_the_logged_learning_rate_is_that_of_the_weights(make_trainer):
+    trainer = make_trainer(max_steps=2, warmup_steps=0, learning_rate=1e-3, puzzle_emb_lr=1e-2)
+    trainer.train()
+    assert logged(trainer)[-1]["learning_rate"] == pytest.approx(1e-3)
+
+
+def test_only_rows_of_puzzles_in_use_move_and_by_the_sign(make_trainer, sudoku):
+    rows = PuzzleRows.__new__(PuzzleRows)
+    rows.__dict__.update(sudoku["train"].__dict__, puzzle_identifiers=np.where(np.arange(24) % 2, 1, 3))
+    trainer = make_trainer(train=rows, puzzle_emb_lr=0.01, puzzle_emb_weight_decay=0.0, warmup_steps=0)
+    before = trainer.model.model.puzzle_emb.weight.clone()
+    trainer.train()
+    moved = (trainer.model.model.puzzle_emb.weight - before) / 0.01
+    assert not moved[[0, 2, 4]].any()
+    assert moved[[1, 3]].any(dim=1).all()
+    # Whole steps of lr; 1e-3 is float32 rounding of values around 1, seen in units of 0.01.
+    torch.testing.assert_close(moved, moved.round(), rtol=0, atol=1e-3)
+
+
+def test_the_table_is_the_same_tensor_after_the_model_was_moved(make_trainer):
+    # What accelerate does to a model that the optimizer has been made for, under DDP on CPUs.
+    model = tiny.model("trm")
+    table = model.model.puzzle_emb.weight
+    model.to("cpu:0")
+    assert model.model.puzzle_emb.weight is table
+
+
+def test_an_optimizer_of_the_library_trains_the_weights_beside_sign_descent(make_trainer):
+    trainer = make_trainer(adam_atan2=False, optim="adamw_torch")
+    before = weights(trainer.model)
+    trainer.train()
+    sparse, dense = inner_optimizers(trainer)
+    assert isinstance(sparse, SignSGD) and isinstance(dense, torch.optim.AdamW)
+    after = weights(trainer.model)
+    still = {name for name in before if torch.equal(before[name], after[name])}
+    assert {name.rsplit(".", 1)[-1] for name in still} <= {"cos", "sin", "H_init", "L_init"}
+
+
+def test_frozen_weights_train_the_table_alone(make_trainer):
+    model = tiny.model("trm").requires_grad_(False)
+    trainer = make_trainer(model, max_steps=3)
+    before = weights(model)
+    trainer.train()
+    after = weights(model)
+    assert {name for name in before if not torch.equal(before[name], after[name])} == {"model.puzzle_emb.weight"}
+
+
+# ---- resuming ----
+
+
+@pytest.mark.parametrize("architecture", ["hrm", "trm"])
+def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, architecture):
+    options = {
+        "max_steps": 14, "save_strategy": "steps", "save_steps": 5, "save_total_limit": 9, "ema_rate": 0.9,
+        "eval_strategy": "steps", "eval_steps": 4, "lr_min_ratio": 0.1,
+    }  # fmt: skip
+    whole = make_trainer(architecture, **options)
+    assert whole.model.config.halt_exploration_prob > 0
+    whole.train()
+    torch.manual_seed(999)  # another process starts elsewhere in the random numbers, and with other weights
+    resumed = make_trainer(tiny.model(architecture, seed=3), **options)
+    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-5")
+    assert len(logged(whole)) == 14
+    assert logged(resumed) == logged(whole)
+    assert_copied(weights(resumed.model), weights(whole.model))
+    assert_copied(resumed.average.shadow, whole.average.shadow)
+    assert_copied(resumed.carry.to_tensors(), whole.carry.to_tensors())
+
+
+def test_a_resumed_run_logs_the_epochs_of_the_uninterrupted_one(make_trainer):
+    options = {"max_steps": 14, "save_strategy": "steps", "save_steps": 8}
+    whole = make_trainer(**options)
+    whole.train()
+    resumed = make_trainer(**options)
+    resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-8")
+    epochs = [[entry["epoch"] for entry in one.state.log_history] for one in (whole, resumed)]
+    assert epochs[0] == epochs[1]
+
+
+def test_a_run_of_another_batch_size_cannot_resume(make_trainer):
+    make_trainer(max_steps=2, save_strategy="steps", save_steps=2).train()
+    with pytest.raises(ValueError, match=r"made with slots=4, this run has 8: the data position and the carry belong"):
+        make_trainer(max_steps=4, per_device_train_batch_size=8).train("last")
+
+
+# ---- moving average ----
+
+
+def test_the_table_stays_out_of_the_average(make_trainer):
+    trainer = make_trainer(max_steps=2, ema_rate=0.9)
+    trainer.train()
+    assert trainer.average.shadow.keys() == dict(trainer.model.named_parameters()).keys()
+    assert not any("puzzle_emb" in name for name in trainer.average.shadow)
+
+
+def test_the_average_is_updated_once_per_step(make_trainer, sudoku):
+    trainer = make_trainer(max_steps=6, ema_rate=0.8)
+    expected, by_hand = WeightAverage(tiny.model("hrm"), 0.8), []
+    step = trainer.training_step
+    trainer.training_step = lambda *args: (by_hand.append(weights(trainer.model)), step(*args))[1]
+    trainer.train()
+    for after in [*by_hand[1:], weights(trainer.model)]:  # weights after each of the steps
+        for name, value in expected.shadow.items():
+            value.lerp_(after[name], 0.2)
+    for name, value in trainer.average.shadow.items():
+        torch.testing.assert_close(value, expected.shadow[name], rtol=0, atol=1e-7)
+
+
+def test_a_finished_run_saves_averaged_weights_and_the_raw_ones_beside_them(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=6, ema_rate=0.9)
+    trainer.train()
+    raw, averaged = weights(trainer.model), {n: v.clone() for n, v in trainer.average.shadow.items()}
+    trainer.save_model()
+    saved = load_file(tmp_path / "run" / "model.safetensors")
+    for name, value in averaged.items():
+        assert torch.equal(saved[name], value) and not torch.equal(value, raw[name])
+    assert torch.equal(saved["model.puzzle_emb.weight"], raw["model.puzzle_emb.weight"])
+    kept = load_file(tmp_path / "run" / RAW_WEIGHTS_FILE)
+    assert_copied(kept, {name: raw[name] for name in averaged})
+    assert_copied(weights(trainer.model), raw)  # and training could go on
+    loaded = AutoModelForPuzzleSolving.from_pretrained(tmp_path / "run")
+    assert torch.equal(loaded.lm_head.weight, averaged["lm_head.weight"])
+
+
+def test_a_checkpoint_keeps_raw_weights_as_the_model_and_the_average_beside_them(make_trainer, tmp_path):
+    trainer = make_trainer(max_steps=4, ema_rate=0.9, save_strategy="steps", save_steps=4)
+    trainer.train()
+    folder = tmp_path / "run" / "checkpoint-4"
+    assert torch.equal(load_file(folder / "model.safetensors")["lm_head.weight"], trainer.model.lm_head.weight)
+    assert_copied(load_file(folder / WEIGHT_AVERAGE_FILE), trainer.average.shadow)
+
+
+def test_frozen_weights_need_no_average(make_trainer):
+    make_trainer(tiny.model("trm").requires_grad_(False), max_steps=2, ema_rate=0.9).train()
+
+
+# ---- losses that are not finite ----
+
+
+@pytest.mark.parametrize("architecture", ["hrm", "trm"])
+def test_a_step_that_is_not_finite_changes_neither_weights_nor_table(make_trainer, architecture):
+    model = tiny.model(architecture)
+    break_at(model, {3, 4})
+    trainer = make_trainer(model, max_steps=6)
+    snapshots, step = [], trainer.training_step
+    trainer.training_step = lambda *args: (snapshots.append(weights(model)), step(*args))[1]
+    trainer.train()
+    snapshots.append(weights(model))
+    same = [all(torch.equal(a[n], b[n]) for n in a) for a, b in itertools.pairwise(snapshots)]
+    assert same == [False, False, True, True, False, False]
+    assert all(value.isfinite().all() for value in snapshots[-1].values())
+
+
+def test_skipped_steps_are_counted_in_the_log(make_trainer):
+    model = tiny.model("trm")
+    break_at(model, {2, 4})
+    trainer = make_trainer(model, max_steps=5)
+    trainer.train()
+    assert [entry.get("nonfinite_steps") for entry in logged(trainer)] == [None, 1, 1, 2, 2]
+
+
+def test_losses_after_a_skipped_step_are_logged_as_they_are(make_trainer):
+    model = tiny.model("trm")
+    break_at(model, {2})
+    trainer = make_trainer(model, max_steps=4)
+    trainer.train()
+    assert [math.isfinite(entry["loss"]) for entry in logged(trainer)][2:] == [True, True]
+
+
+def test_a_slot_whose_latents_broke_starts_on_its_next_row(make_trainer, sudoku):
+    model = tiny.model("trm", undecided=False)  # no slot halts by itself
+    break_at(model, {2}, how="latents")
+    trainer = make_trainer(model, max_steps=4)
+    seen = spy(trainer)
+    trainer.train()
+    expected = [[1, 1, 1, 1], [2, 2, 2, 2], [3, 1, 3, 3], [4, 2, 4, 4]]
+    assert [entry["after"].steps.tolist() for entry in seen] == expected
+    assert trainer.carry.z_H.isfinite().all()
+    order = PuzzleOrder(sudoku["train"], 42)
+    assert trainer.carry.current_data["input_ids"][1].tolist() == sudoku["train"].input_ids[order.row(5)].tolist()
+
+
+def test_too_many_steps_in_a_row_stop_the_run_with_the_reason(make_trainer):
+    trainer = make_trainer(max_steps=20, max_nonfinite_steps=3)
+    break_at(trainer.model, range(1, 20))
+    before = weights(trainer.model)
+    with pytest.raises(
+        NonFiniteError,
+        match=r"not finite in 3 steps in a row, the last at step 3 \(loss nan, gradient norm \w+, learning rate 0.0\d+"
+        r"\)\. The weights are those of the last good step\. Lower the learning rate",
+    ):
+        trainer.train()
+    after = weights(trainer.model)
+    assert_copied(after, before)
+
+
+def test_a_finite_step_in_between_starts_the_count_anew(make_trainer):
+    model = tiny.model("trm")
+    break_at(model, {2, 3, 5, 6})
+    trainer = make_trainer(model, max_steps=7, max_nonfinite_steps=3)
+    trainer.train()
+    assert trainer.nonfinite_steps == 4
+
+
+def test_a_resumed_run_remembers_the_skipped_steps(make_trainer):
+    model = tiny.model("trm")
+    break_at(model, {3, 4})
+    make_trainer(model, max_steps=4, save_strategy="steps", save_steps=4).train()
+    resumed = make_trainer("trm", max_steps=5)
+    resumed.train("last")
+    assert resumed.nonfinite_steps == 2
+    assert [entry.get("nonfinite_steps") for entry in logged(resumed)] == [None, None, 1, 2, 2]
+
+
+def test_the_final_training_loss_survives_a_skipped_step(make_trainer):
+    model = tiny.model("trm")
+    break_at(model, {2})
+    assert math.isfinite(make_trainer(model, max_steps=3).train().training_loss)
+
+
+# ---- precision and what is refused ----
+
+
+def test_bf16_is_the_dtype_of_activations_not_of_weights(make_trainer):
+    trainer = make_trainer(bf16=True, max_steps=2)
+    assert trainer.model.config.forward_dtype == "bfloat16"
+    assert not trainer.accelerator.native_amp
+    trainer.train()
+    assert trainer.carry.z_H.dtype == torch.bfloat16
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"gradient_accumulation_steps": 2}, r"gradient_accumulation_steps=2: .*raise per_device_train_batch_size"),
+        ({"fp16": True}, "fp16 is not supported for models with a carry; use --bf16 or float32"),
+    ],
+)
+def test_what_an_act_step_cannot_do_is_refused(make_trainer, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        make_trainer(**arguments)
+
+
+def test_data_that_do_not_fit_are_refused_before_the_first_step(make_trainer):
+    trainer = make_trainer(tiny.model("hrm", seq_len=9, grid_shape=[3, 3]))
+    with pytest.raises(ValueError, match="the data have seq_len 16, the model 9"):
+        trainer.train()
+
+
+def test_disable_tqdm_leaves_no_progress_bar(make_trainer, capsys):
+    make_trainer(max_steps=2, disable_tqdm=True).train()
+    assert "it/s]" not in capsys.readouterr().err
+
+
+# ---- evaluation ----
+
+
+def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make_trainer, sudoku):
+    trainer = make_trainer(max_steps=8, ema_rate=0.99, learning_rate=1e-2, eval_max_steps=3)
+    trainer.train()
+    raw = weights(trainer.model)
+    metrics = trainer.evaluate()
+    assert_copied(weights(trainer.model), raw)
+
+    def by_hand():
+        test = sudoku["test"]
+        found = evaluate_puzzles(
+            trainer.model, test.input_ids, test.labels, test.puzzle_identifiers, max_steps=3, halt="fixed"
+        )
+        return {n: v for n, v in found.items() if isinstance(v, (int, float)) and n != "puzzles_per_second"}
+
+    of_raw = by_hand()
+    with trainer.averaged_weights():
+        of_average = by_hand()
+    assert {"exact_accuracy", "cell_accuracy", "average_steps", "ece", "count"} <= of_average.keys()
+    # Batches of another size may sum in another order, which the calibration error shows.
+    close = pytest.approx(of_average, abs=1e-4)
+    assert {n: metrics[f"eval_{n}"] for n in of_average} == close
+    assert of_raw != close
+    assert metrics["eval_count"] == 10 and metrics["eval_average_steps"] == 3
+    assert trainer.state.log_history[-1]["eval_exact_accuracy"] == metrics["eval_exact_accuracy"]
+
+
+@pytest.mark.parametrize("saves", ["steps", "best"])
+def test_the_best_checkpoint_is_restored_with_its_average(make_trainer, monkeypatch, tmp_path, saves):
+    scores = iter([0.1, 0.9, 0.3])
+    monkeypatch.setattr(
+        "hrm_hf.puzzles.evaluation.evaluate_puzzles", lambda *_, **__: {"exact_accuracy": next(scores)}
+    )
+    trainer = make_trainer(
+        max_steps=6, ema_rate=0.9, save_strategy=saves, save_steps=2, eval_strategy="steps", eval_steps=2,
+        load_best_model_at_end=True, metric_for_best_model="exact_accuracy", greater_is_better=True,
+        save_total_limit=1,
+    )  # fmt: skip
+    trainer.train()
+    best = tmp_path / "run" / "checkpoint-4"
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert_copied(trainer.average.shadow, load_file(best / WEIGHT_AVERAGE_FILE))
+    saved = load_file(best / "model.safetensors")
+    assert_copied({name: weights(trainer.model)[name] for name in saved}, saved)
+    trainer.save_model()
+    final = load_file(tmp_path / "run" / "model.safetensors")
+    assert torch.equal(final["lm_head.weight"], load_file(best / WEIGHT_AVERAGE_FILE)["lm_head.weight"])
+
+
+# ---- checkpoints ----
+
+
+@pytest.fixture
+def checkpoints(tmp_path):
+    """A run's folder with three whole checkpoints of small files."""
+    for step in (2, 4, 10):
+        folder = tmp_path / "run" / f"checkpoint-{step}"
+        folder.mkdir(parents=True)
+        (folder / "model.safetensors").write_bytes(b"x" * 2000)
+        (folder / "optimizer.pt").write_bytes(b"y" * 30)
+        sizes = {"model.safetensors": 2000, "optimizer.pt": 30}
+        (folder / "manifest.json").write_text(json.dumps(sizes))
+    return tmp_path / "run"
+
+
+def truncate(folder):
+    (folder / "model.safetensors").write_bytes(b"x" * 1234)
+
+
+def remove(folder):
+    (folder / "optimizer.pt").unlink()
+
+
+def stop_before_manifest(folder):
+    (folder / "manifest.json").unlink()
+
+
+def stop_in_manifest(folder):
+    (folder / "manifest.json").write_text('{"model.safe')
+
+
+DAMAGE = [
+    (truncate, "model.safetensors has 1,234 bytes, 2,000 expected"),
+    (remove, "optimizer.pt is missing"),
+    (stop_before_manifest, "manifest.json is missing, so the run was stopped while it saved"),
+    pytest.param(
+        stop_in_manifest,
+        "manifest.json",
+    ),
+]
+
+
+@pytest.mark.parametrize(("harm", "message"), DAMAGE, ids=lambda value: getattr(value, "__name__", ""))
+def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_last_whole_one(checkpoints, harm, message):
+    harm(checkpoints / "checkpoint-10")
+    with pytest.raises(ValueError, match=r"is damaged: .*; resume from the newest whole one") as error:
+        resolve_checkpoint(checkpoints, "last")
+    assert message in str(error.value) and str(checkpoints / "checkpoint-4") in str(error.value)
+    assert resolve_checkpoint(checkpoints, "last-whole") == str(checkpoints / "checkpoint-4")
+
+
+def test_the_newest_checkpoint_is_that_of_the_most_steps(checkpoints):
+    assert [folder.name for folder in list_checkpoints(checkpoints)] == [f"checkpoint-{n}" for n in (2, 4, 10)]
+    for wanted in (True, "True", "last", "last-whole"):
+        assert resolve_checkpoint(checkpoints, wanted) == str(checkpoints / "checkpoint-10")
+    assert resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-2")) == str(checkpoints / "checkpoint-2")
+    assert resolve_checkpoint(checkpoints, None) is None is resolve_checkpoint(checkpoints, False)
+
+
+def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint to resume from in .*empty"):
+        resolve_checkpoint(tmp_path / "empty", "last")
+    for folder in list_checkpoints(checkpoints):
+        stop_before_manifest(folder)
+    for folder in (checkpoints, tmp_path / "empty"):
+        assert resolve_checkpoint(folder, "last-whole") is None
+    with pytest.raises(ValueError, match="no whole checkpoint is left; start the run anew"):
+        resolve_checkpoint(checkpoints, "last")
+    with pytest.raises(ValueError, match="checkpoint-77 does not exist"):
+        resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-77"))
+
+
+def test_last_whole_resumes_from_the_checkpoint_before_a_damaged_one(make_trainer, tmp_path):
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    whole = make_trainer(**options)
+    whole.train()
+    file = tmp_path / "run" / "checkpoint-6" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(ValueError, match=r"model\.safetensors has 100 bytes, [\d,]+ expected.*checkpoint-4"):
+        make_trainer(**options).train("last")
+    resumed = make_trainer(**options)
+    resumed.train("last-whole")
+    assert logged(resumed) == logged(whole)
+    assert damage(tmp_path / "run" / "checkpoint-6") == []
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"),
+        SafetensorError("Error while serializing: I/O error: No space left on device (os error 28)"),
+        RuntimeError("[enforce fail at inline_container.cc:668] . unexpected pos 64 vs 0"),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_a_full_disk_is_reported_and_earlier_checkpoints_stay(make_trainer, monkeypatch, tmp_path, error):
+    save, calls = Trainer._save_optimizer_and_scheduler, itertools.count(1)
+
+    def full(self, folder):
+        if next(calls) > 1:
+            raise error
+        save(self, folder)
+
+    monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", full)
+    trainer = make_trainer(max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=1)
+    with pytest.raises(OSError, match=r"could not write checkpoint .*checkpoint-4: .*Earlier checkpoints are intact"):
+        trainer.train()
+    assert trainer.args.save_total_limit == 1
+    assert resolve_checkpoint(tmp_path / "run", "last-whole") == str(tmp_path / "run" / "checkpoint-2")
+
+
+def test_a_disk_that_fills_up_at_the_manifest_is_reported_alike(make_trainer, monkeypatch):
+    def full(folder, run_id):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("hrm_hf.trainer.saving.write_manifest", full)
+    with pytest.raises(OSError, match="could not write checkpoint"):
+        make_trainer(max_steps=2, save_strategy="steps", save_steps=2).train()
+
+
+def test_a_checkpoint_that_is_written_over_is_not_whole_until_it_is_complete(make_trainer, monkeypatch, tmp_path):
+    # An old manifest would vouch for a mixture of both.
+    options = {"max_steps": 2, "save_strategy": "steps", "save_steps": 1}
+    make_trainer(**options).train()
+
+    def killed(self, folder):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", killed)
+    with pytest.raises(KeyboardInterrupt):
+        make_trainer(**options).train(str(tmp_path / "run" / "checkpoint-1"))
+    assert damage(tmp_path / "run" / "checkpoint-2") != []
+
+
+def test_old_checkpoints_go_only_after_the_new_one_is_whole(make_trainer, monkeypatch, tmp_path):
+    import hrm_hf.trainer.saving as module
+
+    seen, write = [], module.write_manifest
+
+    def watched(folder, run_id):
+        seen.append([one.name for one in list_checkpoints(tmp_path / "run")])
+        write(folder, run_id)
+
+    monkeypatch.setattr(module, "write_manifest", watched)
+    make_trainer(max_steps=6, save_strategy="steps", save_steps=2, save_total_limit=1).train()
+    assert seen == [["checkpoint-2"], ["checkpoint-2", "checkpoint-4"], ["checkpoint-4", "checkpoint-6"]]
+    assert [one.name for one in list_checkpoints(tmp_path / "run")] == ["checkpoint-6"]

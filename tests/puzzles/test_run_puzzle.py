@@ -1,0 +1,237 @@
+"""`training/run_puzzle.py` from a data set to a results folder: end to end, killed and resumed, on two processes.
+
+Referee of a killed run: the same run left alone, loss by loss. Referee of two processes: one with twice the slots.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import runpy
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tiny
+import torch
+import yaml
+from datasets import Dataset, DatasetDict
+from safetensors.torch import load_file
+
+from hrm_hf import AutoModelForPuzzleSolving
+from hrm_hf.hub.manifests import damage, list_checkpoints
+from hrm_hf.puzzles.dataloader import PuzzleRows
+from hrm_hf.puzzles.dataset import PuzzleInfo, puzzle_features, save_puzzle_dataset
+from hrm_hf.puzzles.evaluation import evaluate_puzzles
+from hrm_hf.puzzles.sudoku import generated_sudoku
+
+
+SCRIPT = str(Path(__file__).parents[2] / "training" / "run_puzzle.py")
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
+RECIPE = {
+    "use_cpu": True, "report_to": "none", "logging_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-3,
+    "warmup_steps": 3, "puzzle_emb_lr": 1e-2, "max_steps": 12, "save_strategy": "steps", "save_steps": 5,
+}  # fmt: skip
+
+# A server that has imported torch once and forks a fresh process for each run: seconds instead of ten.
+forked = multiprocessing.get_context("forkserver")
+forked.set_forkserver_preload(
+    ["hrm_hf.trainer.base", "hrm_hf.cli.data", "hrm_hf.trainer.plots", "hrm_hf.hub.cards", "tiny"]
+)
+
+
+def main_in_process(args: list[str], output: str) -> None:
+    """What `python training/run_puzzle.py ARGS` does, its output going to a file."""
+    for stream in (1, 2):
+        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
+    torch.set_num_threads(1)
+    sys.argv = [SCRIPT, *args]
+    runpy.run_path(SCRIPT, run_name="__main__")
+
+
+def start(args: list[str], output: Path):
+    process = forked.Process(target=main_in_process, args=(args, str(output)))
+    process.start()
+    return process
+
+
+def run(args: list[str], output: Path) -> None:
+    """Runs to the end."""
+    process = start(args, output)
+    process.join()
+    assert process.exitcode == 0, output.read_text()[-3000:]
+
+
+def losses(out: Path) -> dict[int, float]:
+    """The loss logged at each step of a finished run; every step once."""
+    history = json.loads((out / "trainer_state.json").read_text())["log_history"]
+    found = [(entry["step"], entry["loss"]) for entry in history if "loss" in entry]
+    assert len(found) == len(dict(found))
+    return dict(found)
+
+
+@pytest.fixture(scope="module")
+def puzzles(tmp_path_factory):
+    """A data set of 4x4 boards with several puzzle identifiers, two boards to a puzzle."""
+    splits, _ = generated_sudoku(4, num_train=40, num_test=8)
+    rows = {name: PuzzleRows(split) for name, split in splits.items()}
+    built = DatasetDict()
+    for name, split in rows.items():
+        puzzle = np.arange(len(split)) // 2
+        columns = {
+            "input_ids": split.input_ids.tolist(), "labels": split.labels.tolist(),
+            "puzzle_identifiers": (1 + puzzle % (tiny.PUZZLES - 1)).tolist(),
+            "puzzle_index": puzzle.tolist(), "group_index": puzzle.tolist(),
+        }  # fmt: skip
+        built[name] = Dataset.from_dict(columns, features=puzzle_features(16))
+    info = PuzzleInfo("sudoku", (4, 4), 6, (2, 2), identifiers=["<blank>", *"abcd"])
+    return save_puzzle_dataset(built, info, tmp_path_factory.mktemp("data") / "boards")
+
+
+@pytest.fixture(scope="module")
+def start_weights(tmp_path_factory):
+    """Saved weights whose slots halt at different moments."""
+    folder = tmp_path_factory.mktemp("start")
+    tiny.model("trm", halt_exploration_prob=0.0, task="sudoku", box_shape=[2, 2]).save_pretrained(folder / "plain")
+    tiny.model("trm", halt_exploration_prob=0.5, task="sudoku", box_shape=[2, 2]).save_pretrained(folder / "exploring")
+    return folder
+
+
+@pytest.fixture
+def arguments(tmp_path, puzzles, start_weights):
+    """Command-line arguments of a tiny run: `arguments("name", weights=..., option=value, ...)`."""
+
+    def build(name, weights="exploring", **options):
+        recipe = {**RECIPE, "data_path": str(puzzles), "model_name_or_path": str(start_weights / weights)}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({**recipe, "output_dir": str(tmp_path / name), **options}))
+        return ["--recipe", str(path)]
+
+    return build
+
+
+def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(tmp_path):
+    out = tmp_path / "run"
+    recipe = {
+        **RECIPE, "model_type": "trm_puzzle", "data_path": str(tmp_path / "boards"), "output_dir": str(out),
+        "build_data": "sudoku --size 4 --num-train 30 --num-test 8", "ema_rate": 0.9,
+        "config_overrides": {
+            "hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "H_cycles": 1, "L_cycles": 2,
+            "puzzle_emb_ndim": 0, "halt_max_steps": 4,
+        },
+    }  # fmt: skip
+    (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    result = subprocess.run(
+        [sys.executable, SCRIPT, "--recipe", str(tmp_path / "recipe.yaml"), "--max_steps", "6", "--save_steps", "6"],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    expected = {
+        "model.safetensors", "raw_weights.safetensors", "config.json", "identifiers.json", "recipe.yaml",
+        "results.json", "evaluation.png", "training.png", "README.md", "trainer_state.json", "checkpoint-6",
+    }  # fmt: skip
+    assert expected <= {path.name for path in out.iterdir()}
+    assert sorted(losses(out)) == [1, 2, 3, 4, 5, 6]
+    saved = yaml.safe_load((out / "recipe.yaml").read_text())
+    assert saved["max_steps"] == 6 and saved["learning_rate"] == 1e-3 and saved["data_path"] == recipe["data_path"]
+    results = json.loads((out / "results.json").read_text())
+    assert results["task"] == "sudoku" and results["steps"] == 6 and results["parameters"] > 0
+    slots = RECIPE["per_device_train_batch_size"]  # each takes a puzzle at once, and the next after 1 to 4 steps
+    assert 2 * slots <= results["puzzles"] <= 6 * slots and results["hardware"].startswith("CPU, ")
+    card = (out / "README.md").read_text()
+    assert f"| puzzles seen | {results['puzzles']} |" in card and f"| hardware | {results['hardware']} |" in card
+    assert json.loads((out / "identifiers.json").read_text()) == ["<blank>"]
+    assert (out / "training.png").read_bytes()[:4] == (out / "evaluation.png").read_bytes()[:4] == b"\x89PNG"
+
+    # The folder alone gives the same evaluation.
+    model = AutoModelForPuzzleSolving.from_pretrained(out)
+    held_out = PuzzleRows(generated_sudoku(4, num_train=30, num_test=8)[0]["test"])
+    again = evaluate_puzzles(model, held_out.input_ids, held_out.labels, halt="fixed")
+    speed = {"puzzles_per_second"}
+    assert {n: v for n, v in again.items() if n not in speed} == {
+        n: v for n, v in results["metrics"].items() if n not in speed
+    }
+
+
+def test_a_saved_recipe_repeats_its_run(arguments, tmp_path):
+    run(arguments("first"), tmp_path / "first.txt")
+    saved = str(tmp_path / "first" / "recipe.yaml")
+    run(["--recipe", saved, "--output_dir", str(tmp_path / "second")], tmp_path / "second.txt")
+    assert losses(tmp_path / "second") == losses(tmp_path / "first")
+
+
+@pytest.mark.slow
+def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(arguments, tmp_path):
+    options = {"max_steps": 60, "save_steps": 3, "ema_rate": 0.9, "save_total_limit": 3}
+    run(arguments("alone", **options), tmp_path / "alone.txt")
+
+    killed = arguments("killed", **options)
+    out, log, draw = tmp_path / "killed", tmp_path / "killed.txt", random.Random(0)
+    moments = []
+    for kill in range(3):
+        wanted = 15 * kill + draw.randrange(6, 15)  # wait for a checkpoint of this step or later, and a little more
+        process = start([*killed, *resume_arguments(out)], log)
+        while process.is_alive() and not any(step_of(one) >= wanted for one in list_checkpoints(out)):
+            time.sleep(0.002)
+        time.sleep(draw.uniform(0, 0.15))
+        process.kill()
+        process.join()
+        assert process.exitcode == -9, log.read_text()[-3000:]
+        moments.append((step_of(list_checkpoints(out)[-1]), damage(list_checkpoints(out)[-1])))
+    run([*killed, *resume_arguments(out)], log)
+    print(f"\nkilled at (newest checkpoint, its damage): {moments}")
+    assert losses(out) == losses(tmp_path / "alone")
+    expected, found = (load_file(folder / "model.safetensors") for folder in (tmp_path / "alone", out))
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+def step_of(folder: Path) -> int:
+    return int(folder.name.rsplit("-", 1)[1])
+
+
+def resume_arguments(out: Path) -> list[str]:
+    """What a user would do: "last", or "last-whole" once the script has said that the last one is damaged."""
+    available = list_checkpoints(out)
+    if not any(not damage(folder) for folder in available):
+        return []
+    return ["--resume_from_checkpoint", "last-whole" if damage(available[-1]) else "last"]
+
+
+def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
+    run(arguments("one", weights="plain", per_device_train_batch_size=8), tmp_path / "one.txt")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
+    result = subprocess.run(
+        [*torchrun, SCRIPT, *arguments("two", weights="plain", per_device_train_batch_size=4)],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+    )
+    assert result.returncode == 0, result.stderr[-3000:]
+    one, two = tmp_path / "one", tmp_path / "two"
+    parts = [torch.load(two / "checkpoint-12" / f"act_state_{rank}.pt", weights_only=True) for rank in range(2)]
+    assert [part["stream"]["world_size"] for part in parts] == [2, 2]
+    together = torch.cat([part["carry"]["steps"] for part in parts])
+    alone = torch.load(one / "checkpoint-12" / "act_state_0.pt", weights_only=True)["carry"]
+    assert together.tolist() == alone["steps"].tolist() and len(set(together.tolist())) > 1
+    # Sums over rows are taken in another order; 12 steps of lr 1e-3 amplify that to less than 1e-5.
+    assert losses(two) == pytest.approx(losses(one), abs=1e-5)
+    expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=name)
+    before = tiny.model("trm").model.puzzle_emb.weight
+    # The table is a buffer, which `module.to(device)` may replace by a copy that the optimizer does not know.
+    moved = (found["model.puzzle_emb.weight"] - before).abs().amax(dim=1)
+    assert moved[0] == 0 and (moved[1:] > 0).all()
+
+
+def free_port() -> str:
+    import socket
+
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return str(one.getsockname()[1])

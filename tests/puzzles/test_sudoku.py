@@ -1,0 +1,460 @@
+"""Sudoku: notation, solver, generator, augmentation, readers, command line.
+
+Referees that are not ours: the 20,000 published puzzles of shared/data (their ratings come from another solver), and
+the brute force below, which knows nothing but the rules.
+"""
+
+import csv
+import gzip
+import itertools
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.puzzles import sudoku
+
+
+HARD = Path(__file__).parents[3] / "shared/data/sudoku_hard.csv.gz"
+BOXES = {4: (2, 2), 6: (2, 3), 9: (3, 3)}
+SOLVED_4 = "1234341221434321"
+needs_hard = pytest.mark.skipif(not HARD.exists(), reason=f"{HARD} is absent")
+
+
+def brute_force(board, limit):
+    """All solutions up to `limit`, by trying every digit in the first blank cell."""
+    size = int(len(board) ** 0.5)
+    box_rows, box_cols = BOXES[size]
+    if 0 not in board:
+        return [tuple(board)]
+    cell = board.index(0)
+    row, column = divmod(cell, size)
+    taken = set()
+    for other, digit in enumerate(board):
+        r, c = divmod(other, size)
+        if r == row or c == column or (r // box_rows == row // box_rows and c // box_cols == column // box_cols):
+            taken.add(digit)
+    found = []
+    for digit in set(range(1, size + 1)) - taken:
+        found += brute_force([*board[:cell], digit, *board[cell + 1 :]], limit - len(found))
+        if len(found) >= limit:
+            break
+    return found
+
+
+def grids_by_permutations():
+    """Every solved 4x4 board, from all choices of four rows."""
+    rows = list(itertools.permutations((1, 2, 3, 4)))
+    grids = set()
+    for four in itertools.product(rows, repeat=4):
+        if any(four[0][i] == four[1][i] or four[2][i] == four[3][i] for i in range(4)):
+            continue
+        grid = np.array(four)
+        if all(len(set(column)) == 4 for column in grid.T.tolist()) and all(
+            len(set(grid[r : r + 2, c : c + 2].ravel().tolist())) == 4 for r in (0, 2) for c in (0, 2)
+        ):
+            grids.add(tuple(grid.ravel().tolist()))
+    return grids
+
+
+def read_hard(count):
+    with gzip.open(HARD, "rt") as file:
+        return list(itertools.islice(csv.DictReader(file), count))
+
+
+def write_csv(path, rows, header="question,answer"):
+    path.write_text("\n".join([header, *(",".join(map(str, row)) for row in rows)]) + "\n")
+    return path
+
+
+# notation
+
+
+def test_tokens_survive_a_round_trip_from_every_notation():
+    text = "12..3.1.2.4.4.2."
+    nested = [[int(c) if c != "." else 0 for c in text[i : i + 4]] for i in range(0, 16, 4)]
+    for form in (text, text.replace(".", "0"), nested, "\n".join(text[i : i + 4] for i in range(0, 16, 4))):
+        assert sudoku.decode(sudoku.encode(form)) == text
+    assert sudoku.decode_grid(sudoku.encode(text)) == nested
+
+
+def test_blank_is_token_1_and_digit_d_is_token_d_plus_1():
+    assert sudoku.encode("." + "1234" + "." * 11)[:5].tolist() == [1, 2, 3, 4, 5]
+    assert [sudoku.sudoku_shape(size).vocab_size for size in (4, 6, 9)] == [6, 8, 11]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("123", "a board has 16 or 36 or 81 cells; got 3"),
+        ("12x4" + "." * 12, r"row 1, column 3: 'x' is no digit; expected 1 to 4"),
+        ("...." * 3 + "...5", "row 4, column 4: digit 5 is above the board's size 4"),
+    ],
+)
+def test_a_malformed_board_is_named_with_its_place(text, message):
+    with pytest.raises(ValueError, match=message):
+        sudoku.encode(text)
+
+
+def test_a_token_outside_the_vocabulary_cannot_be_decoded():
+    with pytest.raises(ValueError, match="row 1, column 2: token 6; expected 0 to 5"):
+        sudoku.decode([1, 6] + [1] * 14)
+
+
+def test_a_correct_solution_has_no_violations():
+    assert sudoku.check_solution("1...............", SOLVED_4) == []
+
+
+def test_duplicates_are_reported_by_row_column_and_box():
+    problems = sudoku.check_solution("." * 16, "2" + SOLVED_4[1:])
+    assert problems == ["row 1 holds 2 2 times", "column 1 holds 2 2 times", "box 1 holds 2 2 times"]
+
+
+def test_changed_clues_and_blanks_are_reported():
+    problems = sudoku.check_solution("4" + "." * 15, SOLVED_4[:15] + ".")
+    assert problems == ["row 4, column 4 is blank", "row 1, column 1: clue 4 was changed to 1"]
+
+
+def test_boxes_of_6x6_boards_are_two_rows_by_three_columns():
+    boxes = [cells for name, cells in sudoku.sudoku_shape(6).units if name.startswith("box")]
+    assert boxes[0] == [0, 1, 2, 6, 7, 8]
+    assert boxes[1] == [3, 4, 5, 9, 10, 11]
+
+
+# solver
+
+
+def test_the_288_grids_are_those_that_brute_force_finds():
+    assert {tuple(grid) for grid in sudoku.all_grids_4x4().tolist()} == grids_by_permutations()
+
+
+def test_an_ambiguous_board_has_more_than_one_solution():
+    assert sudoku.count_solutions("." * 81) == 2
+
+
+def test_a_contradictory_board_has_no_solution():
+    contradiction = "11" + "." * 14
+    assert sudoku.count_solutions(contradiction) == 0
+    assert sudoku.solve(contradiction) is None
+    with pytest.raises(ValueError, match="has no solution"):
+        sudoku.rate(contradiction)
+
+
+@needs_hard
+def test_published_hard_puzzles_are_solved_uniquely_and_rated_alike():
+    for row in read_hard(500):  # row 82 has a cell that is the only place of its two candidates
+        assert "".join(map(str, sudoku.solve(row["puzzle"]))) == row["solution"]
+        assert sudoku.count_solutions(row["puzzle"]) == 1
+        assert sudoku.rate(row["puzzle"]) == int(row["rating"])
+
+
+# generator
+
+
+@pytest.mark.parametrize(("size", "count", "clues"), [(4, 200, 6), (6, 10, 14), (9, 2, 34)])
+def test_generated_puzzles_have_one_solution_by_brute_force(size, count, clues):
+    for board, solution in sudoku.generate(size, count, clues, seed=3):
+        assert brute_force(board.tolist(), 2) == [tuple(solution.tolist())]
+        assert np.count_nonzero(board) == clues
+
+
+def test_generated_puzzles_are_distinct():
+    boards = [board.tobytes() for board, _ in sudoku.generate(4, 3000, 5)]
+    assert len(set(boards)) == 3000
+
+
+def test_a_clue_range_is_used_from_end_to_end():
+    counts = {int(np.count_nonzero(board)) for board, _ in sudoku.generate(4, 200, (5, 8))}
+    assert counts == {5, 6, 7, 8}
+
+
+def test_every_4x4_puzzle_with_the_fewest_clues_can_be_reached():
+    assert all(np.count_nonzero(board) == 4 for board, _ in sudoku.generate(4, 50, 4))
+
+
+@pytest.mark.parametrize(("size", "clues", "least"), [(4, 3, 4), (6, 7, 8), (9, 16, 17)])
+def test_fewer_clues_than_possible_are_refused(size, clues, least):
+    with pytest.raises(
+        ValueError, match=f"clues is {clues}; a {size}x{size} puzzle .* has {least} to {size**2} clues"
+    ):
+        sudoku.generate(size, 1, clues)
+
+
+def test_running_out_of_puzzles_is_an_error():
+    with pytest.raises(RuntimeError, match="after 288 of 289; ask for more clues or fewer puzzles"):
+        list(sudoku.generate(4, 289, 16))
+
+
+@pytest.mark.parametrize("num_aug", [0, 3])
+def test_train_and_test_share_no_4x4_solution_grid(num_aug):
+    splits, _ = sudoku.generated_sudoku(4, 400, 100, 8, num_aug=num_aug)
+    train, test = ({tuple(row) for row in splits[name]["labels"]} for name in ("train", "test"))
+    assert len(train) > 150 and len(test) > 30
+    assert not train & test
+
+
+def test_train_and_test_share_no_6x6_solution_grid():
+    splits, _ = sudoku.generated_sudoku(6, 40, 20, 16)
+    grids = [tuple(row) for name in ("train", "test") for row in splits[name]["labels"]]
+    assert len(set(grids)) == 60
+
+
+DIGEST = """
+import hashlib
+from hrm_hf.data import maze, sudoku
+pairs = [*sudoku.generate(4, 50, 6, 1), *sudoku.generate(6, 3, 14, 1), *sudoku.generate(9, 2, 30, 1)]
+pairs += maze.generate(11, 12, 3, 1)
+digest = hashlib.sha256(b"".join(a.tobytes() + b.tobytes() for a, b in pairs)).hexdigest()
+"""
+# The builders need neither torch nor datasets; a bare package in place of hrm_hf/__init__.py spares their import.
+BARE_PACKAGE = """
+import sys, types
+sys.modules["hrm_hf"] = types.ModuleType("hrm_hf")
+sys.modules["hrm_hf"].__path__ = [sys.argv[1]]
+"""
+
+
+def test_generation_repeats_itself_in_another_process_with_another_hash_seed():
+    here: dict = {}
+    exec(DIGEST, here)
+    code = BARE_PACKAGE + DIGEST + "print(digest, 'datasets' in sys.modules, 'torch' in sys.modules)"
+    command = [sys.executable, "-c", code, str(Path(sudoku.__file__).parents[1])]
+    env = {**os.environ, "PYTHONHASHSEED": "1234"}
+    there = subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout.split()
+    assert there == [here["digest"], "False", "False"]
+
+
+def test_another_seed_gives_other_puzzles():
+    first, second = ([board.tobytes() for board, _ in sudoku.generate(4, 20, 8, seed)] for seed in (0, 1))
+    assert first != second
+
+
+# augmentation
+
+
+@pytest.mark.parametrize(("size", "clues"), [(4, 6), (6, 14), (9, 32)])
+def test_augmented_puzzles_stay_valid_and_uniquely_solvable(size, clues):
+    board, solution = next(sudoku.generate(size, 1, clues))
+    boards, solutions = sudoku.augment(board, solution, 20, np.random.default_rng(0))
+    for new_board, new_solution in zip(boards, solutions):
+        assert sudoku.check_solution(new_board, new_solution) == []
+        assert sudoku.count_solutions(new_board) == 1
+        assert np.count_nonzero(new_board) == clues
+    assert len({new.tobytes() for new in boards}) > 15
+
+
+def test_augmentation_transposes_about_half_of_the_square_boards():
+    # Marked cells fill row 1 of the board: they fill a row of the new one, or a column if it was transposed.
+    solution = next(sudoku.generate(9, 1, 40))[1]
+    marked = np.where(np.arange(81) < 9, solution, 0)
+    boards, _ = sudoku.augment(marked, solution, 400, np.random.default_rng(0))
+    in_a_row = (boards.reshape(-1, 9, 9) != 0).all(axis=2).any(axis=1)
+    in_a_column = (boards.reshape(-1, 9, 9) != 0).all(axis=1).any(axis=1)
+    assert (in_a_row ^ in_a_column).all()
+    assert 160 < in_a_column.sum() < 240  # 4 standard deviations around 200
+
+
+def test_the_first_puzzle_of_each_group_is_the_original(tmp_path):
+    rows = [("." + SOLVED_4[1:], SOLVED_4), (".." + SOLVED_4[2:], SOLVED_4)]
+    splits, _ = sudoku.sudoku_from_source(write_csv(tmp_path / "s.csv", rows), num_aug=4)
+    train = splits["train"]
+    assert train["group_index"][:] == [0] * 5 + [1] * 5
+    assert train["puzzle_index"][:] == list(range(10))
+    assert [sudoku.decode(train[i]["input_ids"]) for i in (0, 5)] == [row[0] for row in rows]
+
+
+def test_augmentation_that_would_copy_every_test_solution_is_an_error(tmp_path):
+    grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4().tolist()]
+    write_csv(tmp_path / "train.csv", [("." + grids[0][1:], grids[0])])
+    write_csv(tmp_path / "test.csv", [(grid, grid) for grid in grids])
+    with pytest.raises(RuntimeError, match="use --num-aug 0"):
+        sudoku.sudoku_from_source(tmp_path, num_aug=1)
+
+
+# readers
+
+
+def write_jsonl(path, rows):
+    path.write_text("".join(json.dumps(dict(zip(("question", "answer"), row))) + "\n" for row in rows))
+    return path
+
+
+def write_parquet(path, rows):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    pq.write_table(pa.table(dict(zip(("puzzle", "solution"), map(list, zip(*rows))))), path)
+    return path
+
+
+@pytest.mark.parametrize("name", ["s.csv", "s.jsonl", "s.parquet", "s.csv.gz", "s.jsonl.gz"])
+def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
+    rows = [("." + SOLVED_4[1:], SOLVED_4), (".." + SOLVED_4[2:], SOLVED_4)]
+    plain = tmp_path / name.removesuffix(".gz")
+    {".csv": write_csv, ".jsonl": write_jsonl, ".parquet": write_parquet}[plain.suffix](plain, rows)
+    if name.endswith(".gz"):
+        (tmp_path / name).write_bytes(gzip.compress(plain.read_bytes()))
+    splits, info = sudoku.sudoku_from_source(tmp_path / name)
+    assert info.grid_shape == (4, 4) and info.box_shape == (2, 2) and info.vocab_size == 6
+    assert [sudoku.decode(ids) for ids in splits["train"]["input_ids"]] == [row[0] for row in rows]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "quiz,answer\n1,2\n",
+            r"line 1: missing column; it has \['quiz', 'answer'\], expected 'question' and 'answer'",
+        ),
+        ("question,answer\n12,34\n", r"line 2, column 'question': 2 characters '12'; expected 16 or 36 or 81"),
+        (f"question,answer\n{SOLVED_4},{SOLVED_4}\n{SOLVED_4},123\n", "line 3, column 'answer': 3 characters '123'"),
+        (f"question,answer\n{SOLVED_4},{SOLVED_4[:15]}9\n", "line 2, column 'answer': character '9' at position 16"),
+        (
+            f"question,answer\n{'.' * 16},{'1' * 16}\n",
+            "line 2, column 'answer': '1+' does not solve .*row 1 holds 1 4",
+        ),
+        (f"question,answer\n2{'.' * 15},{SOLVED_4}\n", "line 2, .*row 1, column 1: clue 2 was changed to 1"),
+        (f"question,answer\n{SOLVED_4}\n", "line 2: 1 fields; expected 2 as in line 1"),
+        (f"question,answer,rating\n{SOLVED_4},{SOLVED_4},x\n", "line 2, column 'rating': 'x'; expected a number"),
+        ("question,answer\n", "has no rows"),
+    ],
+)
+def test_a_faulty_csv_is_named_with_line_column_and_value(tmp_path, text, message):
+    path = tmp_path / "s.csv"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"s\.csv.*{message}"):
+        sudoku.sudoku_from_source(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"question": ', r"line 2: broken JSON \(Expecting value at character"),
+        ("[1]", r"line 2: '\[1\]\\n'; expected a JSON object"),
+        ('{"question": "1"}', "line 2, column 'answer': None; expected a string"),
+    ],
+)
+def test_a_faulty_jsonl_is_named_with_its_line(tmp_path, line, message):
+    path = write_jsonl(tmp_path / "s.jsonl", [(SOLVED_4, SOLVED_4)])
+    path.write_text(path.read_text() + line + "\n")
+    with pytest.raises(ValueError, match=message):
+        sudoku.sudoku_from_source(path)
+
+
+def test_an_unknown_kind_of_file_is_refused(tmp_path):
+    (tmp_path / "s.xlsx").touch()
+    with pytest.raises(ValueError, match=r"unknown kind of file '.xlsx'; expected .csv\[.gz\], .jsonl"):
+        sudoku.sudoku_from_source(tmp_path / "s.xlsx")
+
+
+def test_the_last_rows_become_the_test_split(tmp_path):
+    grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4()[:10].tolist()]
+    path = write_csv(tmp_path / "s.csv", [(grid, grid) for grid in grids])
+    splits, _ = sudoku.sudoku_from_source(path, test_size=3)
+    assert [sudoku.decode(ids) for ids in splits["test"]["labels"]] == grids[7:]
+    assert len(splits["train"]) == 7
+
+
+def test_a_test_size_beside_a_test_split_is_refused(tmp_path):
+    for name in ("train.csv", "test.csv"):
+        write_csv(tmp_path / name, [(SOLVED_4, SOLVED_4)])
+    with pytest.raises(ValueError, match="has a test split of its own"):
+        sudoku.sudoku_from_source(tmp_path, test_size=1)
+
+
+def test_min_difficulty_filters_both_splits_and_the_sample_is_drawn_from_what_is_left(tmp_path):
+    grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4()[:40].tolist()]
+    path = write_csv(tmp_path / "s.csv", [(g, g, i % 2) for i, g in enumerate(grids)], "question,answer,rating")
+    splits, _ = sudoku.sudoku_from_source(path, min_difficulty=1, subsample_size=5, test_size=10)
+    assert splits["train"]["rating"][:] == [1.0] * 5
+    assert splits["test"]["rating"][:] == [1.0] * 5
+    assert len({tuple(row) for row in splits["train"]["labels"]}) == 5
+
+
+def test_a_sample_larger_than_the_source_is_refused(tmp_path):
+    path = write_csv(tmp_path / "s.csv", [(SOLVED_4, SOLVED_4)])
+    with pytest.raises(ValueError, match="subsample_size is 2; expected 1 to 1 puzzles"):
+        sudoku.sudoku_from_source(path, subsample_size=2)
+
+
+def test_a_hub_set_is_read_from_its_two_splits(monkeypatch):
+    import datasets
+
+    boards = {"train": "." + SOLVED_4[1:], "test": ".." + SOLVED_4[2:]}
+    rows = {"source": ["x"], "answer": [SOLVED_4], "rating": [7]}
+    hub = datasets.DatasetDict(
+        {name: datasets.Dataset.from_dict({**rows, "question": [board]}) for name, board in boards.items()}
+    )
+    monkeypatch.setattr(datasets, "load_dataset", lambda name: {"org/extreme": hub}[name])
+    splits, _ = sudoku.sudoku_from_source("hub:org/extreme", num_aug=0)
+    assert {name: split["rating"][:] for name, split in splits.items()} == {"train": [7.0], "test": [7.0]}
+
+
+@needs_hard
+def test_ratings_that_a_source_lacks_are_computed(tmp_path):
+    rows = read_hard(5)
+    path = write_csv(tmp_path / "s.csv", [(row["puzzle"], row["solution"]) for row in rows], "puzzle,solution")
+    splits, _ = sudoku.sudoku_from_source(path)
+    assert splits["train"]["rating"][:] == [float(row["rating"]) for row in rows]
+
+
+# command line
+
+
+def test_the_command_writes_a_folder_that_load_dataset_streams(tmp_path):
+    from datasets import load_dataset
+
+    from hrm_hf.puzzles.dataset import load_puzzle_info
+
+    out = str(tmp_path / "s4")
+    options = ["--size", "4", "--clues", "7-9", "--num-train", "30", "--num-test", "10", "--out", out, "--json"]
+    result = CliRunner().invoke(app, ["data", "sudoku", *options])
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout.splitlines()[-1])["train_rows"] == 30
+    rows = list(load_dataset(out, split="test", streaming=True))
+    assert len(rows) == 10
+    for row in rows:
+        assert sudoku.check_solution(sudoku.decode(row["input_ids"]), sudoku.decode(row["labels"])) == []
+        assert row["puzzle_identifiers"] == 0
+    info = load_puzzle_info(out)
+    assert info.task == "sudoku" and info.identifiers == ["<blank>"] and info.options["clues"] == [7, 9]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--size", "5"], "Sudoku size is 5"),
+        (["--size", "4", "--clues", "3"], "clues is 3"),
+        (["--clues", "many"], "--clues is 'many'"),
+        (["--test-size", "5"], "--test-size has no effect on generated sets"),
+        (["--source", "x.csv", "--num-train", "5"], "--num-train has no effect on sets read"),
+        (["--source", "absent.csv"], "absent.csv does not exist"),
+    ],
+)
+def test_bad_usage_exits_with_status_2(tmp_path, options, message):
+    result = CliRunner().invoke(app, ["data", "sudoku", *options, "--out", str(tmp_path / "o")])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_a_folder_with_other_options_is_refused_before_the_build(tmp_path):
+    out = str(tmp_path / "s4")
+    for seed, status in (("0", 0), ("0", 0), ("1", 2)):
+        options = ["--size", "4", "--num-train", "5", "--num-test", "5", "--seed", seed, "--out", out]
+        assert CliRunner().invoke(app, ["data", "sudoku", *options]).exit_code == status
+
+
+@needs_hard
+def test_the_published_set_becomes_9x9_rows(tmp_path):
+    out = str(tmp_path / "s9")
+    options = ["--source", str(HARD), "--test-size", "100", "--subsample-size", "50", "--num-aug", "3", "--out", out]
+    result = CliRunner().invoke(app, ["data", "sudoku", *options, "--json"])
+    assert result.exit_code == 0, result.output
+    summary = json.loads(result.stdout.splitlines()[-1])
+    assert (summary["train_rows"], summary["test_rows"]) == (200, 100)

@@ -1,0 +1,77 @@
+"""Rows of prompts and answers: the formats that are read, and what is said of those that are not."""
+
+import gzip
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from hrm_hf.text.answers import is_conversation, load_answers
+from hrm_hf.text.sources import BadLineError
+
+
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+PAIR = {"prompt": "a", "completion": "b"}
+
+
+def write(path, *rows):
+    path.write_text("".join((row if isinstance(row, str) else json.dumps(row)) + "\n" for row in rows))
+    return str(path)
+
+
+@pytest.mark.parametrize(
+    ("kind", "row", "talks"),
+    [
+        ("sft", PAIR, False),
+        ("sft", {"messages": TURNS}, True),
+        ("sft", {"text": "a"}, False),
+        ("sft", {"prompt": TURNS[:1], "completion": TURNS[1:]}, True),
+        ("dpo", {"prompt": "a", "chosen": "b", "rejected": "c"}, False),
+        ("dpo", {"chosen": TURNS, "rejected": TURNS}, True),
+        ("grpo", {"prompt": "a"}, False),
+    ],
+)
+def test_rows_of_every_format_keep_its_keys_alone(tmp_path, kind, row, talks):
+    rows = load_answers([write(tmp_path / "rows.jsonl", {**row, "source": 7}, "", row)], kind)
+    assert rows.to_list() == [row, row] and is_conversation(rows) is talks
+
+
+def test_files_of_all_kinds_and_folders_are_one_set_of_rows(tmp_path):
+    write(tmp_path / "a.jsonl", PAIR)
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(json.dumps({**PAIR, "prompt": "é"}).encode()))
+    pq.write_table(pa.Table.from_pylist([{**PAIR, "prompt": "c"}]), tmp_path / "c.parquet")
+    assert load_answers([str(tmp_path)], "sft")["prompt"][:] == ["a", "é", "c"]
+    assert load_answers([str(tmp_path), str(tmp_path / "a.jsonl")], "sft", limit=2)["prompt"][:] == ["a", "é"]
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "message"),
+    [
+        ("sft", [PAIR, '{"prompt": "a", '], r"rows.jsonl, line 2: broken JSON \("),
+        ("sft", [PAIR, "[1]"], r"rows.jsonl, line 2: \[1\]; expected a JSON object"),
+        ("sft", [PAIR, {"prompt": "a"}], r"rows.jsonl, line 2: no key 'completion', it has \['prompt'\]"),
+        ("sft", [PAIR, {**PAIR, "completion": None}], r"rows.jsonl, line 2: 'completion' is None; expected a text"),
+        ("sft", [PAIR, {**PAIR, "prompt": TURNS}], r"rows.jsonl, line 2: 'prompt' is .*; expected a text"),
+        ("sft", [{"messages": []}], r"line 1: 'messages' is \[\]; expected messages"),
+        ("sft", [{"messages": [{"role": "user"}]}], "line 1: 'messages' is .*; expected messages"),
+        ("sft", [{"prompt": "a", "completion": TURNS}], "line 1: prompt, completion must all be texts, or all"),
+        ("dpo", [PAIR], r"line 1: keys \['prompt', 'completion'\]; expected .*\"chosen\": ..., \"rejected\""),
+    ],
+)
+def test_a_bad_line_is_named_with_its_file_and_number(tmp_path, kind, rows, message):
+    with pytest.raises(BadLineError, match=message):
+        load_answers([write(tmp_path / "rows.jsonl", *rows)], kind)
+
+
+def test_files_without_rows_and_of_other_kinds_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"rows.jsonl: no rows; expected \{\"prompt\": ...\}"):
+        load_answers([write(tmp_path / "rows.jsonl")], "grpo")
+    with pytest.raises(ValueError, match="no source: no rows"):
+        load_answers([], "grpo")
+    with pytest.raises(ValueError, match=r"text.txt is plain text; expected .jsonl"):
+        load_answers([write(tmp_path / "text.txt", "a")], "sft")
+    with pytest.raises(ValueError, match=r"broken.parquet is no Parquet file"):
+        load_answers([write(tmp_path / "broken.parquet", "a")], "sft")
+    with pytest.raises(FileNotFoundError, match=r"none.jsonl does not exist"):
+        load_answers([str(tmp_path / "none.jsonl")], "sft")

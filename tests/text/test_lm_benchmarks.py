@@ -1,0 +1,65 @@
+"""The benchmarks compare like with like: peers of equal size and equal work, FLOPs as torch counts them."""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import lm_halting
+import lm_models
+import lm_quality
+
+
+EQUAL_SIZE = ("hrm_lm_m4", "hrm_text", "llama", "rlm_mhc", "rlm_mhc_off")
+
+
+@pytest.mark.parametrize("peer", EQUAL_SIZE)
+def test_peers_of_equal_size_have_as_many_parameters_within_2_percent(peer):
+    wanted = lm_models.count_parameters(lm_models.peer_config("hrm_lm", "1m"))
+    assert lm_models.count_parameters(lm_models.peer_config(peer, "1m")) == pytest.approx(wanted, rel=0.02)
+
+
+def test_the_llama_of_equal_work_has_as_many_forward_flops_within_2_percent():
+    hrm, llama = (lm_models.peer_config(peer, "1m", 256) for peer in ("hrm_lm", "llama_equal_flops"))
+    forward = [lm_models.flops_per_token(config, 256, backward=False) for config in (hrm, llama)]
+    assert forward[1] == pytest.approx(forward[0], rel=0.02)
+
+
+@pytest.mark.parametrize("peer", ["hrm_lm", "hrm_lm_m4", "hrm_text", "llama", "rlm_mhc"])
+def test_analytic_training_flops_are_those_that_torch_counts(peer):
+    analytic, counted = lm_quality.measured_flops(lm_models.peer_config(peer, "tiny"), 64)
+    assert analytic == pytest.approx(counted, rel=0.02)
+
+
+def test_a_forward_alone_costs_what_torch_counts():
+    config = lm_models.peer_config("hrm_lm", "tiny")
+    analytic, counted = lm_quality.measured_flops(config, 64, backward=False)
+    assert analytic == pytest.approx(counted, rel=1e-6)
+
+
+def test_flops_of_hrm_lm_follow_the_segments_that_ran():
+    config = lm_models.peer_config("hrm_lm_m4", "tiny")
+    one, four = (lm_models.flops_per_token(config, 64, segments=segments) for segments in (1, 4))
+    assert four == pytest.approx(4 * one)
+
+
+def test_a_text_is_one_id_a_byte_and_documents_end_in_one_eos():
+    ids = lm_models.ids_of(b"ab\n<|endoftext|>\nc")
+    assert ids.tolist() == [8 + ord("a"), 8 + ord("b"), 8 + ord("\n"), lm_models.EOS_ID, 8 + ord("c")]
+
+
+def test_random_halting_has_the_average_it_was_asked_for():
+    rule = lm_halting.RandomExit(lm_halting.hazards_of(lm_halting.around(2.3, 4)))
+    state = type("State", (), {"hidden": torch.zeros(100, 200, 1)})()
+    thinking, steps = torch.ones(100, 200, dtype=torch.bool), torch.zeros(100, 200)
+    for _ in range(3):
+        steps += thinking
+        thinking &= ~rule.check(state)
+    steps += thinking
+    assert steps.mean().item() == pytest.approx(2.3, abs=0.02)
+    assert set(np.unique(steps)) == {2.0, 3.0}

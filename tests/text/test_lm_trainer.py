@@ -1,0 +1,574 @@
+"""`HrmTrainer` on causal language models: what is measured, which steps are skipped, exact resume, DDP.
+
+Referees: transformers' Trainer, torch's cross entropy on the whole data, and an uninterrupted run.
+"""
+
+import itertools
+import json
+import math
+from pathlib import Path
+
+import pytest
+import tiny
+import tiny_lm
+import torch
+from datasets import Dataset
+from safetensors.torch import load_file
+from tiny_lm import logged, text, weights
+from tolerances import assert_copied
+from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
+
+from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, damage, list_checkpoints, write_manifest
+from hrm_hf.trainer import HrmTrainer, NonFiniteError
+from hrm_hf.trainer.arguments import LmTrainingArguments, PuzzleTrainingArguments
+from hrm_hf.trainer.callbacks import LM_FIGURES, BackpropWarmupCallback, FigureProgressCallback
+from hrm_hf.trainer.optim import AdamATan2
+
+
+ARCHITECTURES = ["llama", "gpt2", "hrm_lm"]
+NOT_OVER_TOKENS = {"q_halt_accuracy", "q_halt_calibration"}  # means over segments that went on, so not additive
+DETERMINISTIC = {"halt_exploration_prob": 0.0}
+
+
+@pytest.fixture
+def make(tmp_path):
+    """`make(model or architecture, **arguments)`: a trainer whose folder is `tmp_path / "run"`."""
+
+    def build(model="llama", **arguments):
+        model = tiny_lm.model(model) if isinstance(model, str) else model
+        return tiny_lm.trainer(tmp_path / "run", model, **arguments)
+
+    return build
+
+
+def cross_entropy(model, data: Dataset) -> float:
+    """Mean over all labelled tokens of the data, by torch alone."""
+    batch = data.with_format("torch")[:]
+    with torch.no_grad():
+        logits = model.eval()(input_ids=batch["input_ids"]).logits[:, :-1]
+    return torch.nn.functional.cross_entropy(logits.flatten(0, 1), batch["labels"][:, 1:].flatten()).item()
+
+
+def optimizer_of(trainer):
+    return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+
+
+# ---- what is measured in training ----
+
+
+@pytest.mark.parametrize("architecture", ["llama", "hrm_lm"])
+def test_a_log_is_the_mean_over_all_labelled_tokens_since_the_last_one(make, architecture):
+    # Weights that do not move: three steps of two micro-batches are one pass over the data.
+    model = tiny_lm.model(architecture, **(DETERMINISTIC if architecture == "hrm_lm" else {}))
+    data = text(24, ignored=True)
+    steps = {"gradient_accumulation_steps": 2, "max_steps": 3, "logging_steps": 3, "halt_warmup_ratio": 0.0}
+    trainer = make(model, train=data, learning_rate=0.0, **steps)
+    trainer.train()
+    entry = logged(trainer)[0]
+    batch = data.with_format("torch")[:]
+    with torch.no_grad():
+        whole = model.train()(**batch)
+    assert entry["lm_loss"] == pytest.approx(cross_entropy(model, data), rel=1e-5)
+    assert entry["perplexity"] == pytest.approx(math.exp(entry["lm_loss"]))
+    if architecture == "hrm_lm":
+        parts = {n: v.item() for n, v in whole.items() if n.endswith("_loss")}
+        parts |= {n: v.item() for n, v in whole.metrics.items() if n not in {*NOT_OVER_TOKENS, "perplexity"}}
+        assert {"lm_loss", "ponder_loss", "q_halt_loss", "deep_supervision_loss", "avg_steps"} <= parts.keys()
+        assert {n: entry[n] for n in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
+
+
+def test_the_loss_and_the_weights_are_those_of_the_library(make, tmp_path):
+    options = {"max_steps": 5, "gradient_accumulation_steps": 2, "max_grad_norm": 0.5, "lr_scheduler_type": "linear"}
+    mine = make("gpt2", **options, weight_decay=0.1)
+    mine.train()
+    model = tiny_lm.model("gpt2")
+    decayed = {p for p in model.parameters() if p.ndim >= 2}
+    groups = [{"params": list(decayed)}, {"params": [p for p in model.parameters() if p not in decayed]}]
+    groups[1]["weight_decay"] = 0.0
+    args = TrainingArguments(
+        output_dir=str(tmp_path / "library"), use_cpu=True, report_to="none", disable_tqdm=True, logging_steps=1,
+        per_device_train_batch_size=4, learning_rate=1e-2, warmup_steps=2, save_strategy="no", **options,
+    )  # fmt: skip
+    optimizer = torch.optim.AdamW(groups, lr=1e-2, betas=(0.9, 0.95), weight_decay=0.1)
+    library = Trainer(model, args, train_dataset=text(24), optimizers=(optimizer, None))
+    library.train()
+    for name in ("loss", "grad_norm", "learning_rate"):
+        expected = [entry[name] for entry in library.state.log_history if "loss" in entry]
+        assert [entry[name] for entry in logged(mine)] == pytest.approx(expected, rel=1e-5)
+    for name, value in weights(library.model).items():
+        torch.testing.assert_close(weights(mine.model)[name], value, rtol=0, atol=1e-5, msg=name)
+
+
+def test_speed_counts_the_labelled_tokens_after_the_shift(make, monkeypatch):
+    data, found = text(24, ignored=True), []
+    trainer = make(train=data, max_steps=6)
+    monkeypatch.setattr(
+        trainer, "_training_logs", lambda sums, steps, seconds: found.append((sums["tokens"], steps)) or {}
+    )
+    trainer.train()
+    expected = sum(label != -100 for row in data["labels"] for label in row[1:])
+    assert sum(tokens for tokens, _ in found) == expected
+    assert [steps for _, steps in found] == [1] * 6
+
+
+def test_without_a_gpu_no_memory_is_reported(make):
+    trainer = make(max_steps=1)
+    trainer.train()
+    assert "peak_memory_gib" not in trainer.state.log_history[0] and trainer.state.log_history[0]["tokens_per_second"]
+
+
+def test_label_smoothing_hides_the_training_perplexity_and_not_that_of_the_evaluation(make):
+    trainer = make(max_steps=2, label_smoothing_factor=0.1)
+    trainer.train()
+    assert "perplexity" not in logged(trainer)[0]
+    metrics = trainer.evaluate()
+    assert metrics["eval_loss"] == pytest.approx(cross_entropy(trainer.model, trainer.eval_dataset), rel=1e-5)
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(metrics["eval_loss"]))
+    assert trainer.label_smoother is not None
+
+
+def test_label_smoothing_of_the_library_is_refused_where_it_would_not_shift_the_labels(make):
+    with pytest.raises(ValueError, match=r"HrmLmForCausalLM with labels that are not shifted\. Set the model's own"):
+        make("hrm_lm", label_smoothing_factor=0.1)
+
+
+# ---- evaluation ----
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_evaluation_is_the_mean_over_all_labelled_tokens(make, architecture):
+    trainer = make(architecture, bytes_per_token=4.0)  # 10 rows in batches of 4, labels of other lengths
+    metrics = trainer.evaluate()
+    expected = cross_entropy(trainer.model, trainer.eval_dataset)
+    assert metrics["eval_lm_loss"] == pytest.approx(expected, rel=1e-5)
+    assert metrics["eval_perplexity"] == pytest.approx(math.exp(expected), rel=1e-5)
+    assert metrics["eval_bits_per_byte"] == pytest.approx(expected / math.log(2) / 4.0, rel=1e-5)
+    assert metrics["eval_tokens"] == sum(x != -100 for row in trainer.eval_dataset["labels"] for x in row[1:])
+    if architecture == "hrm_lm":
+        batch = trainer.eval_dataset.with_format("torch")[:]
+        with torch.no_grad():
+            whole = trainer.model(**batch)
+        for name in ("avg_steps", "convergence_rate", "token_accuracy"):
+            assert metrics[f"eval_{name}"] == pytest.approx(whole.metrics[name].item(), rel=1e-4)
+        for name in ("ponder_loss", "q_halt_loss", "deep_supervision_loss", "loss"):
+            assert metrics[f"eval_{name}"] == pytest.approx(whole[name].item(), rel=1e-4)
+
+
+def test_each_evaluation_set_has_its_own_bytes_per_token(make):
+    sets = {"books": text(6, seed=5), "code": text(6, seed=6)}
+    metrics = make(evaluation=sets, bytes_per_token={"books": 4.0}).evaluate()
+    expected = metrics["eval_books_lm_loss"] / math.log(2) / 4.0
+    assert metrics["eval_books_bits_per_byte"] == pytest.approx(expected)
+    assert "eval_code_perplexity" in metrics and "eval_code_bits_per_byte" not in metrics
+
+
+def test_an_evaluation_without_labelled_tokens_says_so(make):
+    data = Dataset.from_dict({"input_ids": [[1, 2, 3]], "labels": [[-100] * 3]})
+    with pytest.raises(ValueError, match="the evaluation data have no labelled token"):
+        make(evaluation=data).evaluate()
+
+
+def test_a_metric_function_sees_logits_and_labels(make):
+    trainer = make()
+    trainer.compute_metrics = lambda prediction: {"rows": len(prediction.label_ids)}
+    metrics = trainer.evaluate()
+    assert metrics["eval_rows"] == 10
+    assert metrics["eval_lm_loss"] == pytest.approx(cross_entropy(trainer.model, trainer.eval_dataset), rel=1e-5)
+
+
+def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make):
+    trainer = make(ema_rate=0.9)
+    trainer.train()
+    raw = weights(trainer.model)
+    found = trainer.evaluate()["eval_lm_loss"]
+    assert_copied(weights(trainer.model), raw)
+    of_raw = cross_entropy(trainer.model, trainer.eval_dataset)
+    with trainer.averaged_weights():
+        of_average = cross_entropy(trainer.model, trainer.eval_dataset)
+    assert found == pytest.approx(of_average, rel=1e-5) != pytest.approx(of_raw, rel=1e-5)
+
+
+# ---- steps that are not finite ----
+
+
+@pytest.mark.parametrize("part", ["loss", "gradient"])
+@pytest.mark.parametrize("max_grad_norm", [0.0, 1.0])
+def test_a_step_that_is_not_finite_moves_neither_weights_nor_moments(make, part, max_grad_norm):
+    model = tiny_lm.model("llama")
+    tiny_lm.break_at(model, {3, 6}, part)  # the first micro-batch of step 2, the second of step 3
+    before, states = [], []
+
+    class Watch(TrainerCallback):
+        def on_step_begin(self, args, state, control, optimizer=None, **kwargs):
+            before.append(weights(model))
+            moments = getattr(optimizer, "optimizer", optimizer).state.values()
+            states.append([value.clone() for state in moments for value in state.values()])
+
+    trainer = make(model, gradient_accumulation_steps=2, max_steps=5, max_grad_norm=max_grad_norm, callbacks=[Watch()])
+    result = trainer.train()
+    moved = [any((a[n] != b[n]).any() for n in a) for a, b in itertools.pairwise(before)]
+    assert moved == [True, False, False, True]
+    for earlier in states[2:4]:
+        assert all(torch.equal(a, b) for a, b in zip(states[1], earlier, strict=True))
+    entries = logged(trainer)
+    assert [entry.get("nonfinite_steps") for entry in entries] == [None, 1, 2, 2, 2]
+    assert [entry["loss"] for entry in entries[1:3]] == [0.0, 0.0]
+    assert all(math.isfinite(entry[name]) for entry in entries[3:] for name in ("loss", "lm_loss", "grad_norm"))
+    assert math.isfinite(result.training_loss)
+    assert all(value.isfinite().all() for value in weights(model).values())
+
+
+def test_too_many_steps_in_a_row_stop_the_run_with_the_reason(make):
+    model = tiny_lm.model("llama")
+    tiny_lm.break_at(model, set(range(3, 100)))
+    trainer = make(model, max_steps=20, max_nonfinite_steps=3)
+    with pytest.raises(NonFiniteError, match=r"in 3 steps in a row, the last at step 5 .*those of the last good step"):
+        trainer.train()
+
+
+def test_a_resumed_run_remembers_the_skipped_steps(make):
+    model = tiny_lm.model("llama")
+    tiny_lm.break_at(model, {3, 4})
+    make(model, max_steps=4, save_strategy="steps", save_steps=4).train()
+    resumed = make(max_steps=5)
+    resumed.train("last")
+    assert (resumed.nonfinite_steps, resumed.nonfinite_in_a_row) == (2, 0)
+
+
+# ---- optimizer and schedule ----
+
+
+def test_weight_decay_spares_vectors_and_scalars(make):
+    model = tiny_lm.model("llama")
+    model.model.gate = torch.nn.Parameter(torch.ones(3))  # a name that the library would decay
+    model.model.temperature = torch.nn.Parameter(torch.ones(()))
+    trainer = make(model)
+    assert {"model.gate", "model.temperature"} <= set(Trainer.get_decay_parameter_names(trainer, model))
+    names = set(trainer.get_decay_parameter_names(model))
+    assert names == {n for n, p in model.named_parameters() if p.ndim >= 2}
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "hrm_lm"])
+def test_adam_atan2_trains_a_language_model_with_decay_on_matrices_alone(make, architecture):
+    trainer = make(architecture, adam_atan2=True, weight_decay=0.3, learning_rate=1e-3)
+    before = weights(trainer.model)
+    trainer.train()
+    optimizer = optimizer_of(trainer)
+    assert isinstance(optimizer, AdamATan2)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.3, 0.0]
+    matrices, vectors = ({p.ndim for p in group["params"]} for group in optimizer.param_groups)
+    assert min(matrices) >= 2 and vectors == {1}
+    assert sum(len(group["params"]) for group in optimizer.param_groups) == len(before)
+    still = [name for name, value in weights(trainer.model).items() if torch.equal(value, before[name])]
+    assert still == []
+
+
+def test_the_cosine_ends_at_its_floor_and_other_schedules_are_the_librarys(make):
+    trainer = make(max_steps=6, learning_rate=1.0, lr_min_ratio=0.1, max_grad_norm=0.0)
+    trainer.create_optimizer_and_scheduler(6)
+    rates = [trainer.lr_scheduler.lr_lambdas[0](step) for step in range(6)]
+    assert rates[0] == 0.5 and rates[1] == 1.0 and rates[-1] == pytest.approx(0.1)
+    assert rates[1:] == sorted(rates[1:], reverse=True)
+    other = make(max_steps=6, learning_rate=1.0, lr_scheduler_type="constant_with_warmup")
+    other.create_optimizer_and_scheduler(6)
+    assert [other.lr_scheduler.lr_lambdas[0](step) for step in range(6)] == [0, 0.5, 1, 1, 1, 1]
+
+
+# ---- back-prop warm-up, progress, arguments ----
+
+
+class Depths(TrainerCallback):
+    """The back-prop depth of each step."""
+
+    def __init__(self):
+        self.seen = {}
+
+    def on_substep_end(self, args, state, control, model=None, **kwargs):
+        self.seen[state.global_step] = model.model.bp_steps
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        self.seen[state.global_step] = model.model.bp_steps
+
+
+def test_the_back_prop_depth_grows_from_two_to_that_of_the_config(make):
+    depths = Depths()
+    trainer = make("hrm_lm", max_steps=10, bp_warmup_ratio=0.6, callbacks=[depths])
+    trainer.train()
+    assert list(depths.seen.values()) == [2, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    assert trainer.model.config.bp_steps == 4
+
+
+def test_a_resumed_run_has_the_back_prop_depth_of_its_step(make):
+    options = {"max_steps": 10, "bp_warmup_ratio": 0.6, "save_strategy": "steps", "save_steps": 4}
+    make("hrm_lm", **options).train()
+    depths = Depths()
+    make("hrm_lm", **options, callbacks=[depths]).train(make().args.output_dir + "/checkpoint-4")
+    assert depths.seen == {4: 3, 5: 3, 6: 4, 7: 4, 8: 4, 9: 4}
+
+
+def test_only_models_with_a_depth_to_set_get_the_warm_up(make):
+    def has(trainer):
+        return any(isinstance(one, BackpropWarmupCallback) for one in trainer.callback_handler.callbacks)
+
+    assert has(make("hrm_lm")) and not has(make("hrm_lm", bp_warmup_ratio=0.0)) and not has(make("gpt2"))
+
+
+def test_checkpoints_keep_the_cache_that_training_switches_off(make):
+    trainer = make("llama", max_steps=1, save_strategy="steps", save_steps=1)
+    trainer.train()
+    trainer.save_model()
+    for folder in (Path(trainer.args.output_dir), Path(trainer.args.output_dir, "checkpoint-1")):
+        assert json.loads((folder / "config.json").read_text())["use_cache"] is True
+
+
+def test_tokens_may_halt_after_the_warm_up_only(make):
+    class Halts(TrainerCallback):
+        seen = []
+
+        def on_substep_end(self, args, state, control, model=None, **kwargs):
+            self.seen.append((state.global_step, model.model.halts_in_training))
+
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            self.seen.append((state.global_step, model.model.halts_in_training))
+
+    trainer = make("hrm_lm", max_steps=4, halt_warmup_ratio=0.5, callbacks=[Halts()])
+    trainer.train()
+    assert sorted(set(Halts.seen)) == [(0, False), (1, False), (2, True), (3, True)]
+
+
+@pytest.mark.parametrize("final", [2, 3, 5, 12])
+def test_the_depth_never_falls_and_reaches_its_end_with_the_warm_up(final):
+    warmup = BackpropWarmupCallback(0.2)
+    depths = [warmup.depth_at(step, 1000, final) for step in range(1000)]
+    assert depths == sorted(depths) and depths[0] == 2 and set(depths[200:]) == {final}
+    assert set(depths) == set(range(2, final + 1))
+
+
+def test_the_progress_line_shows_the_figures_of_a_language_model(capsys):
+    progress = FigureProgressCallback(LM_FIGURES)
+    state = type("State", (), {"is_world_process_zero": True, "global_step": 120})()
+    progress.on_log(None, state, None, {"loss": 3.2, "perplexity": 24.5, "tokens_per_second": 12345.6, "other": 1})
+    progress.on_log(None, state, None, {"eval_lm_loss": 3.0, "eval_perplexity": 20.1, "eval_bits_per_byte": 1.08})
+    train, evaluation = capsys.readouterr().out.splitlines()
+    assert train.startswith("   step    120") and "perplexity     24.50" in train and "12,346 tokens/s" in train
+    assert evaluation.startswith(">> step    120") and "bits per byte 1.0800" in evaluation
+
+
+def test_the_global_batch_is_shared_by_accumulated_batches(tmp_path):
+    options = {"output_dir": str(tmp_path), "use_cpu": True, "gradient_accumulation_steps": 4}
+    assert LmTrainingArguments(**options, global_batch_size=24).per_device_train_batch_size == 6
+    with pytest.raises(ValueError, match="global_batch_size=10 cannot be shared by 1 processes times 4 accumulated"):
+        LmTrainingArguments(**options, global_batch_size=10)
+
+
+def test_defaults_are_those_of_language_models(tmp_path):
+    args = LmTrainingArguments(output_dir=str(tmp_path), use_cpu=True)
+    assert (args.weight_decay, args.adam_beta1, args.adam_beta2, args.max_grad_norm) == (0.1, 0.9, 0.95, 1.0)
+    assert (args.warmup_steps, args.lr_min_ratio, args.adam_atan2) == (1000, 0.1, False)
+    assert args.lr_scheduler_type == SchedulerType.COSINE and args.ddp_find_unused_parameters is False
+
+
+@pytest.mark.parametrize(
+    ("model", "args_class", "message"),
+    [
+        ("llama", PuzzleTrainingArguments, "args is a PuzzleTrainingArguments; LlamaForCausalLM needs LmTrainingAr"),
+        ("llama", TrainingArguments, "args is a TrainingArguments; LlamaForCausalLM needs LmTrainingArguments"),
+        ("trm", LmTrainingArguments, "args is a LmTrainingArguments; TrmPuzzleForSolving needs PuzzleTrainingArgu"),
+    ],
+)
+def test_arguments_of_the_other_kind_of_model_are_refused(tmp_path, model, args_class, message):
+    model = tiny.model(model) if model == "trm" else tiny_lm.model(model)
+    with pytest.raises(TypeError, match=message):
+        HrmTrainer(model, args_class(output_dir=str(tmp_path), use_cpu=True))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"bp_warmup_ratio": 20.0}, "bp_warmup_ratio=20.0 must be a share of the run"),
+        ({"halt_warmup_ratio": -1.0}, "halt_warmup_ratio=-1.0 must be a share of the run"),
+        ({"early_stopping_patience": 0}, "early_stopping_patience=0 must be 1 or more"),
+        ({"early_stopping_patience": 2}, "early_stopping_patience=2 needs evaluations: set --eval_strategy"),
+    ],
+)
+def test_arguments_that_cannot_be_meant_are_refused(tmp_path, arguments, message):
+    with pytest.raises(ValueError, match=message):
+        LmTrainingArguments(output_dir=str(tmp_path), use_cpu=True, **arguments)
+
+
+# ---- precision, memory, compilation ----
+
+
+def test_bf16_is_autocast_over_float32_weights(make):
+    model, seen = tiny_lm.model("hrm_lm"), []
+    model.model.H_module.register_forward_hook(lambda *_: seen.append(torch.is_autocast_enabled("cpu")))
+    trainer = make(model, bf16=True, max_steps=2)
+    trainer.train()
+    assert seen and all(seen)
+    assert {p.dtype for p in trainer.model.parameters()} == {torch.float32}
+    assert trainer.accelerator.mixed_precision == "bf16"
+
+
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_gradient_checkpointing_changes_no_loss(make, architecture):
+    plain = make(architecture, max_steps=3)
+    plain.train()
+    saving = make(architecture, max_steps=3, activation_checkpointing=True)
+    saving.train()
+    assert saving.model.is_activation_checkpointing
+    expected = [entry["loss"] for entry in logged(plain)]
+    assert [entry["loss"] for entry in logged(saving)] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["llama", "hrm_lm"])
+def test_a_compiled_run_has_the_losses_of_a_plain_one(make, architecture):
+    overrides = DETERMINISTIC if architecture == "hrm_lm" else {}  # compiled random numbers are others
+    losses = []
+    for on in (False, True):
+        trainer = make(tiny_lm.model(architecture, **overrides), max_steps=4, torch_compile=on)
+        trainer.train()
+        losses.append([entry["loss"] for entry in logged(trainer)])
+    plain, compiled = losses
+    assert compiled == pytest.approx(plain, abs=1e-4)
+
+
+# ---- resuming ----
+
+RESUMABLE = {
+    "max_steps": 10, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20, "ema_rate": 0.9,
+    "gradient_accumulation_steps": 2, "eval_strategy": "steps", "eval_steps": 3,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("architecture", ["gpt2", "hrm_lm"])
+@pytest.mark.parametrize("step", [2, 3, 5])  # 5 rows of 8 rows' steps: an unfinished step, a finished epoch, the next
+def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, architecture, step):
+    data = text(20, ignored=True)  # 5 batches an epoch: the third step of each has one batch
+    whole = make(architecture, train=data, **RESUMABLE)
+    whole.train()
+    resumed = make(tiny_lm.model(architecture, seed=3), train=data, **RESUMABLE)
+    resumed.train(f"{whole.args.output_dir}/checkpoint-{step}")
+    assert len(logged(whole)) == 10
+    assert logged(resumed) == logged(whole)
+    assert_copied(weights(resumed.model), weights(whole.model))
+    assert_copied(resumed.average.shadow, whole.average.shadow)
+
+
+@pytest.mark.parametrize("step", [4, 5, 8])  # within the first epoch, at its end, in the second
+def test_data_that_do_not_know_their_length_resume_where_they_were(make, step):
+    def stream():
+        return text(22, ignored=True).to_iterable_dataset().shuffle(seed=4, buffer_size=8)  # 5 steps and a rest
+
+    options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20}
+    whole = make("gpt2", train=stream(), **options)
+    whole.train()
+    resumed = make(tiny_lm.model("gpt2", seed=3), train=stream(), **options)
+    resumed.train(f"{whole.args.output_dir}/checkpoint-{step}")
+    assert logged(resumed) == logged(whole)
+    assert_copied(weights(resumed.model), weights(whole.model))
+
+
+def test_a_rest_that_fills_no_step_is_left_out(make):
+    # 5 batches in steps of two: the library would add the fifth batch's gradients to the next epoch's first step.
+    trainer = make(train=text(20).to_iterable_dataset(), gradient_accumulation_steps=2, max_steps=5)
+    sizes, close = [], trainer._close_step
+    trainer._close_step = lambda loss: sizes.append(float(trainer.meter.pending["tokens"])) or close(loss)
+    trainer.train()
+    assert sizes == [2 * 4 * (tiny_lm.BLOCK - 1)] * 5
+
+
+def test_a_run_without_an_average_cannot_be_resumed_with_one(make):
+    make(max_steps=2, save_strategy="steps", save_steps=2).train()
+    with pytest.raises(ValueError, match=r"ema_rate=0.9, but .*checkpoint-2 was saved without an average of weights"):
+        make(max_steps=4, ema_rate=0.9).train("last")
+
+
+def test_an_average_that_is_dropped_is_told(make):
+    make(max_steps=2, save_strategy="steps", save_steps=2, ema_rate=0.9).train()
+    with pytest.warns(UserWarning, match="has an average of weights, which this run drops"):
+        make(max_steps=4).train("last")
+
+
+def test_a_checkpoint_of_weights_alone_cannot_be_resumed(make):
+    make(max_steps=2, save_strategy="steps", save_steps=2, save_only_model=True).train()
+    with pytest.raises(ValueError, match=r"checkpoint-2 holds weights alone \(save_only_model\)"):
+        make(max_steps=4).train("last")
+
+
+def test_a_checkpoint_of_other_processes_continues_with_a_warning(make, tmp_path):
+    make(max_steps=2, save_strategy="steps", save_steps=2).train()
+    folder = tmp_path / "run" / "checkpoint-2"
+    (folder / "rng_state.pth").rename(folder / "rng_state_0.pth")
+    (folder / "rng_state_1.pth").write_bytes(b"")
+    write_manifest(folder)
+    with pytest.warns(UserWarning, match="was saved by 2 processes, this run has 1: it continues with other random"):
+        make(max_steps=4).train("last")
+
+
+def test_an_average_of_sharded_weights_is_refused(make):
+    trainer = make(ema_rate=0.9)
+    trainer.is_fsdp_enabled = True
+    with pytest.raises(ValueError, match=r"ema_rate=0\.9: an average of sharded weights cannot be saved"):
+        trainer._refuse_what_is_not_supported()
+
+
+def test_a_damaged_checkpoint_is_refused_and_the_last_whole_one_resumes(make, tmp_path):
+    options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
+    whole = make(**options)
+    whole.train()
+    assert [damage(folder) for folder in list_checkpoints(tmp_path / "run")] == [[], [], []]
+    (tmp_path / "run" / "checkpoint-6" / "optimizer.pt").unlink()
+    with pytest.raises(ValueError, match=r"optimizer\.pt is missing.*checkpoint-4"):
+        make(**options).train("last")
+    resumed = make(**options)
+    resumed.train("last-whole")
+    assert logged(resumed) == logged(whole)
+
+
+# ---- early stopping and the best model ----
+
+
+def worsening(trainer, losses) -> None:
+    """Evaluations that give these losses, whatever the model."""
+    scores = iter(losses)
+
+    def evaluation_loop(*args, metric_key_prefix="eval", **kwargs):
+        output = type(trainer).evaluation_loop(trainer, *args, metric_key_prefix=metric_key_prefix, **kwargs)
+        output.metrics["eval_lm_loss"] = next(scores)
+        return output
+
+    trainer.evaluation_loop = evaluation_loop
+
+
+STOPPING = {
+    "max_steps": 20, "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
+    "early_stopping_patience": 3, "save_total_limit": 9, "ema_rate": 0.9,
+}  # fmt: skip
+
+
+def test_a_run_that_no_longer_improves_stops_and_keeps_the_best_weights(make, tmp_path):
+    trainer = make(**STOPPING)
+    assert trainer.args.metric_for_best_model == "eval_lm_loss" and trainer.args.load_best_model_at_end
+    worsening(trainer, [3.0, 2.0, 2.5, 2.4, 2.3])
+    trainer.train()
+    assert trainer.state.global_step == 10
+    best = tmp_path / "run" / "checkpoint-4"
+    assert trainer.state.best_model_checkpoint == str(best)
+    assert_copied(trainer.average.shadow, load_file(best / WEIGHT_AVERAGE_FILE))
+
+
+def test_a_resumed_run_stops_where_the_uninterrupted_one_does(make, tmp_path):
+    whole = make(**STOPPING)
+    worsening(whole, [3.0, 2.0, 2.5, 2.4, 2.3])
+    whole.train()
+    resumed = make(**STOPPING)
+    worsening(resumed, [2.4, 2.3])
+    resumed.train(str(tmp_path / "run" / "checkpoint-6"))
+    assert resumed.state.global_step == 10
+    counters = [
+        one.early_stopping_patience_counter
+        for one in resumed.callback_handler.callbacks
+        if isinstance(one, EarlyStoppingCallback)
+    ]
+    assert counters == [3]

@@ -1,0 +1,197 @@
+"""`training/run_clm.py` from a text file to a results folder, for every architecture that goes through it.
+
+Referee of the reported figures: the saved folder, loaded by transformers alone, and cross-entropy from torch.
+"""
+
+import importlib.util
+import json
+import math
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+from accelerate import Accelerator, debug_launcher
+from accelerate.state import AcceleratorState, PartialState
+from datasets import Dataset
+from torch.utils.data import DataLoader
+from transformers import AutoModelForCausalLM, AutoTokenizer, default_data_collator
+
+from hrm_hf.text.packing import Packing, pack_stream
+from hrm_hf.text.sources import BadLineError
+
+
+SCRIPT = Path(__file__).parents[2] / "training" / "run_clm.py"
+WIDTHS = "hidden_size=32,intermediate_size=64,num_attention_heads=2"
+MODELS = {
+    "llama": f"{WIDTHS},num_hidden_layers=2",
+    "gpt2": "n_embd=32,n_head=2,n_layer=2",
+    "hrm_text": f"{WIDTHS},head_dim=16,num_hidden_layers=1",
+    "hrm_lm": f"{WIDTHS},num_h_layers=1,num_l_layers=1,L_cycles=2,bp_steps=3,halt_max_steps=2",
+    "rlm_mhc": f"{WIDTHS},num_hidden_layers=2",
+}
+BLOCK = 32
+
+
+@pytest.fixture(scope="module")
+def script():
+    """The script as a module."""
+    spec = importlib.util.spec_from_file_location("run_clm", SCRIPT)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """A folder with a JSON Lines file of 120 short documents, and the cache of what is made of it."""
+    folder = tmp_path_factory.mktemp("data")
+    lines = [{"text": f"Document {number}: the cat é sat on mat {number % 7}.\n"} for number in range(120)]
+    (folder / "train.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return folder
+
+
+@pytest.fixture
+def run(script, data, tmp_path, monkeypatch, capsys):
+    """Runs `main()`: `run("name", option=value, ...)` gives the run's folder and its results."""
+
+    def run_main(name, model_type="llama", **options):
+        out = tmp_path / name
+        recipe = {
+            "model_type": model_type, "config_overrides": MODELS[model_type], "tokenizer_name": "byte",
+            "train_data": str(data / "train.jsonl"), "data_cache_dir": str(data / "cache"), "block_size": BLOCK,
+            "max_steps": 4, "per_device_train_batch_size": 4, "warmup_steps": 1, "learning_rate": 1e-3,
+            "logging_steps": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no",
+            "output_dir": str(out), **options,
+        }  # fmt: skip
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump({key: value for key, value in recipe.items() if value is not None}))
+        monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--recipe", str(path)])
+        script.main()
+        results = json.loads((out / "results.json").read_text())
+        return out, {**results, "printed": capsys.readouterr().out}
+
+    return run_main
+
+
+def losses(out: Path) -> dict[int, float]:
+    history = json.loads((out / "trainer_state.json").read_text())["log_history"]
+    return {entry["step"]: entry["loss"] for entry in history if "loss" in entry}
+
+
+def held_out_loss(out: Path) -> tuple[float, float]:
+    """Nats a token and UTF-8 bytes a token of the last 5 % of the documents, computed anew from the saved folder."""
+    tokenizer = AutoTokenizer.from_pretrained(out)
+    model = AutoModelForCausalLM.from_pretrained(out).eval()
+    texts = [f"Document {number}: the cat é sat on mat {number % 7}.\n" for number in range(114, 120)]
+    tokens = [token for text in texts for token in [*tokenizer(text)["input_ids"], tokenizer.eos_token_id]]
+    total = count = 0
+    for start in range(0, len(tokens), BLOCK):
+        ids = torch.tensor(tokens[start : start + BLOCK])
+        with torch.no_grad():
+            logits = model(ids[None]).logits[0]
+        total += torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="sum").item()
+        count += len(ids) - 1
+    return total / count, len("".join(texts).encode()) / len(tokens)
+
+
+@pytest.mark.parametrize("model_type", MODELS)
+def test_a_run_leaves_a_model_and_everything_that_a_result_needs(run, model_type):
+    out, results = run("run", model_type, prompt="Doc", prompt_new_tokens=8)
+    expected = {
+        "model.safetensors", "config.json", "tokenizer.json", "tokenizer_config.json", "recipe.yaml", "results.json",
+        "training.png", "trainer_state.json",
+    }  # fmt: skip
+    assert expected <= {path.name for path in out.iterdir()}
+    assert results["task"] == "causal-lm" and results["steps"] == 4 and results["tokens"] == 4 * 4 * BLOCK
+    assert results["bad_lines"] == 0 and results["data"]["train"]["documents"] == 114
+    assert results["parameters"] == AutoModelForCausalLM.from_pretrained(out).num_parameters()
+    assert results["sample"].startswith("Doc") and results["sample"] in results["printed"]
+    assert (out / "training.png").read_bytes()[:4] == b"\x89PNG"
+    assert json.loads((out / "config.json").read_text())["use_cache"] is True
+
+    if model_type in ("hrm_lm", "rlm_mhc"):  # ours have a card, with the figures in it
+        assert f"{results['metrics']['bits_per_byte']:.4g}"[:4] in (out / "README.md").read_text()
+
+    loss, bytes_per_token = held_out_loss(out)
+    metrics = results["metrics"]
+    assert metrics["lm_loss"] == pytest.approx(loss, rel=1e-5)
+    assert metrics["perplexity"] == pytest.approx(math.exp(loss), rel=1e-5)
+    assert metrics["bits_per_byte"] == pytest.approx(loss / math.log(2) / bytes_per_token, rel=1e-5)
+
+
+def test_a_saved_recipe_repeats_its_run(run, tmp_path, script, monkeypatch):
+    first, _ = run("first", document_mask=True, mix_probabilities=[1.0])
+    arguments = ["--recipe", str(first / "recipe.yaml"), "--output_dir", str(tmp_path / "second")]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *arguments])
+    script.main()
+    assert losses(tmp_path / "second") == losses(first)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_resumed_run_gives_the_losses_of_one_left_alone(run, streaming):
+    source = {"streaming": True, "max_val_samples": 3, "shuffle_buffer": 8} if streaming else {}
+    options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, **source}
+    whole, _ = run("whole", "hrm_lm", **options)
+    run("whole", "hrm_lm", **options, resume_from_checkpoint=str(whole / "checkpoint-2"))
+    resumed = losses(whole)
+    alone, _ = run("alone", "hrm_lm", **options)
+    assert sorted(resumed) == [1, 2, 3, 4, 5] and resumed == losses(alone)
+
+
+def test_saved_weights_are_trained_further(run):
+    first, before = run("first")
+    second, after = run("second", model_name_or_path=str(first), tokenizer_name=None, config_overrides=None)
+    assert losses(second)[1] < losses(first)[1] and after["parameters"] == before["parameters"]
+
+
+def test_the_best_model_is_kept_and_training_stops_when_it_gets_no_better(run):
+    out, results = run(
+        "run", max_steps=40, learning_rate=30.0, eval_strategy="steps", eval_steps=1, early_stopping_patience=2,
+        save_strategy="steps", save_steps=1,
+    )  # fmt: skip
+    state = json.loads((out / "trainer_state.json").read_text())
+    evaluations = [entry["eval_lm_loss"] for entry in state["log_history"] if "eval_lm_loss" in entry]
+    assert results["steps"] < 40 and state["best_metric"] == min(evaluations)
+    assert results["metrics"]["lm_loss"] == pytest.approx(min(evaluations), rel=1e-6)
+
+
+def test_a_broken_line_stops_the_run_or_is_counted_in_the_results(run, data):
+    path = data / "broken.jsonl"
+    path.write_text((data / "train.jsonl").read_text() + '{"text": \n' + json.dumps({"text": 5}) + "\n")
+    with pytest.raises(BadLineError, match=r"broken.jsonl, line 121: broken JSON \(Expecting value: character 10\)"):
+        run("stopped", train_data=str(path))
+    _, results = run("skipped", train_data=str(path), on_bad_line="skip")
+    assert results["bad_lines"] == 2
+    assert "broken.jsonl, line 122: 'text' is 5; expected a string" in results["data"]["train"]["bad_lines"][1]
+    assert "line 121" in results["printed"]
+
+
+def test_a_run_without_text_says_what_to_give(run):
+    with pytest.raises(ValueError, match="no training text: give --train_data"):
+        run("run", train_data=None)
+
+
+def read_a_stream(folder: str) -> None:
+    """In each of two processes: the rows that accelerate's default loader gives this process."""
+    for state in (AcceleratorState, PartialState):  # the parent's, which is one process
+        state._reset_state()
+    accelerator = Accelerator(cpu=True)
+    rows = Dataset.from_dict({"input_ids": [[number] for number in range(13)]}).to_iterable_dataset()
+    blocks = pack_stream(rows, Packing(1, 0)).with_format("torch")
+    loader = accelerator.prepare(DataLoader(blocks, batch_size=2, collate_fn=default_data_collator))
+    mine = [batch["input_ids"].flatten().tolist() for batch in loader]
+    Path(folder, f"{accelerator.process_index}.json").write_text(json.dumps([accelerator.num_processes, mine]))
+
+
+def test_two_processes_share_a_stream_in_as_many_steps(tmp_path):
+    debug_launcher(read_a_stream, (str(tmp_path),), num_processes=2)
+    parts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
+    assert [processes for processes, _ in parts] == [2, 2]
+    (_, first), (_, second) = parts
+    assert len(first) == len(second) == 4
+    rows = [row for part in (first, second) for batch in part for row in batch]
+    # 13 rows for 2 x 2 a step: the last step is filled up, everything before is there once.
+    assert set(rows) == set(range(13)) and len(rows) <= 16
+    assert sorted(row for part in (first, second) for batch in part[:3] for row in batch) == list(range(12))

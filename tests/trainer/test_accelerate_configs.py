@@ -1,0 +1,139 @@
+"""The files in accelerate_configs: accelerate reads each, and what can run on the CPU does, with two processes.
+
+Referee: the losses of one process on the whole batch. What accelerate's launcher would put into the environment comes
+from accelerate; the processes are started by torchrun, because `accelerate launch` forms no group on the CPU.
+"""
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import launched_training
+import pytest
+import yaml
+from accelerate import DistributedType
+from accelerate.commands import launch
+from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
+from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+
+
+FOLDER = Path(__file__).parents[2] / "accelerate_configs"
+TYPES = {
+    "cpu": DistributedType.NO,
+    "single_gpu": DistributedType.NO,
+    "multi_gpu": DistributedType.MULTI_GPU,
+    "multi_node": DistributedType.MULTI_GPU,
+    "fsdp2": DistributedType.FSDP,
+    "deepspeed_zero2": DistributedType.DEEPSPEED,
+    "deepspeed_zero3": DistributedType.DEEPSPEED,
+}
+JOB_FLAGS = [
+    "--rdzv_backend",
+    "static",
+    "--deepspeed_multinode_launcher",
+    "standard",
+]  # of hrm_hf/launch/slurm.py's line
+needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs deepspeed")
+
+
+def launch_arguments(name: str, processes: int = 2):
+    """What `accelerate launch --config_file` makes of a file."""
+    flags = ["--config_file", str(FOLDER / f"{name}.yaml"), "--num_processes", str(processes), "train.py"]
+    return launch._validate_launch_command(launch.launch_command_parser().parse_args(flags))
+
+
+def environment(name: str) -> dict[str, str]:
+    """What accelerate would set for the processes of a launch with this file."""
+    args, defaults, _ = launch_arguments(name)
+    args.main_process_port = 0
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)  # as launch_command does
+        return prepare_deepspeed_cmd_env(args)[1]
+    return prepare_multi_gpu_env(args)
+
+
+def train(out: Path, processes: int, env: dict[str, str]) -> list[dict]:
+    """Runs the worker and returns what its processes saw."""
+    out.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    result = subprocess.run(
+        [*command, launched_training.__file__, str(out)],
+        env={**os.environ, **env, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+    )
+    assert result.returncode == 0, result.stderr.decode()[-3000:]
+    return [json.loads((out / f"seen-{rank}.json").read_text()) for rank in range(processes)]
+
+
+@pytest.fixture(scope="module")
+def one_process(tmp_path_factory):
+    """Losses of one process on the whole batch, in this process."""
+    folder = tmp_path_factory.mktemp("one")
+    launched_training.main(str(folder))
+    return json.loads((folder / "seen-0.json").read_text())["losses"]
+
+
+def test_every_file_is_tested():
+    assert sorted(path.stem for path in FOLDER.iterdir()) == sorted(TYPES)
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_accelerate_reads_the_file_and_knows_its_keys(name):
+    config = load_config_from_file(str(FOLDER / f"{name}.yaml"))
+    assert isinstance(config, ClusterConfig)  # which refuses unknown keys
+    assert config.distributed_type == TYPES[name]
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_launcher_knows_every_option_of_the_file(name):
+    # Keys of fsdp_config and deepspeed_config are not checked by ClusterConfig: an unknown one is silently ignored.
+    fields = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())
+    known = set(vars(launch.launch_command_parser().parse_args(["train.py"])))
+    for section in ("fsdp_config", "deepspeed_config"):
+        assert set(fields.get(section, {})) <= known
+
+
+@pytest.mark.parametrize("flags", [[], JOB_FLAGS], ids=["by hand", "in a job"])
+@pytest.mark.parametrize("name", ["multi_node", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"])
+def test_on_several_nodes_each_starts_its_own_share_and_finds_the_first(name, flags):
+    nodes = ["--num_machines", "2", "--num_processes", "8", "--machine_rank", "1"]
+    nodes += ["--main_process_ip", "10.0.0.1", "--main_process_port", "23456"]
+    file = ["--config_file", str(FOLDER / f"{name}.yaml")]
+    args = launch.launch_command_parser().parse_args([*file, *nodes, *flags, "train.py"])
+    args, defaults, _ = launch._validate_launch_command(args)
+    if args.use_deepspeed:
+        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)
+        command, _ = prepare_deepspeed_cmd_env(args)
+        assert command is None  # DeepSpeed's own launcher would log in to the other nodes
+    else:
+        prepare_multi_gpu_env(args)
+    assert (args.nnodes, args.node_rank, args.nproc_per_node, args.rdzv_backend) == ("2", 1, "4", "static")
+    assert args.rdzv_endpoint == "10.0.0.1:23456"
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_the_precision_is_the_recipe_s(name):
+    assert launch_arguments(name)[0].mixed_precision == "no"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["multi_gpu", "fsdp2"])
+def test_on_the_cpu_two_processes_train_by_ddp_whatever_the_file_says(name, tmp_path, one_process):
+    # That fsdp2.yaml does not shard on the CPU is accelerate's doing; the file says so.
+    for seen in train(tmp_path / "run", 2, environment(name)):
+        assert (seen["num_processes"], seen["distributed_type"], seen["backend"]) == (2, "MULTI_CPU", "gloo")
+        assert seen["losses"] == pytest.approx(one_process, abs=1e-6)
+
+
+@needs_deepspeed
+@pytest.mark.slow  # compiles a small C++ library at first
+@pytest.mark.parametrize("name", ["deepspeed_zero2", "deepspeed_zero3"])
+def test_on_the_cpu_two_processes_train_by_deepspeed(name, tmp_path, one_process):
+    seen = train(tmp_path / "run", 2, {**environment(name), "DS_ACCELERATOR": "cpu"})
+    for process in seen:
+        assert (process["num_processes"], process["distributed_type"]) == (2, "DEEPSPEED")
+        assert process["losses"] == pytest.approx(one_process, abs=1e-6)
+    assert (tmp_path / "run" / "model.safetensors").stat().st_size > 1000

@@ -1,0 +1,183 @@
+"""What the machine does to a run: a full disk, a folder that cannot be written, no memory, a process that is killed.
+
+Each leaves whole checkpoints, says what happened and what is left, and the run that goes on afterwards has the losses
+of one that was left alone, which is the referee. Kills at random moments are in benchmarks/faults.py.
+"""
+
+import contextlib
+import math
+import os
+import resource
+import subprocess
+import sys
+
+import faults_worker
+import preemption_worker
+import psutil
+import pytest
+import torch
+from preemption_worker import logged, make
+
+from hrm_hf.hub.manifests import damage, list_checkpoints
+from hrm_hf.trainer import NonFiniteError
+
+
+KINDS = ("puzzle", "lm", "go", "cosmo")
+SAVES = {"save_strategy": "steps", "save_steps": 1, "save_total_limit": 99}
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """`disk(options)` mounts a small file system in memory, or mounts it again; gives its folder."""
+    if os.geteuid() or sys.platform != "linux":
+        pytest.skip("mounts a file system, which needs root")
+    place = tmp_path / "disk"
+    place.mkdir()
+
+    def mount(options: str):
+        command = ["mount", "-t", "tmpfs", "-o", options, "none", str(place)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"cannot mount here: {done.stderr.strip()}")
+        return place
+
+    yield mount
+    while place.is_mount():
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """What a language model's run logs that nothing happens to."""
+    one = make("lm", tmp_path_factory.mktemp("alone"))
+    one.train()
+    return logged(one)
+
+
+def goes_on(folder, alone) -> None:
+    """All that has a manifest is whole, and the run that goes on has the losses of the one left alone."""
+    saved = [one for one in list_checkpoints(folder) if not damage(one, with_checksums=False)]
+    assert saved and not any(damage(one) for one in saved)
+    resumed = make("lm", folder, **SAVES)
+    resumed.train("last-whole")
+    assert logged(resumed) == alone
+
+
+# ---- disks ----
+
+
+def test_a_full_disk_ends_the_run_with_a_message_and_whole_checkpoints(disk, alone):
+    folder = disk("size=700k")
+    with pytest.raises(
+        OSError, match=r"could not write checkpoint .*checkpoint-\d: .*Earlier checkpoints are intact; f"
+    ):
+        make("lm", folder, **SAVES).train()
+    disk("remount,size=20m")
+    goes_on(folder, alone)
+
+
+def test_a_run_into_a_folder_that_cannot_be_written_ends_before_it_trains(disk):
+    folder = disk("size=1m,ro")
+    one = make("lm", folder)
+    with pytest.raises(OSError, match=r"cannot be written \(Read-only file system\): choose another --output_dir"):
+        one.train()
+    assert one.state.global_step == 0
+
+
+# ---- memory ----
+
+
+@contextlib.contextmanager
+def little_memory(more: int):
+    """Inside, the process may have `more` bytes of address space beside what it has."""
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (psutil.Process().memory_info().vms + more, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="macOS does not limit the memory of a process")
+@pytest.mark.parametrize("by", ["torch", "Python"])
+def test_a_run_without_memory_is_told_so_and_leaves_whole_checkpoints(tmp_path, alone, by):
+    one = make("lm", tmp_path, **SAVES)
+    step = one.training_step
+
+    def larger(*args, **kwargs):
+        if one.state.global_step == 3:
+            with little_memory(2**28):
+                torch.ones(2**31) if by == "torch" else bytearray(2**33)
+        return step(*args, **kwargs)
+
+    one.training_step = larger
+    with pytest.raises(
+        (RuntimeError, MemoryError), match=r"out of memory in step 4 \(.*\): lower --per_device_train_b"
+    ) as e:
+        one.train()
+    assert str(e.value).endswith(
+        f"{tmp_path / 'checkpoint-3'} is intact: --resume_from_checkpoint last-whole goes on from there"
+    )
+    goes_on(tmp_path, alone)
+
+
+# ---- processes ----
+
+
+@pytest.mark.slow
+def test_when_one_process_is_killed_the_other_says_so_and_ends(tmp_path):
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [*torchrun, faults_worker.__file__, str(tmp_path)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    assert result.returncode not in (0, 99)
+    assert f"process 0 of 2 has lost the others in step {faults_worker.KILLED_IN} (" in result.stderr
+    assert f"{tmp_path / 'checkpoint-2'} is intact: --resume_from_checkpoint last-whole goes on" in result.stderr
+    assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2"]
+    assert damage(tmp_path / "checkpoint-2") == []
+
+
+# ---- weights that are not finite ----
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_learning_rate_of_1e30_saves_no_broken_weights_and_says_at_which_step(kind, tmp_path):
+    one = make(kind, tmp_path, learning_rate=1e30, warmup_steps=0, **SAVES)
+    with pytest.raises(
+        NonFiniteError, match=r"weights are not finite after step 1: .*Lower the learning rate \(1e\+30\)"
+    ):
+        one.train()
+    assert list_checkpoints(tmp_path) == []
+
+
+def test_weights_that_break_leave_the_checkpoints_from_before(tmp_path, alone):
+    one = make("lm", tmp_path, **{**SAVES, "save_total_limit": 2})
+    step = one.training_step
+
+    def breaks(*args, **kwargs):
+        loss = step(*args, **kwargs)
+        if one.state.global_step == 3:
+            next(one.model.parameters()).data.view(-1)[0] = math.inf
+        return loss
+
+    one.training_step = breaks
+    with pytest.raises(
+        NonFiniteError, match=r"weights are not finite after step 4: transformer.wte.weight\. They were"
+    ):
+        one.train()
+    assert [saved.name for saved in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-3"]
+    goes_on(tmp_path, alone)
+
+
+def test_weights_that_break_in_a_run_that_saves_nothing_are_told_at_its_end(tmp_path):
+    one = make("cosmo", tmp_path, learning_rate=1e30, warmup_steps=0, max_steps=3)
+    with pytest.raises(NonFiniteError, match="weights are not finite after step 3: "):
+        one.train()
+
+
+assert preemption_worker.STEPS > faults_worker.KILLED_IN  # the process is killed before the run is complete

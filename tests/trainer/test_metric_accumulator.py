@@ -1,0 +1,54 @@
+"""Sums that a skipped step leaves alone, and a clock that stands still."""
+
+import time
+
+import pytest
+import torch
+from accelerate import Accelerator
+
+from hrm_hf.trainer.metric_accumulator import LossMeter
+
+
+def terms(**values: float) -> dict[str, torch.Tensor]:
+    return {name: torch.tensor(value, dtype=torch.double) for name, value in values.items()}
+
+
+@pytest.fixture(scope="module")
+def accelerator():
+    return Accelerator(cpu=True)
+
+
+def test_micro_batches_and_steps_add_up_and_reading_starts_anew(accelerator):
+    meter = LossMeter()
+    for step in ([1.0, 2.0], [4.0]):
+        for value in step:
+            meter.add(terms(loss=value, tokens=2.0))
+        meter.keep()
+    assert meter.drain(accelerator, 2)[:2] == ({"loss": 7.0, "tokens": 6.0}, 2)
+    assert meter.drain(accelerator, 5)[:2] == ({}, 3)
+
+
+def test_a_dropped_step_leaves_nothing(accelerator):
+    meter = LossMeter()
+    meter.add(terms(loss=1.0))
+    meter.keep()
+    meter.add(terms(loss=float("nan")))
+    meter.drop()
+    meter.add(terms(loss=2.0))
+    meter.keep()
+    assert meter.drain(accelerator, 3)[0] == {"loss": 3.0}
+
+
+def test_names_may_come_in_another_order_or_be_missing(accelerator):
+    meter = LossMeter()
+    for step in (terms(a=1.0, b=2.0), terms(b=20.0, a=10.0), terms(b=200.0, c=5.0)):
+        meter.add(step)
+        meter.keep()
+    assert meter.drain(accelerator, 3)[0] == {"a": 11.0, "b": 222.0, "c": 5.0}
+
+
+def test_the_clock_stands_still_while_paused(accelerator):
+    meter = LossMeter()
+    with meter.paused():
+        time.sleep(0.5)
+    assert meter.drain(accelerator, 1)[2] < 0.5

@@ -1,0 +1,247 @@
+"""Recipes: YAML first, flags override, unknown keys are named, and a saved recipe is the run it was saved from."""
+
+import json
+import shlex
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+
+import pytest
+import typer
+import yaml
+from huggingface_hub.errors import StrictDataclassError
+
+from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
+from hrm_hf.cli.data import app as data_app
+from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.trainer.recipes import (
+    ModelArguments,
+    PuzzleDataArguments,
+    build_config,
+    load_recipe,
+    parse_overrides,
+    parse_recipe,
+    save_recipe,
+    write_results,
+)
+
+
+FOLDER = Path(__file__).parents[2] / "training" / "recipes"
+PUZZLES = [path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("cosmo_")]  # test_run_cosmo.py has those
+RECIPES = sorted(path for path in PUZZLES if "data_path" in yaml.safe_load(path.read_text()))
+CLASSES = (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments)
+FROM_DATA = {
+    "task": "generic", "grid_shape": [4, 4], "box_shape": None, "seq_len": 16, "vocab_size": 6,
+    "num_puzzle_identifiers": 3,
+}  # fmt: skip
+
+
+@dataclass
+class Options:
+    """Two options that a test can see at a glance."""
+
+    needed: int = field(metadata={"help": "No default."})
+    word: str = field(default="default", metadata={"help": "A word."})
+    rate: float = field(default=1.0, metadata={"help": "A number."})
+    flag: bool = field(default=False, metadata={"help": "A switch."})
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    """Writes a recipe file: `recipe(text or mapping)` gives its path."""
+
+    def write(content):
+        path = tmp_path / "recipe.yaml"
+        path.write_text(content if isinstance(content, str) else yaml.safe_dump(content))
+        return str(path)
+
+    return write
+
+
+def refused(capsys, classes, args) -> str:
+    """What bad usage prints on stderr; the status has to be 2."""
+    with pytest.raises(SystemExit) as exit_:
+        parse_recipe(classes, args)
+    assert exit_.value.code == 2
+    return capsys.readouterr().err
+
+
+# ---- reading ----
+
+
+def test_the_file_comes_first_and_flags_override_it(recipe):
+    path = recipe({"needed": 3, "word": "file", "rate": 0.5})
+    (options,) = parse_recipe([Options], ["--recipe", path, "--word", "flag"])
+    assert options == Options(needed=3, word="flag", rate=0.5)
+    (same,) = parse_recipe([Options], ["--word=flag", f"--recipe={path}"])
+    assert same == options
+
+
+def test_without_a_file_flags_and_defaults_are_all():
+    assert parse_recipe([Options], ["--needed", "1", "--flag"]) == (Options(needed=1, flag=True),)
+
+
+def test_numbers_that_yaml_reads_as_text_are_numbers(recipe):
+    (options,) = parse_recipe([Options], ["--recipe", recipe("needed: 1\nrate: 1e-4\n")])
+    assert options.rate == 1e-4
+
+
+def test_an_option_that_nobody_gives_is_asked_for(recipe, capsys):
+    assert "required: --needed" in refused(capsys, [Options], ["--recipe", recipe({"word": "x"})])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("needed: 1\nwrod: x\n", "recipe.yaml: unknown key 'wrod'; did you mean 'word'?"),
+        ("needed: [1\n", "recipe.yaml is not valid YAML: while parsing a flow sequence"),
+        ("- needed\n", "recipe.yaml must be a mapping of option: value, it is a list"),
+        ("", "recipe.yaml must be a mapping of option: value, it is a NoneType"),
+        ("needed: many\n", "argument --needed: invalid int value: 'many'"),
+    ],
+)
+def test_a_faulty_recipe_is_bad_usage_with_file_and_reason(recipe, capsys, text, message):
+    assert message in refused(capsys, [Options], ["--recipe", recipe(text)])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "needed: 1\n7: x\n",
+        "needed: 1\nrate: [1]\n",
+        "needed: 1.5\n",
+    ],
+)
+def test_keys_and_values_of_the_wrong_type_are_bad_usage(recipe, capsys, text):
+    refused(capsys, [Options], ["--recipe", recipe(text)])
+
+
+def test_a_missing_recipe_is_bad_usage(capsys, tmp_path):
+    assert "No such file" in refused(capsys, [Options], ["--recipe", str(tmp_path / "none.yaml")])
+
+
+def test_an_unknown_flag_is_bad_usage_that_names_the_nearest(capsys):
+    message = refused(capsys, CLASSES, ["--output_dir", "x", "--puzzle_emb_lrr", "1"])
+    assert "unknown flag 'puzzle_emb_lrr'; did you mean 'puzzle_emb_lr'?" in message
+
+
+# ---- configs ----
+
+
+def test_overrides_may_be_a_mapping_in_the_file_a_string_or_json(recipe):
+    expected = {"hidden_size": 32, "pos_encodings": "none", "halt_exploration_prob": 0.5, "mlp_t": True}
+    path = recipe({"config_overrides": expected})
+    (from_mapping,) = parse_recipe([ModelArguments], ["--recipe", path])
+    text = "hidden_size=32, pos_encodings=none,halt_exploration_prob=0.5,mlp_t=true"
+    for overrides in (from_mapping.config_overrides, text, json.dumps(expected)):
+        assert parse_overrides(overrides) == expected
+    assert parse_overrides(None) == parse_overrides("") == {}
+
+
+def test_a_fresh_config_is_preset_then_data_then_overrides():
+    arguments = ModelArguments(model_type="hrm_puzzle", preset="hrm-small", config_overrides="H_cycles=3,vocab_size=9")
+    config = build_config(arguments, **FROM_DATA)
+    assert isinstance(config, HrmPuzzleConfig)
+    assert (config.hidden_size, config.seq_len, config.H_cycles, config.vocab_size) == (32, 16, 3, 9)
+    assert config.grid_shape == [4, 4] and config.num_puzzle_identifiers == 3
+    without_preset = build_config(ModelArguments(model_type="trm_puzzle"), **FROM_DATA)
+    assert isinstance(without_preset, TrmPuzzleConfig) and without_preset.hidden_size == 512
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"model_type": "hrm_puzle"}, "unknown model_type 'hrm_puzle'; did you mean 'hrm_puzzle'?"),
+        ({"preset": "hrm-27"}, r"unknown preset 'hrm-27' for hrm_puzzle; choose one of \['hrm-27m', "),
+        ({"config_overrides": "hiden_size=4"}, "unknown config field of hrm_puzzle 'hiden_size'; .* 'hidden_size'"),
+        ({"config_overrides": "hidden_size"}, "config_overrides: 'hidden_size' is not of the form field=value"),
+        ({"config_overrides": "hidden_size=30,num_attention_heads=4"}, "hidden_size=30 is not a multiple of num_att"),
+        ({"config_overrides": "hidden_size=big"}, "hidden_size"),
+        ({"config_overrides": "seq_len=15"}, r"grid_shape=\[4, 4\] does not have seq_len=15 cells"),
+        pytest.param(
+            {"config_overrides": '{"hidden_size": 4'}, "config_overrides",
+        ),
+    ],
+)  # fmt: skip
+def test_an_impossible_config_is_named(arguments, message):
+    with pytest.raises((ValueError, StrictDataclassError), match=message):
+        build_config(ModelArguments(**{"model_type": "hrm_puzzle", **arguments}), **FROM_DATA)
+
+
+def test_overriding_nothing_changes_nothing():
+    config = build_config(ModelArguments(model_type="hrm_puzzle", preset="hrm-small"), **FROM_DATA)
+    assert config.to_dict() == HrmPuzzleConfig.from_preset("hrm-small", **FROM_DATA).to_dict()
+
+
+# ---- writing ----
+
+
+def saved_and_read(tmp_path, *args):
+    first = parse_recipe(CLASSES, ["--output_dir", str(tmp_path / "run"), "--report_to", "none", *args])
+    save_recipe(tmp_path / "saved.yaml", *first)
+    return first, parse_recipe(CLASSES, ["--recipe", str(tmp_path / "saved.yaml")])
+
+
+def differences(first, second) -> dict[str, tuple]:
+    found = {}
+    for a, b in zip(first, second):
+        for one in fields(a):
+            pair = getattr(a, one.name, None), getattr(b, one.name, None)
+            if one.init and pair[0] != pair[1]:
+                found[one.name] = pair
+    found.pop("logging_dir", None)
+    return found
+
+
+def test_a_saved_recipe_alone_gives_the_same_values(tmp_path):
+    args = (
+        "--model_type trm_puzzle --config_overrides hidden_size=32,mlp_t=true --data_path data/x --max_steps 7 "
+        "--learning_rate 3e-4 --ema_rate 0.99 --drop_unplaced_rows true --use_cpu true --eval_strategy steps "
+        "--eval_steps 4 --puzzle_emb_lr 0.02 --lr_min_ratio 0.1 --max_train_rows 5 --seed 3"
+    )
+    found = differences(*saved_and_read(tmp_path, *args.split()))
+    found.pop("hub_token", None)  # a test of its own, below
+    assert found == {}
+
+
+def test_a_saved_recipe_holds_no_token(tmp_path):
+    _, (*_, args) = saved_and_read(tmp_path)
+    assert args.hub_token is None
+
+
+def test_a_saved_recipe_keeps_options_that_were_switched_off(tmp_path, recipe):
+    path = recipe({"output_dir": "x", "lr_min_ratio": None, "eval_split": None, "report_to": "none"})
+    first = parse_recipe(CLASSES, ["--recipe", path])
+    save_recipe(tmp_path / "saved.yaml", *first)
+    found = differences(first, parse_recipe(CLASSES, ["--recipe", str(tmp_path / "saved.yaml")]))
+    found.pop("hub_token", None)
+    assert found == {}
+
+
+def test_results_name_task_metrics_and_versions(tmp_path):
+    path = write_results(tmp_path, "sudoku", {"exact_accuracy": 0.5}, train_seconds=1.5, parameters=7)
+    results = json.loads(path.read_text())
+    assert path == tmp_path / "results.json"
+    assert results.pop("versions").keys() >= {"python", "hrm_hf", "torch", "transformers", "accelerate", "datasets"}
+    assert results == {"task": "sudoku", "metrics": {"exact_accuracy": 0.5}, "train_seconds": 1.5, "parameters": 7}
+
+
+# ---- the recipes of the package ----
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_every_recipe_parses_and_builds_its_model(path, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    known = {one.name for part in CLASSES for one in fields(part)}
+    model_args, data_args, args = parse_recipe(CLASSES, ["--recipe", str(path), "--use_cpu", "true"])
+    assert load_recipe(path, known)["output_dir"] == args.output_dir
+    assert data_args.data_path
+    if model_args.model_name_or_path is None:
+        assert build_config(model_args, **FROM_DATA).num_puzzle_identifiers == 3
+
+
+@pytest.mark.parametrize("path", RECIPES, ids=lambda path: path.stem)
+def test_the_data_command_of_every_recipe_is_valid(path, tmp_path):
+    command = yaml.safe_load(path.read_text()).get("build_data")
+    if command:
+        name, *args = shlex.split(command)
+        typer.main.get_command(data_app).commands[name].make_context(name, [*args, "--out", str(tmp_path / "out")])

@@ -1,0 +1,265 @@
+"""One run in one folder: a second one is refused, at the same time or later, and what is there stays as it is.
+
+Referees: the files of the first run, byte by byte, and the kernel, which holds locks and releases them.
+"""
+
+import fcntl
+import json
+import multiprocessing
+import os
+import runpy
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tiny_lm
+import torch
+import yaml
+from filelock import FileLock, UnixFileLock
+from transformers import TrainerCallback
+
+from hrm_hf.hub.manifests import (
+    MANIFEST,
+    CheckpointError,
+    damage,
+    list_checkpoints,
+    read_manifest,
+    resolve_checkpoint,
+    run_id_of,
+    write_manifest,
+)
+from hrm_hf.trainer.arguments import LmTrainingArguments
+from hrm_hf.trainer.recipes import save_recipe
+from hrm_hf.trainer.run_folder import LOCK_FILE, FolderInUseError, begin, claim_run_folder, held, rotate
+
+
+SCRIPTS = Path(__file__).parents[2] / "training"
+forked = multiprocessing.get_context("forkserver")
+forked.set_forkserver_preload(["hrm_hf.trainer.base", "tiny_lm"])
+
+
+def trainer(folder, steps=4, **options):
+    return tiny_lm.trainer(
+        folder, tiny_lm.model("llama"), max_steps=steps, **{"save_strategy": "steps", "save_steps": 2, **options}
+    )
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(file.relative_to(folder)): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+def fake(folder: Path, step: int, run_id: str | None = "a" * 32) -> Path:
+    place = folder / f"checkpoint-{step}"
+    place.mkdir(parents=True)
+    (place / "model.safetensors").write_bytes(bytes([step]) * 100)
+    write_manifest(place, run_id)
+    return place
+
+
+# ---- a second run, later ----
+
+
+def test_a_second_run_is_refused_and_leaves_the_first_ones_checkpoints_alone(tmp_path):
+    trainer(tmp_path).train()
+    before = contents(tmp_path)
+    with pytest.raises(FileExistsError, match=r"checkpoint-2, checkpoint-4\), and a new one would mix") as error:
+        trainer(tmp_path).train()
+    assert "--overwrite_output_dir" in str(error.value) and "--resume_from_checkpoint last" in str(error.value)
+    assert contents(tmp_path) == before
+
+
+def test_a_run_told_to_overwrite_deletes_what_was_there_and_no_more(tmp_path):
+    trainer(tmp_path, steps=8).train()
+    (tmp_path / "notes.txt").write_text("mine")
+    first = run_id_of(tmp_path / "checkpoint-8")
+    trainer(tmp_path, overwrite_output_dir=True).train()
+    assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4"]
+    assert run_id_of(tmp_path / "checkpoint-2") not in (None, first)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_overwriting_waits_until_the_new_run_has_made_a_step(tmp_path):
+    trainer(tmp_path).train()
+    before = contents(tmp_path)
+    wrong = trainer(tmp_path, overwrite_output_dir=True)
+    wrong.model.requires_grad_(False)
+    with pytest.raises((ValueError, RuntimeError)):
+        wrong.train()
+    assert contents(tmp_path) == before
+
+
+def test_a_run_that_resumes_overwrites_nothing_of_its_own(tmp_path):
+    # A job that is requeued has the options of its first start.
+    trainer(tmp_path, overwrite_output_dir=True).train("last-whole")
+    resumed = trainer(tmp_path, steps=6, overwrite_output_dir=True)
+    resumed.train("last-whole")
+    assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
+    assert len(tiny_lm.logged(resumed)) == 6
+
+
+def test_the_permission_to_overwrite_is_not_saved_with_the_recipe(tmp_path):
+    args = LmTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", overwrite_output_dir=True)
+    save_recipe(tmp_path / "recipe.yaml", args)
+    assert "overwrite_output_dir" not in yaml.safe_load((tmp_path / "recipe.yaml").read_text())
+
+
+# ---- run ids ----
+
+
+def test_a_resumed_run_keeps_its_id_and_a_new_one_has_another(tmp_path):
+    for folder in ("one", "other"):
+        trainer(tmp_path / folder).train()
+    trainer(tmp_path / "one", steps=6).train("last")
+    ids = [run_id_of(tmp_path / name) for name in ("one/checkpoint-2", "one/checkpoint-6", "other/checkpoint-2")]
+    assert ids[0] == ids[1] != ids[2] and None not in ids
+
+
+def test_checkpoints_of_two_runs_in_one_folder_are_named(tmp_path):
+    fake(tmp_path, 2), fake(tmp_path, 4, "b" * 32)
+    for wanted in ("last", "last-whole", str(tmp_path / "checkpoint-4")):
+        with pytest.raises(CheckpointError, match=r"of run bbbbbbbb, but checkpoint-2 of run aaaaaaaa\. Move one"):
+            begin(tmp_path, wanted)
+
+
+def test_a_checkpoint_from_before_there_were_ids_is_of_the_run_that_the_others_are_of(tmp_path):
+    fake(tmp_path, 2), fake(tmp_path, 4, None)
+    assert begin(tmp_path, "last").run_id == "a" * 32
+
+
+def test_a_manifest_of_sizes_alone_is_still_checked_by_sizes(tmp_path):
+    place = fake(tmp_path, 2)
+    (place / MANIFEST).write_text(json.dumps({"model.safetensors": 100}))
+    assert damage(place) == [] and run_id_of(place) is None
+    assert begin(tmp_path, "last").checkpoint == str(place)
+    (place / "model.safetensors").write_bytes(b"x")
+    assert damage(place) == ["model.safetensors has 1 bytes, 100 expected"]
+
+
+def test_a_manifest_lists_files_of_subfolders_as_sharded_checkpoints_have_them(tmp_path):
+    place = tmp_path / "checkpoint-2"
+    (place / "global_step2").mkdir(parents=True)
+    (place / "global_step2" / "rank_0.pt").write_bytes(b"abc")
+    write_manifest(place, "a" * 32)
+    assert read_manifest(place).files["global_step2/rank_0.pt"][0] == 3
+    (place / "global_step2" / "rank_0.pt").write_bytes(b"abd")
+    assert "global_step2/rank_0.pt has other content than was written" in damage(place)[0]
+
+
+def test_last_whole_puts_damaged_checkpoints_out_of_the_way_of_a_run_that_starts_anew(tmp_path, capsys):
+    for step in (2, 4):
+        (fake(tmp_path, step) / "model.safetensors").write_bytes(b"y" * 100)
+    one = trainer(tmp_path)
+    one.train("last-whole")
+    assert sorted(folder.name for folder in tmp_path.glob("*checkpoint-*")) == [
+        "checkpoint-2", "checkpoint-4", "damaged-checkpoint-2", "damaged-checkpoint-4",
+    ]  # fmt: skip
+    assert resolve_checkpoint(tmp_path, "last") == str(tmp_path / "checkpoint-4")
+    assert "checkpoint-4 is damaged (model.safetensors has other content" in capsys.readouterr().out
+
+
+def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):
+    # As hub_strategy checkpoint names it.
+    trainer(tmp_path).train()
+    (tmp_path / "checkpoint-2").rename(tmp_path / "last-checkpoint")
+    resumed = trainer(tmp_path)
+    resumed.train(str(tmp_path / "last-checkpoint"))
+    assert resumed.state.global_step == 4
+
+
+# ---- rotation ----
+
+
+def test_what_was_just_written_stays_though_later_checkpoints_are_there(tmp_path, capsys):
+    trainer(tmp_path, steps=8).train()
+    trainer(tmp_path, steps=6, save_total_limit=1).train(str(tmp_path / "checkpoint-4"))
+    assert "checkpoint-6, checkpoint-8 in" in capsys.readouterr().out
+    assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-6"]
+
+
+def test_rotation_leaves_what_another_run_wrote_and_the_best(tmp_path):
+    for step, run_id in ((2, "a"), (4, "b"), (6, "b"), (8, "b"), (10, "b")):
+        fake(tmp_path, step, run_id)
+    rotate(tmp_path / "checkpoint-10", "b", 2, str(tmp_path / "checkpoint-4"))
+    assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4", "checkpoint-10"]
+
+
+# ---- a second run, at the same time ----
+
+
+class Waits(TrainerCallback):
+    def __init__(self, file):
+        self.file = Path(file)
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if state.global_step == 3:
+            self.file.touch()
+            time.sleep(120)
+
+
+def waiting_run(folder: str, file: str) -> None:
+    torch.set_num_threads(1)
+    one = trainer(folder)
+    one.add_callback(Waits(file))
+    one.train("last-whole")
+
+
+def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_go(tmp_path):
+    run, file = tmp_path / "run", tmp_path / "trains"
+    process = forked.Process(target=waiting_run, args=(str(run), str(file)))
+    process.start()
+    while process.is_alive() and not file.exists():
+        time.sleep(0.02)
+    try:
+        with pytest.raises(FolderInUseError, match=f"process {process.pid} on {socket.gethostname()}") as error:
+            trainer(run).train("last-whole")
+        assert str(run) in str(error.value) and "another --output_dir" in str(error.value)
+    finally:
+        process.kill()
+        process.join()
+    resumed = trainer(run)
+    resumed.train("last-whole")
+    assert resumed.state.global_step == 4 and len(tiny_lm.logged(resumed)) == 4
+
+
+def test_a_script_holds_its_folder_to_the_end_and_its_trainer_may_use_it(tmp_path):
+    args = LmTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
+    claim_run_folder(args)
+    trainer(tmp_path).train()
+    # Another file object, as another process would have.
+    with open(tmp_path / LOCK_FILE) as other, pytest.raises(BlockingIOError):
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    with pytest.raises(FileExistsError, match="holds checkpoints of an earlier run"):
+        claim_run_folder(args)
+    assert json.loads((tmp_path / LOCK_FILE).read_text()) == {"host": socket.gethostname(), "pid": os.getpid()}
+
+
+def test_where_the_file_system_has_no_locks_a_run_warns_and_goes_on(tmp_path, monkeypatch):
+    def no_locks(self):
+        raise OSError(38, "Function not implemented")
+
+    monkeypatch.setattr(UnixFileLock, "_acquire", no_locks)
+    assert FileLock is UnixFileLock
+    with pytest.warns(UserWarning, match=r"has no locks \(Function not implemented\)"), held(tmp_path, True):
+        pass
+
+
+@pytest.mark.filterwarnings("ignore:.gradient_checkpointing")  # a default of TRL
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("run_*.py")), ids=lambda path: path.stem)
+def test_every_script_refuses_before_it_writes_anything(script, tmp_path, monkeypatch):
+    fake(tmp_path, 2)
+    (tmp_path / "recipe.yaml").write_text("of the first run")
+    before = contents(tmp_path)
+    options = ["--output_dir", str(tmp_path), "--use_cpu", "true", "--report_to", "none"]
+    monkeypatch.setattr(sys, "argv", [str(script), *options])
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    try:
+        with pytest.raises(FileExistsError, match=r"checkpoint-2\), and a new one would mix with it"):
+            runpy.run_path(str(script), run_name="__main__")
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    after = contents(tmp_path)
+    del after[LOCK_FILE]
+    assert after == before

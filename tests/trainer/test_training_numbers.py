@@ -1,0 +1,59 @@
+"""Numbers that no run can have are refused with name, value and what is expected, before anything is built."""
+
+import math
+
+import pytest
+
+from hrm_hf.text.post_training import SftArguments
+from hrm_hf.trainer.arguments import (
+    CosmoTrainingArguments,
+    GoTrainingArguments,
+    LmTrainingArguments,
+    PuzzleTrainingArguments,
+)
+
+
+EVERY = (PuzzleTrainingArguments, CosmoTrainingArguments, GoTrainingArguments, LmTrainingArguments, SftArguments)
+REFUSED = [
+    ("per_device_train_batch_size", 0), ("per_device_train_batch_size", -4), ("per_device_eval_batch_size", 0),
+    ("gradient_accumulation_steps", 0), ("max_steps", -5), ("max_steps", 0), ("num_train_epochs", -1.0),
+    ("num_train_epochs", math.inf), ("learning_rate", -1e-3), ("learning_rate", math.nan), ("learning_rate", math.inf),
+    ("weight_decay", -0.1), ("weight_decay", math.nan), ("max_grad_norm", -1.0), ("warmup_steps", -1),
+    ("adam_beta1", 1.0), ("adam_beta2", math.nan), ("adam_epsilon", 0.0), ("save_steps", 0), ("save_steps", -1),
+    ("logging_steps", 0), ("dataloader_num_workers", -1),
+]  # fmt: skip
+OURS = [
+    ("global_batch_size", 0), ("ema_rate", 1.5), ("ema_rate", math.nan), ("lr_min_ratio", -0.1), ("lr_min_ratio", 2.0),
+    ("max_nonfinite_steps", 0), ("puzzle_emb_lr", -1.0), ("puzzle_emb_weight_decay", math.nan), ("eval_max_steps", 0),
+]  # fmt: skip
+
+
+def made(kind, folder, **options):
+    return kind(output_dir=str(folder / "run"), use_cpu=True, report_to="none", save_strategy="steps", **options)
+
+
+@pytest.mark.parametrize("kind", EVERY, ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("name", "value"), REFUSED)
+def test_a_number_that_no_run_can_have_is_refused_by_every_script(kind, name, value, tmp_path):
+    with pytest.raises(ValueError, match=rf"^{name}={value!r} is not a number") as error:
+        made(kind, tmp_path, **{name: value})
+    assert "\n" not in str(error.value) and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("name", "value"), OURS)
+def test_options_of_our_own_are_refused_alike(name, value, tmp_path):
+    with pytest.raises(ValueError, match=rf"^{name}={value!r} is not a number"):
+        made(PuzzleTrainingArguments, tmp_path, **{name: value})
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"max_steps": -1}, {"learning_rate": 0.0}, {"save_steps": 0.25}, {"warmup_steps": 0.1}, {"logging_steps": 0.5},
+        {"eval_strategy": "steps", "eval_steps": 0}, {"global_batch_size": 8}, {"num_train_epochs": 0.5},
+        {"max_grad_norm": 0.0}, {"logging_strategy": "no", "logging_steps": 0},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_numbers_that_mean_something_are_taken(options, tmp_path):
+    made(LmTrainingArguments, tmp_path, **options)

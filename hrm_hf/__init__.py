@@ -22,7 +22,13 @@ from .pipelines import CosmologyRegressionPipeline, PuzzleSolvingPipeline, RlmPi
 from .registry import AutoModelForPuzzleSolving, register
 
 
-register()
+def _complete_push(folder: str, repo_id: str) -> None:
+    from .hub import complete_push  # only who pushes waits for it
+
+    complete_push(folder, repo_id)
+
+
+register(_complete_push)
 register_pipelines()
 
 __all__ = [

@@ -37,7 +37,8 @@ def _check_language_model(name: str) -> None:
     if not Path(name).is_dir():
         return
     config = load_config(name)
-    if AutoModelForCausalLM not in ARCHITECTURES.get(type(config), (AutoModelForCausalLM,)):
+    row = ARCHITECTURES.get(type(config))
+    if row and AutoModelForCausalLM not in row.heads:
         raise ValueError(
             f"{name} is a model of type {config.model_type}, no causal language model; show it with hrm-hf app"
         )

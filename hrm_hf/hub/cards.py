@@ -243,6 +243,6 @@ def _count_parameters(config) -> int:
 
     from ..registry import ARCHITECTURES
 
-    heads = {head.__name__: head for head in ARCHITECTURES[type(config)].values()}
+    heads = {head.__name__: head for head in ARCHITECTURES[type(config)].heads.values()}
     with torch.device("meta"):  # nothing is allocated
         return heads[config.architectures[0]](config).num_parameters()

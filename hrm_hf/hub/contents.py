@@ -18,10 +18,9 @@ from importlib.resources import files
 from pathlib import Path
 
 from huggingface_hub import ModelCard, constants
-from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageClassification, GenerationConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
-from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..registry import ARCHITECTURES
 from .card_words import in_markdown
 from .cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
@@ -257,10 +256,10 @@ def _fits(name: str, pattern: str) -> bool:
 def _complete(contents: Contents, folder: Path) -> None:
     """Adds code, heads, generation config and feature extractor of an architecture of this package."""
     config = AutoConfig.from_pretrained(folder)
-    heads = ARCHITECTURES.get(type(config), {})
-    if heads:
+    row = ARCHITECTURES.get(type(config))
+    if row:
         _add_code(contents, folder, config)
-    if AutoModelForCausalLM in heads or type(config) in AutoModelForCausalLM._model_mapping:
+    if (row and AutoModelForCausalLM in row.heads) or type(config) in AutoModelForCausalLM._model_mapping:
         if not {"tokenizer.json", "tokenizer_config.json"} & contents.files.keys():
             raise ValueError(
                 f"{folder} has no tokenizer, and nobody could use the model without one: "
@@ -270,16 +269,15 @@ def _complete(contents: Contents, folder: Path) -> None:
             text = GenerationConfig.from_model_config(config).to_json_string()
             contents.files["generation_config.json"] = text.encode()
             contents.notes.append("generation_config.json: made from config.json")
-    if AutoModelForImageClassification in heads and "preprocessor_config.json" not in contents.files:
+    if row and row.feature_extractor and "preprocessor_config.json" not in contents.files:
         with tempfile.TemporaryDirectory() as scratch:
-            CosmoMapFeatureExtractor.from_config(config).save_pretrained(scratch)
+            row.feature_extractor.from_config(config).save_pretrained(scratch)
             contents.files["preprocessor_config.json"] = Path(scratch, "preprocessor_config.json").read_bytes()
         contents.notes.append("preprocessor_config.json: made from config.json")
 
 
 def _add_code(contents: Contents, folder: Path, config) -> None:
     """The modules of the architecture as this package has them, every head in `auto_map`, the code's licence."""
-    heads = ARCHITECTURES[type(config)]
     modules = code_files(type(config))
     contents.files |= modules
     other = [
@@ -289,7 +287,7 @@ def _add_code(contents: Contents, folder: Path, config) -> None:
         contents.notes.append(f"{', '.join(other)}: as in this version of the package, not as in the folder")
     others = [file.name for file in sorted(folder.glob("*.py")) if file.name not in contents.files]
     contents.left_out |= dict.fromkeys(others, "no code of this architecture; --include adds it")
-    auto_map = next(iter(heads.values()))._auto_map
+    auto_map = ARCHITECTURES[type(config)].head._auto_map
     content = json.loads((folder / CONFIG).read_text())
     if content.get("auto_map") != auto_map:
         contents.files[CONFIG] = (json.dumps({**content, "auto_map": auto_map}, indent=2) + "\n").encode()
@@ -307,10 +305,8 @@ def _card_without_paths(card: ModelCard, folder: Path) -> str:
 
 def code_files(config_class: type) -> dict[str, Path]:
     """Name and path of each module that a checkpoint of the architecture carries."""
-    heads = ARCHITECTURES[config_class]
-    classes = {config_class, *heads.values()}
-    if AutoModelForImageClassification in heads:
-        classes.add(CosmoMapFeatureExtractor)
+    row = ARCHITECTURES[config_class]
+    classes = filter(None, (config_class, row.base, row.head, row.feature_extractor))
     found = set()
     for cls in classes:
         file = sys.modules[cls.__module__].__file__

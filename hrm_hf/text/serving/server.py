@@ -61,10 +61,9 @@ def make_server(models: list[str], any_model: bool, allow_host: list[str], limit
             f"--running {limits.running}: a model writes one answer at a time without --continuous-batching"
         )
     everybody = options.pop("enable_cors", False)
-    for heads in ARCHITECTURES.values():
-        if AutoModelForCausalLM in heads:
-            model_class = heads[AutoModelForCausalLM]
-            setattr(transformers, model_class.__name__, model_class)
+    for row in ARCHITECTURES.values():
+        if AutoModelForCausalLM in row.heads:
+            setattr(transformers, row.head.__name__, row.head)
     forced = models[0] if len(models) == 1 and not any_model else None
     made = QuietServe(force_model=forced, non_blocking=True, **options)
     make_stoppable(made._generation_state)

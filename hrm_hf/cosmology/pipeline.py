@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 from transformers import Pipeline
 
-from ..hub.pipelines_mixin import OwnBatchesMixin
+from ..io.pipeline_batches import OwnBatchesMixin
 from ..models.map_files import MAX_PIXELS
 from ..models.posterior_head import CosmoRegressionOutput
 

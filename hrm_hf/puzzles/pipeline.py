@@ -21,9 +21,9 @@ import torch
 from transformers import Pipeline
 from transformers.utils import cached_file
 
-from ..hub.pipelines_mixin import OwnBatchesMixin
 from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_table_line, csv_rows, load_json
-from ..text.sources import parse_json, shorten
+from ..io.pipeline_batches import OwnBatchesMixin
+from ..io.sources import parse_json, shorten
 from .dataset import IDENTIFIERS_FILE
 from .tasks import QUESTION_NAMES, Candidate, Puzzle, puzzle_task
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .solve import check_model
+from .report import validate_model
 
 
 def show(
@@ -25,7 +25,7 @@ def show(
     Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
     """
     for name in models:
-        check_model(name)
+        validate_model(name)
     from ..app import build_app, launch, require_gradio
     from ..io.http_hosts import check_allowed, is_known_host
 

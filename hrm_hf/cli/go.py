@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .solve import check_model
+from .report import validate_model
 
 
 def go(
@@ -36,7 +36,7 @@ def go(
     Example: hrm-hf go runs/go_demo "Abs returns the absolute value of x." --prefix "func Abs(x int) int {"
     """
     tasks = _tasks(prompts, prefix, records, limit)
-    check_model(model)
+    validate_model(model)
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
     import hrm_hf  # noqa: F401 - registers the architectures
@@ -80,7 +80,7 @@ def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str
         prefixes = prefixes or [""] * len(prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
     from ..golang.data.records import read_records
-    from .evaluate_go import spread
+    from ..golang.evaluation.run import spread
 
     rows = list(read_records(records))
     if not rows:

@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from .report import validate_model
+
 
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
 
@@ -47,7 +49,7 @@ def solve(
 
     Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
     """
-    check_model(model)
+    validate_model(model)
     if not puzzles and file is None:
         raise typer.BadParameter("no puzzle given; expected PUZZLE arguments, - for stdin, or --file")
     if plot and plot.suffix not in (".png", ".gif"):
@@ -84,17 +86,6 @@ def solve(
         typer.echo(_summary(results))
     if plot:
         typer.echo(f"drawn: {plot}")
-
-
-def is_no_folder(name: str) -> bool:
-    """Whether this is a path, and not of a folder: it must not be looked up as a name on the Hub."""
-    return (name[:1] in "./~" or Path(name).exists()) and not Path(name).is_dir()
-
-
-def check_model(name: str) -> None:
-    """Raises BadParameter for a path that is no folder."""
-    if is_no_folder(name):
-        raise typer.BadParameter(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
 
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:

@@ -5,7 +5,6 @@ those have learnt what one unit is. What does not fit together is an error here,
 """
 
 import re
-import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,10 +19,12 @@ from transformers import (
     set_seed,
 )
 
+from ..io.usage import UsageError, run_command
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..models.posterior_head import Posterior
 from ..trainer.recipes import CosmoDataArguments, ModelArguments, build_config
 from .dataset.collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
+from .dataset.commands import BUILDERS
 from .dataset.rows import CosmologyInfo, load_cosmology_info, read_arrays
 
 
@@ -56,10 +57,6 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
     Raises:
         ValueError: no path, too few maps, or the data set at `path` is another one.
     """
-    import typer
-
-    from ..cli.data import app
-
     if path is None:
         raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
     if command:
@@ -70,9 +67,9 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
                 "for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
             )
         try:
-            typer.main.get_command(app).main([*shlex.split(command), "--out", path], standalone_mode=False)
-        except typer.BadParameter as error:
-            raise ValueError(f"build_data {command!r}: {error.message}") from error
+            run_command(command, BUILDERS, out=Path(path))
+        except UsageError as error:
+            raise ValueError(f"build_data {command!r}: {error}") from error
 
 
 def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:

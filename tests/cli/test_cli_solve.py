@@ -13,8 +13,8 @@ from hrm_hf.cli.solve import _from_text, text_board
 from hrm_hf.hub.cards import END, START, new_card_text, update_model_card
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
+from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
-from hrm_hf.puzzles.tasks import puzzle_task
 
 
 TINY = {

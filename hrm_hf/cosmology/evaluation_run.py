@@ -18,6 +18,7 @@ from ..io.evaluation import (
     write_results,
 )
 from ..io.usage import UsageError
+from ..registry import architecture_of
 from ..trainer.recipes import library_versions
 from . import plots
 from .baselines import MapSet, run_baseline
@@ -171,9 +172,10 @@ class Evaluation:
 
 
 def _load(name: str, device: str):
-    kind = load_config(name).model_type
-    if kind not in ("hrm_cosmo", "cosmo_cnn"):
-        raise ValueError(f"{name} is a model of type {kind}; expected hrm_cosmo or cosmo_cnn")
+    config = load_config(name)
+    architecture = architecture_of(config)
+    if architecture is None or architecture.pipeline != TASK:
+        raise ValueError(f"{name} is a model of type {config.model_type}; expected hrm_cosmo or cosmo_cnn")
     model = AutoModelForImageClassification.from_pretrained(name).to(device).eval()
     return model, AutoFeatureExtractor.from_pretrained(name)
 

@@ -18,7 +18,7 @@ from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
 from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ..models.modeling_puzzle import PuzzleSolution
-from ..registry import AutoModelForPuzzleSolving
+from ..registry import AutoModelForPuzzleSolving, architecture_of
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
 from .accuracy import accuracies, correct_cells
@@ -278,7 +278,8 @@ def evaluate_checkpoint(
 
 def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
     """A model for puzzles meets only data of its own shape and table."""
-    if not config.model_type.endswith("_puzzle"):
+    architecture = architecture_of(config)
+    if architecture is None or architecture.pipeline != "puzzle-solving":
         raise ValueError(
             f"{model} is a model of type {config.model_type}; expected hrm_puzzle or trm_puzzle (for others there are "
             "hrm-hf eval lm, go and cosmo)"

@@ -52,7 +52,7 @@ def tracked(tmp_path_factory):
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }  # fmt: skip
     finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(Path(__file__).parents[1])],
+        [sys.executable, "-c", SCRIPT, str(folder), str(Path(tiny_lm.__file__).parent)],
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]

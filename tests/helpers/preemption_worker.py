@@ -1,6 +1,6 @@
 """Runs that are stopped by a signal and continued, for tests/trainer/test_preemption.py: in one process, or in two.
 
-    torchrun --nproc_per_node 2 tests/preemption_worker.py FOLDER
+    torchrun --nproc_per_node 2 tests/helpers/preemption_worker.py FOLDER
 
 writes what each process found to FOLDER/RANK.json and ends as a training script does that was stopped. Only the last
 process gets the signal.

@@ -12,6 +12,7 @@ from hrm_hf.trainer.arguments import LmTrainingArguments
 
 
 VOCAB_SIZE, BLOCK = 32, 12
+NOT_OVER_TOKENS = {"q_halt_accuracy", "q_halt_calibration"}  # means over segments that went on, so not additive
 
 
 def model(architecture: str, seed: int = 0, **overrides):

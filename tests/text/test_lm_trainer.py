@@ -26,7 +26,6 @@ from hrm_hf.trainer.optim import AdamATan2
 
 
 ARCHITECTURES = ["llama", "gpt2", "hrm_lm"]
-NOT_OVER_TOKENS = {"q_halt_accuracy", "q_halt_calibration"}  # means over segments that went on, so not additive
 DETERMINISTIC = {"halt_exploration_prob": 0.0}
 
 
@@ -72,7 +71,7 @@ def test_a_log_is_the_mean_over_all_labelled_tokens_since_the_last_one(make, arc
     assert entry["perplexity"] == pytest.approx(math.exp(entry["lm_loss"]))
     if architecture == "hrm_lm":
         parts = {n: v.item() for n, v in whole.items() if n.endswith("_loss")}
-        parts |= {n: v.item() for n, v in whole.metrics.items() if n not in {*NOT_OVER_TOKENS, "perplexity"}}
+        parts |= {n: v.item() for n, v in whole.metrics.items() if n not in {*tiny_lm.NOT_OVER_TOKENS, "perplexity"}}
         assert {"lm_loss", "ponder_loss", "q_halt_loss", "deep_supervision_loss", "avg_steps"} <= parts.keys()
         assert {n: entry[n] for n in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
 

@@ -57,6 +57,7 @@ test-upstream: $(STAMP)
 quality: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 style: $(STAMP)
 	$(BIN)/ruff check --fix .

@@ -20,8 +20,9 @@ from pathlib import Path
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.cli.data import ensure_built
 from hrm_hf.hub.cards import record_evaluation
+from hrm_hf.io.sources import IDENTIFIERS_FILE
 from hrm_hf.puzzles.dataloader import PuzzleRows
-from hrm_hf.puzzles.dataset import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
+from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 from hrm_hf.trainer.arguments import PuzzleTrainingArguments

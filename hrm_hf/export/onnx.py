@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from ..puzzles.dataset import IDENTIFIERS_FILE
+from ..io.sources import IDENTIFIERS_FILE
 from .checkpoint import require, whole_folder_or_nothing
 from .gguf_tokenizer import find_file
 from .torch_export import PUZZLES, Graph, compare, describe, export_graph, graphs, load_exportable, random_inputs

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from ..text.sources import HUB_PREFIX, is_hub_source
+from ..io.sources import HUB_PREFIX, is_hub_source
 from .card_words import in_code, in_markdown
 from .licenses import NOT_STATED, known_source
 

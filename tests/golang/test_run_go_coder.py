@@ -19,8 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_hf.golang.data.collator import IGNORED, GoStreamBuilder
 from hrm_hf.hub.manifests import list_checkpoints
+from hrm_hf.io.sources import BadLineError
 from hrm_hf.models.processing_hrm_go_coder import DECISION_TOKENS
-from hrm_hf.text.sources import BadLineError
 from hrm_hf.trainer.arguments import GoTrainingArguments
 from hrm_hf.trainer.recipes import GoDataArguments, ModelArguments, build_config, parse_recipe
 

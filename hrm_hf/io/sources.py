@@ -1,0 +1,123 @@
+"""Where data come from: files and folders of known kinds, names on the Hub, and lines of JSON Lines with their place.
+
+What every task reads its sources with. An error names the file and the line. Nothing here needs torch or `datasets`.
+"""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from .bounded_files import bounded_lines
+
+
+HUB_PREFIX = "hub:"
+JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
+KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
+IDENTIFIERS_FILE = "identifiers.json"  # names of puzzle identifiers, beside a data set and a checkpoint
+MAX_LINE_BYTES = 2**25  # a record is some kilobytes; a longer line is no record
+
+
+class BadLineError(ValueError):
+    """A line, or a row, that is not a text. The message names the place and the mend."""
+
+
+def is_hub_source(source: str) -> bool:
+    """Whether a source is a data set of the Hub: said by `hub:`, or shaped OWNER/NAME[:CONFIG] and not a path."""
+    if source.startswith(HUB_PREFIX):
+        return True
+    name = source.partition(":")[0]
+    is_path = Path(source).exists() or file_kind(Path(source)) is not None or name.startswith((".", "/", "~"))
+    return not is_path and name.count("/") == 1 and all(name.split("/"))
+
+
+def local_files(source: str) -> list[Path]:
+    """The files of a path, sorted; folders are searched to the bottom.
+
+    Raises:
+        FileNotFoundError: no such file or folder.
+        ValueError: unknown kind of file, or a folder without known files.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        files = sorted(file for file in path.rglob("*") if file.is_file() and file_kind(file) is not None)
+        if not files:
+            raise ValueError(f"{source} has no file of a known kind in it; expected {KINDS}")
+        return files
+    if not path.exists():
+        raise FileNotFoundError(
+            f"{source} does not exist; expected a file ({KINDS}), a folder of such files, or a data set of the Hub "
+            "as OWNER/NAME or OWNER/NAME:CONFIG"
+        )
+    if file_kind(path) is None:
+        raise ValueError(f"{source}: unknown kind of file {''.join(path.suffixes)!r}; expected {KINDS}")
+    return [path]
+
+
+def file_kind(path: Path) -> str | None:
+    """The kind of a file by its name, without .gz; None for an unknown one."""
+    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
+    if suffix in (*JSON_KINDS, *TEXT_KINDS):
+        return suffix
+    return PARQUET if path.name.endswith(PARQUET) else None
+
+
+def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
+    """("FILE, line N", line) for each line that is not empty; a line above the limit comes as its beginning.
+
+    Raises:
+        FileNotFoundError: no such file.
+        ValueError: a broken gzip file, or one that unpacks to too much.
+    """
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
+    for number, line in bounded_lines(path, MAX_LINE_BYTES):
+        if line.strip():
+            yield f"{path}, line {number}", line
+
+
+def json_object(line: bytes, place: str) -> dict[str, Any]:
+    """The object of a line.
+
+    Raises:
+        BadLineError: it holds no JSON object; names the place.
+    """
+    if len(line) > MAX_LINE_BYTES:
+        raise BadLineError(f"{place}: longer than {MAX_LINE_BYTES} bytes; a record is far shorter")
+    value = parse_json(line, place)
+    if not isinstance(value, dict):
+        raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")
+    return value
+
+
+def decode_text(line: bytes, place: str) -> str:
+    """UTF-8 bytes as text. Raises `BadLineError` that names the place and the byte."""
+    try:
+        return line.decode()
+    except UnicodeDecodeError as error:
+        raise BadLineError(
+            f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert the "
+            "file, or skip such lines with --on_bad_line skip"
+        ) from None
+
+
+def parse_json(line: bytes, place: str) -> Any:
+    """The value of a line. Raises `BadLineError` that names the place and the character."""
+    text = decode_text(line.rstrip(b"\r\n"), place)
+    try:
+        return json.loads(text)
+    except json.JSONDecodeError as error:
+        raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
+    except RecursionError:
+        raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
+    except ValueError as error:  # an integer of more digits than Python reads
+        raise BadLineError(f"{place}: broken JSON ({str(error).partition(';')[0]}): {shorten(text)}") from None
+
+
+def shorten(value: Any) -> str:
+    """The repr of a value for an error message, at most 100 characters."""
+    try:
+        text = repr(value[:200] if isinstance(value, str) else value)
+    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
+        return f"a {type(value).__name__}"
+    return text if len(text) <= 100 else f"{text[:97]}..."

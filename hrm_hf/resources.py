@@ -27,6 +27,12 @@ def resource(name: str) -> Path:
     return path
 
 
+def existing_path(path: str | Path) -> Path:
+    """`path`; where nothing is there, the resource of that name if there is one: recipes name their data so."""
+    path = Path(path)
+    return ROOT / path if not path.exists() and (ROOT / path).exists() else path
+
+
 def typed_path(path: str | Path) -> str:
     """A path as one would type it: relative to the working directory if it is below that."""
     return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)

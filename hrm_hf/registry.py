@@ -66,6 +66,7 @@ class ArchitectureSpec:
         head_auto_classes: the Auto classes that load `head`.
         pipeline: name of the pipeline that serves it, which is also the task on its card.
         feature_extractor: what `AutoFeatureExtractor` loads for it.
+        card_context: function of a config and a checkpoint folder that returns values for the template of its card.
     """
 
     config: type[PreTrainedConfig]
@@ -74,6 +75,7 @@ class ArchitectureSpec:
     head_auto_classes: tuple[type, ...]
     pipeline: str
     feature_extractor: type | None = None
+    card_context: str | None = None
 
     @property
     def model_type(self) -> str:
@@ -125,6 +127,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmPuzzleForSolving,
             PUZZLE_HEADS,
             pipeline="puzzle-solving",
+            card_context="hrm_hf.puzzles.arc:card_context",
         ),
         ArchitectureSpec(
             RlmMhcConfig,
@@ -139,6 +142,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             TrmPuzzleForSolving,
             PUZZLE_HEADS,
             pipeline="puzzle-solving",
+            card_context="hrm_hf.puzzles.arc:card_context",
         ),
     )
 }

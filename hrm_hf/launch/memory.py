@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
-from ..models.token_halting import LOGITS_AT_ONCE
+from ..models.early_exit import LOGITS_AT_ONCE
 
 
 MIB, GIB = 2**20, 2**30

@@ -22,7 +22,7 @@ from .bounds import (
     number,
     whole,
 )
-from .presets import PresetsMixin
+from .modeling_utils import PresetsMixin
 
 
 @strict

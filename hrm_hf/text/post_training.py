@@ -36,8 +36,8 @@ from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..registry import ARCHITECTURES
 from ..trainer.adapters import (
-    TRAINED_WHOLE,
     TuningArguments,
+    modules_to_save,
     quantization_config,
     save_trained,
     settle_base,
@@ -183,7 +183,7 @@ def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
     reference = [] if trainer.ref_model is None else [bare(trainer.accelerator.unwrap_model(trainer.ref_model))]
     for one in (model, *reference):
         one.base_model.register_forward_pre_hook(_as_in_inference)
-    unused = TRAINED_WHOLE.get(model.config.model_type, ())
+    unused = modules_to_save(model)
     for name, parameter in trainer.model.named_parameters():
         if not set(unused).isdisjoint(name.split(".")):
             parameter.requires_grad_(False)

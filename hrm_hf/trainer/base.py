@@ -29,7 +29,7 @@ from ..cosmology.trainer import RegressionTraining
 from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
 from ..puzzles.trainer import CarryTraining, adopt_precision_and_compile
 from ..text.trainer import LmTraining, check_label_smoothing
-from .adapters import MAGNITUDE, decay_apart, magnitudes
+from .adapters import MAGNITUDE, magnitudes, split_weight_decay_groups
 from .arguments import (
     LOSS_WEIGHTS,
     CarrylessTrainingArguments,
@@ -163,7 +163,7 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
                 embeddings_in_32_bits(self.model, options)
             return self.optimizer
         dense = [dict(group) for group in self.model.optimizer_groups() if not group.get("sparse_rows")]
-        dense = decay_apart(dense, magnitudes(self.model))
+        dense = split_weight_decay_groups(dense, magnitudes(self.model))
         sparse = [dict(group) for group in self.model.optimizer_groups() if group.get("sparse_rows")]
         optimizers: list[torch.optim.Optimizer] = []
         if sparse:

@@ -18,8 +18,8 @@ from hrm_hf import (
     RlmMhcConfig,
     RlmMhcForCausalLM,
 )
-from hrm_hf.io.sources import IDENTIFIERS_FILE
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from hrm_hf.puzzles.dataset import IDENTIFIERS_FILE
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 

@@ -21,9 +21,9 @@ from transformers import default_data_collator
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, damage, read_manifest
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.registry import architecture_of
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.adapters import (
-    TRAINED_WHOLE,
     TuningArguments,
     adaptable_modules,
     merge,
@@ -433,7 +433,7 @@ def test_a_model_of_convolutions_says_that_nothing_is_quantised(bases):
         ({"load_in": "4bit"}, "load_in='4bit' is for adapters: give --lora_rank"),
         ({"merge_adapter": True}, "merge_adapter=True is for adapters"),
         ({"adapter": "x", "lora_rank": 4}, "adapter='x' has its own rank and targets; leave out lora_rank"),
-        ({"lora_rank": 4, "load_in": "4bit", "merge_adapter": True}, "would round the result to the quantised"),
+        ({"lora_rank": 4, "load_in": "4bit", "merge_adapter": True}, "would round the result to the quantized"),
     ],
 )
 def test_options_that_do_not_fit_are_named(options, message):
@@ -468,7 +468,7 @@ def test_what_is_trained_as_a_whole_exists(architecture, bases):
     names = {
         part for name, _ in load_base(architecture, bases[architecture]).named_modules() for part in name.split(".")
     }
-    assert set(TRAINED_WHOLE[architecture]) <= names
+    assert set(architecture_of(architecture).modules_to_save) <= names
 
 
 def test_an_adapter_needs_weights_and_is_no_weights_itself(bases, tmp_path):

@@ -4,7 +4,7 @@ An adapter is a small change of the linear maps of a model, which stays as it is
 length of each row of that sum. Weights that a recurrent model uses several times have one adapter, used as often.
 
     model = with_adapters(AutoModelForPuzzleSolving.from_pretrained(base), TuningArguments(lora_rank=8))
-    HrmTrainer(model, ...)
+    PuzzleTrainer(model, ...)
 
 What is adapted: every linear map and convolution of the body. What is trained as a whole, because it is small and has
 to follow the body, is in `TRAINED_WHOLE`. Embeddings, norms, the routing of hyper-connections and the vocabulary head
@@ -280,7 +280,7 @@ def magnitudes(model: nn.Module) -> set[nn.Parameter]:
     return {p for name, p in model.named_parameters() if MAGNITUDE in name}
 
 
-def decay_apart(groups: list[dict[str, Any]], exempt: set[nn.Parameter]) -> list[dict[str, Any]]:
+def split_weight_decay_groups(groups: list[dict[str, Any]], exempt: set[nn.Parameter]) -> list[dict[str, Any]]:
     """The groups of an optimizer, with what is exempt from weight decay in groups of its own."""
     parts: list[dict[str, Any]] = []
     for group in groups:

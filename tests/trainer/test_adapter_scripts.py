@@ -26,9 +26,9 @@ from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.dataset import PuzzleInfo, puzzle_features, save_puzzle_dataset
 from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.trainer.adapters import TuningArguments
-from hrm_hf.trainer.arguments import LmTrainingArguments
-from hrm_hf.trainer.recipes import LmDataArguments, ModelArguments, load_recipe, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, load_recipe, parse_recipe
 
 
 SCRIPTS = Path(__file__).parents[2] / "training"

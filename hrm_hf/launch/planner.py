@@ -27,8 +27,8 @@ from transformers.utils.generic import strtobool
 from ..io.bounded_files import load_yaml
 from ..registry import ARCHITECTURES
 from ..resources import ROOT, resource, typed_path
-from ..trainer.arguments import LmTrainingArguments
-from ..trainer.recipes import LmDataArguments, ModelArguments, build_config
+from ..text.arguments import LmDataArguments, LmTrainingArguments
+from ..trainer.recipes import ModelArguments, build_config
 from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
 
 

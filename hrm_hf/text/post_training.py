@@ -46,10 +46,11 @@ from ..trainer.adapters import (
 from ..trainer.arguments import CheckedArguments
 from ..trainer.preemption import PreemptionCallback, exit_if_preempted
 from ..trainer.pushing import HubTraining
-from ..trainer.recipes import AnswerDataArguments, ModelArguments, hardware_of, save_recipe, write_results
+from ..trainer.recipes import ModelArguments, hardware_of, save_recipe, write_results
 from ..trainer.run_folder import claim_run_folder
 from ..trainer.saving import WholeCheckpoints
 from .answers import is_conversation, load_answers
+from .arguments import AnswerDataArguments
 from .causal_lm import load_causal_lm, load_tokenizer
 
 
@@ -93,15 +94,6 @@ class PostTraining(HubTraining, WholeCheckpoints):
             super(HubTraining, self).create_model_card(tags=tags, **kwargs)
         elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
             super().create_model_card(license=license, tags=tags)
-
-    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
-        config = self.model.config
-        config.use_cache, in_training = self.cache_at_inference, config.use_cache
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            config.use_cache = in_training
 
 
 class SftTrainer(PostTraining, SFTTrainer):

@@ -4,7 +4,7 @@ An adapter is a small change of the linear layers of a model, which stays as it 
 length of each row of that sum. Weights that a recurrent model uses several times have one adapter, used as often.
 
     model = with_adapters(AutoModelForPuzzleSolving.from_pretrained(base), TuningArguments(lora_rank=8))
-    HrmTrainer(model, ...)
+    PuzzleTrainer(model, ...)
 
 Every linear layer and convolution of the body is adapted. Modules that are trained as a whole, because they are small
 and have to follow the body, are named in the registry (`modules_to_save`). Embeddings, norms, the routing of

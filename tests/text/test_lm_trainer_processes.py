@@ -1,4 +1,4 @@
-"""`HrmTrainer` on causal language models in other processes: killed and resumed, and two at once.
+"""`CausalLMTrainer` on causal language models in other processes: killed and resumed, and two at once.
 
 Referee of a killed run: the same run left alone. Referee of two processes: one with twice the batch.
 """

@@ -24,9 +24,10 @@ from trl import DPOConfig, GRPOConfig, SFTConfig
 
 from hrm_hf.golang.rewards import LengthReward, RegexReward
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS
+from hrm_hf.text.arguments import AnswerDataArguments
 from hrm_hf.text.post_training import DpoTrainer, GrpoTrainer, SftTrainer
 from hrm_hf.trainer.adapters import TuningArguments, with_adapters
-from hrm_hf.trainer.recipes import AnswerDataArguments, ModelArguments, load_recipe, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, load_recipe, parse_recipe
 
 
 ROOT = Path(__file__).parents[2]

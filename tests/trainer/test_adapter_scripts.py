@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM, AutoModelForImageClassification, 
 
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.puzzles.dataloader import PuzzleRows
+from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.trainer.adapters import TuningArguments
-from hrm_hf.trainer.arguments import LmTrainingArguments
-from hrm_hf.trainer.recipes import LmDataArguments, ModelArguments, load_recipe, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, load_recipe, parse_recipe
 
 
 ADAPTER = {"adapter_config.json", "adapter_model.safetensors", "recipe.yaml", "results.json", "trainer_state.json"}

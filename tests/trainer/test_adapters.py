@@ -1,4 +1,4 @@
-"""LoRA, DoRA and QLoRA on every architecture, trained by `HrmTrainer`: what moves, what is saved, and what merges.
+"""LoRA, DoRA and QLoRA on every architecture, as our trainers train them: what moves, what is saved, and what merges.
 
 Referees: the chain rule on the gradient of the whole weight (for weights that a step uses several times), an
 uninterrupted run (for a resumed one), PEFT's own loading and merging, and transformers' loading of an adapter.
@@ -18,10 +18,15 @@ from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyo
 from torch import nn
 from transformers import default_data_collator
 
+from hrm_hf.cosmology.arguments import CosmoTrainingArguments
+from hrm_hf.golang.arguments import GoTrainingArguments
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, damage, read_manifest
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.registry import architecture_of
+from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.registry import architecture_of, load_function
+from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.adapters import (
     TuningArguments,
@@ -31,12 +36,6 @@ from hrm_hf.trainer.adapters import (
     save_trained,
     settle_base,
     with_adapters,
-)
-from hrm_hf.trainer.arguments import (
-    CosmoTrainingArguments,
-    GoTrainingArguments,
-    LmTrainingArguments,
-    PuzzleTrainingArguments,
 )
 from hrm_hf.trainer.recipes import ModelArguments
 
@@ -77,7 +76,7 @@ def make_trainer(architecture: str, model, folder, **options) -> HrmTrainer:
         "save_strategy": "no", **options,
     }  # fmt: skip
     if architecture in every.PUZZLES:
-        return HrmTrainer(model, PuzzleTrainingArguments(**settings), train_dataset=puzzle_rows())
+        return PuzzleTrainer(model, PuzzleTrainingArguments(**settings), train_dataset=puzzle_rows())
     kinds = {
         "hrm_go_coder": GoTrainingArguments,
         "hrm_cosmo": CosmoTrainingArguments,
@@ -88,7 +87,8 @@ def make_trainer(architecture: str, model, folder, **options) -> HrmTrainer:
     args = kinds.get(architecture, LmTrainingArguments)(**settings)
     data = batch(architecture)
     rows = [{name: value[row] for name, value in data.items()} for row in range(ROWS)]
-    return HrmTrainer(model, args, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator)
+    trainer_class = load_function(args.trainer)
+    return trainer_class(model, args, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator)
 
 
 @torch.no_grad()

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import every, tiny_lm
-from hrm_hf.trainer.callbacks import MhcMonitorCallback
+from hrm_hf.text.callbacks import MhcMonitorCallback
 
 folder = Path(sys.argv[1])
 model = every.model("rlm_mhc", vocab_size=tiny_lm.VOCAB_SIZE)

@@ -81,7 +81,7 @@ def test_the_new_architecture_is_trained_saved_and_loaded_by_its_own_code(finish
 
 def test_the_new_architecture_is_pushed_with_its_card_and_its_code(finished):
     _, files = finished
-    card = files["README.md"].decode()
+    card = " ".join(files["README.md"].decode().split())
     assert "(`plain_puzzle`) for Sudoku on boards of 4 x 4" in card and "# plain" in card
     assert files.keys() >= CARRIED | {"config.json", "model.safetensors"}
 

@@ -14,7 +14,7 @@ from huggingface_hub import SpaceCardData
 from huggingface_hub.utils import validate_repo_id
 
 from ..hub import checkpoint_contents
-from ..hub.card_words import in_markdown
+from ..hub.escaping import in_markdown
 from . import require_gradio
 
 

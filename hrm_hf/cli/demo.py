@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from ..resources import resource
+
 
 def demo(
     model: Annotated[str, typer.Option(help="Architecture to train: trm or hrm.")] = "trm",
@@ -17,10 +19,8 @@ def demo(
 
     Example: hrm-hf demo --model hrm
     """
-    training = Path(__file__).parents[2] / "training"
+    training = resource("training")
     recipe = training / "recipes" / f"sudoku_demo_{model}.yaml"
-    if not training.is_dir():
-        raise typer.BadParameter("the demo's script and recipe are in the source checkout: clone it and run make demo")
     if not recipe.exists():
         raise typer.BadParameter(f"--model {model}: choose one of trm, hrm")
     import torch

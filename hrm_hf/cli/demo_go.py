@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from ..resources import resource
 from .demo import run_command
 
 
@@ -30,9 +31,7 @@ def demo_go(
 
     Example: hrm-hf demo-go --source ~/go/src --minutes 5 --vocab-size 4096
     """
-    training = Path(__file__).parents[2] / "training"
-    if not training.is_dir():
-        raise typer.BadParameter("the demo's script is in the source checkout: clone it and run make demo-go")
+    training = resource("training")
     data, tokenizer = out / "data", out / "tokenizer"
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     if not (data / "report.json").exists():

@@ -102,10 +102,8 @@ def launch(
         )
     if (gpu_memory or gpu_capability) and not dry_run:
         raise typer.BadParameter("GPUs that are not here can be planned for, with --dry_run, but not used")
-    from ..launch.planner import SCRIPT, known_models, plan_launch
+    from ..launch.planner import known_models, plan_launch
 
-    if not SCRIPT.exists():
-        raise typer.BadParameter(f"{SCRIPT} does not exist: scripts and recipes are in the source checkout, clone it")
     if model not in known_models() and not _is_model_type(model):
         raise typer.BadParameter(
             f"{model!r} is unknown; choose one of {', '.join(known_models())}", param_hint="--model"

@@ -1,51 +1,36 @@
 """Model cards with results.
 
-A card is made once from the template of its architecture (`model_cards/<model_type>.md`; `card_words.py` has the words
-that depend on the config). After that only three parts of it are ours: the `model-index` of its metadata, which holds
-every result; the table between two markers, which is drawn from the `model-index`; and between two others, how the
-model was trained (`card_training.py`). Anything else that people write into a card stays. Results are also written as
-`.eval_results/*.yaml`, the Hub's newer form.
+A card is made once from the template of its architecture (`model_cards/<model_type>.md`, jinja). After that only three
+parts of it are ours: the `model-index` of its metadata, which holds every result; the table between two markers, which
+is made from the `model-index`; and between two others, how the model was trained (`card_training.py`). Anything else
+that people write into a card stays. Results are also written as `.eval_results/*.yaml`, the Hub's newer form.
 """
 
 import re
-from importlib.resources import files
+from functools import cache
 from pathlib import Path
-from string import Template
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .card_training import base_model, data_table, hub_datasets, licence_of_checkpoint, training_table
-from .card_words import in_markdown, in_python, in_shell, words_of
-from .licenses import known_source
+from ..registry import ARCHITECTURES, architecture_of, load_function
+from ..resources import resource
+from .card_training import base_model, data_licenses, hub_datasets, license_of_checkpoint, training_context
+from .escaping import Verbatim, in_markdown, in_python, in_shell
+from .licenses import UNKNOWN_LICENSE, known_source
 
+
+if TYPE_CHECKING:
+    import jinja2
 
 CARD_FILE, RESULTS_FOLDER = "README.md", ".eval_results"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
 TRAINING_START, TRAINING_END = "<!-- hrm_hf training -->", "<!-- end of hrm_hf training -->"
-NO_RESULTS = {
-    "puzzle-solving": "None recorded yet: `hrm-hf eval puzzles MODEL DATA --update-card` writes them here.",
-    "cosmology-regression": "None recorded yet: `hrm-hf eval cosmo MODEL --data DATA --update-card` writes them here.",
-    "hrm_go_coder": "None recorded yet: `hrm-hf eval go MODEL --records FILE --update-card` writes them here.",
-    "text-generation": "None recorded yet: `hrm-hf eval lm MODEL --data FILE --update-card` writes them here.",
-}
-UNKNOWN_LICENCE = "unknown"  # the Hub's word for a licence that nobody stated
-LICENCE_NOT_STATED = "not stated; name one here and in the metadata"
+LICENSE_NOT_STATED = "not stated; name one here and in the metadata"
 HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
 # How fast a run was and where it stood say nothing about the model's quality.
 NO_QUALITIES = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
     "runtime", "model_preparation_time",
 )  # fmt: skip
-CARD_FIELDS = (
-    "task", "grid_shape", "vocab_size", "hidden_size", "intermediate_size", "num_attention_heads",
-    "num_key_value_heads", "H_layers", "L_layers", "num_h_layers", "num_l_layers", "H_cycles", "L_cycles",
-    "halt_max_steps", "exit_criterion", "kv_layout", "pos_encodings", "mlp_t", "loss_type", "mhc_enabled", "mhc_flows",
-    "mhc_sinkhorn_iters", "mhc_res_mode", "num_loops", "planner_layers", "generator_layers", "planner_cycles",
-    "generator_cycles", "unified", "max_position_embeddings", "image_size", "num_channels", "mask_channel",
-    "padding_mode", "stem", "stem_channels", "embedding_size", "hidden_sizes", "depths", "use_power_spectrum",
-    "num_ps_bins", "use_histogram", "prior_bounds", "covariance", "num_components",
-)  # fmt: skip
-# Blocks of a plain stack; other architectures count cache slots under this name.
-NUM_LAYERS_TYPES = ("rlm_mhc",)
 
 
 def record_evaluation(
@@ -90,12 +75,13 @@ def update_model_card(
 
     folder = Path(folder)
     path = folder / CARD_FILE
-    task_type = _task_type(_config(folder))
+    config = _config(folder)
+    row = architecture_of(config)
     card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(folder, parameters))
     dataset = Path(dataset).resolve().name if Path(dataset).exists() else dataset
     new = [
         EvalResult(
-            task_type=task_type,
+            task_type=row.pipeline if row else "text-generation",
             dataset_type=dataset,
             dataset_name=Path(dataset).name,
             dataset_split=split,
@@ -112,7 +98,8 @@ def update_model_card(
     card.data.eval_results = old + new
     card.text = with_results_table(card.text, results_table(card.data.eval_results))
     if TRAINING_START in card.text:
-        card.text = _between(card.text, TRAINING_START, TRAINING_END, training_table(folder))
+        table = _render("_training.md", config=config, **training_context(folder))
+        card.text = _between(card.text, TRAINING_START, TRAINING_END, table)
     card.save(path)
     write_eval_results(folder, card.data.eval_results)
     return path
@@ -123,33 +110,34 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
 
     Raises: as `update_model_card`.
     """
-    from huggingface_hub import ModelCard
+    from huggingface_hub import ModelCard, ModelCardData
 
     folder = Path(folder)
     config = _config(folder)
-    template = files("hrm_hf") / "model_cards" / f"{config.model_type}.md"
+    template = resource("model_cards") / f"{config.model_type}.md"
     if not template.is_file():
         raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
-    names = (*CARD_FIELDS, "num_hidden_layers") if config.model_type in NUM_LAYERS_TYPES else CARD_FIELDS
-    fields = {name: getattr(config, name) for name in names if getattr(config, name, None) is not None}
-    licence = licence_of_checkpoint(folder)
-    no_results = NO_RESULTS.get(config.model_type) or NO_RESULTS[_task_type(config)]
-    text = Template(template.read_text(encoding="utf-8")).substitute(
-        {name: in_markdown(value) for name, value in fields.items()},
-        name=in_markdown(folder.resolve().name),
-        python_name=in_python(folder.resolve().name)[1:-1],
-        shell_name=in_shell(folder.resolve().name),
-        parameters=f"{_count_parameters(config) if parameters is None else parameters:,}",
-        results=f"{START}\n{no_results}\n{END}",
-        training=f"{TRAINING_START}\n{training_table(folder)}\n{TRAINING_END}",
-        data=data_table(folder),
-        fields="\n".join(f"| {name} | {in_markdown(value)} |" for name, value in fields.items()),
-        licence=f"`LICENSE` in this folder: {licence}" if licence else LICENCE_NOT_STATED,
-        **words_of(config, folder),
+    row, license = architecture_of(config), license_of_checkpoint(folder)
+    metadata = ModelCardData(
+        license=(license or UNKNOWN_LICENSE).lower(),
+        datasets=hub_datasets(folder) or None,
+        base_model=base_model(folder),
     )
-    card = ModelCard(text)
-    card.data.license = (licence or UNKNOWN_LICENCE).lower()
-    card.data.datasets, card.data.base_model = hub_datasets(folder) or None, base_model(folder)
+    card = ModelCard.from_template(
+        metadata,
+        template_str="{% include card %}",  # the library's own environment finds no layouts and escapes nothing
+        card=_environment().get_template(template.name),
+        config=config,
+        name=folder.resolve().name,
+        parameters=f"{_count_parameters(config) if parameters is None else parameters:,}",
+        data=data_licenses(folder),
+        license=license,
+        license_not_stated=LICENSE_NOT_STATED,
+        training_markers=(TRAINING_START, TRAINING_END),
+        results_markers=(START, END),
+        **training_context(folder),
+        **(load_function(row.card_context)(config, folder) if row.card_context else {}),
+    )
     return str(card)
 
 
@@ -196,18 +184,9 @@ def write_eval_results(folder: str | Path, results: list) -> list[Path]:
 
 
 def results_table(results: list) -> str:
-    """A Markdown table of `EvalResult`s, in their order; licences of known test sets below it."""
-    lines = ["| data | split | metric | value | settings |", "|---|---|---|---|---|"]
-    for result in results:
-        value = f"{result.metric_value:.4g}" if isinstance(result.metric_value, float) else result.metric_value
-        settings = ", ".join(f"{name}={setting}" for name, setting in (result.metric_args or {}).items())
-        metric = result.metric_name or result.metric_type
-        cells = (result.dataset_name, result.dataset_split or "", metric, value, settings)
-        lines.append(f"| {' | '.join(map(in_markdown, cells))} |")
+    """A Markdown table of `EvalResult`s, in their order; licenses of known test sets below it."""
     known = dict.fromkeys(filter(None, (known_source(result.dataset_type) for result in results)))
-    if known:
-        lines += ["", f"Licences of these data: {'; '.join(f'{name}, {licence}' for name, licence in known)}."]
-    return "\n".join(lines)
+    return _render("_results.md", results=results, licenses=list(known))
 
 
 def with_results_table(text: str, table: str) -> str:
@@ -230,19 +209,42 @@ def _config(folder: Path):
     return AutoConfig.from_pretrained(folder)
 
 
-def _task_type(config) -> str:
-    """The Hub's name of what the model does."""
-    if config.problem_type == "regression":
-        return "cosmology-regression"
-    return "puzzle-solving" if config.model_type.endswith("_puzzle") else "text-generation"
-
-
 def _count_parameters(config) -> int:
     """Of the model that a config describes: without the buffers (puzzle table, initial states) in its weights file."""
     import torch
 
-    from ..registry import ARCHITECTURES
-
     heads = {head.__name__: head for head in ARCHITECTURES[type(config)].heads.values()}
     with torch.device("meta"):  # nothing is allocated
         return heads[config.architectures[0]](config).num_parameters()
+
+
+def _render(template: str, **values: Any) -> str:
+    return _environment().get_template(template).render(values).strip()
+
+
+@cache
+def _environment() -> "jinja2.Environment":
+    """The templates of cards; every value is escaped as Markdown that is not `Verbatim`."""
+    import jinja2
+
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(resource("model_cards")),
+        finalize=lambda value: in_markdown(_defined(value)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+        autoescape=False,  # of HTML alone
+    )
+    environment.filters |= {
+        "python": in_python, "shell": in_shell, "verbatim": Verbatim, "thousands": "{:,}".format, "zip": zip,
+    }  # fmt: skip
+    return environment
+
+
+def _defined(value: Any) -> Any:
+    """`value`; jinja would write nothing for a name that is none."""
+    import jinja2
+
+    if isinstance(value, jinja2.Undefined):
+        value._fail_with_undefined_error()
+    return value

@@ -2,7 +2,7 @@
 
 `checkpoint_contents` checks the weights, picks the files that belong to a model, and adds what makes it complete: the
 code of the architecture as it is in this package, every head in `auto_map`, a model card, generation config, feature
-extractor, the licence of the code. Nothing is written into the folder. Uploading is in `push.py`.
+extractor, the license of the code. Nothing is written into the folder. Uploading is in `push.py`.
 """
 
 import json
@@ -22,9 +22,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..registry import ARCHITECTURES
-from .card_words import in_markdown
-from .cards import CARD_FILE, LICENCE_NOT_STATED, UNKNOWN_LICENCE, card_for_repository, new_card_text
+from .cards import CARD_FILE, LICENSE_NOT_STATED, card_for_repository, new_card_text
 from .errors import shown
+from .escaping import in_markdown
+from .licenses import UNKNOWN_LICENSE
 from .listing import name_problem
 from .manifests import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
 from .paths import short_path, without_local_paths
@@ -277,7 +278,7 @@ def _complete(contents: Contents, folder: Path) -> None:
 
 
 def _add_code(contents: Contents, folder: Path, config) -> None:
-    """The modules of the architecture as this package has them, every head in `auto_map`, the code's licence."""
+    """The modules of the architecture as this package has them, every head in `auto_map`, the code's license."""
     modules = code_files(type(config))
     contents.files |= modules
     other = [
@@ -324,7 +325,7 @@ def code_license() -> bytes:
 
 
 def complete_push(folder: str, repo_id: str) -> None:
-    """Adds the code's licence to what `model.push_to_hub` has saved, and our card where it has the library's.
+    """Adds the code's license to what `model.push_to_hub` has saved, and our card where it has the library's.
 
     A card that the repository had before stays; tags that the caller gave go over to the new one. Paths of this
     machine are shortened in the saved files. Raises ValueError for a token or a key in one of them.
@@ -364,7 +365,7 @@ def _shorten_paths(contents: Contents, folder: Path) -> None:
 
 
 def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | None) -> None:
-    """The folder's card under the repository's name, or a new one, with the licence of the weights."""
+    """The folder's card under the repository's name, or a new one, with the license of the weights."""
     path = folder / CARD_FILE
     ours = (folder / CONFIG).exists() and type(AutoConfig.from_pretrained(folder)) in ARCHITECTURES
     if not path.exists() and not ours:
@@ -372,8 +373,8 @@ def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | Non
     card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))
     if license:
         card.data.license = license
-        card.text = card.text.replace(LICENCE_NOT_STATED, in_markdown(license))
-    if card.data.license in (None, UNKNOWN_LICENCE):
+        card.text = card.text.replace(LICENSE_NOT_STATED, in_markdown(license))
+    if card.data.license in (None, UNKNOWN_LICENSE):
         contents.notes.append(
             f"{CARD_FILE} names no license, so nobody may use the weights; --license apache-2.0, say, names one"
         )

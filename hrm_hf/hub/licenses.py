@@ -1,14 +1,35 @@
-"""Licences of the data sets that this package is used with, as their repositories state them.
+"""Licenses, as far as they can be told: of a folder by its license file, of well-known data sets by their names.
 
-A set is known by its name or by words in its path. This is what a model card says about data; it is no legal advice,
-and what is not in the table is "not stated". Licences of Go records are in the records themselves.
+This is what a model card says about data; it is no legal advice, and what is not recognized is "unknown" or "not
+stated". Licenses of Go records are in the records themselves.
 """
 
 import re
+from pathlib import Path
 
 
+UNKNOWN_LICENSE = "unknown"  # the Hub's word for a license that nobody stated
 NOT_STATED = "not stated"
-# Words in the path or name of a set, its name, its licence; the first that fits wins.
+SPDX = re.compile(r"SPDX-License-Identifier:\s*([\w.+-]+)")
+LICENSE_FILES = (
+    "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING", "COPYING.txt", "UNLICENSE",
+)  # fmt: skip
+# A sentence that only one license has; the first that fits wins.
+LICENSE_SENTENCES = (
+    ("Apache-2.0", r"Apache License\s+Version 2\.0"),
+    ("MPL-2.0", r"Mozilla Public License,?\s+[Vv]ersion 2\.0"),
+    ("AGPL-3.0", r"GNU AFFERO GENERAL PUBLIC LICENSE"),
+    ("LGPL", r"GNU LESSER GENERAL PUBLIC LICENSE"),
+    ("GPL-3.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 3"),
+    ("GPL-2.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 2"),
+    ("MIT", r"Permission is hereby granted, free of charge, to any person obtaining a copy"),
+    ("ISC", r"Permission to use, copy, modify, and(/or)? distribute this software for any purpose"),
+    ("BSD-3-Clause", r"Redistribution and use in source and binary forms[\s\S]*(Neither|may not be used to endorse)"),
+    ("BSD-2-Clause", r"Redistribution and use in source and binary forms"),
+    ("Unlicense", r"This is free and unencumbered software released into the public domain"),
+    ("CC0-1.0", r"CC0 1\.0 Universal"),
+)
+# Words in the path or name of a set, its name, its license; the first that fits wins.
 KNOWN = (
     (r"concept.?arc", "ConceptARC", "MIT"),
     (r"arc.?agi.?2|arc.?2\b", "ARC-AGI-2", "Apache-2.0"),
@@ -24,6 +45,24 @@ KNOWN = (
 )
 
 
+def license_of(folder: str | Path, levels: int = 2) -> str:
+    """SPDX name of the license file in a folder or up to `levels` above it, or "unknown"."""
+    folder = Path(folder).resolve()
+    for place in (folder, *folder.parents[:levels]):
+        for name in LICENSE_FILES:
+            file = place / name
+            if file.is_file():
+                return license_of_text(file.read_text(encoding="utf-8", errors="replace"))
+    return UNKNOWN_LICENSE
+
+
+def license_of_text(text: str) -> str:
+    """SPDX name of a license by a sentence that only this license has, or "unknown"."""
+    if named := SPDX.search(text):
+        return named[1]
+    return next((name for name, sentence in LICENSE_SENTENCES if re.search(sentence, text)), UNKNOWN_LICENSE)
+
+
 def known_source(source: str) -> tuple[str, str] | None:
-    """Name and licence of a data set by its path or name; None for one that is not known."""
-    return next(((name, licence) for words, name, licence in KNOWN if re.search(words, source, re.IGNORECASE)), None)
+    """Name and license of a data set by its path or name; None for one that is not known."""
+    return next(((name, license) for words, name, license in KNOWN if re.search(words, source, re.IGNORECASE)), None)

@@ -12,7 +12,6 @@ Left out: several machines (accelerate_configs/multi_node.yaml) and checking the
 
 import json
 import math
-import os
 import re
 import shlex
 import socket
@@ -27,15 +26,13 @@ from transformers.utils.generic import strtobool
 
 from ..io.bounded_files import load_yaml
 from ..registry import ARCHITECTURES
-from ..trainer.arguments import LmTrainingArguments
-from ..trainer.recipes import LmDataArguments, ModelArguments, build_config
+from ..resources import ROOT, resource, typed_path
+from ..text.arguments import LmDataArguments, LmTrainingArguments
+from ..trainer.recipes import ModelArguments, build_config
 from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
 
 
-ROOT = Path(__file__).parents[2]  # of the source checkout: scripts and recipes are not part of the wheel
-SCRIPT = ROOT / "training" / "run_clm.py"
 RECIPES = ROOT / "training" / "recipes"
-CONFIGS = ROOT / "accelerate_configs"
 
 LANGUAGE_MODELS = ("hrm_lm", "rlm_mhc")  # those of ours that run_clm.py trains
 STRATEGIES = ("ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3")
@@ -326,7 +323,7 @@ def plan_launch(
         port=port,
         command=[
             *_launcher(processes, cpu, strategy, launcher, port),
-            _shown(SCRIPT),
+            typed_path(resource("training/run_clm.py")),
             *_model_flags(values, given),
             *(f for name, value in decided.items() if name not in given for f in (f"--{name}", str(value))),
             *flags,
@@ -345,14 +342,14 @@ def _launcher(processes: int, cpu: bool, strategy: str, launcher: str, port: int
             raise ValueError(f"strategy {strategy!r} needs GPUs and accelerate; leave it out with --cpu or torchrun")
         return ["torchrun", "--nproc_per_node", str(processes), "--master_port", str(port)]
     config = strategy if strategy != "ddp" else "multi_gpu" if processes > 1 else "single_gpu"
-    file = _shown(CONFIGS / f"{config}.yaml")
+    file = typed_path(resource(f"accelerate_configs/{config}.yaml"))
     ports = ["--main_process_port", str(port)] if processes > 1 else []
     return ["accelerate", "launch", "--config_file", file, "--num_processes", str(processes), *ports]
 
 
 def _model_flags(values: dict[str, Any], given: dict[str, str]) -> list[str]:
     if "recipe" in values:
-        return [] if "recipe" in given else ["--recipe", _shown(Path(values["recipe"]))]
+        return [] if "recipe" in given else ["--recipe", typed_path(values["recipe"])]
     own = [name for name in ("model_type", "preset") if name in values and name not in given]
     return [part for name in own for part in (f"--{name}", str(values[name]))]
 
@@ -420,8 +417,3 @@ def _flag(values: dict[str, Any], name: str, otherwise: bool) -> bool:
 
 def _default(arguments: type, name: str) -> Any:
     return arguments.__dataclass_fields__[name].default
-
-
-def _shown(path: Path) -> str:
-    """Relative to the working directory if it is inside, as one would type it."""
-    return os.path.relpath(path) if Path(path).resolve().is_relative_to(Path.cwd()) else str(path)

@@ -9,15 +9,16 @@ device; a batch beyond those measured is read off the line through them.
 """
 
 import json
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..resources import ROOT, resource, typed_path
 from .memory import GIB, largest_batch, model_shape, training_memory, usable_memory
 from .planner import LANGUAGE_MODELS, config_of, known_models, run_values
 
 
-ROOT = Path(__file__).parents[2]  # of the source checkout: results and scripts are not part of the wheel
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
 TASKS = ("puzzle", "lm", "cosmo")
 LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original's; more has not been tried
@@ -85,7 +86,7 @@ def recommend(memory: int, task: str = "puzzle", device: str = "cuda", results: 
 
     Raises:
         ValueError: an unknown task, or a memory into which nothing fits.
-        FileNotFoundError: the measurements are missing.
+        FileNotFoundError: the measurements, or the scripts to run, are missing.
     """
     if task not in TASKS:
         raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
@@ -121,24 +122,27 @@ def guide_row(memory: int) -> str:
 def command(task: str, name: str, batch: int) -> str:
     """The command line that trains a preset at a batch."""
     if task == "lm":
-        return f"python training/launch.py --model {name} --block_size {LM_TOKENS}"
+        return f"{_script('launch')} --model {name} --block_size {LM_TOKENS}"
     if task == "cosmo":
-        recipe = f"training/recipes/{COSMO_RECIPES[name]}.yaml"
-        return f"python training/run_cosmo.py --recipe {recipe} --preset {name} --per_device_train_batch_size {batch}"
+        recipe = shlex.quote(typed_path(resource(f"training/recipes/{COSMO_RECIPES[name]}.yaml")))
+        return f"{_script('run_cosmo')} --recipe {recipe} --preset {name} --per_device_train_batch_size {batch}"
     row = GUIDE_ROWS[name]
     data = "sudoku-extreme-small" if row.config else "sudoku-extreme-1k-aug-1000"
     names = {"num_attention_heads": "num_heads"}
     arch = [f"arch.{names.get(key, key)}={value}" for key, value in row.config.items() if key != "puzzle_emb_ndim"]
     schedule = "epochs={} eval_interval={}".format(*row.epochs)
     words = [f"data_path=data/{data}", schedule, f"global_batch_size={batch}", RATES, *arch]
-    return " ".join(["python training/pretrain.py", *words])
+    return " ".join([_script("pretrain"), *words])
+
+
+def _script(name: str) -> str:
+    return f"python {shlex.quote(typed_path(resource(f'training/{name}.py')))}"
 
 
 def _measured(results: Path, task: str, usable: int) -> tuple[list[Row], str]:
     if not results.exists():
         raise FileNotFoundError(
-            f"{results} does not exist: measurements are in the source checkout; clone it, or make them with "
-            "`python benchmarks/puzzle_presets.py`"
+            f"{results} does not exist; make the measurements with `python benchmarks/puzzle_presets.py` in a checkout"
         )
     measured = json.loads(results.read_text())
     rows = []

@@ -1,9 +1,9 @@
-"""Job scripts for Slurm, all written from one template (`slurm_job.sbatch`).
+"""Job scripts for Slurm, all written from one template (`slurm_job.sbatch.jinja`).
 
     job = SlurmJob.of("multi_node", nodes=4, account="m1234")     what to ask of the cluster
     job.text()                                                    the script, for sbatch
 
-The launcher rule: `srun` starts one shell on every node, and this shell becomes `TORCHRUN` or `ACCELERATE`. What
+The launcher rule: `srun` starts one shell on every node, and this shell becomes torchrun or `accelerate launch`. What
 differs from node to node (its number, its address) is expanded in that shell, never in the batch script. A job of one
 process needs no launcher. docs/hpc.md gives the reasons.
 
@@ -13,142 +13,24 @@ interface, which NCCL and gloo make, or the user's NCCL_SOCKET_IFNAME and GLOO_S
 
 import re
 import shlex
-import string
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from ..resources import INSTALLED, ROOT, existing_path
 
 
-TEMPLATE = Path(__file__).with_name("slurm_job.sbatch")
+if TYPE_CHECKING:
+    import jinja2
+
+
+TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
 LAUNCHERS = ("torchrun", "accelerate")
 SCRIPT = "training/run_cosmo.py"
 DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch was called: a log in a folder that is missing ends a job
 MAX_SIGNAL_SECONDS = 65535  # Slurm's
-
-# Both launchers read NODES, GPUS (processes per node), HEAD_ADDR, PORT, PYTHON and SLURM_NODEID.
-# is_host: node 0 opens the port because it is told to. torch guesses from host names, and where a node has several
-# names every node waits for another (pytorch issue 73656).
-TORCHRUN = r"""
-"$PYTHON" -m torch.distributed.run --nnodes "$NODES" --nproc_per_node "$GPUS" \
-  --rdzv_id "$PORT" --rdzv_backend c10d --rdzv_endpoint "$HEAD_ADDR:$PORT" \
-  --rdzv_conf "is_host=$((SLURM_NODEID == 0))" --local_addr "$NODE_ADDR"
-""".strip()
-# Static rendezvous: each machine is told its rank, so that no name is guessed.
-ACCELERATE = r"""
-"$PYTHON" -m accelerate.commands.launch --config_file "$ACCELERATE_CONFIG" \
-  --num_machines "$NODES" --machine_rank "$SLURM_NODEID" --num_processes "$((NODES * GPUS))" \
-  --main_process_ip "$HEAD_ADDR" --main_process_port "$PORT" --rdzv_backend static \
-  --deepspeed_multinode_launcher standard
-""".strip()
-
-TRAIN_START = r"""
-  if [[ $USE_CPU != 1 ]]; then
-    local found
-    found=$(nvidia-smi --list-gpus 2>/dev/null | grep -c '^GPU')
-    ((found >= GPUS)) || fail "$(hostname): nvidia-smi shows $found GPUs and $GPUS are wanted; ask for them" \
-      "(sbatch --gpus-per-node=$GPUS FILE), change GPUS, or train on the CPU: --export=ALL,USE_CPU=1"
-  fi
-""".strip("\n")
-TRAIN_TORCHRUN = r"""
-  if ((NODES * GPUS == 1)); then exec "$PYTHON" "$@"; fi
-  NODE_ADDR=$(address_of "$SLURMD_NODENAME")
-  exec %s "$@"
-""".strip("\n")
-TRAIN_ACCELERATE = r"""
-  if [[ $USE_CPU == 1 ]]; then export ACCELERATE_USE_CPU=true; fi
-  exec %s "$@"
-""".strip("\n")
-
-# Where generated maps are, and where the recipes cosmo_*_gpu and cosmo_multi_node look for those of lognormal.
-DATA_FOLDER = "runs/data/${DATA_TYPE/#lognormal/kappa}_${SIZE:-256}"
-
-TRAIN_DEFAULTS = r"""
-SCRIPT=${SCRIPT:-%s}
-RECIPE=${RECIPE:-%s}
-GPUS=${GPUS:-${SLURM_GPUS_ON_NODE:-%d}} # processes on each node
-USE_CPU=${USE_CPU:-0}                   # 1: they train on the CPU
-""".strip()
-TRAIN_OPTIONS = r"""
-if [[ -z ${OUTPUT_DIR:-} && ${SCRIPT##*/} == run_*.py && " ${EXTRA_ARGS:-} $*" != *" --output_dir"* ]]; then
-  case ${RESUME:-} in
-    "") OUTPUT_DIR=runs/${SLURM_JOB_NAME}_$SLURM_JOB_ID ;; # the recipe's would be that of every job, and of a sweep
-    last | last-whole) fail "RESUME=$RESUME needs the folder of the run that goes on: OUTPUT_DIR=runs/NAME_JOB" ;;
-    *) OUTPUT_DIR=$(dirname "$RESUME") ;;
-  esac
-fi
-option RECIPE --recipe
-option OUTPUT_DIR --output_dir
-option EPOCHS --num_train_epochs
-option MAX_STEPS --max_steps
-option BATCH_SIZE --per_device_train_batch_size
-option LR --learning_rate
-option NUM_WORKERS --dataloader_num_workers
-option SEED --seed
-case ${SCRIPT##*/} in
-  run_cosmo.py)
-    option TRAIN_SAMPLES --train_samples
-    option VAL_SAMPLES --val_samples
-    # What generate_data.sbatch wrote for the same key; nothing is generated while GPUs wait.
-    if [[ -n ${DATA_TYPE:-} ]]; then arguments+=(--data_path "%s" --build_data ""); fi
-    ;;
-  run_puzzle.py)
-    option TRAIN_SAMPLES --max_train_rows
-    option VAL_SAMPLES --max_eval_rows
-    unused DATA_TYPE
-    ;;
-  run_clm.py)
-    option TRAIN_SAMPLES --max_train_samples
-    option VAL_SAMPLES --max_val_samples
-    unused DATA_TYPE
-    ;;
-  run_go_coder.py)
-    option TRAIN_SAMPLES --max_train_records
-    option VAL_SAMPLES --max_eval_records
-    unused DATA_TYPE
-    ;;
-  *) unused TRAIN_SAMPLES VAL_SAMPLES DATA_TYPE ;;
-esac
-if [[ -n ${EPOCHS:-} && -z ${MAX_STEPS:-} ]]; then arguments+=(--max_steps -1); fi # a recipe's would win over epochs
-if [[ -n ${BATCH_SIZE:-} ]] && grep -qs '^global_batch_size:' "${RECIPE:-}"; then
-  fail "BATCH_SIZE=$BATCH_SIZE has no effect, because $RECIPE gives the batch of all processes;" \
-    "change that: EXTRA_ARGS='--global_batch_size $((BATCH_SIZE * GPUS * SLURM_JOB_NUM_NODES))'"
-fi
-if [[ $USE_CPU == 1 ]]; then arguments+=(--use_cpu true); fi
-read -ra extra <<<"${EXTRA_ARGS:-}" || true
-arguments+=(${extra[@]+"${extra[@]}"} "$@")
-# Started again: on from the newest whole checkpoint, or from the beginning if there is none yet.
-if ((${SLURM_RESTART_COUNT:-0} > 0)); then RESUME=last-whole; fi
-option RESUME --resume_from_checkpoint
-threads=$((${SLURM_CPUS_PER_TASK:-1} / GPUS))
-export OMP_NUM_THREADS=${OMP_NUM_THREADS:-$((threads > 0 ? threads : 1))}
-# What a launcher that got SIGTERM leaves its processes for saving, in seconds.
-export TORCH_ELASTIC_SHUTDOWN_TIMEOUT=${TORCH_ELASTIC_SHUTDOWN_TIMEOUT:-%d}
-""".strip()
-
-GENERATE_DEFAULTS = r"""
-DATA_TYPE=${DATA_TYPE:-lognormal}
-SAMPLES=$((${TRAIN_SAMPLES:-100000} + ${VAL_SAMPLES:-10000})) # training holds out the last maps of its split
-TEST_SAMPLES=${TEST_SAMPLES:-10000}
-SIZE=${SIZE:-256} # pixels a side
-NUM_WORKERS=${NUM_WORKERS:-$SLURM_CPUS_PER_TASK}
-OUTPUT_DIR=${OUTPUT_DIR:-%s}
-GPUS=1    # one process on the node, which starts NUM_WORKERS
-USE_CPU=1
-""".strip()
-GENERATE_OPTIONS = r"""
-option DATA_TYPE --kind
-option SAMPLES --samples
-option TEST_SAMPLES --test-samples
-option SIZE --size
-option NUM_WORKERS --workers
-option SEED --seed
-option OUTPUT_DIR --out
-unused RECIPE EPOCHS BATCH_SIZE LR
-read -ra extra <<<"${EXTRA_ARGS:-}" || true
-arguments+=(${extra[@]+"${extra[@]}"} "$@")
-export OMP_NUM_THREADS=1 # the workers are the parallelism
-""".strip()
 
 # NERSC: nodes of 4 GPUs with 32 CPUs (two threads a core) to each; `regular` gives whole nodes, `shared` parts of one.
 _PERLMUTTER = {"constraint": "gpu", "qos": "regular", "time": "24:00:00"}
@@ -176,10 +58,6 @@ TITLES = {
     "multi_node": "Training with the GPUs of several nodes.",
     "generate_data": "Cosmological maps, made by all CPUs of one node. Goes on where a former run stopped.",
 }
-
-
-class _Template(string.Template):
-    delimiter = "%%"  # the shell needs the dollar
 
 
 @dataclass(frozen=True)
@@ -218,13 +96,13 @@ class SlurmJob:
     @classmethod
     def of(cls, kind: str, cluster: str = "generic", **given: Any) -> "SlurmJob":
         """The job of a kind, with what is given (None is not given) in the place of its defaults."""
-        _one_of("cluster", cluster, CLUSTERS)
-        _one_of("kind", kind, KINDS)
+        _validate_one_of("cluster", cluster, CLUSTERS)
+        _validate_one_of("kind", kind, KINDS)
         given = {name: value for name, value in given.items() if value is not None}
         return cls(kind=kind, cluster=cluster, **{**DEFAULTS[cluster][kind], **given})
 
     def __post_init__(self):
-        _one_of("launcher", self.launcher, LAUNCHERS)
+        _validate_one_of("launcher", self.launcher, LAUNCHERS)
         for name in ("nodes", "cpus_per_task"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
@@ -263,14 +141,20 @@ class SlurmJob:
         """The job script."""
         example = "sbatch --account=ACCOUNT" if self.cluster == "perlmutter" and not self.account else "sbatch"
         changes = "DATA_TYPE=des,SEED=1" if self.kind == "generate_data" else "EPOCHS=200,BATCH_SIZE=128"
-        return _Template(TEMPLATE.read_text()).substitute(
-            title=TITLES[self.kind],
-            example=f"{example} --export=ALL,{changes} FILE",
-            command=self.command(),
-            directives="\n".join(f"#SBATCH --{line}" for line in self._directives()),
-            setup="\n".join(self.setup) or '# (lines of `hrm-hf slurm --setup "module load ..."` stand here)',
-            **(self._generation() if self.kind == "generate_data" else self._training()),
-        )
+        trains = self.kind != "generate_data"
+        config = f"accelerate_configs/{'multi' if self.nodes * self.gpus > 1 else 'single'}_gpu.yaml"
+        recipe = f"training/recipes/cosmo_{self.kind}.yaml" if self.script == SCRIPT and trains else ""
+        values = {
+            "script": _place(self.script),
+            "recipe": self.recipe or _place(recipe),
+            "accelerate_config": self.accelerate_config or _place(config),
+            "title": TITLES[self.kind],
+            "example": f"{example} --export=ALL,{changes} FILE",
+            "command": self.command(),
+            "directives": self._directives(),
+            "trains": trains,
+        }
+        return _template().render({**vars(self), **values})
 
     def command(self) -> str:
         """The command line that writes this script."""
@@ -292,39 +176,6 @@ class SlurmJob:
             "open-mode": "append", "signal": f"USR1@{self.signal_seconds}",
         }  # fmt: skip
         return [f"{name}={value}" for name, value in asked.items() if value is not None] + ["requeue"]
-
-    def _training(self) -> dict[str, Any]:
-        recipe = self.recipe or (f"training/recipes/cosmo_{self.kind}.yaml" if self.script == SCRIPT else "")
-        defaults = TRAIN_DEFAULTS % (self.script, recipe, self.gpus)
-        if self.launcher == "torchrun":
-            start = TRAIN_TORCHRUN % _indented(TORCHRUN)
-        else:
-            start = TRAIN_ACCELERATE % _indented(ACCELERATE)
-            processes = self.nodes * self.gpus
-            config = self.accelerate_config or f"accelerate_configs/{'multi' if processes > 1 else 'single'}_gpu.yaml"
-            defaults += f"\nexport ACCELERATE_CONFIG=${{ACCELERATE_CONFIG:-{config}}}"
-        return {
-            "defaults": defaults,
-            "landmark": "$SCRIPT",
-            "program": '"$SCRIPT"',
-            "options": TRAIN_OPTIONS % (DATA_FOLDER, self.signal_seconds),
-            "before_start": "trap '' USR1 # also for the launcher; the training processes install their own handler",
-            "start": f"{TRAIN_START}\n{start}",
-            "stopped_status": 85,
-            "by_hand": "sbatch --export=ALL,RESUME=last-whole${OUTPUT_DIR:+,OUTPUT_DIR=$OUTPUT_DIR} FILE",
-        }
-
-    def _generation(self) -> dict[str, Any]:
-        return {
-            "defaults": GENERATE_DEFAULTS % DATA_FOLDER,
-            "landmark": "/",
-            "program": "data cosmology",
-            "options": GENERATE_OPTIONS,
-            "before_start": "# USR1 ends the generator here and now: what is whole on the disk is kept.",
-            "start": '  exec "$PYTHON" -m hrm_hf.cli "$@"',
-            "stopped_status": "138",  # 128 + SIGUSR1
-            "by_hand": "the same command",
-        }
 
 
 def seconds_of(time: str) -> int:
@@ -357,10 +208,19 @@ def committed_files() -> dict[str, SlurmJob]:
     }
 
 
-def _indented(command: str) -> str:
-    return command.replace("\n", "\n  ")
+@cache
+def _template() -> "jinja2.Template":
+    import jinja2
+
+    options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True, "autoescape": False}
+    return jinja2.Template(TEMPLATE.read_text(encoding="utf-8"), undefined=jinja2.StrictUndefined, **options)
 
 
-def _one_of(name: str, value: str, allowed: Sequence[str]) -> None:
+def _place(name: str) -> str:
+    """A file of the repository as a job finds it: in the checkout of sbatch, or in an installed package."""
+    return str(existing_path(name)) if name and ROOT == INSTALLED else name
+
+
+def _validate_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")

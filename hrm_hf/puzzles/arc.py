@@ -39,7 +39,7 @@ from .arc_grids import (
 )
 from .arc_tasks import EVALUATED_SUBSETS, ArcTask, Pair, fingerprint, parse_task, read_tasks, task_to_json
 from .augment import NUM_DIHEDRAL, dihedral
-from .dataset import BLANK_IDENTIFIER, IGNORE_LABEL, PAD_ID, PuzzleInfo, save_puzzle_dataset
+from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID, PuzzleInfo, save_puzzle_dataset
 from .npy_layout import RowWriter, working_folder
 
 
@@ -61,6 +61,7 @@ __all__ = [
     "augmentations",
     "build_arc",
     "build_options",
+    "card_context",
     "crop_prediction",
     "encode_grid",
     "encode_pair",
@@ -251,3 +252,13 @@ def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int,
     corners = rng.integers(0, room + 1)
     corners[fixed] = 0
     return [(int(row), int(column)) for row, column in corners]
+
+
+# Model cards
+
+
+def card_context(config: Any, folder: Path) -> dict[str, str]:
+    """`known_task`, for the example in the card of an ARC model: a task that has rows in its puzzle table."""
+    file = folder / IDENTIFIERS_FILE
+    names = json.loads(file.read_text(encoding="utf-8")) if config.task == "arc" and file.exists() else []
+    return {"known_task": parse_identifier(names[1])[0] if len(names) > 1 else "task"}

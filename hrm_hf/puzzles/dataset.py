@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.bounded_files import load_json
-from ..io.sources import IDENTIFIERS_FILE
+from ..models.configuration_hrm_puzzle import IDENTIFIERS_FILE
 
 
 if TYPE_CHECKING:

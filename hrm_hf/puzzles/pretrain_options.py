@@ -15,7 +15,6 @@ Left out: Hydra itself (composition, sweeps, interpolation) and `eval_save_outpu
 import difflib
 import hashlib
 import json
-import os
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -27,12 +26,12 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
+from ..resources import ROOT, typed_path
 from .convert import LOSS_SUFFIX
 from .dataset import INFO_FILE
 from .npy_layout import META_FILE
 
 
-ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "training" / "run_puzzle.py"
 RECIPE_FILE = "from_pretrain.yaml"
 ARCH_NAME = "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1"
@@ -145,7 +144,7 @@ class OriginalRun:
 
     def command(self, flags: Sequence[str] = ()) -> str:
         """The equivalent command line, every option spelled out."""
-        words = ["python", _shown(SCRIPT)]
+        words = ["python", typed_path(SCRIPT)]
         for name, value in self.recipe.items():
             if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
                 value = ",".join(f"{key}={_said(item)}" for key, item in value.items())
@@ -256,7 +255,7 @@ def data_size(path: str | Path) -> DataSize:
 def build_command(path: Path) -> str:
     """The `hrm-hf data` command for the counterpart of the data set that should be at `path`."""
     arguments = BUILDERS.get(path.name, "sudoku|maze|arc ...")
-    root = _shown(ROOT)
+    root = typed_path(ROOT)
     return f"hrm-hf data {arguments.format(root='' if root == '.' else root + '/')} --out {shlex.quote(str(path))}"
 
 
@@ -469,8 +468,3 @@ def _device_name(device: Any) -> str:
 def _threads(environ: Mapping[str, str], threads: int) -> str:
     given = environ.get("OMP_NUM_THREADS")
     return f"{threads} (OMP_NUM_THREADS={given})" if given else f"{threads} (OMP_NUM_THREADS is not set)"
-
-
-def _shown(path: Path) -> str:
-    """Relative to the working directory if it is inside, as one would type it."""
-    return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

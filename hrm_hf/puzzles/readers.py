@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..io.sources import HUB_PREFIX
+from ..resources import existing_path
 from .dataset import puzzle_features
 
 
@@ -102,8 +103,9 @@ def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
     """
     if str(source).startswith(HUB_PREFIX):
         return _read_hub(str(source)[len(HUB_PREFIX) :])
-    if Path(source).is_dir():
-        return _read_folder(Path(source))
+    source = existing_path(source)
+    if source.is_dir():
+        return _read_folder(source)
     return {"train": read_table(source)}
 
 

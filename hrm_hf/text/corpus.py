@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
-    from ..trainer.recipes import LmDataArguments
+    from .arguments import LmDataArguments
 
 
 @dataclass

@@ -1,7 +1,7 @@
 """Evaluates any causal language model on text: perplexity and bits per byte, as training measures them.
 
-The text is packed by `corpus.py` and measured by `HrmTrainer.evaluate`, so that the figures of a model are those that
-its training script printed. Multiple-choice and generation tasks are lm-evaluation-harness's business.
+The text is packed by `corpus.py` and measured by `CausalLMTrainer.evaluate`, so that the figures of a model are those
+that its training script printed. Multiple-choice and generation tasks are lm-evaluation-harness's business.
 """
 
 import contextlib
@@ -24,11 +24,11 @@ from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
 from ..io.evaluation import chosen_device, validate_evaluation, write_results
 from ..io.usage import UsageError
-from ..trainer import HrmTrainer
-from ..trainer.arguments import LmTrainingArguments
-from ..trainer.recipes import LmDataArguments, library_versions
+from ..trainer.recipes import library_versions
+from .arguments import LmDataArguments, LmTrainingArguments
 from .causal_lm import load_tokenizer
 from .corpus import load_evaluation_text
+from .trainer import CausalLMTrainer
 
 
 MAX_BLOCK_SIZE = 1024  # where the model has room for more, unless told otherwise
@@ -143,7 +143,7 @@ def _validate_kind(name: str, thinking: dict[str, Any]) -> None:
             "there are hrm-hf eval puzzles and hrm-hf eval cosmo"
         )
     flags = ["--" + field.replace("_", "-") for field, value in thinking.items() if value is not None]
-    if flags and config.model_type != "hrm_lm":
+    if flags and not hasattr(config, "exit_criterion"):
         raise ValueError(
             f"{name} is a model of type {config.model_type}, which has no segments; leave out {', '.join(flags)}"
         )
@@ -190,7 +190,9 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
         )
         # Its constructor refuses quantised weights, because they cannot be trained; nothing is trained here.
         quantised, network.is_quantized = getattr(network, "is_quantized", False), False
-        trainer = HrmTrainer(network, args, bytes_per_token, eval_dataset=rows, data_collator=default_data_collator)
+        trainer = CausalLMTrainer(
+            network, args, bytes_per_token, eval_dataset=rows, data_collator=default_data_collator
+        )
         network.is_quantized = quantised
         trainer.remove_callback(PrinterCallback)
         found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}

@@ -7,7 +7,8 @@ import pytest
 
 from hrm_hf.golang.data.functions import function_records
 from hrm_hf.golang.data.records import validate_record
-from hrm_hf.golang.data.sources import Dropped, find_go_source, go_files, licence_of, licence_of_text
+from hrm_hf.golang.data.sources import Dropped, find_go_source, go_files
+from hrm_hf.hub.licenses import license_of, license_of_text
 
 
 FILE = """// Copyright. SPDX-License-Identifier: MIT
@@ -209,7 +210,7 @@ def test_packages_of_the_standard_library_have_no_module_before_them(tmp_path):
 )
 def test_a_licence_is_known_by_its_words(tmp_path, text, name):
     (tmp_path / "LICENSE").write_text(text)
-    assert licence_of_text(text) == licence_of(tmp_path) == name
+    assert license_of_text(text) == license_of(tmp_path) == name
 
 
 def test_options_that_do_not_exist_are_refused(tree):

@@ -14,8 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-
-from hrm_hf.launch.slurm import ACCELERATE, TORCHRUN
+from launcher_lines import ACCELERATE, TORCHRUN
 
 
 pytestmark = pytest.mark.external

@@ -18,8 +18,9 @@ from pathlib import Path
 from shutil import which
 from typing import IO, Any
 
+from ...hub.licenses import LICENSE_FILES, UNKNOWN_LICENSE, license_of_text
 from .edits import MAX_CHANGED_LINES, Edit, edit_record, path_problem, without_trailers
-from .sources import LICENCE_FILES, MAX_BYTES, UNKNOWN_LICENCE, Dropped, licence_of_text
+from .sources import MAX_BYTES, Dropped
 
 
 BOTS = re.compile(
@@ -125,10 +126,10 @@ def _open(repository: Path, revision: str) -> str:
 def _licence(repository: Path, revision: str) -> str:
     """SPDX name of the licence file at the top of the tree of a revision."""
     names = _git(repository, "ls-tree", "--name-only", "-z", revision).stdout.split("\0")
-    for name in LICENCE_FILES:
+    for name in LICENSE_FILES:
         if name in names:
-            return licence_of_text(_git(repository, "cat-file", "-p", f"{revision}:{name}").stdout)
-    return UNKNOWN_LICENCE
+            return license_of_text(_git(repository, "cat-file", "-p", f"{revision}:{name}").stdout)
+    return UNKNOWN_LICENSE
 
 
 def _edit(commit: _Commit, blobs: "_Blobs", name: str, licence: str, tests: bool, dropped: Dropped) -> Edit | None:

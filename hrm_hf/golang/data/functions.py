@@ -12,10 +12,11 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...hub.licenses import UNKNOWN_LICENSE, license_of
 from ..validators.syntax import parse
 from .plans import derived_steps, doc_plan, sentences
 from .records import new_record
-from .sources import UNKNOWN_LICENCE, Dropped, GoFile, go_files, licence_of, licence_of_header
+from .sources import Dropped, GoFile, go_files, license_of_header
 
 
 if TYPE_CHECKING:
@@ -58,18 +59,18 @@ def function_records(
     if group_by not in ("package", "repository"):
         raise ValueError(f'group_by={group_by!r} is neither "package" nor "repository"')
     dropped = Dropped() if dropped is None else dropped
-    source, tree_licence = source_name(root), licence or licence_of(root)
+    source, tree_licence = source_name(root), licence or license_of(root)
     for folder, files in groupby(go_files(root, dropped), key=lambda file: file.path.parent):
         known = tree_licence
         if licence is None:
-            nearest = licence_of(folder, levels=0)
-            known = nearest if nearest != UNKNOWN_LICENCE else known
+            nearest = license_of(folder, levels=0)
+            known = nearest if nearest != UNKNOWN_LICENSE else known
         parsed = [(file, parse_file(file.text)) for file in files]
         declared = _types_of_package(parsed) if context != "none" else {}
         for file, tree in parsed:
             shared = {
                 "source": source,
-                "licence": known if known != UNKNOWN_LICENCE else licence_of_header(file.text),
+                "licence": known if known != UNKNOWN_LICENSE else license_of_header(file.text),
                 "group": file.package if group_by == "package" else file.module,
             }
             for part in declarations(tree, types):

@@ -16,12 +16,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...hub.licenses import UNKNOWN_LICENSE
 from ...io.sources import HUB_PREFIX, BadLineError, json_object, numbered_lines, shorten
 from .edits import Edit, edit_record, path_problem, text_problem, without_trailers
 from .functions import Declaration, declarations, parse_file
 from .plans import derived_steps, doc_plan, sentences
 from .records import new_record
-from .sources import GENERATED, UNKNOWN_LICENCE, Dropped
+from .sources import GENERATED, Dropped
 
 
 MIN_DOC_CHARACTERS, MIN_BODY_LINES = 20, 2
@@ -165,7 +166,7 @@ def _records(schema: Schema, row: dict[str, Any], source: str, place: str, dropp
         return
     shared = {
         "source": source,
-        "licence": schema.text(row, "licence") or UNKNOWN_LICENCE,
+        "licence": schema.text(row, "licence") or UNKNOWN_LICENSE,
         # commitpackft lists all repositories with the same commit.
         "group": schema.text(row, "group").split(",")[0] or source,
         "path": path,

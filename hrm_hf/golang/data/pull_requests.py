@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ...hub.licenses import UNKNOWN_LICENSE
 from ...io.sources import BadLineError, json_object, numbered_lines, shorten
 from ...models.processing_hrm_go_coder import INTENTS, TARGET_KINDS
 from .commits import BOTS
 from .edits import TASKS, Edit, edit_plan, edit_record, functions_of, path_problem, text_problem, without_trailers
 from .plans import plan_of
 from .records import new_record
-from .sources import UNKNOWN_LICENCE, Dropped
+from .sources import Dropped
 
 
 # What CI status of a raw pull request says of its tests; anything else is unknown.
@@ -108,7 +109,7 @@ def _of_file(
     edit = Edit(
         id=f"{identity}:{path}",
         source="pull request",
-        licence=licence or UNKNOWN_LICENCE,
+        licence=licence or UNKNOWN_LICENSE,
         group=name,
         path=path,
         before=_text(file, "content_before"),
@@ -135,7 +136,7 @@ def _of_hierarchical(row: dict[str, Any], place: str, dropped: Dropped) -> list[
     record = new_record(
         f"pr:{repository or Path(place.split(',')[0]).name}:{_text(row, 'id') or place.rpartition(' ')[2]}",
         source="pull request",
-        licence=_text(row, "license") or UNKNOWN_LICENCE,
+        licence=_text(row, "license") or UNKNOWN_LICENSE,
         group=repository or place,
         title=title,
         body=body,

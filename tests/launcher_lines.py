@@ -1,0 +1,13 @@
+"""The lines of a job script that become a launcher on each node: torchrun's and accelerate's."""
+
+import re
+
+from hrm_hf.launch.slurm import SlurmJob
+
+
+def _line(launcher: str) -> str:
+    text = SlurmJob.of("multi_node", launcher=launcher).text()
+    return re.search(r'^  exec ("\$PYTHON" -m (?:torch|accelerate)\..*?) "\$@"$', text, re.MULTILINE | re.DOTALL)[1]
+
+
+TORCHRUN, ACCELERATE = _line("torchrun"), _line("accelerate")

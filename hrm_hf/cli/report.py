@@ -4,6 +4,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import Enum
+from subprocess import CalledProcessError
 from typing import Annotated, Any
 
 import typer
@@ -47,13 +48,15 @@ def call(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Bad usage that the library has found: exit status 2, and the message of any wrong option."""
+    """Bad usage that the library has found: exit status 2. A program that failed: its own status."""
     from ..io.usage import UsageError
 
     try:
         yield
     except UsageError as error:
         raise typer.BadParameter(str(error), param_hint=error.option) from error
+    except CalledProcessError as error:  # the program has said what is wrong
+        raise typer.Exit(error.returncode) from error
 
 
 def report(result: dict[str, Any], as_json: bool) -> None:

@@ -3,6 +3,7 @@
 import argparse
 import inspect
 import shlex
+import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
@@ -91,3 +92,8 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, kind: An
     how = {"action": "store_true"} if kind is bool else {"type": kind, "action": "append" if many else "store"}
     default = None if required else parameter.default
     parser.add_argument(f"--{parameter.name.replace('_', '-')}", default=default, required=required, **how)
+
+
+def run_process(*command: object) -> None:
+    """Runs a program, whose output goes where ours does. Raises CalledProcessError, with its status, if it fails."""
+    subprocess.run([str(part) for part in command], check=True)

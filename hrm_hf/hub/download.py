@@ -8,8 +8,10 @@ taken, and of a refusal only the headers are read. Sessions, redirects, tokens a
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from huggingface_hub import constants
@@ -60,12 +62,13 @@ def get_json(address: str, headers: dict[str, str], options: dict[str, str] | No
         ) from error
 
 
-def get_file(address: str, headers: dict[str, str], part: Path, size: int, name: str) -> None:
+def get_file(address: str, headers: dict[str, str], part: Path, size: int, name: str, stop: Event) -> None:
     """Appends to `part` what it lacks of a file of `size` bytes, and goes on where a connection broke.
 
     Raises:
         HubError: more came than `size`, less came although the answer was whole, or it was compressed.
         HTTPError: as the library's, after some tries without a new byte; what has arrived is kept.
+        CancelledError: `stop` was set; what has arrived is kept.
     """
     left = TRIES
     with (
@@ -87,6 +90,8 @@ def get_file(address: str, headers: dict[str, str], part: Path, size: int, name:
                             raise HubError(f"{name} is longer than the {size:,} bytes that the Hub says it has")
                         file.write(block)
                         bar.update(len(block))
+                        if stop.is_set():
+                            raise CancelledError(name)
                 if file.tell() < size:
                     raise HubError(
                         f"{name} ended after {file.tell():,} of the {size:,} bytes that the Hub says it has"

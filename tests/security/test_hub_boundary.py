@@ -9,6 +9,8 @@ import json
 import random
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -303,6 +305,29 @@ def test_other_bytes_of_the_right_length_never_become_a_model(model, tmp_path):
             pull(where, tmp_path)
     assert not (tmp_path / "deep" / "er" / "pulled").exists()
     assert not any((tmp_path / "cache").rglob("refs/*"))  # nor does the cache note it
+
+
+def test_where_one_file_is_wrong_the_others_stop_and_keep_their_bytes(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10)
+    model.lie("/tree/", changed("large.bin", size=10**6, lfs={"size": 10**6}))
+    begun = threading.Event()
+
+    def slowly():
+        for _ in range(6000):  # a minute, unless the reader leaves
+            yield bytes(10)
+            begun.set()
+            time.sleep(0.01)
+
+    def wrong():
+        begun.wait(60)
+        yield b"another text\n"
+
+    model.instead("large.bin", slowly(), Content_Length="1000000")
+    model.instead("small.txt", wrong(), Content_Length=str(len(SMALL)))
+    with pytest.raises(HubError, match=r"small.txt.*digest"):
+        pull("folder", tmp_path)
+    (part,) = (tmp_path / "deep" / "er" / ".pulled.incoming").glob("large.bin.*.part")
+    assert 0 < part.stat().st_size < 60_000
 
 
 def test_a_hub_that_begins_anew_again_and_again_is_left(model, tmp_path, monkeypatch):

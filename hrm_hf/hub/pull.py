@@ -218,7 +218,7 @@ def _pull_record(folder: Path, repo_id: str | None = None) -> dict | None:
     except (ValueError, KeyError, TypeError):  # no JSON, or of another form
         good = False
     if not good:
-        raise ValueError(f"{file} is damaged: it is no record of a pull. Choose a new folder, or empty this one")
+        raise ValueError(f"{file} is corrupted: it is no record of a pull. Choose a new folder, or empty this one")
     if repo_id is not None and record["repo_id"] != repo_id:
         raise ValueError(f"{folder} holds a pull of {record['repo_id']}; choose a new folder, or empty this one")
     return record

@@ -436,9 +436,9 @@ def test_a_record_that_no_pull_wrote_deletes_nothing(record, model, tmp_path):
     folder, other = links(tmp_path, model)
     (folder / PULL_RECORD).write_text(RECORDS[record].replace("OTHER", str(other)))
     before = everything(folder)
-    with pytest.raises(ValueError, match="is damaged: it is no record of a pull"):
+    with pytest.raises(ValueError, match="is corrupted: it is no record of a pull"):
         pull("folder", tmp_path)
-    with pytest.raises(ValueError, match="is damaged: it is no record of a pull"):
+    with pytest.raises(ValueError, match="is corrupted: it is no record of a pull"):
         verify_checkpoint(folder, NAME)
     assert everything(folder) == before and (other / "a.txt").exists()
 

@@ -22,7 +22,7 @@ import torch
 from puzzle import machine
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from hrm_hf.hub.manifests import MANIFEST, checksums, damage, write_manifest
+from hrm_hf.hub.manifests import MANIFEST, checksums, find_corruption, write_manifest
 from hrm_hf.trainer.recipes import library_versions
 
 
@@ -69,7 +69,7 @@ def one_size(name: str, width: int, layers: int, scratch: Path, turns: int) -> d
             torch.save(moments, folder / "optimizer.pt")
             finish(folder)
             written, worked = time.perf_counter(), time.process_time() - worked
-            assert damage(folder) == []
+            assert find_corruption(folder) == []
             if turn:
                 seconds[f"write {way}"].append(written - started)
                 seconds[f"check {way}"].append(time.perf_counter() - written)

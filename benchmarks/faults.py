@@ -28,7 +28,7 @@ import torch
 from preemption_worker import logged, make
 from puzzle import machine
 
-from hrm_hf.hub.manifests import damage, list_checkpoints
+from hrm_hf.hub.manifests import find_corruption, list_checkpoints
 from hrm_hf.trainer.recipes import library_versions
 
 
@@ -91,7 +91,7 @@ def one_task(task: str, folder: Path, args: argparse.Namespace, moments: random.
 
 def unfinished(run: Path) -> set[tuple[str, int]]:
     """Checkpoints without a manifest, with the time of their last change."""
-    return {(saved.name, saved.stat().st_mtime_ns) for saved in list_checkpoints(run) if damage(saved, False)}
+    return {(saved.name, saved.stat().st_mtime_ns) for saved in list_checkpoints(run) if find_corruption(saved, False)}
 
 
 def start(task: str, folder: Path, result: Path) -> int:

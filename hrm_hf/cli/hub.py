@@ -54,12 +54,12 @@ def push(
         raise typer.BadParameter(f"one folder makes a model, not {len(sources)}: {' '.join(sources)}")
     if title or embed:
         raise typer.BadParameter("only for a demo (--space)", param_hint="--title" if title else "--embed")
-    from ..hub import check_push_target, checkpoint_contents, push_checkpoint
+    from ..hub import checkpoint_contents, push_checkpoint, validate_push_target
 
     folder = Path(sources[0]).expanduser()
     contents = {"license": license, "with_training_state": with_training_state, "include": tuple(include or ())}
     if dry_run:
-        check_push_target(repo_id, revision, create_pr)
+        validate_push_target(repo_id, revision, create_pr)
         _report_plan(checkpoint_contents(folder, repo_id, **contents), repo_id, as_json)
         return
     result = push_checkpoint(
@@ -118,9 +118,9 @@ def _bytes(size: str) -> int:
 def _push_space(
     sources: list[str], repo_id: str, title: str | None, embed: bool, dry_run: bool, as_json: bool, options: dict
 ) -> None:
-    from ..hub import check_push_target, push_space, space_contents
+    from ..hub import push_space, space_contents, validate_push_target
 
-    check_push_target(repo_id, options["revision"], options["create_pr"])
+    validate_push_target(repo_id, options["revision"], options["create_pr"])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(sources[0]).expanduser()
         if len(sources) > 1 or not (folder / "app.py").exists():
@@ -137,7 +137,7 @@ def _push_space(
 
 
 def _report_plan(contents, repo_id: str, as_json: bool) -> None:
-    from ..hub.errors import shown
+    from ..hub.errors import printable
 
     sizes = contents.sizes
     if as_json:
@@ -145,9 +145,9 @@ def _report_plan(contents, repo_id: str, as_json: bool) -> None:
         report({**total, "files": sizes, "left_out": contents.left_out, "notes": contents.notes}, True)
         return
     typer.echo(f"to {repo_id}, {len(sizes)} files, {sum(sizes.values()):,} bytes:")
-    typer.echo("\n".join(f"{size:>15,}  {shown(name)}" for name, size in sizes.items()))
-    typer.echo("\n".join(f"stays behind: {shown(name)} ({why})" for name, why in contents.left_out.items()))
-    typer.echo("\n".join(f"note: {shown(note)}" for note in contents.notes))
+    typer.echo("\n".join(f"{size:>15,}  {printable(name)}" for name, size in sizes.items()))
+    typer.echo("\n".join(f"stays behind: {printable(name)} ({why})" for name, why in contents.left_out.items()))
+    typer.echo("\n".join(f"note: {printable(note)}" for note in contents.notes))
 
 
 def _report_push(result, as_json: bool) -> None:
@@ -155,6 +155,6 @@ def _report_push(result, as_json: bool) -> None:
     values |= {"files": len(result.files), "bytes": result.bytes}
     report({**values, "notes": result.notes} if as_json else values, as_json)
     if not as_json:
-        from ..hub.errors import shown
+        from ..hub.errors import printable
 
-        typer.echo("\n".join(f"note: {shown(note)}" for note in result.notes))
+        typer.echo("\n".join(f"note: {printable(note)}" for note in result.notes))

@@ -12,7 +12,7 @@ from typing import Any
 from safetensors import SafetensorError
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
-from ..hub.manifests import MANIFEST, TORCH_CANNOT_WRITE, damage
+from ..hub.manifests import MANIFEST, TORCH_CANNOT_WRITE, find_corruption
 from .gguf_tokenizer import find_file
 
 
@@ -48,7 +48,7 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
     Raises:
         ValueError: a damaged checkpoint, one that does not fit its config, or an adapter.
     """
-    if (Path(model) / MANIFEST).is_file() and (found := damage(model)):
+    if (Path(model) / MANIFEST).is_file() and (found := find_corruption(model)):
         raise ValueError(f"checkpoint {model} is damaged: {'; '.join(found)}. Nothing was written")
     if find_file(model, "adapter_config.json") is not None:
         raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")

@@ -1,4 +1,4 @@
-"""Whole checkpoints to the Hub and back, and Spaces.
+"""Complete checkpoints to the Hub and back, and Spaces.
 
 `push.py` and `pull.py` move files; `contents.py` decides what a checkpoint consists of, `secrets.py` and `paths.py`
 what must not leave with it, `listing.py` what of a Hub's answers is believed, `errors.py` says what went wrong.
@@ -9,7 +9,7 @@ from .contents import Contents, checkpoint_contents, complete_push
 from .errors import HubError, hub_errors
 from .listing import Limits
 from .pull import PULL_RECORD, PullResult, pull_checkpoint, verify_checkpoint
-from .push import PushResult, check_push_target, commit_contents, push_checkpoint, push_space, space_contents
+from .push import PushResult, commit_contents, push_checkpoint, push_space, space_contents, validate_push_target
 
 
 __all__ = [
@@ -19,7 +19,6 @@ __all__ = [
     "Limits",
     "PullResult",
     "PushResult",
-    "check_push_target",
     "checkpoint_contents",
     "commit_contents",
     "complete_push",
@@ -28,5 +27,6 @@ __all__ = [
     "push_checkpoint",
     "push_space",
     "space_contents",
+    "validate_push_target",
     "verify_checkpoint",
 ]

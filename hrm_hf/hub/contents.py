@@ -1,4 +1,4 @@
-"""What of a folder goes to the Hub: a whole checkpoint that loads by itself, and nothing else.
+"""Decides what of a folder goes to the Hub: a complete checkpoint that loads by itself, and nothing else.
 
 `checkpoint_contents` checks the weights, picks the files that belong to a model, and adds what makes it complete: the
 code of the architecture as it is in this package, every head in `auto_map`, a model card, generation config, feature
@@ -23,13 +23,13 @@ from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..registry import ARCHITECTURES
 from .cards import CARD_FILE, LICENSE_NOT_STATED, card_for_repository, new_card_text
-from .errors import shown
+from .errors import printable
 from .escaping import in_markdown
 from .licenses import UNKNOWN_LICENSE
 from .listing import name_problem
-from .manifests import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage
+from .manifests import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, find_corruption
 from .paths import short_path, without_local_paths
-from .secrets import SECRETS_FILES, refuse_secrets, texts_in
+from .secrets import SECRETS_FILES, texts_in, validate_no_secrets
 
 
 CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
@@ -96,7 +96,7 @@ def checkpoint_contents(
         _complete(found, folder)
     _add_card(found, folder, repo_id, license)
     _shorten_paths(found, folder)
-    refuse_secrets(found.files)
+    validate_no_secrets(found.files)
     return found
 
 
@@ -111,7 +111,7 @@ def stale_weights(there: Iterable[str], new: Iterable[str]) -> list[str]:
 # ---- weights ----
 
 
-def check_weights(folder: str | Path) -> list[Path]:
+def validate_weights(folder: str | Path) -> list[Path]:
     """The weight files of a checkpoint folder, after a look at the header and length of each.
 
     Raises:
@@ -123,11 +123,11 @@ def check_weights(folder: str | Path) -> list[Path]:
     if not (folder / CONFIG).exists():
         if not (folder / ADAPTER_CONFIG).exists():
             raise FileNotFoundError(f"{folder} has no {CONFIG}; expected the folder of a saved model")
-        return [_whole(folder / ADAPTER)[0]]
-    if (folder / MANIFEST).exists() and (found := damage(folder)):
-        raise ValueError(f"{folder} is a damaged checkpoint: {'; '.join(found)}. Push an earlier one")
+        return [_complete_file(folder / ADAPTER)[0]]
+    if (folder / MANIFEST).exists() and (found := find_corruption(folder)):
+        raise ValueError(f"{folder} is a corrupted checkpoint: {'; '.join(found)}. Push an earlier one")
     if (folder / WEIGHTS).exists():
-        return [_whole(folder / WEIGHTS)[0]]
+        return [_complete_file(folder / WEIGHTS)[0]]
     if not (folder / INDEX).exists():
         others = sorted(file.name for pattern in WEIGHT_PATTERNS for file in folder.glob(pattern))
         raise ValueError(
@@ -139,14 +139,14 @@ def check_weights(folder: str | Path) -> list[Path]:
 
 
 def _shards(folder: Path) -> list[Path]:
-    """The shards that the index names. Raises ValueError unless each is whole and holds what the index says."""
+    """The shards that the index names. Raises ValueError unless each is complete and holds what the index says."""
     try:
         weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{folder / INDEX} is broken ({error}); save the model again with save_pretrained") from error
     shards = []
     for name in sorted(set(weight_map.values())):
-        file, tensors = _whole(folder / name)
+        file, tensors = _complete_file(folder / name)
         absent = {tensor for tensor, shard in weight_map.items() if shard == name} - tensors
         if absent:
             raise ValueError(
@@ -157,10 +157,10 @@ def _shards(folder: Path) -> list[Path]:
     return shards
 
 
-def _whole(file: Path) -> tuple[Path, set[str]]:
+def _complete_file(file: Path) -> tuple[Path, set[str]]:
     """The file and the names of its tensors. Raises ValueError if it is missing or not as long as its header says."""
     if not file.exists():
-        raise ValueError(f"{file} is missing, so the checkpoint is not whole; save the model again")
+        raise ValueError(f"{file} is missing, so the checkpoint is incomplete; save the model again")
     size = file.stat().st_size
     with open(file, "rb") as stream:
         start = stream.read(8)
@@ -190,7 +190,7 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
 
     Files below the folder that are left are one entry for each folder.
     """
-    weights = {file.name for file in check_weights(folder)}
+    weights = {file.name for file in validate_weights(folder)}
     found, include = Contents(), tuple(include)
     for name, (file, problem) in folder_files(folder).items():
         group = name.split("/")[0] + "/" if "/" in name else name
@@ -198,7 +198,9 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
         wanted = name in weights or any(_fits(name, pattern) for pattern in MODEL_FILES)
         if (wanted and not state) or (state and with_training_state) or any(fnmatch(name, p) for p in include):
             if problem:
-                raise ValueError(f"{shown(file)} {problem}; nothing was uploaded. Copy the file there, or delete it")
+                raise ValueError(
+                    f"{printable(file)} {problem}; nothing was uploaded. Copy the file there, or delete it"
+                )
             if file.name in SECRETS_FILES:
                 found.left_out[name] = "may hold a secret, by its name"
                 continue
@@ -336,7 +338,7 @@ def complete_push(folder: str, repo_id: str) -> None:
     for name, source in saved.files.items():
         if isinstance(source, bytes):
             Path(folder, name).write_bytes(source)
-    refuse_secrets(saved.files)
+    validate_no_secrets(saved.files)
 
 
 def _complete_saved(folder: str, repo_id: str) -> None:

@@ -8,15 +8,17 @@ taken, and of a refusal only the headers are read. Sessions, redirects, tokens a
 import json
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 from huggingface_hub import constants
 from huggingface_hub.errors import HfHubHTTPError, HTTPError
 from huggingface_hub.utils import get_session, hf_raise_for_status, tqdm
 
-from .errors import LONGEST, HubError, shown
+from .errors import LONGEST, HubError, printable
 
 
 LARGEST_ANSWER = 64 * 2**20  # bytes of JSON; a page of a listing has 1,000 files and about 300 KB
@@ -43,7 +45,7 @@ def get_json(address: str, headers: dict[str, str], options: dict[str, str] | No
                     content += block
                     if len(content) > LARGEST_ANSWER:
                         raise HubError(
-                            f"the answer of {shown(address, LONGEST)} has more than {LARGEST_ANSWER:,} bytes"
+                            f"the answer of {printable(address, LONGEST)} has more than {LARGEST_ANSWER:,} bytes"
                         )
                 following = answer.links.get("next", {}).get("url")
             break
@@ -55,17 +57,18 @@ def get_json(address: str, headers: dict[str, str], options: dict[str, str] | No
         return json.loads(content), following
     except (ValueError, RecursionError) as error:
         raise HubError(
-            f"{shown(address, LONGEST)} did not answer in JSON ({type(error).__name__}); check that HF_ENDPOINT is "
-            "the address of a Hub"
+            f"{printable(address, LONGEST)} did not answer in JSON ({type(error).__name__}); check that HF_ENDPOINT "
+            "is the address of a Hub"
         ) from error
 
 
-def get_file(address: str, headers: dict[str, str], part: Path, size: int, name: str) -> None:
+def get_file(address: str, headers: dict[str, str], part: Path, size: int, name: str, stop: Event) -> None:
     """Appends to `part` what it lacks of a file of `size` bytes, and goes on where a connection broke.
 
     Raises:
         HubError: more came than `size`, less came although the answer was whole, or it was compressed.
         HTTPError: as the library's, after some tries without a new byte; what has arrived is kept.
+        CancelledError: `stop` was set; what has arrived is kept.
     """
     left = TRIES
     with (
@@ -87,6 +90,8 @@ def get_file(address: str, headers: dict[str, str], part: Path, size: int, name:
                             raise HubError(f"{name} is longer than the {size:,} bytes that the Hub says it has")
                         file.write(block)
                         bar.update(len(block))
+                        if stop.is_set():
+                            raise CancelledError(name)
                 if file.tell() < size:
                     raise HubError(
                         f"{name} ended after {file.tell():,} of the {size:,} bytes that the Hub says it has"
@@ -111,12 +116,12 @@ def _answer(address: str, headers: dict[str, str], options: dict[str, str] | Non
             # A copy without its body, which could be endless and is not needed: the reason is in the headers.
             kept = {name: answer.headers[name] for name in ERROR_HEADERS if name in answer.headers}
             hf_raise_for_status(type(answer)(answer.status_code, headers=kept, content=b"", request=answer.request))
-            raise HubError(f"{shown(address, LONGEST)} answered with status {answer.status_code}, expected 200")
+            raise HubError(f"{printable(address, LONGEST)} answered with status {answer.status_code}, expected 200")
         encoding = answer.headers.get("Content-Encoding", "identity")
         if encoding != "identity":
             raise HubError(
-                f"{shown(address, LONGEST)} came compressed ({shown(encoding, 40)}) though it was asked for as it is, "
-                "so its bytes cannot be counted"
+                f"{printable(address, LONGEST)} came compressed ({printable(encoding, 40)}) though it was asked "
+                "for as it is, so its bytes cannot be counted"
             )
         yield answer
 

@@ -23,10 +23,10 @@ class HubError(OSError):
     """A push or pull that failed; the message says why and what to do, in characters that a terminal only prints."""
 
     def __init__(self, message: str):
-        super().__init__(shown(message))
+        super().__init__(printable(message))
 
 
-def shown(text: object, longest: int | None = None) -> str:
+def printable(text: object, longest: int | None = None) -> str:
     """A text of somebody else as it may be printed: control characters, terminal escapes and the like as \\x1b.
 
     Args:
@@ -51,7 +51,7 @@ def hub_errors(action: str, repo_id: str, revision: str | None = None, token: st
         raise
     except (HTTPError, OSError, RuntimeError) as error:
         has_token = bool(token or get_token())
-        causes = (_said(cause, action, repo_id, revision, has_token) for cause in _causes(error))
+        causes = (_explained(cause, action, repo_id, revision, has_token) for cause in _causes(error))
         said = next(filter(None, causes), None)
         if said is None:
             raise
@@ -65,7 +65,7 @@ def _causes(error: BaseException | None) -> Iterator[BaseException]:
         error = error.__cause__ or error.__context__
 
 
-def _said(error: BaseException, action: str, repo_id: str, revision: str | None, has_token: bool) -> str | None:
+def _explained(error: BaseException, action: str, repo_id: str, revision: str | None, has_token: bool) -> str | None:
     kept = "readers still see what was there before" if action == "push" else "what was downloaded is kept"
     again = f"{kept}. Run the same command again: it goes on where it stopped"
     if isinstance(error, OfflineModeIsEnabled):
@@ -95,7 +95,7 @@ def _no_repository(repo_id: str, has_token: bool) -> str:
 
 
 def _refused(error: HfHubHTTPError, action: str, repo_id: str, again: str) -> str | None:
-    status, said = error.response.status_code, shown(error.server_message or "no reason given", LONGEST)
+    status, said = error.response.status_code, printable(error.server_message or "no reason given", LONGEST)
     if status == 401:
         return f"the Hub refused the token ({said}): it is wrong or was revoked. `hf auth login`, or set HF_TOKEN"
     if status == 403:

@@ -15,7 +15,7 @@ from huggingface_hub import HfApi
 from huggingface_hub.utils import build_hf_headers
 
 from .download import get_json
-from .errors import HubError, shown
+from .errors import HubError, printable
 
 
 PULL_RECORD = ".pulled.json"  # which commit of which repository a folder holds
@@ -64,16 +64,16 @@ def commit_of(api: HfApi, repo_id: str, revision: str | None) -> str:
         address += f"/revision/{quote(revision, safe='')}"
     answer, _ = get_json(address, build_hf_headers(token=api.token))
     sha = answer.get("sha") if isinstance(answer, dict) else None
-    commit = checked_commit(sha, repo_id)
+    commit = validate_commit(sha, repo_id)
     if revision is not None and SHA1.fullmatch(revision) and commit != revision:
         raise HubError(f"{repo_id}: the Hub answered with commit {commit} where {revision} was asked for")
     return commit
 
 
-def checked_commit(sha: object, repo_id: str) -> str:
+def validate_commit(sha: object, repo_id: str) -> str:
     """`sha` if it is one. HubError if not."""
     if not isinstance(sha, str) or not SHA1.fullmatch(sha):
-        raise _untrusted(repo_id, f"commit {_said(sha)} is no sha of 40 hexadecimal digits")
+        raise _untrusted(repo_id, f"commit {_quoted(sha)} is no sha of 40 hexadecimal digits")
     return sha
 
 
@@ -86,7 +86,7 @@ def files_of(api: HfApi, repo_id: str, commit: str, limits: Limits) -> dict[str,
         if entry is None:
             continue
         if entry.path in entries:
-            raise _untrusted(repo_id, f"{_said(entry.path)} is listed twice")
+            raise _untrusted(repo_id, f"{_quoted(entry.path)} is listed twice")
         entries[entry.path] = entry
         total += entry.size
         if total > limits.size:
@@ -98,7 +98,7 @@ def files_of(api: HfApi, repo_id: str, commit: str, limits: Limits) -> dict[str,
         parts = name.split("/")
         for depth in range(1, len(parts)):
             if (parent := "/".join(parts[:depth])) in entries:
-                raise _untrusted(repo_id, f"{_said(parent)} is at once a file and a folder")
+                raise _untrusted(repo_id, f"{_quoted(parent)} is at once a file and a folder")
     return entries
 
 
@@ -133,7 +133,7 @@ def _lines(api: HfApi, repo_id: str, commit: str, limits: Limits) -> Iterator[ob
         page, address = get_json(address, headers, options)
         options = None  # the address of the next page has them
         if not isinstance(page, list):
-            raise _untrusted(repo_id, f"its listing is {_said(page)}, expected a list")
+            raise _untrusted(repo_id, f"its listing is {_quoted(page)}, expected a list")
         if not page and address is not None:
             raise _untrusted(repo_id, "its listing has an empty page that is not the last one")
         seen += len(page)
@@ -148,35 +148,35 @@ def _lines(api: HfApi, repo_id: str, commit: str, limits: Limits) -> Iterator[ob
 def _checked(line: object, repo_id: str) -> Entry | None:
     """The file of a line, None for a folder."""
     if not isinstance(line, dict) or line.get("type") not in ("file", "directory"):
-        raise _untrusted(repo_id, f"its listing has {_said(line)}, expected a file or a folder")
+        raise _untrusted(repo_id, f"its listing has {_quoted(line)}, expected a file or a folder")
     name = line.get("path")
     if why := name_problem(name):
-        raise _untrusted(repo_id, f"it names a file {_said(name)}: {why}")
+        raise _untrusted(repo_id, f"it names a file {_quoted(name)}: {why}")
     if line["type"] == "directory":
         return None
     size, lfs, xet = line.get("size"), line.get("lfs"), line.get("xetHash")
     if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-        raise _untrusted(repo_id, f"the size of {_said(name)} is {_said(size)}, expected a number of bytes")
-    blob_id = _hash(line.get("oid"), SHA1, f"git hash of {_said(name)}", repo_id)
+        raise _untrusted(repo_id, f"the size of {_quoted(name)} is {_quoted(size)}, expected a number of bytes")
+    blob_id = _hash(line.get("oid"), SHA1, f"git hash of {_quoted(name)}", repo_id)
     sha256 = None
     if lfs is not None:
         if not isinstance(lfs, dict) or lfs.get("size", size) != size:
-            raise _untrusted(repo_id, f"{_said(name)} has {size} bytes and the large file {_said(lfs)}")
-        sha256 = _hash(lfs.get("oid"), SHA256, f"SHA-256 of {_said(name)}", repo_id)
+            raise _untrusted(repo_id, f"{_quoted(name)} has {size} bytes and the large file {_quoted(lfs)}")
+        sha256 = _hash(lfs.get("oid"), SHA256, f"SHA-256 of {_quoted(name)}", repo_id)
     if xet is not None:
-        xet = _hash(xet, XET, f"Xet hash of {_said(name)}", repo_id)
+        xet = _hash(xet, XET, f"Xet hash of {_quoted(name)}", repo_id)
     return Entry(name, size, blob_id, sha256, xet)
 
 
 def _hash(value: object, form: re.Pattern, what: str, repo_id: str) -> str:
     if not isinstance(value, str) or not form.fullmatch(value):
         digits = form.pattern.rpartition("{")[2].rstrip("}")
-        raise _untrusted(repo_id, f"the {what} is {_said(value)}, expected {digits} hexadecimal digits")
+        raise _untrusted(repo_id, f"the {what} is {_quoted(value)}, expected {digits} hexadecimal digits")
     return value
 
 
-def _said(value: object) -> str:
-    return shown(repr(value), SHOWN)
+def _quoted(value: object) -> str:
+    return printable(repr(value), SHOWN)
 
 
 def _untrusted(repo_id: str, why: str) -> HubError:

@@ -1,8 +1,9 @@
-"""Whole checkpoints: a manifest with checksums, written last, and the check that every file is as it was written.
+"""Complete checkpoints: a manifest with checksums, written last, and the check that every file is as it was written.
 
 A run killed while it saves leaves a folder without a manifest; a disk or a copy that lost or changed bytes leaves a
 file of another size or another SHA-256. Both are recognised before anything is loaded. The manifest also says which
-run wrote the checkpoint. It protects from damage, not from people: whoever can change a file can write a new manifest.
+run wrote the checkpoint. It protects from corruption, not from people: whoever can change a file can write a new
+manifest.
 
 Manifests of earlier versions hold sizes alone, which are then all that is checked.
 """
@@ -53,7 +54,7 @@ READ_ERRORS = (
 
 
 class CheckpointError(ValueError):
-    """A checkpoint that is damaged, or that is not one of this run."""
+    """A checkpoint that is corrupted, or that is not one of this run."""
 
 
 @dataclass
@@ -99,7 +100,7 @@ def read_manifest(folder: str | Path) -> Manifest:
         text = json.dumps(content)
         raise CheckpointError(f"{MANIFEST} is {text[:40]}; expected a list of files with their sizes")
     if not isinstance(content.get("files"), dict):  # sizes alone
-        return Manifest({_checked(name): (_size(name, size), None) for name, size in content.items()})
+        return Manifest({_validate_name(name): (_validate_size(name, size), None) for name, size in content.items()})
     claimed = content.pop("sha256", None)
     if content.get("version") != FORMAT or claimed != _own_checksum(content):
         raise CheckpointError(
@@ -110,7 +111,7 @@ def read_manifest(folder: str | Path) -> Manifest:
     for name, entry in content["files"].items():
         if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
             raise CheckpointError(f"{MANIFEST} has no size and sha256 of {name!r}")
-        files[_checked(name)] = _size(name, entry.get("size")), entry["sha256"]
+        files[_validate_name(name)] = _validate_size(name, entry.get("size")), entry["sha256"]
     return Manifest(files, content["run"] if isinstance(content.get("run"), str) else None)
 
 
@@ -118,14 +119,14 @@ def _own_checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _checked(name: str) -> str:
+def _validate_name(name: str) -> str:
     path = PurePosixPath(name)
     if not name or "\0" in name or "\\" in name or path.is_absolute() or ".." in path.parts:
         raise CheckpointError(f"{MANIFEST} names {name[:100]!r}, which is no file of this folder")
     return name
 
 
-def _size(name: str, size: Any) -> int:
+def _validate_size(name: str, size: Any) -> int:
     if type(size) is not int or size < 0:
         raise CheckpointError(f"{MANIFEST} says that {name[:100]!r} has {str(size)[:40]!r} bytes; expected a number")
     return size
@@ -145,8 +146,8 @@ def _checksum(file: Path) -> str:
     return digest.hexdigest()
 
 
-def damage(folder: str | Path, with_checksums: bool = True) -> list[str]:
-    """What is wrong with a checkpoint folder, one line per file; empty if it is whole.
+def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str]:
+    """Says what is wrong with a checkpoint folder, one line per file; an empty list if it is complete.
 
     Args:
         with_checksums: also reads every file of the right size; without, sizes alone are compared.
@@ -196,33 +197,34 @@ def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str
     """The checkpoint to resume from.
 
     Args:
-        wanted: None or False for a fresh start; True or "last" for the newest; "last-whole" for the newest that is
-            whole, or a fresh start where none is, so that one command line starts a run and continues it; or a folder.
+        wanted: None or False for a fresh start; True or "last" for the newest; "last-complete" (or its old name,
+            "last-whole") for the newest that is complete, or a fresh start where none is, so that one command line
+            starts a run and continues it; or a folder.
 
     Raises:
         FileNotFoundError: there is no last.
-        CheckpointError: the checkpoint is damaged. The message says how, and names the newest whole one.
+        CheckpointError: the checkpoint is corrupted. The message says how, and names the newest complete one.
     """
     if wanted is None or wanted is False:
         return None
     wanted = "last" if wanted is True or wanted == "True" else str(wanted)
     available = list_checkpoints(output_dir)
     # One after another, as each is read: most runs need only the newest.
-    whole = (folder for folder in reversed(available) if not damage(folder))
-    if wanted == "last-whole":
-        newest = next(whole, None)
+    complete = (folder for folder in reversed(available) if not find_corruption(folder))
+    if wanted in ("last-complete", "last-whole"):
+        newest = next(complete, None)
         return str(newest) if newest else None
     if wanted == "last" and not available:
         raise FileNotFoundError(f"no checkpoint to resume from in {output_dir}")
     folder = available[-1] if wanted == "last" else Path(wanted)
-    if found := damage(folder):
-        newest = next(whole, None)
+    if found := find_corruption(folder):
+        newest = next(complete, None)
         mend = (
-            f"resume from the newest whole one, {newest}, with --resume_from_checkpoint last-whole"
+            f"resume from the newest complete one, {newest}, with --resume_from_checkpoint last-complete"
             if newest
-            else "no whole checkpoint is left; start the run anew"
+            else "no complete checkpoint is left; start the run anew"
         )
-        raise CheckpointError(f"checkpoint {folder} is damaged: {'; '.join(found)}. Nothing was loaded; {mend}.")
+        raise CheckpointError(f"checkpoint {folder} is corrupted: {'; '.join(found)}. Nothing was loaded; {mend}.")
     return str(folder)
 
 
@@ -259,7 +261,7 @@ class _PlainMetadata(pickle.Unpickler):
         return super().find_class(module, name)
 
 
-def require_plain_metadata(folder: str | Path) -> None:
+def validate_plain_metadata(folder: str | Path) -> None:
     """Raises CheckpointError if the metadata of sharded weights (FSDP), which torch unpickles whole, hold code."""
     for file in sorted(Path(folder).rglob(SHARD_METADATA)):
         with readable(folder, str(file.relative_to(folder))), open(file, "rb") as stream:

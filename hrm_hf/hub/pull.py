@@ -4,6 +4,9 @@ A pull asks which commit a revision is and which files that has (`listing.py`, w
 (`download.py`, never more than was stated), compares every file with the digest that the Hub states, and only then
 makes a folder a model; stopped in the middle, it goes on where it stopped. Nothing is written outside of the folder,
 whatever names a Hub sends and whatever links lie in the folder.
+
+`snapshot_download` of huggingface_hub (2.4) is not used: it takes names of blobs from headers, unpacks what comes
+compressed, writes more than was stated and begins files anew; `verify_repo_checksums` reads listings without an end.
 """
 
 import hashlib
@@ -11,11 +14,12 @@ import json
 import os
 import shutil
 import unicodedata
-from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from threading import Event
 
 from huggingface_hub import HfApi, constants, hf_hub_url
 from huggingface_hub.file_download import (
@@ -41,7 +45,7 @@ from .listing import PULL_RECORD, SHA1, Entry, Limits, commit_of, files_of, name
 
 
 BLOCK = 2**20  # bytes hashed at a time
-WORKERS = 8  # files of the cache that are fetched at the same time, as huggingface_hub does
+WORKERS = 8  # files that are fetched at the same time, as huggingface_hub does
 
 
 @dataclass
@@ -56,11 +60,12 @@ class PullResult:
 
 @dataclass(frozen=True)
 class Source:
-    """Where files come from."""
+    """Where files come from; `stop` ends what is being fetched."""
 
     api: HfApi
     repo_id: str
     commit: str
+    stop: Event = field(default_factory=Event)
 
     @property
     def headers(self) -> dict[str, str]:
@@ -118,15 +123,9 @@ def _pull_into_cache(source: Source, revision: str | None, entries: dict[str, En
     snapshot = cache / "snapshots" / source.commit
     blobs = {entry.digest: entry for entry in entries.values()}
     absent = [entry for entry in blobs.values() if not (cache / "blobs" / entry.digest).exists()]
-    _check_space(Path(constants.HF_HUB_CACHE), sum(entry.size for entry in absent))
+    _validate_space(Path(constants.HF_HUB_CACHE), sum(entry.size for entry in absent))
     (cache / "blobs").mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(WORKERS) as pool:
-        fetched = [pool.submit(_fetch_blob, entry, cache, source) for entry in blobs.values()]
-        try:
-            for job in fetched:
-                job.result()
-        finally:
-            pool.shutdown(cancel_futures=True)  # of the others, where one has failed
+    _fetch_all(blobs.values(), source, lambda entry: _fetch_blob(entry, cache, source))
     for name, entry in entries.items():
         pointer, blob = snapshot / name, cache / "blobs" / entry.digest
         if not pointer.exists() or not os.path.samefile(pointer, blob):
@@ -146,17 +145,8 @@ def _fetch_blob(entry: Entry, cache: Path, source: Source) -> None:
         if agrees(blob, entry):
             return
         part = blob.with_name(f"{entry.digest}.part")
-        if entry.xet_hash and is_xet_available():
-            _fetch_by_xet(entry, part, source)
-        else:
-            _fetch_part(entry, part, source)
-        if not agrees(part, entry):
-            part.unlink()
-            raise HubError(
-                f"{cache}: {entry.path} not as the Hub's digest says, so it was deleted: it was changed on the way. "
-                "Run the same command again"
-            )
-        os.replace(part, blob)
+        by_xet = entry.xet_hash and is_xet_available()
+        _download(entry, part, blob, source, _fetch_by_xet if by_xet else _fetch_part)
 
 
 def _fetch_by_xet(entry: Entry, part: Path, source: Source) -> None:
@@ -186,20 +176,22 @@ def _pull_into_folder(folder: Path, source: Source, entries: dict[str, Entry]) -
             raise ValueError(f"{path} is a link, and the pull would write where it leads; remove it")
     with WeakFileLock(lock):
         record = _pull_record(folder, source.repo_id)
-        _refuse_links(folder, [*entries, *(record["files"] if record else ())])
+        _validate_no_links(folder, [*entries, *(record["files"] if record else ())])
         if (
             record
             and record["commit"] == source.commit
             and all(_is_there(folder / e.path, e) for e in entries.values())
         ):
             return
-        _check_room(folder, entries, record)
+        _validate_room(folder, entries, record)
         incoming.mkdir(exist_ok=True)
-        _refuse_links(incoming, entries)
-        _refuse_equal_names(incoming, entries, source.repo_id)
-        _check_space(incoming, sum(max(0, e.size - _present(incoming, folder, e)) for e in entries.values()))
-        for entry in entries.values():
-            _fetch(entry, incoming, folder, source)
+        _validate_no_links(incoming, entries)
+        _validate_distinct_names(incoming, entries, source.repo_id)
+        _validate_space(incoming, sum(max(0, e.size - _present(incoming, folder, e)) for e in entries.values()))
+        absent = [entry for entry in entries.values() if not _is_there(incoming / entry.path, entry)]
+        for entry in absent:
+            _make_room(incoming / entry.path, incoming)
+        _fetch_all(absent, source, lambda entry: _fetch(entry, incoming, folder, source))
         content = {"repo_id": source.repo_id, "commit": source.commit, "files": sorted(entries)}
         (incoming / PULL_RECORD).unlink(missing_ok=True)
         (incoming / PULL_RECORD).write_text(json.dumps(content, indent=1))
@@ -226,20 +218,20 @@ def _pull_record(folder: Path, repo_id: str | None = None) -> dict | None:
     except (ValueError, KeyError, TypeError):  # no JSON, or of another form
         good = False
     if not good:
-        raise ValueError(f"{file} is damaged: it is no record of a pull. Choose a new folder, or empty this one")
+        raise ValueError(f"{file} is corrupted: it is no record of a pull. Choose a new folder, or empty this one")
     if repo_id is not None and record["repo_id"] != repo_id:
         raise ValueError(f"{folder} holds a pull of {record['repo_id']}; choose a new folder, or empty this one")
     return record
 
 
-def _refuse_links(root: Path, names: Iterable[str]) -> None:
+def _validate_no_links(root: Path, names: Iterable[str]) -> None:
     """Raises ValueError where a folder on the way to a file is a link: the file would be written where it leads."""
     folders = {root / parent for name in names for parent in Path(name).parents if parent != Path(".")}
     if links := sorted(folder for folder in folders if folder.is_symlink()):
         raise ValueError(f"{links[0]} is a link, and the pull would write where it leads; remove it")
 
 
-def _refuse_equal_names(incoming: Path, entries: dict[str, Entry], repo_id: str) -> None:
+def _validate_distinct_names(incoming: Path, entries: dict[str, Entry], repo_id: str) -> None:
     """HubError for two names of one file: on a disk that takes a and A for one, or that of an unfinished file."""
     names = list(entries)
     folds = os.path.exists(other := incoming.with_name(incoming.name.swapcase())) and os.path.samefile(incoming, other)
@@ -256,7 +248,7 @@ def _refuse_equal_names(incoming: Path, entries: dict[str, Entry], repo_id: str)
         seen[name] = original
 
 
-def _check_room(folder: Path, entries: dict[str, Entry], record: dict | None) -> None:
+def _validate_room(folder: Path, entries: dict[str, Entry], record: dict | None) -> None:
     """Raises ValueError where something of the owner's lies in a file's place, before anything is changed."""
     if record is None:
         return
@@ -282,28 +274,23 @@ def _part(incoming: Path, entry: Entry) -> Path:
     return incoming / f"{entry.path}.{entry.digest[:16]}.part"
 
 
-def _fetch(entry: Entry, incoming: Path, folder: Path, source: Source) -> None:
-    """Puts a file into `incoming`: the one there, that of an earlier pull, the rest of a part, or all of it anew."""
-    target, part = incoming / entry.path, _part(incoming, entry)
-    if _is_there(target, entry):
-        return
+def _make_room(target: Path, incoming: Path) -> None:
+    """Removes what a pull of another commit has left in the place of a file, and makes the file's folder."""
     for parent in [p for p in target.parents if incoming in p.parents and p.is_file()]:
-        parent.unlink()  # a file of another commit, which has a folder in its place
+        parent.unlink()  # a file that has a folder in its place
     if target.is_dir() and not target.is_symlink():
         shutil.rmtree(target)  # the reverse
     target.parent.mkdir(parents=True, exist_ok=True)
     target.unlink(missing_ok=True)  # lest it be a link, through which would be written
+
+
+def _fetch(entry: Entry, incoming: Path, folder: Path, source: Source) -> None:
+    """Puts a file into `incoming`: that of an earlier pull, or what the Hub sends, which goes on where it stopped."""
+    target = incoming / entry.path
     if _is_there(folder / entry.path, entry):
         shutil.copyfile(folder / entry.path, target)
-        return
-    _fetch_part(entry, part, source)
-    if not agrees(part, entry):
-        part.unlink()
-        raise HubError(
-            f"{entry.path} of {source.repo_id} at {source.commit} does not agree with the Hub's digest, so it was "
-            "deleted: it was changed on the way. Run the same command again"
-        )
-    os.replace(part, target)
+    else:  # past Xet, which begins a file anew
+        _download(entry, _part(incoming, entry), target, source, _fetch_part)
 
 
 def _install(incoming: Path, folder: Path, entries: dict[str, Entry], record: dict | None) -> None:
@@ -331,13 +318,37 @@ def _install(incoming: Path, folder: Path, entries: dict[str, Entry], record: di
 # ---- both ----
 
 
+def _fetch_all(entries: Iterable[Entry], source: Source, fetch: Callable[[Entry], None]) -> None:
+    """Calls `fetch` for each entry, some at a time; at the first error, or Ctrl-C, the others stop."""
+    with ThreadPoolExecutor(WORKERS) as pool:
+        try:
+            jobs = [pool.submit(fetch, entry) for entry in entries]
+            for job in wait(jobs, return_when=FIRST_EXCEPTION).done:
+                job.result()
+        finally:
+            source.stop.set()
+            pool.shutdown(cancel_futures=True)
+
+
+def _download(entry: Entry, part: Path, target: Path, source: Source, fetch: Callable) -> None:
+    """Makes `part` the file that the Hub describes, and then `target`. HubError for other bytes, which are deleted."""
+    fetch(entry, part, source)
+    if not agrees(part, entry):
+        part.unlink()
+        raise HubError(
+            f"{entry.path} of {source.repo_id} at {source.commit} does not agree with the Hub's digest, so it was "
+            "deleted: it was changed on the way. Run the same command again"
+        )
+    os.replace(part, target)
+
+
 def _fetch_part(entry: Entry, part: Path, source: Source) -> None:
     """Brings an unfinished file to its stated size. One that is longer, or that is not its own file, is begun anew."""
     if part.is_symlink() or (part.exists() and part.stat().st_size > entry.size):
         part.unlink()
     address = hf_hub_url(source.repo_id, entry.path, revision=source.commit, endpoint=source.api.endpoint)
     try:
-        get_file(address, source.headers, part, entry.size, entry.path)
+        get_file(address, source.headers, part, entry.size, entry.path, source.stop)
     except HubError as error:
         part.unlink(missing_ok=True)
         raise HubError(f"{error}, so it was deleted: {source.repo_id} or its Hub is not to be trusted") from error
@@ -359,7 +370,7 @@ def agrees(file: Path, entry: Entry) -> bool:
     return digest.hexdigest() == entry.digest
 
 
-def _check_space(folder: Path, needed: int) -> None:
+def _validate_space(folder: Path, needed: int) -> None:
     """Raises HubError where the disk of `folder`, or of the first parent that exists, has less than `needed` bytes."""
     place = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     free = shutil.disk_usage(place).free

@@ -1,4 +1,4 @@
-"""Push: a whole checkpoint, or a Space, to the Hub in one commit.
+"""Pushes a complete checkpoint, or a Space, to the Hub in one commit.
 
 Readers see the old model or the new one; with `create_pr` the commit is a pull request, and main stays until somebody
 merges it. What goes into a checkpoint is decided in `contents.py`. Bytes are moved by huggingface_hub, with its
@@ -17,9 +17,9 @@ from huggingface_hub.utils import validate_repo_id
 
 from .cards import CARD_FILE
 from .contents import Contents, checkpoint_contents, folder_files, stale_weights
-from .errors import HubError, hub_errors, shown
-from .listing import checked_commit
-from .secrets import SECRETS_FILES, refuse_secrets
+from .errors import HubError, hub_errors, printable
+from .listing import validate_commit
+from .secrets import SECRETS_FILES, validate_no_secrets
 
 
 PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
@@ -54,7 +54,7 @@ def push_checkpoint(
     with_training_state: bool = False,
     include: Iterable[str] = (),
 ) -> PushResult:
-    """Uploads a whole checkpoint in one commit; the folder itself is not changed.
+    """Uploads a complete checkpoint in one commit; the folder itself is not changed.
 
     Args:
         folder: of a saved model, a finished run or a PEFT adapter.
@@ -67,10 +67,10 @@ def push_checkpoint(
         license, with_training_state, include: see `checkpoint_contents`.
 
     Raises:
-        FileNotFoundError, ValueError: the folder is no whole checkpoint, or `repo_id` no name; nothing was uploaded.
+        FileNotFoundError, ValueError: the checkpoint is incomplete, or `repo_id` no name; nothing was uploaded.
         HubError: the Hub refused, or could not be reached. Nothing of an unfinished push is seen by readers.
     """
-    check_push_target(repo_id, revision, create_pr)
+    validate_push_target(repo_id, revision, create_pr)
     contents = checkpoint_contents(folder, repo_id, license, with_training_state, include)
     message = message or f"Upload {Path(folder).resolve().name} with hrm_hf"
     options = {"private": private, "revision": revision, "create_pr": create_pr}
@@ -95,7 +95,7 @@ def push_space(
         ValueError: README.md does not say `sdk: gradio`, or its app_file is missing.
         FileNotFoundError, HubError: as in `push_checkpoint`.
     """
-    check_push_target(repo_id, revision, create_pr)
+    validate_push_target(repo_id, revision, create_pr)
     contents = space_contents(folder)
     message = message or "Upload the demo with hrm_hf"
     options = {"private": private, "revision": revision, "create_pr": create_pr}
@@ -122,15 +122,15 @@ def space_contents(folder: str | Path) -> Contents:
             contents.left_out[name] = "may hold a secret; a Space has its own settings for those"
         elif problem:
             raise ValueError(
-                f"{shown(file)} {problem}, so it was not uploaded, nor anything else; copy it there, or delete it"
+                f"{printable(file)} {problem}, so it was not uploaded, nor anything else; copy it there, or delete it"
             )
         else:
             contents.files[name] = file
-    refuse_secrets(contents.files)
+    validate_no_secrets(contents.files)
     return contents
 
 
-def check_push_target(repo_id: str, revision: str | None, create_pr: bool) -> None:
+def validate_push_target(repo_id: str, revision: str | None, create_pr: bool) -> None:
     """Raises ValueError for a name that is not OWNER/NAME, and where a pull request cannot start from the revision."""
     validate_repo_id(repo_id)
     if repo_id.count("/") != 1:
@@ -166,7 +166,7 @@ def commit_contents(
             **options, operations=_operations(contents, head), commit_message=message, revision=revision,
             create_pr=create_pr, parent_commit=head.sha,
         )  # fmt: skip
-    sha = checked_commit(commit.oid, repo_id)
+    sha = validate_commit(commit.oid, repo_id)
     if commit.pr_revision is not None and not re.fullmatch(f"{PULL_REQUEST}[0-9]+", commit.pr_revision):
         raise HubError(f"{repo_id}: the Hub answered with the pull request {commit.pr_revision!r}, expected refs/pr/N")
     revision = commit.pr_revision or revision or "main"

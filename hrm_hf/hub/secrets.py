@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 from huggingface_hub import get_token
 
-from .errors import shown
+from .errors import printable
 
 
 # Files whose whole purpose is to hold some, in forms that no detector knows.
@@ -78,7 +78,7 @@ LACKING = {
 }
 
 
-def refuse_secrets(files: dict[str, Path | bytes]) -> None:
+def validate_no_secrets(files: dict[str, Path | bytes]) -> None:
     """Raises ValueError for a file that holds a token, a key or a password.
 
     Args:
@@ -88,7 +88,7 @@ def refuse_secrets(files: dict[str, Path | bytes]) -> None:
     for name, source in files.items():
         if kind := secret_in(name, source, token):
             raise ValueError(
-                f"{shown(name)} holds {kind}; nothing was uploaded. Delete it from the file, and revoke it if the "
+                f"{printable(name)} holds {kind}; nothing was uploaded. Delete it from the file, and revoke it if the "
                 "file was shown to anyone. If it only looks like a secret, `hf upload` sends a file as it is"
             )
 

@@ -35,7 +35,7 @@ import torch
 from transformers import TrainerCallback
 from transformers.trainer_utils import SaveStrategy
 
-from ..hub.manifests import damage
+from ..hub.manifests import find_corruption
 
 
 PREEMPTED_EXIT_CODE = 85
@@ -130,7 +130,7 @@ def exit_if_preempted(trainer: Any) -> None:
         trainer.accelerator.wait_for_everyone()  # a launcher ends the others when the first has gone
         leave()
     blocked = POSIX and signal.pthread_sigmask(signal.SIG_BLOCK, ()).issuperset(STOP_SIGNALS)
-    if blocked and not damage(leave.folder, with_checksums=False):
+    if blocked and not find_corruption(leave.folder, with_checksums=False):
         for number in STOP_SIGNALS:
             signal.signal(number, leave)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)

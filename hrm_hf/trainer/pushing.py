@@ -21,7 +21,7 @@ from ..hub import Contents, PushResult, checkpoint_contents, commit_contents, hu
 from ..hub.cards import CARD_FILE, new_card_text
 from ..hub.contents import own_files
 from ..hub.manifests import RAW_WEIGHTS_FILE
-from ..hub.secrets import refuse_secrets
+from ..hub.secrets import validate_no_secrets
 from ..registry import ARCHITECTURES
 
 
@@ -158,7 +158,7 @@ class HubTraining:
         place = "last-checkpoint" if self.args.hub_strategy == HubStrategy.CHECKPOINT else folder.name
         own = own_files(folder, with_training_state=True, include=("*",)).files
         contents = Contents({f"{place}/{name}": file for name, file in own.items()})
-        refuse_secrets(contents.files)
+        validate_no_secrets(contents.files)
         self._finish_current_push()
         commit_contents(
             contents, self.hub_model_id, f"{message}, checkpoint", self.args.hub_token, revision=self.args.hub_revision

@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 from accelerate.utils import broadcast_object_list
 from filelock import FileLock, Timeout
 
-from ..hub.manifests import CheckpointError, damage, list_checkpoints, resolve_checkpoint, run_id_of
+from ..hub.manifests import CheckpointError, find_corruption, list_checkpoints, resolve_checkpoint, run_id_of
 
 
 LOCK_FILE = ".run.lock"
@@ -178,7 +178,9 @@ def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = F
         return Start(checkpoint, run_id, there)
     if checkpoint is None and wanted:
         for folder in there:
-            print(f"{folder} is damaged ({damage(folder)[0]}): renamed to {_set_aside(folder).name}", flush=True)
+            print(
+                f"{folder} is damaged ({find_corruption(folder)[0]}): renamed to {_set_aside(folder).name}", flush=True
+            )
         return Start(None, run_id)
     if checkpoint is None:
         _refuse(output_dir, there)

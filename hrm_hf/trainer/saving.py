@@ -31,11 +31,11 @@ from ..hub.manifests import (
     MANIFEST,
     TORCH_CANNOT_WRITE,
     CheckpointError,
-    damage,
+    find_corruption,
     list_checkpoints,
     out_of_memory,
     readable,
-    require_plain_metadata,
+    validate_plain_metadata,
     write_manifest,
 )
 from .preemption import PreemptionCallback
@@ -124,7 +124,7 @@ class WholeCheckpoints:
             raise type(error)(f"{reason}. {self._what_is_left()}") from error
 
     def _what_is_left(self) -> str:
-        saved = [folder for folder in list_checkpoints(self.args.output_dir) if not damage(folder, False)]
+        saved = [folder for folder in list_checkpoints(self.args.output_dir) if not find_corruption(folder, False)]
         if not saved:
             return "No checkpoint had been saved yet"
         return f"{saved[-1]} is intact: --resume_from_checkpoint last-whole goes on from there"
@@ -237,7 +237,7 @@ def _some(names: list[str]) -> str:
 
 def _check_state(folder: str) -> None:
     """Raises CheckpointError unless the state of a run can be read, and says where the run was."""
-    require_plain_metadata(folder)
+    validate_plain_metadata(folder)
     with readable(folder, TRAINER_STATE_NAME):
         state = TrainerState.load_from_json(os.path.join(folder, TRAINER_STATE_NAME))
         for name, kinds in {"global_step": int, "max_steps": int, "log_history": list, "epoch": (int, float)}.items():

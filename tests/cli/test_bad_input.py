@@ -270,10 +270,10 @@ CASES = [
      r"SignSGD needs a sparse gradient of rows; this one is dense, \(3, 2\)"),
     # checkpoints
     ("a damaged checkpoint", resume_damaged, ValueError,
-     r"checkpoint-10 is damaged: model\.safetensors has 4,000 bytes, 5,000 expected\. Nothing was loaded; resume from "
-     r"the newest whole one, .*checkpoint-5, with --resume_from_checkpoint last-whole"),
+     r"checkpoint-10 is corrupted: model\.safetensors has 4,000 bytes, 5,000 expected\. Nothing was loaded; resume "
+     r"from the newest complete one, .*checkpoint-5, with --resume_from_checkpoint last-complete"),
     ("a checkpoint whose saving was interrupted", resume_interrupted, ValueError,
-     "manifest.json is missing, so the run was stopped while it saved.*no whole checkpoint is left; start the run"),
+     "manifest.json is missing, so the run was stopped while it saved.*no complete checkpoint is left; start the run"),
     ("no checkpoint at all", lambda p: resolve_checkpoint(p.folder / "run", "last"), FileNotFoundError,
      "no checkpoint to resume from in .*run"),
     ("resuming with another batch size", lambda p: resume_other_layout(p, slots_per_process=4), ValueError,

@@ -15,7 +15,7 @@ from transformers import AutoFeatureExtractor, TrainerCallback
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.collator import MapCollator
 from hrm_hf.cosmology.trainer import RegressionTrainer
-from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, damage, list_checkpoints
+from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, list_checkpoints
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
@@ -189,7 +189,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
 
     killed.add_callback(Stop())
     killed.train()
-    assert killed.state.global_step == stop and not damage(tmp_path / "killed" / f"checkpoint-{stop}")
+    assert killed.state.global_step == stop and not find_corruption(tmp_path / "killed" / f"checkpoint-{stop}")
     resumed = make(tmp_path / "killed")
     resumed.train(resume_from_checkpoint="last-whole")
     resumed.save_model()

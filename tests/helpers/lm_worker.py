@@ -16,7 +16,7 @@ from datasets import IterableDataset
 from tiny_lm import logged, text, weights
 from transformers import TrainerCallback
 
-from hrm_hf.hub.manifests import damage, list_checkpoints
+from hrm_hf.hub.manifests import find_corruption, list_checkpoints
 
 
 WITHOUT_CHANCE = {
@@ -35,7 +35,7 @@ def train_resumable(folder: str, steps: int) -> None:
         folder, tiny_lm.model("gpt2"), train=text(20, ignored=True), max_steps=steps, save_strategy="steps",
         save_steps=3, gradient_accumulation_steps=2, ema_rate=0.9,
     )  # fmt: skip
-    resumable = any(not damage(one) for one in list_checkpoints(folder))
+    resumable = any(not find_corruption(one) for one in list_checkpoints(folder))
     trainer.train("last-whole" if resumable else None)
     trainer.save_model()
     Path(folder, "log.json").write_text(json.dumps(logged(trainer)))

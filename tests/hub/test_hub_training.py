@@ -11,7 +11,7 @@ from hub_here import NAME, TOKEN
 from safetensors.torch import load, load_file
 
 from hrm_hf.hub import pull_checkpoint
-from hrm_hf.hub.manifests import damage
+from hrm_hf.hub.manifests import find_corruption
 
 
 CODE = {"modeling_hrm_cosmo.py", "configuration_hrm_cosmo.py", "feature_extraction_cosmo.py", "LICENSE_CODE"}
@@ -62,7 +62,7 @@ def test_a_checkpoint_with_its_state_is_whole_on_the_hub_and_a_run_resumes_from_
     files = hub.files(NAME)
     assert {"last-checkpoint/optimizer.pt", "last-checkpoint/manifest.json", "model.safetensors"} <= files.keys()
     pulled = pull_checkpoint(NAME, tmp_path / "pulled").path
-    assert not damage(pulled / "last-checkpoint")
+    assert not find_corruption(pulled / "last-checkpoint")
     again = trainer(tmp_path / "second", push_to_hub=False, max_steps=4)
     again.train(resume_from_checkpoint=str(pulled / "last-checkpoint"))
     assert again.state.global_step == 4

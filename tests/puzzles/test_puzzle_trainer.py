@@ -19,7 +19,13 @@ from tolerances import assert_copied
 from transformers import Trainer
 
 from hrm_hf import AutoModelForPuzzleSolving
-from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, damage, list_checkpoints, resolve_checkpoint
+from hrm_hf.hub.manifests import (
+    RAW_WEIGHTS_FILE,
+    WEIGHT_AVERAGE_FILE,
+    find_corruption,
+    list_checkpoints,
+    resolve_checkpoint,
+)
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
@@ -541,15 +547,16 @@ DAMAGE = [
 @pytest.mark.parametrize(("harm", "message"), DAMAGE, ids=lambda value: getattr(value, "__name__", ""))
 def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_last_whole_one(checkpoints, harm, message):
     harm(checkpoints / "checkpoint-10")
-    with pytest.raises(ValueError, match=r"is damaged: .*; resume from the newest whole one") as error:
+    with pytest.raises(ValueError, match=r"is corrupted: .*; resume from the newest complete one") as error:
         resolve_checkpoint(checkpoints, "last")
     assert message in str(error.value) and str(checkpoints / "checkpoint-4") in str(error.value)
-    assert resolve_checkpoint(checkpoints, "last-whole") == str(checkpoints / "checkpoint-4")
+    for wanted in ("last-complete", "last-whole"):  # the second is its old name
+        assert resolve_checkpoint(checkpoints, wanted) == str(checkpoints / "checkpoint-4")
 
 
 def test_the_newest_checkpoint_is_that_of_the_most_steps(checkpoints):
     assert [folder.name for folder in list_checkpoints(checkpoints)] == [f"checkpoint-{n}" for n in (2, 4, 10)]
-    for wanted in (True, "True", "last", "last-whole"):
+    for wanted in (True, "True", "last", "last-complete", "last-whole"):
         assert resolve_checkpoint(checkpoints, wanted) == str(checkpoints / "checkpoint-10")
     assert resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-2")) == str(checkpoints / "checkpoint-2")
     assert resolve_checkpoint(checkpoints, None) is None is resolve_checkpoint(checkpoints, False)
@@ -561,8 +568,8 @@ def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path
     for folder in list_checkpoints(checkpoints):
         stop_before_manifest(folder)
     for folder in (checkpoints, tmp_path / "empty"):
-        assert resolve_checkpoint(folder, "last-whole") is None
-    with pytest.raises(ValueError, match="no whole checkpoint is left; start the run anew"):
+        assert resolve_checkpoint(folder, "last-complete") is None
+    with pytest.raises(ValueError, match="no complete checkpoint is left; start the run anew"):
         resolve_checkpoint(checkpoints, "last")
     with pytest.raises(ValueError, match="checkpoint-77 does not exist"):
         resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-77"))
@@ -579,7 +586,7 @@ def test_last_whole_resumes_from_the_checkpoint_before_a_damaged_one(make_traine
     resumed = make_trainer(**options)
     resumed.train("last-whole")
     assert logged(resumed) == logged(whole)
-    assert damage(tmp_path / "run" / "checkpoint-6") == []
+    assert find_corruption(tmp_path / "run" / "checkpoint-6") == []
 
 
 @pytest.mark.parametrize(
@@ -627,7 +634,7 @@ def test_a_checkpoint_that_is_written_over_is_not_whole_until_it_is_complete(mak
     monkeypatch.setattr(Trainer, "_save_optimizer_and_scheduler", killed)
     with pytest.raises(KeyboardInterrupt):
         make_trainer(**options).train(str(tmp_path / "run" / "checkpoint-1"))
-    assert damage(tmp_path / "run" / "checkpoint-2") != []
+    assert find_corruption(tmp_path / "run" / "checkpoint-2") != []
 
 
 def test_old_checkpoints_go_only_after_the_new_one_is_whole(make_trainer, monkeypatch, tmp_path):

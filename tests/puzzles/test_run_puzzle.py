@@ -22,7 +22,7 @@ from script_runs import ENVIRONMENT, SCRIPTS, puzzle_boards, puzzle_weights, rec
 from script_runs import PUZZLE_RECIPE as RECIPE
 
 from hrm_hf import AutoModelForPuzzleSolving
-from hrm_hf.hub.manifests import damage, list_checkpoints
+from hrm_hf.hub.manifests import find_corruption, list_checkpoints
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.sudoku import generated_sudoku
@@ -159,7 +159,7 @@ def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(argume
         process.kill()
         process.join()
         assert process.exitcode == -9, log.read_text()[-3000:]
-        moments.append((step_of(list_checkpoints(out)[-1]), damage(list_checkpoints(out)[-1])))
+        moments.append((step_of(list_checkpoints(out)[-1]), find_corruption(list_checkpoints(out)[-1])))
     run([*killed, *resume_arguments(out)], log)
     print(f"\nkilled at (newest checkpoint, its damage): {moments}")
     assert losses(out) == losses(tmp_path / "alone")
@@ -174,9 +174,9 @@ def step_of(folder: Path) -> int:
 def resume_arguments(out: Path) -> list[str]:
     """What a user would do: "last", or "last-whole" once the script has said that the last one is damaged."""
     available = list_checkpoints(out)
-    if not any(not damage(folder) for folder in available):
+    if not any(not find_corruption(folder) for folder in available):
         return []
-    return ["--resume_from_checkpoint", "last-whole" if damage(available[-1]) else "last"]
+    return ["--resume_from_checkpoint", "last-whole" if find_corruption(available[-1]) else "last"]
 
 
 def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):

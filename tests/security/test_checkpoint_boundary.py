@@ -27,9 +27,9 @@ from hrm_hf.hub.manifests import (
     MANIFEST,
     MOST_BYTES,
     CheckpointError,
-    damage,
-    require_plain_metadata,
+    find_corruption,
     resolve_checkpoint,
+    validate_plain_metadata,
     write_manifest,
 )
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
@@ -114,7 +114,7 @@ def test_a_flipped_bit_is_found_and_last_whole_takes_the_checkpoint_before(run, 
         changed[place] ^= 1
         file.write_bytes(changed)
         with pytest.raises(
-            CheckpointError, match=r"checkpoint-2 is damaged: .*; resume from the newest whole one"
+            CheckpointError, match=r"checkpoint-2 is corrupted: .*; resume from the newest complete one"
         ) as e:
             resolve_checkpoint(run, "last")
         assert name in str(e.value)
@@ -159,7 +159,7 @@ HOSTILE_MANIFESTS = {
 def test_a_hostile_manifest_is_refused_by_name(run, content):
     file = run / "checkpoint-2" / MANIFEST
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    with pytest.raises(CheckpointError, match=r"checkpoint-2 is damaged: manifest\.json") as error:
+    with pytest.raises(CheckpointError, match=r"checkpoint-2 is corrupted: manifest\.json") as error:
         resolve_checkpoint(run, "last")
     assert len(str(error.value)) < 1000
     assert resolve_checkpoint(run, "last-whole") == str(run / "checkpoint-1")
@@ -169,10 +169,10 @@ def test_a_manifest_that_names_a_pipe_keeps_nobody_waiting(run):
     folder = run / "checkpoint-2"
     (folder / "optimizer.pt").unlink()
     os.mkfifo(folder / "optimizer.pt")
-    assert damage(folder) == ["optimizer.pt is missing"]
+    assert find_corruption(folder) == ["optimizer.pt is missing"]
     (folder / MANIFEST).unlink()
     os.mkfifo(folder / MANIFEST)
-    assert damage(folder) == ["manifest.json is missing, so the run was stopped while it saved"]
+    assert find_corruption(folder) == ["manifest.json is missing, so the run was stopped while it saved"]
 
 
 # ---- a manifest that was written anew ----
@@ -308,11 +308,11 @@ def test_a_pickle_that_no_resume_needs_is_not_opened(run, tmp_path, name):
 def test_metadata_of_shards_are_read_if_they_are_plain_and_refused_if_they_hold_code(tmp_path):
     with pytest.warns(UserWarning, match="single process"):
         shards.save({"weight": torch.zeros(3), "step": 3}, checkpoint_id=tmp_path / "model_0", no_dist=True)
-    require_plain_metadata(tmp_path)
+    validate_plain_metadata(tmp_path)
     for content in (Payload(tmp_path / "ran"), {"a": print}, shards.FileSystemWriter):
         (tmp_path / "model_0" / ".metadata").write_bytes(pickle.dumps(content))
         with pytest.raises(CheckpointError, match=r"\.metadata cannot be read.*asks for"):
-            require_plain_metadata(tmp_path)
+            validate_plain_metadata(tmp_path)
     assert not (tmp_path / "ran").exists()
 
 

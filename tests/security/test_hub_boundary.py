@@ -9,6 +9,8 @@ import json
 import random
 import shutil
 import sys
+import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -305,6 +307,29 @@ def test_other_bytes_of_the_right_length_never_become_a_model(model, tmp_path):
     assert not any((tmp_path / "cache").rglob("refs/*"))  # nor does the cache note it
 
 
+def test_where_one_file_is_wrong_the_others_stop_and_keep_their_bytes(model, tmp_path, monkeypatch):
+    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10)
+    model.lie("/tree/", changed("large.bin", size=10**6, lfs={"size": 10**6}))
+    begun = threading.Event()
+
+    def slowly():
+        for _ in range(6000):  # a minute, unless the reader leaves
+            yield bytes(10)
+            begun.set()
+            time.sleep(0.01)
+
+    def wrong():
+        begun.wait(60)
+        yield b"another text\n"
+
+    model.instead("large.bin", slowly(), Content_Length="1000000")
+    model.instead("small.txt", wrong(), Content_Length=str(len(SMALL)))
+    with pytest.raises(HubError, match=r"small.txt.*digest"):
+        pull("folder", tmp_path)
+    (part,) = (tmp_path / "deep" / "er" / ".pulled.incoming").glob("large.bin.*.part")
+    assert 0 < part.stat().st_size < 60_000
+
+
 def test_a_hub_that_begins_anew_again_and_again_is_left(model, tmp_path, monkeypatch):
     monkeypatch.setattr("time.sleep", lambda seconds: None)
     monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 10)
@@ -411,9 +436,9 @@ def test_a_record_that_no_pull_wrote_deletes_nothing(record, model, tmp_path):
     folder, other = links(tmp_path, model)
     (folder / PULL_RECORD).write_text(RECORDS[record].replace("OTHER", str(other)))
     before = everything(folder)
-    with pytest.raises(ValueError, match="is damaged: it is no record of a pull"):
+    with pytest.raises(ValueError, match="is corrupted: it is no record of a pull"):
         pull("folder", tmp_path)
-    with pytest.raises(ValueError, match="is damaged: it is no record of a pull"):
+    with pytest.raises(ValueError, match="is corrupted: it is no record of a pull"):
         verify_checkpoint(folder, NAME)
     assert everything(folder) == before and (other / "a.txt").exists()
 

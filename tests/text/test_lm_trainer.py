@@ -18,7 +18,7 @@ from tiny_lm import logged, text, weights
 from tolerances import assert_copied
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
-from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, damage, list_checkpoints, write_manifest
+from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_checkpoints, write_manifest
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.callbacks import LM_LOG_FORMAT, BackpropWarmupCallback
@@ -523,7 +523,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_last_whole_one_resumes(make, tm
     options = {"max_steps": 6, "save_strategy": "steps", "save_steps": 2}
     whole = make(**options)
     whole.train()
-    assert [damage(folder) for folder in list_checkpoints(tmp_path / "run")] == [[], [], []]
+    assert [find_corruption(folder) for folder in list_checkpoints(tmp_path / "run")] == [[], [], []]
     (tmp_path / "run" / "checkpoint-6" / "optimizer.pt").unlink()
     with pytest.raises(ValueError, match=r"optimizer\.pt is missing.*checkpoint-4"):
         make(**options).train("last")

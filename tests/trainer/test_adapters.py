@@ -20,7 +20,7 @@ from transformers import default_data_collator
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments
 from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, damage, read_manifest
+from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, read_manifest
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
@@ -273,7 +273,7 @@ def test_a_run_with_adapters_resumes_with_the_same_losses(architecture, bases, t
 
     whole = run(tmp_path / "whole")
     kept = tmp_path / "whole" / "checkpoint-2"
-    assert damage(kept) == [] and not (kept / "model.safetensors").exists()
+    assert find_corruption(kept) == [] and not (kept / "model.safetensors").exists()
     assert "adapter_model.safetensors" in read_manifest(kept).files
     (tmp_path / "whole" / "checkpoint-4").rename(tmp_path / "away")
     resumed = run(tmp_path / "whole", resume="last")

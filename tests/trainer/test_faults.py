@@ -18,7 +18,7 @@ import pytest
 import torch
 from preemption_worker import logged, make
 
-from hrm_hf.hub.manifests import damage, list_checkpoints
+from hrm_hf.hub.manifests import find_corruption, list_checkpoints
 from hrm_hf.trainer import NonFiniteError
 
 
@@ -56,8 +56,8 @@ def alone(tmp_path_factory):
 
 def goes_on(folder, alone) -> None:
     """All that has a manifest is whole, and the run that goes on has the losses of the one left alone."""
-    saved = [one for one in list_checkpoints(folder) if not damage(one, with_checksums=False)]
-    assert saved and not any(damage(one) for one in saved)
+    saved = [one for one in list_checkpoints(folder) if not find_corruption(one, with_checksums=False)]
+    assert saved and not any(find_corruption(one) for one in saved)
     resumed = make("lm", folder, **SAVES)
     resumed.train("last-whole")
     assert logged(resumed) == alone
@@ -139,7 +139,7 @@ def test_when_one_process_is_killed_the_other_says_so_and_ends(tmp_path):
     assert f"process 0 of 2 has lost the others in step {faults_worker.KILLED_IN} (" in result.stderr
     assert f"{tmp_path / 'checkpoint-2'} is intact: --resume_from_checkpoint last-whole goes on" in result.stderr
     assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2"]
-    assert damage(tmp_path / "checkpoint-2") == []
+    assert find_corruption(tmp_path / "checkpoint-2") == []
 
 
 # ---- weights that are not finite ----

@@ -22,7 +22,7 @@ from script_runs import ENVIRONMENT, PUZZLE_RECIPE, SCRIPTS, puzzle_boards, puzz
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
-from hrm_hf.hub.manifests import MANIFEST, damage, list_checkpoints
+from hrm_hf.hub.manifests import MANIFEST, find_corruption, list_checkpoints
 from hrm_hf.trainer import preemption
 from hrm_hf.trainer.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
 
@@ -64,7 +64,7 @@ def test_a_signal_in_a_step_saves_after_it_and_the_run_goes_on_with_the_same_los
     stopped = stopped_run(kind, tmp_path / "run")
     assert stopped.preemption.preempted and stopped.state.global_step == STOPPED_AT
     assert [folder.name for folder in list_checkpoints(tmp_path / "run")] == [f"checkpoint-{STOPPED_AT}"]
-    assert damage(tmp_path / "run" / f"checkpoint-{STOPPED_AT}") == []
+    assert find_corruption(tmp_path / "run" / f"checkpoint-{STOPPED_AT}") == []
     resumed = make(kind, tmp_path / "run")
     resumed.train("last-whole")
     assert not resumed.preemption.preempted
@@ -107,7 +107,7 @@ def test_more_signals_do_no_more_than_one(tmp_path):
 
 def test_a_step_of_several_batches_is_finished_first(tmp_path):
     trainer = stopped_run("lm", tmp_path, gradient_accumulation_steps=2)
-    assert trainer.state.global_step == STOPPED_AT and damage(tmp_path / f"checkpoint-{STOPPED_AT}") == []
+    assert trainer.state.global_step == STOPPED_AT and find_corruption(tmp_path / f"checkpoint-{STOPPED_AT}") == []
 
 
 def test_a_signal_in_an_evaluation_stops_after_the_next_step(tmp_path):
@@ -118,7 +118,7 @@ def test_a_signal_in_an_evaluation_stops_after_the_next_step(tmp_path):
     trainer = make("lm", tmp_path, eval_strategy="steps", eval_steps=2)
     trainer.add_callback(InEvaluation())
     trainer.train()
-    assert trainer.state.global_step == 3 and damage(tmp_path / "checkpoint-3") == []
+    assert trainer.state.global_step == 3 and find_corruption(tmp_path / "checkpoint-3") == []
     assert [entry["step"] for entry in trainer.state.log_history if "eval_loss" in entry] == [2]
 
 
@@ -126,7 +126,7 @@ def test_where_only_the_best_step_is_saved_the_run_stops_at_one_without_evaluati
     options = {"save_strategy": "best", "eval_strategy": "steps", "eval_steps": STOPPED_AT, "greater_is_better": True}
     trainer = stopped_run("lm", tmp_path, metric_for_best_model="eval_loss", **options)
     assert trainer.state.global_step == STOPPED_AT + 1
-    assert damage(tmp_path / f"checkpoint-{STOPPED_AT + 1}") == []
+    assert find_corruption(tmp_path / f"checkpoint-{STOPPED_AT + 1}") == []
 
 
 def test_losses_since_the_last_log_are_logged_before_the_run_stops(tmp_path):

@@ -24,7 +24,7 @@ from transformers import TrainerCallback
 from hrm_hf.hub.manifests import (
     MANIFEST,
     CheckpointError,
-    damage,
+    find_corruption,
     list_checkpoints,
     read_manifest,
     resolve_checkpoint,
@@ -132,10 +132,10 @@ def test_a_checkpoint_from_before_there_were_ids_is_of_the_run_that_the_others_a
 def test_a_manifest_of_sizes_alone_is_still_checked_by_sizes(tmp_path):
     place = fake(tmp_path, 2)
     (place / MANIFEST).write_text(json.dumps({"model.safetensors": 100}))
-    assert damage(place) == [] and run_id_of(place) is None
+    assert find_corruption(place) == [] and run_id_of(place) is None
     assert begin(tmp_path, "last").checkpoint == str(place)
     (place / "model.safetensors").write_bytes(b"x")
-    assert damage(place) == ["model.safetensors has 1 bytes, 100 expected"]
+    assert find_corruption(place) == ["model.safetensors has 1 bytes, 100 expected"]
 
 
 def test_a_manifest_lists_files_of_subfolders_as_sharded_checkpoints_have_them(tmp_path):
@@ -145,7 +145,7 @@ def test_a_manifest_lists_files_of_subfolders_as_sharded_checkpoints_have_them(t
     write_manifest(place, "a" * 32)
     assert read_manifest(place).files["global_step2/rank_0.pt"][0] == 3
     (place / "global_step2" / "rank_0.pt").write_bytes(b"abd")
-    assert "global_step2/rank_0.pt has other content than was written" in damage(place)[0]
+    assert "global_step2/rank_0.pt has other content than was written" in find_corruption(place)[0]
 
 
 def test_last_whole_puts_damaged_checkpoints_out_of_the_way_of_a_run_that_starts_anew(tmp_path, capsys):

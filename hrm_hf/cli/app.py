@@ -26,10 +26,10 @@ def show(
     """
     for name in models:
         validate_model(name)
-    from ..app import build_app, launch, require_gradio
+    from ..app import build_app, launch, validate_gradio
     from ..io.http_hosts import check_allowed, is_known_host
 
-    require_gradio()
+    validate_gradio()
     hosts = check_allowed(allow_host or [])
     if not is_known_host(host, ()):
         hosts.append(host.lower())

@@ -5,9 +5,10 @@ those have learnt what one unit is. What does not fit together is an error here,
 """
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -32,6 +33,13 @@ from .dataset.rows import CosmologyInfo, load_cosmology_info, read_arrays
 SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
 STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
 CARD_METRICS = ("rmse", "rmse_over_prior_std", "r2", "bias", "mean_z2", "coverage_68", "coverage_95")
+
+
+@runtime_checkable
+class ReadsStatistics(Protocol):
+    """A model that reads statistics beside the maps; others read the maps alone."""
+
+    def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None: ...
 
 
 @dataclass
@@ -169,7 +177,7 @@ def map_collator(
 
 def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
     """Scales the statistics that a fresh model reads beside the maps by the first training maps, as they come."""
-    if not hasattr(model, "fit_statistics"):  # the CNN reads the maps alone
+    if not isinstance(model, ReadsStatistics):
         return
     count = min(len(train), STATISTICS_MAPS)
     chunks = (range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))

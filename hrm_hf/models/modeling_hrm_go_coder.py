@@ -676,8 +676,8 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
             return nothing.float(), nothing
         if logits is None or labels is None:
             # With a graph to every weight, for processes that wait for each other's gradients.
-            unused = [*head.parameters(), *self.model.feedback_encoder.parameters()]
-            return sum(p.sum() for p in unused) * 0.0, nothing
+            unused = [*head.parameters(), *self.model.feedback_encoder.parameters()] if torch.is_grad_enabled() else []
+            return sum((p.sum() for p in unused), nothing.float()) * 0.0, nothing
         weight = logits.new_tensor(self.config.refinement_class_weights, dtype=torch.float)
         flat = labels.flatten()
         known = flat != IGNORED

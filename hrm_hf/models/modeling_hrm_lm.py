@@ -476,7 +476,7 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
             num_segments=num_segments,
             exit_criterion=exit_criterion,
             exit_threshold=exit_threshold,
-            logits_fn=self.lm_head,
+            logits_fn=lambda h: self.lm_head(h),  # a module among the arguments would be moved by accelerate's hooks
             output_segment_hidden_states=output_segment_logits or with_loss,
             **kwargs,
         )

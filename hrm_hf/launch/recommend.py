@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..registry import architecture_of
 from ..resources import ROOT, resource, typed_path
 from .memory import GIB, largest_batch, model_shape, training_memory, usable_memory
-from .planner import LANGUAGE_MODELS, config_of, known_models, run_values
+from .planner import config_of, known_models, run_values
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
@@ -159,10 +160,10 @@ def _language_models(usable: int) -> tuple[list[Row], str]:
     """Our language models, smallest first, by the memory model, whose bytes of a layer were read off autograd."""
     rows = []
     for name in known_models():
-        values = run_values(name, [])
-        if values.get("model_type") not in LANGUAGE_MODELS or name.endswith("-cpu"):  # demonstrations
+        config = config_of(run_values(name, []))
+        if architecture_of(config) is None or name.endswith("-cpu"):  # another library's, or a demonstration
             continue
-        shape = model_shape(config_of(values))
+        shape = model_shape(config)
         one, two = (sum(training_memory(shape, batch, LM_TOKENS).values()) for batch in (1, 2))
         fits = _power_of_two(largest_batch(shape, LM_TOKENS, usable), LARGEST_BATCH["lm"])
         title = f"{shape.parameters:,} parameters"

@@ -25,11 +25,11 @@ def demo(
         raise typer.BadParameter(f"--model {model}: choose one of trm, hrm")
     import torch
 
-    from ..trainer import require_compiler
+    from ..trainer import validate_compiler
 
     flags = extra.split()
     try:
-        require_compiler(torch.device("cpu"))
+        validate_compiler(torch.device("cpu"))
     except RuntimeError as error:
         typer.echo(f"Training without torch.compile, more slowly: {error}")
         flags += ["--torch_compile", "false"]

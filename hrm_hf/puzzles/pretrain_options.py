@@ -145,11 +145,11 @@ class OriginalRun:
 
     def command(self, flags: Sequence[str] = ()) -> str:
         """The equivalent command line, every option spelled out."""
-        words = ["python", _shown(SCRIPT)]
+        words = ["python", _relative(SCRIPT)]
         for name, value in self.recipe.items():
             if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
-                value = ",".join(f"{key}={_said(item)}" for key, item in value.items())
-            words += [f"--{name}", _said(value)]
+                value = ",".join(f"{key}={_as_typed(item)}" for key, item in value.items())
+            words += [f"--{name}", _as_typed(value)]
         return shlex.join([*words, *flags])
 
     def save(self) -> Path:
@@ -194,7 +194,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             raise ValueError(f"{name} is given twice, as {given[name]} and as {text}")
         given[name] = _value(name, text)
     options = {name: key.default for name, key in KEYS.items()} | given
-    _check(options)
+    _validate_values(options)
     return options, flags
 
 
@@ -256,7 +256,7 @@ def data_size(path: str | Path) -> DataSize:
 def build_command(path: Path) -> str:
     """The `hrm-hf data` command for the counterpart of the data set that should be at `path`."""
     arguments = BUILDERS.get(path.name, "sudoku|maze|arc ...")
-    root = _shown(ROOT)
+    root = _relative(ROOT)
     return f"hrm-hf data {arguments.format(root='' if root == '.' else root + '/')} --out {shlex.quote(str(path))}"
 
 
@@ -348,7 +348,7 @@ def keys_help() -> str:
     lines = []
     for name, key in KEYS.items():
         ours = key.ours and (f"--{key.ours}" if name in RUN_KEYS else f"config field {key.ours}")
-        lines.append(f"  {name}={_said(key.default)}".ljust(74) + f"  {ours or handled[name]}")
+        lines.append(f"  {name}={_as_typed(key.default)}".ljust(74) + f"  {ours or handled[name]}")
     return "\n".join(lines)
 
 
@@ -369,7 +369,7 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _check(options: dict[str, Any]) -> None:
+def _validate_values(options: dict[str, Any]) -> None:
     for name in (*POSITIVE, *NOT_NEGATIVE):
         value, least = options[name], "above 0" if name in POSITIVE else "0 or more"
         if value is not None and (value < 0 or (value == 0 and name in POSITIVE)):
@@ -390,7 +390,7 @@ def _value(name: str, text: str) -> Any:
     if text.lower() in ("null", "none", "~", ""):
         if key.optional:
             return None
-        raise ValueError(f"{name}={text} needs a value; its default is {_said(key.default)}")
+        raise ValueError(f"{name}={text} needs a value; its default is {_as_typed(key.default)}")
     if key.kind is str:
         return text.strip("'\"")
     if key.kind is list:
@@ -410,7 +410,7 @@ def _value(name: str, text: str) -> Any:
     raise ValueError(f"{name}={text} must be a {'whole ' if key.kind is int else ''}number")
 
 
-def _said(value: Any) -> str:
+def _as_typed(value: Any) -> str:
     """As one would type it."""
     if isinstance(value, bool):
         return str(value).lower()
@@ -449,10 +449,10 @@ def _size_of_ours(path: Path) -> DataSize:
 
 
 def _can_compile(device: Any) -> bool:
-    from ..trainer import require_compiler
+    from ..trainer import validate_compiler
 
     try:
-        require_compiler(device)
+        validate_compiler(device)
     except RuntimeError:
         return False
     return True
@@ -471,6 +471,6 @@ def _threads(environ: Mapping[str, str], threads: int) -> str:
     return f"{threads} (OMP_NUM_THREADS={given})" if given else f"{threads} (OMP_NUM_THREADS is not set)"
 
 
-def _shown(path: Path) -> str:
+def _relative(path: Path) -> str:
     """Relative to the working directory if it is inside, as one would type it."""
     return os.path.relpath(path) if path.resolve().is_relative_to(Path.cwd()) else str(path)

@@ -285,7 +285,7 @@ def slurm(environ: Mapping[str, str]) -> Check:
 
 def compiler() -> Check:
     """Whether torch.compile would find what it needs."""
-    from ..trainer import require_compiler
+    from ..trainer import validate_compiler
 
     mend = "DISABLE_COMPILE=1 (pretrain.py), --torch_compile false (others), or install it"
     if torch.cuda.is_available():
@@ -295,7 +295,7 @@ def compiler() -> Check:
         missing += [] if any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))) else ["a C compiler"]
         return Check("torch.compile", "note", f"lacks {' and '.join(missing)}", mend) if missing else _compiles("GPU")
     try:
-        require_compiler(torch.device("cpu"))
+        validate_compiler(torch.device("cpu"))
     except RuntimeError:
         return Check("torch.compile", "note", "lacks a C++ compiler (g++)", mend)
     return _compiles("CPU")

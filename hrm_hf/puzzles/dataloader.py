@@ -41,7 +41,7 @@ class PuzzleRows:
     def __len__(self) -> int:
         return len(self.input_ids)
 
-    def check_fits(self, config: Any) -> None:
+    def validate_fits(self, config: Any) -> None:
         """Raises ValueError where the data exceed what a puzzle model's config allows."""
         if self.input_ids.shape[1] != config.seq_len:
             raise ValueError(f"the data have seq_len {self.input_ids.shape[1]}, the model {config.seq_len}")

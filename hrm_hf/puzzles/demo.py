@@ -10,7 +10,7 @@ import yaml
 
 from ..io.usage import UsageError, run_process
 from ..resources import resource
-from ..trainer import require_compiler
+from ..trainer import validate_compiler
 from .dataset import load_puzzle_dataset
 from .sudoku import decode
 
@@ -38,7 +38,7 @@ def run_demo(model: str = "trm", extra: str = "") -> bool:
         raise UsageError(f"--model {model}: choose one of trm, hrm")
     flags = extra.split()
     try:
-        require_compiler(torch.device("cpu"))
+        validate_compiler(torch.device("cpu"))
     except RuntimeError as error:
         print(f"Training without torch.compile, more slowly: {error}")
         flags += ["--torch_compile", "false"]

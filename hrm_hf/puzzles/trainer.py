@@ -90,7 +90,7 @@ class PuzzleTrainer(HrmTrainer):
     def get_train_dataloader(self):
         """A `CarryDataLoader`."""
         rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
-        rows.check_fits(self.model.config)
+        rows.validate_fits(self.model.config)
         self.stream = CarryDataLoader(
             rows,
             self._train_batch_size,

@@ -86,7 +86,7 @@ def causal_lm_config(
     if "tagged" in _field_names(arguments.model_type):
         from_data["tagged"] = is_go_tokenizer(tokenizer)  # with other tokens, raw text is all it can be trained on
     config = build_config(arguments, **from_data)
-    _require_vocabulary(config.vocab_size, tokenizer, "set vocab_size in --config_overrides to that or more")
+    _validate_vocabulary(config.vocab_size, tokenizer, "set vocab_size in --config_overrides to that or more")
     positions = _positions(config)
     if positions is None or positions >= block_size:
         return config
@@ -126,7 +126,7 @@ def load_causal_lm(
         quantization_config=quantization_config,
         **changes,
     )
-    _require_vocabulary(
+    _validate_vocabulary(
         model.get_input_embeddings().num_embeddings, tokenizer, "use the tokenizer that the weights were trained with"
     )
     if "tagged" in _field_names(config.model_type) and model.config.tagged != is_go_tokenizer(tokenizer):
@@ -184,6 +184,6 @@ def _field_names(model_type: str | None) -> set[str]:
     return {field.name for field in fields(CONFIG_MAPPING[model_type])} if model_type in CONFIG_MAPPING else set()
 
 
-def _require_vocabulary(size: int, tokenizer: PreTrainedTokenizerBase, mend: str) -> None:
+def _validate_vocabulary(size: int, tokenizer: PreTrainedTokenizerBase, mend: str) -> None:
     if size < len(tokenizer):
         raise ValueError(f"vocab_size={size} is smaller than the tokenizer's {len(tokenizer)} tokens; {mend}")

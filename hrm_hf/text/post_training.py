@@ -40,10 +40,10 @@ from ..trainer.adapters import (
 )
 from ..trainer.arguments import CheckedArguments
 from ..trainer.preemption import PreemptionCallback
-from ..trainer.pushing import HubTraining
+from ..trainer.pushing import PushesToHub
 from ..trainer.recipes import ModelArguments, save_recipe
 from ..trainer.run import TrainingRun
-from ..trainer.saving import WholeCheckpoints
+from ..trainer.saving import CompleteCheckpoints
 from .answers import is_conversation, load_answers
 from .causal_lm import load_causal_lm, load_tokenizer
 
@@ -66,7 +66,7 @@ class GrpoArguments(CheckedArguments, GRPOConfig):
     """Those of TRL, checked."""
 
 
-class PostTraining(HubTraining, WholeCheckpoints):
+class PostTraining(PushesToHub, CompleteCheckpoints):
     """What the trainers below share; before a trainer of TRL."""
 
     average = None  # of weights: there is none
@@ -85,7 +85,7 @@ class PostTraining(HubTraining, WholeCheckpoints):
     ) -> None:
         """Our card, once there is a model; TRL would write its own over it at every checkpoint."""
         if type(self.model.config) not in ARCHITECTURES:
-            super(HubTraining, self).create_model_card(tags=tags, **kwargs)
+            super(PushesToHub, self).create_model_card(tags=tags, **kwargs)
         elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
             super().create_model_card(license=license, tags=tags)
 

@@ -9,7 +9,7 @@ from importlib import import_module
 from typing import Any
 
 
-__all__ = ["HrmTrainer", "NonFiniteError", "require_compiler"]
+__all__ = ["HrmTrainer", "NonFiniteError", "validate_compiler"]
 
 
 def __getattr__(name: str) -> Any:

@@ -37,11 +37,11 @@ from .callbacks import LogLineCallback, WeightAverageCallback
 from .logging import MetricAccumulator, OriginalNamesCallback, gpu_memory
 from .optim import AdamATan2, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
 from .preemption import PreemptionCallback, keep_workers
-from .pushing import HubTraining
-from .saving import NonFiniteError, WholeCheckpoints, broken_weights
+from .pushing import PushesToHub
+from .saving import CompleteCheckpoints, NonFiniteError, broken_weights
 
 
-class HrmTrainer(HubTraining, WholeCheckpoints, Trainer):
+class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
     """What the trainers of all tasks share; see the module's docstring for what it adds.
 
     A task says what a step's loss and its sums are (`compute_loss`, `_get_num_items_in_batch`), what becomes of the
@@ -89,7 +89,7 @@ class HrmTrainer(HubTraining, WholeCheckpoints, Trainer):
         self.nonfinite_steps = self.nonfinite_in_a_row = 0
         self.train_metrics = MetricAccumulator()
         if args.torch_compile:
-            require_compiler(args.device)
+            validate_compiler(args.device)
         self.prepare_model(model, args)
         self.cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
         super().__init__(model=model, args=args, **kwargs)
@@ -422,7 +422,7 @@ def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
-def require_compiler(device: torch.device) -> None:
+def validate_compiler(device: torch.device) -> None:
     """Raises RuntimeError if torch.compile has no C++ compiler for a CPU run."""
     if device.type != "cpu":
         return

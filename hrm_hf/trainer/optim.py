@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 import torch.distributed as dist
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 
 SMALL_MODEL = 2**20  # weights; above it, the arithmetic and not the calls takes the time
@@ -32,10 +33,10 @@ class AdamATan2(torch.optim.Optimizer):
         betas: tuple[float, float] = (0.9, 0.95),
         weight_decay: float = 0.1,
     ):
-        _check_range("lr", lr, 0, math.inf)
-        _check_range("weight_decay", weight_decay, 0, math.inf)
+        _validate_range("lr", lr, 0, math.inf)
+        _validate_range("weight_decay", weight_decay, 0, math.inf)
         for beta in betas:
-            _check_range("betas", beta, 0, 1)
+            _validate_range("betas", beta, 0, 1)
         super().__init__(params, {"lr": lr, "betas": tuple(betas), "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -133,8 +134,8 @@ class SignSGD(torch.optim.Optimizer):
     """
 
     def __init__(self, params: Iterable, lr: float = 1e-2, weight_decay: float = 0.1):
-        _check_range("lr", lr, 0, math.inf)
-        _check_range("weight_decay", weight_decay, 0, math.inf)
+        _validate_range("lr", lr, 0, math.inf)
+        _validate_range("weight_decay", weight_decay, 0, math.inf)
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()
@@ -245,11 +246,12 @@ class WeightAverage:
     of both belongs together. Other buffers, so the puzzle table too, stay out.
 
     shadow = rate * shadow + (1 - rate) * p after each optimizer step. Raw and averaged weights are kept side by side;
-    `swap` exchanges them in place.
+    `swap` exchanges them in place. torch's `AveragedModel` holds a copy of the whole model, frozen weights and puzzle
+    table too, starts from the weights after the first step, and averages all buffers or none.
     """
 
     def __init__(self, model: torch.nn.Module, rate: float):
-        _check_range("ema_rate", rate, 0, 1)
+        _validate_range("ema_rate", rate, 0, 1)
         self.rate = rate
         self.averaged = {name: p for name, p in model.named_parameters() if p.requires_grad}
         for prefix, module in model.named_modules():
@@ -263,7 +265,7 @@ class WeightAverage:
         """Moves the average towards the present weights."""
         if not self.shadow:  # every weight is frozen
             return
-        torch._foreach_lerp_(list(self.shadow.values()), list(self.averaged.values()), 1 - self.rate)
+        get_ema_multi_avg_fn(self.rate)(list(self.shadow.values()), list(self.averaged.values()), None)
 
     @torch.no_grad()
     def swap(self) -> None:
@@ -288,6 +290,6 @@ def _evaluate(closure: Callable | None):
         return closure()
 
 
-def _check_range(name: str, value: float, low: float, high: float) -> None:
+def _validate_range(name: str, value: float, low: float, high: float) -> None:
     if not low <= value <= high:
         raise ValueError(f"{name}={value} is outside {low}..{high}")

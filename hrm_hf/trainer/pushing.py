@@ -29,7 +29,7 @@ PUSH_FAILED = "a push during training failed, and training went on: {}"
 WITH_STATE = (HubStrategy.CHECKPOINT, HubStrategy.ALL_CHECKPOINTS)
 
 
-class HubTraining:
+class PushesToHub:
     """For `HrmTrainer`, before `Trainer`."""
 
     push_in_progress: PushInProgress | None = None

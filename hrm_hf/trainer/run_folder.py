@@ -96,7 +96,7 @@ def claim_run_folder(args: Any) -> None:
     if lock is not None:
         _held_to_the_end.append(lock)
     if not args.resume_from_checkpoint and not overwrites(args):
-        agreed(lambda: _refuse(args.output_dir, list_checkpoints(args.output_dir)), is_first)
+        agreed(lambda: _validate_no_checkpoints(args.output_dir, list_checkpoints(args.output_dir)), is_first)
 
 
 def overwrites(args: Any) -> bool:
@@ -183,9 +183,9 @@ def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = F
             )
         return Start(None, run_id)
     if checkpoint is None:
-        _refuse(output_dir, there)
+        _validate_no_checkpoints(output_dir, there)
         return Start(None, run_id)
-    _refuse_two_runs(checkpoint, run_id, there)
+    _validate_one_run(checkpoint, run_id, there)
     names = [folder.name for folder in there]
     if inside and Path(checkpoint).name in names and (later := names[names.index(Path(checkpoint).name) + 1 :]):
         print(
@@ -196,7 +196,7 @@ def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = F
     return Start(checkpoint, run_id)
 
 
-def _refuse(output_dir: str | Path, there: list[Path]) -> None:
+def _validate_no_checkpoints(output_dir: str | Path, there: list[Path]) -> None:
     if there:
         names = ", ".join(folder.name for folder in there[-3:])
         raise FileExistsError(
@@ -206,7 +206,7 @@ def _refuse(output_dir: str | Path, there: list[Path]) -> None:
         )
 
 
-def _refuse_two_runs(checkpoint: str, run_id: str, there: list[Path]) -> None:
+def _validate_one_run(checkpoint: str, run_id: str, there: list[Path]) -> None:
     other = {folder.name: found for folder in there if (found := run_id_of(folder)) not in (None, run_id)}
     if other:
         names = ", ".join(f"{name} of run {found[:8]}" for name, found in other.items())

@@ -1,6 +1,6 @@
 """How a run saves and resumes: whole checkpoints in a folder of its own, and messages for what can go wrong meanwhile.
 
-`WholeCheckpoints` stands before a Trainer of transformers or TRL. What it changes:
+`CompleteCheckpoints` stands before a Trainer of transformers or TRL. What it changes:
 
 - `train` holds the run's folder (`run_folder.py`), and checks the checkpoint that it resumes from before anything is
   loaded (`hub/manifests.py`): in the first process, for all;
@@ -51,7 +51,7 @@ class NonFiniteError(RuntimeError):
     """Loss, gradients or weights are not finite."""
 
 
-class WholeCheckpoints:
+class CompleteCheckpoints:
     """For a trainer, before those of the libraries; `preemption` and `add_callback` are set up by `listen`."""
 
     average: Any = None
@@ -76,21 +76,21 @@ class WholeCheckpoints:
         with held(args.output_dir, is_first):
             start = agreed(lambda: begin(args.output_dir, resume_from_checkpoint, overwrites(args)), is_first)
             if start.checkpoint is not None:
-                _check_state(start.checkpoint)
+                _validate_state(start.checkpoint)
             elif resume_from_checkpoint and is_first:
                 print(f"no whole checkpoint in {args.output_dir}: the run starts from the beginning", flush=True)
             self.run_id, self._stale = start.run_id, start.stale
             self._resumed = start.checkpoint is not None
             with self.preemption.listening(), self._failures_named():
                 result = super().train(resume_from_checkpoint=start.checkpoint, **kwargs)
-                self.require_finite_weights()
+                self.validate_finite_weights()
         return result
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in the library; by the first one, all that is resumed from has been loaded."""
         if self._resumed:
             self._resumed = False
-            self.require_finite_weights()
+            self.validate_finite_weights()
         super()._run_epoch(*args, **kwargs)
 
     def _maybe_log_save_evaluate(self, *args: Any, **kwargs: Any) -> None:
@@ -131,7 +131,7 @@ class WholeCheckpoints:
 
     # ---- weights that are not finite ----
 
-    def require_finite_weights(self) -> None:
+    def validate_finite_weights(self) -> None:
         """Raises NonFiniteError in all processes if weights of one of them are not finite. A collective call."""
         broken = broken_weights(self._named_weights())
         count = torch.tensor(float(len(broken)), device=self.args.device)
@@ -157,7 +157,7 @@ class WholeCheckpoints:
 
     def _save_checkpoint(self, model, trial) -> None:
         """Writes the manifest after everything else, and deletes old checkpoints only then."""
-        self.require_finite_weights()
+        self.validate_finite_weights()
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         if self.args.should_save and folder.exists():  # another run's files must not become part of this one
@@ -200,7 +200,7 @@ class WholeCheckpoints:
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: torch.nn.Module | None = None) -> None:
         """As in the library, for weights with the names and shapes of this model alone."""
         if not self.is_fsdp_enabled:
-            _require_same_weights(Path(resume_from_checkpoint), self.model)
+            _validate_same_weights(Path(resume_from_checkpoint), self.model)
         with readable(resume_from_checkpoint, "a file of weights"):
             super()._load_from_checkpoint(resume_from_checkpoint, model)
 
@@ -235,7 +235,7 @@ def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _check_state(folder: str) -> None:
+def _validate_state(folder: str) -> None:
     """Raises CheckpointError unless the state of a run can be read, and says where the run was."""
     validate_plain_metadata(folder)
     with readable(folder, TRAINER_STATE_NAME):
@@ -246,7 +246,7 @@ def _check_state(folder: str) -> None:
                 raise ValueError(f"{name} is {str(value)[:40]!r}")
 
 
-def _require_same_weights(folder: Path, model: torch.nn.Module) -> None:
+def _validate_same_weights(folder: Path, model: torch.nn.Module) -> None:
     """Raises CheckpointError unless a checkpoint has the weights of `model`, by names and shapes in its headers."""
     plain = unwrap_peft_model(model) is model
     main = folder / (SAFE_WEIGHTS_NAME if plain else ADAPTER_SAFE_WEIGHTS_NAME)

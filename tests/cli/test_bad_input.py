@@ -65,7 +65,7 @@ def rows(**columns) -> Dataset:
 
 
 def fits(**columns) -> None:
-    PuzzleRows(rows(**columns)).check_fits(tiny.config("hrm"))
+    PuzzleRows(rows(**columns)).validate_fits(tiny.config("hrm"))
 
 
 def trainer(place: Place, train=None, **arguments) -> PuzzleTrainer:

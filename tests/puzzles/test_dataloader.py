@@ -272,9 +272,9 @@ def test_rows_of_a_puzzle_that_are_no_neighbours_are_refused():
 
 
 def test_data_that_fit_a_model_pass():
-    PuzzleRows(dataset()).check_fits(config())
+    PuzzleRows(dataset()).validate_fits(config())
     labels = [[-100] * SEQ_LEN] * 24
-    PuzzleRows(dataset(labels=labels)).check_fits(config())
+    PuzzleRows(dataset(labels=labels)).validate_fits(config())
 
 
 @pytest.mark.parametrize(
@@ -294,8 +294,8 @@ def test_data_that_fit_a_model_pass():
 )  # fmt: skip
 def test_data_that_do_not_fit_a_model_are_named(columns, fields, message):
     with pytest.raises(ValueError, match=message):
-        PuzzleRows(dataset(**columns)).check_fits(config(**fields))
+        PuzzleRows(dataset(**columns)).validate_fits(config(**fields))
 
 
 def test_a_model_without_a_table_takes_any_identifier():
-    PuzzleRows(dataset()).check_fits(config(puzzle_emb_ndim=0, num_puzzle_identifiers=1))
+    PuzzleRows(dataset()).validate_fits(config(puzzle_emb_ndim=0, num_puzzle_identifiers=1))

@@ -309,7 +309,7 @@ def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> Orig
         f"{batch}; evaluation every {between:,} steps",
         **here.notes,
     }
-    recipe: dict[str, Any] = {"model_type": "hrm_puzzle"}
+    recipe: dict[str, Any] = {"model_type": HrmPuzzleConfig.model_type}
     if changed := _architecture(options):
         recipe["config_overrides"] = changed
     recipe["data_path"] = str(data)

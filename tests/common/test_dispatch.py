@@ -27,7 +27,6 @@ UNCLEAN = {
     "hub/cards.py",
     "launch/planner.py",
     "launch/recommend.py",
-    "puzzles/pretrain_options.py",
     "trainer/base.py",
 }
 

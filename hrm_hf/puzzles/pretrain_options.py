@@ -147,8 +147,8 @@ class OriginalRun:
         words = ["python", typed_path(SCRIPT)]
         for name, value in self.recipe.items():
             if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
-                value = ",".join(f"{key}={_said(item)}" for key, item in value.items())
-            words += [f"--{name}", _said(value)]
+                value = ",".join(f"{key}={_as_typed(item)}" for key, item in value.items())
+            words += [f"--{name}", _as_typed(value)]
         return shlex.join([*words, *flags])
 
     def save(self) -> Path:
@@ -193,7 +193,7 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             raise ValueError(f"{name} is given twice, as {given[name]} and as {text}")
         given[name] = _value(name, text)
     options = {name: key.default for name, key in KEYS.items()} | given
-    _check(options)
+    _validate(options)
     return options, flags
 
 
@@ -347,7 +347,7 @@ def keys_help() -> str:
     lines = []
     for name, key in KEYS.items():
         ours = key.ours and (f"--{key.ours}" if name in RUN_KEYS else f"config field {key.ours}")
-        lines.append(f"  {name}={_said(key.default)}".ljust(74) + f"  {ours or handled[name]}")
+        lines.append(f"  {name}={_as_typed(key.default)}".ljust(74) + f"  {ours or handled[name]}")
     return "\n".join(lines)
 
 
@@ -368,7 +368,7 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
     return changed
 
 
-def _check(options: dict[str, Any]) -> None:
+def _validate(options: dict[str, Any]) -> None:
     for name in (*POSITIVE, *NOT_NEGATIVE):
         value, least = options[name], "above 0" if name in POSITIVE else "0 or more"
         if value is not None and (value < 0 or (value == 0 and name in POSITIVE)):
@@ -389,7 +389,7 @@ def _value(name: str, text: str) -> Any:
     if text.lower() in ("null", "none", "~", ""):
         if key.optional:
             return None
-        raise ValueError(f"{name}={text} needs a value; its default is {_said(key.default)}")
+        raise ValueError(f"{name}={text} needs a value; its default is {_as_typed(key.default)}")
     if key.kind is str:
         return text.strip("'\"")
     if key.kind is list:
@@ -409,7 +409,7 @@ def _value(name: str, text: str) -> Any:
     raise ValueError(f"{name}={text} must be a {'whole ' if key.kind is int else ''}number")
 
 
-def _said(value: Any) -> str:
+def _as_typed(value: Any) -> str:
     """As one would type it."""
     if isinstance(value, bool):
         return str(value).lower()

@@ -27,13 +27,13 @@ def show(
     for name in models:
         validate_model(name)
     from ..app import build_app, launch, validate_gradio
-    from ..io.http_hosts import check_allowed, is_known_host
+    from ..io.http_hosts import is_known_host, validate_allowed
 
     validate_gradio()
-    hosts = check_allowed(allow_host or [])
+    hosts = validate_allowed(allow_host or [])
     if not is_known_host(host, ()):
         hosts.append(host.lower())
-    check_port(host, port)
+    validate_port(host, port)
     demo = build_app(models)
     typer.echo(f"listening on http://{host}:{port} (end with Ctrl-C)")
     launch(
@@ -47,7 +47,7 @@ def show(
     )
 
 
-def check_port(host: str, port: int) -> None:
+def validate_port(host: str, port: int) -> None:
     """Raises ValueError where nothing can listen, before a model is loaded for a minute in vain."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -1,21 +1,14 @@
 """`hrm-hf convert`: checkpoints of the original HRM and TRM code, to ours and back, and RLM-mHC's."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from .report import report
 
 
-class Architecture(str, Enum):
-    """Originals that can be converted."""
-
-    hrm = "hrm"
-    trm = "trm"
-    rlm_mhc = "rlm_mhc"
-    hrm_lm = "hrm_lm"
+Architecture = Literal["hrm", "trm", "rlm_mhc", "hrm_lm"]  # originals that can be converted
 
 
 def convert(
@@ -45,14 +38,14 @@ def convert(
         raise typer.BadParameter(f"{src} does not exist; expected a checkpoint folder", param_hint="SRC")
     if to_original and seq_len is not None:
         raise typer.BadParameter("our checkpoints know it; leave it out with --to-original", param_hint="--seq-len")
-    if architecture is Architecture.rlm_mhc:
+    if architecture == "rlm_mhc":
         if to_original or seq_len is not None or step is not None:
             raise typer.BadParameter("rlm_mhc takes SRC and OUT only; it converts to ours, from one folder of weights")
         from ..text.convert_rlm_mhc import convert_rlm_mhc
 
         report(convert_rlm_mhc(src, out), as_json)
         return
-    if architecture is Architecture.hrm_lm:
+    if architecture == "hrm_lm":
         if to_original or seq_len is not None or step is not None:
             raise typer.BadParameter(
                 "hrm_lm takes SRC and OUT only; it reads HRMText1 weights as a start for training"
@@ -64,7 +57,7 @@ def convert(
     from ..puzzles.convert import convert_original, convert_to_original
 
     if to_original:
-        result = convert_to_original(src, out, step=step or 0, architecture=architecture.value)
+        result = convert_to_original(src, out, step=step or 0, architecture=architecture)
     else:
-        result = convert_original(src, out, architecture.value, seq_len=seq_len, step=step)
+        result = convert_original(src, out, architecture, seq_len=seq_len, step=step)
     report(result, as_json)

@@ -37,7 +37,7 @@ def puzzles(
     min_confidence: Annotated[
         float, typer.Option(min=0, max=1, help="Least confidence at which to stop; the model's own choice by default.")
     ] = 0.0,
-    halt: Annotated[Halt, typer.Option(help="q: adaptive; fixed: all steps, as the original evaluates.")] = Halt.q,
+    halt: Annotated[Halt, typer.Option(help="q: adaptive; fixed: all steps, as the original evaluates.")] = "q",
     batch_size: Annotated[int, typer.Option(min=1, help="Puzzles at a time.")] = 64,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of the split.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and evaluation.png.")] = None,

@@ -1,29 +1,16 @@
 """`hrm-hf eval cosmo` and `hrm-hf eval cosmo-baseline`: posteriors of cosmological parameters, and what to beat."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 from .report import run
 
 
-class Steps(str, Enum):
-    """How many segments of recurrence a map gets."""
-
-    fixed = "fixed"
-    adaptive = "adaptive"
-
-
-class Method(str, Enum):
-    """Baselines; the names of `hrm_hf.cosmology.baselines.METHODS`."""
-
-    spectrum_ridge = "spectrum-ridge"
-    spectrum_quadratic = "spectrum-quadratic"
-    spectrum_gp = "spectrum-gp"
-    spectrum_pdf_ridge = "spectrum-pdf-ridge"
-    spectrum_pdf_quadratic = "spectrum-pdf-quadratic"
+Steps = Literal["fixed", "adaptive"]  # how many segments of recurrence a map gets
+# Baselines; the names of `hrm_hf.cosmology.baselines.METHODS`.
+Method = Literal["spectrum-ridge", "spectrum-quadratic", "spectrum-gp", "spectrum-pdf-ridge", "spectrum-pdf-quadratic"]
 
 
 def cosmo(
@@ -32,7 +19,7 @@ def cosmo(
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     steps: Annotated[
         Steps, typer.Option(help="fixed: all segments; adaptive: until little more is expected of them.")
-    ] = Steps.fixed,
+    ] = "fixed",
     max_steps: Annotated[int | None, typer.Option(min=1, help="Most segments; the config's by default.")] = None,
     baseline: Annotated[
         Path | None, typer.Option(help="results.json of cosmo-baseline, or its folder: adds ratios to it.")

@@ -1,21 +1,14 @@
 """`hrm-hf eval go`: what a Go coder, or a baseline trained on the same stream, is worth."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import BadLines, OnBadLine, run
+from .report import BadLines, run
 
 
-class Kind(str, Enum):
-    """Validators; see `hrm_hf.golang`."""
-
-    auto = "auto"
-    tree_sitter = "tree-sitter"
-    parser = "parser"
-    types = "types"
+Kind = Literal["auto", "tree-sitter", "parser", "types"]  # validators; see `hrm_hf.golang`
 
 
 def go(
@@ -29,7 +22,7 @@ def go(
         int | None,
         typer.Option(min=1, help="So many records and trajectories, from all over the files; tasks."),
     ] = None,
-    validator: Annotated[Kind, typer.Option(help="auto: parser where Go is installed, else tree-sitter.")] = Kind.auto,
+    validator: Annotated[Kind, typer.Option(help="auto: parser where Go is installed, else tree-sitter.")] = "auto",
     max_iterations: Annotated[int, typer.Option(min=1, max=5, help="Attempts of the loop and of its control.")] = 3,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of everything that is sampled.")] = 0.8,
     samples: Annotated[int, typer.Option(min=1, help="Of each task and each repair; 1 is greedy.")] = 1,
@@ -45,7 +38,7 @@ def go(
     ] = None,
     max_code_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a code.")] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of samples and shuffled plans.")] = 0,
-    on_bad_line: BadLines = OnBadLine.stop,
+    on_bad_line: BadLines = "stop",
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.json, evaluation.png and all that is written.")
     ] = None,

@@ -1,12 +1,11 @@
 """`hrm-hf eval lm`: perplexity and bits per byte of any causal language model on text."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import BadLines, OnBadLine, run
+from .report import BadLines, run
 
 
 SCREEN_METRICS = (
@@ -15,15 +14,8 @@ SCREEN_METRICS = (
 )  # fmt: skip
 
 
-class Exit(str, Enum):
-    """When a token stops thinking; the names of `hrm_hf.models.early_exit.DEFAULT_THRESHOLDS`."""
-
-    q = "q"
-    cdf = "cdf"
-    kl = "kl"
-    latent_diff = "latent_diff"
-    entropy_diff = "entropy_diff"
-    fixed = "fixed"
+# When a token stops thinking; the names of `hrm_hf.models.early_exit.DEFAULT_THRESHOLDS`.
+Exit = Literal["q", "cdf", "kl", "latent_diff", "entropy_diff", "fixed"]
 
 
 def lm(
@@ -42,7 +34,7 @@ def lm(
     document_separator: Annotated[
         str | None, typer.Option(help="Line that separates the documents of a plain text.")
     ] = None,
-    on_bad_line: BadLines = OnBadLine.stop,
+    on_bad_line: BadLines = "stop",
     tokenizer: Annotated[str | None, typer.Option(help="Another tokenizer than that beside the weights.")] = None,
     block_size: Annotated[
         int | None, typer.Option(min=2, help="Tokens of a row; the model's positions, at most 1024, by default.")

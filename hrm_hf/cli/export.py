@@ -1,8 +1,7 @@
 """`hrm-hf export`: models in the formats of other runtimes."""
 
-from enum import Enum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -12,13 +11,7 @@ from .report import report, validate_model
 app = typer.Typer(no_args_is_help=True, help="Write models in the formats of other runtimes.")
 
 
-class Dtype(str, Enum):
-    """Types of matrices in a GGUF file."""
-
-    f32 = "f32"
-    f16 = "f16"
-    bf16 = "bf16"
-    q8_0 = "q8_0"
+Dtype = Literal["f32", "f16", "bf16", "q8_0"]  # types of matrices in a GGUF file
 
 
 @app.callback()
@@ -30,7 +23,7 @@ def export():
 def gguf(
     model: Annotated[str, typer.Argument(help="Folder or Hub name: Go coder of the preset unified, Llama or GPT-2.")],
     out: Annotated[Path, typer.Argument(help="File to write, such as model.gguf.")],
-    dtype: Annotated[Dtype, typer.Option(help="Type of the matrices; vectors stay f32.")] = Dtype.f16,
+    dtype: Annotated[Dtype, typer.Option(help="Type of the matrices; vectors stay f32.")] = "f16",
     force: Annotated[bool, typer.Option("--force", help="Overwrite OUT.")] = False,
     check: Annotated[
         bool, typer.Option("--check", help="Load the file in llama-cpp-python and compare ids and logits.")
@@ -44,7 +37,7 @@ def gguf(
     validate_model(model)
     from ..export.gguf import export_gguf
 
-    report(export_gguf(model, out, dtype=dtype.value, force=force, check=check), as_json)
+    report(export_gguf(model, out, dtype=dtype, force=force, check=check), as_json)
 
 
 @app.command()

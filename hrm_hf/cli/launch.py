@@ -2,8 +2,7 @@
 
 import json
 import shlex
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
@@ -15,35 +14,10 @@ from .report import call
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
-class BatchTable(str, Enum):
-    """Where the batch per device comes from."""
-
-    memory = "memory"
-    guide = "guide"
-
-
-class Scaling(str, Enum):
-    """How the learning rate grows with the batch."""
-
-    sqrt = "sqrt"
-    linear = "linear"
-    none = "none"
-
-
-class Strategy(str, Enum):
-    """What is kept in shards."""
-
-    ddp = "ddp"
-    fsdp2 = "fsdp2"
-    deepspeed_zero2 = "deepspeed_zero2"
-    deepspeed_zero3 = "deepspeed_zero3"
-
-
-class Launcher(str, Enum):
-    """Which program starts the processes."""
-
-    accelerate = "accelerate"
-    torchrun = "torchrun"
+BatchTable = Literal["memory", "guide"]  # where the batch per device comes from
+Scaling = Literal["sqrt", "linear", "none"]  # how the learning rate grows with the batch
+Strategy = Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"]  # what is kept in shards
+Launcher = Literal["accelerate", "torchrun"]  # which program starts the processes
 
 
 def launch(
@@ -63,17 +37,17 @@ def launch(
     batch_table: Annotated[
         BatchTable,
         typer.Option("--batch_table", "--batch-table", help="Batch per device: what fits, or the guide's table."),
-    ] = BatchTable.memory,
+    ] = "memory",
     effective_batch: Annotated[
         int | None,
         typer.Option("--effective_batch", "--effective-batch", min=1, help="Sequences a step; the recipe's, or 16."),
     ] = None,
     lr_scaling: Annotated[
         Scaling, typer.Option("--lr_scaling", "--lr-scaling", help="Growth of the learning rate with a larger batch.")
-    ] = Scaling.sqrt,
-    strategy: Annotated[Strategy, typer.Option(help="ddp, or what keeps large models in shards.")] = Strategy.ddp,
+    ] = "sqrt",
+    strategy: Annotated[Strategy, typer.Option(help="ddp, or what keeps large models in shards.")] = "ddp",
     launcher: Annotated[Launcher, typer.Option(help="Who starts GPU processes; the CPU's always torchrun.")] = (
-        Launcher.accelerate
+        "accelerate"
     ),
     port: Annotated[
         int | None,

@@ -2,23 +2,17 @@
 
 import json
 from dataclasses import asdict
-from enum import Enum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 
-class Task(str, Enum):
-    """What is to be trained."""
-
-    puzzle = "puzzle"
-    lm = "lm"
-    cosmo = "cosmo"
+Task = Literal["puzzle", "lm", "cosmo"]  # what is to be trained
 
 
 def recommend(
     memory: Annotated[str, typer.Option(help="Memory of one device: 4GB, 4GiB, 4096MB.")],
-    task: Annotated[Task, typer.Option(help="puzzle, lm (language models) or cosmo (maps).")] = Task.puzzle,
+    task: Annotated[Task, typer.Option(help="puzzle, lm (language models) or cosmo (maps).")] = "puzzle",
     cpu: Annotated[bool, typer.Option("--cpu", help="Memory of a CPU, which keeps less for itself.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ):
@@ -33,7 +27,7 @@ def recommend(
         size = parse_memory(memory)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--memory") from error
-    advice = advise(size, task.value, "cpu" if cpu else "cuda")
+    advice = advise(size, task, "cpu" if cpu else "cuda")
     typer.echo(json.dumps(asdict(advice), indent=1) if as_json else describe(advice))
 
 

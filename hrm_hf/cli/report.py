@@ -3,22 +3,15 @@
 import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from enum import Enum
 from subprocess import CalledProcessError
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
 
-class OnBadLine(str, Enum):
-    """What a line of JSON Lines does that is none, or no text or record."""
-
-    stop = "stop"
-    skip = "skip"
-
-
 BadLines = Annotated[
-    OnBadLine, typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out.")
+    Literal["stop", "skip"],
+    typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out."),
 ]
 WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 
@@ -41,9 +34,9 @@ def run(
 
 
 def call(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Calls `function` with the options of a command; names of choices instead of their enums."""
+    """Calls `function` with the options of a command, which exits with 2 where they are wrong."""
     with usage_errors():
-        return function(**{name: each.value if isinstance(each, Enum) else each for name, each in options.items()})
+        return function(**options)
 
 
 @contextmanager

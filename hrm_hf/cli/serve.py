@@ -19,13 +19,13 @@ def serve(context: typer.Context):
     for argument in context.args:
         if argument.startswith("-"):
             break
-        _check_language_model(argument)
+        _validate_language_model(argument)
     from ..text.serving.server import command
 
     command()(context.args, prog_name="hrm-hf serve")
 
 
-def _check_language_model(name: str) -> None:
+def _validate_language_model(name: str) -> None:
     """Refuses a path that is no folder, and one with another kind of model; names of the Hub are the library's."""
     from transformers import AutoModelForCausalLM
 

@@ -2,9 +2,8 @@
 
 import json
 from collections.abc import Callable
-from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -14,11 +13,7 @@ from .report import call, validate_model
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
 
 
-class Halt(str, Enum):
-    """When a puzzle stops."""
-
-    q = "q"
-    fixed = "fixed"
+Halt = Literal["q", "fixed"]  # when a puzzle stops
 
 
 def solve(
@@ -36,7 +31,7 @@ def solve(
     votes: Annotated[int, typer.Option(min=1, help="Symmetric views that vote.")] = 1,
     restarts: Annotated[int, typer.Option(min=1, help="Runs from noisy states, ranked by q_halt.")] = 1,
     noise: Annotated[float | None, typer.Option(min=0, help="Std of that noise. [default: 0.2]")] = None,
-    halt: Annotated[Halt, typer.Option(help="q: stop when the model prefers to; fixed: use all steps.")] = Halt.q,
+    halt: Annotated[Halt, typer.Option(help="q: stop when the model prefers to; fixed: use all steps.")] = "q",
     prefer_valid: Annotated[
         bool, typer.Option("--prefer-valid", help="An answer that obeys the rules wins; this uses the rules.")
     ] = False,

@@ -48,9 +48,9 @@ class CosmologyPredictions:
             value = getattr(self, field.name)
             if value is not None:
                 object.__setattr__(self, field.name, np.asarray(value, dtype=np.float64))
-        self._check()
+        self._validate()
 
-    def _check(self) -> None:
+    def _validate(self) -> None:
         shape = (len(self.truth), len(self.names))
         for name in ("truth", "mean", "std"):
             if getattr(self, name).shape != shape:

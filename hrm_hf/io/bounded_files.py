@@ -171,7 +171,7 @@ def _yaml_values(node: yaml.Node, depth: int, counted: dict[int, int]) -> int:
 # ---- tables ----
 
 
-def check_parquet(path: str | Path, column: str | None = None, max_unpacked_bytes: int | None = None) -> None:
+def validate_parquet(path: str | Path, column: str | None = None, max_unpacked_bytes: int | None = None) -> None:
     """Refuses what is no Parquet file, or one that unpacks to too much, by what it says and by counting its texts.
 
     A text that many rows share is stored once, so the sizes that a file states are no bound; lengths are summed here
@@ -242,13 +242,13 @@ def csv_rows(path: str | Path, max_unpacked_bytes: int | None = None) -> Iterato
 
 def _text_lines(path: str | Path, max_unpacked_bytes: int | None) -> Iterator[str]:
     for number, line in bounded_lines(path, MAX_TABLE_LINE_BYTES, max_unpacked_bytes):
-        check_table_line(line, f"{path}, line {number}")
+        validate_table_line(line, f"{path}, line {number}")
         text = line.decode()
         # Old spreadsheets end lines with a lone \r, as the csv module expects to be told.
         yield from io.StringIO(text, newline="") if "\r" in text[:-2] else (text,)
 
 
-def check_table_line(line: bytes, place: str) -> None:
+def validate_table_line(line: bytes, place: str) -> None:
     """Raises ValueError, naming the place, for a line that is too long or no text."""
     if len(line) > MAX_TABLE_LINE_BYTES:
         raise ValueError(f"{place}: longer than {MAX_TABLE_LINE_BYTES:,} bytes; expected one row of a table")

@@ -18,7 +18,7 @@ HEADER = re.compile(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?")
 DEFAULT_PORTS = {"http": "80", "https": "443", "ws": "80", "wss": "443"}
 
 
-def check_allowed(names: Sequence[str]) -> list[str]:
+def validate_allowed(names: Sequence[str]) -> list[str]:
     """The names in lower case. Raises ValueError for what is no name of a host, or `*.` before one."""
     for name in names:
         if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._-]+", name):
@@ -58,7 +58,7 @@ class HostGuard:
     """
 
     def __init__(self, app, allowed: Sequence[str] = (), any_origin: bool = False):
-        self.app, self.allowed, self.any_origin = app, check_allowed(allowed), any_origin
+        self.app, self.allowed, self.any_origin = app, validate_allowed(allowed), any_origin
 
     async def __call__(self, scope, receive, send) -> None:
         problem = self.problem(scope) if scope["type"] in ("http", "websocket") else None

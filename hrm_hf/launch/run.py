@@ -10,15 +10,8 @@ from pathlib import Path
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..io.usage import UsageError
-from .planner import (
-    LaunchPlan,
-    assumed_devices,
-    cpu_devices,
-    cuda_devices,
-    known_models,
-    parse_memory,
-    plan_launch,
-)
+from . import planner
+from .planner import LaunchPlan, known_models, parse_memory, plan_launch
 
 
 PLAN_FILE = "launch_plan.json"
@@ -81,8 +74,8 @@ def _devices(
 ):
     """The devices to plan for, and whether some of them are assumed."""
     if cpu:
-        return cpu_devices(processes or 1), False
-    found = cuda_devices()
+        return planner.cpu_devices(processes or 1), False
+    found = planner.cuda_devices()
     if not dry_run:
         if len(found) < (gpus or 1):
             raise ValueError(
@@ -95,7 +88,7 @@ def _devices(
         version = _capability(capability) if capability else None
     except ValueError as error:
         raise UsageError(str(error)) from error
-    devices = assumed_devices(found, gpus, size, version)
+    devices = planner.assumed_devices(found, gpus, size, version)
     return devices, devices != found[: len(devices)]
 
 

@@ -83,7 +83,7 @@ def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATE
             f"no source has the subset {sorted(unknown)} to be evaluated; the sources have {sorted(subsets)}. "
             "Name one of them, or evaluate nothing (evaluate=(), --train-only)"
         )
-    _refuse_leaks(roles)
+    _validate_no_leaks(roles)
     _warn_of_copies(roles)
     if recurring:
         logger.warning("%d tasks recur; the last source's version is used: %s", len(recurring), _some(recurring))
@@ -215,7 +215,7 @@ def _grid(raw: Any, where: str) -> np.ndarray:
     return np.array(rows, dtype=np.uint8)
 
 
-def _refuse_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
+def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
     leaks = roles[True].keys() & roles[False].keys()
     if leaks:
         name = min(leaks)

@@ -29,7 +29,7 @@ def dihedral(grid: np.ndarray, transform: int) -> np.ndarray:
     grid = np.asarray(grid)
     if grid.ndim < 2:
         raise ValueError(f"grid has shape {grid.shape}; expected at least two axes [..., rows, columns]")
-    _check_transform(transform)
+    _validate_transform(transform)
     if transform <= 3:
         return np.rot90(grid, k=transform, axes=(-2, -1))
     if transform == 4:
@@ -43,10 +43,10 @@ def dihedral(grid: np.ndarray, transform: int) -> np.ndarray:
 
 def inverse_dihedral(grid: np.ndarray, transform: int) -> np.ndarray:
     """Undoes `dihedral(grid, transform)`; arguments and errors as there."""
-    _check_transform(transform)
+    _validate_transform(transform)
     return dihedral(grid, DIHEDRAL_INVERSE[transform])
 
 
-def _check_transform(transform: int) -> None:
+def _validate_transform(transform: int) -> None:
     if transform not in range(NUM_DIHEDRAL):
         raise ValueError(f"dihedral transform {transform!r} does not exist; expected an id from 0 to 7")

@@ -122,8 +122,8 @@ HEADS = ("lm_head.", "q_head.")
 
 def our_name(original: str) -> str:
     """Our name of a tensor of the original, whose wrappers' prefixes may be present or not."""
-    bare = WRAPPERS.sub("", original)
-    return OUR_NAMES.get(bare, bare if bare.startswith(HEADS) else f"model.{bare}")
+    unwrapped = WRAPPERS.sub("", original)
+    return OUR_NAMES.get(unwrapped, unwrapped if unwrapped.startswith(HEADS) else f"model.{unwrapped}")
 
 
 def original_name(ours: str) -> str:

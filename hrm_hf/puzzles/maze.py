@@ -155,7 +155,7 @@ def _mark(maze: np.ndarray, steps: np.ndarray, goal: tuple[int, int]) -> np.ndar
     return solution
 
 
-def check_solution(
+def validate_solution(
     puzzle: Maze, solution: Maze, grid_shape: tuple[int, int] | None = None, shortest: bool = True
 ) -> list[str]:
     """Lists what is wrong with `solution` as an answer to `puzzle`; an empty list means it is valid.
@@ -336,7 +336,7 @@ def generated_mazes(
         progress: show a progress bar on stderr.
     """
     if aug:
-        _require_square((height, width))
+        _validate_square((height, width))
     parts, seen = {}, set()
     for split, count, stream in (("test", num_test, _TEST_STREAM), ("train", num_train, _TRAIN_STREAM)):
         wanted = {"min_path_length": min_path_length, "openings": openings, "exclude": seen}
@@ -377,7 +377,7 @@ def mazes_from_source(
         nonlocal grid_shape
         grid_shape = grid_shape or _square_side(train)
         if aug:
-            _require_square(grid_shape)
+            _validate_square(grid_shape)
         return PuzzleRules(
             lambda table: _parse(table, grid_shape, progress).reshape(2, len(table), -1),
             lambda mazes: [symmetry_key(maze) for maze in mazes.reshape(-1, *grid_shape)],
@@ -399,7 +399,7 @@ def mazes_from_source(
     return made, info
 
 
-def _require_square(grid_shape: tuple[int, int]) -> None:
+def _validate_square(grid_shape: tuple[int, int]) -> None:
     if grid_shape[0] != grid_shape[1]:
         raise ValueError(
             f"aug needs a square grid, since it turns mazes; this one is {grid_shape[0]} x {grid_shape[1]}"
@@ -422,7 +422,7 @@ def _parse(table: PuzzleTable, grid_shape: tuple[int, int], progress: bool) -> n
     grids = np.stack([table.codes(column, cells, alphabet).reshape(-1, *grid_shape) for column in (0, 1)])
     for row in with_progress(range(len(table)), "checking", progress):
         try:
-            problems = check_solution(grids[0, row], grids[1, row], shortest=False)
+            problems = validate_solution(grids[0, row], grids[1, row], shortest=False)
         except ValueError as error:
             raise ValueError(f"{table.place(row)}, column {table.columns[0]!r}: {error}") from error
         if problems:

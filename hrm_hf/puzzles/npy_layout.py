@@ -261,13 +261,13 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
                 f"{set_name}__inputs.npy and the seq_len of {META_FILE}"
             )
     num_puzzles = len(arrays["puzzle_identifiers"])
-    _check_offsets(f"{prefix}puzzle_indices.npy", arrays["puzzle_indices"], len(inputs), "rows", num_puzzles)
-    _check_offsets(f"{prefix}group_indices.npy", arrays["group_indices"], num_puzzles, "puzzles")
-    _check_range(f"{prefix}puzzle_identifiers.npy", arrays["puzzle_identifiers"], meta["num_puzzle_identifiers"])
+    _validate_offsets(f"{prefix}puzzle_indices.npy", arrays["puzzle_indices"], len(inputs), "rows", num_puzzles)
+    _validate_offsets(f"{prefix}group_indices.npy", arrays["group_indices"], num_puzzles, "puzzles")
+    _validate_range(f"{prefix}puzzle_identifiers.npy", arrays["puzzle_identifiers"], meta["num_puzzle_identifiers"])
     return arrays
 
 
-def _check_offsets(file: str, offsets: np.ndarray, end: int, unit: str, spans: int | None = None) -> None:
+def _validate_offsets(file: str, offsets: np.ndarray, end: int, unit: str, spans: int | None = None) -> None:
     """Offsets run from 0 to `end` in strictly increasing order (an empty puzzle or group would have no rows)."""
     if offsets.ndim != 1 or not len(offsets) or (spans is not None and len(offsets) != spans + 1):
         expected = "[n + 1]" if spans is None else f"({spans + 1},), one more than there are puzzle identifiers"
@@ -282,7 +282,7 @@ def _check_offsets(file: str, offsets: np.ndarray, end: int, unit: str, spans: i
         raise ValueError(f"{file} runs from {offsets[0]} to {offsets[-1]}; expected 0 to {end}, the number of {unit}")
 
 
-def _check_range(file: str, values: np.ndarray, size: int) -> None:
+def _validate_range(file: str, values: np.ndarray, size: int) -> None:
     if len(values) and (values.min() < 0 or values.max() >= size):
         raise ValueError(f"{file} holds values from {values.min()} to {values.max()}; expected 0 to {size - 1}")
 
@@ -298,11 +298,11 @@ def _set_to_rows(arrays: dict[str, np.ndarray], meta: dict[str, Any], file: Path
     for start in range(0, num_rows, CHUNK_ROWS):
         rows = slice(start, start + CHUNK_ROWS)
         inputs, labels = np.asarray(arrays["inputs"][rows]), np.asarray(arrays["labels"][rows])
-        _check_range(f"{file.stem} inputs", inputs, meta["vocab_size"])
+        _validate_range(f"{file.stem} inputs", inputs, meta["vocab_size"])
         ignored = np.zeros(labels.shape, dtype=bool)
         if meta["ignore_label_id"] is not None:
             ignored = labels == meta["ignore_label_id"]
-        _check_range(f"{file.stem} labels", labels[~ignored], meta["vocab_size"])
+        _validate_range(f"{file.stem} labels", labels[~ignored], meta["vocab_size"])
         puzzles = puzzle_of_row[rows]
         identifiers = arrays["puzzle_identifiers"][puzzles]
         our_labels = np.where(ignored, np.int8(IGNORE_LABEL), labels.astype(np.int8))

@@ -22,7 +22,7 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import cached_file
 
-from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_table_line, csv_rows, load_json
+from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, csv_rows, load_json, validate_table_line
 from ..io.pipeline_batches import OwnBatchesMixin
 from ..io.sources import parse_json, shorten
 from ..registry import AutoModelForPuzzleSolving
@@ -263,7 +263,7 @@ def _json_table(path: str | Path) -> list[dict[str, Any]]:
     for number, line in bounded_lines(path, MAX_TABLE_LINE_BYTES):
         if line.strip():
             place = f"{path}, line {number}"
-            check_table_line(line, place)
+            validate_table_line(line, place)
             row = parse_json(line, place)
             if not isinstance(row, dict):
                 raise ValueError(f"{place}: {shorten(row)}; expected a JSON object")

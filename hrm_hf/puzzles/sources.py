@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_parquet, check_table_line, csv_rows
+from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, csv_rows, validate_parquet, validate_table_line
 from ..io.sources import HUB_PREFIX, parse_json
 from .readers import FILE_KINDS, PuzzleTable, read_splits
 
@@ -75,10 +75,10 @@ def read_unique(
         rules: what the training table's first puzzle says about all.
 
     Raises:
-        FileNotFoundError, ValueError: as `readers.read_splits`; a file that `check_source` refuses; equal puzzles with
-            different solutions, with both places.
+        FileNotFoundError, ValueError: as `readers.read_splits`; a file that `validate_source` refuses; equal puzzles
+            with different solutions, with both places.
     """
-    check_source(source)
+    validate_source(source)
     tables = read_splits(source)
     game = rules(tables["train"])
     splits = {name: PuzzleSplit(table, *game.parse(table)) for name, table in tables.items()}
@@ -95,7 +95,7 @@ def read_unique(
     return splits, repeated
 
 
-def check_source(source: str | Path) -> None:
+def validate_source(source: str | Path) -> None:
     """Refuses files that are packed bombs, binary, or have rows longer than any puzzle; names file and line.
 
     Raises:
@@ -108,18 +108,18 @@ def check_source(source: str | Path) -> None:
     for file in [path] if path.is_file() else [path / name for name in names if (path / name).is_file()]:
         kind = Path(file.name.removesuffix(".gz")).suffix
         if kind == ".parquet":
-            check_parquet(file)
+            validate_parquet(file)
         elif kind == ".csv":
             for _ in csv_rows(file):
                 pass
         elif kind == ".jsonl":
-            _check_json_lines(file)
+            _validate_json_lines(file)
 
 
-def _check_json_lines(file: Path) -> None:
+def _validate_json_lines(file: Path) -> None:
     for number, line in bounded_lines(file, MAX_TABLE_LINE_BYTES):
         place = f"{file}, line {number}"
-        check_table_line(line, place)
+        validate_table_line(line, place)
         # The reader parses every line; here only those that could end it without a word of file and line.
         if len(line) > SUSPICIOUS_BYTES or line.count(b"[") + line.count(b"{") > SUSPICIOUS_BRACKETS:
             parse_json(line, place)

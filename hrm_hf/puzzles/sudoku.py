@@ -20,7 +20,6 @@ from .sudoku_rules import (
     BOX_SHAPES,
     DIGIT_OFFSET,
     SudokuShape,
-    check_solution,
     count_solutions,
     decode,
     decode_grid,
@@ -31,6 +30,7 @@ from .sudoku_rules import (
     solve,
     sudoku_shape,
     to_board,
+    validate_solution,
 )
 
 
@@ -41,7 +41,6 @@ __all__ = [
     "SudokuShape",
     "all_grids_4x4",
     "augment",
-    "check_solution",
     "count_solutions",
     "decode",
     "decode_grid",
@@ -53,6 +52,7 @@ __all__ = [
     "sudoku_from_source",
     "sudoku_shape",
     "to_board",
+    "validate_solution",
 ]
 
 # Fewest clues of any puzzle with one solution (9x9: McGuire et al., 2012).
@@ -410,7 +410,7 @@ def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarr
         rows = slice(start, start + CHECK_ROWS)
         for bad in np.flatnonzero(~_are_valid(boards[rows], solutions[rows], shape))[:1]:
             row = start + bad
-            problems = check_solution(table.questions[row], table.answers[row])
+            problems = validate_solution(table.questions[row], table.answers[row])
             raise ValueError(
                 f"{table.place(row)}, column {table.columns[1]!r}: {table.answers[row]!r} does not solve "
                 f"{table.questions[row]!r}: {'; '.join(problems[:3])}"

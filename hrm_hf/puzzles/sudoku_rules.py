@@ -113,7 +113,7 @@ def encode(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
     """The board of a token array as a string, `.` for a blank.
 
-    A predicted PAD is shown as a blank too: a model may emit it, and `check_solution` then reports the cell.
+    A predicted PAD is shown as a blank too: a model may emit it, and `validate_solution` then reports the cell.
 
     Raises:
         ValueError: no board has this number of cells, or a token lies outside the vocabulary.
@@ -134,7 +134,7 @@ def decode_grid(tokens: Sequence[int] | np.ndarray) -> list[list[int]]:
     return board.reshape(int(len(board) ** 0.5), -1).tolist()
 
 
-def check_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
+def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
     """Lists what is wrong with `solution` as an answer to `puzzle`; an empty list means it is valid.
 
     Both in any form that `to_board` reads (tokens must be decoded first).

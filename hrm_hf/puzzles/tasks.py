@@ -233,7 +233,7 @@ class SudokuTask(PuzzleTask):
         return sudoku.decode(self._legal(tokens))
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        return sudoku.check_solution(self.text(question), self.text(answer))
+        return sudoku.validate_solution(self.text(question), self.text(answer))
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
         unchanged = super().views(puzzle, 1, rng)
@@ -299,7 +299,7 @@ class MazeTask(PuzzleTask):
         return "\n".join("".join(row) for row in self.grid(tokens))
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        return maze.check_solution(question, self._legal(answer), self.grid_shape)
+        return maze.validate_solution(question, self._legal(answer), self.grid_shape)
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
         square = self.grid_shape[0] == self.grid_shape[1]

@@ -88,7 +88,7 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
             "no training text: give --train_data with a file (.jsonl, .txt, .parquet, .gz), a folder, or a data set "
             "of the Hub as OWNER/NAME:CONFIG; several are separated by commas"
         )
-    _require_eos(tokenizer)
+    _validate_eos(tokenizer)
     # One memory for both splits, validation first: training text that repeats validation text is removed as well.
     seen = duplicate_finder(options.deduplicate, options.near_duplicate_threshold)
     filters = {name: _filter(options, seen) for name in ("train", "validation")}
@@ -118,7 +118,7 @@ def load_evaluation_text(
     """
     from datasets import concatenate_datasets
 
-    _require_eos(tokenizer)
+    _validate_eos(tokenizer)
     seen = duplicate_finder(options.deduplicate, options.near_duplicate_threshold)
     corpus = TextCorpus(train=None, validation=None, filters={"validation": _filter(options, seen)})
     rows = [_eval_documents(source, options, corpus.filters["validation"]) for source in options.eval_data]
@@ -129,7 +129,7 @@ def load_evaluation_text(
     return corpus
 
 
-def _require_eos(tokenizer: "PreTrainedTokenizerBase") -> None:
+def _validate_eos(tokenizer: "PreTrainedTokenizerBase") -> None:
     if tokenizer.eos_token_id is None:
         raise ValueError(f"{tokenizer.name_or_path or 'the tokenizer'} has no EOS token to put between documents")
 
@@ -163,7 +163,7 @@ def _train_documents(source: str, options: "LmDataArguments", text_filter: TextF
     if options.streaming:
         return text_filter.apply_to_stream(rows)
     rows = text_filter.apply(rows)
-    _require_documents(len(rows), source, text_filter)
+    _validate_documents(len(rows), source, text_filter)
     return rows
 
 
@@ -173,7 +173,7 @@ def _eval_documents(source: str, options: "LmDataArguments", text_filter: TextFi
         stream = text_filter.apply_to_stream(_open(source, options.eval_split, options, streaming=True))
         return _materialize(stream, options.max_val_samples)
     rows = text_filter.apply(_open(source, options.eval_split, options, streaming=False))
-    _require_documents(len(rows), source, text_filter)
+    _validate_documents(len(rows), source, text_filter)
     return rows
 
 
@@ -228,7 +228,7 @@ def _pack(mixed, held_out: list, options, tokenizer, seed: int, filters: dict[st
         corpus.validation = _pack_rows(rows, "validation", corpus, options, tokenizer, packing)
     if options.streaming:
         mixed = _first(mixed, options.max_train_samples)
-        _require_first_document(mixed, filters["train"])
+        _validate_first_document(mixed, filters["train"])
         blocks = pack_stream(tokenize_documents(mixed, tokenizer), packing)
         if options.shuffle_buffer:
             blocks = blocks.shuffle(seed=seed, buffer_size=options.shuffle_buffer)
@@ -255,7 +255,7 @@ def _first(rows, count: int | None):
 
 def _pack_rows(rows: "Dataset", name: str, corpus: TextCorpus, options, tokenizer, packing: Packing) -> "Dataset":
     what = {"train": "training", "validation": "validation"}[name]
-    _require_documents(len(rows), f"the {what} data", corpus.filters.get(name) or corpus.filters["train"])
+    _validate_documents(len(rows), f"the {what} data", corpus.filters.get(name) or corpus.filters["train"])
     documents = tokenize_documents(rows, tokenizer, options.preprocessing_num_workers)
     blocks = pack_documents(documents, packing, options.data_cache_dir)
     tokens, size = (sum(documents[column]) for column in ("num_tokens", "num_bytes"))
@@ -271,14 +271,14 @@ def _pack_rows(rows: "Dataset", name: str, corpus: TextCorpus, options, tokenize
     return blocks.with_format("torch")
 
 
-def _require_documents(count: int, source: str, text_filter: TextFilter) -> None:
+def _validate_documents(count: int, source: str, text_filter: TextFilter) -> None:
     if not count:
         raise ValueError(f"no documents of {source} are left. Removed so far: {text_filter.explain()}")
 
 
-def _require_first_document(stream: "IterableDataset", text_filter: TextFilter) -> None:
+def _validate_first_document(stream: "IterableDataset", text_filter: TextFilter) -> None:
     """Reads until the first document that stays, so that an empty stream is an error before training starts."""
     found = next(iter(stream), None)
-    _require_documents(found is not None, "the training data", text_filter)
+    _validate_documents(found is not None, "the training data", text_filter)
     text_filter.counts.clear()
     text_filter.bad_lines.clear()

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.bounded_files import MAX_DOCUMENT_BYTES, bounded_lines, check_parquet
+from ..io.bounded_files import MAX_DOCUMENT_BYTES, bounded_lines, validate_parquet
 from ..io.sources import (
     HUB_PREFIX,
     JSON_KINDS,
@@ -73,7 +73,7 @@ def open_source(
     parts = []
     for path in local_files(source):
         if path.suffix == PARQUET:
-            check_parquet(path, column, max_unpacked_bytes)
+            validate_parquet(path, column, max_unpacked_bytes)
             parts.append(_open_parquet(path, column, streaming, cache_dir))
         else:
             parts.append(_open_lines(path, column, separator, on_bad_line, streaming, cache_dir, limits))
@@ -135,7 +135,7 @@ def read_json_lines(
             continue
         place = f"{path}, line {number}"
         try:
-            _check_length(line, max_document_bytes, place)
+            _validate_length(line, max_document_bytes, place)
             yield {"text": _text_of_line(line, column, place), "error": None}
         except BadLineError as error:
             yield _bad_row(error, on_bad_line)
@@ -171,7 +171,7 @@ def read_plain_text(
     size, first = 0, 1
     for number, line in bounded_lines(path, max_document_bytes, max_unpacked_bytes):
         try:
-            _check_length(line, max_document_bytes, f"{path}, line {number}")
+            _validate_length(line, max_document_bytes, f"{path}, line {number}")
             text = decode_text(line, f"{path}, line {number}")
             if separator is not None and text.strip() == separator:
                 yield from _document(lines, strip=True)
@@ -193,7 +193,7 @@ def read_plain_text(
     yield from _document(lines, strip=separator is not None)
 
 
-def _check_length(line: bytes, most: int, place: str) -> None:
+def _validate_length(line: bytes, most: int, place: str) -> None:
     if len(line) > most and len(line.rstrip(b"\r\n")) > most:
         raise BadLineError(
             f"{place}: longer than {most:,} bytes; divide the text into documents, or raise --max_document_bytes (a "

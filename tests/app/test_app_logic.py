@@ -98,7 +98,7 @@ def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
 def test_a_caption_says_which_rules_are_broken(solver):
     (board,) = solve_board(solver, ["1", "1", *[""] * 14], halt="fixed")
     said = caption(solver.puzzle_task, board, board.last_step)
-    assert sudoku.check_solution("11..............", board.result["text"])[0] in said
+    assert sudoku.validate_solution("11..............", board.result["text"])[0] in said
     assert "and" in said and "more" in said
 
 

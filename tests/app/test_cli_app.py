@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.cli.app import check_port
+from hrm_hf.cli.app import validate_port
 
 
 def run(*arguments: str):
@@ -29,7 +29,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(checkpoints):
         found = run(str(checkpoints["sudoku"]), "--port", str(port))
     assert found.exit_code == 1
     assert f"cannot listen on 127.0.0.1:{port} (Address already in use); choose another" in str(found.exception)
-    check_port("127.0.0.1", port)  # free again
+    validate_port("127.0.0.1", port)  # free again
 
 
 def test_without_gradio_the_extra_is_named(checkpoints, monkeypatch):

@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from hrm_hf.golang.data.mutations import OPERATORS, body_of, corruptions, go_tokens, same_code
+from hrm_hf.golang.data.mutations import OPERATORS, body_of, go_tokens, mutants, same_code
 from hrm_hf.golang.data.records import new_record, validate_record
 from hrm_hf.golang.data.trajectories import TrajectoryCounts, build_trajectories
 from hrm_hf.golang.validators.go_validators import GoParserValidator
@@ -80,7 +80,7 @@ def test_each_operator_does_what_its_name_says():
 
 def test_operators_are_flipped_and_pointers_are_not():
     code = "func f(p *int) bool {\n\treturn *p == 1\n}"
-    pairs = [dict(corruptions(code, "func f(p *int) bool {", random.Random(seed))) for seed in range(9)]
+    pairs = [dict(mutants(code, "func f(p *int) bool {", random.Random(seed))) for seed in range(9)]
     assert {damaged["flip operator"] for damaged in pairs} == {code.replace("==", "!=")}
 
 
@@ -92,18 +92,18 @@ def test_a_string_is_one_token_and_a_comment_is_none():
 def test_offsets_of_tokens_are_right_after_characters_of_several_bytes():
     code = 'func f() string {\n\treturn "zażółć" + "ω"\n}'
     for seed in range(20):
-        for _, damaged in corruptions(code, "func f() string {", random.Random(seed)):
+        for _, damaged in mutants(code, "func f() string {", random.Random(seed)):
             assert "�" not in damaged
 
 
 def test_the_same_seed_gives_the_same_damage():
-    first, second = (corruptions(CODE, PREFIX, random.Random(3)) for _ in range(2))
+    first, second = (mutants(CODE, PREFIX, random.Random(3)) for _ in range(2))
     assert first == second
 
 
 def test_a_prefix_that_is_not_the_beginning_is_named():
     with pytest.raises(ValueError, match="not with its prefix 'func other"):
-        corruptions(CODE, "func other() {", random.Random(0))
+        mutants(CODE, "func other() {", random.Random(0))
 
 
 def test_layout_and_comments_make_no_difference_and_a_token_does():

@@ -95,7 +95,7 @@ def test_a_malformed_maze_is_named(text, message):
 
 
 def test_a_shortest_path_has_no_violations():
-    assert maze.check_solution(PUZZLE, SOLUTION) == []
+    assert maze.validate_solution(PUZZLE, SOLUTION) == []
 
 
 @pytest.mark.parametrize(
@@ -109,18 +109,18 @@ def test_a_shortest_path_has_no_violations():
     ],
 )
 def test_each_violation_is_reported(solution, message):
-    assert message in maze.check_solution(PUZZLE, solution)
+    assert message in maze.validate_solution(PUZZLE, solution)
 
 
 def test_a_predicted_padding_token_is_a_violation():
     answer = maze.encode(SOLUTION)
     answer[0, 2] = maze.PAD
-    assert maze.check_solution(PUZZLE, answer) == ["row 1, column 3: ' ' became '?'"]
+    assert maze.validate_solution(PUZZLE, answer) == ["row 1, column 3: ' ' became '?'"]
 
 
 def test_a_maze_without_goal_cannot_be_checked():
     with pytest.raises(ValueError, match="the puzzle has 1 S and 0 G; expected one of each"):
-        maze.check_solution("S   ", "S   ")
+        maze.validate_solution("S   ", "S   ")
 
 
 def test_a_shortest_path_is_marked_and_a_blocked_goal_gives_none():
@@ -136,7 +136,7 @@ def test_generated_mazes_have_one_shortest_path_which_is_marked(shape):
     for puzzle, solution in maze.generate(*shape, 5, seed=2, openings=0.2):
         assert puzzle.shape == shape
         assert shortest_by_relaxation(puzzle) == ((solution == maze.PATH).sum() + 1, 1)
-        assert maze.check_solution(puzzle, solution) == []
+        assert maze.validate_solution(puzzle, solution) == []
 
 
 def test_opened_walls_give_several_ways():
@@ -184,7 +184,7 @@ def test_augmented_mazes_are_solved_neighbours_of_their_original():
     assert len(splits["test"]) == 2
     assert [train[i]["input_ids"] for i in (0, 8, 16)] == plain["train"]["input_ids"][:]
     for row in train:
-        assert maze.check_solution(np.array(row["input_ids"]), np.array(row["labels"])) == []
+        assert maze.validate_solution(np.array(row["input_ids"]), np.array(row["labels"])) == []
     assert (info.task, info.grid_shape, info.vocab_size) == ("maze", (8, 8), 6)
 
 

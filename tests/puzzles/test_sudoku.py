@@ -108,16 +108,16 @@ def test_a_token_outside_the_vocabulary_cannot_be_decoded():
 
 
 def test_a_correct_solution_has_no_violations():
-    assert sudoku.check_solution("1...............", SOLVED_4) == []
+    assert sudoku.validate_solution("1...............", SOLVED_4) == []
 
 
 def test_duplicates_are_reported_by_row_column_and_box():
-    problems = sudoku.check_solution("." * 16, "2" + SOLVED_4[1:])
+    problems = sudoku.validate_solution("." * 16, "2" + SOLVED_4[1:])
     assert problems == ["row 1 holds 2 2 times", "column 1 holds 2 2 times", "box 1 holds 2 2 times"]
 
 
 def test_changed_clues_and_blanks_are_reported():
-    problems = sudoku.check_solution("4" + "." * 15, SOLVED_4[:15] + ".")
+    problems = sudoku.validate_solution("4" + "." * 15, SOLVED_4[:15] + ".")
     assert problems == ["row 4, column 4 is blank", "row 1, column 1: clue 4 was changed to 1"]
 
 
@@ -243,7 +243,7 @@ def test_augmented_puzzles_stay_valid_and_uniquely_solvable(size, clues):
     board, solution = next(sudoku.generate(size, 1, clues))
     boards, solutions = sudoku.augment(board, solution, 20, np.random.default_rng(0))
     for new_board, new_solution in zip(boards, solutions):
-        assert sudoku.check_solution(new_board, new_solution) == []
+        assert sudoku.validate_solution(new_board, new_solution) == []
         assert sudoku.count_solutions(new_board) == 1
         assert np.count_nonzero(new_board) == clues
     assert len({new.tobytes() for new in boards}) > 15
@@ -420,7 +420,7 @@ def test_the_command_writes_a_folder_that_load_dataset_streams(tmp_path):
     rows = list(load_dataset(out, split="test", streaming=True))
     assert len(rows) == 10
     for row in rows:
-        assert sudoku.check_solution(sudoku.decode(row["input_ids"]), sudoku.decode(row["labels"])) == []
+        assert sudoku.validate_solution(sudoku.decode(row["input_ids"]), sudoku.decode(row["labels"])) == []
         assert row["puzzle_identifiers"] == 0
     info = load_puzzle_info(out)
     assert info.task == "sudoku" and info.identifiers == ["<blank>"] and info.options["clues"] == [7, 9]

@@ -407,10 +407,10 @@ def test_several_answers_at_once_need_a_batch():
 
 @pytest.mark.parametrize("host", ["https://x", "x:8000", "*", "a.*.b", ""])
 def test_a_host_that_is_none_is_refused(host):
-    from hrm_hf.io.http_hosts import check_allowed
+    from hrm_hf.io.http_hosts import validate_allowed
 
     with pytest.raises(ValueError, match=f"--allow-host {re.escape(host)}: expected the name of a host"):
-        check_allowed([host])
+        validate_allowed([host])
 
 
 def _maker():

@@ -91,7 +91,7 @@ def build_cosmology_dataset(
         maps_per_cosmology=maps_per_cosmology, shard_size=shard_size,
     )  # fmt: skip
     out = Path(out)
-    refuse_other_build(out, plan)
+    validate_same_plan(out, plan)
     shards = shards_of(plan)
     kept = [shard for shard in shards if _is_whole(out, shard, plan)]
     missing = [shard for shard in shards if shard not in kept]
@@ -106,13 +106,13 @@ def build_cosmology_dataset(
         return _finish(out, plan, shards)
 
 
-def refuse_other_build(out: Path, plan: CosmologyPlan) -> None:
+def validate_same_plan(out: Path, plan: CosmologyPlan) -> None:
     """Says before a long build, not after it, that `out` is taken."""
     expected = plan.as_json()
     for name in (INFO_FILE, UNFINISHED):
         if (out / name).is_file():
             found = json.loads((out / name).read_text(encoding="utf-8"))
-            _refuse_difference(out, found, expected)
+            _validate_same(out, found, expected)
     names = {shard.name for shard in shards_of(plan)}
     for split in SPLITS:
         for file in sorted((out / split).glob("*.parquet")):
@@ -164,11 +164,11 @@ def _is_whole(out: Path, shard: Shard, plan: CosmologyPlan) -> bool:
     header = read_header(out / shard.name)
     if "plan" not in header:
         raise FileExistsError(f"{out / shard.name} was not written by this command; choose another --out or delete it")
-    _refuse_difference(out, header["plan"], plan.as_json())
+    _validate_same(out, header["plan"], plan.as_json())
     return header["rows"] == shard.stop - shard.start
 
 
-def _refuse_difference(out: Path, found: dict, expected: dict) -> None:
+def _validate_same(out: Path, found: dict, expected: dict) -> None:
     found, expected = _flat(found), _flat(expected)
     changes = [f"{name} is {found.get(name)}, asked {value}" for name, value in expected.items()
                if found.get(name) != value]  # fmt: skip

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from ..simulation.background import PRIOR, Cosmology
-from ..simulation.lpt import check_width
+from ..simulation.lpt import validate_width
 from ..simulation.maps import GENERATOR_VERSION, LEGACY, PERIODIC, MapSettings
 
 
@@ -191,7 +191,7 @@ class CosmologyPlan:
             Cosmology(self.prior["omega_m"][end], self.prior["sigma_8"][end])
         if self.settings.kind == "2lpt":
             widest = Cosmology(self.prior["omega_m"][0], self.prior["sigma_8"][0])
-            check_width(widest, self.settings.box_mpc, self.settings)
+            validate_width(widest, self.settings.box_mpc, self.settings)
 
     def as_json(self) -> dict[str, Any]:
         return json.loads(json.dumps(asdict(self)))

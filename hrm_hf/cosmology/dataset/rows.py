@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from .info import INFO_FILE, PARAMETERS, SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, FilesInfo, info_from_json
-from .shards import Rows, check_features, read_rows
+from .shards import Rows, read_rows, validate_features
 
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def load_cosmology_dataset(path: str | Path, split: str) -> "datasets.Dataset":
     dataset = load_dataset("parquet", data_files={split: list(map(str, files))}, split=split)
     table = dataset.data.table
     labels = {name: table.column(name).to_numpy() for name in PARAMETERS if name in table.column_names}
-    _check_labels(labels, info, f"{path}, split {split}")
+    _validate_labels(labels, info, f"{path}, split {split}")
     return dataset
 
 
@@ -102,9 +102,9 @@ def read_arrays(path: str | Path, split: str, columns: list[str] | None = None) 
                     rows[name] = np.empty((info.counts[split], *values.shape[1:]), values.dtype)
                 rows[name][start:stop] = values
             if "map" in group:
-                _check_pixels(group["map"], start, f"{path}, split {split}")
+                _validate_pixels(group["map"], start, f"{path}, split {split}")
             start = stop
-    _check_labels(rows, info, f"{path}, split {split}")
+    _validate_labels(rows, info, f"{path}, split {split}")
     return rows
 
 
@@ -120,7 +120,7 @@ def _open_split(path: str | Path, split: str) -> tuple[CosmologyInfo | FilesInfo
     files = sorted((_local_folder(path, [INFO_FILE, f"{split}/*"]) / split).glob("*.parquet"))
     features = info.features()
     for file in files:
-        check_features(file, features)
+        validate_features(file, features)
     rows = sum(pq.read_metadata(file).num_rows for file in files)
     if rows != info.counts[split]:
         raise ValueError(
@@ -145,7 +145,7 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
         raise FileNotFoundError(f"{unknown}. Nor is it a data set of the Hub: {error}") from error
 
 
-def _check_labels(rows: Mapping[str, np.ndarray], info: CosmologyInfo | FilesInfo, place: str) -> None:
+def _validate_labels(rows: Mapping[str, np.ndarray], info: CosmologyInfo | FilesInfo, place: str) -> None:
     for name in PARAMETERS:
         if name not in rows:
             continue
@@ -159,7 +159,7 @@ def _check_labels(rows: Mapping[str, np.ndarray], info: CosmologyInfo | FilesInf
             )
 
 
-def _check_pixels(maps: np.ndarray, first_row: int, place: str) -> None:
+def _validate_pixels(maps: np.ndarray, first_row: int, place: str) -> None:
     finite = np.isfinite(maps).all((1, 2, 3))
     for row in np.flatnonzero(~finite)[:1]:
         count = maps[row].size - np.isfinite(maps[row]).sum()

@@ -66,7 +66,7 @@ def read_header(file: Path) -> dict[str, Any]:
     return json.loads(metadata[HEADER]) if HEADER in metadata else {}
 
 
-def check_features(file: Path, expected: "datasets.Features") -> None:
+def validate_features(file: Path, expected: "datasets.Features") -> None:
     """Refuses a shard whose columns or shapes differ from those that `cosmology.json` promises."""
     import pyarrow as pa
     import pyarrow.parquet as pq

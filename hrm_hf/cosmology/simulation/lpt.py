@@ -49,7 +49,7 @@ class LptBox:
 
 def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.Generator) -> np.ndarray:
     """A Gaussian density contrast with the linear power of today in a periodic box of `side` Mpc/h, [grid] * 3."""
-    check_box(side, grid)
+    validate_box(side, grid)
     white = np.fft.rfftn(rng.standard_normal((grid, grid, grid), dtype=np.float32))
     k = np.sqrt(sum(component**2 for component in _wave_numbers(grid, side)))
     table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # a smooth curve: cheaper than the spectrum of every mode
@@ -137,7 +137,7 @@ def box_convergence(
 
     Further calls give further maps of the same matter: cheaper than new boxes, but not independent of one another.
     """
-    check_width(cosmology, box.side, settings)
+    validate_width(cosmology, box.side, settings)
     farthest = float(cosmology.comoving_distance(max(settings.source_redshifts)))
     redshifts = np.linspace(0, max(settings.source_redshifts), 512)
     light_cone = (cosmology.comoving_distance(redshifts), redshifts)
@@ -248,7 +248,7 @@ def _wave_numbers(grid: int, side: float) -> tuple[np.ndarray, ...]:
     return _along(0, full), _along(1, full), _along(2, half)
 
 
-def check_box(side: float, grid: int) -> None:
+def validate_box(side: float, grid: int) -> None:
     """Refuses a box (side in Mpc/h, particles a side) that cannot be drawn in any universe."""
     if not 0 < side < np.inf:
         raise ValueError(f"the side of the box, box_mpc={side} Mpc/h, must be positive")
@@ -256,7 +256,7 @@ def check_box(side: float, grid: int) -> None:
         raise ValueError(f"box_grid={grid} particles a side of the box: give an even number from 8 to {LARGEST_GRID}")
 
 
-def check_width(cosmology: Cosmology, side: float, settings: "MapSettings") -> None:
+def validate_width(cosmology: Cosmology, side: float, settings: "MapSettings") -> None:
     """Refuses a box (side in Mpc/h) into which the light cone of a patch does not fit at its farthest source.
 
     Distances in Mpc/h are largest for the lowest omega_m: what fits there fits in the whole prior.
@@ -276,12 +276,12 @@ __all__ = [
     "LptBox",
     "box_convergence",
     "box_density",
-    "check_box",
-    "check_width",
     "displace",
     "linear_density",
     "lpt_box",
     "lpt_convergence",
     "lpt_density",
     "second_growth",
+    "validate_box",
+    "validate_width",
 ]

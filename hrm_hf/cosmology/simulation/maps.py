@@ -10,7 +10,7 @@ import numpy as np
 
 from .background import Cosmology
 from .fields import ARCMIN, gaussian_convergence, lognormal_convergence, multipole_grid, shape_noise
-from .lpt import check_box, lpt_convergence
+from .lpt import lpt_convergence, validate_box
 from .survey import smooth_observed, survey_maps
 
 
@@ -65,7 +65,7 @@ class MapSettings:
         if self.mask_fraction and self.kind not in MASKED:
             raise ValueError(f"mask_fraction={self.mask_fraction}: maps of kind {self.kind!r} have no mask; use des")
         if self.kind == "2lpt":
-            check_box(self.box_mpc, self.box_grid)
+            validate_box(self.box_mpc, self.box_grid)
 
     @property
     def channels(self) -> int:

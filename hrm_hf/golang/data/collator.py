@@ -97,7 +97,7 @@ class GoStreamBuilder:
         plan_budget: int = 512,
         code_budget: int = 1024,
     ):
-        require_go_tokenizer(tokenizer)
+        validate_go_tokenizer(tokenizer)
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.problem_budget, self.context_budget = problem_budget, context_budget
@@ -239,7 +239,7 @@ def feedback_of(values: dict[str, Any]) -> Feedback:
     return Feedback(**{name: value for name, value in values.items() if name in names and value is not None})
 
 
-def require_go_tokenizer(tokenizer: Any) -> None:
+def validate_go_tokenizer(tokenizer: Any) -> None:
     """Raises ValueError unless `is_go_tokenizer`."""
     if not is_go_tokenizer(tokenizer):
         raise ValueError(

@@ -92,7 +92,7 @@ def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
     return shape
 
 
-def corruptions(code: str, prefix: str, generator: random.Random, rounds: int = 1) -> list[tuple[str, str]]:
+def mutants(code: str, prefix: str, generator: random.Random, rounds: int = 1) -> list[tuple[str, str]]:
     """Damages a code once with every operator that finds something to damage.
 
     Args:

@@ -19,7 +19,7 @@ from itertools import islice
 from typing import Any
 
 from ...models.processing_hrm_go_coder import Feedback
-from .mutations import corruptions, syntax_shape
+from .mutations import mutants, syntax_shape
 
 
 Validator = Callable[[Sequence[str]], list[Feedback]]
@@ -115,7 +115,7 @@ def build_trajectories(
     Raises:
         ValueError: per_record below 1, no_feedback_share outside [0, 1], or weights that are no probabilities.
     """
-    _check(per_record, failed_attempts, no_feedback_share)
+    _validate(per_record, failed_attempts, no_feedback_share)
     counts = TrajectoryCounts() if counts is None else counts
     if progress:
         from tqdm import tqdm
@@ -138,7 +138,7 @@ def build_trajectories(
                 yield _trajectory(source, failed, len(lengths), heard, counts)
 
 
-def _check(per_record: int, failed_attempts: Sequence[float], no_feedback_share: float) -> None:
+def _validate(per_record: int, failed_attempts: Sequence[float], no_feedback_share: float) -> None:
     if per_record < 1:
         raise ValueError(f"per_record={per_record}: expected 1 or more")
     if not 0 <= no_feedback_share <= 1:
@@ -164,7 +164,7 @@ def _judged(
         else:
             sound.append((record, code, verdict))
     candidates = [
-        corruptions(code, record["code_prefix"], random.Random(f"{seed}/damage/{record['id']}"), rounds)
+        mutants(code, record["code_prefix"], random.Random(f"{seed}/damage/{record['id']}"), rounds)
         for record, code, _ in sound
     ]
     judged = iter(validator([damaged for pairs in candidates for _, damaged in pairs]))

@@ -183,7 +183,7 @@ class MontySession:
         except (RecursionError, OverflowError, MemoryError) as error:  # of a value on its way between the processes
             return error
         if step.output is not None:
-            write(_shown(step.output))
+            write(_as_output(step.output))
         return None
 
     def _answer(self, step):
@@ -268,7 +268,7 @@ class InProcessSession:
                 exec(compile(tree, "repl.py", "exec"), self._names)
                 value = eval(compile(ast.Expression(last.value), "repl.py", "eval"), self._names) if last else None
             if value is not None:
-                write(_shown(value))
+                write(_as_output(value))
         except (RunStopped, KeyboardInterrupt):  # a cap, and the person at the keyboard
             raise
         except BaseException as error:  # code may raise whatever it likes
@@ -293,7 +293,7 @@ class _Writer(io.TextIOBase):
         return len(text)
 
 
-def _shown(value: Any) -> str:
+def _as_output(value: Any) -> str:
     """What a REPL shows of the value of the last line."""
     try:
         return f"{text_of(value, MAX_SHOWN, quoted=True)}\n"

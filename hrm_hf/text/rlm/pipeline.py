@@ -156,7 +156,7 @@ class RlmPipeline(Pipeline):
         """Answers one question; see the class for the parameters."""
         if not isinstance(question, str) or not question.strip():
             raise TypeError(f"question={question!r:.80}; expected a string that is not empty")
-        text.check_context(context)
+        text.validate_context(context)
         return super().__call__(_Request(question, context, RlmCaps(**caps), seed, trajectory))
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
@@ -398,7 +398,7 @@ class _Level:
             raise CallError(f"expected a string, or a list of strings for llm_query_batched, got {short(prompts)}")
         if not prompts:
             return []
-        self._check_size(sum(map(len, prompts)))
+        self._validate_size(sum(map(len, prompts)))
         room = self.chat.room(self.caps.max_new_tokens)
         encoded = [self.chat.encode([{"role": "user", "content": prompt}]) for prompt in prompts]
         longest = max(map(len, encoded))
@@ -415,9 +415,9 @@ class _Level:
     def _rlm_query(self, question: str, context: Any) -> str:
         if not isinstance(question, str):
             raise CallError(f"rlm_query(question, context): the question is no string: {short(question)}")
-        self._check_size(len(question))
+        self._validate_size(len(question))
         try:
-            text.check_context(context)
+            text.validate_context(context)
         except TypeError as error:
             raise CallError(str(error)) from error
         self.shared.spend(1)
@@ -428,7 +428,7 @@ class _Level:
             raise CallError(str(error)) from error
         return child.answer
 
-    def _check_size(self, chars: int) -> None:
+    def _validate_size(self, chars: int) -> None:
         """Before anything is tokenised, which takes a hundred times the memory of the text."""
         if chars > self.caps.max_prompt_chars:
             raise CallError(f"the prompts have {chars} characters; at most {self.caps.max_prompt_chars}: split them")

@@ -175,7 +175,7 @@ def describe_context(context: Any) -> str:
     return f"a list of {len(context)} items ({', '.join(kinds) or 'empty'}){sizes}"
 
 
-def check_context(context: Any) -> None:
+def validate_context(context: Any) -> None:
     """Contexts are str, list or dict of plain values, so that every executor can take them.
 
     Raises:

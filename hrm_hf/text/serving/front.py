@@ -18,7 +18,7 @@ from ...io.http_bodies import BodyRefused, BoundedBody
 from ...io.http_hosts import send_error
 from .generation import TICKET, Ticket, time_is_over
 from .prompts import Prompts
-from .requests import ROUTES, Limits, RequestRefused, check_limits, check_types, read_body
+from .requests import ROUTES, Limits, RequestRefused, read_body, validate_limits, validate_types
 
 
 LOG = logging.getLogger(__name__)
@@ -94,11 +94,11 @@ class Front:
         finally:
             self.reading -= 1
 
-    def _check(self, path: str, raw: bytes) -> dict[str, Any]:
+    def _validate(self, path: str, raw: bytes) -> dict[str, Any]:
         body = read_body(raw)
         if path in ROUTES:
-            check_types(path, body)
-            check_limits(path, body, self.limits)
+            validate_types(path, body)
+            validate_limits(path, body, self.limits)
         body["model"] = self._model(body.get("model"))
         return body
 
@@ -121,7 +121,7 @@ class Front:
         if path == RESET and (self.running or self.waiting):
             raise RequestRefused(409, "answers are being written; reset when they are done", retry_after=RETRY_SECONDS)
         if path == LOAD:
-            raw = json.dumps({"model": self._check(path, raw)["model"]}).encode()
+            raw = json.dumps({"model": self._validate(path, raw)["model"]}).encode()
         gone = asyncio.create_task(_until_gone(receive))
         try:
             await self.app(_scope(scope, raw, str(uuid.uuid4())), _replay(raw, gone), answer)
@@ -139,7 +139,7 @@ class Front:
         try:
             name = AUDIO
             if path != AUDIO:
-                body = await loop.run_in_executor(self.checks, self._check, path, raw)
+                body = await loop.run_in_executor(self.checks, self._validate, path, raw)
                 name = body["model"]
             turn = self.turns.setdefault(name, asyncio.Semaphore(self.limits.running))
             if turn.locked() and self.waiting >= self.limits.waiting:

@@ -11,7 +11,7 @@ from transformers.cli.serving.model_manager import ModelManager
 from transformers.cli.serving.response import ResponseHandler
 from transformers.cli.serving.utils import split_model_id
 
-from .requests import LENGTH_FIELDS, Limits, RequestRefused, check_biases, check_generation, wanted_tokens
+from .requests import LENGTH_FIELDS, Limits, RequestRefused, validate_biases, validate_generation, wanted_tokens
 
 
 NEW_TOKENS = 1024  # transformers' default where a model's own is less
@@ -43,7 +43,7 @@ class Prompts:
         Raises:
             RequestRefused: a prompt that does not fit (400), or what the template or the model refuses.
         """
-        generation = check_generation(body, self.limits)
+        generation = validate_generation(body, self.limits)
         model, processor = self.load(name)
         tokenizer = getattr(processor, "tokenizer", processor)
         config = model.config.get_text_config()
@@ -57,7 +57,7 @@ class Prompts:
                 400, f"the prompt has {tokens:,} tokens, and the window of {name} is {window:,} with the answer; "
                 f"send at most {window - 1:,}", "context_length_exceeded",
             )  # fmt: skip
-        check_biases(body, config.vocab_size)
+        validate_biases(body, config.vocab_size)
         default = max(model.generation_config.max_new_tokens or 0, NEW_TOKENS)
         wanted = wanted_tokens(route, body, generation, tokens, default)
         body[LENGTH_FIELDS[route][0]] = min(wanted, room, self.limits.max_new_tokens or room)
@@ -75,7 +75,7 @@ class Prompts:
             return self._tokens(json.dumps(body["state"]) + " " * questions, tokenizer, window, special=True)
         is_chat = route == "/v1/chat/completions"
         messages = body["messages"] if is_chat else ResponseHandler._normalize_input(dict(body))
-        self._check_characters(sum(map(_characters, messages)), tokenizer, window)
+        self._validate_characters(sum(map(_characters, messages)), tokenizer, window)
         turns = ResponseHandler.get_processor_inputs_from_messages(
             messages, self.manager.get_model_modality(None, processor=tokenizer)
         )
@@ -92,10 +92,10 @@ class Prompts:
         return self._tokens(text, tokenizer, window, special=False)
 
     def _tokens(self, text: str, tokenizer, window: int, special: bool) -> int:
-        self._check_characters(len(text), tokenizer, window)
+        self._validate_characters(len(text), tokenizer, window)
         return len(tokenizer(text, add_special_tokens=special).input_ids)
 
-    def _check_characters(self, characters: int, tokenizer, window: int) -> None:
+    def _validate_characters(self, characters: int, tokenizer, window: int) -> None:
         """Refuses what has more characters than a window of the longest tokens."""
         longest = self._longest.get(id(tokenizer))
         if longest is None:

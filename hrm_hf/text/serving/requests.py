@@ -229,7 +229,7 @@ def read_body(raw: bytes) -> dict[str, Any]:
         raise RequestRefused(422, f"the body is no JSON that can be read: {str(error)[:200]}") from error
     if not isinstance(body, dict):
         raise RequestRefused(422, f"the body is a JSON {type(body).__name__}; expected an object with fields")
-    _check_values(body)
+    _validate_values(body)
     return body
 
 
@@ -241,7 +241,7 @@ def _too_deep() -> str:
     return f"lists and objects in the body are more than {MAX_DEPTH} deep; send it flatter"
 
 
-def _check_values(body: dict[str, Any]) -> None:
+def _validate_values(body: dict[str, Any]) -> None:
     """Refuses depth, numbers beyond floats, and text that is none (half a surrogate pair)."""
     layer: list[tuple[str, Any]] = [("the body", body)]
     for _ in range(MAX_DEPTH + 1):
@@ -249,20 +249,20 @@ def _check_values(body: dict[str, Any]) -> None:
         for name, value in layer:
             if isinstance(value, dict):
                 for key in value:
-                    _check_text(name, key)
+                    _validate_text(name, key)
                 below += value.items()
             elif isinstance(value, list):
                 below += [(name, one) for one in value]
             elif isinstance(value, float) and not math.isfinite(value):
                 raise RequestRefused(422, f"{name}={value}: the number is too large for a float")
             elif isinstance(value, str):
-                _check_text(name, value)
+                _validate_text(name, value)
         layer = below
     if layer:
         raise RequestRefused(422, _too_deep())
 
 
-def _check_text(name: str, text: str) -> None:
+def _validate_text(name: str, text: str) -> None:
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -270,7 +270,7 @@ def _check_text(name: str, text: str) -> None:
         raise RequestRefused(422, f"{name!r:.60}: {place} is half a surrogate pair, which is no text") from error
 
 
-def check_types(route: str, body: dict[str, Any]) -> None:
+def validate_types(route: str, body: dict[str, Any]) -> None:
     """Raises RequestRefused (422) where a field has another type or an impossible value."""
     _validate(ROUTES[route], body)
     for message in body.get("messages", []) if route == "/v1/chat/completions" else []:
@@ -279,10 +279,10 @@ def check_types(route: str, body: dict[str, Any]) -> None:
             if isinstance(arguments, str):
                 _parsed("messages.tool_calls.function.arguments", arguments)
     for item in body["input"] if route == "/v1/responses" and isinstance(body["input"], list) else []:
-        _check_item(item, "role" not in body["input"][0])
+        _validate_item(item, "role" not in body["input"][0])
 
 
-def _check_item(item: dict[str, Any], flat: bool) -> None:
+def _validate_item(item: dict[str, Any], flat: bool) -> None:
     """The fields that an item of `input` of its type cannot be without."""
     kind = item.get("type")
     needed = {"function_call": ("call_id", "name", "arguments"), "function_call_output": ("call_id", "output")}
@@ -315,12 +315,12 @@ def _parsed(name: str, text: str) -> Any:
         value = json.loads(text, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         raise RequestRefused(422, f"{name} is no JSON that can be read: {str(error)[:100]}") from error
-    _check_values({name: value})
+    _validate_values({name: value})
     return value
 
 
-def check_limits(route: str, body: dict[str, Any], limits: Limits) -> None:
-    """Raises RequestRefused (400) where a request asks for more than it may; needs `check_types`."""
+def validate_limits(route: str, body: dict[str, Any], limits: Limits) -> None:
+    """Raises RequestRefused (400) where a request asks for more than it may; needs `validate_types`."""
     _limit("messages", len(body.get("messages") or []), limits.max_messages, "messages", "--max-messages")
     if isinstance(body.get("input"), list):
         _limit("input", len(body["input"]), limits.max_messages, "items", "--max-messages")
@@ -328,7 +328,7 @@ def check_limits(route: str, body: dict[str, Any], limits: Limits) -> None:
     for name in ("n", "best_of"):
         if (body.get(name) or 1) > 1:
             raise RequestRefused(400, f"{name}={body[name]}: this server gives one choice; ask again for another")
-    _check_stop("stop", body.get("stop"), limits)
+    _validate_stop("stop", body.get("stop"), limits)
     if (temperature := body.get("temperature")) and temperature < 1e-4:
         raise RequestRefused(400, f"temperature={temperature:g} is below 0.0001; give 0 for the likeliest token")
     _limit("logit_bias", len(body.get("logit_bias") or {}), MAX_BIASES, "tokens")
@@ -339,7 +339,7 @@ def check_limits(route: str, body: dict[str, Any], limits: Limits) -> None:
             raise RequestRefused(400, f"chat_template_kwargs: {name!r} is not a request's to choose; leave it out")
 
 
-def _check_stop(name: str, stop: str | list[str] | None, limits: Limits) -> None:
+def _validate_stop(name: str, stop: str | list[str] | None, limits: Limits) -> None:
     stops = [stop] if isinstance(stop, str) else stop or []
     _limit(name, len(stops), limits.max_stop_strings, "strings", "--max-stop-strings")
     for text in stops:
@@ -368,7 +368,7 @@ def _template_arguments() -> frozenset[str]:
 TEMPLATE_ARGUMENTS = _template_arguments()
 
 
-def check_generation(body: dict[str, Any], limits: Limits) -> dict[str, Any]:
+def validate_generation(body: dict[str, Any], limits: Limits) -> dict[str, Any]:
     """The fields of `generation_config`, without those that are None; {} without one. Same errors as above."""
     if body.get("generation_config") is None:
         return {}
@@ -383,11 +383,11 @@ def check_generation(body: dict[str, Any], limits: Limits) -> dict[str, Any]:
     for name in ("num_beams", "num_return_sequences"):
         if fields.get(name, 1) != 1:
             raise RequestRefused(400, f"generation_config: {name}={_short(fields[name])}; this server takes 1 alone")
-    _check_stop("generation_config.stop_strings", fields.get("stop_strings"), limits)
+    _validate_stop("generation_config.stop_strings", fields.get("stop_strings"), limits)
     return fields
 
 
-def check_biases(body: dict[str, Any], vocabulary: int) -> None:
+def validate_biases(body: dict[str, Any], vocabulary: int) -> None:
     """Raises RequestRefused where `logit_bias` names no token; makes its values what transformers takes."""
     biases = body.get("logit_bias") or {}
     for token, value in biases.items():

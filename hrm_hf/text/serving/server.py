@@ -16,7 +16,7 @@ from starlette.middleware.cors import CORSMiddleware
 from transformers import AutoModelForCausalLM
 from transformers.cli.serve import Serve
 
-from ...io.http_hosts import HostGuard, check_allowed, is_known_host
+from ...io.http_hosts import HostGuard, is_known_host, validate_allowed
 from ...registry import ARCHITECTURES
 from .front import Front
 from .generation import make_stoppable
@@ -72,7 +72,7 @@ def make_server(models: list[str], any_model: bool, allow_host: list[str], limit
     app = Front(made.server.config.app, prompts, models, any_model, limits, grace)
     if everybody:
         app = CORSMiddleware(app, allow_origins=["*"], allow_methods=["*"], allow_headers=["*"])
-    names = check_allowed(allow_host) + _own_names(options.get("host", "localhost"))
+    names = validate_allowed(allow_host) + _own_names(options.get("host", "localhost"))
     made.server.config.app = HostGuard(app, names, any_origin=everybody)
     return made.server
 

@@ -76,12 +76,14 @@ def test_a_row_alone_gives_what_it_gives_in_a_batch(architecture, fields):
 def test_a_text_alone_gives_what_it_gives_in_a_padded_batch(architecture, fields, side, attention):
     model, batch = every.wake(every.model(architecture, **fields)), every.padded(architecture, side)
     model.set_attn_implementation(attention)
+    positions = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
     with torch.no_grad():
-        together = of_tokens(model(**batch, use_cache=False))
+        runs = [of_tokens(model(**batch, use_cache=False, **more)) for more in ({}, {"position_ids": positions})]
+        assert all(together["logits"].isfinite().all() for together in runs)
         for row, real in enumerate(batch["attention_mask"].bool()):
             alone = of_tokens(model(batch["input_ids"][row : row + 1, real], use_cache=False))
-            assert alone["logits"].isfinite().all()
-            assert_same({k: v[0] for k, v in alone.items()}, {k: v[row, real] for k, v in together.items()})
+            for together in runs:
+                assert_same({k: v[row, real] for k, v in together.items()}, {k: v[0] for k, v in alone.items()})
 
 
 # ---- with a cache = without ----
@@ -91,19 +93,15 @@ def test_a_text_alone_gives_what_it_gives_in_a_padded_batch(architecture, fields
 @pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
 @every.with_variants(every.CAUSAL_LMS)
 def test_a_text_in_pieces_with_a_cache_gives_what_it_gives_at_once(architecture, fields, kind, attention):
-    """A prompt, single tokens, a piece and single tokens again, in a batch that is padded on the left."""
+    """Single tokens, pieces and single tokens again, in a batch that is padded on the left."""
     model, batch = every.wake(every.model(architecture, **fields)), every.padded(architecture)
     model.set_attn_implementation(attention)
     ids, mask = batch.values()
     real, length = mask.bool(), ids.shape[1]
     positions = (mask.cumsum(-1) - 1).clamp(min=0)
     cache = kind(config=model.config, **({"max_cache_len": length + 3} if kind is StaticCache else {}))
-    ends = [
-        length // 3,
-        *range(length // 3 + 1, length // 2),
-        3 * length // 4,
-        *range(3 * length // 4 + 1, length + 1),
-    ]
+    third, late = length // 3, 3 * length // 4
+    ends = [1, 2, third, *range(third + 1, length // 2), late, *range(late + 1, length + 1)]
     with torch.no_grad():
         whole = [model(**batch, use_cache=False, **more) for more in ({}, {"position_ids": positions})]
         steps = [

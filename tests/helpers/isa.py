@@ -37,7 +37,7 @@ NUMERIC = (
     "models/test_hrm_lm_gradients.py", "models/test_hyper_connections.py", "models/test_linear_cross_entropy.py",
     "models/test_posterior_head.py", "models/test_puzzle_golden.py", "models/test_puzzle_models.py",
     "models/test_rlm_mhc.py", "models/test_recurrent_cache.py", "models/test_token_halting.py",
-    "puzzles/test_puzzle_solving.py", "text/test_causal_lm.py", "common/test_every.py", "trainer/test_optim.py",
+    "puzzles/test_puzzle_solving.py", "text/test_causal_lm.py", "common/test_numerics.py", "trainer/test_optim.py",
     "puzzles/test_puzzle_trainer.py", "trainer/test_adapters.py",
 )  # fmt: skip
 ORDER = ("default", "avx2", "avx512")  # of ATen's capabilities; a processor has those up to its own

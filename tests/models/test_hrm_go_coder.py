@@ -6,7 +6,7 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from tiny_go import ONE_ATTEMPT, PLAIN, REPAIRED
 from tolerances import assert_equal_but_for_rounding
-from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
@@ -200,36 +200,6 @@ def test_a_decision_without_a_plan_or_feedback_is_finite():
 
 
 @each_variant
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_decoding_token_by_token_equals_the_full_forward_with_left_padding(fields, kind):
-    model, batch = tiny_go.model(awake=True, **fields), general(tiny_go.batch(*STREAMS))
-    ids, mask, positions = batch.values()
-    real, length = mask.bool(), ids.shape[1]
-    with torch.no_grad():
-        full = model(**batch, use_cache=False).logits
-        compacted = model(input_ids=ids, attention_mask=mask, use_cache=False).logits
-        assert_equal_but_for_rounding(compacted[real], full[real])
-        cache = (
-            DynamicCache(config=model.config)
-            if kind == "dynamic"
-            else StaticCache(config=model.config, max_cache_len=length + 3)
-        )
-        # A prompt, single tokens, a chunk over several phases, and single tokens.
-        chunks = [(0, 11), *((t, t + 1) for t in range(11, 30)), (30, 45), *((t, t + 1) for t in range(45, length))]
-        steps = [
-            model(
-                ids[:, start:end],
-                attention_mask=mask[:, :end],
-                position_ids=positions[:, start:end],
-                past_key_values=cache,
-                use_cache=True,
-            ).logits
-            for start, end in chunks
-        ]
-    assert_equal_but_for_rounding(torch.cat(steps, dim=1)[real], full[real])
-
-
-@each_variant
 @pytest.mark.parametrize("opener", ["<CODE>", "<PLAN>", None], ids=["code", "plan", "text"])
 def test_no_token_changes_a_logit_before_it(fields, opener):
     model, ids = tiny_go.model(awake=True, **fields), torch.tensor([tiny_go.stream(REPAIRED)])
@@ -259,22 +229,6 @@ def test_with_as_many_code_tokens_compaction_is_causal_to_the_bit():
                 changed[0, index] = 77
                 second = model(changed, use_cache=False).logits
                 assert torch.equal(first[:, :index], second[:, :index])
-
-
-@each_variant
-@pytest.mark.parametrize("side", ["left", "right"])
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-def test_padding_on_either_side_changes_nothing_and_is_finite(fields, side, attention):
-    model, batch = tiny_go.model(awake=True, **fields), tiny_go.batch(*STREAMS, side=side)
-    model.set_attn_implementation(attention)
-    with torch.no_grad():
-        for inputs in (batch, general(batch)):
-            logits = model(**inputs, use_cache=False).logits
-            assert logits.isfinite().all()
-            for row, pattern in enumerate(STREAMS):
-                alone = model(torch.tensor([tiny_go.stream(pattern, row)]), use_cache=False).logits[0]
-                found = logits[row][batch["attention_mask"][row].bool()]
-                assert_equal_but_for_rounding(found, alone)
 
 
 @each_variant

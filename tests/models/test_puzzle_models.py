@@ -4,11 +4,8 @@ import pytest
 import tiny
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from tolerances import assert_copied, assert_equal_but_for_rounding
-from transformers import AutoConfig, AutoModel, AutoModelForMaskedLM
 
 from hrm_hf import (
-    AutoModelForPuzzleSolving,
     HrmPuzzleConfig,
     HrmPuzzleForSolving,
     TrmPuzzleConfig,
@@ -264,34 +261,6 @@ def test_impossible_solving_arguments_are_named(arguments, message):
 
 
 # Saving and loading
-
-
-@pytest.mark.parametrize("shards", ["one file", "sharded"])
-@architectures
-def test_a_saved_model_loads_equal(architecture, shards, tmp_path):
-    model = tiny.model(architecture)
-    model.save_pretrained(tmp_path, **({"max_shard_size": "50KB"} if shards == "sharded" else {}))
-    assert (tmp_path / "model.safetensors.index.json").exists() == (shards == "sharded")
-    loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
-    assert not any(report.values()), report
-    expected = model.state_dict()
-    assert_copied(loaded.state_dict(), expected)
-    assert_equal_but_for_rounding(loaded(**inputs()).logits, model(**inputs()).logits)
-
-
-@architectures
-def test_every_auto_class_loads_a_saved_model(architecture, tmp_path):
-    model = tiny.model(architecture)
-    model.save_pretrained(tmp_path)
-    assert type(AutoConfig.from_pretrained(tmp_path)) is type(model.config)
-    expected = model(**inputs())
-    for auto_class in (AutoModelForMaskedLM, AutoModelForPuzzleSolving):
-        loaded = auto_class.from_pretrained(tmp_path)
-        assert type(loaded) is type(model)
-        assert_equal_but_for_rounding(loaded(**inputs()).logits, expected.logits)
-    base = AutoModel.from_pretrained(tmp_path)
-    assert type(base) is type(model.model)
-    assert_equal_but_for_rounding(base(**inputs()).z_H, expected.carry.z_H)
 
 
 # Configs

@@ -32,35 +32,6 @@ def in_chunks(model, ids, sizes, cache, mask=None, **kwargs):
     return torch.cat(logits, dim=1), torch.cat(steps, dim=1)
 
 
-@pytest.mark.parametrize("attention", ["sdpa", "eager"])
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-@pytest.mark.parametrize("sizes", CHUNKS.values(), ids=CHUNKS)
-@pytest.mark.parametrize("halt_max_steps", [1, 3])
-def test_decoding_with_a_cache_equals_one_forward_without(halt_max_steps, sizes, kind, attention):
-    model, ids = (
-        tiny_hrm_lm.model(attention=attention, halt_max_steps=halt_max_steps),
-        tiny_hrm_lm.tokens(length=LENGTH),
-    )
-    with torch.no_grad():
-        whole = model(ids, use_cache=False)
-    logits, steps = in_chunks(model, ids, sizes, cache_of(kind, model))
-    torch.testing.assert_close(logits, whole.logits, atol=1e-5, rtol=0)
-    assert torch.equal(steps, whole.halt_steps)
-
-
-@pytest.mark.parametrize("kind", ["dynamic", "static"])
-def test_a_left_padded_batch_decodes_as_its_rows_alone(kind):
-    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(length=LENGTH)
-    mask = torch.ones_like(ids)
-    mask[0, :4] = 0
-    logits, steps = in_chunks(model, ids, [7, 1, 1, 1, 1, 1], cache_of(kind, model), mask=mask)
-    with torch.no_grad():
-        for row, start in ((0, 4), (1, 0)):
-            alone = model(ids[row : row + 1, start:], use_cache=False)
-            torch.testing.assert_close(logits[row, start:], alone.logits[0], atol=1e-5, rtol=0)
-            assert torch.equal(steps[row, start:], alone.halt_steps[0])
-
-
 def test_a_call_with_fewer_segments_leaves_a_cache_that_longer_ones_can_read():
     model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(length=LENGTH)
     cache = cache_of("dynamic", model)
@@ -167,13 +138,6 @@ def test_generation_with_a_cache_equals_generation_without(strategy):
         written.append(model.generate(ids, attention_mask=mask, **arguments))
     assert written[0].shape == (2, 14)
     assert torch.equal(*written)
-
-
-def test_generation_with_a_static_cache_equals_the_growing_one():
-    model, ids = tiny_hrm_lm.model(), tiny_hrm_lm.tokens(rows=2, length=6)
-    arguments = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None}
-    static = model.generate(ids, cache_implementation="static", disable_compile=True, **arguments)
-    assert torch.equal(static, model.generate(ids, **arguments))
 
 
 def test_a_row_of_a_left_padded_batch_generates_what_it_would_alone():

@@ -47,7 +47,7 @@ test-slow: $(STAMP)
 		--splitting-algorithm least_duration --durations-path tests/slow_durations.json
 
 test-isa: $(STAMP)
-	$(BIN)/python tests/isa.py -n $(JOBS)
+	$(BIN)/python tests/helpers/isa.py -n $(JOBS)
 
 # transformers' tests are in no wheel: `pip download --no-binary transformers` fetches its source distribution.
 test-upstream: $(STAMP)
@@ -57,6 +57,7 @@ test-upstream: $(STAMP)
 quality: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
 
 style: $(STAMP)
 	$(BIN)/ruff check --fix .

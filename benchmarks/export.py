@@ -28,9 +28,10 @@ from quantisation_quick import text_models
 from subjects import SUBJECTS, named
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.export.graphs import graphs, random_inputs
 from hrm_hf.export.onnx import export_onnx
 from hrm_hf.export.onnx_runtime import OnnxPuzzleSolver
-from hrm_hf.export.torch_export import export_torch, graphs, load_exportable, random_inputs
+from hrm_hf.export.torch_export import export_torch, load_exportable
 from hrm_hf.puzzles.dataset import load_puzzle_dataset
 from hrm_hf.trainer.recipes import library_versions
 

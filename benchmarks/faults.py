@@ -21,7 +21,8 @@ import traceback
 from pathlib import Path
 
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))  # for preemption_worker, which makes the four trainers
+# For preemption_worker, which makes the four trainers.
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import torch
 from preemption_worker import logged, make

@@ -21,8 +21,8 @@ from plain_puzzle import PlainReasoner
 from transformers import TrainerCallback
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
-from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
 from hrm_hf.trainer.recipes import library_versions
 
@@ -133,7 +133,7 @@ def plain_solve(plain: PlainReasoner, batch) -> torch.Tensor:
 
 
 def loop_milliseconds(model, batch, steps: int) -> float:
-    """CPU milliseconds a step of `HrmTrainer.train`, with logging and progress bar, compilation not counted."""
+    """CPU milliseconds a step of `PuzzleTrainer.train`, with logging and progress bar, compilation not counted."""
     from datasets import Dataset
 
     rows = {name: value.repeat(16, *[1] * (value.dim() - 1)).tolist() for name, value in batch.items()}
@@ -148,7 +148,7 @@ def loop_milliseconds(model, batch, steps: int) -> float:
             save_strategy="no",
             report_to="none",
         )
-        trainer = HrmTrainer(model=model, args=args, train_dataset=Dataset.from_dict(rows))
+        trainer = PuzzleTrainer(model=model, args=args, train_dataset=Dataset.from_dict(rows))
         clock = []
 
         class Clock(TrainerCallback):

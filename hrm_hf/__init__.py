@@ -1,66 +1,55 @@
-"""Recursive reasoning models in the Hugging Face ecosystem. Importing this package registers every architecture."""
+"""Recursive reasoning models in the Hugging Face ecosystem. Importing this package registers every architecture.
 
-from ._version import __version__
-from .models.act import ActCarry
-from .models.configuration_cosmo_cnn import CosmoCnnConfig
-from .models.configuration_hrm_cosmo import HrmCosmoConfig
-from .models.configuration_hrm_go_coder import HrmGoCoderConfig
-from .models.configuration_hrm_lm import HrmLmConfig
-from .models.configuration_hrm_puzzle import HrmPuzzleConfig
-from .models.configuration_rlm_mhc import RlmMhcConfig
-from .models.configuration_trm_puzzle import TrmPuzzleConfig
-from .models.hyper_connections import mHCLayer
-from .models.modeling_cosmo_cnn import CosmoCnnForRegression, CosmoCnnModel
-from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
-from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
-from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
-from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
-from .models.modeling_puzzle import PuzzleSolution, PuzzleSolvingOutput
-from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
-from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
-from .pipelines import CosmologyRegressionPipeline, PuzzleSolvingPipeline, RlmPipeline, RlmResult, register_pipelines
-from .registry import AutoModelForPuzzleSolving, register
+Nothing heavy is imported for it: the Auto classes and `transformers.pipeline` find our models when they are asked for
+one, and the names of this package are loaded when they are first used.
+"""
+
+from importlib import import_module
+
+from ._version import __version__  # noqa: F401 - part of the package
+from .lazy_registration import register_when_needed
 
 
-def _complete_push(folder: str, repo_id: str) -> None:
-    from .hub import complete_push  # only who pushes waits for it
+# Beside the classes of every architecture, which are those of `registry.py`.
+_MODULES = {
+    "ActCarry": "models.act",
+    "AutoModelForPuzzleSolving": "registry",
+    "CosmologyRegressionPipeline": "cosmology.pipeline",
+    "PuzzleSolution": "models.modeling_puzzle",
+    "PuzzleSolvingOutput": "models.modeling_puzzle",
+    "PuzzleSolvingPipeline": "puzzles.pipeline",
+    "RlmPipeline": "text.rlm.pipeline",
+    "RlmResult": "text.rlm.pipeline",
+    "mHCLayer": "models.hyper_connections",
+}
 
-    complete_push(folder, repo_id)
+
+def _classes() -> dict[str, type]:
+    from .registry import ARCHITECTURES
+
+    return {each.__name__: each for row in ARCHITECTURES.values() for each in (row.config, row.base, row.head)}
 
 
-register(_complete_push)
-register_pipelines()
+def __getattr__(name: str):
+    if name == "__all__":
+        return sorted([*_MODULES, *_classes(), "__version__"])
+    if name in _MODULES:
+        return getattr(import_module(f".{_MODULES[name]}", __name__), name)
+    if not name.startswith("_"):
+        if name[0].isupper():
+            if name in (classes := _classes()):
+                return classes[name]
+        else:
+            try:
+                return import_module(f".{name}", __name__)  # a part of the package, as hrm_hf.registry
+            except ModuleNotFoundError as error:
+                if error.name != f"{__name__}.{name}":
+                    raise
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
-__all__ = [
-    "ActCarry",
-    "AutoModelForPuzzleSolving",
-    "CosmoCnnConfig",
-    "CosmoCnnForRegression",
-    "CosmoCnnModel",
-    "CosmologyRegressionPipeline",
-    "HrmCosmoConfig",
-    "HrmCosmoForRegression",
-    "HrmCosmoModel",
-    "HrmGoCoderConfig",
-    "HrmGoCoderForCausalLM",
-    "HrmGoCoderModel",
-    "HrmLmConfig",
-    "HrmLmForCausalLM",
-    "HrmLmModel",
-    "HrmPuzzleConfig",
-    "HrmPuzzleForSolving",
-    "HrmPuzzleModel",
-    "PuzzleSolution",
-    "PuzzleSolvingOutput",
-    "PuzzleSolvingPipeline",
-    "RlmMhcConfig",
-    "RlmMhcForCausalLM",
-    "RlmMhcModel",
-    "RlmPipeline",
-    "RlmResult",
-    "TrmPuzzleConfig",
-    "TrmPuzzleForSolving",
-    "TrmPuzzleModel",
-    "__version__",
-    "mHCLayer",
-]
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__getattr__("__all__")})
+
+
+register_when_needed()

@@ -1,4 +1,4 @@
-"""The one table of architectures: a row says what the rest of the package and the Hub must know of a model.
+"""The one table of architectures: a row says all that the rest of the package and the Hub must know of a model.
 
 Whoever needs to treat architectures differently asks for a field of the row (`architecture_of`), never for the name of
 a model type. A row is data; where code of a higher room is meant, it is named as "module:function" and loaded when it
@@ -7,7 +7,7 @@ is needed.
 
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from importlib import import_module
 from typing import Any
 
@@ -49,15 +49,35 @@ class AutoModelForPuzzleSolving(_BaseAutoModelClass):
 
 # A process that cannot import this package knows no AutoModelForPuzzleSolving: there a puzzle head loads as
 # AutoModelForMaskedLM (token logits at every position) with trust_remote_code=True.
-PUZZLE_HEADS = (AutoModelForMaskedLM, AutoModelForPuzzleSolving)
+PUZZLES = {
+    "head_auto_classes": (AutoModelForMaskedLM, AutoModelForPuzzleSolving),
+    "pipeline": "puzzle-solving",
+    "modules_to_save": ("q_head", "puzzle_emb"),
+    "app_tabs": (("Puzzle", "hrm_hf.app.puzzle_tab:puzzle_tab"),),
+    "exporter": "hrm_hf.export.graphs:PuzzleExporter",
+    "card_context": "hrm_hf.puzzles.arc:card_context",
+}
+LANGUAGE = {
+    "head_auto_classes": (AutoModelForCausalLM,),
+    "pipeline": "text-generation",
+    "app_tabs": (("Text", "hrm_hf.app.text_tab:text_tab"),),
+    "exporter": "hrm_hf.export.graphs:LanguageModelExporter",
+}
 # No Auto class is for regression from images: that for classification has regression as a problem type.
-REGRESSION_HEADS = (AutoModelForImageClassification,)
-LM_HEADS = (AutoModelForCausalLM,)
+COSMOLOGY = {
+    "head_auto_classes": (AutoModelForImageClassification,),
+    "pipeline": "cosmology-regression",
+    "feature_extractor": CosmoMapFeatureExtractor,
+    "app_tabs": (("Cosmology", "hrm_hf.app.cosmology_tab:cosmology_tab"),),
+}
 
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
     """One architecture.
+
+    What is None or empty is not offered for it, and who asks for it gets an error that says so. Modules that stay in
+    float32 are named by the model itself (`_keep_in_fp32_modules`), because they travel with its code.
 
     Attributes:
         config: its configuration class; the model type is the class's.
@@ -66,7 +86,15 @@ class ArchitectureSpec:
         head_auto_classes: the Auto classes that load `head`.
         pipeline: name of the pipeline that serves it, which is also the task on its card.
         feature_extractor: what `AutoFeatureExtractor` loads for it.
-        card_context: function of a config and a checkpoint folder that returns values for the template of its card.
+        modules_to_save: names of modules that an adapter holds a trained copy of, because they are small and have to
+            follow the body: heads that read its states, the puzzle table, batch norms with their running statistics.
+        quantizable: False for a body of convolutions, which bitsandbytes does not quantize.
+        app_tabs: titles and "module:function" of what the app shows: of a pipeline, or of a causal language model and
+            its tokenizer.
+        exporter: "module:class", an `hrm_hf.export.graphs.Exporter`, for ONNX and torch.export.
+        gguf_layout: "module:function" of a config and a name, to `hrm_hf.export.gguf.Layout`.
+        memory_shape: "module:function" of a config, to fields of `hrm_hf.launch.memory.ModelShape`.
+        card_context: "module:function" of a config and a checkpoint folder, to values for the template of its card.
     """
 
     config: type[PreTrainedConfig]
@@ -75,6 +103,12 @@ class ArchitectureSpec:
     head_auto_classes: tuple[type, ...]
     pipeline: str
     feature_extractor: type | None = None
+    modules_to_save: tuple[str, ...] = ()
+    quantizable: bool = True
+    app_tabs: tuple[tuple[str, str], ...] = ()
+    exporter: str | None = None
+    gguf_layout: str | None = None
+    memory_shape: str | None = None
     card_context: str | None = None
 
     @property
@@ -87,6 +121,11 @@ class ArchitectureSpec:
         """Model class of each Auto class."""
         return {AutoModel: self.base, **dict.fromkeys(self.head_auto_classes, self.head)}
 
+    @property
+    def halts(self) -> bool:
+        """Whether inputs take different numbers of steps or segments, up to `halt_max_steps` of the config."""
+        return "halt_max_steps" in {field.name for field in fields(self.config)}
+
 
 ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
     row.config: row
@@ -95,55 +134,44 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             CosmoCnnConfig,
             CosmoCnnModel,
             CosmoCnnForRegression,
-            REGRESSION_HEADS,
-            pipeline="cosmology-regression",
-            feature_extractor=CosmoMapFeatureExtractor,
+            **COSMOLOGY,
+            modules_to_save=("posterior_head", "normalization"),
+            quantizable=False,
+            exporter="hrm_hf.export.graphs:RegressionExporter",
         ),
         ArchitectureSpec(
             HrmCosmoConfig,
             HrmCosmoModel,
             HrmCosmoForRegression,
-            REGRESSION_HEADS,
-            pipeline="cosmology-regression",
-            feature_extractor=CosmoMapFeatureExtractor,
+            **COSMOLOGY,
+            modules_to_save=("posterior_head", "halt_head"),
+            exporter="hrm_hf.export.graphs:RecurrentRegressionExporter",
         ),
         ArchitectureSpec(
             HrmGoCoderConfig,
             HrmGoCoderModel,
             HrmGoCoderForCausalLM,
-            LM_HEADS,
-            pipeline="text-generation",
+            **LANGUAGE | {"app_tabs": (("Go coder", "hrm_hf.app.go_tab:go_tab"),)},
+            modules_to_save=("refinement_head", "feedback_encoder"),
+            gguf_layout="hrm_hf.export.gguf:go_coder_layout",
         ),
         ArchitectureSpec(
             HrmLmConfig,
             HrmLmModel,
             HrmLmForCausalLM,
-            LM_HEADS,
-            pipeline="text-generation",
+            **LANGUAGE,
+            modules_to_save=("q_head",),
+            memory_shape="hrm_hf.launch.memory:segments_shape",
         ),
-        ArchitectureSpec(
-            HrmPuzzleConfig,
-            HrmPuzzleModel,
-            HrmPuzzleForSolving,
-            PUZZLE_HEADS,
-            pipeline="puzzle-solving",
-            card_context="hrm_hf.puzzles.arc:card_context",
-        ),
+        ArchitectureSpec(HrmPuzzleConfig, HrmPuzzleModel, HrmPuzzleForSolving, **PUZZLES),
         ArchitectureSpec(
             RlmMhcConfig,
             RlmMhcModel,
             RlmMhcForCausalLM,
-            LM_HEADS,
-            pipeline="text-generation",
+            **LANGUAGE | {"app_tabs": (*LANGUAGE["app_tabs"], ("mHC", "hrm_hf.app.mhc_tab:mhc_tab"))},
+            memory_shape="hrm_hf.launch.memory:streams_shape",
         ),
-        ArchitectureSpec(
-            TrmPuzzleConfig,
-            TrmPuzzleModel,
-            TrmPuzzleForSolving,
-            PUZZLE_HEADS,
-            pipeline="puzzle-solving",
-            card_context="hrm_hf.puzzles.arc:card_context",
-        ),
+        ArchitectureSpec(TrmPuzzleConfig, TrmPuzzleModel, TrmPuzzleForSolving, **PUZZLES),
     )
 }
 
@@ -156,7 +184,7 @@ def architecture_of(thing: Any) -> ArchitectureSpec | None:
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """What a row names as "module:function"."""
+    """The function or class that a row names as "module:function"."""
     module, function = name.split(":")
     return getattr(import_module(module), function)
 

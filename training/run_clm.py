@@ -24,22 +24,15 @@ from transformers import default_data_collator
 import hrm_hf  # noqa: F401  (registers our architectures)
 from hrm_hf.hub.cards import record_evaluation
 from hrm_hf.registry import ARCHITECTURES
+from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
+from hrm_hf.text.callbacks import MhcMonitorCallback
 from hrm_hf.text.causal_lm import continue_text, load_causal_lm, load_tokenizer
 from hrm_hf.text.corpus import load_text_corpus
-from hrm_hf.trainer import HrmTrainer
+from hrm_hf.text.trainer import CausalLMTrainer
 from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
-from hrm_hf.trainer.arguments import LmTrainingArguments
-from hrm_hf.trainer.callbacks import MhcMonitorCallback
 from hrm_hf.trainer.plots import plot_lm_training
 from hrm_hf.trainer.preemption import exit_if_preempted
-from hrm_hf.trainer.recipes import (
-    LmDataArguments,
-    ModelArguments,
-    hardware_of,
-    parse_recipe,
-    save_recipe,
-    write_results,
-)
+from hrm_hf.trainer.recipes import ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer.run_folder import claim_run_folder
 
 
@@ -62,7 +55,7 @@ def main() -> None:
         print(corpus.describe())
         save_recipe(out / "recipe.yaml", model_args, data_args, args, tuning_args)
 
-    trainer = HrmTrainer(
+    trainer = CausalLMTrainer(
         model=model,
         args=args,
         train_dataset=corpus.train,
@@ -112,7 +105,7 @@ def _require_position_ids(model, data_args: LmDataArguments) -> None:
         raise ValueError(f"--document_mask: {type(model).__name__} takes no position_ids; leave the flag out")
 
 
-def _continue_prompt(trainer: HrmTrainer, tokenizer, data_args: LmDataArguments) -> str | None:
+def _continue_prompt(trainer: CausalLMTrainer, tokenizer, data_args: LmDataArguments) -> str | None:
     if not data_args.prompt:
         return None
     if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
@@ -126,7 +119,7 @@ def _continue_prompt(trainer: HrmTrainer, tokenizer, data_args: LmDataArguments)
     return text
 
 
-def _tokens_seen(trainer: HrmTrainer, data_args: LmDataArguments) -> int:
+def _tokens_seen(trainer: CausalLMTrainer, data_args: LmDataArguments) -> int:
     """Tokens of all steps, padding and context included; the last step of an epoch may be a little smaller."""
     args = trainer.args
     rows = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size

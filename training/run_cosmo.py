@@ -21,6 +21,7 @@ import torch
 from transformers.integrations import is_wandb_available
 
 import hrm_hf  # noqa: F401  (registers our architectures)
+from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.regression import (
     card_figures,
     ensure_maps,
@@ -32,20 +33,12 @@ from hrm_hf.cosmology.regression import (
     load_test_maps,
     map_collator,
 )
+from hrm_hf.cosmology.trainer import RegressionTrainer
 from hrm_hf.hub.cards import record_evaluation
-from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
-from hrm_hf.trainer.arguments import CosmoTrainingArguments
 from hrm_hf.trainer.plots import plot_cosmo_training
 from hrm_hf.trainer.preemption import exit_if_preempted
-from hrm_hf.trainer.recipes import (
-    CosmoDataArguments,
-    ModelArguments,
-    hardware_of,
-    parse_recipe,
-    save_recipe,
-    write_results,
-)
+from hrm_hf.trainer.recipes import ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer.run_folder import claim_run_folder
 
 
@@ -76,7 +69,7 @@ def main() -> None:
     collator = map_collator(extractor, model, data_args, args.seed)
     if model_args.model_name_or_path is None:
         fit_statistics(model, maps.train, collator)
-    trainer = HrmTrainer(
+    trainer = RegressionTrainer(
         model=model,
         args=args,
         train_dataset=maps.train,
@@ -122,7 +115,7 @@ def main() -> None:
     print(f"model, feature extractor, results and plots: {out}")
 
 
-def _test(trainer: HrmTrainer, extractor, info, data_args: CosmoDataArguments) -> dict:
+def _test(trainer: RegressionTrainer, extractor, info, data_args: CosmoDataArguments) -> dict:
     rows = load_test_maps(data_args, trainer.args.seed)
     if rows is None:
         return {}

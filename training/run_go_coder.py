@@ -22,24 +22,17 @@ import time
 from pathlib import Path
 
 import hrm_hf  # noqa: F401  (registers our architectures)
+from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.callbacks import GoValidationCallback
 from hrm_hf.golang.data.collator import GoCoderCollator, GoStreamBuilder, load_go_streams
+from hrm_hf.golang.trainer import GoCoderTrainer
 from hrm_hf.hub.cards import record_evaluation
 from hrm_hf.registry import ARCHITECTURES
 from hrm_hf.text.causal_lm import load_causal_lm, load_tokenizer
-from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
-from hrm_hf.trainer.arguments import GoTrainingArguments
 from hrm_hf.trainer.plots import plot_lm_training
 from hrm_hf.trainer.preemption import exit_if_preempted
-from hrm_hf.trainer.recipes import (
-    GoDataArguments,
-    ModelArguments,
-    hardware_of,
-    parse_recipe,
-    save_recipe,
-    write_results,
-)
+from hrm_hf.trainer.recipes import ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer.run_folder import claim_run_folder
 
 
@@ -66,7 +59,7 @@ def main() -> None:
         save_recipe(out / "recipe.yaml", model_args, data_args, args, tuning_args)
 
     takes_decisions = "decision_positions" in inspect.signature(model.forward).parameters
-    trainer = HrmTrainer(
+    trainer = GoCoderTrainer(
         model=model,
         args=args,
         train_dataset=train.rows,
@@ -123,7 +116,7 @@ def _load(data_args: GoDataArguments, args: GoTrainingArguments, builder: GoStre
     )
 
 
-def _add_validation(trainer: HrmTrainer, builder: GoStreamBuilder, train, validation) -> None:
+def _add_validation(trainer: GoCoderTrainer, builder: GoStreamBuilder, train, validation) -> None:
     args = trainer.args
     if not args.validation_frequency:
         return

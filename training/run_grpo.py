@@ -18,9 +18,10 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
 
 import hrm_hf  # noqa: F401  (registers our architectures)
 from hrm_hf.golang.rewards import RewardArguments, reward_functions
+from hrm_hf.text.arguments import AnswerDataArguments
 from hrm_hf.text.post_training import GrpoArguments, GrpoTrainer, finish, prepare
 from hrm_hf.trainer.adapters import TuningArguments
-from hrm_hf.trainer.recipes import AnswerDataArguments, ModelArguments, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
 
 
 def main() -> None:

@@ -20,22 +20,14 @@ from pathlib import Path
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.cli.data import ensure_built
 from hrm_hf.hub.cards import record_evaluation
+from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.dataset import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
-from hrm_hf.trainer import HrmTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer.adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
-from hrm_hf.trainer.arguments import PuzzleTrainingArguments
 from hrm_hf.trainer.plots import plot_evaluation, plot_training
 from hrm_hf.trainer.preemption import exit_if_preempted
-from hrm_hf.trainer.recipes import (
-    ModelArguments,
-    PuzzleDataArguments,
-    build_config,
-    hardware_of,
-    parse_recipe,
-    save_recipe,
-    write_results,
-)
+from hrm_hf.trainer.recipes import ModelArguments, build_config, hardware_of, parse_recipe, save_recipe, write_results
 from hrm_hf.trainer.run_folder import claim_run_folder
 
 
@@ -58,7 +50,7 @@ def main() -> None:
     model = _model(model_args, data_args, args, tuning_args, info)
     sizes = model.num_parameters(include_puzzle_table=True), model.num_parameters()
     model = with_adapters(model, tuning_args)
-    trainer = HrmTrainer(model=model, args=args, train_dataset=train, eval_dataset=held_out)
+    trainer = PuzzleTrainer(model=model, args=args, train_dataset=train, eval_dataset=held_out)
     started = time.perf_counter()
     trainer.train(resume_from_checkpoint=args.resume_from_checkpoint)
     exit_if_preempted(trainer)

@@ -1,4 +1,4 @@
-"""From the names of models to a page: what each one is, and the tabs it gets."""
+"""From the names of models to a page: each model gets the tabs that its row of the registry names."""
 
 from pathlib import Path
 
@@ -7,17 +7,10 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, pipeline
 
 from ..export.checkpoint import load_config
-from .cosmology_tab import cosmology_tab
-from .go_tab import go_tab
+from ..registry import ARCHITECTURES, architecture_of, load_function
 from .limits import CACHE_SECONDS
-from .mhc_tab import mhc_tab
-from .puzzle_tab import puzzle_tab
-from .text_tab import text_tab
 
 
-PUZZLES = ("hrm_puzzle", "trm_puzzle")
-COSMOLOGY = ("hrm_cosmo", "cosmo_cnn")
-LANGUAGE = ("hrm_lm", "rlm_mhc", "hrm_go_coder")
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 
 
@@ -39,8 +32,9 @@ def _config(name: str) -> PreTrainedConfig:
     if (name[:1] in "./~" or Path(name).exists()) and not Path(name).expanduser().is_dir():
         raise OSError(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
     config = load_config(name)
-    if config.model_type not in (*PUZZLES, *LANGUAGE, *COSMOLOGY):
-        known = ", ".join((*PUZZLES, *LANGUAGE, *COSMOLOGY))
+    row = architecture_of(config)
+    if row is None or not row.app_tabs:
+        known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.app_tabs)
         raise ValueError(f"{name} is a {config.model_type}, which has no tab; expected one of {known}")
     return config
 
@@ -52,26 +46,17 @@ def _short_names(models: list[str]) -> list[str]:
 
 
 def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> None:
-    """Loads a model and adds its tabs; `short` tells models of one kind apart."""
-    kind = config.model_type
-    if kind in PUZZLES:
-        with gr.Tab(f"{PUZZLE_NAMES.get(config.task, config.task)} · {short}"):
-            puzzle_tab(pipeline("puzzle-solving", model=name))
-    elif kind in COSMOLOGY:
-        with gr.Tab(f"Cosmology · {short}"):
-            cosmology_tab(pipeline("cosmology-regression", model=name))
-    else:
+    """Loads a model and adds the tabs that its row names; `short` tells models of one kind apart."""
+    row = architecture_of(config)
+    if AutoModelForCausalLM in row.head_auto_classes:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        model = AutoModelForCausalLM.from_pretrained(name).to(_device()).eval()
-        if kind == "hrm_go_coder":
-            with gr.Tab(f"Go coder · {short}"):
-                go_tab(model, tokenizer)
-            return
-        with gr.Tab(f"Text · {short}"):
-            text_tab(model, tokenizer)
-        if kind == "rlm_mhc":
-            with gr.Tab(f"mHC · {short}"):
-                mhc_tab(model, tokenizer)
+        served = AutoModelForCausalLM.from_pretrained(name).to(_device()).eval(), tokenizer
+    else:
+        served = (pipeline(row.pipeline, model=name),)
+    task = getattr(config, "task", None)
+    for title, function in row.app_tabs:
+        with gr.Tab(f"{PUZZLE_NAMES.get(task, task) or title} · {short}"):
+            load_function(function)(*served)
 
 
 def _device() -> torch.device:

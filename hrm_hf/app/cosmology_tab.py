@@ -1,4 +1,4 @@
-"""The tab of a cosmology regressor: a map, drawn on the spot or read from a file, and the posterior it leaves."""
+"""The tab of a cosmology regressor: a map, sampled on the spot or read from a file, and the posterior it leaves."""
 
 from pathlib import Path
 from typing import Any
@@ -7,11 +7,11 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ..cosmology.pipeline import INTERVALS
+from ..cosmology.pipeline import INTERVALS, CosmologyRegressionPipeline
 from ..cosmology.plots import SYMBOLS, draw_region
 from ..cosmology.simulation.maps import MapSettings, generate_map
 from ..models.feature_extraction_cosmo import FILE_KINDS
-from ..pipelines import CosmologyRegressionPipeline
+from ..registry import architecture_of
 from ..trainer.plots import ACCENT, EXTRA
 from .limits import MAX_SEED, UPLOAD_PIXELS, checked, own_uploads
 from .messages import MODEL_EVENT, PAGE_EVENT
@@ -27,7 +27,7 @@ SAMPLES = 4000
 # ---------------------------------------------------------------------------------------------------- logic
 
 
-def draw_map(config, omega_m: float, sigma_8: float, seed: int, sigma_e: float = 0.0) -> dict[str, np.ndarray]:
+def sample_map(config, omega_m: float, sigma_8: float, seed: int, sigma_e: float = 0.0) -> dict[str, np.ndarray]:
     """A map of the generator with the size and channels of a model: {"map": [C, H, W]} and, for some, "mask".
 
     Everything else is the generator's default (log-normal, 5 degrees, sources at redshift 1; several channels from
@@ -45,7 +45,7 @@ def draw_map(config, omega_m: float, sigma_8: float, seed: int, sigma_e: float =
 
 
 def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[str, np.ndarray], int]:
-    """The first map of a file, as `draw_map` gives it, and how many the file holds.
+    """The first map of a file, as `sample_map` gives it, and how many the file holds.
 
     Raises:
         ValueError: no map file, one that holds more than a page may be given, or maps of another size than the
@@ -150,7 +150,7 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
     """Adds the components and events of one model to the page that is being built."""
     config = regressor.model.config
     bounds = FALLBACK_BOUNDS | dict(zip(config.target_names, config.prior_bounds or ()))
-    recurrent = config.model_type == "hrm_cosmo"
+    recurrent = architecture_of(config).halts
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
             with gr.Group():
@@ -204,7 +204,7 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
         return map_image(item), image, summary(config, item, result), rows
 
     def drawn(omega, sigma, shape_noise, number, max_steps, halting):
-        item = draw_map(config, omega, sigma, int(number), shape_noise)
+        item = sample_map(config, omega, sigma, int(number), shape_noise)
         return shown(item, true_values(omega, sigma), max_steps, halting)
 
     def uploaded(path, max_steps, halting):

@@ -12,8 +12,8 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from ..pipelines import PuzzleSolvingPipeline
 from ..puzzles import maze, sudoku
+from ..puzzles.pipeline import PuzzleSolvingPipeline
 from .boards import SolvedBoard, board_html, caption, confidence_chart
 from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, checked
 from .messages import MODEL_EVENT, PAGE_EVENT

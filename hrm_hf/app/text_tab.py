@@ -1,6 +1,6 @@
 """The tab of a causal language model: text as it is written, each token coloured by the segments it took.
 
-`hrm_lm` thinks about every token in segments and says how many (`halt_steps`); other models write in one colour.
+A model that halts thinks about every token in segments and says how many (`halt_steps`); others write in one color.
 """
 
 import html
@@ -13,6 +13,7 @@ import gradio as gr
 import torch
 
 from ..models.early_exit import DEFAULT_THRESHOLDS
+from ..registry import architecture_of
 from .limits import MAX_SEED, MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 
@@ -30,7 +31,7 @@ class TextOptions:
     Attributes:
         max_new_tokens: most tokens. temperature: 0 takes the likeliest token. top_p, top_k: of sampling; top_k 0 is
             off. seed: of sampling.
-        num_segments, exit_criterion, exit_threshold: of `hrm_lm`, as in its forward.
+        num_segments, exit_criterion, exit_threshold: of a model that halts, as in the forward of `hrm_lm`.
     """
 
     max_new_tokens: int = 120
@@ -51,7 +52,7 @@ class TextOptions:
 
     @property
     def thinking(self) -> dict[str, Any]:
-        """Arguments of the forward of `hrm_lm` that were chosen."""
+        """Arguments of the forward of a model that halts, as far as they were chosen."""
         names = ("num_segments", "exit_criterion", "exit_threshold")
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
@@ -104,7 +105,7 @@ def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
 @torch.no_grad()
 def token_depths(model, ids: list[int], options: TextOptions) -> list[int] | None:
     """Segments that each token took (`halt_steps`); None for models that do not halt."""
-    if model.config.model_type != "hrm_lm":
+    if not architecture_of(model).halts:
         return None
     output = model(torch.tensor([ids], device=model.device), use_cache=False, **options.thinking)
     return output.halt_steps[0].tolist()
@@ -172,7 +173,7 @@ def _legend(depths: list[int] | None, most: int) -> str:
 
 def text_tab(model, tokenizer) -> None:
     """Adds the components and events of one model to the page that is being built."""
-    halts = model.config.model_type == "hrm_lm"
+    halts = architecture_of(model).halts
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
             prompt = gr.Textbox(PROMPTS[0], label="Prompt", lines=3, max_length=MAX_TEXT)

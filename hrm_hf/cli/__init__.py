@@ -1,14 +1,15 @@
 """`hrm-hf`: the command line. One module per subcommand; each exits 0 on success, 2 on bad usage, 1 on failure.
 
-Data sets, plots and the like are imported inside the commands: help and usage errors need torch at most.
+What a command needs is imported inside it: help and usage errors load neither torch nor transformers.
 """
 
 import os
 import sys
+from typing import Annotated
 
 import typer
-from huggingface_hub.errors import StrictDataclassError
 
+from .._version import __version__
 from .app import show
 from .convert import convert
 from .data import app as data_app
@@ -28,9 +29,7 @@ from .slurm import slurm
 from .solve import solve
 
 
-app = typer.Typer(
-    no_args_is_help=True, add_completion=False, help="Recursive reasoning models in the Hugging Face ecosystem."
-)
+app = typer.Typer(no_args_is_help=True, add_completion=False)
 app.add_typer(data_app, name="data")
 app.command("convert")(convert)
 app.add_typer(eval_app, name="eval")
@@ -50,13 +49,34 @@ app.command("launch", context_settings=CONTEXT)(launch)
 app.command("serve", context_settings=SERVE_CONTEXT)(serve)
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(__version__)
+        raise typer.Exit()
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
+    ] = False,
+):
+    """Recursive reasoning models in the Hugging Face ecosystem."""
+
+
 def main() -> None:
     """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
     try:
         app()
-    except (ValueError, OSError, RuntimeError, ImportError, KeyError, StrictDataclassError) as error:
-        if os.environ.get("HRM_HF_DEBUG"):
+    except Exception as error:
+        if os.environ.get("HRM_HF_DEBUG") or not _is_expected(error):
             raise
         message = error.args[0] if isinstance(error, KeyError) and error.args else error
         sys.stderr.write(f"error: {message}\n(set HRM_HF_DEBUG=1 for the traceback)\n")
         sys.exit(1)
+
+
+def _is_expected(error: Exception) -> bool:
+    from huggingface_hub.errors import StrictDataclassError  # a quarter of a second, which help does not need
+
+    return isinstance(error, ValueError | OSError | RuntimeError | ImportError | KeyError | StrictDataclassError)

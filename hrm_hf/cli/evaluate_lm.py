@@ -1,6 +1,6 @@
 """`hrm-hf eval lm`: perplexity and bits per byte of any causal language model on text, as training measures them.
 
-The text is packed by `text/corpus.py` and measured by `HrmTrainer.evaluate`, so that the figures of a model are
+The text is packed by `text/corpus.py` and measured by `CausalLMTrainer.evaluate`, so that the figures of a model are
 those that its training script printed. Multiple-choice and generation tasks are lm-evaluation-harness's business.
 """
 
@@ -98,9 +98,10 @@ def lm(
         raise typer.BadParameter(
             f"{exit_threshold:g}; {exit_criterion.value} wants a number above 0{upper}", param_hint="--exit-threshold"
         )
+    from ..text.arguments import LmDataArguments
     from ..text.causal_lm import load_tokenizer
     from ..text.corpus import load_evaluation_text
-    from ..trainer.recipes import LmDataArguments, library_versions
+    from ..trainer.recipes import library_versions
 
     thinking = {"num_segments": num_segments, "exit_criterion": exit_criterion and exit_criterion.value}
     thinking |= {"exit_threshold": exit_threshold}
@@ -195,8 +196,8 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
     """Means over all predicted tokens, and tokens a second."""
     from transformers import PrinterCallback, default_data_collator
 
-    from ..trainer import HrmTrainer
-    from ..trainer.arguments import LmTrainingArguments
+    from ..text.arguments import LmTrainingArguments
+    from ..text.trainer import CausalLMTrainer
 
     with tempfile.TemporaryDirectory() as folder:  # the trainer wants a place to write, and writes nothing here
         args = LmTrainingArguments(
@@ -209,7 +210,9 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
         )
         # Its constructor refuses quantised weights, because they cannot be trained; nothing is trained here.
         quantised, network.is_quantized = getattr(network, "is_quantized", False), False
-        trainer = HrmTrainer(network, args, bytes_per_token, eval_dataset=rows, data_collator=default_data_collator)
+        trainer = CausalLMTrainer(
+            network, args, bytes_per_token, eval_dataset=rows, data_collator=default_data_collator
+        )
         network.is_quantized = quantised
         trainer.remove_callback(PrinterCallback)
         found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}

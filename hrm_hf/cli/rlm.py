@@ -75,7 +75,7 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
         ValueError: the file is not what its suffix says; names the file and the line.
     """
     from ..io.bounded_files import load_json
-    from ..text.sources import parse_json
+    from ..io.sources import parse_json
 
     try:
         content = path.read_text(encoding="utf-8")

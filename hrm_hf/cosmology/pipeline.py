@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import Pipeline
+from transformers import AutoModelForImageClassification, Pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
 
-from ..hub.pipelines_mixin import OwnBatchesMixin
+from ..io.pipeline_batches import OwnBatchesMixin
 from ..models.map_files import MAX_PIXELS
 from ..models.posterior_head import CosmoRegressionOutput
 
@@ -143,3 +144,8 @@ def _is_many(inputs: Any) -> bool:
         return False
     listed = isinstance(inputs, (list, tuple)) and not isinstance(inputs[0], (list, tuple))
     return listed or np.ndim(inputs) == 4
+
+
+PIPELINE_REGISTRY.register_pipeline(
+    "cosmology-regression", CosmologyRegressionPipeline, pt_model=(AutoModelForImageClassification,), type="image"
+)

@@ -22,7 +22,8 @@ from transformers import (
 
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..models.posterior_head import Posterior
-from ..trainer.recipes import CosmoDataArguments, ModelArguments, build_config
+from ..trainer.recipes import ModelArguments, build_config
+from .arguments import CosmoDataArguments
 from .dataset.collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
 from .dataset.rows import CosmologyInfo, load_cosmology_info, read_arrays
 

@@ -1,9 +1,7 @@
-"""The part of `HrmTrainer` for regressors on maps (`config.problem_type` "regression"): means over maps, not tokens.
+"""`RegressionTrainer`: trains regressors on maps; means are over maps, not tokens.
 
-Data that end, finite steps, averaged weights and resuming are those of all models without a carry; here is what is
-counted. A model returns a loss that is a mean over its batch, maybe `*_loss` parts and `metrics` that are too; every
-figure in the log and of an evaluation is the mean over all maps of all processes, and a `mse_<name>` is shown as
-`rmse_<name>`. Every override leaves other models to the next class.
+A model returns a loss that is a mean over its batch, maybe `*_loss` parts and `metrics` that are too; every value in
+the log and of an evaluation is the mean over all maps of all processes, and a `mse_<name>` is shown as `rmse_<name>`.
 """
 
 import math
@@ -12,38 +10,62 @@ from typing import Any
 import torch
 from torch.nn.functional import pad
 
+from ..trainer.base import HrmTrainer
+from .arguments import CosmoTrainingArguments
+
 
 PREDICTED = ("logits", "std")  # what `predict` returns
 MSE, RMSE = "mse_", "rmse_"
 
 
-class RegressionTraining:
-    """Overrides of Trainer's methods for a model whose labels are numbers [B, T], not tokens."""
+class RegressionTrainer(HrmTrainer):
+    """Trainer for a model whose labels are numbers [B, T] (`config.problem_type` "regression"); see `HrmTrainer`."""
 
-    has_regression: bool
+    arguments_class = CosmoTrainingArguments
+    pipeline = "cosmology-regression"
+    log_format = {
+        "loss": "loss {:7.4f}",
+        "nll_loss": "nll {:7.4f}",
+        "rmse_omega_m": "rmse Omega_m {:.4f}",
+        "rmse_s_8": "S_8 {:.4f}",
+        "learning_rate": "lr {:.2e}",
+        "maps_per_second": "{:7,.1f} maps/s",
+        "nonfinite_steps": "skipped {}",
+        "eval_nll_loss": "held-out nll {:7.4f}",
+        "eval_rmse_omega_m": "rmse Omega_m {:.4f}",
+        "eval_rmse_sigma_8": "sigma_8 {:.4f}",
+        "eval_rmse_s_8": "S_8 {:.4f}",
+        "eval_z_squared": "z^2 {:.3f}",
+    }
     _rows_counted: int | None = None
+
+    def validate_arguments(self) -> None:
+        """As in the base; labels cannot be smoothed."""
+        super().validate_arguments()
+        if self.args.label_smoothing_factor:
+            raise ValueError(
+                f"label_smoothing_factor={self.args.label_smoothing_factor}: labels here are numbers, not classes"
+            )
+        # What a step's loss is divided by is the business of `compute_loss`.
+        self.model_accepts_loss_kwargs, self.loss_is_scaled_for_ga = False, True
 
     # ---- one step ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """The model's loss; in training so that a step is the mean over its maps, whatever they were divided into."""
-        if not self.has_regression:
-            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         outputs = model(**inputs)
         loss, maps = outputs["loss"], len(inputs["labels"])
         if model.training:
-            self.meter.add(_sums(loss, outputs, maps))
-        elif self._eval_meter is not None:
+            self.train_metrics.add(_sums(loss, outputs, maps))
+        elif self._eval_metrics is not None:
             # With repeated maps alone a process adds zeros: all must have the same sums to add up.
-            self._eval_meter.add(_sums(loss, outputs, 0 if self._rows_counted == 0 else maps))
+            self._eval_metrics.add(_sums(loss, outputs, 0 if self._rows_counted == 0 else maps))
         if num_items_in_batch is not None:  # DDP takes the mean over processes
             loss = loss * (maps * self.accelerator.num_processes / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device):
         """Maps of an optimizer step, over accumulated batches and processes."""
-        if not self.has_regression:
-            return super()._get_num_items_in_batch(batch_samples, device)
         if not batch_samples:
             return None
         maps = torch.tensor(float(sum(len(batch["labels"]) for batch in batch_samples)), device=device)
@@ -51,14 +73,12 @@ class RegressionTraining:
 
     def floating_point_ops(self, inputs) -> int:
         """Not counted: the formula for dense transformers would be wrong."""
-        return 0 if self.has_regression else super().floating_point_ops(inputs)
+        return 0
 
     # ---- logging ----
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
         """Means over the maps of all processes since the last log, and speed."""
-        if not self.has_regression:
-            return super()._training_logs(sums, steps, seconds)
         maps = sums.pop("maps", 0.0)
         logs = {"maps_per_second": maps / seconds}
         if maps:
@@ -69,8 +89,6 @@ class RegressionTraining:
     # ---- evaluation ----
 
     def _evaluation_means(self, sums: dict[str, float], prefix: str) -> dict[str, float]:
-        if not self.has_regression:
-            return super()._evaluation_means(sums, prefix)
         maps = sums.pop("maps")
         return {f"{prefix}_{name}": value for name, value in (_means(sums, maps) | {"maps": int(maps)}).items()}
 
@@ -79,8 +97,6 @@ class RegressionTraining:
 
         `predict` gets posterior means and standard deviations.
         """
-        if not self.has_regression:
-            return super().prediction_step(model, inputs, prediction_loss_only, ignore_keys)
         inputs = self._prepare_inputs(inputs)
         rows = len(inputs["pixel_values"])
         counting = self._rows_counted = self._rows_that_count(rows)

@@ -9,18 +9,21 @@ to interleaved pairs, and GPT-2's weights are transposed to (out, in). Tokenizer
 llama.cpp reproduces; others are refused.
 
 Left out: the two-stack Go coder, whose cross-attention no architecture of llama.cpp has; recurrent models; adapters;
-quantisation below 8 bits, which llama.cpp's own `llama-quantize` does to our files. Nothing is ever unpickled.
+quantization below 8 bits, which llama.cpp's own `llama-quantize` does to our files. Nothing is ever unpickled.
 """
 
 import re
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from huggingface_hub import ModelCard
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
+from ..registry import architecture_of, load_function
 from .checkpoint import load_config, load_model, require, whole_or_nothing
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
 
@@ -44,6 +47,21 @@ GPT2_BLOCK = {
     "ln_2": "ffn_norm",
     "mlp.c_fc": "ffn_up",
     "mlp.c_proj": "ffn_down",
+}
+GPT2_SETTINGS = {
+    "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
+    "scale_attn_weights": (True,),
+    "scale_attn_by_inverse_layer_idx": (False,),
+    "add_cross_attention": (False,),
+    "quantization_config": (None,),
+}
+LLAMA_SETTINGS = {
+    "hidden_act": ("silu", "swish"),
+    "rope_type": ("default",),
+    "partial_rotary_factor": (1.0,),
+    "attention_bias": (False,),
+    "mlp_bias": (False,),
+    "quantization_config": (None,),
 }
 # Rounding moves the argmax between near ties only; a wrong layout leaves some per cent of agreement.
 LEAST_AGREEMENT = 0.5
@@ -89,15 +107,15 @@ def export_gguf(
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
     with whole_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
-        require_exportable(config, str(model))
+        layout = layout_of(config, str(model))
         tokenizer = load_tokenizer(str(model))
         vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
         network = load_model(str(model))
         tensors = gguf_tensors(network)
-        kept_f16 = _write(unfinished, str(model), config, vocabulary, tensors, dtype)
+        kept_f16 = _write(unfinished, str(model), config, layout, vocabulary, tensors, dtype)
         result = {
             "out": str(out),
-            "architecture": _architecture(config),
+            "architecture": layout.architecture,
             "parameters": sum(tensor.size for tensor in tensors.values()),
             "dtype": dtype,
             "bytes": unfinished.stat().st_size,
@@ -111,31 +129,64 @@ def export_gguf(
     return result
 
 
-def require_exportable(config: PreTrainedConfig, model: str) -> None:
-    """Refuses what llama.cpp would compute differently, or not at all.
+@dataclass(frozen=True)
+class Layout:
+    """How llama.cpp computes an architecture.
+
+    Attributes:
+        architecture: its name in llama.cpp.
+        layers: number of layers.
+        expected: settings of the config that llama.cpp computes -> values that mean it.
+    """
+
+    architecture: str
+    layers: int
+    expected: dict[str, tuple[Any, ...]]
+
+
+def layout_of(config: PreTrainedConfig, model: str) -> Layout:
+    """The layout of a model named `model`.
 
     Raises:
-        ValueError: says why, and which model can be exported.
+        ValueError: llama.cpp would compute the model differently, or not at all; says why and what can be exported.
     """
-    if config.model_type == "hrm_go_coder" and not config.unified:
-        raise ValueError(
-            f"{model} is a two-stack hrm_go_coder: its generator attends to the states of the planner, and llama.cpp "
-            "has no architecture with cross-attention to a second stack under rotary positions. Train the preset "
-            f"`unified` ({GO_UNIFIED}), which has one stack in the shape of a Llama, and export that"
-        )
-    if config.model_type not in ("hrm_go_coder", "llama", "gpt2"):
+    row = architecture_of(config)
+    if row is not None and row.gguf_layout:
+        layout = load_function(row.gguf_layout)(config, model)
+    elif type(config) in LAYOUTS:
+        layout = LAYOUTS[type(config)](config)
+    else:
         raise ValueError(
             f"{model} is a {config.model_type}, which no architecture of llama.cpp computes, so no runtime could read "
             f"the file. Exportable are hrm_go_coder of the preset `unified` ({GO_UNIFIED}), llama and gpt2"
         )
     unlike = {
         name: (value, expected)
-        for name, expected in _expected_settings(config).items()
+        for name, expected in layout.expected.items()
         if (value := _setting(config, name)) not in expected
     }
     if unlike:
         found = "; ".join(f"{name}={value!r}, expected {expected[0]!r}" for name, (value, expected) in unlike.items())
-        raise ValueError(f"{model}: llama.cpp's {_architecture(config)} does not compute this model: {found}")
+        raise ValueError(f"{model}: llama.cpp's {layout.architecture} does not compute this model: {found}")
+    return layout
+
+
+def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
+    """One stack of the Go coder is a Llama. Raises ValueError for a model of two stacks."""
+    if not config.unified:
+        raise ValueError(
+            f"{model} is a two-stack hrm_go_coder: its generator attends to the states of the planner, and llama.cpp "
+            "has no architecture with cross-attention to a second stack under rotary positions. Train the preset "
+            f"`unified` ({GO_UNIFIED}), which has one stack in the shape of a Llama, and export that"
+        )
+    return Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)})
+
+
+# Architectures of transformers; ours are named in the registry.
+LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
+    LlamaConfig: lambda config: Layout("llama", config.num_hidden_layers, LLAMA_SETTINGS),
+    GPT2Config: lambda config: Layout("gpt2", config.n_layer, GPT2_SETTINGS),
+}
 
 
 def gguf_tensors(network: PreTrainedModel) -> dict[str, np.ndarray]:
@@ -158,8 +209,8 @@ def gguf_tensors(network: PreTrainedModel) -> dict[str, np.ndarray]:
         if re.search(r"\.attn_[qk]\.weight$", target):
             heads = config.num_attention_heads if ".attn_q." in target else config.num_key_value_heads
             array = interleave_rotary(array, heads)
-        elif config.model_type == "gpt2" and ".h." in name and array.ndim == 2:
-            array = array.T  # Conv1D holds (in, out)
+        elif name.startswith("transformer.h.") and array.ndim == 2:
+            array = array.T  # GPT-2's Conv1D holds (in, out)
         tensors[target] = np.ascontiguousarray(array)
     return tensors
 
@@ -248,33 +299,8 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
     }
 
 
-def _architecture(config: PreTrainedConfig) -> str:
-    return "gpt2" if config.model_type == "gpt2" else "llama"
-
-
-def _expected_settings(config: PreTrainedConfig) -> dict[str, tuple[Any, ...]]:
-    """What llama.cpp computes: setting -> values that mean it."""
-    if config.model_type == "gpt2":
-        return {
-            "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
-            "scale_attn_weights": (True,),
-            "scale_attn_by_inverse_layer_idx": (False,),
-            "add_cross_attention": (False,),
-            "quantization_config": (None,),
-        }
-    expected = {
-        "hidden_act": ("silu", "swish"),
-        "rope_type": ("default",),
-        "partial_rotary_factor": (1.0,),
-        "attention_bias": (False,),
-        "mlp_bias": (False,),
-        "quantization_config": (None,),
-    }
-    return expected | ({"planner_cycles": (1,)} if config.model_type == "hrm_go_coder" else {})
-
-
 def _setting(config: PreTrainedConfig, name: str) -> Any:
-    if name == "quantization_config":  # an attribute of quantised checkpoints only
+    if name == "quantization_config":  # an attribute of quantized checkpoints only
         return config.to_dict().get(name)
     if name == "rope_type":
         return config.rope_parameters["rope_type"]
@@ -287,6 +313,7 @@ def _write(
     path: Path,
     model: str,
     config: PreTrainedConfig,
+    layout: Layout,
     vocabulary: dict[str, Any],
     tensors: dict[str, np.ndarray],
     dtype: str,
@@ -294,10 +321,10 @@ def _write(
     """Writes the file; returns how many matrices became f16 because q8_0 could not hold them."""
     from gguf import GGUFWriter
 
-    writer = GGUFWriter(path, _architecture(config))
+    writer = GGUFWriter(path, layout.architecture)
     try:
         _add_description(writer, model)
-        _add_shape(writer, config, dtype)
+        _add_shape(writer, config, layout, dtype)
         add_vocabulary(writer, vocabulary)
         kept_f16 = sum(_add_tensor(writer, name, tensor, dtype) for name, tensor in tensors.items())
         writer.write_header_to_file()
@@ -309,18 +336,18 @@ def _write(
 
 
 def _add_description(writer: Any, model: str) -> None:
-    """The name, and the licence that the model card states."""
+    """The name, and the license that the model card states."""
     writer.add_type("model")
     writer.add_name(Path(model).resolve().name if Path(model).exists() else model.rpartition("/")[2])
     card = find_file(model, "README.md")
     if card is None:
         return
-    licence = ModelCard.load(card).data.license
-    if licence:
-        writer.add_license(licence)
+    license_name = ModelCard.load(card).data.license
+    if license_name:
+        writer.add_license(license_name)
 
 
-def _add_shape(writer: Any, config: PreTrainedConfig, dtype: str) -> None:
+def _add_shape(writer: Any, config: PreTrainedConfig, layout: Layout, dtype: str) -> None:
     from gguf import GGML_QUANT_VERSION, LlamaFileType
 
     file_types = {"f32": "ALL_F32", "f16": "MOSTLY_F16", "bf16": "MOSTLY_BF16", "q8_0": "MOSTLY_Q8_0"}
@@ -330,13 +357,11 @@ def _add_shape(writer: Any, config: PreTrainedConfig, dtype: str) -> None:
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_head_count(config.num_attention_heads)
-    if config.model_type == "gpt2":
-        writer.add_block_count(config.n_layer)
+    writer.add_block_count(layout.layers)
+    if layout.architecture == "gpt2":
         writer.add_feed_forward_length(config.n_inner or 4 * config.n_embd)
         writer.add_layer_norm_eps(config.layer_norm_epsilon)
         return
-    layers = config.planner_layers if config.model_type == "hrm_go_coder" else config.num_hidden_layers
-    writer.add_block_count(layers)
     writer.add_feed_forward_length(config.intermediate_size)
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(config.head_dim)

@@ -3,8 +3,8 @@
     export_onnx("runs/sudoku", "sudoku_onnx", check=True)
     OnnxPuzzleSolver("sudoku_onnx").solve(boards)
 
-The graphs are those of `torch_export.py`. Puzzles and `hrm_cosmo` halt outside of them: `onnx_runtime.py` has the
-loops, on numpy and ONNX Runtime alone, and goes into the folder too. Left out: half precision and quantisation, which
+The graphs are those of `graphs.py`. Puzzles and recurrent regressors halt outside of them: `onnx_runtime.py` has the
+loops, on numpy and ONNX Runtime alone, and goes into the folder too. Left out: half precision and quantization, which
 tools of ONNX do to our files; generation with a cache.
 """
 
@@ -19,12 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
-from ..puzzles.dataset import IDENTIFIERS_FILE
+from ..models.configuration_hrm_puzzle import IDENTIFIERS_FILE
 from .checkpoint import require, whole_folder_or_nothing
 from .gguf_tokenizer import find_file
-from .torch_export import PUZZLES, Graph, compare, describe, export_graph, graphs, load_exportable, random_inputs
+from .graphs import Graph, exporter_of, graphs
+from .torch_export import compare, describe, export_graph, load_exportable
 
 
 OPSETS = range(18, 24)  # torch writes 18; onnx converts to the others
@@ -73,7 +74,7 @@ def export_onnx(
         for name, graph in parts.items():
             write_graph(graph, unfinished / f"{name}.onnx", opset, meta)
         (unfinished / META_FILE).write_text(json.dumps(meta, indent=1))
-        if needs_loop(network.config):
+        if exporter_of(network.config, str(model)).has_loop:
             shutil.copyfile(Path(__file__).with_name(RUNTIME_FILE), unfinished / RUNTIME_FILE)
         for name in COPIED:
             if (found := find_file(str(model), name)) is not None:
@@ -89,11 +90,6 @@ def export_onnx(
         if check:
             result |= compare_with_onnxruntime(unfinished, network)
     return result
-
-
-def needs_loop(config: PreTrainedConfig) -> bool:
-    """Whether halting happens outside the graphs."""
-    return config.model_type in PUZZLES or config.model_type == "hrm_cosmo"
 
 
 def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> None:
@@ -125,7 +121,7 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
         "parameters": network.num_parameters(),
         "opset": opset,
         "graphs": {f"{name}.onnx": _describe(network, graph) for name, graph in parts.items()},
-        "settings": _settings(network),
+        "settings": exporter_of(network.config, type(network).__name__).settings_of(network),
         "versions": {name: version(name) for name in ("hrm_hf", "torch", "transformers", "onnx", "onnxscript")},
     }
 
@@ -133,25 +129,6 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
 def _describe(network: PreTrainedModel, graph: Graph) -> dict[str, Any]:
     described = describe(network, graph)
     return {"inputs": described["inputs"], "outputs": described["outputs"]}
-
-
-def _settings(network: PreTrainedModel) -> dict[str, Any]:
-    """What the loops of `onnx_runtime.py` and users of the outputs must know."""
-    config = network.config
-    if config.model_type in PUZZLES:
-        names = ("seq_len", "vocab_size", "num_puzzle_identifiers", "halt_max_steps")
-        return {
-            **{name: getattr(config, name) for name in names},
-            "latent_shape": [config.max_position_embeddings, config.hidden_size],
-            "has_continue_value": network.has_continue_value,
-        }
-    if config.model_type == "hrm_cosmo":
-        names = ("reported_names", "target_names", "prior_bounds", "halt_max_steps", "halt_threshold")
-    elif config.model_type == "cosmo_cnn":
-        names = ("reported_names", "target_names", "prior_bounds")
-    else:
-        names = ("vocab_size", "max_position_embeddings")
-    return {name: getattr(config, name) for name in names}
 
 
 def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:
@@ -172,31 +149,11 @@ def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> di
         return [torch.from_numpy(value) for value in found]
 
     result = compare(network, run)
-    if needs_loop(network.config):
-        result["same_steps"] = (_steps_of_loop(folder, network) == _steps_of_torch(network)).float().mean().item()
+    exporter = exporter_of(network.config, type(network).__name__)
+    if exporter.has_loop:
+        same = exporter.steps_of_loop(folder) == exporter.steps_of_torch(network)
+        result["same_steps"] = same.float().mean().item()
     return result
-
-
-def _steps_of_loop(folder: str | Path, network: PreTrainedModel) -> torch.Tensor:
-    from .onnx_runtime import OnnxCosmoRegressor, OnnxPuzzleSolver
-
-    inputs = {name: value.numpy() for name, value in _inputs_of_loop(network.config).items()}
-    if network.config.model_type in PUZZLES:
-        return torch.from_numpy(OnnxPuzzleSolver(folder).solve(**inputs).steps)
-    return torch.from_numpy(OnnxCosmoRegressor(folder).predict(**inputs).steps)
-
-
-@torch.no_grad()
-def _steps_of_torch(network: PreTrainedModel) -> torch.Tensor:
-    inputs = _inputs_of_loop(network.config)
-    if network.config.model_type in PUZZLES:
-        return network.solve(**inputs).steps
-    return network(**inputs, halt="adaptive").steps
-
-
-def _inputs_of_loop(config: PreTrainedConfig) -> dict[str, torch.Tensor]:
-    inputs = random_inputs(config, rows=8, seed=2)
-    return {name: inputs[name] for name in inputs.keys() & {"input_ids", "puzzle_identifiers", "pixel_values"}}
 
 
 @contextmanager

@@ -53,7 +53,7 @@ class OnnxPuzzleSolver:
     ):
         self.session, self.meta = open_graph(path, "model.onnx", providers, options)
         if "latent_shape" not in self.meta["settings"]:
-            raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs hrm_puzzle, trm_puzzle")
+            raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs puzzle models")
         self.settings = self.meta["settings"]
 
     def solve(

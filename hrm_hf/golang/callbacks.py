@@ -19,6 +19,30 @@ from .evaluation.writer import Writer
 Validator = Callable[[Sequence[str]], list[Feedback]]
 
 
+class RefinementWarmupCallback(TrainerCallback):
+    """Leaves out the refinement loss in the first part of a run, then lets it grow linearly to its weight.
+
+    A function of the step alone, like the back-prop depth.
+
+    Args:
+        warmup: steps without it.
+        ramp: steps after those in which it grows; 0 for a jump.
+    """
+
+    def __init__(self, warmup: int, ramp: int):
+        self.warmup, self.ramp = warmup, ramp
+
+    def scale_at(self, step: int) -> float:
+        """Factor of the refinement loss in the step after `step` steps."""
+        if step < self.warmup:
+            return 0.0
+        return min(1.0, (step + 1 - self.warmup) / self.ramp) if self.ramp else 1.0
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        model.set_refinement_scale(self.scale_at(state.global_step))
+
+
 class GoValidationCallback(TrainerCallback):
     """Every `validation_frequency` steps: code for held-out prompts, and the share of it that parses and type-checks.
 
@@ -50,7 +74,7 @@ class GoValidationCallback(TrainerCallback):
         if state.global_step % args.validation_frequency or not state.is_world_process_zero:
             return
         model = extract_model_from_parallel(model, keep_torch_compile=False)
-        with self.trainer.meter.paused(), self.trainer.averaged_weights():
+        with self.trainer.train_metrics.paused(), self.trainer.averaged_weights():
             codes = self._write(model, self.records)
             figures = validity(self.validator(codes))
             if args.replay_file:

@@ -14,7 +14,6 @@ from .bounded_files import bounded_lines
 HUB_PREFIX = "hub:"
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
-IDENTIFIERS_FILE = "identifiers.json"  # names of puzzle identifiers, beside a data set and a checkpoint
 MAX_LINE_BYTES = 2**25  # a record is some kilobytes; a longer line is no record
 
 

@@ -1,4 +1,4 @@
-"""What one training step of a causal language model needs in memory, from its config alone.
+"""Memory that one training step of a causal language model needs, from its config alone.
 
     weights 4 P + gradients 4 P + AdamW moments 8 P           16 bytes a parameter: float32 master weights
     + DDP gradient buckets 4 P                                with several processes
@@ -15,12 +15,15 @@ Left out: what the CUDA context, the allocator's fragmentation and communication
 keeps a share free for these. Attention is taken to be SDPA or FlashAttention, which keep no T x T weights.
 """
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, GPT2Config, HrmTextConfig, LlamaConfig, PreTrainedConfig
 
-from ..models.token_halting import LOGITS_AT_ONCE
+from ..models.early_exit import LOGITS_AT_ONCE
+from ..registry import ARCHITECTURES, load_function
 
 
 MIB, GIB = 2**20, 2**30
@@ -29,23 +32,20 @@ FREE_BYTES = {"cuda": GIB, "cpu": GIB // 2}  # CUDA context, NCCL and cuBLAS buf
 
 # Bytes that autograd saves for one token in one layer visit, as multiples of the widths of (residual stream, queries,
 # keys, feed-forward), in float32 and under bfloat16 autocast (where norms and the residual stream stay float32).
-SAVED_BYTES = {
-    "llama": {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)},
-    "hrm_text": {"float32": (36, 16, 8, 16), "bfloat16": (33, 8, 4, 8)},
-    "hrm_lm": {"float32": (16, 16, 8, 16), "bfloat16": (20, 8, 4, 8)},
-    "rlm_mhc": {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)},  # a Llama layer, and see _stream_bytes
-    "gpt2": {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)},
-}
+LLAMA_LAYER = {"float32": (24, 8, 8, 16), "bfloat16": (26, 4, 4, 8)}
+GPT2_LAYER = {"float32": (24, 8, 8, 20), "bfloat16": (16, 4, 4, 10)}
+HRM_TEXT_LAYER = {"float32": (36, 16, 8, 16), "bfloat16": (33, 8, 4, 8)}
+GATED_LAYER = {"float32": (16, 16, 8, 16), "bfloat16": (20, 8, 4, 8)}  # of hrm_lm
 STACK_EXIT_BYTES = 4  # times D: the norm at the exit of an hrm_lm stack
 LOGIT_BYTES = 12  # logits, their log-softmax and its gradient, all in float32
 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What the memory of a training step depends on. Widths are in values per token.
+    """The sizes that the memory of a training step depends on. Widths are in values per token.
 
     Attributes:
-        family: key of SAVED_BYTES.
+        saved_bytes: of a layer visit, by precision, see LLAMA_LAYER.
         trained_visits, visits: layer visits of one segment with gradients, and all of them.
         trained_passes: stack passes of one segment with gradients; 0 for a plain stack of layers.
         segments: M, 1 for models without.
@@ -53,7 +53,7 @@ class ModelShape:
         sinkhorn_iters: of their mixing; 0 without them.
     """
 
-    family: str
+    saved_bytes: dict[str, tuple[int, ...]]
     parameters: int
     hidden_size: int
     query_width: int
@@ -74,46 +74,75 @@ def model_shape(config: PreTrainedConfig) -> ModelShape:
     Raises:
         ValueError: the memory of this model type is not known; set --per_device_train_batch_size by hand.
     """
-    if config.model_type not in SAVED_BYTES:
+    known: dict[type, Callable[[Any], dict[str, Any]]] = SHAPES | {
+        row.config: load_function(row.memory_shape) for row in ARCHITECTURES.values() if row.memory_shape
+    }
+    if type(config) not in known:
         raise ValueError(
-            f"no memory model for model type {config.model_type!r}; expected one of {sorted(SAVED_BYTES)}. Give "
-            "--per_device_train_batch_size to choose the batch yourself"
+            f"no memory model for model type {config.model_type!r}; expected one of "
+            f"{sorted(one.model_type for one in known)}. Give --per_device_train_batch_size to choose the batch "
+            "yourself"
         )
     with torch.device("meta"):
         parameters = AutoModelForCausalLM.from_config(config).num_parameters()
     width, heads = config.hidden_size, config.num_attention_heads
     head_dim = getattr(config, "head_dim", None) or width // heads
-    shared = {
-        "family": config.model_type, "parameters": parameters, "hidden_size": width, "query_width": heads * head_dim,
-        "vocab_size": config.vocab_size,
-    }  # fmt: skip
-    if config.model_type == "gpt2":
-        inner = config.n_inner or 4 * width
-        layers = config.num_hidden_layers
-        return ModelShape(**shared, key_width=width, intermediate_size=inner, trained_visits=layers, visits=layers)
-    shared["intermediate_size"] = config.intermediate_size
-    if config.model_type == "hrm_text":
-        trained = config.num_layers_per_stack * (config.H_cycles + sum(config.L_bp_cycles))
-        return ModelShape(
-            **shared, key_width=heads * head_dim, trained_visits=trained, visits=config.num_hidden_layers
-        )
-    shared["key_width"] = config.num_key_value_heads * head_dim
-    if config.model_type == "rlm_mhc":
-        looped = (config.num_loops - 1) * (config.loop_end - config.loop_start) if config.num_loops > 1 else 0
-        visits = config.num_hidden_layers + looped
-        mhc = {"streams": config.mhc_flows, "sinkhorn_iters": config.mhc_sinkhorn_iters} if config.mhc_enabled else {}
-        return ModelShape(**shared, trained_visits=visits, visits=visits, **mhc)
-    if config.model_type == "llama":
-        return ModelShape(**shared, trained_visits=config.num_hidden_layers, visits=config.num_hidden_layers)
+    widths = {
+        "query_width": heads * head_dim,
+        "key_width": (getattr(config, "num_key_value_heads", None) or heads) * head_dim,
+        "intermediate_size": getattr(config, "intermediate_size", None),
+    }
+    return ModelShape(
+        parameters=parameters, hidden_size=width, vocab_size=config.vocab_size, **widths | known[type(config)](config)
+    )
+
+
+def llama_shape(config: LlamaConfig) -> dict[str, Any]:
+    """A plain stack of Llama's layers."""
+    layers = config.num_hidden_layers
+    return {"saved_bytes": LLAMA_LAYER, "trained_visits": layers, "visits": layers}
+
+
+def gpt2_shape(config: GPT2Config) -> dict[str, Any]:
+    """A plain stack of GPT-2's layers."""
+    inner = config.n_inner or 4 * config.n_embd
+    return llama_shape(config) | {"saved_bytes": GPT2_LAYER, "intermediate_size": inner}
+
+
+def hrm_text_shape(config: HrmTextConfig) -> dict[str, Any]:
+    """Two stacks that are applied over and over, the last passes with gradients."""
+    trained = config.num_layers_per_stack * (config.H_cycles + sum(config.L_bp_cycles))
+    return {
+        "saved_bytes": HRM_TEXT_LAYER,
+        "key_width": config.num_attention_heads * config.head_dim,
+        "trained_visits": trained,
+        "visits": config.num_hidden_layers,
+    }
+
+
+def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
+    """Llama's layers over several residual streams (`rlm_mhc`), the middle ones visited again in loops."""
+    looped = (config.num_loops - 1) * (config.loop_end - config.loop_start) if config.num_loops > 1 else 0
+    visits = config.num_hidden_layers + looped
+    mhc = {"streams": config.mhc_flows, "sinkhorn_iters": config.mhc_sinkhorn_iters} if config.mhc_enabled else {}
+    return {"saved_bytes": LLAMA_LAYER, "trained_visits": visits, "visits": visits, **mhc}
+
+
+def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
+    """Segments of two stacks (`hrm_lm`), of which the last passes of each carry gradients."""
     h_passes = min(config.H_cycles, config.bp_steps - 1)
     l_passes = config.bp_steps - h_passes
-    return ModelShape(
-        **shared,
-        trained_visits=h_passes * config.num_h_layers + l_passes * config.num_l_layers,
-        visits=config.segment_visits,
-        trained_passes=config.bp_steps,
-        segments=config.halt_max_steps,
-    )
+    return {
+        "saved_bytes": GATED_LAYER,
+        "trained_visits": h_passes * config.num_h_layers + l_passes * config.num_l_layers,
+        "visits": config.segment_visits,
+        "trained_passes": config.bp_steps,
+        "segments": config.halt_max_steps,
+    }
+
+
+# Architectures of transformers that run through the same scripts; ours are named in the registry.
+SHAPES = {LlamaConfig: llama_shape, GPT2Config: gpt2_shape, HrmTextConfig: hrm_text_shape}
 
 
 def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool = False) -> int:
@@ -121,7 +150,7 @@ def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool 
     if checkpointing:
         return 4 * shape.streams * shape.hidden_size * (shape.trained_visits + shape.trained_passes) * shape.segments
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
-    visit = sum(a * b for a, b in zip(SAVED_BYTES[shape.family]["bfloat16" if bf16 else "float32"], widths))
+    visit = sum(a * b for a, b in zip(shape.saved_bytes["bfloat16" if bf16 else "float32"], widths))
     visit += _stream_bytes(shape)
     exits = STACK_EXIT_BYTES * shape.hidden_size * shape.trained_passes
     return (visit * shape.trained_visits + exits) * shape.segments
@@ -183,7 +212,7 @@ def largest_batch(shape: ModelShape, sequence_length: int, usable: int, **option
 
 
 def usable_memory(total: int, device: str = "cuda") -> int:
-    """What of a device's memory the terms of `training_memory` may take."""
+    """The part of a device's memory that the terms of `training_memory` may take."""
     return max(0, int(total * (1 - FREE_SHARE)) - FREE_BYTES[device])
 
 
@@ -196,4 +225,4 @@ def _stream_bytes(shape: ModelShape) -> int:
 
 
 def _one_visit(shape: ModelShape) -> ModelShape:
-    return ModelShape(**{**shape.__dict__, "trained_visits": 1, "trained_passes": 0, "segments": 1})
+    return replace(shape, trained_visits=1, trained_passes=0, segments=1)

@@ -27,14 +27,13 @@ from transformers.utils.generic import strtobool
 from ..io.bounded_files import load_yaml
 from ..registry import ARCHITECTURES
 from ..resources import ROOT, resource, typed_path
-from ..trainer.arguments import LmTrainingArguments
-from ..trainer.recipes import LmDataArguments, ModelArguments, build_config
+from ..text.arguments import LmDataArguments, LmTrainingArguments
+from ..trainer.recipes import ModelArguments, build_config
 from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
 
 
 RECIPES = ROOT / "training" / "recipes"
 
-LANGUAGE_MODELS = ("hrm_lm", "rlm_mhc")  # those of ours that run_clm.py trains
 STRATEGIES = ("ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3")
 LR_SCALINGS = ("sqrt", "linear", "none")
 BF16_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16 arithmetic
@@ -391,13 +390,13 @@ def _recipe_batch(values: dict[str, Any]) -> int:
 
 
 def _presets() -> dict[str, tuple[str, str]]:
-    """Name for --model -> model type and preset, of our language models: hrm-lm-50m, rlm-mhc-small."""
+    """Name for --model -> model type and preset, where run_clm.py trains ours: hrm-lm-50m, rlm-mhc-small."""
     named = {}
-    for config in ARCHITECTURES:
-        if config.model_type in LANGUAGE_MODELS:
-            prefix = config.model_type.replace("_", "-")
-            for preset in config.presets():
-                named[preset if preset.startswith(prefix) else f"{prefix}-{preset}"] = (config.model_type, preset)
+    for row in ARCHITECTURES.values():
+        if row.memory_shape:
+            prefix = row.model_type.replace("_", "-")
+            for preset in row.config.presets():
+                named[preset if preset.startswith(prefix) else f"{prefix}-{preset}"] = (row.model_type, preset)
     return named
 
 

@@ -14,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ..registry import architecture_of
 from ..resources import ROOT, resource, typed_path
 from .memory import GIB, largest_batch, model_shape, training_memory, usable_memory
-from .planner import LANGUAGE_MODELS, config_of, known_models, run_values
+from .planner import config_of, known_models, run_values
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
@@ -160,7 +161,8 @@ def _language_models(usable: int) -> tuple[list[Row], str]:
     rows = []
     for name in known_models():
         values = run_values(name, [])
-        if values.get("model_type") not in LANGUAGE_MODELS or name.endswith("-cpu"):  # demonstrations
+        row = architecture_of(values.get("model_type"))
+        if not (row and row.memory_shape) or name.endswith("-cpu"):  # demonstrations
             continue
         shape = model_shape(config_of(values))
         one, two = (sum(training_memory(shape, batch, LM_TOKENS).values()) for batch in (1, 2))

@@ -4,7 +4,7 @@ from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
 from .bounds import CHUNK, LOSS_WEIGHT, SPREAD, BoundedFields, bounded, number, whole
-from .presets import PresetsMixin
+from .modeling_utils import PresetsMixin
 
 
 S_8 = "s_8"

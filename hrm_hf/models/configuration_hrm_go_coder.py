@@ -25,7 +25,7 @@ from .bounds import (
     number,
     whole,
 )
-from .presets import PresetsMixin
+from .modeling_utils import PresetsMixin
 from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
 

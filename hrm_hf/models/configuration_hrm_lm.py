@@ -26,7 +26,7 @@ from .bounds import (
     whole,
 )
 from .early_exit import DEFAULT_THRESHOLDS
-from .presets import PresetsMixin
+from .modeling_utils import PresetsMixin
 
 
 @strict

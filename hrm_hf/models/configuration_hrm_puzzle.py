@@ -22,7 +22,10 @@ from .bounds import (
     number,
     whole,
 )
-from .presets import PresetsMixin
+from .modeling_utils import PresetsMixin
+
+
+IDENTIFIERS_FILE = "identifiers.json"  # beside a checkpoint: the names of the puzzle table's rows
 
 
 @strict

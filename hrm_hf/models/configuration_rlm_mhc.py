@@ -26,7 +26,7 @@ from .bounds import (
     number,
     whole,
 )
-from .presets import PresetsMixin
+from .modeling_utils import PresetsMixin
 
 
 @strict

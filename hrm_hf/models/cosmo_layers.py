@@ -15,7 +15,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from .configuration_cosmo import CosmoRegressionConfig
 from .configuration_hrm_cosmo import HrmCosmoConfig
-from .float32_modules import Float32Buffers
+from .modeling_utils import Float32Buffers
 
 
 SCALES = (1, 2, 4, 8)  # pixels a side over which maps are averaged for histograms and moments

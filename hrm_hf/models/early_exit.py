@@ -1,27 +1,49 @@
-"""When may a token stop thinking? Exit criteria of models that work in segments.
+"""Halting of single tokens in models that think in segments: exit criteria, and the losses that train the gate.
 
 A criterion is made anew for each forward and asked after each segment for every token by itself, from that token's
 own states only, so that a decision depends neither on later tokens nor on other rows. B rows, T tokens, V vocabulary.
 
-Sources: "q" Wang et al. 2025, arXiv 2506.21734; "cdf" the exit rule of Ouro (Zhu et al. 2025, "Scaling Latent
-Reasoning via Looped Language Models"); "kl", "latent_diff" and "entropy_diff", which need no training, Geiping et al.
-2025, arXiv 2502.05171.
+Losses (`segment_losses`): N labelled tokens, M segments that ran. a[n, m] = 1 while token n was thinking in segment
+m = 1..M; h_n is the segment it halted in. Every sum over tokens is divided by one number (the labelled tokens of the
+whole optimizer step), so that accumulation and data parallelism change nothing.
+
+    lm_loss               = mean CE[n, h_n]
+    deep_supervision_loss = sum_m w_m mean a[n, m] CE[n, m] / sum_m w_m,   w_m = m or 1
+    q_halt_loss           = mean BCE(q_halt[n, m]; R[n, m])
+    q_continue_loss       = mean BCE(q_cont[n, m]; max(s(q_halt[n, m+1]), s(q_cont[n, m+1])) - step cost)
+    ponder_loss           = E[m] / M, or KL(p || truncated geometric), or -H(p), with
+                            p_m = lambda_m prod_{k<m} (1 - lambda_k), lambda = s(q_halt - q_cont), p_M the rest
+
+R = 1 where halting was right: the most likely token is the right one ("correct"), or no later segment was better by
+loss_gain_threshold nats ("loss_gain", known only where the token went on; to halt after segment M is right). s is the
+sigmoid. With "loss_gain" continuing tends to the value 1 - cost * (M - m): the gate is a threshold on the chance that
+there is nothing to gain.
+
+Sources: Wang et al. 2025, arXiv 2506.21734 ("q", Q-learning, deep supervision); Zhu et al. 2025, "Scaling Latent
+Reasoning via Looped Language Models" (Ouro: the exit rule "cdf", loss gain); Geiping et al. 2025, arXiv 2502.05171
+("kl", "latent_diff" and "entropy_diff", which need no training); Banino et al. 2021, PonderNet, arXiv 2107.05407.
 """
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
+from torch.utils.checkpoint import checkpoint
+
+from .act import IGNORE_INDEX
 
 
 # None: the criterion has no threshold. "fixed" never halts.
 DEFAULT_THRESHOLDS = {"q": None, "cdf": 0.5, "kl": 1e-3, "latent_diff": 0.03, "entropy_diff": 1e-3, "fixed": None}
 LEARNED = ("q", "cdf")
+LOGITS_AT_ONCE = 2**24  # values; more are computed in chunks, and anew in the backward pass
+GEOMETRIC_PRIOR = 0.5  # chance to halt after each segment, of the "geometric_kl" ponder loss
 
 
 @dataclass
 class SegmentState:
-    """What a criterion may look at after a segment.
+    """The states that a criterion may look at after a segment.
 
     Attributes:
         hidden, previous: states [B, T, D] after this segment and after the one before (None after the first).
@@ -132,3 +154,185 @@ def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torc
 
 def _nowhere(hidden: torch.Tensor) -> torch.Tensor:
     return torch.zeros(hidden.shape[:-1], dtype=torch.bool, device=hidden.device)
+
+
+def segment_losses(
+    config,
+    head: Callable[[torch.Tensor], torch.Tensor],
+    *,
+    states: tuple[torch.Tensor, ...],
+    last_hidden: torch.Tensor,
+    last_logits: torch.Tensor | None,
+    q_logits: torch.Tensor | None,
+    halt_steps: torch.Tensor,
+    targets: torch.Tensor,
+    num_items: torch.Tensor | int | None,
+    training: bool,
+) -> dict:
+    """`loss`, its terms and `metrics`, as the fields of `HrmLmCausalLMOutput`.
+
+    Args:
+        states: [B, T, D] after each segment; last_hidden: [B, T, D] at the halting segment, last_logits its [B, T, V]
+            if they are at hand; q_logits: [B, T, M, 2] or None; halt_steps: int [B, T]; targets: [B, T], shifted.
+        num_items: divisor of the sums over tokens; None for the labelled tokens.
+    """
+    valid = targets != IGNORE_INDEX
+    target, halted_in = targets[valid], halt_steps[valid]
+    count = target.numel()
+    num_items = max(count, 1) if num_items is None else num_items
+    smoothing = config.label_smoothing if training else 0.0
+
+    logits = None if last_logits is None else last_logits[valid]
+    final = _token_losses(head, last_hidden[valid], target, smoothing, logits)
+    M = len(states)
+    nll = [final.nll.detach()] * M
+    correct = [final.correct] * M
+    supervised = [_at(halted_in == m + 1, final.loss).sum() for m in range(M)]
+    for m in range(M - 1):  # the tokens that went on; for the others this segment's state is the final one
+        going_on = (halted_in > m + 1).nonzero().squeeze(-1)
+        if not len(going_on):
+            continue
+        part = _token_losses(head, states[m][valid][going_on], target[going_on], smoothing)
+        nll[m] = nll[m].index_copy(0, going_on, part.nll.detach())
+        correct[m] = correct[m].index_copy(0, going_on, part.correct)
+        supervised[m] = supervised[m] + part.loss.sum()
+
+    zero = final.loss.sum() * 0.0
+    terms = {"lm_loss": final.nll.sum() / num_items, "deep_supervision_loss": zero}
+    if config.deep_supervision == "all" and config.halt_max_steps > 1:
+        # Weights of all M segments, whichever ran: how far other tokens think must not change a token's loss.
+        weights = [m + 1.0 if config.ds_schedule == "linear" else 1.0 for m in range(max(M, config.halt_max_steps))]
+        terms["deep_supervision_loss"] = sum(w * s for w, s in zip(weights, supervised)) / sum(weights) / num_items
+    loss = config.lm_loss_weight * final.loss.sum() / num_items
+    loss = loss + config.ds_loss_weight * terms["deep_supervision_loss"]
+
+    nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
+    metrics = _metrics(config, states, valid, halted_in, nll, correct)
+    if q_logits is not None:
+        q = q_logits[valid]
+        gate, gate_metrics = halting_value_losses(config, q, halted_in, nll, correct)
+        unrun = q[:, -1:].expand(-1, max(0, config.halt_max_steps - M), -1)  # all tokens had halted: values are held
+        gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))
+        metrics |= gate_metrics
+        terms |= {name: value.sum() / num_items for name, value in gate.items()}
+        loss = loss + config.q_loss_weight * (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
+        loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
+    return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
+
+
+def halting_value_losses(
+    config, q: torch.Tensor, halted_in: torch.Tensor, nll: torch.Tensor, correct: torch.Tensor
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """Losses [N] of both halting values, each a mean over the M segments that could be supervised, and metrics.
+
+    q [N, M, 2], halted_in int [N] (1..M), nll [N, M] and correct bool [N, M] (those of the halting segment after it).
+    """
+    M = q.shape[1]
+    segment = torch.arange(1, M + 1, device=q.device)
+    thought, went_on = segment <= halted_in[:, None], segment < halted_in[:, None]
+    if config.q_target == "correct":
+        right, known = correct, thought
+    else:
+        later = torch.full_like(nll, torch.inf)
+        later[:, :-1] = nll.flip(1).cummin(1).values.flip(1)[:, 1:]
+        right, known = nll - later < config.loss_gain_threshold, went_on
+    q_halt, q_continue = q[..., 0], q[..., 1]
+    halt_loss = F.binary_cross_entropy_with_logits(q_halt, right.to(q.dtype), reduction="none")
+    with torch.no_grad():
+        value = torch.sigmoid(q)
+        best = value.amax(-1)
+        if M == config.halt_max_steps:  # after the last segment there is nothing but to halt
+            best[:, -1] = 1.0 if config.q_target == "loss_gain" else value[:, -1, 0]  # and nothing to regret
+        target = (best[:, 1:] - config.halt_step_cost).clamp(0, 1)
+    continue_loss = F.binary_cross_entropy_with_logits(q_continue[:, :-1], target, reduction="none")
+    losses = {
+        "q_halt_loss": _at(known, halt_loss).sum(1) / config.halt_max_steps,
+        "q_continue_loss": _at(went_on[:, :-1], continue_loss).sum(1) / config.halt_max_steps,
+    }
+    total = known.sum().clamp(min=1)
+    metrics = {
+        "q_halt_accuracy": (known & ((q_halt > 0) == right)).sum() / total,
+        "q_halt_calibration": (_at(known, value[..., 0] - right.float()).sum() / total).abs(),
+    }
+    return losses, metrics
+
+
+def halting_distribution(q: torch.Tensor) -> torch.Tensor:
+    """p[n, m], the chance that the gate s(q_halt - q_continue) halts after segment m; sums to 1. q [N, M, 2]."""
+    gate = torch.sigmoid(q[..., 0] - q[..., 1])
+    gate = torch.cat([gate[:, :-1], torch.ones_like(gate[:, :1])], dim=1)
+    before = torch.cat([torch.ones_like(gate[:, :1]), (1 - gate[:, :-1]).cumprod(1)], dim=1)
+    return gate * before
+
+
+def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
+    """The price of compute per token [N], from the gate that really halts. q [N, M, 2]."""
+    p = halting_distribution(q)
+    segment = torch.arange(1, p.shape[1] + 1, device=p.device, dtype=p.dtype)
+    if config.ponder_type == "expected_steps":
+        return (p * segment).sum(1) / config.halt_max_steps
+    log_p = p.clamp(min=1e-12).log()
+    if config.ponder_type == "neg_entropy":
+        return (p * log_p).sum(1)
+    prior = GEOMETRIC_PRIOR * (1 - GEOMETRIC_PRIOR) ** (segment - 1)
+    return (p * (log_p - (prior / prior.sum()).log())).sum(1)
+
+
+class _TokenLosses:
+    """Per token [n]: `nll` without smoothing, `loss` with it, and whether the likeliest token is the `correct` one."""
+
+    def __init__(self, nll: torch.Tensor, loss: torch.Tensor, correct: torch.Tensor):
+        self.nll, self.loss, self.correct = nll, loss, correct
+
+
+def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor | None = None) -> _TokenLosses:
+    """hidden [n, D], target [n]; `logits` [n, V] if they are at hand."""
+
+    def of_logits(logits, target):
+        log_p = logits.float().log_softmax(-1)
+        nll = -log_p.gather(-1, target.unsqueeze(-1)).squeeze(-1)
+        loss = nll if smoothing == 0 else (1 - smoothing) * nll - smoothing * log_p.mean(-1)
+        return nll, loss, logits.argmax(-1) == target
+
+    if logits is not None:
+        return _TokenLosses(*of_logits(logits, target))
+    size = max(1, LOGITS_AT_ONCE // head.out_features)
+    if len(target) <= size:
+        return _TokenLosses(*of_logits(head(hidden), target))
+    parts = [
+        checkpoint(lambda h, t: of_logits(head(h), t), h, t, use_reentrant=False)
+        for h, t in zip(hidden.split(size), target.split(size))
+    ]
+    return _TokenLosses(*(torch.cat(part) for part in zip(*parts)))
+
+
+@torch.no_grad()
+def _metrics(config, states, valid, halted_in, nll, correct) -> dict[str, torch.Tensor]:
+    """0-d tensors over the labelled tokens; zero if there are none. nll, correct [N, M]."""
+
+    def mean(values: torch.Tensor) -> torch.Tensor:
+        return values.float().sum() / max(len(values), 1)
+
+    converged = thought = torch.zeros((), device=nll.device)
+    for m in range(1, len(states)):
+        change = relative_change(states[m][valid], states[m - 1][valid])
+        thinking = halted_in > m
+        converged = converged + (thinking & (change < config.convergence_threshold)).sum()
+        thought = thought + thinking.sum()
+    steps = mean(halted_in)
+    return {
+        "avg_steps": steps,
+        **{f"halted_at_{m}": mean(halted_in == m) for m in range(1, config.halt_max_steps + 1)},
+        "convergence_rate": converged / thought.clamp(min=1),
+        "h_updates": steps * config.H_cycles,
+        "l_steps": steps * config.H_cycles * config.L_cycles,
+        "layer_visits_per_token": steps * config.segment_visits,
+        "ce_first": mean(nll[:, 0]),
+        "ce_last": mean(nll[:, -1]),
+        "token_accuracy": mean(correct[:, -1]),
+        "perplexity": mean(nll[:, -1]).exp(),
+    }
+
+
+def _at(mask: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    return torch.where(mask, values, 0.0)

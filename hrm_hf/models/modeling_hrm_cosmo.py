@@ -20,8 +20,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_hrm_cosmo import HrmCosmoConfig
 from .cosmo_layers import CosmoStem, MapStatistics
-from .float32_modules import Float32Linear
-from .modeling_utils import CheckpointCodeMixin
+from .modeling_utils import CheckpointCodeMixin, Float32Linear
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead, PosteriorMixin
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 

@@ -11,6 +11,10 @@ logits head(z_H) and two values (halt, continue) from its own state; a token tha
 values, in training as in decoding, and later tokens read those. Trained by a loss at every segment (deep supervision),
 with gradients through the last stack passes of a segment only.
 
+Attention functions, rotary positions and the feed-forward network are transformers'. What differs from Llama: keys and
+values go to the slot of this visit (`recurrent_cache.py`), attention has a sigmoid gate, RMS norms have no gain, and a
+stack ends in a norm.
+
 Sources: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734 (recurrence, ACT); Sapient's HRM-Text
 (pre-norm stacks with one exit norm, gated attention, truncated gradients). Different from the 50M/100M models whose
 guide this architecture serves: attention is causal, halting works, is per token and so independent of later tokens
@@ -27,22 +31,25 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
 from transformers.processing_utils import Unpack
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
 from transformers.utils.output_capturing import capture_outputs
 
 from .act import exploration_min_steps
-from .cache_slots import VisitedLayersMixin
 from .configuration_hrm_lm import HrmLmConfig
-from .early_exit import LEARNED, SegmentState, make_exit
-from .hrm_lm_layers import HrmLmAttention, HrmLmDecoderLayer, HrmLmQHead, HrmLmStack
+from .early_exit import LEARNED, SegmentState, make_exit, segment_losses
 from .modeling_utils import CheckpointCodeMixin
-from .recurrent_cache import SegmentKeyValues
-from .token_halting import segment_losses
+from .recurrent_cache import RecurrentCache, VisitedLayersMixin
 
 
 Q_INIT_BIAS = -5.0  # both values start far from a decision, and equal: no token halts (HRM paper)
@@ -70,7 +77,7 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     Attributes:
         loss: weighted sum of the terms below. All are in nats and 0-d.
         lm_loss: cross entropy at each token's halting segment, without label smoothing.
-        deep_supervision_loss, q_halt_loss, q_continue_loss, ponder_loss: see `token_halting`.
+        deep_supervision_loss, q_halt_loss, q_continue_loss, ponder_loss: see `early_exit`.
         logits: [B, T, V] at each token's halting segment.
         q_logits: [B, T, m, 2]; halt_steps: int [B, T]; segment_logits: [B, m, T, V], on request. m segments ran.
         metrics: 0-d tensors: avg_steps, convergence_rate, token_accuracy, perplexity, ...
@@ -85,6 +92,119 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     halt_steps: torch.Tensor | None = None
     segment_logits: torch.Tensor | None = None
     metrics: dict[str, torch.Tensor] | None = None
+
+
+def _rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
+    return nn.RMSNorm(width, eps=config.rms_norm_eps, elementwise_affine=config.norm_affine)
+
+
+class HrmLmAttention(nn.Module):
+    """Causal attention with rotary positions, grouped keys, and optionally a sigmoid gate and normalised queries."""
+
+    def __init__(self, config: HrmLmConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = True
+        width, kv_width = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, width, bias=False) if config.attention_gate else None
+        self.q_norm = _rms_norm(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = _rms_norm(config, self.head_dim) if config.qk_norm else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        key_values: RecurrentCache,
+        first_visit: int,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states [B, T, D]; `first_visit` is the visit number of the first layer of this stack pass."""
+        input_shape = hidden_states.shape[:-1]
+        heads = (*input_shape, -1, self.head_dim)
+        query, key = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
+        key, value = key_values.update(key, value, first_visit + self.layer_idx)
+
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        mixed, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        mixed = mixed.reshape(*input_shape, -1)
+        if self.gate_proj is not None:
+            mixed = mixed * torch.sigmoid(self.gate_proj(hidden_states))
+        return self.o_proj(mixed), weights
+
+
+class HrmLmDecoderLayer(GradientCheckpointingLayer):
+    """Attention and SwiGLU, normalised before each branch ("pre_exit") or after each sum ("post")."""
+
+    def __init__(self, config: HrmLmConfig, layer_idx: int):
+        super().__init__()
+        self.post_norm = config.norm_position == "post"
+        self.self_attn = HrmLmAttention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = _rms_norm(config, config.hidden_size)
+        self.post_attention_layernorm = _rms_norm(config, config.hidden_size)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
+        """[B, T, D] to [B, T, D]."""
+        if self.post_norm:
+            mixed, _ = self.self_attn(hidden_states, **kwargs)
+            hidden_states = self.input_layernorm(hidden_states + self.dropout(mixed))
+            return self.post_attention_layernorm(hidden_states + self.dropout(self.mlp(hidden_states)))
+        mixed, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + self.dropout(mixed)
+        return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
+
+
+class HrmLmStack(nn.Module):
+    """The blocks of one level. Its exit norm bounds a state that passes through it many times."""
+
+    def __init__(self, config: HrmLmConfig, num_layers: int):
+        super().__init__()
+        self.layers = nn.ModuleList(HrmLmDecoderLayer(config, index) for index in range(num_layers))
+        self.exit_norm = nn.Identity() if config.norm_position == "post" else _rms_norm(config, config.hidden_size)
+
+    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
+        """[B, T, D] to [B, T, D]."""
+        if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
+            hidden_states.requires_grad_()  # a reentrant checkpoint gives no gradients where no input needs one
+        for layer in self.layers:
+            hidden_states = layer(hidden_states, **kwargs)
+        return self.exit_norm(hidden_states)
+
+
+class HrmLmQHead(nn.Linear):
+    """Halting and continuing value of a token; a class of its own because it starts at zero weights, biases -5.
+
+    In float32 at least: the values differ by less than bfloat16 resolves.
+    """
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[B, T, D] to [B, T, 2]."""
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return nn.functional.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
 
 
 class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):
@@ -173,7 +293,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             input_ids: [B, T], or inputs_embeds: [B, T, D], not yet scaled.
             attention_mask: [B, past + T], 0 for padding; or any mask transformers takes.
             num_segments: most segments of this call; the config's halt_max_steps by default.
-            exit_criterion: a name of `exits.DEFAULT_THRESHOLDS`, or an object with `check`; the config's by default.
+            exit_criterion: a name in `DEFAULT_THRESHOLDS`, or an object with `check`; the config's by default.
                 Criteria that need no training act in inference only; training then runs every segment.
             exit_threshold: of the criterion.
             logits_fn: hidden states to logits, for the criteria that look at distributions.
@@ -211,7 +331,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         min_steps = self._min_steps(halt_steps)
         for m in range(1, num_segments + 1):
             thinking = None if m == 1 or _all(active) else active
-            key_values = SegmentKeyValues(self.config, past_key_values, thinking, key_values, num_segments)
+            key_values = RecurrentCache(self.config, past_key_values, thinking, key_values, num_segments)
             new_H, new_L = self.segment(z_H, z_L, x, key_values=key_values, **passes)
             previous, halt_steps = z_H, halt_steps + active
             # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.
@@ -239,7 +359,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         )
 
     def segment(
-        self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, key_values: SegmentKeyValues, **passes
+        self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, key_values: RecurrentCache, **passes
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One segment of H_cycles * (L_cycles + 1) stack passes, of which the last ones carry gradients."""
         config = self.config

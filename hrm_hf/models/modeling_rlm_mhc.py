@@ -12,7 +12,7 @@ key-value cache is Llama's, as streams belong to a token.
 
 Different from petostouf/rlm-mhc, whose training guide names the sizes: its layers expand and contract inside a block,
 so that they are one matrix in disguise; here the streams live from the embedding to the last norm, as in
-arXiv 2512.24880. `mhc_metrics.py` has the gains that the guide monitors. `num_loops` > 1 runs the middle layers
+arXiv 2512.24880. `MhcMetricsMixin` has the gains that the guide monitors. `num_loops` > 1 runs the middle layers
 several times, an extension after Hyperloop Transformers (arXiv 2604.21254); unlike there, mHC is at every site and a
 loop has no parameters of its own.
 """
@@ -35,11 +35,10 @@ from transformers.utils import TransformersKwargs, can_return_tuple
 from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
-from .cache_slots import CacheSlots, VisitedLayersMixin, cache_slot
 from .configuration_rlm_mhc import RlmMhcConfig
-from .hyper_connections import HyperConnection, HyperHead, assign_initial_values
-from .mhc_metrics import MhcMetricsMixin
+from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
 from .modeling_utils import CheckpointCodeMixin
+from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view
 
 
 STREAM_DECAY = 0.6  # of the stream factors' initial values
@@ -76,7 +75,7 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
     def forward(
         self,
         hidden_states: torch.Tensor,
-        past_key_values: Cache | CacheSlots | None = None,
+        past_key_values: Cache | LayerCacheView | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> torch.Tensor:
         def attention(x):
@@ -224,7 +223,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
                 attention_mask=causal_mask,
                 position_embeddings=position_embeddings,
                 position_ids=position_ids,
-                past_key_values=past_key_values if slot == layer else cache_slot(past_key_values, slot),
+                past_key_values=past_key_values if slot == layer else layer_cache_view(past_key_values, slot),
                 use_cache=use_cache,
                 **kwargs,
             )

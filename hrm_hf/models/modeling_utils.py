@@ -1,18 +1,54 @@
-"""What the pretrained-model classes of the package share: the code in their checkpoints, and care of 4-bit weights.
+"""Parts that every architecture shares beside its arithmetic.
 
-A checkpoint that carries its code names every head of its architecture, not only the one that was saved, and goes to
-the Hub with a card of ours where it would get the library's empty one.
+- `PresetsMixin`: named configurations, as data at the end of a config class.
+- `CheckpointCodeMixin`: a checkpoint carries its code and names every head of its architecture, not only the one that
+  was saved; it goes to the Hub with a card of ours where it would get the library's empty one.
+- `Float32Buffers`, `Float32Linear`: modules that compute in float32 inside a model that was cast to half precision.
+- `repair_4bit_layers`, `dequantize_weight`: 4-bit weights of bitsandbytes on the CPU, right for every width, and
+  trained through after an evaluation.
+
+bitsandbytes 0.50 has three faults on the CPU, found by measurement; its GPU code has none of them.
+
+- Where the inputs of a linear layer are no multiple of the block (64), weights come back wrong: a relative error of
+  0.2 to 0.6 instead of 0.09, without a word. The values are packed in blocks that run on over the ends of rows; the
+  CPU's kernel begins a new block in each. Read as one long row they are right.
+- On CPUs with AVX512-BF16, the first call in eval mode repacks weights for a bfloat16 product, which fails for inputs
+  that are no multiple of 64 and outputs that are no multiple of 32;
+- and a layer that is repacked passes no gradient on when training goes on.
 """
 
+import math
 from collections.abc import Callable
+from functools import partial
+from typing import Any, ClassVar
 
-from .quantised_weights import mend_4bit_maps
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class PresetsMixin:
+    """`presets()` and `from_preset(name)` for a config class with a `_presets` table: name -> fields."""
+
+    _presets: ClassVar[dict[str, dict[str, Any]]] = {}
+
+    @classmethod
+    def presets(cls) -> list[str]:
+        """Names that `from_preset` accepts."""
+        return sorted(cls._presets)
+
+    @classmethod
+    def from_preset(cls, name: str, **overrides):
+        """The config of a named architecture, with `overrides` applied. Raises ValueError for an unknown name."""
+        if name not in cls._presets:
+            raise ValueError(f"unknown preset {name!r} for {cls.model_type}; choose one of {cls.presets()}")
+        return cls(**{**cls._presets[name], **overrides})
 
 
 class CheckpointCodeMixin:
     """For pretrained-model classes; `hrm_hf.registry` fills `_auto_map` with Auto class -> "module.Class".
 
-    It also fills `_complete_push`, which adds a model card and the code's licence to a folder (argument 1) that goes
+    It also fills `_complete_push`, which adds a model card and the code's license to a folder (argument 1) that goes
     to a repository (2). Where the code runs without the package, a push has the library's card.
     """
 
@@ -35,7 +71,7 @@ class CheckpointCodeMixin:
     def from_pretrained(cls, *args, **kwargs):
         """As in transformers; 4-bit weights of bitsandbytes are then right on the CPU, too."""
         loaded = super().from_pretrained(*args, **kwargs)
-        mend_4bit_maps(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple if loading info is asked for
+        repair_4bit_layers(loaded[0] if isinstance(loaded, tuple) else loaded)  # a tuple if loading info is asked for
         return loaded
 
     def load_adapter(self, peft_model_id: str | None = None, *args, **kwargs):
@@ -48,3 +84,61 @@ class CheckpointCodeMixin:
                 f"({lost[0]}, ...): use peft's PeftModel.from_pretrained(base, {str(peft_model_id)!r}), or merge it"
             )
         return info
+
+
+class Float32Buffers(nn.Module):
+    """Its buffers follow `.to(device)` but not `.half()`, `.bfloat16()` or `.double()`; its parameters follow both.
+
+    For constants whose differences half precision loses. (`_keep_in_fp32_modules_strict` does the same for what
+    `from_pretrained(dtype=...)` reads from a file, and only for that.)
+    """
+
+    def _apply(self, fn, recurse=True):
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, buffer in before.items():
+            moved = self._buffers[name]
+            if moved.dtype != buffer.dtype:
+                self._buffers[name] = buffer.to(moved.device)
+        return self
+
+
+class Float32Linear(nn.Linear):
+    """A linear layer in float32, whatever the dtypes of weights and input. (Autocast is the caller's to stop.)"""
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        bias = None if self.bias is None else self.bias.float()
+        return F.linear(features.float(), self.weight.float(), bias)
+
+
+def repair_4bit_layers(model: nn.Module) -> None:
+    """Keeps the 4-bit layers of a model that was just loaded off the kernels that fail; nothing for other models."""
+    if not getattr(model, "is_loaded_in_4bit", False):
+        return
+    for module in model.modules():
+        if type(module).__name__ != "Linear4bit":  # by name: bitsandbytes is not needed where it is not used
+            continue
+        module.support_avx512bf16_for_cpu = False
+        on_cpu = module.weight.device.type == "cpu"
+        if on_cpu and module.in_features % module.weight.quant_state.blocksize:
+            module.forward = partial(_multiply, module)
+
+
+def _multiply(module: nn.Linear, hidden_states: torch.Tensor) -> torch.Tensor:
+    """The layer's product in its compute dtype; the result has the dtype of `hidden_states`."""
+    dtype = module.compute_dtype or hidden_states.dtype
+    bias = None if module.bias is None else module.bias.to(dtype)
+    return F.linear(hidden_states.to(dtype), dequantize_weight(module.weight).to(dtype), bias).to(hidden_states.dtype)
+
+
+def dequantize_weight(weight: torch.Tensor) -> torch.Tensor:
+    """float32 [out, in] of bitsandbytes' 4-bit `weight`, on any device and for any width."""
+    state, operators = weight.quant_state, torch.ops.bitsandbytes
+    scales = state.absmax
+    if state.nested:  # scales that are themselves in 8 bits
+        inner = state.state2
+        scales = operators.dequantize_blockwise(scales, inner.absmax, inner.code, inner.blocksize, torch.float32)
+        scales = scales + state.offset
+    row = [1, math.prod(state.shape)]
+    flat = operators.dequantize_4bit(weight.data, scales, state.blocksize, state.quant_type, row, torch.float32)
+    return flat.view(tuple(state.shape))

@@ -19,7 +19,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from .configuration_cosmo import CosmoRegressionConfig
-from .float32_modules import Float32Buffers, Float32Linear
+from .modeling_utils import Float32Buffers, Float32Linear
 
 
 NUM_POINTS = 128  # of each Gaussian, for moments; quasi-random, so exact to about 1 % of a standard deviation

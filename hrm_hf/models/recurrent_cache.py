@@ -1,7 +1,7 @@
-"""Keys and values of a recurrent decoder: one slot for each visit of a layer, over segments.
+"""Keys and values of decoders that visit a layer several times a token: one slot of the cache for each visit.
 
-A transformer layer that is visited several times needs keys and values for each visit. Within a segment, visits are
-numbered
+`LayerCacheView` leads what a layer stores to the slot of its visit. `RecurrentCache` does so for a decoder that thinks
+in segments: within a segment, visits are numbered
 
     visit(h, l, layer) = h * cycle + l * num_l_layers + layer          low-level pass l of cycle h
     visit(h, H, layer) = h * cycle + L_cycles * num_l_layers + layer   the high-level pass that ends cycle h
@@ -18,7 +18,23 @@ import torch
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
-class SegmentKeyValues:
+class LayerCacheView:
+    """A cache seen from one visit of a layer: what the layer stores under its own index goes to the visit's slot."""
+
+    def __init__(self, cache: Cache, slot: int):
+        self.cache, self.slot = cache, slot
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As a cache's, with the visit's slot instead of `layer_idx`."""
+        return self.cache.update(key, value, self.slot)
+
+
+def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
+    """The view of one visit; None without a cache."""
+    return None if cache is None else LayerCacheView(cache, slot)
+
+
+class RecurrentCache:
     """The keys and values of one segment of one forward.
 
     Args:
@@ -34,7 +50,7 @@ class SegmentKeyValues:
         config,
         cache: Cache | None,
         active: torch.Tensor | None,
-        before: "SegmentKeyValues | None",
+        before: "RecurrentCache | None",
         num_segments: int,
     ):
         self.config = config
@@ -93,3 +109,38 @@ class SegmentKeyValues:
                 )
         self.written.add(slot)
         return self.cache.update(key, value, slot)
+
+
+# How the names of these servers' attention functions begin (vLLM 0.33; SGLang's main branch of 2026).
+FOREIGN_CACHES = ("vllm", "sglang")
+
+
+class VisitedLayersMixin:
+    """For causal LMs whose layers are visited several times a token: no cache that has one place a layer.
+
+    Continuous batching, vLLM and SGLang keep keys and values by the layer's own number; visits of one layer would
+    overwrite each other, and the answer would be wrong without a word. Such a model must not say
+    `_supports_attention_backend` either; vLLM 0.33 asks for it, but takes models that do not say so too.
+    """
+
+    @property
+    def visits_layers_again(self) -> bool:
+        """Whether a layer stores keys and values more than once a token."""
+        return True
+
+    def init_continuous_batching(self, *args, **kwargs):
+        """As in transformers, if no layer is visited twice. Raises ValueError otherwise."""
+        if self.visits_layers_again:
+            raise ValueError(
+                f"{type(self).__name__} visits its layers several times a token, and continuous batching has one "
+                "place a layer for keys and values: use generate, or serve it without --continuous-batching"
+            )
+        return super().init_continuous_batching(*args, **kwargs)
+
+    def _check_and_adjust_attn_implementation(self, attn_implementation, *args, **kwargs):
+        if self.visits_layers_again and str(attn_implementation).startswith(FOREIGN_CACHES):
+            raise ValueError(
+                f"attn_implementation={attn_implementation!r} keeps one place a layer for keys and values, and "
+                f"{type(self).__name__} visits its layers several times a token: serve it with hrm-hf serve"
+            )
+        return super()._check_and_adjust_attn_implementation(attn_implementation, *args, **kwargs)

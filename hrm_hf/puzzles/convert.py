@@ -17,7 +17,6 @@ Left out: variants of TRM with other states (single z, six z_L), URM, optimizer 
 """
 
 import logging
-import pickle
 import re
 import shutil
 from pathlib import Path
@@ -28,6 +27,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 
 from ..io.bounded_files import load_json, load_yaml
+from ..io.state_dicts import read_state_dict
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..models.configuration_trm_puzzle import TrmPuzzleConfig
 from ..models.modeling_hrm_puzzle import HrmPuzzleForSolving
@@ -162,7 +162,7 @@ def convert_original(
     weights_file = find_weights(Path(src), step)
     folder = weights_file.parent
     run = _read_config(folder / CONFIG_FILE)
-    state = read_state_dict(weights_file)
+    state = read_state_dict(weights_file, WRAPPERS)
     data = data_folders(run)
 
     fields = config_fields(run["arch"], architecture, folder / CONFIG_FILE)
@@ -222,26 +222,6 @@ def find_weights(src: Path, step: int | None = None) -> Path:
     raise FileNotFoundError(
         f"{src} holds no step_N and no `checkpoint`; it holds {sorted(p.name for p in src.iterdir())}"
     )
-
-
-def read_state_dict(file: Path) -> dict[str, torch.Tensor]:
-    """Tensors by the original's bare names (wrappers' prefixes removed). Refuses pickled code."""
-    try:
-        state = torch.load(file, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"{file} is no plain state_dict: it is damaged, or holds Python objects, which are never loaded because "
-            f"they can run code. Expected torch.save(model.state_dict()). ({str(error).splitlines()[0]})"
-        ) from error
-    except (RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file} cannot be read, it is truncated or damaged; fetch it again. ({error})") from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        kinds = {type(value).__name__ for value in state.values()} if isinstance(state, dict) else type(state).__name__
-        raise ValueError(f"{file} holds {kinds}; expected a state_dict, that is tensors by name")
-    bare = {WRAPPERS.sub("", str(name)): tensor for name, tensor in state.items()}
-    if len(bare) < len(state):
-        raise ValueError(f"{file}: tensors coincide once {WRAPPERS.pattern} is removed from {sorted(state)}")
-    return bare
 
 
 def config_fields(arch: dict[str, Any], architecture: str, file: Path) -> dict[str, Any]:

@@ -124,7 +124,7 @@ class PuzzleOrder:
         return rows[np.lexsort((rng.random(len(rows)), place))]
 
 
-class RowStream:
+class CarryDataLoader:
     """Iterable of batches for the slots of one process; `halted` says which slots want a new row at the next batch.
 
     With `drop_unplaced_rows` every batch takes B new rows and those offered to busy slots are lost, which is what the

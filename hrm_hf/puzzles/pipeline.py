@@ -19,11 +19,13 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import Pipeline
+from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import cached_file
 
-from ..hub.pipelines_mixin import OwnBatchesMixin
 from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_table_line, csv_rows, load_json
-from ..text.sources import parse_json, shorten
+from ..io.pipeline_batches import OwnBatchesMixin
+from ..io.sources import parse_json, shorten
+from ..registry import AutoModelForPuzzleSolving
 from .dataset import IDENTIFIERS_FILE
 from .tasks import QUESTION_NAMES, Candidate, Puzzle, puzzle_task
 
@@ -275,3 +277,8 @@ def _candidate(output: dict[str, np.ndarray], row: int) -> Candidate:
         candidate.trajectory = output["trajectory"][:steps, row]
         candidate.q_trajectory = output["q_trajectory"][:steps, row]
     return candidate
+
+
+PIPELINE_REGISTRY.register_pipeline(
+    "puzzle-solving", PuzzleSolvingPipeline, pt_model=(AutoModelForPuzzleSolving,), type="text"
+)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..io.sources import HUB_PREFIX
 from ..resources import existing_path
 from .dataset import puzzle_features
 
@@ -23,7 +24,6 @@ from .dataset import puzzle_features
 if TYPE_CHECKING:
     import datasets
 
-HUB_PREFIX = "hub:"
 # The Hub sets of the HRM authors, our own files, and the widespread Kaggle header.
 COLUMN_NAMES = (("question", "answer"), ("puzzle", "solution"), ("quizzes", "solutions"))
 RATING_COLUMN = "rating"

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 
 from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_parquet, check_table_line, csv_rows
-from ..text.sources import parse_json
-from .readers import FILE_KINDS, HUB_PREFIX, PuzzleTable, read_splits
+from ..io.sources import HUB_PREFIX, parse_json
+from .readers import FILE_KINDS, PuzzleTable, read_splits
 
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,8 @@
-"""The part of `HrmTrainer` for models with a carry (puzzle reasoners): data, one ACT step, evaluation, resuming.
+"""`PuzzleTrainer`: trains models with a carry, one ACT step an optimizer step.
 
-One optimizer step is one ACT step on a carry that persists from batch to batch, per process. The data come from a
-`RowStream`, which gives a slot its next example when the last one has halted. Every override here leaves models
-without a carry to the next class.
+The carry persists from batch to batch, per process. The data come from a `CarryDataLoader`, which gives a slot its
+next example when the last one has halted. Puzzle rows are trained by sign descent, weights by another
+optimizer.
 """
 
 import os
@@ -13,24 +13,85 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from ..models.act import ActCarry
-from .dataloader import PuzzleRows, RowStream
+from ..trainer.adapters import magnitudes, split_weight_decay_groups
+from ..trainer.base import HrmTrainer
+from ..trainer.optim import CompositeOptimizer, SignSGD
+from .arguments import PuzzleTrainingArguments
+from .dataloader import CarryDataLoader, PuzzleRows
 
 
-class CarryTraining:
-    """Overrides of Trainer's methods for a model that has `initial_carry`."""
+class PuzzleTrainer(HrmTrainer):
+    """Trainer for a model with `initial_carry`, `optimizer_groups` and `compile_act_step`; see `HrmTrainer`."""
 
-    carry: ActCarry | None
-    has_carry: bool
+    arguments_class = PuzzleTrainingArguments
+    pipeline = "puzzle-solving"
+    log_format = {
+        "loss": "loss {:.3f}",
+        "exact_accuracy": "exact {:6.1%}",
+        "average_steps": "steps {:4.1f}",
+        "puzzles_per_second": "{:6.1f} puzzles/s",
+        "eval_exact_accuracy": "held-out exact {:6.1%}",
+        "eval_cell_accuracy": "cells {:6.1%}",
+        "eval_average_steps": "steps {:4.1f}",
+    }
+    carry: ActCarry | None = None
+    _resume_from: str | None = None
+
+    def prepare_model(self, model: Any, args: PuzzleTrainingArguments) -> None:
+        """Turns --bf16 and --torch_compile into what models with a carry mean by them, and tells accelerate nothing.
+
+        Weights are cast to the dtype of the activations on use, so autocast would only change the arithmetic; and the
+        unit to compile is one ACT step without its random draws and sparse rows, not the whole forward.
+        """
+        if args.fp16:
+            raise ValueError("--fp16 is not supported for models with a carry; use --bf16 or float32")
+        if args.bf16:
+            model.config.forward_dtype = "bfloat16"
+            args.bf16, args.mixed_precision = False, "no"
+        if args.torch_compile:
+            torch._dynamo.config.optimize_ddp = False  # it would split the one graph at DDP's buckets
+            options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+            model.compile_act_step(**{name: value for name, value in options.items() if value is not None})
+            args.torch_compile = False
+            for name in ("BACKEND", "MODE"):
+                os.environ.pop(f"ACCELERATE_DYNAMO_{name}", None)
+
+    def validate_arguments(self) -> None:
+        """As in the base; batches cannot be accumulated."""
+        if self.args.gradient_accumulation_steps != 1:
+            raise ValueError(
+                f"gradient_accumulation_steps={self.args.gradient_accumulation_steps}: one optimizer step is one "
+                "ACT step on the carry, so raise per_device_train_batch_size instead"
+            )
+        super().validate_arguments()
+        self.args.ignore_data_skip = True  # the data loader restores its own position
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        """AdamATan2 or the library's optimizer; sign descent on the model's sparse rows, behind one interface."""
+        if self.optimizer is not None:
+            return self.optimizer
+        args = self.args
+        groups = [dict(group) for group in self.model.optimizer_groups()]
+        sparse = [group for group in groups if group.get("sparse_rows")]
+        dense = [{"weight_decay": args.weight_decay, **group} for group in groups if not group.get("sparse_rows")]
+        dense = split_weight_decay_groups(dense, magnitudes(self.model))
+        optimizers: list[torch.optim.Optimizer] = []
+        if sparse:
+            optimizers.append(SignSGD(sparse, lr=args.puzzle_emb_lr, weight_decay=args.puzzle_emb_weight_decay))
+        if any(group["params"] for group in dense):
+            optimizers.append(self.new_optimizer(dense))
+        if not optimizers:
+            raise ValueError("nothing to train: every weight is frozen and the model has no puzzle table")
+        self.optimizer = CompositeOptimizer(optimizers)
+        return self.optimizer
 
     # ---- data ----
 
     def get_train_dataloader(self):
-        """A `RowStream`."""
-        if not self.has_carry:
-            return super().get_train_dataloader()
+        """A `CarryDataLoader`."""
         rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
         rows.check_fits(self.model.config)
-        self.stream = RowStream(
+        self.stream = CarryDataLoader(
             rows,
             self._train_batch_size,
             self.args.seed if self.args.data_seed is None else self.args.data_seed,
@@ -42,21 +103,17 @@ class CarryTraining:
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """One batch and no token count: the loss of a model with a carry is already a mean over its slots."""
-        if not self.has_carry:
-            return super().get_batch_samples(epoch_iterator, num_batches, device)
         batch = next(epoch_iterator, None)
         return ([] if batch is None else [batch]), None
 
     def floating_point_ops(self, inputs) -> int:
         """Not counted: the formula for dense transformers would be wrong."""
-        return 0 if self.has_carry else super().floating_point_ops(inputs)
+        return 0
 
     # ---- one step ----
 
     def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
         """One ACT step, its backward pass, and the check that both are finite."""
-        if not self.has_carry:
-            return super().training_step(model, inputs, num_items_in_batch)
         if self._resume_from is not None:  # as late as possible: nothing may draw random numbers in between
             self._load_rng_state(self._resume_from)
             self._resume_from = None
@@ -70,7 +127,7 @@ class CarryTraining:
         self.carry = outputs.carry
         self.accelerator.backward(outputs.loss)
         terms = {name: value.detach() for name, value in outputs.items() if name.endswith("_loss")}
-        self.meter.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})
+        self.train_metrics.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})
         loss = self._close_step(outputs.loss.detach().float())
         if self.nonfinite_in_a_row:
             # A latent state that is not finite would poison every following step: its slot starts on its next row.
@@ -80,7 +137,7 @@ class CarryTraining:
 
     def _get_learning_rate(self) -> float:
         """That of the weights; the puzzle table's group comes first."""
-        return self.optimizer.param_groups[-1]["lr"] if self.has_carry else super()._get_learning_rate()
+        return self.optimizer.param_groups[-1]["lr"]
 
     def puzzles_begun(self) -> int | None:
         """Puzzles that were given a slot since the run began, over all processes. A collective call.
@@ -96,14 +153,12 @@ class CarryTraining:
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """With the right epoch: the library starts that of a resumed run anew."""
-        if self.has_carry and "loss" in logs:
+        if "loss" in logs:
             self.state.epoch = self.state.global_step / len(self.stream)
         super().log(logs, start_time)
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
         """Loss components of a step, accuracies of the examples that halted, and speed."""
-        if not self.has_carry:
-            return super()._training_logs(sums, steps, seconds)
         count = sums.pop("count", 0.0)
         logs = {n: v / max(steps, 1) / self.args.world_size for n, v in sums.items() if n.endswith("_loss")}
         if count:
@@ -115,13 +170,11 @@ class CarryTraining:
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
         """`evaluate_puzzles` on the main process, with averaged weights if there are any."""
-        if not self.has_carry:
-            return super().evaluate(eval_dataset, ignore_keys, metric_key_prefix)
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
         rows = dataset if isinstance(dataset, PuzzleRows) else PuzzleRows(dataset)
-        with self.meter.paused():
+        with self.train_metrics.paused():
             metrics = self.last_evaluation = self._evaluate_rows(rows)
         logged = {f"{metric_key_prefix}_{n}": v for n, v in metrics.items() if isinstance(v, (int, float))}
         self.log(logged)
@@ -149,7 +202,12 @@ class CarryTraining:
 
     # ---- saving and resuming ----
 
-    def _load_carry(self, folder: Path) -> None:
+    def _prepare_for_training(self, *args: Any):
+        self.carry = None
+        return super()._prepare_for_training(*args)
+
+    def _restore_data_position(self, folder: Path) -> None:
+        """Loads the carry of this process and the position of each of its slots."""
         file = folder / f"act_state_{self.args.process_index}.pt"
         if not file.exists():
             saved = len(list(folder.glob("act_state_*.pt")))
@@ -169,23 +227,3 @@ class CarryTraining:
         if self.carry is not None:
             state = {"carry": self.carry.to_tensors(), "stream": self.stream.state_dict()}
             torch.save(state, os.path.join(output_dir, f"act_state_{self.args.process_index}.pt"))
-
-
-def adopt_precision_and_compile(model: Any, args) -> None:
-    """Turns --bf16 and --torch_compile into what models with a carry mean by them, and tells accelerate nothing.
-
-    Weights are cast to the dtype of the activations on use, so autocast would only change the arithmetic; and the
-    unit to compile is one ACT step without its random draws and sparse rows, not the whole forward.
-    """
-    if args.fp16:
-        raise ValueError("--fp16 is not supported for models with a carry; use --bf16 or float32")
-    if args.bf16:
-        model.config.forward_dtype = "bfloat16"
-        args.bf16, args.mixed_precision = False, "no"
-    if args.torch_compile:
-        torch._dynamo.config.optimize_ddp = False  # it would split the one graph at DDP's buckets
-        options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-        model.compile_act_step(**{name: value for name, value in options.items() if value is not None})
-        args.torch_compile = False
-        for name in ("BACKEND", "MODE"):
-            os.environ.pop(f"ACCELERATE_DYNAMO_{name}", None)

@@ -13,8 +13,17 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..golang.data.records import json_object, numbered_lines
-from .sources import HUB_PREFIX, JSON_KINDS, PARQUET, BadLineError, is_hub_source, local_files, shorten
+from ..io.sources import (
+    HUB_PREFIX,
+    JSON_KINDS,
+    PARQUET,
+    BadLineError,
+    is_hub_source,
+    json_object,
+    local_files,
+    numbered_lines,
+    shorten,
+)
 
 
 if TYPE_CHECKING:

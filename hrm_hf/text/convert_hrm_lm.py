@@ -22,12 +22,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
+from ..io.state_dicts import read_state_dict
 from ..models.configuration_hrm_lm import HrmLmConfig
 from ..models.modeling_hrm_lm import HrmLmForCausalLM
-from ..puzzles.convert import read_state_dict
 
 
 logger = logging.getLogger(__name__)
@@ -55,7 +53,7 @@ DROPPED = re.compile(
     r"|layers\.\d+\.[HL]_module\.attn\.rotary_emb\.inv_freq"
 )
 LEARNED_POSITIONS = re.compile(r"pos(ition)?_embeddings?\.weight")
-WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.)*")  # data parallel training, torch.compile
+WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # data parallel training, torch.compile, a head
 
 WHY_OUTPUTS_DIFFER = (
     "these are starting weights for training, not a converted model: outputs cannot match the original's, which "
@@ -82,7 +80,7 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     """
     weights_file = find_weights(Path(src))
     original = _read_config(weights_file.parent / "config.json")
-    state = {WRAPPERS.sub("", name): tensor for name, tensor in _read_weights(weights_file).items()}
+    state = read_state_dict(weights_file, WRAPPERS)
     config = hrm_lm_config(original, state, weights_file)
     tensors = _our_tensors(state, config, weights_file)
 
@@ -170,15 +168,6 @@ def _field(original: dict[str, Any], name: str, file: Path) -> int:
     if type(original.get(name)) is not int:
         raise ValueError(f"{file.parent / 'config.json'}: {name}={original.get(name)!r}; expected a whole number")
     return original[name]
-
-
-def _read_weights(file: Path) -> dict[str, torch.Tensor]:
-    if file.suffix != ".safetensors":
-        return read_state_dict(file)
-    try:
-        return load_file(file)
-    except SafetensorError as error:
-        raise ValueError(f"{file} cannot be read, it is truncated or damaged; fetch it again. ({error})") from error
 
 
 def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig, file: Path) -> dict[str, torch.Tensor]:

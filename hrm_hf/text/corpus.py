@@ -8,16 +8,17 @@ not streamed are shared out by accelerate's sampler, streams by its dispatching 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ..io.sources import is_hub_source
 from .filters import TextFilter, duplicate_finder, text_batches
 from .packing import Packing, pack_documents, pack_stream, tokenize_documents
-from .sources import is_hub_source, open_source
+from .sources import open_source
 
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
     from transformers import PreTrainedTokenizerBase
 
-    from ..trainer.recipes import LmDataArguments
+    from .arguments import LmDataArguments
 
 
 @dataclass

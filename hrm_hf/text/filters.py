@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from .sources import BadLineError
+from ..io.sources import BadLineError
 
 
 if TYPE_CHECKING:

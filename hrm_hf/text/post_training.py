@@ -36,8 +36,8 @@ from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..registry import ARCHITECTURES
 from ..trainer.adapters import (
-    TRAINED_WHOLE,
     TuningArguments,
+    modules_to_save,
     quantization_config,
     save_trained,
     settle_base,
@@ -46,10 +46,11 @@ from ..trainer.adapters import (
 from ..trainer.arguments import CheckedArguments
 from ..trainer.preemption import PreemptionCallback, exit_if_preempted
 from ..trainer.pushing import HubTraining
-from ..trainer.recipes import AnswerDataArguments, ModelArguments, hardware_of, save_recipe, write_results
+from ..trainer.recipes import ModelArguments, hardware_of, save_recipe, write_results
 from ..trainer.run_folder import claim_run_folder
 from ..trainer.saving import WholeCheckpoints
 from .answers import is_conversation, load_answers
+from .arguments import AnswerDataArguments
 from .causal_lm import load_causal_lm, load_tokenizer
 
 
@@ -93,15 +94,6 @@ class PostTraining(HubTraining, WholeCheckpoints):
             super(HubTraining, self).create_model_card(tags=tags, **kwargs)
         elif Path(self.args.output_dir, "config.json").exists():  # not an adapter
             super().create_model_card(license=license, tags=tags)
-
-    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
-        config = self.model.config
-        config.use_cache, in_training = self.cache_at_inference, config.use_cache
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            config.use_cache = in_training
 
 
 class SftTrainer(PostTraining, SFTTrainer):
@@ -183,7 +175,7 @@ def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
     reference = [] if trainer.ref_model is None else [bare(trainer.accelerator.unwrap_model(trainer.ref_model))]
     for one in (model, *reference):
         one.base_model.register_forward_pre_hook(_as_in_inference)
-    unused = TRAINED_WHOLE.get(model.config.model_type, ())
+    unused = modules_to_save(model)
     for name, parameter in trainer.model.named_parameters():
         if not set(unused).isdisjoint(name.split(".")):
             parameter.requires_grad_(False)

@@ -8,26 +8,30 @@ that the Hub is meant where a folder has the same name. A line that cannot be re
 What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
 """
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.bounded_files import MAX_DOCUMENT_BYTES, bounded_lines, check_parquet
+from ..io.sources import (
+    HUB_PREFIX,
+    JSON_KINDS,
+    PARQUET,
+    BadLineError,
+    decode_text,
+    file_kind,
+    is_hub_source,
+    local_files,
+    parse_json,
+    shorten,
+)
 
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-HUB_PREFIX = "hub:"
-JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
-KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
 WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted, each up to a document's bound
 READER_VERSION = 1  # part of the cache key; raise it when the same file gives other rows
-
-
-class BadLineError(ValueError):
-    """A line, or a row, that is not a text. The message names the place and the mend."""
 
 
 def open_source(
@@ -76,40 +80,6 @@ def open_source(
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
-def is_hub_source(source: str) -> bool:
-    """Whether a source is a data set of the Hub: said by `hub:`, or shaped OWNER/NAME[:CONFIG] and not a path."""
-    if source.startswith(HUB_PREFIX):
-        return True
-    name = source.partition(":")[0]
-    is_path = Path(source).exists() or _kind(Path(source)) is not None or name.startswith((".", "/", "~"))
-    return not is_path and name.count("/") == 1 and all(name.split("/"))
-
-
-def local_files(source: str) -> list[Path]:
-    """The files of a path, sorted; folders are searched to the bottom. Raises as `open_source`."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        files = sorted(file for file in path.rglob("*") if file.is_file() and _kind(file) is not None)
-        if not files:
-            raise ValueError(f"{source} has no file of a known kind in it; expected {KINDS}")
-        return files
-    if not path.exists():
-        raise FileNotFoundError(
-            f"{source} does not exist; expected a file ({KINDS}), a folder of such files, or a data set of the Hub "
-            "as OWNER/NAME or OWNER/NAME:CONFIG"
-        )
-    if _kind(path) is None:
-        raise ValueError(f"{source}: unknown kind of file {''.join(path.suffixes)!r}; expected {KINDS}")
-    return [path]
-
-
-def _kind(path: Path) -> str | None:
-    suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
-    if suffix in (*JSON_KINDS, *TEXT_KINDS):
-        return suffix
-    return PARQUET if path.name.endswith(PARQUET) else None
-
-
 # ---- files of lines ----
 
 
@@ -121,7 +91,7 @@ def _open_lines(
     from datasets.fingerprint import Hasher
 
     options: dict[str, Any] = {"path": str(path), "on_bad_line": on_bad_line, **limits}
-    if _kind(path) in JSON_KINDS:
+    if file_kind(path) in JSON_KINDS:
         reader = read_json_lines
         options["column"] = column
     else:
@@ -238,43 +208,10 @@ def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
         yield {"text": text, "error": None}
 
 
-def decode_text(line: bytes, place: str) -> str:
-    """UTF-8 bytes as text. Raises `BadLineError` that names the place and the byte."""
-    try:
-        return line.decode()
-    except UnicodeDecodeError as error:
-        raise BadLineError(
-            f"{place}: not valid UTF-8 (byte 0x{line[error.start]:02x} at position {error.start + 1}); convert the "
-            "file, or skip such lines with --on_bad_line skip"
-        ) from None
-
-
-def parse_json(line: bytes, place: str) -> Any:
-    """The value of a line. Raises `BadLineError` that names the place and the character."""
-    text = decode_text(line.rstrip(b"\r\n"), place)
-    try:
-        return json.loads(text)
-    except json.JSONDecodeError as error:
-        raise BadLineError(f"{place}: broken JSON ({error.msg}: character {error.pos + 1}): {shorten(text)}") from None
-    except RecursionError:
-        raise BadLineError(f"{place}: broken JSON (nested too deeply): {shorten(text)}") from None
-    except ValueError as error:  # an integer of more digits than Python reads
-        raise BadLineError(f"{place}: broken JSON ({str(error).partition(';')[0]}): {shorten(text)}") from None
-
-
 def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
     if on_bad_line == "stop":
         raise BadLineError(f"{error}. Mend it, or leave such lines out with --on_bad_line skip") from None
     return {"text": None, "error": str(error)}
-
-
-def shorten(value: Any) -> str:
-    """The repr of a value for an error message, at most 100 characters."""
-    try:
-        text = repr(value[:200] if isinstance(value, str) else value)
-    except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
-        return f"a {type(value).__name__}"
-    return text if len(text) <= 100 else f"{text[:97]}..."
 
 
 # ---- tables ----

@@ -1,24 +1,20 @@
-"""The part of `HrmTrainer` for models without a carry (causal language models): what is measured, and data that end.
+"""`CausalLMTrainer`: trains causal language models, of this package and of transformers.
 
-Forward, loss, accumulation and clipping are the library's. Here are the loss components and metrics that a model
-returns beside its loss, weighted by the tokens they are means over, in training and in evaluation; the epoch of data
-that do not know their length; and processes whose data end at different times. Every override leaves models with a
-carry to themselves: `CarryTraining` never calls these for them.
+Here are the loss components and metrics that a model returns beside its loss, weighted by the tokens they are means
+over, in training and in evaluation; learning rates of groups of parameters; and batches of rows of about one length.
 """
 
 import math
-import os
-import sys
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch.utils.data import Sampler
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
-from transformers.trainer import TRAINER_STATE_NAME
-from transformers.trainer_callback import TrainerState
 from transformers.trainer_utils import unwrap_peft_model
 
-from ..trainer.metric_accumulator import LossMeter
+from ..trainer.base import HrmTrainer
+from .arguments import LmTrainingArguments
+from .callbacks import LM_LOG_FORMAT, BackpropWarmupCallback, HaltingWarmupCallback
 
 
 # A model may give a part, or a metric, that is a mean over fewer than all targets: over the number in `metrics` of the
@@ -40,29 +36,106 @@ COUNTED_ONCE = {
 COUNTS = tuple(dict.fromkeys(PART_COUNTS.values()))
 
 
-class LmTraining:
-    """Overrides of Trainer's methods for a model whose forward returns a loss, maybe `*_loss` parts and `metrics`."""
+@runtime_checkable
+class RecurrentDepth(Protocol):
+    """A model whose back-prop depth and halting follow the progress of a run."""
 
-    eval_bytes_per_token: float | dict[str, float] | None
-    _eval_meter: LossMeter | None = None
-    _step_loss: torch.Tensor | float = 0.0
-    _ended: Any = None
+    def set_bp_steps(self, bp_steps: int) -> None: ...
+
+    def set_halting(self, on: bool) -> None: ...
+
+
+@runtime_checkable
+class GroupedParameters(Protocol):
+    """A model whose parts have learning rates of their own."""
+
+    def parameter_group(self, name: str) -> str: ...
+
+
+class CausalLMTrainer(HrmTrainer):
+    """Trainer for any causal language model, of this package or not; see `HrmTrainer`.
+
+    Forward, loss, accumulation and clipping are the library's. Evaluations add `PREFIX_bits_per_byte` with
+    `eval_bytes_per_token`, or of the code alone with rows that have `scored_labels` and `scored_bytes`.
+
+    Args:
+        model: with what is in `RecurrentDepth` and `GroupedParameters`, that is used.
+        args: see `LmTrainingArguments`.
+        eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average, or a dict of
+            them for a dict of evaluation sets.
+        kwargs: as in the library.
+    """
+
+    arguments_class = LmTrainingArguments
+    pipeline = "text-generation"
+    log_format = LM_LOG_FORMAT
     _length_sampler: "LengthGroupedBatches | None" = None
 
-    # ---- one step ----
+    def __init__(
+        self,
+        model: Any = None,
+        args: LmTrainingArguments | None = None,
+        eval_bytes_per_token: float | dict[str, float] | None = None,
+        **kwargs: Any,
+    ):
+        self.eval_bytes_per_token = eval_bytes_per_token
+        super().__init__(model, args, **kwargs)
+        if isinstance(unwrap_peft_model(self.model), RecurrentDepth):
+            if args.bp_warmup_ratio:
+                self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
+            self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
 
-    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
-        """One micro-batch; after the last of a step, the check that the step is finite.
+    def validate_arguments(self) -> None:
+        """As in the base; smoothed labels and learning rates of groups are not for every model."""
+        super().validate_arguments()
+        validate_label_smoothing(self.model, self.args.label_smoothing_factor)
+        if self.args.lr_multipliers is not None and not self._has_groups:
+            raise ValueError(
+                f"lr_multipliers={self.args.lr_multipliers}: {type(self.model).__name__} has no groups of parameters"
+            )
 
-        The loss of the whole step is handed on with its last micro-batch, so that a skipped step leaves no trace in
-        the library's running sum.
+    # ---- optimizer ----
+
+    @property
+    def _has_groups(self) -> bool:
+        return isinstance(unwrap_peft_model(self.model), GroupedParameters)
+
+    def create_optimizer(self, model=None) -> torch.optim.Optimizer:
+        """As in the base, with the learning rates of the groups that a model names."""
+        if self.optimizer is None and self._has_groups:
+            self.optimizer = self.new_optimizer(self._named_groups(model or self.model))
+        return super().create_optimizer(model)
+
+    def _named_groups(self, model) -> list[dict[str, Any]]:
+        """The groups that a model names, each with its learning rate, with and without weight decay.
+
+        "shared" comes first: the rate that is logged is that of the first group.
         """
-        loss = super().training_step(model, inputs, num_items_in_batch)
-        self._step_loss = self._step_loss + loss.float()
-        if not self.accelerator.sync_gradients:
-            return torch.zeros_like(loss)
-        loss, self._step_loss = self._step_loss, 0.0
-        return self._close_step(loss)
+        decayed = set(self.get_decay_parameter_names(model))
+        multipliers = self.args.group_multipliers()
+        groups: dict[tuple[str, bool], list[torch.nn.Parameter]] = {}
+        owner: dict[torch.nn.Parameter, tuple[str, str]] = {}
+        for name, p in model.named_parameters(remove_duplicate=False):
+            group = self.model.parameter_group(name)
+            if group not in multipliers:
+                raise ValueError(f"{name} belongs to group {group!r}; there are {', '.join(multipliers)}")
+            first, of = owner.setdefault(p, (group, name))
+            if first != group:
+                raise ValueError(f"one tensor is in two groups: as {of} in {first!r}, as {name} in {group!r}")
+            if of == name and p.requires_grad:
+                groups.setdefault((group, name in decayed), []).append(p)
+        if not groups:
+            raise ValueError("nothing to train: every weight is frozen")
+        return [
+            {
+                "params": params,
+                "lr": self.args.learning_rate * multipliers[group],
+                "weight_decay": self.args.weight_decay if decay else 0.0,
+            }
+            for (group, decay), params in sorted(groups.items(), key=lambda item: (item[0][0] != "shared", item[0]))
+        ]
+
+    # ---- one step ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
         """As in the library, and notes every `*_loss` and every 0-d tensor of `metrics` that the model returns.
@@ -73,7 +146,7 @@ class LmTraining:
         inputs = {name: value for name, value in inputs.items() if name not in scored}
         labels = _targets(inputs)
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
-        meter = self.meter if model.training else self._eval_meter
+        meter = self.train_metrics if model.training else self._eval_metrics
         if meter is not None and labels is not None:
             tokens = labels.ne(-100).sum().to(loss.device)
             terms = self._terms(loss.detach(), outputs, tokens, num_items_in_batch)
@@ -106,34 +179,11 @@ class LmTraining:
 
     # ---- data ----
 
-    def get_batch_samples(self, epoch_iterator, num_batches, device):
-        """As in the library; an epoch ends for all processes when one of them cannot fill a step.
-
-        Processes would wait for each other for ever otherwise, and the library would carry the gradients of an
-        unfinished step into the next epoch. Map-style data fill every step, but for a last one of known size.
-        """
-        if epoch_iterator is self._ended:
-            return [], None
-        batches = []
-        for batch in epoch_iterator:
-            batches.append(batch)
-            if len(batches) == num_batches:
-                break
-        filled = torch.tensor(float(len(batches) == num_batches), device=device)
-        if self.args.world_size > 1:
-            filled = self.accelerator.reduce(filled, "mean")
-        if filled.item() < 1:
-            self._ended = epoch_iterator
-            return [], None
-        if hasattr(self.data_collator, "at_step"):  # its batches hold what several phases of a run train on
-            batches = [self.data_collator.at_step(batch, self.state.global_step) for batch in batches]
-        return batches, self._get_num_items_in_batch(batches, device)
-
     def _get_train_sampler(self, train_dataset=None):
         """As in the library, but for grouping by length: see `LengthGroupedBatches`."""
         train_dataset = self.train_dataset if train_dataset is None else train_dataset
         grouped = self.args.train_sampling_strategy == "group_by_length"
-        if self.has_carry or not grouped or self.args.length_column_name not in (train_dataset.column_names or ()):
+        if not grouped or self.args.length_column_name not in (train_dataset.column_names or ()):
             return super()._get_train_sampler(train_dataset)
         args = self.args
         self._length_sampler = LengthGroupedBatches(
@@ -148,18 +198,6 @@ class LmTraining:
         if self._length_sampler is not None:
             self._length_sampler.epoch = epoch
         return super()._run_epoch(*args, epoch=epoch, **kwargs)
-
-    def _init_training_state(self, max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
-        """As in the library, which takes data of unknown length for one endless epoch when it resumes."""
-        epochs, batches = super()._init_training_state(
-            max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
-        )
-        if self.has_carry or resume_from_checkpoint is None or num_train_epochs != sys.maxsize:
-            return epochs, batches
-        saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
-        # There, `epoch` is the number of finished epochs plus the batches of the present one over this constant.
-        batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
-        return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
 
     # ---- logging ----
 
@@ -193,27 +231,6 @@ class LmTraining:
 
     # ---- evaluation ----
 
-    def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
-        """As in the library, on all processes and with averaged weights; adds the means over all labelled tokens.
-
-        `PREFIX_loss` is such a mean too, of the loss without the trainer's label smoothing; `PREFIX_bits_per_byte`
-        comes with `eval_bytes_per_token`, or of the code alone with rows that have `scored_labels` and `scored_bytes`.
-        """
-        self._eval_meter, smoother = LossMeter(), self.label_smoother
-        self.label_smoother = None
-        try:
-            with self.meter.paused(), self.averaged_weights():
-                output = super().evaluation_loop(
-                    dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs
-                )
-                self._eval_meter.keep()
-                sums, _, _ = self._eval_meter.drain(self.accelerator, 0)
-        finally:
-            self._eval_meter, self.label_smoother = None, smoother
-        if sums:
-            output.metrics.update(self._evaluation_means(sums, metric_key_prefix))
-        return output
-
     def _evaluation_means(self, sums: dict[str, float], prefix: str) -> dict[str, float]:
         tokens = sums.pop("tokens")
         if not tokens:
@@ -241,15 +258,8 @@ class LmTraining:
                 inputs = {**inputs, name: labels}
         return super().prediction_step(model, inputs, *args, **kwargs)
 
-    def _rows_that_count(self, rows: int) -> int:
-        """How many rows of this batch of this process are not repeated from the start of the data."""
-        batches = self.accelerator.gradient_state
-        if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
-            return rows
-        return min(max(batches.remainder - self.args.process_index * rows, 0), rows)
 
-
-def check_label_smoothing(model: Any, factor: float) -> None:
+def validate_label_smoothing(model: Any, factor: float) -> None:
     """Raises ValueError where the library would smooth the wrong labels.
 
     It shifts labels for the causal models it knows by name only, and it takes the labels away from the model, whose

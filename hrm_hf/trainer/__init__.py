@@ -1,15 +1,15 @@
-"""The trainer of the package, and the folder that its runs write into.
+"""What the trainers of all tasks share, and the folder that their runs write into.
 
-`base.py` has `HrmTrainer`, `saving.py` how any trainer saves and resumes whole checkpoints, `hub/manifests.py` what a
-whole checkpoint is, `run_folder.py` who may write into a run's folder. Names of `base` are loaded when they are asked
-for: reading or pushing a checkpoint needs no trainer.
+`base.py` has `HrmTrainer`, the base of a trainer a task, `saving.py` how any trainer saves and resumes whole
+checkpoints, `run_folder.py` who may write into a run's folder. Names of `base` are loaded when they are asked for:
+reading or pushing a checkpoint needs no trainer.
 """
 
 from importlib import import_module
 from typing import Any
 
 
-__all__ = ["HrmTrainer", "NonFiniteError", "override_loss_weights", "require_compiler"]
+__all__ = ["HrmTrainer", "NonFiniteError", "require_compiler"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,14 +1,14 @@
-"""Adapters on any architecture of the package: LoRA, DoRA, and both over quantised weights (QLoRA), by PEFT.
+"""Adapters on any architecture of the package: LoRA, DoRA, and both over quantized weights (QLoRA), by PEFT.
 
-An adapter is a small change of the linear maps of a model, which stays as it is: W + scale * B A, and with DoRA a
+An adapter is a small change of the linear layers of a model, which stays as it is: W + scale * B A, and with DoRA a
 length of each row of that sum. Weights that a recurrent model uses several times have one adapter, used as often.
 
     model = with_adapters(AutoModelForPuzzleSolving.from_pretrained(base), TuningArguments(lora_rank=8))
-    HrmTrainer(model, ...)
+    PuzzleTrainer(model, ...)
 
-What is adapted: every linear map and convolution of the body. What is trained as a whole, because it is small and has
-to follow the body, is in `TRAINED_WHOLE`. Embeddings, norms, the routing of hyper-connections and the vocabulary head
-stay as they are, unless `lora_modules_to_save` names them.
+Every linear layer and convolution of the body is adapted. Modules that are trained as a whole, because they are small
+and have to follow the body, are named in the registry (`modules_to_save`). Embeddings, norms, the routing of
+hyper-connections and the vocabulary head stay as they are, unless `lora_modules_to_save` names them.
 
 Here are the options and what is ours about them; the arithmetic, the files and the merging are PEFT's. Sources: Hu et
 al. 2021, arXiv 2106.09685 (LoRA); Liu et al. 2024, arXiv 2402.09353 (DoRA); Dettmers et al. 2023, arXiv 2305.14314
@@ -28,6 +28,7 @@ from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 
+from ..registry import architecture_of
 from .recipes import ModelArguments
 
 
@@ -35,17 +36,6 @@ if TYPE_CHECKING:
     from . import HrmTrainer
 
 ALL_LINEAR = "all-linear"
-# Modules that an adapter holds a trained copy of, by model type: heads that read the adapted states, the puzzle table,
-# and batch norms, whose running statistics are those of the adapted activations.
-TRAINED_WHOLE = {
-    "hrm_puzzle": ("q_head", "puzzle_emb"),
-    "trm_puzzle": ("q_head", "puzzle_emb"),
-    "hrm_lm": ("q_head",),
-    "rlm_mhc": (),
-    "hrm_go_coder": ("refinement_head", "feedback_encoder"),
-    "hrm_cosmo": ("posterior_head", "halt_head"),
-    "cosmo_cnn": ("posterior_head", "normalization"),
-}
 MAGNITUDE = "lora_magnitude_vector"
 
 
@@ -60,7 +50,9 @@ class TuningArguments:
     lora_dropout: float = field(default=0.0, metadata={"help": "Dropout on what the adapters read."})
     lora_targets: str = field(
         default=ALL_LINEAR,
-        metadata={"help": "What is adapted: all-linear (linear maps and convolutions of the body), or module names."},
+        metadata={
+            "help": "What is adapted: all-linear (linear layers and convolutions of the body), or module names."
+        },
     )
     lora_modules_to_save: str | None = field(
         default=None, metadata={"help": "Modules to train as a whole besides halting and output heads, with commas."}
@@ -104,7 +96,7 @@ class TuningArguments:
         if self.adapts:
             if self.merge_adapter and self.load_in != "none":
                 raise ValueError(
-                    f"merge_adapter with load_in={self.load_in!r} would round the result to the quantised weights; "
+                    f"merge_adapter with load_in={self.load_in!r} would round the result to the quantized weights; "
                     "save the adapter, and merge it into the base as it is: "
                     "PeftModel.from_pretrained(base, DIR).merge_and_unload()"
                 )
@@ -150,27 +142,26 @@ def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
 def quantization_config(
     arguments: TuningArguments, model_name_or_path: str, bf16: bool = False
 ) -> BitsAndBytesConfig | None:
-    """What `from_pretrained` takes to load base weights in 8 or 4 bits (nf4, scales quantised too); None for neither.
+    """Options for `from_pretrained` to load base weights in 8 or 4 bits (nf4, scales quantized too); None for neither.
 
-    Output heads and what is trained as a whole stay as they are.
+    Output heads and modules that are trained as a whole stay as they are.
 
     Args:
         bf16: 4-bit weights are multiplied in bfloat16, not in float32.
 
     Raises:
-        ValueError: the model is made of convolutions, and nothing would be quantised.
+        ValueError: the model is made of convolutions, and nothing would be quantized.
     """
     if arguments.load_in == "none":
         return None
-    model_type = AutoConfig.from_pretrained(model_name_or_path).model_type
-    if model_type == "cosmo_cnn":
+    row = architecture_of(AutoConfig.from_pretrained(model_name_or_path))
+    if row and not row.quantizable:
         raise ValueError(
-            f"load_in={arguments.load_in!r}: cosmo_cnn is made of convolutions, and bitsandbytes quantises linear "
-            "maps alone; leave the option out"
+            f"load_in={arguments.load_in!r}: {row.model_type} is made of convolutions, and bitsandbytes quantizes "
+            "linear layers alone; leave the option out"
         )
-    kept = None  # of other architectures the library finds the output head by itself
-    if model_type in TRAINED_WHOLE:
-        kept = [f".*{name}" for name in ("lm_head", *TRAINED_WHOLE[model_type])]
+    # Of other architectures the library finds the output head by itself.
+    kept = [f".*{name}" for name in ("lm_head", *row.modules_to_save)] if row else None
     if arguments.load_in == "8bit":
         return BitsAndBytesConfig(load_in_8bit=True, llm_int8_skip_modules=kept)
     return BitsAndBytesConfig(
@@ -188,9 +179,9 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
     Raises:
         ValueError: an adapter on the vocabulary head, which a training step may use without calling it.
     """
-    whole = TRAINED_WHOLE.get(model.config.model_type, ())
+    row = architecture_of(model)
     targets: str | list[str] = arguments.target_names
-    if model.config.model_type in TRAINED_WHOLE:
+    if row:
         head = model.get_output_embeddings()
         unfit = [name for name, module in model.named_modules() if module is head and name in targets]
         if unfit:
@@ -199,9 +190,9 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
                 f"weights; train it as a whole with --lora_modules_to_save {unfit[0]}"
             )
     if targets == [ALL_LINEAR]:
-        targets = adaptable_modules(model) if model.config.model_type in TRAINED_WHOLE else ALL_LINEAR
+        targets = adaptable_modules(model) if row else ALL_LINEAR
     names = {part for name, _ in model.named_modules() for part in name.split(".")}
-    saved = [*(name for name in whole if name in names), *_names(arguments.lora_modules_to_save)]
+    saved = [*(name for name in modules_to_save(model) if name in names), *_names(arguments.lora_modules_to_save)]
     unknown = [name for name in saved if name.split(".")[-1] not in names]
     if unknown:
         raise ValueError(f"lora_modules_to_save: {type(model).__name__} has no module {unknown[0]!r}")
@@ -216,9 +207,15 @@ def lora_config(model: PreTrainedModel, arguments: TuningArguments) -> LoraConfi
     )
 
 
+def modules_to_save(model: PreTrainedModel) -> tuple[str, ...]:
+    """Names of the modules that an adapter of this architecture holds a trained copy of."""
+    row = architecture_of(model)
+    return row.modules_to_save if row else ()
+
+
 def adaptable_modules(model: PreTrainedModel) -> list[str]:
-    """Full names of the linear maps and convolutions of a model's body, but for those trained as a whole."""
-    whole = set(TRAINED_WHOLE.get(model.config.model_type, ()))
+    """Full names of the linear layers and convolutions of a model's body, but for those trained as a whole."""
+    whole = set(modules_to_save(model))
     return [
         f"{model.base_model_prefix}.{name}"
         for name, module in model.base_model.named_modules()
@@ -249,7 +246,7 @@ def with_adapters(model: PreTrainedModel, arguments: TuningArguments) -> PreTrai
 
 
 def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
-    """What a finished run saves: its model, an adapter, or with `merge_adapter` the adapted model.
+    """Saves what a finished run leaves: its model, an adapter, or with `merge_adapter` the adapted model.
 
     Returns:
         Whether the folder is a whole checkpoint.
@@ -280,8 +277,8 @@ def magnitudes(model: nn.Module) -> set[nn.Parameter]:
     return {p for name, p in model.named_parameters() if MAGNITUDE in name}
 
 
-def decay_apart(groups: list[dict[str, Any]], exempt: set[nn.Parameter]) -> list[dict[str, Any]]:
-    """The groups of an optimizer, with what is exempt from weight decay in groups of its own."""
+def split_weight_decay_groups(groups: list[dict[str, Any]], exempt: set[nn.Parameter]) -> list[dict[str, Any]]:
+    """The groups of an optimizer, with parameters exempt from weight decay in groups of their own."""
     parts: list[dict[str, Any]] = []
     for group in groups:
         parts.append({**group, "params": [p for p in group["params"] if p not in exempt]})

@@ -1,129 +1,113 @@
-"""`HrmTrainer`: transformers' Trainer for models that think in steps. The only trainer of the package.
+"""`HrmTrainer`: transformers' Trainer for models that think in steps; the base of a trainer a task.
 
 Here is what all of them share:
 
-- AdamATan2 beside the library's optimizers, sign descent on puzzle rows, the original schedule;
+- AdamATan2 beside the library's optimizers, and the original schedule;
 - a step whose loss or gradient is not finite is skipped on all processes together, counted, and fatal if it persists;
 - a moving average of weights, evaluated and saved in their place;
-- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints whole.
+- means over all that was counted, of all processes, in the log and in evaluations;
+- data whose length is unknown, and processes whose data end at different times;
+- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints whole, `pushing.py` the saved
+  and pushed model.
 
-`puzzles/trainer.py` has the part for models with a carry (puzzles), `text/trainer.py` the part for models without
-(causal language models), `cosmology/trainer.py` what regressors count instead of tokens, `pushing.py` the saved
-and pushed model. Everything else (accumulation, DDP, precision, integrations) is the library's.
+`PuzzleTrainer`, `CausalLMTrainer` and `RegressionTrainer` are in `trainer.py` of their tasks. Everything else
+(accumulation, DDP, precision, integrations) is the library's.
 """
 
 import contextlib
 import json
 import os
+import sys
 import warnings
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer
-from transformers.trainer_callback import ProgressCallback
+from transformers.trainer import TRAINER_STATE_NAME
+from transformers.trainer_callback import ProgressCallback, TrainerState
 
-from ..cosmology.trainer import RegressionTraining
 from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
-from ..puzzles.trainer import CarryTraining, adopt_precision_and_compile
-from ..text.trainer import LmTraining, check_label_smoothing
-from .adapters import MAGNITUDE, decay_apart, magnitudes
-from .arguments import (
-    LOSS_WEIGHTS,
-    CarrylessTrainingArguments,
-    CosmoTrainingArguments,
-    GoTrainingArguments,
-    HrmTrainingArguments,
-    LmTrainingArguments,
-    PuzzleTrainingArguments,
-)
-from .callbacks import (
-    COSMO_FIGURES,
-    LM_FIGURES,
-    PUZZLE_FIGURES,
-    BackpropWarmupCallback,
-    FigureProgressCallback,
-    HaltingWarmupCallback,
-    RefinementWarmupCallback,
-    WeightAverageCallback,
-)
-from .logging import OriginalNamesCallback, gpu_memory
-from .metric_accumulator import LossMeter
-from .optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
+from ..registry import architecture_of, load_function
+from .adapters import MAGNITUDE
+from .arguments import CarrylessTrainingArguments, HrmTrainingArguments
+from .callbacks import LogLineCallback, WeightAverageCallback
+from .logging import MetricAccumulator, OriginalNamesCallback, gpu_memory
+from .optim import AdamATan2, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
 from .preemption import PreemptionCallback, keep_workers
 from .pushing import HubTraining
 from .saving import NonFiniteError, WholeCheckpoints, broken_weights
 
 
-class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, WholeCheckpoints, Trainer):
-    """Trainer for every architecture of the package; see the module's docstring for what it adds.
+class HrmTrainer(HubTraining, WholeCheckpoints, Trainer):
+    """What the trainers of all tasks share; see the module's docstring for what it adds.
+
+    A task says what a step's loss and its sums are (`compute_loss`, `_get_num_items_in_batch`), what becomes of the
+    sums (`_training_logs`, `_evaluation_means`), and which options are for others (`validate_arguments`).
+
+    Called by itself it makes the trainer that the arguments are for, with a DeprecationWarning.
 
     Args:
-        model: with `initial_carry` it is trained as a puzzle reasoner, with the problem type "regression" as a
-            regressor, otherwise as a causal language model.
-        args: `PuzzleTrainingArguments`, `CosmoTrainingArguments` or `LmTrainingArguments`.
-        eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average, or a dict of
-            them for a dict of evaluation sets; adds bits per byte to what is evaluated.
+        model: to be trained, with or without an adapter.
+        args: of `arguments_class`.
         kwargs: as in the library.
     """
 
-    def __init__(
-        self,
-        model: Any = None,
-        args: HrmTrainingArguments | None = None,
-        eval_bytes_per_token: float | dict[str, float] | None = None,
-        **kwargs: Any,
-    ):
-        self.has_carry = hasattr(model, "initial_carry")
-        self.has_regression = getattr(getattr(model, "config", None), "problem_type", None) == "regression"
-        wanted = CosmoTrainingArguments if self.has_regression else LmTrainingArguments
-        wanted = PuzzleTrainingArguments if self.has_carry else wanted
-        if not isinstance(args, wanted):
-            raise TypeError(f"args is a {type(args).__name__}; {type(model).__name__} needs {wanted.__name__}")
-        self.carry = self.average = None
-        self.eval_bytes_per_token = eval_bytes_per_token
+    arguments_class: ClassVar[type[HrmTrainingArguments]] = HrmTrainingArguments
+    pipeline: ClassVar[str]  # of the architectures that are trained
+    log_format: ClassVar[dict[str, str]] = {}  # of the values that a line of progress shows, in order
+    average: WeightAverage | None = None
+    _eval_metrics: MetricAccumulator | None = None
+    _step_loss: torch.Tensor | float = 0.0
+    _ended: Any = None
+    _grad_norm: torch.Tensor | None = None
+
+    def __new__(cls, model: Any = None, args: Any = None, *others: Any, **kwargs: Any):
+        if cls is HrmTrainer:
+            if not getattr(args, "trainer", None):
+                raise TypeError(f"args is a {type(args).__name__}; a trainer needs the training arguments of a task")
+            cls = load_function(args.trainer)
+            warnings.warn(
+                f"HrmTrainer(...) as a trainer of every task is deprecated: use {cls.__module__}.{cls.__name__}",
+                DeprecationWarning,
+                stacklevel=2,
+            )
+        return super().__new__(cls)
+
+    def __init__(self, model: Any = None, args: HrmTrainingArguments | None = None, **kwargs: Any):
+        if not isinstance(args, self.arguments_class):
+            name = self.arguments_class.__name__
+            raise TypeError(f"args is a {type(args).__name__}; {type(self).__name__} needs {name}")
+        row = architecture_of(model)
+        if row is not None and row.pipeline != self.pipeline:
+            raise TypeError(
+                f"{type(model).__name__} is for {row.pipeline}; {type(self).__name__} trains models for "
+                f"{self.pipeline}"
+            )
         self.nonfinite_steps = self.nonfinite_in_a_row = 0
-        self.meter = LossMeter()
-        self._resume_from: str | None = None
-        self._grad_norm: torch.Tensor | None = None
+        self.train_metrics = MetricAccumulator()
         if args.torch_compile:
             require_compiler(args.device)
-        if isinstance(args, GoTrainingArguments):
-            override_loss_weights(model, args)
-        if self.has_carry:
-            adopt_precision_and_compile(model, args)
-        self._cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
+        self.prepare_model(model, args)
+        self.cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
         super().__init__(model=model, args=args, **kwargs)
-        self._refuse_what_is_not_supported()
+        self.validate_arguments()
         self.preemption = PreemptionCallback()
         self.add_callback(self.preemption)
         self.add_callback(OriginalNamesCallback(self))
-        if self.has_carry:
-            self.args.ignore_data_skip = True  # the stream restores its own position
-        if self.has_regression:
-            self.model_accepts_loss_kwargs, self.loss_is_scaled_for_ga = False, True  # see its compute_loss
         if self.pop_callback(ProgressCallback):
-            figures = COSMO_FIGURES if self.has_regression else LM_FIGURES
-            self.add_callback(FigureProgressCallback(PUZZLE_FIGURES if self.has_carry else figures))
-        if isinstance(args, LmTrainingArguments):
-            if args.bp_warmup_ratio and hasattr(self.model, "set_bp_steps"):
-                self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
-            if hasattr(self.model, "set_halting"):
-                self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
-            if isinstance(args, GoTrainingArguments) and hasattr(self.model, "set_refinement_scale"):
-                self.add_callback(RefinementWarmupCallback(args.refinement_warmup, args.refinement_ramp))
+            self.add_callback(LogLineCallback(self.log_format))
         if isinstance(args, CarrylessTrainingArguments) and args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
-    def _refuse_what_is_not_supported(self) -> None:
+    def prepare_model(self, model: Any, args: HrmTrainingArguments) -> None:
+        """Changes a model as the options say, before the library sees either."""
+
+    def validate_arguments(self) -> None:
+        """Raises ValueError for options that this trainer, or this model, cannot follow."""
         args = self.args
-        if self.has_carry and args.gradient_accumulation_steps != 1:
-            raise ValueError(
-                f"gradient_accumulation_steps={args.gradient_accumulation_steps}: one optimizer step is one "
-                "ACT step on the carry, so raise per_device_train_batch_size instead"
-            )
         if args.n_gpu > 1:
             raise ValueError(
                 f"{args.n_gpu} GPUs are visible to one process, and neither a carry nor loss components can be split: "
@@ -133,52 +117,24 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
             raise ValueError(
                 f"ema_rate={args.ema_rate}: an average of sharded weights cannot be saved; train with DDP, or without"
             )
-        if self.has_regression and args.label_smoothing_factor:
-            raise ValueError(
-                f"label_smoothing_factor={args.label_smoothing_factor}: labels here are numbers, not classes"
-            )
-        if isinstance(args, LmTrainingArguments):
-            check_label_smoothing(self.model, args.label_smoothing_factor)
-            if args.lr_multipliers is not None and not hasattr(self.model, "parameter_group"):
-                raise ValueError(
-                    f"lr_multipliers={args.lr_multipliers}: {type(self.model).__name__} has no groups of parameters"
-                )
 
     # ---- optimizer ----
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """AdamATan2 or the library's optimizer; sign descent on the model's sparse rows, behind one interface."""
+        """AdamATan2 if it is asked for; otherwise as in the library."""
+        if self.optimizer is None and self.args.adam_atan2:
+            self.optimizer = self.new_optimizer(self._decay_groups(model or self.model))
+        return super().create_optimizer(model)
+
+    def new_optimizer(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """AdamATan2 or the library's optimizer, by the options, of groups that have their weight decay."""
         args = self.args
-        grouped = hasattr(self.model, "parameter_group")
-        if self.optimizer is not None or not (args.adam_atan2 or grouped or hasattr(self.model, "optimizer_groups")):
-            return super().create_optimizer(model)
-        betas = (args.adam_beta1, args.adam_beta2)
-        if not hasattr(self.model, "optimizer_groups"):
-            groups = (self._named_groups if grouped else self._decay_groups)(model or self.model)
-            if args.adam_atan2:
-                self.optimizer = AdamATan2(groups, args.peak_learning_rate, betas)
-            else:
-                optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
-                self.optimizer = optimizer_class(groups, **options)
-                embeddings_in_32_bits(self.model, options)
-            return self.optimizer
-        dense = [dict(group) for group in self.model.optimizer_groups() if not group.get("sparse_rows")]
-        dense = decay_apart(dense, magnitudes(self.model))
-        sparse = [dict(group) for group in self.model.optimizer_groups() if group.get("sparse_rows")]
-        optimizers: list[torch.optim.Optimizer] = []
-        if sparse:
-            optimizers.append(SignSGD(sparse, lr=args.puzzle_emb_lr, weight_decay=args.puzzle_emb_weight_decay))
-        if any(group["params"] for group in dense):
-            if args.adam_atan2:
-                optimizers.append(AdamATan2(dense, args.learning_rate, betas, args.weight_decay))
-            else:
-                optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
-                optimizers.append(optimizer_class(dense, weight_decay=args.weight_decay, **options))
-                embeddings_in_32_bits(self.model, options)
-        if not optimizers:
-            raise ValueError("nothing to train: every weight is frozen and the model has no puzzle table")
-        self.optimizer = CompositeOptimizer(optimizers)
-        return self.optimizer
+        if args.adam_atan2:
+            return AdamATan2(groups, args.peak_learning_rate, (args.adam_beta1, args.adam_beta2))
+        optimizer_class, options = self.get_optimizer_cls_and_kwargs(args, self.model)
+        optimizer = optimizer_class(groups, **options)
+        embeddings_in_32_bits(self.model, options)
+        return optimizer
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: HrmTrainingArguments, model=None) -> tuple[Any, Any]:
@@ -193,35 +149,6 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
             if p.requires_grad:
                 groups[name not in decayed]["params"].append(p)
         return [group for group in groups if group["params"]]
-
-    def _named_groups(self, model) -> list[dict[str, Any]]:
-        """The groups that a model names, each with its learning rate, with and without weight decay.
-
-        "shared" comes first: the rate that is logged is that of the first group.
-        """
-        decayed = set(self.get_decay_parameter_names(model))
-        multipliers = self.args.group_multipliers()
-        groups: dict[tuple[str, bool], list[torch.nn.Parameter]] = {}
-        owner: dict[torch.nn.Parameter, tuple[str, str]] = {}
-        for name, p in model.named_parameters(remove_duplicate=False):
-            group = self.model.parameter_group(name)
-            if group not in multipliers:
-                raise ValueError(f"{name} belongs to group {group!r}; there are {', '.join(multipliers)}")
-            first, of = owner.setdefault(p, (group, name))
-            if first != group:
-                raise ValueError(f"one tensor is in two groups: as {of} in {first!r}, as {name} in {group!r}")
-            if of == name and p.requires_grad:
-                groups.setdefault((group, name in decayed), []).append(p)
-        if not groups:
-            raise ValueError("nothing to train: every weight is frozen")
-        return [
-            {
-                "params": params,
-                "lr": self.args.learning_rate * multipliers[group],
-                "weight_decay": self.args.weight_decay if decay else 0.0,
-            }
-            for (group, decay), params in sorted(groups.items(), key=lambda item: (item[0][0] != "shared", item[0]))
-        ]
 
     def get_decay_parameter_names(self, model) -> list[str]:
         """As in the library, but for vectors and scalars: a scale or gate must not be pulled to zero."""
@@ -240,7 +167,20 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
             self._created_lr_scheduler = True
         return self.lr_scheduler
 
-    # ---- steps that are not finite ----
+    # ---- steps, and those that are not finite ----
+
+    def training_step(self, model, inputs, num_items_in_batch=None) -> torch.Tensor:
+        """One micro-batch; after the last of a step, the check that the step is finite.
+
+        The loss of the whole step is handed on with its last micro-batch, so that a skipped step leaves no trace in
+        the library's running sum.
+        """
+        loss = super().training_step(model, inputs, num_items_in_batch)
+        self._step_loss = self._step_loss + loss.float()
+        if not self.accelerator.sync_gradients:
+            return torch.zeros_like(loss)
+        loss, self._step_loss = self._step_loss, 0.0
+        return self._close_step(loss)
 
     def _close_step(self, loss: torch.Tensor) -> torch.Tensor:
         """After the last backward pass of a step: its loss, or zero if the step is skipped.
@@ -248,9 +188,9 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
         A NaN that is returned would stay in the library's running sum for good.
         """
         if self._dropped_as_nonfinite(loss):
-            self.meter.drop()
+            self.train_metrics.drop()
             return torch.zeros_like(loss)
-        self.meter.keep()
+        self.train_metrics.keep()
         return loss
 
     def _dropped_as_nonfinite(self, loss: torch.Tensor) -> bool:
@@ -305,13 +245,40 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
         """Adds loss components, metrics, speed of all processes, memory of GPUs and skipped steps to training logs."""
         if "loss" in logs:
-            sums, steps, seconds = self.meter.drain(self.accelerator, self.state.global_step)
+            sums, steps, seconds = self.train_metrics.drain(self.accelerator, self.state.global_step)
             logs |= self._training_logs(sums, steps, seconds) | gpu_memory(self.accelerator)
             rows = self.args.train_batch_size * self.args.gradient_accumulation_steps * self.args.world_size
             logs |= {"steps_per_second": steps / seconds, "samples_per_second": steps * rows / seconds}
             if self.nonfinite_steps:
                 logs["nonfinite_steps"] = self.nonfinite_steps
         super().log(logs, start_time)
+
+    def evaluation_loop(self, dataloader, description, *args: Any, metric_key_prefix: str = "eval", **kwargs: Any):
+        """As in the library, on all processes and with averaged weights; adds the means over all that was counted.
+
+        `PREFIX_loss` is such a mean too, of the loss without the trainer's label smoothing.
+        """
+        self._eval_metrics, smoother = MetricAccumulator(), self.label_smoother
+        self.label_smoother = None
+        try:
+            with self.train_metrics.paused(), self.averaged_weights():
+                output = super().evaluation_loop(
+                    dataloader, description, *args, metric_key_prefix=metric_key_prefix, **kwargs
+                )
+                self._eval_metrics.keep()
+                sums, _, _ = self._eval_metrics.drain(self.accelerator, 0)
+        finally:
+            self._eval_metrics, self.label_smoother = None, smoother
+        if sums:
+            output.metrics.update(self._evaluation_means(sums, metric_key_prefix))
+        return output
+
+    def _rows_that_count(self, rows: int) -> int:
+        """How many rows of this batch of this process are not repeated from the start of the data."""
+        batches = self.accelerator.gradient_state
+        if self.args.world_size == 1 or not batches.end_of_dataloader or batches.remainder < 1:
+            return rows
+        return min(max(batches.remainder - self.args.process_index * rows, 0), rows)
 
     @contextlib.contextmanager
     def averaged_weights(self):
@@ -325,7 +292,42 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
         finally:
             self.average.swap()
 
-    # ---- saving and resuming ----
+    # ---- data, saving and resuming ----
+
+    def get_batch_samples(self, epoch_iterator, num_batches, device):
+        """As in the library; an epoch ends for all processes when one of them cannot fill a step.
+
+        Processes would wait for each other for ever otherwise, and the library would carry the gradients of an
+        unfinished step into the next epoch. Map-style data fill every step, but for a last one of known size.
+        """
+        if epoch_iterator is self._ended:
+            return [], None
+        batches = []
+        for batch in epoch_iterator:
+            batches.append(batch)
+            if len(batches) == num_batches:
+                break
+        filled = torch.tensor(float(len(batches) == num_batches), device=device)
+        if self.args.world_size > 1:
+            filled = self.accelerator.reduce(filled, "mean")
+        if filled.item() < 1:
+            self._ended = epoch_iterator
+            return [], None
+        if hasattr(self.data_collator, "at_step"):  # its batches hold what several phases of a run train on
+            batches = [self.data_collator.at_step(batch, self.state.global_step) for batch in batches]
+        return batches, self._get_num_items_in_batch(batches, device)
+
+    def _init_training_state(self, max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial):
+        """As in the library, which takes data of unknown length for one endless epoch when it resumes."""
+        epochs, batches = super()._init_training_state(
+            max_steps, steps_per_epoch, num_train_epochs, resume_from_checkpoint, trial
+        )
+        if resume_from_checkpoint is None or num_train_epochs != sys.maxsize:
+            return epochs, batches
+        saved = TrainerState.load_from_json(os.path.join(resume_from_checkpoint, TRAINER_STATE_NAME))
+        # There, `epoch` is the number of finished epochs plus the batches of the present one over this constant.
+        batches = round(saved.epoch % 1 * saved.max_steps * self.args.gradient_accumulation_steps)
+        return int(saved.epoch), 0 if self.args.ignore_data_skip else batches
 
     def _run_epoch(self, *args: Any, **kwargs: Any) -> None:
         """As in the library, which takes a step too many when it resumes a run that is complete."""
@@ -348,11 +350,10 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
         if self.args.ema_rate:
             self.average = WeightAverage(self.model, self.args.ema_rate)
             self.add_callback(WeightAverageCallback(self.average))
-        self.carry = None
         if resume_from_checkpoint is not None:
             with readable(resume_from_checkpoint, "a file of this package", values_too=False):
                 self._load_own_state(Path(resume_from_checkpoint))
-        self.meter.restart(self.state.global_step)
+        self.train_metrics.restart(self.state.global_step)
         return prepared
 
     def _load_own_state(self, folder: Path) -> None:
@@ -376,19 +377,21 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
         if not isinstance(counts, list) or [type(count) for count in counts] != [int, int]:
             raise CheckpointError(f"checkpoint {folder}: {NONFINITE_FILE} is {str(counts)[:40]}; expected two numbers")
         self.nonfinite_steps, self.nonfinite_in_a_row = counts
+        self._restore_data_position(folder)
+        stopping = self.state.stateful_callbacks.get(EarlyStoppingCallback.__name__)
+        for callback in self.callback_handler.callbacks:
+            if isinstance(callback, EarlyStoppingCallback) and stopping:
+                callback.early_stopping_patience_counter = stopping["attributes"]["early_stopping_patience_counter"]
+
+    def _restore_data_position(self, folder: Path) -> None:
+        """The library skips the batches that were trained on; warns if that comes to other ones here."""
         saved = len(list(folder.glob("rng_state*.pth")))
-        if saved != self.args.world_size and not self.has_carry:
+        if saved != self.args.world_size:
             warnings.warn(
                 f"{folder} was saved by {saved} processes, this run has {self.args.world_size}: it continues with "
                 "other random numbers, and with other data unless the batch size over all processes is the same",
                 stacklevel=2,
             )
-        stopping = self.state.stateful_callbacks.get(EarlyStoppingCallback.__name__)
-        for callback in self.callback_handler.callbacks:
-            if isinstance(callback, EarlyStoppingCallback) and stopping:
-                callback.early_stopping_patience_counter = stopping["attributes"]["early_stopping_patience_counter"]
-        if self.has_carry:
-            self._load_carry(folder)
 
     def _save_rng_state(self, output_dir: str) -> None:
         """Also saves what else is needed to continue: averaged weights, skipped steps."""
@@ -400,7 +403,7 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
             Path(output_dir, NONFINITE_FILE).write_text(json.dumps(counts))
 
     def _save_checkpoint(self, model, trial) -> None:
-        with self.meter.paused():
+        with self.train_metrics.paused():
             super()._save_checkpoint(model, trial)
 
     def _load_best_model(self) -> None:
@@ -408,18 +411,6 @@ class HrmTrainer(HubTraining, CarryTraining, RegressionTraining, LmTraining, Who
         best = Path(self.state.best_model_checkpoint or "") / WEIGHT_AVERAGE_FILE
         if self.average is not None and best.exists():
             self.average.load(load_file(best))
-
-    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
-        """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
-        if self._cache_at_inference is None:
-            super()._save(output_dir, state_dict)
-            return
-        config = self.model.config
-        config.use_cache, in_training = self._cache_at_inference, config.use_cache
-        try:
-            super()._save(output_dir, state_dict)
-        finally:
-            config.use_cache = in_training
 
 
 def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
@@ -429,17 +420,6 @@ def _total_norm(model: torch.nn.Module, like: torch.Tensor) -> torch.Tensor:
         return torch.zeros_like(like)
     norm = torch.nn.utils.get_total_norm(grads, foreach=True)
     return norm.full_tensor() if isinstance(norm, DTensor) else norm
-
-
-def override_loss_weights(model: torch.nn.Module, args: GoTrainingArguments) -> None:
-    """Writes the loss weights of a run into the model's config. Raises ValueError if it has none."""
-    for name in LOSS_WEIGHTS:
-        value = getattr(args, name)
-        if value is None:
-            continue
-        if not hasattr(model.config, name):
-            raise ValueError(f"{name}={value}: {type(model).__name__} has no such weight; leave the option out")
-        setattr(model.config, name, value)
 
 
 def require_compiler(device: torch.device) -> None:

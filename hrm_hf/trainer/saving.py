@@ -55,6 +55,7 @@ class WholeCheckpoints:
     """For a trainer, before those of the libraries; `preemption` and `add_callback` are set up by `listen`."""
 
     average: Any = None
+    cache_at_inference: bool | None = None  # `use_cache` of the model's config before training; None without
     preemption: PreemptionCallback
     run_id: str | None = None
     _stale: Iterable[Path] = ()
@@ -181,6 +182,18 @@ class WholeCheckpoints:
             self.args.save_total_limit = limit
         if self.args.should_save:
             rotate(folder, self.run_id, limit, self.state.best_model_checkpoint)
+
+    def _save(self, output_dir: str | None = None, state_dict=None) -> None:
+        """Saves `use_cache` as it was: the library switches the cache off to train, and the model would stay slow."""
+        if self.cache_at_inference is None:
+            super()._save(output_dir, state_dict)
+            return
+        config = self.model.config
+        config.use_cache, in_training = self.cache_at_inference, config.use_cache
+        try:
+            super()._save(output_dir, state_dict)
+        finally:
+            config.use_cache = in_training
 
     # ---- loading ----
 

@@ -12,7 +12,15 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import hrm_hf  # noqa: F401 - registers the architectures
 from hrm_hf.app import build_app
 from hrm_hf.app.boards import board_html, caption, confidence_chart
-from hrm_hf.app.cosmology_tab import draw_map, infer, map_image, posterior_image, posterior_rows, read_map, true_values
+from hrm_hf.app.cosmology_tab import (
+    infer,
+    map_image,
+    posterior_image,
+    posterior_rows,
+    read_map,
+    sample_map,
+    true_values,
+)
 from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of, write_code
 from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
@@ -261,7 +269,7 @@ def test_a_model_without_hyper_connections_says_so():
 
 
 def test_a_drawn_map_gives_the_posterior_of_the_pipeline(regressor):
-    item = draw_map(regressor.model.config, 0.3, 0.8, seed=1)
+    item = sample_map(regressor.model.config, 0.3, 0.8, seed=1)
     result = infer(regressor, item, 2, "fixed")
     expected = regressor(item["map"], max_steps=2, num_samples=4000)
     assert {name: result[name] for name in expected} == expected
@@ -273,7 +281,7 @@ def test_a_drawn_map_gives_the_posterior_of_the_pipeline(regressor):
 
 
 def test_pictures_of_map_and_posterior_show_something(regressor):
-    item = draw_map(regressor.model.config, 0.3, 0.8, seed=1)
+    item = sample_map(regressor.model.config, 0.3, 0.8, seed=1)
     result = infer(regressor, item, None, "fixed")
     for image in (map_image(item), posterior_image(result, regressor.model.config.reported_names, {})):
         assert np.asarray(image.convert("L")).std() > 10

@@ -21,15 +21,15 @@ from huggingface_hub.errors import StrictDataclassError
 from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig
 from hrm_hf.cli.data import ensure_built
 from hrm_hf.hub.manifests import resolve_checkpoint, write_manifest
+from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.puzzles.convert import convert_original
-from hrm_hf.puzzles.dataloader import PuzzleRows, RowStream
+from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleRows
 from hrm_hf.puzzles.dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
 from hrm_hf.puzzles.npy_layout import read_original
 from hrm_hf.puzzles.sudoku import generated_sudoku, sudoku_from_source
-from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
-from hrm_hf.trainer.recipes import ModelArguments, PuzzleDataArguments, build_config, parse_overrides, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, build_config, parse_overrides, parse_recipe
 
 
 BOARD, SOLVED = "12..34....4...21", "1234341221434321"
@@ -68,11 +68,11 @@ def fits(**columns) -> None:
     PuzzleRows(rows(**columns)).check_fits(tiny.config("hrm"))
 
 
-def trainer(place: Place, train=None, **arguments) -> HrmTrainer:
+def trainer(place: Place, train=None, **arguments) -> PuzzleTrainer:
     options = {"output_dir": str(place.folder / "run"), "use_cpu": True, "report_to": "none", "max_steps": 1}
     options |= {"per_device_train_batch_size": 2, "save_strategy": "no", "disable_tqdm": True}
     args = PuzzleTrainingArguments(**{**options, **arguments})
-    return HrmTrainer(tiny.model("hrm"), args, train_dataset=train or rows(), eval_dataset=rows())
+    return PuzzleTrainer(tiny.model("hrm"), args, train_dataset=train or rows(), eval_dataset=rows())
 
 
 def checkpoint(place: Place, step: int, harm: bool = False) -> Path:
@@ -97,8 +97,8 @@ def resume_interrupted(place: Place) -> None:
 
 def resume_other_layout(place: Place, **other) -> None:
     layout = {"slots_per_process": 2, "seed": 0}
-    state = RowStream(PuzzleRows(rows()), **layout).state_dict()
-    RowStream(PuzzleRows(rows()), **{**layout, **other}).load_state_dict(state)
+    state = CarryDataLoader(PuzzleRows(rows()), **layout).state_dict()
+    CarryDataLoader(PuzzleRows(rows()), **{**layout, **other}).load_state_dict(state)
 
 
 def sudoku_csv(place: Place, *lines: str) -> None:

@@ -22,9 +22,9 @@ from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
 from hrm_hf.cli import app
 from hrm_hf.puzzles import sudoku
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
+from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 from hrm_hf.text.corpus import load_evaluation_text, load_text_corpus
-from hrm_hf.trainer.recipes import LmDataArguments
 
 
 LINES = [f"func Add{n}(a, b int) int {{ return a + b + {n} }} // Größe {n}\n" for n in range(60)]

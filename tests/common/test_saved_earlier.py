@@ -20,10 +20,10 @@ import transformers
 from safetensors.torch import load_file, save_file
 from tolerances import assert_copied, assert_equal_but_for_rounding
 
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainer
 
 
 SAVED = Path(__file__).parents[1] / "fixtures" / "saved_earlier"
@@ -86,7 +86,7 @@ def test_a_run_of_an_earlier_version_goes_on_with_the_same_losses(name, tmp_path
     assert losses == pytest.approx(json.loads((SAVED / "losses.json").read_text())[name], rel=1e-3)
 
 
-def _puzzle_trainer(folder, **fields) -> HrmTrainer:
+def _puzzle_trainer(folder, **fields) -> PuzzleTrainer:
     splits, _ = generated_sudoku(4, num_train=24, num_test=10)
     rows = {split: PuzzleRows(columns) for split, columns in splits.items()}
     for columns in rows.values():
@@ -95,4 +95,4 @@ def _puzzle_trainer(folder, **fields) -> HrmTrainer:
         output_dir=str(folder), use_cpu=True, report_to="none", disable_tqdm=True, max_steps=6, logging_steps=1,
         per_device_train_batch_size=4, learning_rate=1e-3, warmup_steps=3, **fields,
     )  # fmt: skip
-    return HrmTrainer(tiny.model("trm"), args, train_dataset=rows["train"], eval_dataset=rows["test"])
+    return PuzzleTrainer(tiny.model("trm"), args, train_dataset=rows["train"], eval_dataset=rows["test"])

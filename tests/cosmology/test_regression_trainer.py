@@ -1,4 +1,4 @@
-"""`HrmTrainer` on regressors: means over maps, exact resuming, and batches that do not depend on how they are divided.
+"""`RegressionTrainer`: means over maps, exact resuming, and batches that do not depend on how they are divided.
 
 Referees: a training loop written out by hand, an uninterrupted run, the model called on all maps at once.
 """
@@ -12,11 +12,13 @@ from safetensors.torch import load_file
 from tiny_cosmo import logged, rows, trainer
 from transformers import AutoFeatureExtractor, TrainerCallback
 
+from hrm_hf.cosmology.arguments import CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.collator import MapCollator
+from hrm_hf.cosmology.trainer import RegressionTrainer
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, list_checkpoints
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
-from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import CosmoTrainingArguments, LmTrainingArguments, PuzzleTrainingArguments
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.text.arguments import LmTrainingArguments
 
 
 def plain_collator(**options) -> MapCollator:
@@ -138,11 +140,11 @@ def test_repeated_maps_are_not_counted(tmp_path):
     batch = whole(rows(10, seed=1), plain_collator())
     for counting in (10, 6, 0):
         one._rows_that_count = lambda _, counting=counting: counting  # as on a process whose last rows are repeated
-        one._eval_meter = type(one.meter)()
+        one._eval_metrics = type(one.train_metrics)()
         _, predicted, _ = one.prediction_step(one.model.eval(), batch, False)
         assert [len(values) for values in predicted] == [10, 10]  # processes gather as many
-        one._eval_meter.keep()
-        sums, _, _ = one._eval_meter.drain(one.accelerator, 0)
+        one._eval_metrics.keep()
+        sums, _, _ = one._eval_metrics.drain(one.accelerator, 0)
         # Names also without maps: processes must have the same to add up.
         assert sums["maps"] == counting and {"loss", "nll_loss", "mse_s_8"} <= set(sums)
         if counting:
@@ -237,8 +239,8 @@ def test_a_loss_that_is_not_finite_skips_its_step(tmp_path):
 
 @pytest.mark.parametrize("arguments", [LmTrainingArguments, PuzzleTrainingArguments])
 def test_arguments_of_other_models_are_refused(tmp_path, arguments):
-    with pytest.raises(TypeError, match="HrmCosmoForRegression needs CosmoTrainingArguments"):
-        HrmTrainer(tiny_cosmo.model(), arguments(output_dir=str(tmp_path), use_cpu=True))
+    with pytest.raises(TypeError, match="RegressionTrainer needs CosmoTrainingArguments"):
+        RegressionTrainer(tiny_cosmo.model(), arguments(output_dir=str(tmp_path), use_cpu=True))
 
 
 def test_options_without_a_meaning_are_refused(tmp_path):

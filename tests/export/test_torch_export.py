@@ -12,7 +12,8 @@ from short_exports import SHORTER, export_of_another_head
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.export.torch_export import META_FILE, compare, export_graph, export_torch, graphs, random_inputs
+from hrm_hf.export.graphs import graphs, random_inputs
+from hrm_hf.export.torch_export import META_FILE, compare, export_graph, export_torch
 
 
 SLOW = ("hrm_lm", "hrm_go_coder", "hrm_cosmo")
@@ -182,7 +183,7 @@ def test_what_exists_is_overwritten_with_force_only(tmp_path):
 @pytest.mark.parametrize(
     "name, out, message",
     [
-        ("llama", "model.pt2", "is a llama; exportable are hrm_puzzle"),
+        ("llama", "model.pt2", "is a llama; exportable are cosmo_cnn"),
         ("cosmo_cnn", "model.onnx", "must end in .pt2"),
         ("nothing", "model.pt2", "is no folder"),
         ("truncated", "model.pt2", "is damaged"),

@@ -12,8 +12,8 @@ import tiny_go
 import torch
 
 from hrm_hf.golang.data.collator import IGNORED, GoCoderCollator, GoStreamBuilder, TooLongError, load_go_streams
+from hrm_hf.io.sources import BadLineError
 from hrm_hf.models.processing_hrm_go_coder import CATEGORIES, SPECIAL_TOKENS, TOKEN_IDS
-from hrm_hf.text.sources import BadLineError
 
 
 FRONT = "<s><PROBLEM>Add1 returns the sum</PROBLEM><CONTEXT><FILE>sum.go</FILE>package sum\n</CONTEXT>"

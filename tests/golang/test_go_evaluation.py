@@ -18,9 +18,9 @@ from hrm_hf.golang.evaluation import refinement as go_refinement
 from hrm_hf.golang.evaluation.held_out import Sampling
 from hrm_hf.golang.evaluation.plots import plot_go_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
+from hrm_hf.io.sources import BadLineError
 from hrm_hf.models.generation_hrm_go_coder import Attempt
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, Feedback, code_segment, encode_text
-from hrm_hf.text.sources import BadLineError
 
 
 RIGHT, OTHER, BROKEN = "\n\treturn a + b + {}\n}}\n", "\n\treturn a - b\n}\n", "\n\treturn (\n}\n"

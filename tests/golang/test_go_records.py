@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hrm_hf.golang.data.records import new_record, read_records, record_features, validate_record, write_records
-from hrm_hf.text.sources import BadLineError
+from hrm_hf.io.sources import BadLineError
 
 
 CODE = "func Add(a, b int) int {\n\treturn a + b\n}"
@@ -121,7 +121,7 @@ def test_a_bad_line_stops_with_file_and_line_or_is_passed_over(tmp_path, line, m
 
 
 def test_a_line_of_many_megabytes_is_named_and_does_not_hide_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr("hrm_hf.golang.data.records.MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr("hrm_hf.io.sources.MAX_LINE_BYTES", 10_000)
     file = tmp_path / "r.jsonl"
     file.write_bytes(b"x" * 95_000 + b"\n" + json.dumps(record()).encode())
     with pytest.raises(BadLineError, match="line 1: longer than 10000 bytes"):

@@ -14,14 +14,13 @@ from datasets import Dataset
 from torch import nn
 from transformers import TrainerCallback
 
-from hrm_hf.golang.callbacks import GoValidationCallback, failed_record, validity, write_code
+from hrm_hf.golang.arguments import GoTrainingArguments
+from hrm_hf.golang.callbacks import GoValidationCallback, RefinementWarmupCallback, failed_record, validity, write_code
 from hrm_hf.golang.data.collator import IGNORED, GoCoderCollator
+from hrm_hf.golang.trainer import GoCoderTrainer
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, TOKEN_IDS, Feedback
 from hrm_hf.text.causal_lm import load_causal_lm
 from hrm_hf.text.trainer import LengthGroupedBatches
-from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import GoTrainingArguments
-from hrm_hf.trainer.callbacks import RefinementWarmupCallback
 from hrm_hf.trainer.recipes import ModelArguments
 
 
@@ -45,7 +44,7 @@ def trainer(folder, model=None, data=None, **arguments):
         "train_sampling_strategy": "sequential",
     }  # fmt: skip
     args = GoTrainingArguments(**{**options, **arguments})
-    return HrmTrainer(
+    return GoCoderTrainer(
         tiny_go.model() if model is None else model,
         args,
         train_dataset=rows() if data is None else data,

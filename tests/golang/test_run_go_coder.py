@@ -17,12 +17,12 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.data.collator import IGNORED, GoStreamBuilder
 from hrm_hf.hub.manifests import list_checkpoints
+from hrm_hf.io.sources import BadLineError
 from hrm_hf.models.processing_hrm_go_coder import DECISION_TOKENS
-from hrm_hf.text.sources import BadLineError
-from hrm_hf.trainer.arguments import GoTrainingArguments
-from hrm_hf.trainer.recipes import GoDataArguments, ModelArguments, build_config, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, build_config, parse_recipe
 
 
 FOLDER = Path(__file__).parents[2] / "training"

@@ -20,8 +20,8 @@ from hrm_hf.cli import app
 from hrm_hf.launch import planner as launching
 from hrm_hf.launch.memory import GIB
 from hrm_hf.launch.planner import Device, free_port, given_flags, parse_memory, plan_launch, share_batch
-from hrm_hf.trainer.arguments import LmTrainingArguments
-from hrm_hf.trainer.recipes import LmDataArguments, ModelArguments, parse_recipe
+from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
+from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
 
 
 ROOT = Path(__file__).parents[2]

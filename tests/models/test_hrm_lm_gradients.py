@@ -5,7 +5,7 @@ import tiny_hrm_lm
 import torch
 import torch.nn.functional as F
 
-from hrm_hf.models.token_halting import halting_value_losses, ponder_loss
+from hrm_hf.models.early_exit import halting_value_losses, ponder_loss
 
 
 H_CYCLES, L_CYCLES = 2, 3

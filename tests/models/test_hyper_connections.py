@@ -8,8 +8,17 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
 
 from hrm_hf import mHCLayer
-from hrm_hf.models.hyper_connections import RES_MODES, HyperConnection, HyperHead, sinkhorn
-from hrm_hf.models.mhc_metrics import amax_gain, backward_gain, composite_maps, forward_gain, min_column_sum
+from hrm_hf.models.hyper_connections import (
+    RES_MODES,
+    HyperConnection,
+    HyperHead,
+    amax_gain,
+    backward_gain,
+    composite_maps,
+    forward_gain,
+    min_column_sum,
+    sinkhorn,
+)
 
 
 FILE = "mhc_deepseek_v4_tiny"

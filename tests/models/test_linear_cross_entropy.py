@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hrm_hf.models import linear_cross_entropy as module
-from hrm_hf.models.linear_cross_entropy import linear_cross_entropy
+from hrm_hf.models import modeling_hrm_go_coder as module
+from hrm_hf.models.modeling_hrm_go_coder import linear_cross_entropy
 
 
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5}  # the losses are float32 throughout
@@ -33,7 +33,7 @@ def both(hidden, weight, targets, token_weights):
 @pytest.mark.parametrize("chunk", [1, 4, 11, 512])
 @pytest.mark.parametrize("dtype", TOLERANCES)
 def test_loss_and_gradients_are_those_of_torch_for_any_chunk(chunk, dtype, monkeypatch):
-    monkeypatch.setattr(module, "CHUNK", chunk)
+    monkeypatch.setattr(module, "LOSS_CHUNK", chunk)
     found, expected = both(*inputs(dtype=dtype))
     torch.testing.assert_close(found, expected, atol=TOLERANCES[dtype], rtol=TOLERANCES[dtype])
 

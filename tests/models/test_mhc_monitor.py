@@ -7,7 +7,7 @@ from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
 from hrm_hf.puzzles.plots import plot_composite_gain
-from hrm_hf.trainer.callbacks import MhcMonitorCallback
+from hrm_hf.text.callbacks import MhcMonitorCallback
 
 
 NAMES = ("mhc/amax_pre", "mhc/amax_post", "mhc/amax_composite")

@@ -5,7 +5,7 @@ import tiny_hrm_lm
 import torch
 from transformers import DynamicCache, StaticCache
 
-from hrm_hf.models.recurrent_cache import SegmentKeyValues
+from hrm_hf.models.recurrent_cache import RecurrentCache
 
 
 LENGTH = 12
@@ -128,11 +128,11 @@ def test_a_cache_has_a_slot_for_each_visit_each_segments_visit_or_each_layer(kv_
 def test_every_visit_of_a_layer_has_its_slot():
     """Numbers written out from the table in the module: 2 low-level layers, 3 high-level ones, 2 low-level passes."""
     config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2, kv_layout="last_visit")
-    key_values = SegmentKeyValues(config, None, None, None, 1)
+    key_values = RecurrentCache(config, None, None, None, 1)
     one_cycle = [0, 1, 0, 1, 2, 3, 4]
     assert [key_values._slot(visit) for visit in range(config.segment_visits)] == one_cycle + one_cycle
     config = tiny_hrm_lm.config(num_l_layers=2, num_h_layers=3, L_cycles=2)
-    second = SegmentKeyValues(config, None, None, SegmentKeyValues(config, None, None, None, 2), 2)
+    second = RecurrentCache(config, None, None, RecurrentCache(config, None, None, None, 2), 2)
     assert [second._slot(visit) for visit in (0, 13)] == [14, 27]
 
 

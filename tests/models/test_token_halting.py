@@ -7,9 +7,9 @@ import tiny_hrm_lm
 import torch
 import torch.nn.functional as F
 
-from hrm_hf.models import token_halting
+from hrm_hf.models import early_exit
+from hrm_hf.models.early_exit import halting_distribution, ponder_loss, segment_losses
 from hrm_hf.models.modeling_hrm_lm import HrmLmModelOutput
-from hrm_hf.models.token_halting import halting_distribution, ponder_loss, segment_losses
 
 
 LOSSES = ("loss", "lm_loss", "deep_supervision_loss", "q_halt_loss", "q_continue_loss", "ponder_loss")
@@ -224,7 +224,7 @@ def test_labels_are_smoothed_in_training_only_and_never_in_the_reported_loss():
 def test_logits_computed_in_chunks_give_the_same_losses_and_gradients(label_smoothing, monkeypatch):
     results = []
     for at_once in (2**24, 7 * tiny_hrm_lm.VOCAB_SIZE):  # seven tokens a chunk
-        monkeypatch.setattr(token_halting, "LOGITS_AT_ONCE", at_once)
+        monkeypatch.setattr(early_exit, "LOGITS_AT_ONCE", at_once)
         model, (ids, labels) = tiny_hrm_lm.model(label_smoothing=label_smoothing).train(), labelled()
         torch.manual_seed(0)
         output = model(ids, labels=labels, logits_to_keep=1)  # so that no logits are at hand

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from datasets import Dataset
 
-from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows, RowStream
+from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleOrder, PuzzleRows
 from hrm_hf.puzzles.dataset import puzzle_features
 
 
@@ -39,8 +39,8 @@ def dataset(groups=UNGROUPED, **columns) -> Dataset:
     return Dataset.from_dict(values, features=puzzle_features(SEQ_LEN))
 
 
-def stream(groups=UNGROUPED, slots=4, seed=0, **options) -> RowStream:
-    return RowStream(PuzzleRows(dataset(groups)), slots, seed, **options)
+def stream(groups=UNGROUPED, slots=4, seed=0, **options) -> CarryDataLoader:
+    return CarryDataLoader(PuzzleRows(dataset(groups)), slots, seed, **options)
 
 
 def numbers(batch) -> list[int]:

@@ -26,11 +26,12 @@ from hrm_hf.hub.manifests import (
     list_checkpoints,
     resolve_checkpoint,
 )
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.trainer import HrmTrainer, NonFiniteError
-from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.trainer import NonFiniteError
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
 
 
@@ -65,7 +66,7 @@ def make_trainer(sudoku, tmp_path):
             "warmup_steps": 3, "save_strategy": "no",
         }  # fmt: skip
         args = PuzzleTrainingArguments(**{**options, **arguments})
-        return HrmTrainer(model, args, train_dataset=train or sudoku["train"], eval_dataset=sudoku["test"])
+        return PuzzleTrainer(model, args, train_dataset=train or sudoku["train"], eval_dataset=sudoku["test"])
 
     return make
 

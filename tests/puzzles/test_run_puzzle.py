@@ -13,29 +13,22 @@ import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tiny
 import torch
 import yaml
-from datasets import Dataset, DatasetDict
 from safetensors.torch import load_file
+from script_runs import ENVIRONMENT, SCRIPTS, puzzle_boards, puzzle_weights, recipe_arguments
+from script_runs import PUZZLE_RECIPE as RECIPE
 
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.hub.manifests import find_corruption, list_checkpoints
 from hrm_hf.puzzles.dataloader import PuzzleRows
-from hrm_hf.puzzles.dataset import PuzzleInfo, puzzle_features, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.sudoku import generated_sudoku
 
 
-SCRIPT = str(Path(__file__).parents[2] / "training" / "run_puzzle.py")
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
-RECIPE = {
-    "use_cpu": True, "report_to": "none", "logging_steps": 1, "per_device_train_batch_size": 4, "learning_rate": 1e-3,
-    "warmup_steps": 3, "puzzle_emb_lr": 1e-2, "max_steps": 12, "save_strategy": "steps", "save_steps": 5,
-}  # fmt: skip
-
+SCRIPT = str(SCRIPTS / "run_puzzle.py")
 # A server that has imported torch once and forks a fresh process for each run: seconds instead of ten.
 forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(
@@ -75,28 +68,14 @@ def losses(out: Path) -> dict[int, float]:
 
 @pytest.fixture(scope="module")
 def puzzles(tmp_path_factory):
-    """A data set of 4x4 boards with several puzzle identifiers, two boards to a puzzle."""
-    splits, _ = generated_sudoku(4, num_train=40, num_test=8)
-    rows = {name: PuzzleRows(split) for name, split in splits.items()}
-    built = DatasetDict()
-    for name, split in rows.items():
-        puzzle = np.arange(len(split)) // 2
-        columns = {
-            "input_ids": split.input_ids.tolist(), "labels": split.labels.tolist(),
-            "puzzle_identifiers": (1 + puzzle % (tiny.PUZZLES - 1)).tolist(),
-            "puzzle_index": puzzle.tolist(), "group_index": puzzle.tolist(),
-        }  # fmt: skip
-        built[name] = Dataset.from_dict(columns, features=puzzle_features(16))
-    info = PuzzleInfo("sudoku", (4, 4), 6, (2, 2), identifiers=["<blank>", *"abcd"])
-    return save_puzzle_dataset(built, info, tmp_path_factory.mktemp("data") / "boards")
+    return puzzle_boards(tmp_path_factory.mktemp("data") / "boards")
 
 
 @pytest.fixture(scope="module")
 def start_weights(tmp_path_factory):
-    """Saved weights whose slots halt at different moments."""
     folder = tmp_path_factory.mktemp("start")
-    tiny.model("trm", halt_exploration_prob=0.0, task="sudoku", box_shape=[2, 2]).save_pretrained(folder / "plain")
-    tiny.model("trm", halt_exploration_prob=0.5, task="sudoku", box_shape=[2, 2]).save_pretrained(folder / "exploring")
+    for name, exploration in (("plain", 0.0), ("exploring", 0.5)):
+        puzzle_weights(folder / name, exploration)
     return folder
 
 
@@ -106,9 +85,7 @@ def arguments(tmp_path, puzzles, start_weights):
 
     def build(name, weights="exploring", **options):
         recipe = {**RECIPE, "data_path": str(puzzles), "model_name_or_path": str(start_weights / weights)}
-        path = tmp_path / f"{name}.yaml"
-        path.write_text(yaml.safe_dump({**recipe, "output_dir": str(tmp_path / name), **options}))
-        return ["--recipe", str(path)]
+        return recipe_arguments(tmp_path / f"{name}.yaml", **{**recipe, "output_dir": str(tmp_path / name), **options})
 
     return build
 

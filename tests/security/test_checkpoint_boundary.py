@@ -32,10 +32,11 @@ from hrm_hf.hub.manifests import (
     validate_plain_metadata,
     write_manifest,
 )
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.trainer import HrmTrainer, NonFiniteError
-from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.trainer import NonFiniteError
 
 
 class Payload:
@@ -55,14 +56,14 @@ def boards() -> PuzzleRows:
     return rows
 
 
-def trainer(folder, **options) -> HrmTrainer:
+def trainer(folder, **options) -> PuzzleTrainer:
     """Saves the carry, averaged weights and all else that a checkpoint may hold, after each of two steps."""
     defaults = {
         "output_dir": str(folder), "use_cpu": True, "report_to": "none", "disable_tqdm": True, "max_steps": 2,
         "per_device_train_batch_size": 4, "save_strategy": "steps", "save_steps": 1, "ema_rate": 0.9,
         "logging_steps": 1, "warmup_steps": 1,
     }  # fmt: skip
-    return HrmTrainer(tiny.model("hrm"), PuzzleTrainingArguments(**{**defaults, **options}), train_dataset=boards())
+    return PuzzleTrainer(tiny.model("hrm"), PuzzleTrainingArguments(**{**defaults, **options}), train_dataset=boards())
 
 
 @pytest.fixture(scope="module")

@@ -197,7 +197,7 @@ def test_what_is_no_secret_is_pushed(puzzle, tmp_path):
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     # A byte-level vocabulary of the package's own source: code, names in it, all bytes.
-    source = sorted(str(file) for file in Path(every.__file__).parents[1].rglob("hrm_hf/**/*.py"))
+    source = sorted(str(file) for file in Path(every.__file__).parents[2].rglob("hrm_hf/**/*.py"))
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer, tokenizer.decoder = pre_tokenizers.ByteLevel(), decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()

@@ -7,8 +7,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hrm_hf.io.sources import BadLineError
 from hrm_hf.text.answers import is_conversation, load_answers
-from hrm_hf.text.sources import BadLineError
 
 
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]

@@ -9,9 +9,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import AutoModelForCausalLM, HrmTextConfig, PreTrainedTokenizerFast
 
+from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.text.causal_lm import causal_lm_config, continue_text, load_causal_lm, load_tokenizer
-from hrm_hf.trainer.arguments import LmTrainingArguments
-from hrm_hf.trainer.recipes import LmDataArguments, ModelArguments, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
 
 
 BYTES = load_tokenizer("byte")

@@ -1,4 +1,4 @@
-"""`HrmTrainer` on causal language models: what is measured, which steps are skipped, exact resume, DDP.
+"""`CausalLMTrainer` on causal language models: what is measured, which steps are skipped, exact resume, DDP.
 
 Referees: transformers' Trainer, torch's cross entropy on the whole data, and an uninterrupted run.
 """
@@ -19,14 +19,16 @@ from tolerances import assert_copied
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
 from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_checkpoints, write_manifest
-from hrm_hf.trainer import HrmTrainer, NonFiniteError
-from hrm_hf.trainer.arguments import LmTrainingArguments, PuzzleTrainingArguments
-from hrm_hf.trainer.callbacks import LM_FIGURES, BackpropWarmupCallback, FigureProgressCallback
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.text.arguments import LmTrainingArguments
+from hrm_hf.text.callbacks import LM_LOG_FORMAT, BackpropWarmupCallback
+from hrm_hf.text.trainer import CausalLMTrainer
+from hrm_hf.trainer import NonFiniteError
+from hrm_hf.trainer.callbacks import LogLineCallback
 from hrm_hf.trainer.optim import AdamATan2
 
 
 ARCHITECTURES = ["llama", "gpt2", "hrm_lm"]
-NOT_OVER_TOKENS = {"q_halt_accuracy", "q_halt_calibration"}  # means over segments that went on, so not additive
 DETERMINISTIC = {"halt_exploration_prob": 0.0}
 
 
@@ -72,7 +74,7 @@ def test_a_log_is_the_mean_over_all_labelled_tokens_since_the_last_one(make, arc
     assert entry["perplexity"] == pytest.approx(math.exp(entry["lm_loss"]))
     if architecture == "hrm_lm":
         parts = {n: v.item() for n, v in whole.items() if n.endswith("_loss")}
-        parts |= {n: v.item() for n, v in whole.metrics.items() if n not in {*NOT_OVER_TOKENS, "perplexity"}}
+        parts |= {n: v.item() for n, v in whole.metrics.items() if n not in {*tiny_lm.NOT_OVER_TOKENS, "perplexity"}}
         assert {"lm_loss", "ponder_loss", "q_halt_loss", "deep_supervision_loss", "avg_steps"} <= parts.keys()
         assert {n: entry[n] for n in parts} == pytest.approx(parts, rel=1e-4, abs=1e-6)
 
@@ -345,7 +347,7 @@ def test_the_depth_never_falls_and_reaches_its_end_with_the_warm_up(final):
 
 
 def test_the_progress_line_shows_the_figures_of_a_language_model(capsys):
-    progress = FigureProgressCallback(LM_FIGURES)
+    progress = LogLineCallback(LM_LOG_FORMAT)
     state = type("State", (), {"is_world_process_zero": True, "global_step": 120})()
     progress.on_log(None, state, None, {"loss": 3.2, "perplexity": 24.5, "tokens_per_second": 12345.6, "other": 1})
     progress.on_log(None, state, None, {"eval_lm_loss": 3.0, "eval_perplexity": 20.1, "eval_bits_per_byte": 1.08})
@@ -371,15 +373,19 @@ def test_defaults_are_those_of_language_models(tmp_path):
 @pytest.mark.parametrize(
     ("model", "args_class", "message"),
     [
-        ("llama", PuzzleTrainingArguments, "args is a PuzzleTrainingArguments; LlamaForCausalLM needs LmTrainingAr"),
-        ("llama", TrainingArguments, "args is a TrainingArguments; LlamaForCausalLM needs LmTrainingArguments"),
-        ("trm", LmTrainingArguments, "args is a LmTrainingArguments; TrmPuzzleForSolving needs PuzzleTrainingArgu"),
+        ("llama", PuzzleTrainingArguments, "args is a PuzzleTrainingArguments; CausalLMTrainer needs LmTrainingArg"),
+        ("llama", TrainingArguments, "args is a TrainingArguments; CausalLMTrainer needs LmTrainingArguments"),
+        (
+            "trm",
+            LmTrainingArguments,
+            "TrmPuzzleForSolving is for puzzle-solving; CausalLMTrainer trains models for t",
+        ),
     ],
 )
 def test_arguments_of_the_other_kind_of_model_are_refused(tmp_path, model, args_class, message):
     model = tiny.model(model) if model == "trm" else tiny_lm.model(model)
     with pytest.raises(TypeError, match=message):
-        HrmTrainer(model, args_class(output_dir=str(tmp_path), use_cpu=True))
+        CausalLMTrainer(model, args_class(output_dir=str(tmp_path), use_cpu=True))
 
 
 @pytest.mark.parametrize(
@@ -473,7 +479,7 @@ def test_a_rest_that_fills_no_step_is_left_out(make):
     # 5 batches in steps of two: the library would add the fifth batch's gradients to the next epoch's first step.
     trainer = make(train=text(20).to_iterable_dataset(), gradient_accumulation_steps=2, max_steps=5)
     sizes, close = [], trainer._close_step
-    trainer._close_step = lambda loss: sizes.append(float(trainer.meter.pending["tokens"])) or close(loss)
+    trainer._close_step = lambda loss: sizes.append(float(trainer.train_metrics.pending["tokens"])) or close(loss)
     trainer.train()
     assert sizes == [2 * 4 * (tiny_lm.BLOCK - 1)] * 5
 
@@ -510,7 +516,7 @@ def test_an_average_of_sharded_weights_is_refused(make):
     trainer = make(ema_rate=0.9)
     trainer.is_fsdp_enabled = True
     with pytest.raises(ValueError, match=r"ema_rate=0\.9: an average of sharded weights cannot be saved"):
-        trainer._refuse_what_is_not_supported()
+        trainer.validate_arguments()
 
 
 def test_a_damaged_checkpoint_is_refused_and_the_last_whole_one_resumes(make, tmp_path):

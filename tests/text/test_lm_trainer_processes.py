@@ -1,4 +1,4 @@
-"""`HrmTrainer` on causal language models in other processes: killed and resumed, and two at once.
+"""`CausalLMTrainer` on causal language models in other processes: killed and resumed, and two at once.
 
 Referee of a killed run: the same run left alone. Referee of two processes: one with twice the batch.
 """
@@ -16,7 +16,7 @@ import lm_worker
 import pytest
 import torch
 from safetensors.torch import load_file
-from test_lm_trainer import NOT_OVER_TOKENS
+from tiny_lm import NOT_OVER_TOKENS
 from tolerances import assert_copied
 
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, list_checkpoints

@@ -13,9 +13,9 @@ from transformers import LlamaForCausalLM, pipeline
 from typer.testing import CliRunner
 
 import hrm_hf  # noqa: F401 - registers the task
+from hrm_hf import RlmPipeline
 from hrm_hf.cli import app
 from hrm_hf.cli.rlm import read_context
-from hrm_hf.pipelines import RlmPipeline
 from hrm_hf.text.rlm.executors import InProcessExecutor
 
 

@@ -18,8 +18,8 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, AutoTokenizer, default_data_collator
 
+from hrm_hf.io.sources import BadLineError
 from hrm_hf.text.packing import Packing, pack_stream
-from hrm_hf.text.sources import BadLineError
 
 
 SCRIPT = Path(__file__).parents[2] / "training" / "run_clm.py"

@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
+from hrm_hf.io.sources import BadLineError
+from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 from hrm_hf.text.corpus import load_text_corpus
-from hrm_hf.text.sources import BadLineError
-from hrm_hf.trainer.recipes import LmDataArguments
 
 
 TOKENIZER = byte_tokenizer()

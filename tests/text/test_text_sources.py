@@ -6,8 +6,9 @@ import json
 import pandas
 import pytest
 
+from hrm_hf.io.sources import BadLineError, is_hub_source
 from hrm_hf.text.filters import TextFilter
-from hrm_hf.text.sources import BadLineError, is_hub_source, open_source
+from hrm_hf.text.sources import open_source
 
 
 GOOD = [{"text": "first"}, {"text": "second é"}, {"text": ""}]

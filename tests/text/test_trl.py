@@ -15,6 +15,7 @@ import tiny_go
 import torch
 import yaml
 from datasets import Dataset
+from tiny_answers import BYTES, CODES, PAIRS, RUN, answers, preferences, prompts, write
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 
@@ -23,40 +24,13 @@ from trl import DPOConfig, GRPOConfig, SFTConfig
 
 from hrm_hf.golang.rewards import LengthReward, RegexReward
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS
+from hrm_hf.text.arguments import AnswerDataArguments
 from hrm_hf.text.post_training import DpoTrainer, GrpoTrainer, SftTrainer
 from hrm_hf.trainer.adapters import TuningArguments, with_adapters
-from hrm_hf.trainer.recipes import AnswerDataArguments, ModelArguments, load_recipe, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, load_recipe, parse_recipe
 
 
 ROOT = Path(__file__).parents[2]
-RUN = {
-    "use_cpu": True, "bf16": False, "report_to": "none", "disable_tqdm": True, "logging_steps": 1,
-    "save_strategy": "no", "activation_checkpointing": False, "per_device_train_batch_size": 4,
-    "lr_scheduler_type": "constant",
-}  # fmt: skip
-BYTES = ("hrm_lm", "rlm_mhc")
-# Three answers that cannot be told from their length, as prompts and completions. The Go coder's hold plan and code.
-CODES = ["func A() {}", "func B() {}", "func C() {}"]
-PAIRS = {
-    **{name: [("grass:", "green"), ("sea:", "blue!"), ("snow:", "white")] for name in BYTES},
-    "hrm_go_coder": [
-        (f"<PROBLEM>{name}</PROBLEM><PLAN>", f"<INTENT:ADD><STEP>{name}</PLAN><CODE>{code}</CODE>")
-        for name, code in zip("abc", CODES)
-    ],
-}
-
-
-def answers(architecture: str) -> Dataset:
-    return Dataset.from_list([{"prompt": prompt, "completion": said} for prompt, said in PAIRS[architecture]])
-
-
-def preferences(architecture: str) -> Dataset:
-    """The right completion, and the next row's."""
-    pairs = PAIRS[architecture]
-    wrong = [pairs[(number + 1) % len(pairs)][1] for number in range(len(pairs))]
-    return Dataset.from_list(
-        [{"prompt": prompt, "chosen": said, "rejected": bad} for (prompt, said), bad in zip(pairs, wrong)]
-    )
 
 
 def logged(trainer, name: str) -> list[float]:
@@ -170,10 +144,6 @@ def test_preferences_raise_the_margin(architecture, tmp_path):
 
 
 # ---- rewards ----
-
-
-def prompts(architecture: str) -> Dataset:
-    return Dataset.from_list([{"prompt": prompt} for prompt, _ in PAIRS[architecture]])
 
 
 def grpo(architecture: str, out: Path, rewards, model=None, trainer_class=GrpoTrainer, rows=None, **options):
@@ -315,11 +285,6 @@ def script(tmp_path, monkeypatch, capsys):
         return out
 
     return start
-
-
-def write(path: Path, rows: Dataset) -> str:
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return str(path)
 
 
 def test_an_adapter_is_fine_tuned_by_the_script(script, tmp_path):

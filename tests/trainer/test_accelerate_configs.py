@@ -18,9 +18,9 @@ from accelerate import DistributedType
 from accelerate.commands import launch
 from accelerate.commands.config.config_args import ClusterConfig, load_config_from_file
 from accelerate.utils.launch import prepare_deepspeed_cmd_env, prepare_multi_gpu_env
+from accelerate_launch import FOLDER, environment, launch_arguments
 
 
-FOLDER = Path(__file__).parents[2] / "accelerate_configs"
 TYPES = {
     "cpu": DistributedType.NO,
     "single_gpu": DistributedType.NO,
@@ -37,22 +37,6 @@ JOB_FLAGS = [
     "standard",
 ]  # of hrm_hf/launch/slurm.py's line
 needs_deepspeed = pytest.mark.skipif(not importlib.util.find_spec("deepspeed"), reason="needs deepspeed")
-
-
-def launch_arguments(name: str, processes: int = 2):
-    """What `accelerate launch --config_file` makes of a file."""
-    flags = ["--config_file", str(FOLDER / f"{name}.yaml"), "--num_processes", str(processes), "train.py"]
-    return launch._validate_launch_command(launch.launch_command_parser().parse_args(flags))
-
-
-def environment(name: str) -> dict[str, str]:
-    """What accelerate would set for the processes of a launch with this file."""
-    args, defaults, _ = launch_arguments(name)
-    args.main_process_port = 0
-    if args.use_deepspeed:
-        args.deepspeed_fields_from_accelerate_config = ",".join(defaults.deepspeed_config)  # as launch_command does
-        return prepare_deepspeed_cmd_env(args)[1]
-    return prepare_multi_gpu_env(args)
 
 
 def train(out: Path, processes: int, env: dict[str, str]) -> list[dict]:

@@ -16,13 +16,13 @@ import tiny
 import torch
 import tuning_worker
 from safetensors.torch import load_file
-from test_adapter_scripts import RECIPE, boards, losses, names
+from script_runs import RECIPE, losses, names, renamed_boards
 
 
 pytest.importorskip("trl")
+from accelerate_launch import environment
 from datasets import Dataset
-from test_accelerate_configs import environment
-from test_trl import RUN, answers, preferences, prompts, write
+from tiny_answers import RUN, answers, preferences, prompts, write
 
 
 pytestmark = pytest.mark.slow  # two processes that import torch, transformers and TRL: a minute
@@ -49,7 +49,7 @@ def runs(tmp_path_factory):
         longer = [{**rows[number % 3], "prompt": "x" * number + rows[number % 3]["prompt"]} for number in range(8)]
         files[kind] = write(data / f"{kind}.jsonl", Dataset.from_list(longer))
     own = {**RECIPE, "learning_rate": 1e-3, "save_strategy": "steps", "save_steps": 2}
-    puzzle = {**own, "data_path": boards(data / "boards", tiny.PUZZLES), "eval_max_steps": 2}
+    puzzle = {**own, "data_path": renamed_boards(data / "boards", tiny.PUZZLES), "eval_max_steps": 2}
     text = {**own, "train_data": str(data / "text.txt"), "data_cache_dir": str(data / "cache"), "block_size": 32}
     trl = {**RUN, "max_steps": 2, "learning_rate": 1e-3}
     whole = {"lora_rank": 4, "merge_adapter": True}

@@ -6,7 +6,6 @@ Referees: PEFT's and transformers' own loading, and `evaluate_puzzles` and cross
 import json
 import runpy
 import sys
-from pathlib import Path
 
 import every
 import numpy as np
@@ -16,26 +15,19 @@ import tiny_cosmo
 import tiny_go
 import torch
 import yaml
-from datasets import Dataset, DatasetDict
 from peft import AutoPeftModelForCausalLM, PeftModel
 from safetensors.torch import load_file
+from script_runs import RECIPE, SCRIPTS, losses, names, renamed_boards
 from tolerances import assert_equal_but_for_rounding, differ_beyond_rounding
 from transformers import AutoModelForCausalLM, AutoModelForImageClassification, AutoTokenizer, pipeline
 
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.puzzles.dataloader import PuzzleRows
-from hrm_hf.puzzles.dataset import PuzzleInfo, puzzle_features, save_puzzle_dataset
-from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.trainer.adapters import TuningArguments
-from hrm_hf.trainer.arguments import LmTrainingArguments
-from hrm_hf.trainer.recipes import LmDataArguments, ModelArguments, load_recipe, parse_recipe
+from hrm_hf.trainer.recipes import ModelArguments, load_recipe, parse_recipe
 
 
-SCRIPTS = Path(__file__).parents[2] / "training"
-RECIPE = {
-    "use_cpu": True, "report_to": "none", "disable_tqdm": True, "logging_steps": 1, "max_steps": 4,
-    "per_device_train_batch_size": 4, "learning_rate": 1e-2, "warmup_steps": 1, "save_strategy": "no",
-}  # fmt: skip
 ADAPTER = {"adapter_config.json", "adapter_model.safetensors", "recipe.yaml", "results.json", "trainer_state.json"}
 
 
@@ -57,15 +49,6 @@ def run(tmp_path, monkeypatch, capsys):
 def logits(architecture: str, model) -> torch.Tensor:
     with torch.no_grad():
         return model.eval()(**every.inputs(architecture)).logits
-
-
-def losses(folder: Path) -> list[float]:
-    history = json.loads((folder / "trainer_state.json").read_text())["log_history"]
-    return [entry["loss"] for entry in history if "loss" in entry]
-
-
-def names(folder: Path) -> set[str]:
-    return {file.name for file in folder.iterdir()}
 
 
 # ---- language models ----
@@ -151,25 +134,6 @@ def test_a_regressor_trains_an_adapter_and_merges_one(run, maps, preset, tmp_pat
 # ---- puzzles ----
 
 
-def boards(path: Path, identifiers: int, seed: int = 0) -> str:
-    """Solved 4x4 boards whose digits are to be renamed, each puzzle identifier in a way of its own."""
-    splits, _ = generated_sudoku(4, num_train=120, num_test=40, seed=seed)
-    rng = np.random.default_rng(seed)
-    renamings = [np.concatenate(([0, 1], 2 + rng.permutation(4))) for _ in range(identifiers)]
-    built = DatasetDict()
-    for name, split in splits.items():
-        rows = PuzzleRows(split)
-        ids = 1 + np.arange(len(rows)) % (identifiers - 1)
-        labels = np.stack([renamings[i][row] for i, row in zip(ids, rows.labels)])
-        columns = {
-            "input_ids": rows.labels.tolist(), "labels": labels.tolist(), "puzzle_identifiers": ids.tolist(),
-            "puzzle_index": np.arange(len(rows)).tolist(), "group_index": np.arange(len(rows)).tolist(),
-        }  # fmt: skip
-        built[name] = Dataset.from_dict(columns, features=puzzle_features(16))
-    names = ["<blank>", *(f"renaming {i}" for i in range(1, identifiers))]
-    return str(save_puzzle_dataset(built, PuzzleInfo("sudoku", (4, 4), 6, (2, 2), identifiers=names), path))
-
-
 @pytest.fixture(scope="module")
 def known(tmp_path_factory):
     """A data set of as many identifiers as the tiny models have, and a saved model."""
@@ -177,7 +141,7 @@ def known(tmp_path_factory):
     tiny.model("trm", task="sudoku", box_shape=[2, 2], undecided=False, halt_max_steps=2).save_pretrained(
         folder / "base"
     )
-    return {"base": str(folder / "base"), "data": boards(folder / "boards", tiny.PUZZLES)}
+    return {"base": str(folder / "base"), "data": renamed_boards(folder / "boards", tiny.PUZZLES)}
 
 
 def test_an_adapter_of_a_puzzle_model_holds_its_table(run, known, tmp_path):
@@ -198,7 +162,7 @@ def test_an_adapter_of_a_puzzle_model_holds_its_table(run, known, tmp_path):
 
 
 def test_adapters_and_puzzle_tables_of_other_sizes_do_not_mix(run, known, tmp_path):
-    more = boards(tmp_path / "more", 8)
+    more = renamed_boards(tmp_path / "more", 8)
     options = {"model_name_or_path": known["base"], "data_path": more, "puzzle_embeddings": "extend", "max_steps": 1}
     with pytest.raises(ValueError, match="have 8 puzzle identifiers, the base has 5, and no adapter fits"):
         run("run_puzzle", "refused", **options, lora_rank=4)
@@ -210,13 +174,13 @@ def test_adapters_and_puzzle_tables_of_other_sizes_do_not_mix(run, known, tmp_pa
 
 def test_the_table_alone_learns_new_puzzles(run, known, tmp_path):
     """New renamings of the digits for a model that has learnt others: the weights stay bit for bit."""
-    many = boards(tmp_path / "many", 17)
+    many = renamed_boards(tmp_path / "many", 17)
     options = {"logging_steps": 50, "per_device_train_batch_size": 16, "eval_max_steps": 2}
     base = run(
         "run_puzzle", "base", model_name_or_path=known["base"], data_path=many, puzzle_embeddings="extend",
         max_steps=160, learning_rate=3e-3, puzzle_emb_lr=1e-2, weight_decay=0.1, **options,
     )  # fmt: skip
-    new = boards(tmp_path / "new", 7, seed=5)
+    new = renamed_boards(tmp_path / "new", 7, seed=5)
     out = run(
         "run_puzzle", "table", model_name_or_path=str(base), data_path=new, puzzle_embeddings="reset",
         freeze_weights=True, max_steps=60, puzzle_emb_lr=2e-2, puzzle_emb_weight_decay=0.0, **options,

@@ -1,4 +1,4 @@
-"""LoRA, DoRA and QLoRA on every architecture, trained by `HrmTrainer`: what moves, what is saved, and what merges.
+"""LoRA, DoRA and QLoRA on every architecture, as our trainers train them: what moves, what is saved, and what merges.
 
 Referees: the chain rule on the gradient of the whole weight (for weights that a step uses several times), an
 uninterrupted run (for a resumed one), PEFT's own loading and merging, and transformers' loading of an adapter.
@@ -18,12 +18,17 @@ from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyo
 from torch import nn
 from transformers import default_data_collator
 
+from hrm_hf.cosmology.arguments import CosmoTrainingArguments
+from hrm_hf.golang.arguments import GoTrainingArguments
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, read_manifest
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.registry import architecture_of, load_function
+from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.adapters import (
-    TRAINED_WHOLE,
     TuningArguments,
     adaptable_modules,
     merge,
@@ -31,12 +36,6 @@ from hrm_hf.trainer.adapters import (
     save_trained,
     settle_base,
     with_adapters,
-)
-from hrm_hf.trainer.arguments import (
-    CosmoTrainingArguments,
-    GoTrainingArguments,
-    LmTrainingArguments,
-    PuzzleTrainingArguments,
 )
 from hrm_hf.trainer.recipes import ModelArguments
 
@@ -77,7 +76,7 @@ def make_trainer(architecture: str, model, folder, **options) -> HrmTrainer:
         "save_strategy": "no", **options,
     }  # fmt: skip
     if architecture in every.PUZZLES:
-        return HrmTrainer(model, PuzzleTrainingArguments(**settings), train_dataset=puzzle_rows())
+        return PuzzleTrainer(model, PuzzleTrainingArguments(**settings), train_dataset=puzzle_rows())
     kinds = {
         "hrm_go_coder": GoTrainingArguments,
         "hrm_cosmo": CosmoTrainingArguments,
@@ -88,7 +87,8 @@ def make_trainer(architecture: str, model, folder, **options) -> HrmTrainer:
     args = kinds.get(architecture, LmTrainingArguments)(**settings)
     data = batch(architecture)
     rows = [{name: value[row] for name, value in data.items()} for row in range(ROWS)]
-    return HrmTrainer(model, args, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator)
+    trainer_class = load_function(args.trainer)
+    return trainer_class(model, args, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator)
 
 
 @torch.no_grad()
@@ -433,7 +433,7 @@ def test_a_model_of_convolutions_says_that_nothing_is_quantised(bases):
         ({"load_in": "4bit"}, "load_in='4bit' is for adapters: give --lora_rank"),
         ({"merge_adapter": True}, "merge_adapter=True is for adapters"),
         ({"adapter": "x", "lora_rank": 4}, "adapter='x' has its own rank and targets; leave out lora_rank"),
-        ({"lora_rank": 4, "load_in": "4bit", "merge_adapter": True}, "would round the result to the quantised"),
+        ({"lora_rank": 4, "load_in": "4bit", "merge_adapter": True}, "would round the result to the quantized"),
     ],
 )
 def test_options_that_do_not_fit_are_named(options, message):
@@ -468,7 +468,7 @@ def test_what_is_trained_as_a_whole_exists(architecture, bases):
     names = {
         part for name, _ in load_base(architecture, bases[architecture]).named_modules() for part in name.split(".")
     }
-    assert set(TRAINED_WHOLE[architecture]) <= names
+    assert set(architecture_of(architecture).modules_to_save) <= names
 
 
 def test_an_adapter_needs_weights_and_is_no_weights_itself(bases, tmp_path):

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[2])
 import every, tiny_lm
-from hrm_hf.trainer.callbacks import MhcMonitorCallback
+from hrm_hf.text.callbacks import MhcMonitorCallback
 
 folder = Path(sys.argv[1])
 model = every.model("rlm_mhc", vocab_size=tiny_lm.VOCAB_SIZE)
@@ -52,7 +52,7 @@ def tracked(tmp_path_factory):
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }  # fmt: skip
     finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(Path(__file__).parents[1])],
+        [sys.executable, "-c", SCRIPT, str(folder), str(Path(tiny_lm.__file__).parent)],
         env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]

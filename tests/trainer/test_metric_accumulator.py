@@ -6,7 +6,7 @@ import pytest
 import torch
 from accelerate import Accelerator
 
-from hrm_hf.trainer.metric_accumulator import LossMeter
+from hrm_hf.trainer.logging import MetricAccumulator
 
 
 def terms(**values: float) -> dict[str, torch.Tensor]:
@@ -19,7 +19,7 @@ def accelerator():
 
 
 def test_micro_batches_and_steps_add_up_and_reading_starts_anew(accelerator):
-    meter = LossMeter()
+    meter = MetricAccumulator()
     for step in ([1.0, 2.0], [4.0]):
         for value in step:
             meter.add(terms(loss=value, tokens=2.0))
@@ -29,7 +29,7 @@ def test_micro_batches_and_steps_add_up_and_reading_starts_anew(accelerator):
 
 
 def test_a_dropped_step_leaves_nothing(accelerator):
-    meter = LossMeter()
+    meter = MetricAccumulator()
     meter.add(terms(loss=1.0))
     meter.keep()
     meter.add(terms(loss=float("nan")))
@@ -40,7 +40,7 @@ def test_a_dropped_step_leaves_nothing(accelerator):
 
 
 def test_names_may_come_in_another_order_or_be_missing(accelerator):
-    meter = LossMeter()
+    meter = MetricAccumulator()
     for step in (terms(a=1.0, b=2.0), terms(b=20.0, a=10.0), terms(b=200.0, c=5.0)):
         meter.add(step)
         meter.keep()
@@ -48,7 +48,7 @@ def test_names_may_come_in_another_order_or_be_missing(accelerator):
 
 
 def test_the_clock_stands_still_while_paused(accelerator):
-    meter = LossMeter()
+    meter = MetricAccumulator()
     with meter.paused():
         time.sleep(0.5)
     assert meter.drain(accelerator, 1)[2] < 0.5

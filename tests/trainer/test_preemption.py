@@ -18,7 +18,7 @@ import psutil
 import pytest
 from datasets import Dataset
 from preemption_worker import STEPS, STOPPED_AT, Signal, logged, make
-from test_run_puzzle import SCRIPT, arguments, puzzles, start_weights  # noqa: F401  (fixtures)
+from script_runs import ENVIRONMENT, PUZZLE_RECIPE, SCRIPTS, puzzle_boards, puzzle_weights, recipe_arguments
 from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
@@ -27,7 +27,6 @@ from hrm_hf.trainer import preemption
 from hrm_hf.trainer.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
 
 
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "HF_DATASETS_OFFLINE": "1"}
 KINDS = ("puzzle", "lm", "go", "cosmo")
 FIRST_LINES = """
 import os
@@ -179,7 +178,7 @@ def test_last_whole_starts_a_run_that_has_nothing_to_continue(tmp_path, capsys):
 # ---- scripts ----
 
 
-@pytest.mark.parametrize("script", sorted(Path(SCRIPT).parent.glob("run_*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("script", sorted(SCRIPTS.glob("run_*.py")), ids=lambda path: path.stem)
 def test_every_script_blocks_signals_before_it_imports_and_leaves_right_after_training(script):
     tree = ast.parse(script.read_text())
     assert [ast.unparse(line) for line in tree.body[1:4]] == [
@@ -299,10 +298,14 @@ def blocks(process: int, number: int) -> bool:
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="reads what a process blocks from /proc")
-def test_a_script_that_is_told_to_stop_while_it_imports_saves_after_its_first_step(arguments, tmp_path):  # noqa: F811
+def test_a_script_that_is_told_to_stop_while_it_imports_saves_after_its_first_step(tmp_path):
     file = tmp_path / "stopped"
+    arguments = recipe_arguments(
+        tmp_path / "recipe.yaml", **PUZZLE_RECIPE, data_path=str(puzzle_boards(tmp_path / "boards")),
+        model_name_or_path=str(puzzle_weights(tmp_path / "start", 0.5)), output_dir=str(tmp_path / "run"),
+    )  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, SCRIPT, *arguments("run"), "--resume_from_checkpoint", "last-whole"],
+        [sys.executable, str(SCRIPTS / "run_puzzle.py"), *arguments, "--resume_from_checkpoint", "last-whole"],
         env={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(file)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

@@ -16,11 +16,14 @@ from tolerances import assert_equal_but_for_rounding
 from torch import nn
 from transformers import BitsAndBytesConfig, TorchAoConfig
 
+from hrm_hf.golang.arguments import GoTrainingArguments
 from hrm_hf.golang.data.collator import GoCoderCollator
+from hrm_hf.golang.trainer import GoCoderTrainer
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import GoTrainingArguments, PuzzleTrainingArguments
 from hrm_hf.trainer.optim import CompositeOptimizer
 
 
@@ -241,10 +244,10 @@ def trainer(folder, architecture: str, **arguments) -> HrmTrainer:
         rows = [tiny_go.builder().build(record) for record in tiny_go.records(12)]
         rows = [{name: value for name, value in row.items() if not name.startswith("code_")} for row in rows]
         data, collator = Dataset.from_list(rows), GoCoderCollator(3)
-        return HrmTrainer(model, GoTrainingArguments(**options), train_dataset=data, data_collator=collator)
+        return GoCoderTrainer(model, GoTrainingArguments(**options), train_dataset=data, data_collator=collator)
     splits, _ = generated_sudoku(4, num_train=24, num_test=4)
     args = PuzzleTrainingArguments(adam_atan2=False, **options)
-    return HrmTrainer(model, args, train_dataset=PuzzleRows(splits["train"]))
+    return PuzzleTrainer(model, args, train_dataset=PuzzleRows(splits["train"]))
 
 
 def losses(one: HrmTrainer) -> list[float]:

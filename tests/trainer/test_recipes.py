@@ -12,10 +12,9 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
 from hrm_hf.cli.data import app as data_app
-from hrm_hf.trainer.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.trainer.recipes import (
     ModelArguments,
-    PuzzleDataArguments,
     build_config,
     load_recipe,
     parse_overrides,

@@ -31,7 +31,7 @@ from hrm_hf.hub.manifests import (
     run_id_of,
     write_manifest,
 )
-from hrm_hf.trainer.arguments import LmTrainingArguments
+from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.trainer.recipes import save_recipe
 from hrm_hf.trainer.run_folder import LOCK_FILE, FolderInUseError, begin, claim_run_folder, held, rotate
 

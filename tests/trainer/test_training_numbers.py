@@ -4,13 +4,11 @@ import math
 
 import pytest
 
+from hrm_hf.cosmology.arguments import CosmoTrainingArguments
+from hrm_hf.golang.arguments import GoTrainingArguments
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.post_training import SftArguments
-from hrm_hf.trainer.arguments import (
-    CosmoTrainingArguments,
-    GoTrainingArguments,
-    LmTrainingArguments,
-    PuzzleTrainingArguments,
-)
 
 
 EVERY = (PuzzleTrainingArguments, CosmoTrainingArguments, GoTrainingArguments, LmTrainingArguments, SftArguments)

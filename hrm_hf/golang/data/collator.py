@@ -415,8 +415,9 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
+    from ...io.sources import numbered_lines
     from ...text.sources import WRITTEN_AT_ONCE
-    from .records import numbered_lines, read_records, record_features
+    from .records import read_records, record_features
 
     parts, bad = [], 0
     for path in map(Path, paths):

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from ...hub.licenses import UNKNOWN_LICENSE
-from ...text.sources import HUB_PREFIX, BadLineError, shorten
+from ...io.sources import HUB_PREFIX, BadLineError, json_object, numbered_lines, shorten
 from .edits import Edit, edit_record, path_problem, text_problem, without_trailers
 from .functions import Declaration, declarations, parse_file
 from .plans import derived_steps, doc_plan, sentences
-from .records import json_object, new_record, numbered_lines
+from .records import new_record
 from .sources import GENERATED, Dropped
 
 

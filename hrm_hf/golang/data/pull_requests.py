@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ...hub.licenses import UNKNOWN_LICENSE
+from ...io.sources import BadLineError, json_object, numbered_lines, shorten
 from ...models.processing_hrm_go_coder import INTENTS, TARGET_KINDS
-from ...text.sources import BadLineError, shorten
 from .commits import BOTS
 from .edits import TASKS, Edit, edit_plan, edit_record, functions_of, path_problem, text_problem, without_trailers
 from .plans import plan_of
-from .records import json_object, new_record, numbered_lines
+from .records import new_record
 from .sources import Dropped
 
 

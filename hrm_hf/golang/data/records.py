@@ -25,16 +25,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...io.bounded_files import bounded_lines
+from ...io.sources import BadLineError, json_object, numbered_lines, shorten
 from ...models.processing_hrm_go_coder import CATEGORIES, DECISIONS, INTENTS, TARGET_KINDS, Feedback
-from ...text.sources import BadLineError, parse_json, shorten
 
 
 if TYPE_CHECKING:
     from datasets import Features
 
 FEEDBACK_FIELDS = tuple(field.name for field in fields(Feedback))
-MAX_LINE_BYTES = 2**25  # a record is some kilobytes; a longer line is no record
 
 
 def new_record(
@@ -220,34 +218,6 @@ def read_records(
                     raise BadLineError(f"{error}. Mend it, or skip such lines") from None
                 if on_skip is not None:
                     on_skip(str(error))
-
-
-def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    """("FILE, line N", line) for each line that is not empty; a line above the limit comes as its beginning.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a broken gzip file, or one that unpacks to too much.
-    """
-    if not Path(path).is_file():
-        raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
-    for number, line in bounded_lines(path, MAX_LINE_BYTES):
-        if line.strip():
-            yield f"{path}, line {number}", line
-
-
-def json_object(line: bytes, place: str) -> dict[str, Any]:
-    """The object of a line.
-
-    Raises:
-        BadLineError: it holds no JSON object; names the place.
-    """
-    if len(line) > MAX_LINE_BYTES:
-        raise BadLineError(f"{place}: longer than {MAX_LINE_BYTES} bytes; a record is far shorter")
-    value = parse_json(line, place)
-    if not isinstance(value, dict):
-        raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")
-    return value
 
 
 def _record_of(line: bytes, place: str) -> dict[str, Any]:

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ...io.bounded_files import GZIP_ERRORS, open_bounded
+from ...io.sources import json_object, numbered_lines
 from ...text.filters import duplicate_finder
-from .records import json_object, numbered_lines
 from .sources import Dropped
 
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...io.sources import json_object, numbered_lines
 from .. import GoProgram
 from ..data.plans import sentences
-from ..data.records import json_object, numbered_lines
 from ..validators.syntax import first_fault
 from .similarity import function_end
 

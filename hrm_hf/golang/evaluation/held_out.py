@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ...models.generation_hrm_go_coder import GoCoderGenerationMixin
 from ...models.processing_hrm_go_coder import (
     BOS,
     CONTINUE,
@@ -32,6 +33,7 @@ from ...models.processing_hrm_go_coder import (
     parse_plan,
     plan_segment,
 )
+from ...registry import architecture_of
 from ..data.collator import GoStreamBuilder, TooLongError
 from .metrics import (
     bits_per_byte,
@@ -73,7 +75,8 @@ class Sampling:
 
 def is_go_coder(model) -> bool:
     """The model has `generate_with_refinement` and decides; baselines only continue text."""
-    return model.config.model_type == "hrm_go_coder"
+    row = architecture_of(model)
+    return row is not None and issubclass(row.head, GoCoderGenerationMixin)
 
 
 def code_body(record: Record) -> str:

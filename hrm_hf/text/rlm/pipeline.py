@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import Pipeline, TextGenerationPipeline
+from transformers import AutoModelForCausalLM, Pipeline, TextGenerationPipeline
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from . import prompts as text
 from .chat import ChatModel, Message
@@ -454,3 +455,8 @@ class _Level:
 
     def _log(self, event: str, **fields: Any) -> None:
         self.shared.trajectory.add(event, self.depth, **fields)
+
+
+PIPELINE_REGISTRY.register_pipeline(
+    "recursive-text-generation", RlmPipeline, pt_model=(AutoModelForCausalLM,), type="text"
+)

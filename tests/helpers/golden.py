@@ -16,8 +16,8 @@ from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuz
 from hrm_hf.puzzles.convert import our_name
 
 
-COMPLETE = Path(__file__).parents[2] / "shared" / "golden"
-FOLDER = COMPLETE if COMPLETE.is_dir() else Path(__file__).parent / "fixtures"
+COMPLETE = Path(__file__).parents[3] / "shared" / "golden"
+FOLDER = COMPLETE if COMPLETE.is_dir() else Path(__file__).parents[1] / "fixtures"
 BATCH_SIZE = 4
 
 

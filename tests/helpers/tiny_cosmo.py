@@ -4,12 +4,12 @@ import numpy as np
 import torch
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression
+from hrm_hf.cosmology.arguments import CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
 from hrm_hf.cosmology.simulation.maps import MapSettings
+from hrm_hf.cosmology.trainer import RegressionTrainer
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
-from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import CosmoTrainingArguments
 
 
 SIZE = 16
@@ -46,7 +46,7 @@ def rows(count: int = 24, seed: int = 0, **options) -> MapRows:
     return MapRows(maps.astype(np.float32), labels, **options)
 
 
-def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **arguments) -> HrmTrainer:
+def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **arguments) -> RegressionTrainer:
     """On the CPU; logs every step."""
     regressor = model() if regressor is None else regressor
     extractor = CosmoMapFeatureExtractor.from_config(regressor.config)
@@ -55,7 +55,7 @@ def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **argu
         "logging_steps": 1, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 4, "learning_rate": 1e-3,
         "save_strategy": "no",
     }  # fmt: skip
-    return HrmTrainer(
+    return RegressionTrainer(
         regressor,
         CosmoTrainingArguments(**{**options, **arguments}),
         train_dataset=rows(train, training=True) if isinstance(train, int) else train,
@@ -65,7 +65,7 @@ def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **argu
     )
 
 
-def logged(one: HrmTrainer) -> list[dict]:
+def logged(one: RegressionTrainer) -> list[dict]:
     """What was logged at each training step, but for times."""
     history = [entry for entry in one.state.log_history if "loss" in entry]
     return [{name: value for name, value in entry.items() if name not in TIMES} for entry in history]

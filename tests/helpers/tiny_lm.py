@@ -7,11 +7,12 @@ from datasets import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hrm_hf import HrmLmConfig, HrmLmForCausalLM
-from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import LmTrainingArguments
+from hrm_hf.text.arguments import LmTrainingArguments
+from hrm_hf.text.trainer import CausalLMTrainer
 
 
 VOCAB_SIZE, BLOCK = 32, 12
+NOT_OVER_TOKENS = {"q_halt_accuracy", "q_halt_calibration"}  # means over segments that went on, so not additive
 
 
 def model(architecture: str, seed: int = 0, **overrides):
@@ -53,7 +54,7 @@ def trainer(folder, model, train=None, evaluation=None, callbacks=None, bytes_pe
         "warmup_steps": 2, "save_strategy": "no",
     }  # fmt: skip
     args = LmTrainingArguments(**{**options, **arguments})
-    return HrmTrainer(
+    return CausalLMTrainer(
         model,
         args,
         train_dataset=text(24) if train is None else train,

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 
 
-COMPLETE = Path(__file__).parents[2] / "shared" / "golden"
-FOLDER = COMPLETE if COMPLETE.is_dir() else Path(__file__).parent / "fixtures"
+COMPLETE = Path(__file__).parents[3] / "shared" / "golden"
+FOLDER = COMPLETE if COMPLETE.is_dir() else Path(__file__).parents[1] / "fixtures"
 
 
 @cache

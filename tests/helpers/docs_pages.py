@@ -22,7 +22,7 @@ from hrm_hf.puzzles.pretrain_options import parse_command
 from hrm_hf.trainer.recipes import ModelArguments, build_config
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs").rglob("*.md")))]
 SHELLS = ("bash", "sh", "console")
 FENCE = re.compile(r"^ *(`{3,}|~{3,})\s*([\w+-]*)")

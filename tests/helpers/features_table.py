@@ -1,4 +1,4 @@
-"""`python tests/features_table.py` writes docs/features.md from docs/features.yaml: architecture by feature."""
+"""`python tests/helpers/features_table.py` writes docs/features.md, architecture by feature, from features.yaml."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import every
 import yaml
 
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "features.md"
 HEAD = """# Features
 

@@ -1,6 +1,6 @@
 """Training runs of tiny language models that tests start in other processes.
 
-    torchrun --nproc_per_node 2 tests/lm_worker.py FOLDER
+    torchrun --nproc_per_node 2 tests/helpers/lm_worker.py FOLDER
 
 writes what each process found to FOLDER/RANK.pt.
 """

@@ -5,7 +5,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from hrm_hf.pipelines import RlmPipeline
+from hrm_hf import RlmPipeline
 from hrm_hf.text.rlm.executors import MontyExecutor
 
 

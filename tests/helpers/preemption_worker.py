@@ -1,6 +1,6 @@
 """Runs that are stopped by a signal and continued, for tests/trainer/test_preemption.py: in one process, or in two.
 
-    torchrun --nproc_per_node 2 tests/preemption_worker.py FOLDER
+    torchrun --nproc_per_node 2 tests/helpers/preemption_worker.py FOLDER
 
 writes what each process found to FOLDER/RANK.json and ends as a training script does that was stopped. Only the last
 process gets the signal.
@@ -21,11 +21,14 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
+from hrm_hf.golang.arguments import GoTrainingArguments
 from hrm_hf.golang.data.collator import GoCoderCollator
+from hrm_hf.golang.trainer import GoCoderTrainer
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer import HrmTrainer
-from hrm_hf.trainer.arguments import GoTrainingArguments, PuzzleTrainingArguments
 from hrm_hf.trainer.preemption import exit_if_preempted
 
 
@@ -59,11 +62,11 @@ def make(kind: str, folder, **options) -> HrmTrainer:
         rows = [tiny_go.builder().build(record) for record in tiny_go.records(24)]
         rows = Dataset.from_list(rows).remove_columns(["code_start", "code_end"])
         args, collator = GoTrainingArguments(**options), GoCoderCollator(tiny_go.tokenizer().pad_token_id)
-        return HrmTrainer(tiny_go.model(), args, train_dataset=rows, data_collator=collator)
+        return GoCoderTrainer(tiny_go.model(), args, train_dataset=rows, data_collator=collator)
     rows = PuzzleRows(generated_sudoku(4, num_train=24, num_test=0)[0]["train"])
     rows.puzzle_identifiers = np.arange(24) % tiny.PUZZLES
     model = tiny.model("hrm", halt_exploration_prob=0.5)
-    return HrmTrainer(model, PuzzleTrainingArguments(**options), train_dataset=rows)
+    return PuzzleTrainer(model, PuzzleTrainingArguments(**options), train_dataset=rows)
 
 
 def logged(trainer: HrmTrainer) -> list[dict]:

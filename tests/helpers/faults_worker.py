@@ -1,6 +1,6 @@
 """A run of two processes, of which the last is killed in the middle of a step; for tests/trainer/test_faults.py.
 
-torchrun --nproc_per_node 2 tests/faults_worker.py FOLDER
+torchrun --nproc_per_node 2 tests/helpers/faults_worker.py FOLDER
 """
 
 import os

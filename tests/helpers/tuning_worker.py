@@ -1,6 +1,6 @@
 """Training scripts that tests run one after another in the processes of torchrun, or alone in a process.
 
-    torchrun --nproc_per_node 2 tests/tuning_worker.py FOLDER
+    torchrun --nproc_per_node 2 tests/helpers/tuning_worker.py FOLDER
 
 runs what FOLDER/runs.json lists as [script, options]; each process writes what it saw to FOLDER/seen-RANK.json.
 """
@@ -15,7 +15,7 @@ import torch
 import yaml
 
 
-SCRIPTS = Path(__file__).parents[1] / "training"
+SCRIPTS = Path(__file__).parents[2] / "training"
 
 
 def run_all(folder: Path) -> list[dict]:

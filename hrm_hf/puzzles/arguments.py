@@ -1,0 +1,51 @@
+"""Options of a run on puzzles: the data, and the training of models with a carry."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..trainer.arguments import HrmTrainingArguments
+
+
+@dataclass
+class PuzzleDataArguments:
+    """Which puzzles."""
+
+    data_path: str | None = field(default=None, metadata={"help": "Puzzle data set: folder or OWNER/NAME."})
+    build_data: str | None = field(
+        default=None, metadata={"help": "Arguments of `hrm-hf data` that build data_path if it does not exist."}
+    )
+    train_split: str = field(default="train", metadata={"help": "Split to train on."})
+    eval_split: str | None = field(default="test", metadata={"help": "Split to evaluate on; empty for none."})
+    max_train_rows: int | None = field(default=None, metadata={"help": "Train on the first rows only."})
+    max_eval_rows: int | None = field(default=None, metadata={"help": "Evaluate on the first rows only."})
+    puzzle_embeddings: str = field(
+        default="keep",
+        metadata={"help": "With --model_name_or_path: keep the table, reset it (new puzzles), or extend it."},
+    )
+    freeze_weights: bool = field(default=False, metadata={"help": "Train the puzzle table alone."})
+
+
+@dataclass
+class PuzzleTrainingArguments(HrmTrainingArguments):
+    """For models with a carry. The defaults are those of the original HRM's recipes."""
+
+    trainer: ClassVar[str] = "hrm_hf.puzzles.trainer:PuzzleTrainer"
+
+    learning_rate: float = field(default=1e-4, metadata={"help": "Base learning rate of the weights."})
+    weight_decay: float = field(default=1.0, metadata={"help": "Weight decay, applied to every weight."})
+    warmup_steps: float = field(default=2000, metadata={"help": "Steps of linear warm-up."})
+    max_grad_norm: float = field(default=0.0, metadata={"help": "Gradient clipping; 0 for none."})
+    adam_atan2: bool = field(default=True, metadata={"help": "Train weights with AdamATan2; False takes --optim."})
+    lr_min_ratio: float | None = field(
+        default=1.0, metadata={"help": "Cosine decay ends at this share of the learning rate; 1 is constant."}
+    )
+
+    puzzle_emb_lr: float = field(default=1e-2, metadata={"help": "Learning rate of puzzle rows (sign descent)."})
+    puzzle_emb_weight_decay: float = field(default=0.1, metadata={"help": "Weight decay of the puzzle rows in use."})
+    drop_unplaced_rows: bool = field(
+        default=False, metadata={"help": "As the original: rows offered to busy slots are lost, not kept."}
+    )
+    eval_max_steps: int | None = field(
+        default=None, metadata={"help": "Most ACT steps in evaluation; the config's halt_max_steps by default."}
+    )
+    eval_halt: str = field(default="fixed", metadata={"help": '"fixed" as the original, or "q" for adaptive halting.'})

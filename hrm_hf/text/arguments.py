@@ -1,0 +1,208 @@
+"""Options of a run on text: documents or prompts with answers, and the training of causal language models."""
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ..trainer.arguments import CarrylessTrainingArguments, split_names
+
+
+# Groups of parameters with learning rates of their own, and what they are multiplied by without --lr_multipliers.
+LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
+
+
+@dataclass
+class LmDataArguments:
+    """Which text, and how it becomes rows of tokens. Sources are described in `text/sources.py`."""
+
+    train_data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text: .jsonl, .txt, .parquet, .gz, folders, or OWNER/NAME:CONFIG of the Hub; with commas."},
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Validation text, as --train_data."})
+    train_split: str = field(default="train", metadata={"help": "Split of Hub data sets to train on."})
+    eval_split: str = field(default="validation", metadata={"help": "Split of Hub data sets in --eval_data."})
+    validation_split_percentage: float = field(
+        default=5.0, metadata={"help": "Without --eval_data: share of each source's end that is held out; 0 for none."}
+    )
+    mix_probabilities: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Share of each source of --train_data, e.g. 0.7,0.3; without, one after another."},
+    )
+    mix_stopping: str = field(
+        default="first_exhausted",
+        metadata={"help": "Mixing ends when the first source does, or (all_exhausted) repeats them until the last."},
+    )
+    text_column: str = field(default="text", metadata={"help": "JSON key or column that holds the text."})
+    document_separator: str | None = field(
+        default=None, metadata={"help": "Line that separates documents of a plain text, e.g. <|endoftext|>."}
+    )
+    on_bad_line: str = field(default="stop", metadata={"help": "Unreadable lines: stop, or skip and count them."})
+    max_document_bytes: int = field(
+        default=2**25, metadata={"help": "Longest line of a file, and longest document of a plain text, in bytes."}
+    )
+    max_unpacked_bytes: int | None = field(
+        default=None, metadata={"help": "What a packed file may unpack to; by default 64 MiB and 100 times its size."}
+    )
+    min_text_length: int | None = field(default=None, metadata={"help": "Drop documents of fewer characters."})
+    max_text_length: int | None = field(default=None, metadata={"help": "Longest document in characters."})
+    long_texts: str = field(default="drop", metadata={"help": "Above --max_text_length: drop the document or cut it."})
+    deduplicate: str = field(
+        default="none", metadata={"help": "Remove documents seen before: none, exact, or near (needs datasketch)."}
+    )
+    near_duplicate_threshold: float = field(
+        default=0.8, metadata={"help": "Similarity (Jaccard, five-word sequences) from which documents are the same."}
+    )
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first documents only."})
+    max_val_samples: int | None = field(
+        default=None, metadata={"help": "Validate on the first documents only; of a stream, hold them out."}
+    )
+    streaming: bool = field(default=False, metadata={"help": "Read training data while training; needs --max_steps."})
+    shuffle_buffer: int = field(default=1000, metadata={"help": "Rows among which a stream is shuffled; 0 for none."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
+    )
+    block_size: int = field(default=1024, metadata={"help": "Tokens of a row."})
+    chunk_overlap: int = field(default=0, metadata={"help": "Tokens that a row repeats from the last, as context."})
+    drop_last_block: bool = field(default=False, metadata={"help": "Leave out the last row if it is not full."})
+    document_mask: bool = field(
+        default=False, metadata={"help": "Documents in one row do not see each other (models with position_ids)."}
+    )
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+    prompt: str | None = field(default=None, metadata={"help": "Continue this text at the end of the run."})
+    prompt_new_tokens: int = field(default=200, metadata={"help": "Tokens of that continuation."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = (split_names(values) for values in (self.train_data, self.eval_data))
+        self.mix_probabilities = [float(value) for value in split_names(self.mix_probabilities)]
+        self._validate_choices()
+        self._validate_mixing()
+        self._validate_numbers()
+
+    def _validate_choices(self):
+        for name, allowed in {
+            "on_bad_line": ("stop", "skip"),
+            "long_texts": ("drop", "cut"),
+            "deduplicate": ("none", "exact", "near"),
+            "mix_stopping": ("first_exhausted", "all_exhausted"),
+        }.items():
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
+        if self.streaming and self.deduplicate != "none":
+            raise ValueError(f"deduplicate={self.deduplicate!r} has to see all documents first; leave out --streaming")
+        held_out = self.eval_data or self.max_val_samples or not self.validation_split_percentage
+        if self.streaming and not held_out:
+            raise ValueError(
+                f"validation_split_percentage={self.validation_split_percentage:g} of a stream is unknown: give "
+                "--eval_data, hold out documents with --max_val_samples, or none with --validation_split_percentage 0"
+            )
+
+    def _validate_mixing(self):
+        shares = self.mix_probabilities
+        if shares and len(shares) != len(self.train_data):
+            raise ValueError(
+                f"mix_probabilities has {len(shares)} values for {len(self.train_data)} sources: {self.train_data}"
+            )
+        if shares and (min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6):
+            raise ValueError(f"mix_probabilities={shares} must be positive and add up to 1, not {sum(shares):g}")
+
+    def _validate_numbers(self):
+        if not 0 <= self.validation_split_percentage < 100:
+            raise ValueError(f"validation_split_percentage={self.validation_split_percentage} is outside 0..100")
+        if not 0 < self.near_duplicate_threshold <= 1:
+            raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold} is outside 0..1")
+        counts = ("block_size", "max_train_samples", "max_val_samples", "max_text_length", "prompt_new_tokens")
+        for name in (*counts, "max_document_bytes", "max_unpacked_bytes"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.chunk_overlap < self.block_size:
+            raise ValueError(
+                f"chunk_overlap={self.chunk_overlap} is not from 0 to {self.block_size - 1}, a row less one"
+            )
+        if None not in (self.min_text_length, self.max_text_length) and self.min_text_length > self.max_text_length:
+            raise ValueError(
+                f"min_text_length={self.min_text_length} is above max_text_length={self.max_text_length}: nothing fits"
+            )
+
+
+@dataclass
+class AnswerDataArguments:
+    """Which prompts and answers a model is taught by. See `data/answers.py`."""
+
+    train_data: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Rows to train on: .jsonl (also .gz), .parquet, folders, or OWNER/NAME:CONFIG of the Hub."},
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out rows, as --train_data."})
+    train_split: str = field(default="train", metadata={"help": "Split of Hub data sets to train on."})
+    eval_split: str = field(default="validation", metadata={"help": "Split of Hub data sets in --eval_data."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first rows only."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first rows only."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
+    )
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where data of the Hub are kept."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
+        for name in ("max_train_samples", "max_eval_samples"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+
+
+@dataclass
+class LmTrainingArguments(CarrylessTrainingArguments):
+    """For causal language models.
+
+    The learning rate is that of published models of these sizes: 6e-4 at 125M and 3e-4 at 350M parameters (Brown et
+    al. 2020, table 2.1), 2.2e-4 to 2.5e-4 at 0.6B to 1B for HRM-Text. Lower it for fine-tuning.
+    """
+
+    trainer: ClassVar[str] = "hrm_hf.text.trainer:CausalLMTrainer"
+    best_metric: ClassVar[str] = "eval_lm_loss"  # without label smoothing and auxiliary losses
+
+    learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate; lower it for fine-tuning."})
+    weight_decay: float = field(
+        default=0.1, metadata={"help": "Weight decay of matrices and embeddings; biases, norms and scales have none."}
+    )
+    warmup_steps: float = field(default=1000, metadata={"help": "Steps of linear warm-up, or their share if below 1."})
+
+    lr_multipliers: str | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rates of a model's groups over --learning_rate, e.g. planner=1.2,generator=0.8; what is "
+            "not named has 1. By default planner 1.2 and generator 0.8, for models with these groups."
+        },
+    )
+    bp_warmup_ratio: float = field(
+        default=0.2,
+        metadata={"help": "Share of the run over which the back-prop depth grows from 2 to the config's bp_steps."},
+    )
+    halt_warmup_ratio: float = field(
+        default=0.5,
+        metadata={"help": "Share of the run in which every token gets all segments; then the halting gate decides."},
+    )
+
+    def __post_init__(self):
+        for name in ("bp_warmup_ratio", "halt_warmup_ratio"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name}={getattr(self, name)} must be a share of the run, 0..1")
+        super().__post_init__()
+        self.group_multipliers()
+
+    def group_multipliers(self) -> dict[str, float]:
+        """`lr_multipliers` as numbers, for every group. Raises ValueError for what is no group or no number."""
+        if self.lr_multipliers is None:
+            return dict(LR_MULTIPLIERS)
+        found = dict.fromkeys(LR_MULTIPLIERS, 1.0)
+        for item in self.lr_multipliers.split(","):
+            name, _, value = (part.strip() for part in item.partition("="))
+            if name not in LR_MULTIPLIERS:
+                raise ValueError(f"lr_multipliers: {name!r} is no group; there are {', '.join(LR_MULTIPLIERS)}")
+            try:
+                found[name] = float(value)
+            except ValueError:
+                found[name] = -1.0
+            if not 0 <= found[name] < float("inf"):
+                raise ValueError(f"lr_multipliers: {item.strip()!r} is not of the form group=number, from 0 up")
+        return found

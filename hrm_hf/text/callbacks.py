@@ -1,0 +1,130 @@
+"""Callbacks of language-model training: what follows the progress of a run, and the gains of hyper-connections."""
+
+from itertools import islice
+
+import torch
+from accelerate.utils import extract_model_from_parallel
+from transformers import Trainer, TrainerCallback
+
+
+LM_LOG_FORMAT = {
+    "loss": "loss {:7.4f}",
+    "perplexity": "perplexity {:9.2f}",
+    "plan_loss": "plan {:7.4f}",
+    "code_loss": "code {:7.4f}",
+    "refinement_loss": "refinement {:6.4f}",
+    "avg_steps": "segments {:4.2f}",
+    "learning_rate": "lr {:.2e}",
+    "tokens_per_second": "{:9,.0f} tokens/s",
+    "nonfinite_steps": "skipped {}",
+    "eval_lm_loss": "held-out loss {:7.4f}",
+    "eval_perplexity": "perplexity {:9.2f}",
+    "eval_bits_per_byte": "bits per byte {:.4f}",
+    "eval_avg_steps": "segments {:4.2f}",
+    "eval_plan_loss": "plan {:7.4f}",
+    "eval_code_loss": "code {:7.4f}",
+    "eval_refinement_loss": "refinement {:6.4f}",
+    "eval_refinement_accuracy": "decisions {:6.1%}",
+}
+
+
+class BackpropWarmupCallback(TrainerCallback):
+    """Lets the back-prop depth of a recurrent model grow linearly from 2 stack passes to its config's `bp_steps`.
+
+    The depth is a function of the step alone, so a resumed run continues where it was. Source: "warm-up deep credit
+    assignment" of HRM-Text.
+
+    Args:
+        ratio: share of the run after which the depth is the final one.
+    """
+
+    FIRST = 2  # fewer passes would leave one of the two stacks without a gradient
+
+    def __init__(self, ratio: float):
+        self.ratio = ratio
+        self.depth: int | None = None
+
+    def depth_at(self, step: int, max_steps: int, final: int) -> int:
+        """Stack passes that carry gradients in the step after `step` steps."""
+        warmup = self.ratio * max_steps
+        if step >= warmup:
+            return final
+        return self.FIRST + int((final - self.FIRST) * step / warmup)
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        self.depth = None
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        depth = self.depth_at(state.global_step, state.max_steps, model.config.bp_steps)
+        if depth != self.depth:
+            model.set_bp_steps(depth)
+            self.depth = depth
+
+
+class HaltingWarmupCallback(TrainerCallback):
+    """Gives every token all segments in the first part of a run, and lets tokens halt after that.
+
+    A gate that may halt from the start does so before later segments are any better than the first, and they then
+    never become so. A function of the step alone, like the back-prop depth.
+
+    Args:
+        ratio: share of the run without halting.
+    """
+
+    def __init__(self, ratio: float):
+        self.ratio = ratio
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        model.set_halting(state.global_step >= self.ratio * state.max_steps)
+
+
+class MhcMonitorCallback(TrainerCallback):
+    """Logs the gains of a model's hyper-connections on a held batch whenever the trainer logs.
+
+    `mhc/amax_pre` and `mhc/amax_post` are the largest gains of an attention's and of a feed-forward's map,
+    `mhc/amax_composite` is the gain of the product of all maps. 1 is ideal; above 2 signals grow with depth. Without
+    mHC nothing is logged.
+
+        trainer.add_callback(MhcMonitorCallback(trainer))
+
+    Args:
+        trainer: whose log the values go to; a callback has no other way to every reporter.
+        batch: arguments of the model's forward, such as `input_ids` [B, S]; None takes the first rows of the training
+            data, read apart from the training loop so that its order of rows stays as it is.
+        rows: how many rows to take then.
+    """
+
+    def __init__(self, trainer: Trainer, batch: dict[str, torch.Tensor] | None = None, rows: int = 4):
+        self.trainer = trainer
+        self.batch = batch
+        self.rows = rows
+
+    def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+        if self.batch is None:
+            rows = list(islice(iter(train_dataloader.dataset), self.rows))
+            self.batch = dict(train_dataloader.collate_fn(rows))
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if not control.should_log:
+            return
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        inputs = {
+            name: value.to(model.device)
+            for name, value in self.batch.items()
+            if name in ("input_ids", "attention_mask", "position_ids")
+        }
+        sites = model.get_detailed_mhc_metrics(**inputs)
+        if not sites:
+            return
+        gains = [max(site["forward"], site["backward"]) for site in sites]
+        composite = max(sites[-1]["composite_forward"], sites[-1]["composite_backward"])
+        self.trainer.log(
+            {
+                "mhc/amax_pre": max(gains[::2]),
+                "mhc/amax_post": max(gains[1::2]),
+                "mhc/amax_composite": composite,
+            }
+        )
+        control.should_log = True  # logging switched it off, but the trainer's own line is still to come

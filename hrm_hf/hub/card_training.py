@@ -1,4 +1,4 @@
-"""What a run left beside its weights, as a model card tells it.
+"""Reads what a run left beside its weights, for its model card.
 
 `recipe.yaml` and `results.json` say how a model was trained, `recipe.yaml` and what the data builders wrote beside the
 data say what on, and a LICENSE file is that of the checkpoint. What none of them says is not made up: rows are left

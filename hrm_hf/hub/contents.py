@@ -75,7 +75,7 @@ def checkpoint_contents(
     with_training_state: bool = False,
     include: Iterable[str] = (),
 ) -> Contents:
-    """What a push of `folder` to `repo_id` consists of.
+    """The files that a push of `folder` to `repo_id` consists of.
 
     Args:
         folder: of a saved model, a finished run, or a PEFT adapter.
@@ -240,7 +240,7 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
 
 
 def _own_places(folder: Path) -> list[Path]:
-    """Where the content of a folder's files may lie."""
+    """The folders in which the content of a folder's files may lie."""
     own = Path(os.path.realpath(folder))
     repository = own.parent.parent
     if own.parent.name != "snapshots" or repository.parent != Path(os.path.realpath(constants.HF_HUB_CACHE)):

@@ -31,7 +31,7 @@ ERROR_HEADERS = ("X-Error-Code", "X-Error-Message", "X-Request-Id", "Retry-After
 
 
 def get_json(address: str, headers: dict[str, str], options: dict[str, str] | None = None) -> tuple[Any, str | None]:
-    """What an address of the Hub's interface answers, and the address of the next page if there is one.
+    """The answer of an address of the Hub's interface, and the address of the next page if there is one.
 
     Raises:
         HubError: the answer is no JSON, or longer than `LARGEST_ANSWER`.

@@ -1,4 +1,4 @@
-"""What goes wrong between here and the Hub, in one sentence each that says how to mend it."""
+"""Errors between here and the Hub: one sentence each, which says what to do."""
 
 import errno
 from collections.abc import Iterator

@@ -59,7 +59,7 @@ class CheckpointError(ValueError):
 
 @dataclass
 class Manifest:
-    """What a checkpoint consists of.
+    """The files of a checkpoint, and the run that wrote it.
 
     Attributes:
         files: name relative to the folder -> size in bytes, and SHA-256 in hex or None where only sizes are known.

@@ -1,4 +1,4 @@
-"""Where files lie on this machine is nobody's business: names of folders out of what a run notes about itself.
+"""Takes names of folders of this machine out of what a run notes about itself: they are nobody's business.
 
 A path below the working folder becomes relative to it, one below the pushed folder begins with that folder's name, and
 of any other only the last part is left.

@@ -60,7 +60,7 @@ class PullResult:
 
 @dataclass(frozen=True)
 class Source:
-    """Where files come from; `stop` ends what is being fetched."""
+    """A repository at a commit; `stop` ends what is being fetched."""
 
     api: HfApi
     repo_id: str
@@ -270,7 +270,7 @@ def _present(incoming: Path, folder: Path, entry: Entry) -> int:
 
 
 def _part(incoming: Path, entry: Entry) -> Path:
-    """Where an unfinished download is kept: named by its digest, so that bytes of two commits never mix."""
+    """The place of an unfinished download: named by its digest, so that bytes of two commits never mix."""
     return incoming / f"{entry.path}.{entry.digest[:16]}.part"
 
 

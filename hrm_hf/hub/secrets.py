@@ -109,7 +109,7 @@ def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str 
 
 
 def _blocks(name: str, file: BinaryIO) -> Iterator[bytes]:
-    """What of a file is looked at: blocks that overlap, and of some the same without the zeros of UTF-16."""
+    """The parts of a file that are searched: blocks that overlap, and of some the same without the zeros of UTF-16."""
     for stream in _streams(name, file):
         before = b""
         while block := stream.read(BLOCK):
@@ -189,7 +189,7 @@ def _kind(text: str) -> str | None:
 
 @cache
 def _detectors() -> list[tuple[str, list[str], Any]]:
-    """What is found, words of which a text must have one, and what finds it."""
+    """Name of each kind of secret, words of which a text must have one, and its detector."""
     from detect_secrets.plugins.base import RegexBasedDetector
 
     found = []

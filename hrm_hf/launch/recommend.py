@@ -1,4 +1,4 @@
-"""What fits into a given memory, by the bytes that real training steps took (`benchmarks/puzzle_presets.py`).
+"""Recommends models and batches for a given memory, by bytes of real steps (`benchmarks/puzzle_presets.py`).
 
     advice = recommend(4 * 2**30, "puzzle")
     advice.rows       every preset: what was measured, and the largest batch that fits

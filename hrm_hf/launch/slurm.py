@@ -62,7 +62,7 @@ TITLES = {
 
 @dataclass(frozen=True)
 class SlurmJob:
-    """What is asked of a cluster; `of` fills in what a kind of job asks by default.
+    """A job's demands on a cluster; `of` fills in what a kind of job asks by default.
 
     Attributes:
         gpus: GPUs of each node, which is also the number of processes there; 0 for `generate_data`.

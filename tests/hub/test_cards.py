@@ -74,7 +74,7 @@ def test_a_card_names_architecture_parameters_use_data_licence_and_limits(name, 
     assert SAID[name] in " ".join(text.split()) and "$" not in text
     field = "hidden_sizes" if name == "cosmo_cnn" else "hidden_size"
     assert f"| {field} | {getattr(model.config, field)} |" in text
-    headings = ["Use", "Training", "Training data", "Results", "Architecture", "Limits", "Licence"]
+    headings = ["Use", "Training", "Training data", "Results", "Architecture", "Limits", "License"]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == headings
     assert "The weights: not stated" in text and "Not stated yet" in text and "trust_remote_code=True" in text
     assert 'revision="main"' in text and "None recorded yet" in text
@@ -233,7 +233,7 @@ def test_licences_of_go_records_are_those_that_were_counted(tmp_path):
 def test_licences_of_known_test_sets_stand_below_the_results(tmp_path):
     folder = every.save("hrm_go_coder", tmp_path / "it")
     text = record_evaluation(folder, {"pass@1": 0.5}, "humanevalpack-go", "test", 1).read_text()
-    assert "Licences of these data: HumanEvalPack Go, MIT" in text
+    assert "Licenses of these data: HumanEvalPack Go, MIT" in text
 
 
 def test_a_second_evaluation_replaces_the_first_and_keeps_what_people_wrote(checkpoint):

@@ -69,10 +69,10 @@ def test_a_checkpoint_of_an_older_package_gets_present_code_and_every_head(puzzl
     auto_map = config.pop("auto_map")
     (puzzle / "config.json").write_text(json.dumps(config))
     (puzzle / "act.py").write_text("# of long ago\n")
-    (puzzle / "presets.py").unlink()
+    (puzzle / "puzzle_layers.py").unlink()
     contents = checkpoint_contents(puzzle, NAME)
     assert json.loads(contents.files["config.json"])["auto_map"] == auto_map
-    assert "class ActCarry" in contents.files["act.py"].read_text() and "presets.py" in contents.files
+    assert "class ActCarry" in contents.files["act.py"].read_text() and "puzzle_layers.py" in contents.files
     assert any(note.startswith("act.py: as in this version") for note in contents.notes)
     assert (puzzle / "act.py").read_text() == "# of long ago\n" and not (puzzle / "README.md").exists()
 

@@ -297,7 +297,7 @@ def assert_plain(text: str) -> None:
     addresses = [child.attrs.get("href") or child.attrs.get("src") for child in inline if child.attrs]
     assert not [address for address in addresses if address and "evil" in address]
     headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
-    assert headings[1:] == ["Use", "Training", "Training data", "Results", "Architecture", "Limits", "Licence"]
+    assert headings[1:] == ["Use", "Training", "Training data", "Results", "Architecture", "Limits", "License"]
     assert "\x1b" not in text
     for token in tokens:
         if token.type == "fence" and token.info == "python":

@@ -4,6 +4,7 @@ Referee: the same run left alone; and the kernel, which says what a process bloc
 """
 
 import ast
+import inspect
 import json
 import os
 import signal
@@ -23,8 +24,8 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hrm_hf.hub.manifests import MANIFEST, find_corruption, list_checkpoints
-from hrm_hf.trainer import preemption
 from hrm_hf.trainer.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
+from hrm_hf.trainer.run import run_training
 
 
 KINDS = ("puzzle", "lm", "go", "cosmo")
@@ -184,11 +185,9 @@ def test_every_script_blocks_signals_before_it_imports_and_leaves_right_after_tr
     assert [ast.unparse(line) for line in tree.body[1:4]] == [
         ast.unparse(line) for line in ast.parse(FIRST_LINES).body
     ]
-    # Those of TRL share what comes after the options.
-    shared = Path(preemption.__file__).with_name("post_training.py")
-    trained_in = tree if "trainer.train(" in script.read_text() else ast.parse(shared.read_text())
-    functions = [part for part in trained_in.body if isinstance(part, ast.FunctionDef)]
-    lines = [ast.unparse(line) for function in functions for line in function.body]
+    main = next(part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == "main")
+    assert len(main.body) == 1 and ast.unparse(main.body[0]).startswith("run_training(")
+    lines = [ast.unparse(line) for line in ast.parse(inspect.getsource(run_training)).body[0].body]
     at = next(i for i, line in enumerate(lines) if line.startswith("trainer.train(resume_from_checkpoint="))
     assert lines[at + 1] == "exit_if_preempted(trainer)"
 

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 
-HELPERS = {"run_all.py", "plain_puzzle.py", "lm_models.py", "quantisation_quick.py", "subjects.py"}
+HELPERS = {"run_all.py", "plain_puzzle.py", "lm_models.py", "quantisation_quick.py", "subjects.py", "floor_plan.py"}
 
 
 def main() -> None:

@@ -63,7 +63,7 @@ def take_mhc(page: Page) -> None:
 
 
 def take_cosmology(page: Page) -> None:
-    page.get_by_role("button", name="Draw a map and infer").click()
+    page.get_by_role("button", name="Sample a map and infer").click()
     page.wait_for_function("document.querySelector('.cosmology-posterior img')?.naturalWidth > 300", timeout=WAIT)
 
 

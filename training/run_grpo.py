@@ -16,21 +16,16 @@ import signal
 if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
-import hrm_hf  # noqa: F401  (registers our architectures)
+from functools import partial
+
 from hrm_hf.golang.rewards import RewardArguments, reward_functions
 from hrm_hf.text.arguments import AnswerDataArguments
-from hrm_hf.text.post_training import GrpoArguments, GrpoTrainer, finish, prepare
-from hrm_hf.trainer.adapters import TuningArguments
-from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
+from hrm_hf.text.post_training import GrpoArguments, GrpoRun
+from hrm_hf.trainer.run import run_training
 
 
 def main() -> None:
-    *arguments, rewards = parse_recipe(
-        (ModelArguments, AnswerDataArguments, GrpoArguments, TuningArguments, RewardArguments), description=__doc__
-    )
-    run = prepare("grpo", *arguments, rewards)
-    trainer = GrpoTrainer(reward_funcs=reward_functions(rewards.reward, run.tokenizer), **run.for_trainer)
-    finish(trainer, run)
+    run_training(partial(GrpoRun, reward_functions), (AnswerDataArguments, GrpoArguments, RewardArguments), __doc__)
 
 
 if __name__ == "__main__":

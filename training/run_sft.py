@@ -15,17 +15,13 @@ import signal
 if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
-import hrm_hf  # noqa: F401  (registers our architectures)
 from hrm_hf.text.arguments import AnswerDataArguments
-from hrm_hf.text.post_training import SftArguments, SftTrainer, finish, prepare
-from hrm_hf.trainer.adapters import TuningArguments
-from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
+from hrm_hf.text.post_training import SftArguments, SftRun
+from hrm_hf.trainer.run import run_training
 
 
 def main() -> None:
-    arguments = parse_recipe((ModelArguments, AnswerDataArguments, SftArguments, TuningArguments), description=__doc__)
-    run = prepare("sft", *arguments)
-    finish(SftTrainer(**run.for_trainer), run)
+    run_training(SftRun, (AnswerDataArguments, SftArguments), __doc__)
 
 
 if __name__ == "__main__":

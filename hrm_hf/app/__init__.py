@@ -26,7 +26,7 @@ def build_app(models: list[str], title: str = "Recursive reasoning models") -> "
         ValueError: no model, a model that does not exist, an adapter, or a model without a tab. None is loaded then.
         OSError: a path that is no folder.
     """
-    require_gradio()
+    validate_gradio()
     from .build import build
 
     return build(models, title)
@@ -58,7 +58,7 @@ def launch(
     return demo.launch(**own | bounds | options)
 
 
-def require_gradio() -> None:
+def validate_gradio() -> None:
     """Raises ImportError with the way to install gradio where it is missing, and keeps it from reporting usage."""
     import os
 

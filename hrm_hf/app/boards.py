@@ -62,7 +62,7 @@ def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
         classes += box_edges(task, row, column)
         place = f"row {row + 1}, column {column + 1}"
         cells.append(f'<span class="{" ".join(classes)}" style="{style}" title="{place}">{text}</span>')
-    kind = "colours" if task.name in ("maze", "arc") else "symbols"
+    kind = "colors" if task.name in ("maze", "arc") else "symbols"
     grid = f'<div class="hrm-board {kind}" style="{board_size(rows, columns)}">{"".join(cells)}</div>'
     return f'<div data-step="{step}">{grid}{_legend(kind)}</div>'
 
@@ -103,7 +103,7 @@ def _legend(kind: str) -> str:
             ("background: #ffe08a", "changed in this step"),
             ("background: #f6b3ab", "breaks a rule"),
         ),
-        "colours": (
+        "colors": (
             ("box-shadow: inset 0 0 0 2px #f5c518", "changed in this step"),
             ("box-shadow: inset 0 0 0 2px #e0201b", "breaks a rule"),
         ),
@@ -113,7 +113,7 @@ def _legend(kind: str) -> str:
 
 
 def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
-    """What is to be said of a step, as Markdown: its confidence, and which rules the answer breaks."""
+    """Caption of a step, as Markdown: its confidence, and which rules the answer breaks."""
     if not step:
         return "**The puzzle**, before the first step."
     parts = [f"**Step {step} of {board.last_step}**", f"confidence {board.confidences[step - 1]:.3f}"]
@@ -133,18 +133,18 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def confidence_chart(confidences: Sequence[float], step: int) -> str:
-    """sigmoid(q_halt) after each step as bars, the shown step in colour; SVG."""
+    """sigmoid(q_halt) after each step as bars, the shown step in color; SVG."""
     width, height, left, top = 460, 92, 34, 8
     base = height - 18
     slot = min(60, (width - left - 6) / len(confidences))
     bars, skip = [], max(1, len(confidences) // 16)
     for index, value in enumerate(confidences):
         tall = value * (base - top)
-        colour = "#2563a8" if index + 1 == step else "#9db8d9"
+        color = "#2563a8" if index + 1 == step else "#9db8d9"
         x = left + index * slot
         bars.append(
             f'<rect x="{x + 0.1 * slot:.1f}" y="{base - tall:.1f}" width="{0.8 * slot:.1f}" height="{tall:.1f}" '
-            f'fill="{colour}"><title>step {index + 1}: {value:.3f}</title></rect>'
+            f'fill="{color}"><title>step {index + 1}: {value:.3f}</title></rect>'
         )
         if index % skip == 0:
             bars.append(f'<text x="{x + slot / 2:.1f}" y="{height - 4}" text-anchor="middle">{index + 1}</text>')

@@ -77,7 +77,7 @@ def posterior_rows(result: dict[str, Any], names: list[str], truth: dict[str, fl
 
 
 def true_values(omega_m: float, sigma_8: float) -> dict[str, float]:
-    """What a generated map was made of, and S_8."""
+    """The parameters that a generated map was made of, and S_8."""
     return {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}
 
 
@@ -132,7 +132,7 @@ def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, f
 
 
 def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
-    """What else is to be said, as Markdown: segments used, and whether the map's amplitude is that of training."""
+    """Remarks in Markdown: segments used, and whether the map's amplitude is that of training."""
     words = f"{result['steps']} {'segment' if result['steps'] == 1 else 'segments'} used."
     if config.pixel_std:
         observed = item["map"] if "mask" not in item else item["map"][:, item["mask"]]
@@ -159,7 +159,7 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
                 with gr.Row():
                     noise = gr.Slider(0, 0.4, value=0, step=0.02, label="Shape noise sigma_e")
                     seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
-            draw = gr.Button("Draw a map and infer", variant="primary")
+            start = gr.Button("Sample a map and infer", variant="primary")
             with gr.Row():
                 examples = [gr.Button(name, size="sm", min_width=60) for name, _, _ in EXAMPLES]
             file = own_uploads(
@@ -203,7 +203,7 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
         image, rows = posterior_image(result, names, truth), posterior_rows(result, names, truth)
         return map_image(item), image, summary(config, item, result), rows
 
-    def drawn(omega, sigma, shape_noise, number, max_steps, halting):
+    def sampled(omega, sigma, shape_noise, number, max_steps, halting):
         item = sample_map(config, omega, sigma, int(number), shape_noise)
         return shown(item, true_values(omega, sigma), max_steps, halting)
 
@@ -214,8 +214,8 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
         return shown(item, {}, max_steps, halting)
 
     controls = [omega_m, sigma_8, noise, seed, most, halt]
-    asked = {"fn": checked(drawn, controls), "inputs": controls, "outputs": outputs, **MODEL_EVENT}
-    draw.click(**asked, api_name="infer")
+    asked = {"fn": checked(sampled, controls), "inputs": controls, "outputs": outputs, **MODEL_EVENT}
+    start.click(**asked, api_name="infer")
     sent = [file, most, halt]
     file.upload(checked(uploaded, sent), sent, outputs, **MODEL_EVENT, **PAGE_EVENT)
     for (_, *given), button in zip(EXAMPLES, examples):

@@ -107,7 +107,7 @@ def _card(number: int, attempt: Attempt, same_plan: bool) -> str:
 
 
 def verdict_of(feedback: Feedback | None) -> tuple[str, str]:
-    """What a validator said, and "passed", "failed" or "" (it did not look)."""
+    """The words of a validator, and "passed", "failed" or "" (it did not look)."""
     if feedback is None:
         return "there was no validator", ""
     if not feedback.failed:

@@ -1,4 +1,4 @@
-"""What may be sent to the page, by its own controls or past them through its API.
+"""Bounds of what may be sent to the page, by its own controls or past them through its API.
 
 Gradio checks that a slider's value is in its range and a choice is one of its list, but not that a number is one (NaN
 is in every range), how long a text is, or who asks.

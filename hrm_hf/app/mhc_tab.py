@@ -67,8 +67,8 @@ def gain_image(sites: list[dict]) -> Image.Image:
             (f"{prefix}backward", "column gain (backward)", EXTRA[0], "s"),
             (column, "smallest column", EXTRA[1], "v"),
         )
-        for name, label, colour, marker in lines:
-            axes.plot(depth, [site[name] for site in sites], color=colour, marker=marker, markersize=4, label=label)
+        for name, label, color, marker in lines:
+            axes.plot(depth, [site[name] for site in sites], color=color, marker=marker, markersize=4, label=label)
         if not prefix:
             largest = [site["largest_entry"] for site in sites]
             label = "largest entry (1: streams stay apart)"

@@ -23,9 +23,9 @@ from .sudoku_input import sudoku_input
 PLAY_SECONDS = 0.45  # a step is shown for
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
-# Each colour of the input becomes another one; made up here, so no task of a data set.
+# Each color of the input becomes another one; made up here, so no task of a data set.
 ARC_EXAMPLE = {
-    "name": "recolour",
+    "name": "recolor",
     "train": [
         {"input": [[0, 1, 0], [1, 1, 0], [0, 0, 1]], "output": [[0, 2, 0], [2, 2, 0], [0, 0, 2]]},
         {"input": [[1, 0, 0, 0], [0, 1, 1, 0]], "output": [[2, 0, 0, 0], [0, 2, 2, 0]]},
@@ -44,7 +44,7 @@ HINTS = {
 
 
 def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
-    """What was typed, in a form that the pipeline reads; the pipeline then says what is wrong with it.
+    """Typed text in a form that the pipeline reads; the pipeline then says what is wrong with it.
 
     Raises:
         ValueError: a Sudoku cell with a word, ARC text that is no JSON, or token ids that are no numbers.

@@ -15,7 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..hub import checkpoint_contents
 from ..hub.escaping import in_markdown
-from . import require_gradio
+from . import validate_gradio
 
 
 # What the tabs import; those of the last line only for Go without a toolchain, and for maps in FITS files.
@@ -44,7 +44,7 @@ README = """---
 
 # {title}
 
-A demo of recursive reasoning models: the answer to a puzzle after each ACT step, text coloured by the segments each
+A demo of recursive reasoning models: the answer to a puzzle after each ACT step, text colored by the segments each
 token took, Go code with its plan, verdict and repairs, gains of hyper-connections, posteriors of cosmological
 parameters; one tab for each model.
 
@@ -69,7 +69,7 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
         FileNotFoundError: a folder without a checkpoint.
         ImportError: gradio, or another requirement, is not installed here, so that its version is unknown.
     """
-    require_gradio()
+    validate_gradio()
     folder = Path(folder)
     if not models:
         raise ValueError("no model given; expected names on the Hub, or checkpoint folders with embed=True")

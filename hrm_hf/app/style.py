@@ -13,7 +13,7 @@ THEME = gr.themes.Default(
     font_mono=("ui-monospace", "SFMono-Regular", "Menlo", "monospace"),
 )
 
-# Boards keep their own colours in dark mode: what a colour means must not change.
+# Boards keep their own colors in dark mode: what a color means must not change.
 CSS = """
 .html-container { padding: 0 !important; }
 .hrm-board { display: inline-grid; grid-template-columns: repeat(var(--columns), var(--cell)); background: #c3ccd5;
@@ -26,9 +26,9 @@ CSS = """
 .hrm-board > .filled { color: #1d4f91; }
 .hrm-board.symbols > .changed { background: #ffe08a; }
 .hrm-board.symbols > .wrong { background: #f6b3ab; }
-.hrm-board.colours > span { color: #ffffff; font-weight: 700; }
-.hrm-board.colours > .changed { box-shadow: inset 0 0 0 2px #f5c518; }
-.hrm-board.colours > .wrong { box-shadow: inset 0 0 0 2px #e0201b; }
+.hrm-board.colors > span { color: #ffffff; font-weight: 700; }
+.hrm-board.colors > .changed { box-shadow: inset 0 0 0 2px #f5c518; }
+.hrm-board.colors > .wrong { box-shadow: inset 0 0 0 2px #e0201b; }
 .hrm-board > input { border: 0; border-radius: 0; padding: 0; text-align: center; color: #1f2933; font-weight: 700; }
 .hrm-board > input.box-right, .hrm-board > input.box-bottom { border-radius: 0; }
 .hrm-board > input:focus { outline: 3px solid #2563a8; outline-offset: -3px; }

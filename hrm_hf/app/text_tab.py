@@ -1,4 +1,4 @@
-"""The tab of a causal language model: text as it is written, each token coloured by the segments it took.
+"""The tab of a causal language model: text as it is written, each token colored by the segments it took.
 
 A model that halts thinks about every token in segments and says how many (`halt_steps`); others write in one color.
 """
@@ -135,20 +135,20 @@ def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
 
 
 def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] | None, most: int) -> str:
-    """Prompt and text, coloured by depth; the title of a piece says its segments."""
+    """Prompt and text, colored by depth; the title of a piece says its segments."""
     spans = []
     for text, start, stop in text_pieces(tokenizer, ids):
         classes, style, title = ["prompt"] if start < prompt_tokens else [], "", ""
         if depths is not None:
             depth = max(depths[start:stop])
             classes += ["depth", "deep"] if (depth - 1) / max(most - 1, 1) > 0.5 else ["depth"]
-            style = f' style="background: {depth_colour(depth, most)}" data-depth="{depth}"'
+            style = f' style="background: {depth_color(depth, most)}" data-depth="{depth}"'
             title = f' title="{depth} of {most} segments"'
         spans.append(f'<span class="{" ".join(classes)}"{style}{title}>{html.escape(text)}</span>')
     return f'<div class="hrm-text">{"".join(spans)}</div>{_legend(depths, most)}'
 
 
-def depth_colour(depth: int, most: int) -> str:
+def depth_color(depth: int, most: int) -> str:
     """From pale (one segment) to dark (all of them)."""
     share = min(1.0, (depth - 1) / max(most - 1, 1))
     return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in zip(SHALLOW, DEEP))
@@ -160,8 +160,8 @@ def _legend(depths: list[int] | None, most: int) -> str:
         for depth in range(1, most + 1):
             share = sum(found == depth for found in depths) / len(depths)
             words = "segment" if depth == 1 else "segments"
-            colour = depth_colour(depth, most)
-            items.append(f'<span><i style="background: {colour}"></i>{depth} {words}: {share:.0%} of tokens</span>')
+            color = depth_color(depth, most)
+            items.append(f'<span><i style="background: {color}"></i>{depth} {words}: {share:.0%} of tokens</span>')
         items.append(
             f"<span>{sum(depths) / len(depths):.2f} on average; spent on each token to predict the next</span>"
         )

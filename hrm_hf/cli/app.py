@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .solve import check_model
+from .report import validate_model
 
 
 def show(
@@ -25,11 +25,11 @@ def show(
     Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
     """
     for name in models:
-        check_model(name)
-    from ..app import build_app, launch, require_gradio
+        validate_model(name)
+    from ..app import build_app, launch, validate_gradio
     from ..io.http_hosts import check_allowed, is_known_host
 
-    require_gradio()
+    validate_gradio()
     hosts = check_allowed(allow_host or [])
     if not is_known_host(host, ()):
         hosts.append(host.lower())

@@ -1,11 +1,11 @@
 """`hrm-hf data cosmology`: maps with the parameters of the universes that made them."""
 
-import json
-import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from .report import run
 
 
 KIND_HELP = "lognormal, gaussian, 2lpt, des (survey with a mask), or legacy-synthetic, legacy-des, legacy-2lpt."
@@ -59,65 +59,11 @@ def cosmology(
 
     Example: hrm-hf data cosmology --kind des --samples 8000 --sigma-e 0 --source-redshifts 0.5,1.0 --out data/two
     """
-    from ..cosmology.dataset.build import build_cosmology_dataset
-    from ..cosmology.dataset.rows import CosmologyPlan
-    from ..cosmology.simulation.maps import KINDS, MASKED, MapSettings
-    from ..cosmology.simulation.survey import DES_Y3
+    options = dict(locals())
+    from ..cosmology.dataset.commands import build_maps
 
-    if kind not in KINDS:
-        raise typer.BadParameter(f"--kind is {kind!r}; expected one of {', '.join(KINDS)}")
-    sky = {"side_deg": side_deg, "sigma_e": sigma_e, "galaxies_per_arcmin2": galaxies}
-    sky |= {"source_redshifts": source_redshifts, "smoothing_arcmin": smoothing_arcmin}
-    _refuse_unused(kind, not kind.startswith("legacy-"), sky)
-    _refuse_unused(kind, kind in MASKED, {"mask_fraction": mask_fraction})
-    _refuse_unused(kind, kind == "2lpt", {"box_mpc": box_mpc, "box_grid": box_grid})
-    given = sky | {"mask_fraction": mask_fraction, "box_mpc": box_mpc, "box_grid": box_grid}
-    given = {name: value for name, value in given.items() if value is not None}
-    if source_redshifts is not None:
-        given["source_redshifts"] = _numbers("--source-redshifts", source_redshifts)
-    if kind == "des":
-        given = DES_Y3 | given
-    prior = {"omega_m": _numbers("--omega-m", omega_m, 2), "sigma_8": _numbers("--sigma-8", sigma_8, 2)}
-    test_samples = samples // 8 if test_samples is None else test_samples
-    settings = _usage(MapSettings, kind=kind, size=size, **given)
-    shared = {"seed": seed, "prior": prior, "maps_per_cosmology": maps_per_cosmology, "shard_size": shard_size}
-    _usage(CosmologyPlan, settings=settings, counts={"train": samples, "test": test_samples}, **shared)
-
-    started = time.perf_counter()
     try:
-        info = build_cosmology_dataset(settings, out, samples, test_samples, workers=workers, progress=True, **shared)
-    except FileExistsError as error:
-        raise typer.BadParameter(str(error)) from error
+        run(build_maps, options)
     except KeyboardInterrupt as error:
         typer.echo(f"interrupted; finished shards in {out} are kept, the same command makes the others", err=True)
         raise typer.Exit(130) from error
-    report: dict[str, Any] = {"out": str(out), "kind": kind, "train_rows": samples, "test_rows": test_samples}
-    report |= {"pixel_mean": list(info.pixel_mean), "pixel_std": list(info.pixel_std)}
-    report["seconds"] = round(time.perf_counter() - started, 1)
-    typer.echo(json.dumps(report) if as_json else "\n".join(f"{key}: {value}" for key, value in report.items()))
-
-
-def _refuse_unused(kind: str, used: bool, options: dict[str, Any]) -> None:
-    """An option that this kind would not read is an error, not a surprise."""
-    for name, value in options.items():
-        if value is not None and not used:
-            option = "galaxies" if name == "galaxies_per_arcmin2" else name.replace("_", "-")
-            raise typer.BadParameter(f"--{option} has no effect on maps of kind {kind}")
-
-
-def _numbers(option: str, text: str, count: int | None = None) -> tuple[float, ...]:
-    try:
-        numbers = tuple(float(part) for part in text.split(","))
-    except ValueError as error:
-        raise typer.BadParameter(f"{option} is {text!r}; expected numbers with commas between them") from error
-    if count and len(numbers) != count:
-        raise typer.BadParameter(f"{option} is {text!r}; expected {count} numbers with a comma between them")
-    return numbers
-
-
-def _usage(function, **fields):
-    """Calls a function whose ValueErrors can only come from the options: they are bad usage, exit status 2."""
-    try:
-        return function(**fields)
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error

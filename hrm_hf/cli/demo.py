@@ -1,14 +1,10 @@
 """`hrm-hf demo`: learn Sudoku from nothing, save, and solve held-out boards in fresh processes."""
 
-import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..resources import resource
+from .report import call
 
 
 def demo(
@@ -19,53 +15,8 @@ def demo(
 
     Example: hrm-hf demo --model hrm
     """
-    training = resource("training")
-    recipe = training / "recipes" / f"sudoku_demo_{model}.yaml"
-    if not recipe.exists():
-        raise typer.BadParameter(f"--model {model}: choose one of trm, hrm")
-    import torch
+    options = dict(locals())
+    from ..puzzles.demo import run_demo
 
-    from ..trainer import require_compiler
-
-    flags = extra.split()
-    try:
-        require_compiler(torch.device("cpu"))
-    except RuntimeError as error:
-        typer.echo(f"Training without torch.compile, more slowly: {error}")
-        flags += ["--torch_compile", "false"]
-    run_command(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
-    import yaml
-
-    fields = yaml.safe_load(recipe.read_text())
-    folder, data = fields["output_dir"], fields["data_path"]
-    tool = [sys.executable, "-m", "hrm_hf.cli"]
-    rows = ["--limit", str(fields["max_eval_rows"]), "--max-steps", str(fields["eval_max_steps"])]
-    typer.echo("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
-    run_command(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
-    trained, reloaded = _exact_accuracy(folder), _exact_accuracy(f"{folder}/eval_fixed")
-    same = trained == reloaded
-    typer.echo(f"exact accuracy after reload: {reloaded:.1%}, {'the same' if same else f'but {trained:.1%} before'}")
-    typer.echo("\nThe same with adaptive halting:")
-    run_command(*tool, "eval", "puzzles", folder, data, *rows, "--min-steps", "6", "--out", f"{folder}/eval_adaptive")
-    typer.echo("\nAnother process solves one of them through the pipeline:")
-    run_command(*tool, "solve", folder, _held_out_board(data), "--plot", f"{folder}/board.gif")
-    if not same:
+    if not call(run_demo, options):
         raise typer.Exit(1)
-
-
-def _exact_accuracy(folder: str) -> float:
-    return json.loads(Path(folder, "results.json").read_text())["metrics"]["exact_accuracy"]
-
-
-def _held_out_board(data: str) -> str:
-    from ..puzzles.dataset import load_puzzle_dataset
-    from ..puzzles.sudoku import decode
-
-    return decode(load_puzzle_dataset(data, "test")[0]["input_ids"])
-
-
-def run_command(*command) -> None:
-    """Runs a command in a process of its own and stops with its exit status if it fails."""
-    status = subprocess.run([str(part) for part in command]).returncode
-    if status:
-        raise typer.Exit(status)

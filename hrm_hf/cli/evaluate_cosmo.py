@@ -1,18 +1,12 @@
 """`hrm-hf eval cosmo` and `hrm-hf eval cosmo-baseline`: posteriors of cosmological parameters, and what to beat."""
 
-import json
-import time
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from .data import report
-from .evaluate_checks import RESULTS_FILE, check_arguments, check_data, check_folder, chosen_device, model_config
-
-
-TASK = "cosmology-regression"
+from .report import run
 
 
 class Steps(str, Enum):
@@ -61,50 +55,10 @@ def cosmo(
 
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """
-    check_arguments(model, out, update_card)
-    check_data(data, "cosmology data set")
-    if shift_data:
-        check_data(shift_data, "cosmology data set")
-    device = chosen_device(device)
-    reference = _read_results(baseline) if baseline else None
-    if shift_data:
-        _check_same_sky(data, shift_data)
-    from ..cosmology.evaluation import compare
-    from ..trainer.recipes import library_versions
+    options = dict(locals())
+    from ..cosmology.evaluation_run import evaluate_checkpoint
 
-    network, extractor = _load(model, device)
-    most = network.config.to_dict().get("halt_max_steps", 1)
-    if steps is Steps.adaptive and most == 1:
-        raise typer.BadParameter(f"{model} has one segment only; there is nothing to halt", param_hint="--steps")
-    settings = {"steps": steps.value, "max_steps": max_steps or most, "num_samples": num_samples, "seed": seed}
-    run = Evaluation(network, extractor, batch_size, settings)
-    found = run.on(data, split, limit)
-    result = {
-        "task": TASK,
-        "model": model,
-        "dataset": data,
-        "split": split,
-        "settings": settings | {"limit": limit},
-        "metrics": found["metrics"],
-        "per_step": found["per_step"],
-        "parameters": network.num_parameters(),
-        "versions": library_versions(),
-    }
-    if reference:
-        result["baseline"] = {"results": str(baseline), **compare(found["metrics"], reference["metrics"])}
-    if shift_data:
-        shifted = run.on(shift_data, split, limit)
-        result["shift"] = {"dataset": shift_data, "metrics": shifted["metrics"], "per_step": shifted["per_step"]}
-    written = _write(result, found["predictions"], out, f"{Path(model).name}, {Path(data).name} ({split})")
-    if update_card:
-        written["card"] = _update_card(model, result)
-    if as_json:
-        report({**result, **written}, True)
-    else:
-        shown = summary(result["metrics"]) | _comparison(result)
-        if shift_data:
-            shown |= {f"shift {name}": line for name, line in summary(result["shift"]["metrics"]).items()}
-        report({**shown, **written}, False)
+    run(evaluate_checkpoint, options, _on_screen)
 
 
 def cosmo_baseline(
@@ -121,122 +75,15 @@ def cosmo_baseline(
 
     Example: hrm-hf eval cosmo-baseline --data data/lognormal --method spectrum-gp --out runs/gp
     """
-    check_data(data, "cosmology data set")
-    if out is not None:
-        check_folder(out)
-    from ..cosmology.baselines import run_baseline
-    from ..cosmology.evaluation import evaluate_predictions
-    from ..trainer.recipes import library_versions
+    options = dict(locals())
+    from ..cosmology.evaluation_run import evaluate_baseline
 
-    prior, train_maps = _maps(data, "train", train)
-    _, test_maps = _maps(data, "test", limit)
-    started = time.perf_counter()
-    predictions = run_baseline(method.value, train_maps, test_maps, num_samples=num_samples, seed=seed)
-    result = {
-        "task": TASK,
-        "method": method.value,
-        "dataset": data,
-        "split": "test",
-        "settings": {"train": len(train_maps.maps), "limit": limit, "num_samples": num_samples, "seed": seed},
-        "seconds": time.perf_counter() - started,
-        "metrics": evaluate_predictions(predictions, prior, seed),
-        "versions": library_versions(),
-    }
-    written = _write(result, predictions, out, f"{method.value}, {Path(data).name} (test)")
-    if as_json:
-        report({**result, **written}, True)
-    else:
-        report({**summary(result["metrics"]), **written}, False)
+    run(evaluate_baseline, options, lambda result: summary(result["metrics"]))
 
 
-class Evaluation:
-    """One model with one set of settings, on any number of data sets."""
-
-    def __init__(self, model, extractor, batch_size: int, settings: dict[str, Any]):
-        self.model, self.extractor, self.batch_size, self.settings = model, extractor, batch_size, settings
-
-    def on(self, data: str, split: str, limit: int | None) -> dict[str, Any]:
-        """`predictions`, their `metrics`, and `per_step`: RMSE after each segment, and adaptive halting beside it."""
-        from ..cosmology.evaluation import evaluate_predictions, rmse_per_step
-
-        prior, maps = _maps(data, split, limit)
-        predictions, segments, speed = self._predict(maps, "fixed")
-        per_step: dict[str, Any] = {"rmse": rmse_per_step(predictions, segments)}
-        if self.settings["steps"] == "adaptive":
-            predictions, segments, speed = self._predict(maps, "adaptive")
-        metrics = evaluate_predictions(predictions, prior, self.settings["seed"]) | {"maps_per_second": speed}
-        if self.settings["steps"] == "adaptive":
-            per_step["adaptive"] = {
-                "rmse": {name: figures["rmse"] for name, figures in metrics["parameters"].items()},
-                "average_steps": metrics["average_steps"],
-                "steps_histogram": metrics["steps_histogram"],
-                "segments_saved": 1 - metrics["average_steps"] / self.settings["max_steps"],
-            }
-        return {"predictions": predictions, "metrics": metrics, "per_step": per_step}
-
-    def _predict(self, maps, halt: str):
-        from ..cosmology.evaluation import predict_maps
-
-        return predict_maps(
-            self.model,
-            self.extractor,
-            maps.maps,
-            maps.labels,
-            maps.masks,
-            halt=halt,
-            max_steps=self.settings["max_steps"],
-            num_samples=self.settings["num_samples"],
-            batch_size=self.batch_size,
-            seed=self.settings["seed"],
-            progress=None,
-        )
-
-
-def _load(name: str, device: str):
-    from transformers import AutoFeatureExtractor, AutoModelForImageClassification
-
-    kind = model_config(name).model_type
-    if kind not in ("hrm_cosmo", "cosmo_cnn"):
-        raise ValueError(f"{name} is a model of type {kind}; expected hrm_cosmo or cosmo_cnn")
-    model = AutoModelForImageClassification.from_pretrained(name).to(device).eval()
-    return model, AutoFeatureExtractor.from_pretrained(name)
-
-
-def _maps(data: str, split: str, limit: int | None):
-    """Prior and maps of a split."""
-    from ..cosmology.baselines import MapSet
-    from ..cosmology.dataset.rows import load_cosmology_info, read_arrays
-
-    info, rows = load_cosmology_info(data), read_arrays(data, split)
-    names = [name for name in ("omega_m", "sigma_8", "s_8") if name in rows]
-    maps = MapSet(rows["map"], {name: rows[name] for name in names}, rows.get("mask"))
-    return info.prior, maps if limit is None else maps.head(limit)
-
-
-def _check_same_sky(data: str, other: str) -> None:
-    """A model has learnt the angular size of a pixel and the depth of its sources."""
-    from ..cosmology.dataset.rows import load_cosmology_info
-
-    first, second = (load_cosmology_info(name).settings for name in (data, other))
-    for field in ("size", "side_deg", "source_redshifts"):
-        if getattr(first, field) != getattr(second, field):
-            raise ValueError(
-                f"{other} has {field}={getattr(second, field)}, {data} has {getattr(first, field)}: a shift test "
-                "changes the generator alone; build the set with the same"
-            )
-
-
-def _read_results(path: Path) -> dict[str, Any]:
-    file = path / RESULTS_FILE if path.is_dir() else path
-    if not file.exists():
-        raise typer.BadParameter(f"{file} does not exist; write it with hrm-hf eval cosmo-baseline --out")
-    try:
-        result = json.loads(file.read_text())
-    except ValueError as error:
-        raise typer.BadParameter(f"{file} is no JSON: {error}") from error
-    if not isinstance(result, dict) or not {"parameters", "contour_area_68"} <= set(result.get("metrics", ())):
-        raise typer.BadParameter(f"{file} holds no results of hrm-hf eval cosmo or cosmo-baseline")
-    return result
+def _on_screen(result: dict[str, Any]) -> dict[str, str]:
+    shift = summary(result["shift"]["metrics"]) if "shift" in result else {}
+    return summary(result["metrics"]) | _comparison(result) | {f"shift {name}": line for name, line in shift.items()}
 
 
 def summary(metrics: dict[str, Any]) -> dict[str, str]:
@@ -271,31 +118,3 @@ def _comparison(result: dict[str, Any]) -> dict[str, str]:
     if "adaptive" in result["per_step"]:
         lines["segments saved"] = f"{result['per_step']['adaptive']['segments_saved']:.1%}"
     return lines
-
-
-def _update_card(model: str, result: dict[str, Any]) -> str:
-    from ..cosmology.regression import card_figures
-    from ..hub.cards import record_evaluation
-
-    metrics = result["metrics"]
-    chosen = card_figures(metrics)
-    if "average_steps" in metrics:
-        chosen["average_steps"] = metrics["average_steps"]
-    settings = {name: value for name, value in result["settings"].items() if value is not None}
-    return str(record_evaluation(model, chosen, result["dataset"], result["split"], result["parameters"], **settings))
-
-
-def _write(result: dict[str, Any], predictions, out: Path | None, title: str) -> dict[str, str]:
-    if out is None:
-        return {}
-    from ..cosmology import plots as plots
-
-    out.mkdir(parents=True, exist_ok=True)
-    file = out / RESULTS_FILE
-    file.write_text(json.dumps(result, indent=1))
-    plots.plot_corner(predictions, out / "corner.png", title=title)
-    plots.plot_predictions(predictions, out / "predictions.png", result["metrics"], title)
-    plots.plot_calibration(predictions, out / "calibration.png", result["metrics"], title)
-    if "per_step" in result:
-        plots.plot_steps(result["per_step"], out / "steps.png", title)
-    return {"results": str(file), "plots": str(out)}

@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .data import report
-from .solve import check_model
+from .report import report, validate_model
 
 
 app = typer.Typer(no_args_is_help=True, help="Write models in the formats of other runtimes.")
@@ -42,7 +41,7 @@ def gguf(
 
     Example: hrm-hf export gguf runs/go-unified go-unified.gguf --dtype q8_0
     """
-    check_model(model)
+    validate_model(model)
     from ..export.gguf import export_gguf
 
     report(export_gguf(model, out, dtype=dtype.value, force=force, check=check), as_json)
@@ -61,7 +60,7 @@ def onnx(
 
     Example: hrm-hf export onnx runs/sudoku_demo sudoku_onnx --check
     """
-    check_model(model)
+    validate_model(model)
     from ..export.onnx import export_onnx
 
     report(export_onnx(model, out_dir, opset=opset, force=force, check=check), as_json)
@@ -79,7 +78,7 @@ def torch_(
 
     Example: hrm-hf export torch runs/sudoku_demo sudoku.pt2 --check
     """
-    check_model(model)
+    validate_model(model)
     from ..export.torch_export import export_torch
 
     report(export_torch(model, out, force=force, check=check), as_json)

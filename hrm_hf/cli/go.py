@@ -3,11 +3,11 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from .solve import check_model
+from .report import call, validate_model
 
 
 def go(
@@ -35,63 +35,17 @@ def go(
 
     Example: hrm-hf go runs/go_demo "Abs returns the absolute value of x." --prefix "func Abs(x int) int {"
     """
-    tasks = _tasks(prompts, prefix, records, limit)
-    check_model(model)
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+    options = dict(locals())
+    del options["as_json"]
+    validate_model(model)
+    from ..golang.generate import generate_code
 
-    import hrm_hf  # noqa: F401 - registers the architectures
-
-    from ..golang import best_validator
-
-    coder = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
-    if not hasattr(coder, "generate_with_refinement"):
-        raise ValueError(f"{model} is a {coder.config.model_type}, no Go coder (hrm_go_coder)")
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    set_seed(seed)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    if max_new_tokens:
-        sampling["max_new_tokens"] = max_new_tokens
-    result = coder.generate_with_refinement(
-        [task["prompt"] for task in tasks],
-        tokenizer=tokenizer,
-        validator=None if validator == "none" else best_validator(validator),
-        max_refinement_iterations=max_iterations,
-        refinement_threshold=threshold,
-        code_prefixes=[task["prefix"] for task in tasks],
-        contexts=[task["context"] for task in tasks],
-        **sampling,
-    )
+    prompts, result = call(generate_code, options)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
-    for index, task in enumerate(tasks):
-        _show(task["prompt"], result.attempts[index], result.stopped[index])
-
-
-def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str, Any]]:
-    """Prompts with prefix and context, from the command line or from records."""
-    if bool(prompts) == (records is not None):
-        raise typer.BadParameter("give prompts, or --records FILE", param_hint="PROMPTS")
-    if records is None:
-        if prefixes and len(prefixes) != len(prompts):
-            raise typer.BadParameter(
-                f"{len(prefixes)} for {len(prompts)} prompts; one for each", param_hint="--prefix"
-            )
-        prefixes = prefixes or [""] * len(prompts)
-        return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
-    from ..golang.data.records import read_records
-    from .evaluate_go import spread
-
-    rows = list(read_records(records))
-    if not rows:
-        raise ValueError(f"{records} has no records")
-    tasks = []
-    for row in spread(rows, limit):
-        problem, context = row["problem"], row["context"] or {}
-        text = "\n\n".join(part for part in (problem["title"], problem["body"]) if part)
-        named = context.get("path") or "", context.get("before") or ""
-        tasks.append({"prompt": text, "prefix": row["code_prefix"] or "", "context": named})
-    return tasks
+    for prompt, attempts, stopped in zip(prompts, result.attempts, result.stopped):
+        _show(prompt, attempts, stopped)
 
 
 def _show(prompt: str, attempts: list, stopped: str) -> None:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from .data import report
+from .report import report
 
 
 def push(

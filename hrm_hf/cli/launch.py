@@ -1,18 +1,15 @@
 """`hrm-hf launch`, which is also `python training/launch.py`: plan a training run for this machine, and start it."""
 
 import json
-import os
 import shlex
-import shutil
-import sys
 from enum import Enum
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from .report import call
 
-PLAN_FILE = "launch_plan.json"
+
 # What is no option of the launcher belongs to run_clm.py. Both spellings of an option are taken, as the guide's
 # launcher has underscores and our other commands have dashes.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -94,36 +91,15 @@ def launch(
 
     Example: hrm-hf launch --model hrm-lm-100m --dry_run --gpus 8 --gpu_memory 24GB
     """
-    if cpu and (gpus or gpu_memory or gpu_capability):
-        raise typer.BadParameter("--gpus, --gpu_memory and --gpu_capability mean nothing with --cpu; --processes does")
-    if processes and not cpu:
-        raise typer.BadParameter(
-            "the number of CPU processes needs --cpu; of GPUs it is --gpus", param_hint="--processes"
-        )
-    if (gpu_memory or gpu_capability) and not dry_run:
-        raise typer.BadParameter("GPUs that are not here can be planned for, with --dry_run, but not used")
-    from ..launch.planner import known_models, plan_launch
+    options = dict(locals())
+    for name in ("context", "verbose", "as_json"):
+        del options[name]
+    from ..launch.run import plan_run, start
 
-    if model not in known_models() and not _is_model_type(model):
-        raise typer.BadParameter(
-            f"{model!r} is unknown; choose one of {', '.join(known_models())}", param_hint="--model"
-        )
-    devices, hypothetical = _devices(cpu, processes, gpus, gpu_memory, gpu_capability, dry_run)
-    plan = plan_launch(
-        model,
-        context.args,
-        devices,
-        batch_table=batch_table.value,
-        effective_batch=effective_batch,
-        lr_scaling=lr_scaling.value,
-        strategy=strategy.value,
-        launcher=launcher.value,
-        port=port,
-        hypothetical=hypothetical,
-    )
+    plan = call(plan_run, options | {"arguments": context.args})
     typer.echo(json.dumps(plan.to_dict(), indent=1) if as_json else describe(plan, verbose))
     if not dry_run:
-        _run(plan)
+        start(plan)
 
 
 def describe(plan, verbose: bool = False) -> str:
@@ -160,55 +136,3 @@ def describe(plan, verbose: bool = False) -> str:
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
-
-
-def _is_model_type(model: str) -> bool:
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return model in CONFIG_MAPPING
-
-
-def _devices(
-    cpu: bool, processes: int | None, gpus: int | None, memory: str | None, capability: str | None, dry_run: bool
-):
-    """The devices to plan for, and whether some of them are assumed."""
-    from ..launch.planner import assumed_devices, cpu_devices, cuda_devices, parse_memory
-
-    if cpu:
-        return cpu_devices(processes or 1), False
-    found = cuda_devices()
-    if not dry_run:
-        if len(found) < (gpus or 1):
-            raise ValueError(
-                f"{gpus or 1} GPUs needed, {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to "
-                "plan for GPUs that are not here"
-            )
-        return found[:gpus], False
-    try:
-        size = parse_memory(memory) if memory else None
-        version = _capability(capability) if capability else None
-    except ValueError as error:
-        raise typer.BadParameter(str(error)) from error
-    devices = assumed_devices(found, gpus, size, version)
-    return devices, devices != found[: len(devices)]
-
-
-def _capability(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    if not (major.isdigit() and (minor or "0").isdigit()) or int(major) == 0:
-        raise ValueError(f"--gpu_capability is {text!r}; expected a number like 8.0")
-    return int(major), int(minor or 0)
-
-
-def _run(plan) -> None:
-    """Writes the plan into the run's folder and becomes the command, so that signals and exit status are its own."""
-    folder = Path(plan.output_dir)
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / PLAN_FILE).write_text(json.dumps(plan.to_dict(), indent=1))
-    # The programs of this environment first: the launcher may run without its environment being activated.
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
-    program = shutil.which(plan.command[0], path=path)
-    if program is None:
-        raise FileNotFoundError(f"{plan.command[0]} is not on PATH; it comes with torch or accelerate")
-    sys.stdout.flush()
-    os.execve(program, [program, *plan.command[1:]], {**os.environ, "PATH": path})

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .solve import check_model
+from .report import validate_model
 
 
 def rlm(
@@ -36,7 +36,7 @@ def rlm(
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
-    check_model(model)
+    validate_model(model)
     from ..text.rlm.executors import InProcessExecutor, MontyExecutor
 
     executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()

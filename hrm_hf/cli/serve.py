@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from .solve import check_model
+from .report import validate_model
 
 
 # The options are partly transformers', which is imported when a server is asked for.
@@ -33,7 +33,7 @@ def _check_language_model(name: str) -> None:
     from ..registry import ARCHITECTURES
 
     if ":" not in name:  # FOLDER:FILE.gguf
-        check_model(name)
+        validate_model(name)
     if not Path(name).is_dir():
         return
     config = load_config(name)

@@ -1,12 +1,14 @@
 """`hrm-hf solve`: puzzles from the command line, a file or stdin, answered and checked."""
 
 import json
-import sys
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from .report import call, validate_model
 
 
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
@@ -47,106 +49,38 @@ def solve(
 
     Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
     """
-    check_model(model)
-    if not puzzles and file is None:
-        raise typer.BadParameter("no puzzle given; expected PUZZLE arguments, - for stdin, or --file")
-    if plot and plot.suffix not in (".png", ".gif"):
-        raise typer.BadParameter(f"{plot} must end in .png or .gif", param_hint="--plot")
-    from transformers import pipeline
+    options = dict(locals())
+    del options["as_json"]
+    validate_model(model)
+    from ..puzzles.solve import solve_puzzles, text_board
 
-    import hrm_hf  # noqa: F401 - registers the architectures
-
-    solver = pipeline("puzzle-solving", model=model)
-    inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(_gather(puzzles or [], file, solver))]
-    if plot and len(inputs) != 1:
-        raise typer.BadParameter(f"a plot shows one puzzle, not {len(inputs)}", param_hint="--plot")
-    results = solver(
-        inputs,
-        max_steps=max_steps,
-        min_steps=min_steps,
-        min_confidence=min_confidence,
-        votes=votes,
-        restarts=restarts,
-        noise=noise,
-        halt=halt.value,
-        prefer_valid=prefer_valid,
-        batch_size=batch_size,
-        seed=seed,
-        return_trajectory=plot is not None,
-    )
-    if plot:
-        _draw(solver, inputs[0], results[0], plot)
+    results, config = call(solve_puzzles, options)
     if as_json:
         typer.echo(json.dumps(results))
         return
-    typer.echo("\n\n".join(_describe(solver, result) for result in results))
+
+    def board(grid: list[list]) -> str:
+        return text_board(grid, config)
+
+    typer.echo("\n\n".join(_describe(board, result) for result in results))
     if len(results) > 1:
         typer.echo(_summary(results))
     if plot:
         typer.echo(f"drawn: {plot}")
 
 
-def is_no_folder(name: str) -> bool:
-    """Whether this is a path, and not of a folder: it must not be looked up as a name on the Hub."""
-    return (name[:1] in "./~" or Path(name).exists()) and not Path(name).is_dir()
-
-
-def check_model(name: str) -> None:
-    """Raises BadParameter for a path that is no folder."""
-    if is_no_folder(name):
-        raise typer.BadParameter(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
-
-
-def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
-    """All puzzles of the arguments, of `file` and of stdin."""
-    from ..puzzles.pipeline import read_puzzle_file
-
-    inputs: list[Any] = []
-    for puzzle in puzzles:
-        if puzzle == "-":
-            inputs += _from_text(sys.stdin.read(), solver.puzzle_task)
-        else:
-            rows = read_puzzle_file(puzzle)
-            inputs += [puzzle] if rows is None else rows
-    if file is not None:
-        rows = read_puzzle_file(file)
-        inputs += [str(file)] if rows is None else rows
-    if not inputs:
-        raise ValueError("stdin holds no puzzle")
-    return inputs
-
-
-def _from_text(text: str, task) -> list[Any]:
-    """Puzzles of stdin: JSON (one puzzle, or a list of them), or blocks of lines with empty lines between.
-
-    The lines of a block are puzzles if they have as many cells as a puzzle has, else they are the rows of one puzzle.
-    """
-    text = text.strip("\n\r")
-    if text.lstrip()[:1] in ("{", "["):
-        content = json.loads(text)
-        return [content] if task.is_single(content) else content
-    blocks, block = [], []
-    for line in [*text.splitlines(), ""]:
-        if line:  # an open row of a maze is a line of spaces
-            block.append(line)
-        elif block:
-            blocks += block if all(len(line.rstrip("\r")) >= task.seq_len for line in block) else ["\n".join(block)]
-            block = []
-    return blocks
-
-
-def _describe(solver, result: dict[str, Any]) -> str:
+def _describe(board: Callable[[list[list]], str], result: dict[str, Any]) -> str:
     lines = []
     tests = result.get("tests", [result])
     for i, answer in enumerate(tests):
         lines += [f"test input {i + 1}:"] if len(tests) > 1 else []
-        lines += [text_board(answer["grid"], solver.model.config), _status(answer)]
+        lines += [board(answer["grid"]), _status(answer)]
         if answer["violations"]:
             more = len(answer["violations"]) - MAX_PROBLEMS
             problems = "; ".join(answer["violations"][:MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
             lines.append(f"breaks the rules: {problems}")
         for attempt in answer.get("attempts", [])[1:]:
-            lines += ["second attempt:", text_board(attempt, solver.model.config)]
+            lines += ["second attempt:", board(attempt)]
     return "\n".join(lines)
 
 
@@ -168,32 +102,3 @@ def _summary(results: list[dict[str, Any]]) -> str:
         if known:
             parts.append(f"{sum(known)} of {len(known)} {words}")
     return "\n" + ", ".join(parts)
-
-
-def text_board(grid: list[list], config) -> str:
-    """A board as text: Sudoku with box lines, mazes and ARC as they are, tokens in columns."""
-    if config.task != "sudoku":
-        width = max((len(str(cell)) for row in grid for cell in row), default=1)
-        separator = "" if config.task == "maze" else " "
-        return "\n".join(separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
-    from ..puzzles.sudoku_rules import sudoku_shape
-
-    size = len(grid)
-    box_rows, box_columns = sudoku_shape(size).box_shape
-    rule = "+" + "+".join(["-" * (2 * box_columns + 1)] * (size // box_columns)) + "+"
-    lines = [rule]
-    for i, row in enumerate(grid):
-        cells = [str(digit) if digit else "." for digit in row]
-        boxes = [" ".join(cells[start : start + box_columns]) for start in range(0, size, box_columns)]
-        lines.append("| " + " | ".join(boxes) + " |")
-        lines += [rule] if (i + 1) % box_rows == 0 else []
-    return "\n".join(lines)
-
-
-def _draw(solver, puzzle, result: dict[str, Any], path: Path) -> None:
-    from ..puzzles.plots import plot_trajectory
-
-    config, confidences = solver.model.config, result["confidences"]
-    plot_trajectory(
-        puzzle.questions[0], result["trajectory"], config, path, confidences=confidences, solution=puzzle.solutions[0]
-    )

@@ -5,10 +5,10 @@ those have learnt what one unit is. What does not fit together is an error here,
 """
 
 import re
-import shlex
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -20,17 +20,26 @@ from transformers import (
     set_seed,
 )
 
+from ..io.usage import UsageError, run_command
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..models.posterior_head import Posterior
 from ..trainer.recipes import ModelArguments, build_config
 from .arguments import CosmoDataArguments
 from .dataset.collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
+from .dataset.commands import BUILDERS
 from .dataset.rows import CosmologyInfo, load_cosmology_info, read_arrays
 
 
 SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
 STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
 CARD_METRICS = ("rmse", "rmse_over_prior_std", "r2", "bias", "mean_z2", "coverage_68", "coverage_95")
+
+
+@runtime_checkable
+class ReadsStatistics(Protocol):
+    """A model that reads statistics beside the maps; others read the maps alone."""
+
+    def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None: ...
 
 
 @dataclass
@@ -57,10 +66,6 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
     Raises:
         ValueError: no path, too few maps, or the data set at `path` is another one.
     """
-    import typer
-
-    from ..cli.data import app
-
     if path is None:
         raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
     if command:
@@ -71,9 +76,9 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
                 "for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
             )
         try:
-            typer.main.get_command(app).main([*shlex.split(command), "--out", path], standalone_mode=False)
-        except typer.BadParameter as error:
-            raise ValueError(f"build_data {command!r}: {error.message}") from error
+            run_command(command, BUILDERS, out=Path(path))
+        except UsageError as error:
+            raise ValueError(f"build_data {command!r}: {error}") from error
 
 
 def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
@@ -172,7 +177,7 @@ def map_collator(
 
 def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
     """Scales the statistics that a fresh model reads beside the maps by the first training maps, as they come."""
-    if not hasattr(model, "fit_statistics"):  # the CNN reads the maps alone
+    if not isinstance(model, ReadsStatistics):
         return
     count = min(len(train), STATISTICS_MAPS)
     chunks = (range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))

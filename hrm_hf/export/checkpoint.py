@@ -1,4 +1,4 @@
-"""What writers of other formats share: a checkpoint read whole or refused, a result written whole or not at all."""
+"""Shared by the writers of other formats: a checkpoint is read whole or refused, a result written whole or not."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from ..hub.manifests import MANIFEST, TORCH_CANNOT_WRITE, find_corruption
 from .gguf_tokenizer import find_file
 
 
-def require(module: str, message: str) -> None:
+def validate_installed(module: str, message: str) -> None:
     """Raises ImportError with `message` if a package is not installed."""
     if find_spec(module) is None:
         raise ImportError(message)
@@ -24,14 +24,14 @@ def require(module: str, message: str) -> None:
 
 def load_config(model: str) -> PreTrainedConfig:
     """The config of a folder or a model on the Hub. Raises ValueError if there is none, or an adapter."""
-    refuse_adapter(model)
+    validate_whole_model(model)
     try:
         return AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} is no model: expected a folder with config.json or a Hub name ({error})") from error
 
 
-def refuse_adapter(model: str) -> None:
+def validate_whole_model(model: str) -> None:
     """Raises ValueError for a folder that holds a PEFT adapter and no model."""
     if Path(model, "adapter_config.json").is_file() and not Path(model, "config.json").is_file():
         raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
@@ -74,7 +74,7 @@ def whole_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Ite
         raise IsADirectoryError(f"{out} is a folder; expected the name of a file to write, such as {out}/{example}")
     if out.exists() and not force:
         raise FileExistsError(f"{out} exists; choose another name, or overwrite it with --force (force=True)")
-    require_place(out)
+    validate_place(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f"unfinished-{out.name}")
     try:
@@ -85,7 +85,7 @@ def whole_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Ite
         unfinished.unlink(missing_ok=True)
 
 
-def require_place(out: Path) -> None:
+def validate_place(out: Path) -> None:
     """Raises NotADirectoryError or PermissionError where nothing can be written beside `out`."""
     nearest = next(folder for folder in out.absolute().parents if folder.exists())
     if not nearest.is_dir():
@@ -119,7 +119,7 @@ def whole_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
         raise FileExistsError(f"{out} is a file; expected the name of a folder to write")
     if not force and out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty; choose another name, or overwrite it with --force (force=True)")
-    require_place(out)
+    validate_place(out)
     unfinished = out.with_name(f"unfinished-{out.name}")
     if unfinished.exists():  # of an export that was killed
         shutil.rmtree(unfinished)

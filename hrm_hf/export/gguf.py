@@ -24,7 +24,7 @@ from huggingface_hub import ModelCard
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from ..registry import architecture_of, load_function
-from .checkpoint import load_config, load_model, require, whole_or_nothing
+from .checkpoint import load_config, load_model, validate_installed, whole_or_nothing
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
 
 
@@ -100,9 +100,11 @@ def export_gguf(
         ValueError: no such model, another architecture, another kind of tokenizer, none, a damaged checkpoint, an
             unknown dtype, or with `check` a file that llama.cpp reads otherwise. Nothing is written then.
     """
-    require("gguf", 'writing GGUF files needs the gguf package: pip install "hrm_hf[gguf]"')
+    validate_installed("gguf", 'writing GGUF files needs the gguf package: pip install "hrm_hf[gguf]"')
     if check:
-        require("llama_cpp", "check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out")
+        validate_installed(
+            "llama_cpp", "check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out"
+        )
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
     with whole_or_nothing(Path(out), force) as unfinished:

@@ -1,6 +1,6 @@
 """Tokenizers as GGUF files hold them: byte-level BPE split as GPT-2 does, which is llama.cpp's "gpt-2".
 
-Left out: every other kind. llama.cpp knows a tokenizer's way of splitting and normalising by name only, and a wrong
+Left out: every other kind. llama.cpp knows a tokenizer's way of splitting and normalizing by name only, and a wrong
 name gives other ids without a word, so what is not exactly this kind is refused.
 """
 
@@ -34,7 +34,7 @@ def load_tokenizer(model: str) -> Any:
 
 
 def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
-    """What a GGUF file says of a tokenizer.
+    """Fields of a GGUF file that describe a tokenizer.
 
     Args:
         tokenizer: a fast tokenizer with byte-level BPE, split as GPT-2 does.
@@ -50,8 +50,8 @@ def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
     from gguf import TokenType
 
     backend = json.loads(tokenizer.backend_tokenizer.to_str())
-    _require_byte_level(backend)
-    _require_plain_added_tokens(backend["added_tokens"])
+    _validate_byte_level(backend)
+    _validate_added_tokens(backend["added_tokens"])
     tokens_by_id = {index: token for token, index in backend["model"]["vocab"].items()}
     types_by_id = dict.fromkeys(tokens_by_id, TokenType.NORMAL)
     for added in backend["added_tokens"]:
@@ -107,7 +107,7 @@ def add_vocabulary(writer: Any, vocabulary: dict[str, Any]) -> None:
         writer.add_chat_template(template)
 
 
-def _require_byte_level(backend: dict[str, Any]) -> None:
+def _validate_byte_level(backend: dict[str, Any]) -> None:
     """llama.cpp's "gpt-2" tokenizer is byte-level BPE after GPT-2's split, without anything else."""
     model, split = backend["model"], backend["pre_tokenizer"]
     wrong = []
@@ -116,7 +116,7 @@ def _require_byte_level(backend: dict[str, Any]) -> None:
     elif model.get("byte_fallback") or model.get("ignore_merges") or model.get("dropout"):
         wrong.append("its BPE has byte_fallback, ignore_merges or dropout")
     if backend["normalizer"] is not None:
-        wrong.append(f"it normalises text ({backend['normalizer']['type']}), expected no normalizer")
+        wrong.append(f"it normalizes text ({backend['normalizer']['type']}), expected no normalizer")
     if split is None or split["type"] != "ByteLevel":
         wrong.append(f"its pre-tokenizer is {split and split['type']}, expected ByteLevel alone")
     elif split["add_prefix_space"] or not split.get("use_regex", True):
@@ -131,7 +131,7 @@ def _require_byte_level(backend: dict[str, Any]) -> None:
         )
 
 
-def _require_plain_added_tokens(added_tokens: list[dict[str, Any]]) -> None:
+def _validate_added_tokens(added_tokens: list[dict[str, Any]]) -> None:
     for added in added_tokens:
         if added["lstrip"] or added["rstrip"] or added["single_word"]:
             raise ValueError(

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.configuration_hrm_puzzle import IDENTIFIERS_FILE
-from .checkpoint import require, whole_folder_or_nothing
+from .checkpoint import validate_installed, whole_folder_or_nothing
 from .gguf_tokenizer import find_file
 from .graphs import Graph, exporter_of, graphs
 from .torch_export import compare, describe, export_graph, load_exportable
@@ -64,7 +64,7 @@ def export_onnx(
         ValueError: another opset or architecture, a damaged checkpoint, or with `check` another result.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        require(package, MISSING)
+        validate_installed(package, MISSING)
     if opset not in OPSETS:
         raise ValueError(f"opset={opset} is not supported; expected {OPSETS.start} to {OPSETS.stop - 1}")
     with whole_folder_or_nothing(Path(out), force) as unfinished:

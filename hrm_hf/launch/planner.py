@@ -34,6 +34,8 @@ from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory
 
 RECIPES = ROOT / "training" / "recipes"
 
+# Those of ours that run_clm.py trains: the registry says what memory they take.
+LANGUAGE_MODELS = {row.model_type: row for row in ARCHITECTURES.values() if row.memory_shape}
 STRATEGIES = ("ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3")
 LR_SCALINGS = ("sqrt", "linear", "none")
 BF16_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16 arithmetic
@@ -392,11 +394,10 @@ def _recipe_batch(values: dict[str, Any]) -> int:
 def _presets() -> dict[str, tuple[str, str]]:
     """Name for --model -> model type and preset, where run_clm.py trains ours: hrm-lm-50m, rlm-mhc-small."""
     named = {}
-    for row in ARCHITECTURES.values():
-        if row.memory_shape:
-            prefix = row.model_type.replace("_", "-")
-            for preset in row.config.presets():
-                named[preset if preset.startswith(prefix) else f"{prefix}-{preset}"] = (row.model_type, preset)
+    for model_type, row in LANGUAGE_MODELS.items():
+        prefix = model_type.replace("_", "-")
+        for preset in row.config.presets():
+            named[preset if preset.startswith(prefix) else f"{prefix}-{preset}"] = (model_type, preset)
     return named
 
 

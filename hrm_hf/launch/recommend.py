@@ -160,11 +160,10 @@ def _language_models(usable: int) -> tuple[list[Row], str]:
     """Our language models, smallest first, by the memory model, whose bytes of a layer were read off autograd."""
     rows = []
     for name in known_models():
-        values = run_values(name, [])
-        row = architecture_of(values.get("model_type"))
-        if not (row and row.memory_shape) or name.endswith("-cpu"):  # demonstrations
+        config = config_of(run_values(name, []))
+        if architecture_of(config) is None or name.endswith("-cpu"):  # another library's, or a demonstration
             continue
-        shape = model_shape(config_of(values))
+        shape = model_shape(config)
         one, two = (sum(training_memory(shape, batch, LM_TOKENS).values()) for batch in (1, 2))
         fits = _power_of_two(largest_batch(shape, LM_TOKENS, usable), LARGEST_BATCH["lm"])
         title = f"{shape.parameters:,} parameters"

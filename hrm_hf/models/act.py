@@ -20,7 +20,7 @@ IGNORE_INDEX = -100
 
 @dataclass
 class ActCarry:
-    """What persists between two ACT steps.
+    """State that persists between two ACT steps.
 
     Attributes:
         z_H, z_L: latent states [B, T, D], detached.
@@ -76,7 +76,7 @@ def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Te
 def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_prob: float) -> torch.Tensor:
     """Random minimum number of ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
 
-    Drawn afresh at every step, the Bernoulli draw before the integer draw, as the original does.
+    Sampled afresh at every step, the Bernoulli before the integer, as the original does.
     """
     explore = torch.rand(steps.shape, device=steps.device) < exploration_prob
     return explore * torch.randint_like(steps, low=2, high=halt_max_steps + 1)

@@ -44,9 +44,9 @@ class Bound:
             for entry in value:
                 self(entry)
         elif value is not None:
-            self._check(value)
+            self._validate(value)
 
-    def _check(self, value: Any) -> None:
+    def _validate(self, value: Any) -> None:
         kinds = int if self.whole else (int, float)
         # A comparison with NaN is false.
         if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:

@@ -1,4 +1,4 @@
-"""What every regressor of cosmological parameters has in its config: the maps, the targets, and their posterior."""
+"""Fields that every regressor of cosmological parameters has: the maps, the targets, and their posterior."""
 
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig

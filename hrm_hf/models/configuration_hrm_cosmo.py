@@ -29,7 +29,7 @@ class HrmCosmoConfig(CosmoRegressionConfig):
     The fields for maps, targets and posterior are those of `CosmoRegressionConfig`.
 
     Args:
-        stem (`str`, defaults to "conv"): "conv", or "patch" for one linear map of each patch, as in ViT.
+        stem (`str`, defaults to "conv"): "conv", or "patch" for one linear layer of each patch, as in ViT.
         stem_channels (`list[int]`, defaults to `[16, 48, 96, 96]`): channels after each stage; each halves the
             side. With "patch" only their number counts: a patch has 2^stages pixels a side.
         use_summary_tokens (`bool`, defaults to `True`): the mean of each stage's features over the map as a token.

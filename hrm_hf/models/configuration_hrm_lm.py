@@ -46,7 +46,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     Block:
         rms_norm_eps (`float`, defaults to 1e-6), norm_affine (`bool`, defaults to `False`): RMS norms, without gains
             by default.
-        norm_position (`str`, defaults to "pre_exit"): "pre_exit" normalises before each branch and once at the exit
+        norm_position (`str`, defaults to "pre_exit"): "pre_exit" normalizes before each branch and once at the exit
             of a stack, "post" after each residual sum.
         attention_gate (`bool`, defaults to `True`): sigmoid gate on the attention output.
         qk_norm (`bool`, defaults to `False`): RMS norm of queries and keys.
@@ -63,7 +63,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     Halting:
         halt_max_steps (`int`, defaults to 4): most segments M a token gets. 1 builds no halting head.
         halt_min_steps (`int`, defaults to 1): fewest segments.
-        halt_exploration_prob (`float`, defaults to 0.1): share of tokens that draw a random minimum in training.
+        halt_exploration_prob (`float`, defaults to 0.1): share of tokens that get a random minimum in training.
         halt_margin (`float`, defaults to 0.0): a token halts if q_halt - q_continue is above it.
         exit_criterion (`str`, defaults to "q"): what halts a token: "q", "cdf" (learned gate), "kl", "latent_diff",
             "entropy_diff" (training-free, in inference only), or "fixed" (never).

@@ -47,7 +47,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         rope_parameters (`dict`): as in transformers; defaults to the plain rotary embedding of base 10000.
         rms_norm_eps (`float`, defaults to 1e-5): epsilon of the gain-free RMS norms.
         halt_max_steps (`int`, defaults to 16): most ACT steps per example in training.
-        halt_exploration_prob (`float`, defaults to 0.1): share of steps that draw a random minimum of ACT steps.
+        halt_exploration_prob (`float`, defaults to 0.1): share of steps that get a random minimum of ACT steps.
         loss_type (`str`, defaults to "stablemax"): "stablemax" or "softmax".
         forward_dtype (`str`, *optional*): dtype of activations and of matrix products, weights being cast on use; None
             takes the dtype of the weights. The original trains with "bfloat16".
@@ -112,9 +112,9 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             )
         if self.pos_encodings == "rope" and self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head size; hidden_size / heads = {self.head_dim}")
-        self._require("pos_encodings", ("rope", "learned", "none"))
-        self._require("loss_type", ("stablemax", "softmax"))
-        self._require("forward_dtype", (None, "float32", "bfloat16", "float16"))
+        self._validate_choice("pos_encodings", ("rope", "learned", "none"))
+        self._validate_choice("loss_type", ("stablemax", "softmax"))
+        self._validate_choice("forward_dtype", (None, "float32", "bfloat16", "float16"))
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
             raise ValueError(
                 f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {self.prefix_len} slots of "
@@ -133,7 +133,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     def layer_visits(self) -> int:
         return self.halt_max_steps * self.H_cycles * (self.L_cycles * self.L_layers + self.H_layers)
 
-    def _require(self, name: str, allowed: tuple):
+    def _validate_choice(self, name: str, allowed: tuple):
         if getattr(self, name) not in allowed:
             raise ValueError(f"{name}={getattr(self, name)!r} is not one of {allowed}")
 

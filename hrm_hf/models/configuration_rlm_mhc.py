@@ -51,7 +51,7 @@ class RlmMhcConfig(PresetsMixin, BoundedFields, LlamaConfig):
         mhc_enabled (`bool`, defaults to `True`): False gives Llama, with its names of weights.
         mhc_flows (`int`, defaults to 4; "hc_mult"): streams n.
         mhc_sinkhorn_iters (`int`, defaults to 20; "hc_sinkhorn_iters"), mhc_eps (`float`, defaults to 1e-6; "hc_eps"):
-            of Sinkhorn's normalisation.
+            of Sinkhorn's normalization.
         mhc_alpha_init (`float`, defaults to 0.01): how much the maps depend on the token at the start.
         mhc_res_mode (`str`, defaults to "sinkhorn"): how streams mix: "sinkhorn", "birkhoff" (exactly doubly
             stochastic, at most 4 streams), "identity" (not at all) or "unconstrained" (plain hyper-connections).

@@ -1,6 +1,6 @@
 """From maps to tokens: a convolutional (or patch) stem, means of its features, and statistics of the map.
 
-No normalisation over a map anywhere: its amplitude is the signal. B maps of C channels, side S; D is the width.
+No normalization over a map anywhere: its amplitude is the signal. B maps of C channels, side S; D is the width.
 """
 
 import math
@@ -40,7 +40,7 @@ class StemStage(GradientCheckpointingLayer):
         return maps
 
 
-def check_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConfig) -> None:
+def validate_maps(pixel_values: torch.Tensor | None, config: CosmoRegressionConfig) -> None:
     """Raises ValueError unless they are floats [B, C, S, S] of the config's channels and size."""
     channels, size = config.num_channels, config.image_size
     if pixel_values is None:
@@ -216,8 +216,8 @@ class CosmoStem(nn.Module):
             self.positions = nn.Embedding((config.image_size // config.patch_size) ** 2, width)
 
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
-        check_maps(pixel_values, self.config)
-        dtype = self.cls.dtype  # that of weights may be an integer's, of quantised ones
+        validate_maps(pixel_values, self.config)
+        dtype = self.cls.dtype  # that of weights may be an integer's, of quantized ones
         cls = self.cls.expand(pixel_values.shape[0], -1)  # len() would be a constant in torch.export
         if self.statistics is not None:
             hidden = F.gelu(self.statistics_in(self.statistics(pixel_values).to(dtype)))

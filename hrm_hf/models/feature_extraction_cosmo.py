@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from transformers import BatchFeature, FeatureExtractionMixin
 
-from .map_files import MAX_PIXELS, check_fits, read_numpy
+from .map_files import MAX_PIXELS, read_numpy, validate_fits
 
 
 STRETCHES = ("linear", "asinh")
@@ -129,12 +129,12 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
                 np.ones((len(part), *part.shape[-2:]), bool) if found is None else found for part, found, _ in parts
             ])  # fmt: skip
         masks = None if mask is None else self._masks(mask, len(values), places)
-        _require_finite(values, masks, places)
+        _validate_finite(values, masks, places)
         if masks is not None:
             values = np.where(masks[:, None], values, 0.0)
         with np.errstate(over="ignore"):
             narrow = np.ascontiguousarray(values, dtype=np.float32)
-        _require_finite(narrow, None, places, what="too large for float32")
+        _validate_finite(narrow, None, places, what="too large for float32")
         return torch.from_numpy(narrow), None if masks is None else torch.from_numpy(masks)
 
     def _one(self, item: Any, place: str, max_pixels: int) -> tuple[np.ndarray, np.ndarray | None, str]:
@@ -213,7 +213,7 @@ def _read_fits(path: Path, max_pixels: int) -> tuple[np.ndarray, np.ndarray | No
         from astropy.io import fits
     except ImportError as error:
         raise ImportError(f"{path} needs astropy: pip install 'hrm-hf[cosmology]'") from error
-    check_fits(path, max_pixels)
+    validate_fits(path, max_pixels)
     try:
         with fits.open(path, memmap=False) as units:
             images = [unit for unit in units if unit.is_image and unit.header.get("NAXIS")]
@@ -252,7 +252,7 @@ def _numbers(item: Any, place: str) -> np.ndarray:
     return values
 
 
-def _require_finite(
+def _validate_finite(
     values: np.ndarray, masks: np.ndarray | None, places: list[str], what: str = "not finite (NaN or infinite)"
 ) -> None:
     bad = ~np.isfinite(values)

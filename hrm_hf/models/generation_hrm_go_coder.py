@@ -85,7 +85,7 @@ class Attempt:
 
 @dataclass
 class RefinementOutput:
-    """What `generate_with_refinement` returns, a list entry for each prompt.
+    """Result of `generate_with_refinement`, a list entry for each prompt.
 
     Attributes:
         codes: the attempt that was chosen: the last one whose feedback has no failure, else the last.

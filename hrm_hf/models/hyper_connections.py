@@ -44,7 +44,7 @@ class HyperConnection(nn.Module):
     Args:
         hidden_size: width C.
         num_streams: streams n; 1 is a plain residual connection whose branch is gated.
-        sinkhorn_iters: normalisations of rows and columns, in "sinkhorn" mode.
+        sinkhorn_iters: normalizations of rows and columns, in "sinkhorn" mode.
         eps: floor of Sinkhorn's entries and sums and of `pre`. Rows and columns of H_res then sum to 1 - eps; 0 makes
             them exact, at the price of no floor for sharp logits.
         norm_eps: epsilon of the RMS norm.
@@ -222,7 +222,7 @@ def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> to
 class _NormedProjection(torch.autograd.Function):
     """fn RMSNorm(x) for x [tokens, n C], with the division by the norm after the product (section 4.3 of the paper).
 
-    The normalised streams are then never written, neither here nor in the backward pass. Tokens come last in the
+    The normalized streams are then never written, neither here nor in the backward pass. Tokens come last in the
     result: elementwise work on the few coefficients runs over long rows.
     """
 
@@ -251,7 +251,7 @@ def weighted_sum(weights: torch.Tensor, streams: torch.Tensor) -> torch.Tensor:
 
 def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     """A nearly doubly stochastic matrix for each token, [n, n, tokens] like `logits`, of which the second axis is
-    softmaxed first and the first axis normalised last.
+    softmaxed first and the first axis normalized last.
 
     Every entry is raised by `eps` once and every sum in each of the `iterations`, as deepseek_v4 does.
     """

@@ -60,7 +60,7 @@ def _count(shape: tuple[int, ...], place: str, max_pixels: int) -> int:
 # ---- numpy ----
 
 
-def check_npy(path: str | Path, max_pixels: int = MAX_PIXELS) -> None:
+def validate_npy(path: str | Path, max_pixels: int = MAX_PIXELS) -> None:
     """Raises MapFileError for a .npy file that is damaged, too large, or holds no numbers."""
     with open(path, "rb") as file:
         _npy_header(file, os.path.getsize(path), str(path), max_pixels)
@@ -157,7 +157,7 @@ class _Counted:
 # ---- FITS ----
 
 
-def check_fits(path: str | Path, max_pixels: int = MAX_PIXELS) -> None:
+def validate_fits(path: str | Path, max_pixels: int = MAX_PIXELS) -> None:
     """Walks the headers of a FITS file, also a compressed one, without reading its data.
 
     Raises:
@@ -179,7 +179,7 @@ def check_fits(path: str | Path, max_pixels: int = MAX_PIXELS) -> None:
         except (OSError, EOFError, zlib.error, lzma.LZMAError, ValueError, OverflowError) as error:
             raise MapFileError(f"{path} is no readable FITS file, or a truncated one: {str(error)[:200]}") from error
     if walk.tiles:
-        _check_tiles(path, walk.tiles)
+        _validate_tiles(path, walk.tiles)
 
 
 class _Walk:
@@ -219,7 +219,7 @@ class _Walk:
             if not blocks and not number and not block.startswith(b"SIMPLE  ="):
                 raise MapFileError(f"{self.place} is no readable FITS file: unpacked, it begins with {block[:9]!r}")
             if not blocks and number and not block.startswith(b"XTENSION"):
-                self._check_end(block)
+                self._validate_end(block)
                 return None
             blocks.append(block)
             if len(block) < BLOCK:
@@ -230,8 +230,8 @@ class _Walk:
                     return fits.Header.fromstring(b"".join(blocks))
         raise MapFileError(f"{self.place}: the header of unit {number} has no END in {MAX_HEADER_BLOCKS} blocks")
 
-    def _check_end(self, block: bytes) -> None:
-        """What follows the last unit: nothing, or a little padding; a reader would look for a header in all of it."""
+    def _validate_end(self, block: bytes) -> None:
+        """Raises if more follows the last unit than some padding: a reader would look for a header in all of it."""
         if self.max_bytes is None:
             return
         left = 0
@@ -251,7 +251,7 @@ class _Walk:
         if extra < 0 or groups < 0:
             raise MapFileError(f"{place} has PCOUNT={extra} and GCOUNT={groups}; neither can be negative")
         if header.get("XTENSION", "IMAGE").strip() in ("BINTABLE", "TABLE"):
-            self._check_table(header, sides, number, place)
+            self._validate_table(header, sides, number, place)
             pixels = math.prod(sides)
             if any(side < 0 for side in sides):
                 raise MapFileError(f"{place} has the shape {sides}; no side can be negative")
@@ -260,7 +260,7 @@ class _Walk:
         size = abs(self._int(header, "BITPIX", place, 8)) // 8 * groups * (extra + pixels)
         return -(-size // BLOCK) * BLOCK
 
-    def _check_table(self, header, sides: tuple[int, ...], number: int, place: str) -> None:
+    def _validate_table(self, header, sides: tuple[int, ...], number: int, place: str) -> None:
         if header.get("ZIMAGE"):
             axes = self._axes(header, "ZNAXIS", place)
             shape = tuple(self._int(header, f"ZNAXIS{axis}", place) for axis in axes)
@@ -306,7 +306,7 @@ class _Walk:
             size -= len(part)
 
 
-def _check_tiles(path: str | Path, tiles: dict[int, int]) -> None:
+def _validate_tiles(path: str | Path, tiles: dict[int, int]) -> None:
     """Refuses tiles that unpack to more than a tile of pixels: gzip and HCOMPRESS say their size themselves."""
     from astropy.io import fits
 
@@ -345,4 +345,4 @@ def _unpacked_size(content: bytes, most: int) -> int:
         return 0  # the reader says that it is damaged
 
 
-__all__ = ["MAX_PIXELS", "MapFileError", "check_fits", "check_npy", "read_numpy"]
+__all__ = ["MAX_PIXELS", "MapFileError", "read_numpy", "validate_fits", "validate_npy"]

@@ -15,7 +15,7 @@ from transformers.models.resnet.modeling_resnet import ResNetConvLayer, ResNetEn
 from transformers.utils import can_return_tuple
 
 from .configuration_cosmo_cnn import CosmoCnnConfig
-from .cosmo_layers import check_maps, wrap
+from .cosmo_layers import validate_maps, wrap
 from .modeling_utils import CheckpointCodeMixin
 from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
 
@@ -35,7 +35,7 @@ class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         """As in transformers. Raises ValueError for a quantization_config, which would change nothing."""
         if kwargs.get("quantization_config") is not None:
             raise ValueError(
-                f"{cls.__name__} is made of convolutions, and bitsandbytes and torchao quantise linear maps alone: "
+                f"{cls.__name__} is made of convolutions, and bitsandbytes and torchao quantize linear layers alone: "
                 "load it without quantization_config, with dtype=torch.bfloat16 for half the size"
             )
         return super().from_pretrained(*args, **kwargs)
@@ -96,7 +96,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         Raises:
             ValueError: maps of another shape than the config's, or of integers.
         """
-        check_maps(pixel_values, self.config)
+        validate_maps(pixel_values, self.config)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         stem = self.stem(pixel_values.to(self.stem.convolution.weight.dtype))

@@ -39,7 +39,7 @@ class HrmCosmoModelOutput(ModelOutput):
 
 
 class HrmCosmoPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
-    """Initialisation and saving."""
+    """Initialization and saving."""
 
     config: HrmCosmoConfig
     base_model_prefix = "model"
@@ -120,7 +120,7 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
     """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
-    # This list is what is not quantised; transformers wants no name to be in both.
+    # This list is what is not quantized; transformers wants no name to be in both.
     _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
 
     def __init__(self, config: HrmCosmoConfig):

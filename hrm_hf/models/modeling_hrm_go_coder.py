@@ -84,7 +84,7 @@ class HrmGoCoderModelOutput(BaseModelOutputWithPast):
 
 @dataclass
 class HrmGoCoderOutput(CausalLMOutputWithPast):
-    """What a training step needs beside the loss; `logits` are None in training, where they are never made.
+    """The loss, and what a training step needs beside it; `logits` are None in training, where they are never made.
 
     `plan_loss`, `code_loss` and `refinement_loss` are means over their own tokens in nats, 0 without any; `metrics`
     has those numbers of tokens ("plan_tokens", "code_tokens", "decisions").
@@ -240,7 +240,7 @@ class HrmGoCoderGenerator(nn.Module):
     def keys_and_values(
         self, planner_states: torch.Tensor, position_embeddings: tuple[torch.Tensor, torch.Tensor], past_key_values
     ) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """What each layer's cross-attention reads, past positions included. The same in every cycle."""
+        """Keys and values of each layer's cross-attention, past positions included. The same in every cycle."""
         first = self.config.cache_slots["cross"]
         pairs = [layer.cross_attn.keys_and_values(planner_states, position_embeddings) for layer in self.layers]
         if past_key_values is None:
@@ -265,7 +265,7 @@ class HrmGoCoderGenerator(nn.Module):
 
 
 class HrmGoCoderFeedbackEncoder(nn.Module):
-    """What a validator said, as a vector: its two verdicts, the category of the error and where it is.
+    """Encodes what a validator said as a vector: its two verdicts, the category of the error and where it is.
 
     Without a validator the vector is a learned one of its own, not that of a validator without complaints.
     """
@@ -338,7 +338,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             self.generator = HrmGoCoderGenerator(config)
             self.feedback_encoder = HrmGoCoderFeedbackEncoder(config)
             self.refinement_head = HrmGoCoderRefinementHead(config)
-            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # nor are they quantised
+            self._keep_in_fp32_modules = ["refinement_head", "feedback_encoder"]  # nor are they quantized
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.gradient_checkpointing = False
         self.post_init()
@@ -551,7 +551,7 @@ def _at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
-    accepts_loss_kwargs = False  # its parts have different denominators: one number of items cannot normalise them
+    accepts_loss_kwargs = False  # its parts have different denominators: one number of items cannot normalize them
 
     def __init__(self, config: HrmGoCoderConfig):
         super().__init__(config)
@@ -559,7 +559,7 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         self.vocab_size = config.vocab_size
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
         self.refinement_scale = 1.0
-        # Not quantised either: what a quantiser leaves out is matched from the beginning of its name.
+        # Not quantized either: what a quantizer leaves out is matched from the beginning of its name.
         self._keep_in_fp32_modules = [f"model.{name}" for name in self.model._keep_in_fp32_modules]
         self.post_init()
 
@@ -676,8 +676,8 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
             return nothing.float(), nothing
         if logits is None or labels is None:
             # With a graph to every weight, for processes that wait for each other's gradients.
-            unused = [*head.parameters(), *self.model.feedback_encoder.parameters()]
-            return sum(p.sum() for p in unused) * 0.0, nothing
+            unused = [*head.parameters(), *self.model.feedback_encoder.parameters()] if torch.is_grad_enabled() else []
+            return sum((p.sum() for p in unused), nothing.float()) * 0.0, nothing
         weight = logits.new_tensor(self.config.refinement_class_weights, dtype=torch.float)
         flat = labels.flatten()
         known = flat != IGNORED

@@ -99,7 +99,7 @@ def _rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
 
 
 class HrmLmAttention(nn.Module):
-    """Causal attention with rotary positions, grouped keys, and optionally a sigmoid gate and normalised queries."""
+    """Causal attention with rotary positions, grouped keys, and optionally a sigmoid gate and normalized queries."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -155,7 +155,7 @@ class HrmLmAttention(nn.Module):
 
 
 class HrmLmDecoderLayer(GradientCheckpointingLayer):
-    """Attention and SwiGLU, normalised before each branch ("pre_exit") or after each sum ("post")."""
+    """Attention and SwiGLU, normalized before each branch ("pre_exit") or after each sum ("post")."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -208,7 +208,7 @@ class HrmLmQHead(nn.Linear):
 
 
 class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):
-    """Initialisation and capabilities of `hrm_lm`."""
+    """Initialization and capabilities of `hrm_lm`."""
 
     config: HrmLmConfig
     base_model_prefix = "model"
@@ -242,7 +242,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
 class HrmLmModel(HrmLmPreTrainedModel):
     """The recurrence and the halting decisions, without the language-model head."""
 
-    _keep_in_fp32_modules = ["q_head"]  # nor is it quantised
+    _keep_in_fp32_modules = ["q_head"]  # nor is it quantized
 
     def __init__(self, config: HrmLmConfig):
         super().__init__(config)
@@ -251,7 +251,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.H_module = HrmLmStack(config, config.num_h_layers)
         self.L_module = HrmLmStack(config, config.num_l_layers)
         self.q_head = HrmLmQHead(config.hidden_size, 2) if config.halt_max_steps > 1 else None
-        self.register_buffer("z_L_init", torch.zeros(config.hidden_size))  # drawn by _init_weights
+        self.register_buffer("z_L_init", torch.zeros(config.hidden_size))  # sampled by _init_weights
         self.bp_steps = config.bp_steps  # may be lower for a while, see set_bp_steps
         self.halts_in_training = True  # may be off for a while, see set_halting
         self.post_init()
@@ -305,7 +305,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         x = inputs_embeds * self.config.embedding_scale
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        num_segments = self._checked_num_segments(num_segments, past_key_values)
+        num_segments = self._validated_num_segments(num_segments, past_key_values)
         exit_rule = self._exit_rule(exit_criterion, exit_threshold, logits_fn)
 
         if position_ids is None:
@@ -377,7 +377,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             visit += config.num_h_layers
         return z_H, z_L
 
-    def _checked_num_segments(self, num_segments: int | None, cache: Cache | None) -> int:
+    def _validated_num_segments(self, num_segments: int | None, cache: Cache | None) -> int:
         maximum = self.config.halt_max_steps
         num_segments = maximum if num_segments is None else num_segments
         if num_segments < 1:
@@ -410,8 +410,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
         config = self.config
         if not self.training or config.halt_max_steps == 1:
             return config.halt_min_steps
-        drawn = exploration_min_steps(like, config.halt_max_steps, config.halt_exploration_prob)
-        return drawn.clamp(min=config.halt_min_steps)
+        sampled = exploration_min_steps(like, config.halt_max_steps, config.halt_exploration_prob)
+        return sampled.clamp(min=config.halt_min_steps)
 
 
 class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
@@ -476,7 +476,7 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
             num_segments=num_segments,
             exit_criterion=exit_criterion,
             exit_threshold=exit_threshold,
-            logits_fn=self.lm_head,
+            logits_fn=lambda h: self.lm_head(h),  # a module among the arguments would be moved by accelerate's hooks
             output_segment_hidden_states=output_segment_logits or with_loss,
             **kwargs,
         )

@@ -99,14 +99,14 @@ class PuzzleSolution:
 
 
 class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
-    """Initialisation and saving common to the puzzle architectures."""
+    """Initialization and saving common to the puzzle architectures."""
 
     config: HrmPuzzleConfig
     base_model_prefix = "model"
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["PuzzleBlock"]
-    _keep_in_fp32_modules = ["q_head"]  # nor is it quantised: halting hangs on small differences of its values
+    _keep_in_fp32_modules = ["q_head"]  # nor is it quantized: halting hangs on small differences of its values
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -389,7 +389,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
     ) -> tuple[ActCarry, dict[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """The tensor part of one ACT step: refill, recursion, heads, continue target, losses, halting.
 
-        Free of random draws and of sparse gradients, so that it compiles as one graph.
+        Free of random numbers and of sparse gradients, so that it compiles as one graph.
 
         Args:
             puzzle_rows: [B, puzzle_emb_ndim], rows of the refilled data's puzzles.

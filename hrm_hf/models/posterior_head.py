@@ -81,7 +81,7 @@ class PosteriorHead(Float32Buffers):
         self.off_diagonal = targets * (targets - 1) // 2 if config.covariance == "cholesky" else 0
         self.hidden = Float32Linear(in_features, in_features)
         self.out = Float32Linear(in_features, components * (1 + 2 * targets + self.off_diagonal))
-        # Drawn again in `reset`, for a model that was built without memory.
+        # Sampled again in `reset`, for a model that was built without memory.
         self.points = nn.Buffer(normal_points(NUM_POINTS, targets), persistent=False)
 
     def reset(self, std: float | None) -> None:
@@ -118,14 +118,14 @@ class PosteriorHead(Float32Buffers):
             raise ValueError(
                 f"labels has shape {list(labels.shape)}; expected {expected}: {self.config.target_names} of each map"
             )
-        u, log_slope = self.normalise(labels)
+        u, log_slope = self.normalize(labels)
         residual = (u.unsqueeze(1) - posterior.loc).unsqueeze(-1)
         z = torch.linalg.solve_triangular(posterior.scale_tril, residual, upper=False).squeeze(-1)
         log_det = posterior.scale_tril.diagonal(dim1=-2, dim2=-1).log().sum(-1)
         log_density = -0.5 * z.square().sum(-1) - log_det - 0.5 * u.shape[-1] * math.log(2 * math.pi)
         return -(torch.logsumexp(posterior.log_weights + log_density, dim=-1) + log_slope)
 
-    def normalise(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def normalize(self, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """u [B, T] and log |du/dy| summed over the targets [B], of labels [B, T] in physical units."""
         labels = labels.float()
         first, second = self._scaling(labels)
@@ -186,7 +186,7 @@ class PosteriorHead(Float32Buffers):
         return metrics | {"z_squared": (squared / std.detach().square()).mean()}
 
     def sample(self, posterior: Posterior, num_samples: int, generator: torch.Generator | None = None) -> torch.Tensor:
-        """Draws from the posterior [B, num_samples, R] in physical units."""
+        """Samples of the posterior [B, num_samples, R] in physical units."""
         weights, loc = posterior.log_weights.exp(), posterior.loc
         which = torch.multinomial(weights, num_samples, replacement=True, generator=generator)
         rows = torch.arange(len(loc), device=loc.device).unsqueeze(-1)
@@ -218,14 +218,14 @@ class PosteriorHead(Float32Buffers):
 
 
 class PosteriorMixin:
-    """What a model with a `posterior_head` offers besides its forward."""
+    """Methods of a model with a `posterior_head` besides its forward."""
 
     posterior_head: PosteriorHead
 
     def sample_posterior(
         self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None
     ) -> torch.Tensor:
-        """Draws [B, num_samples, R] from the posteriors of `outputs`.
+        """Samples [B, num_samples, R] of the posteriors of `outputs`.
 
         They are in physical units, in the order of `config.reported_names`.
         """

@@ -58,7 +58,7 @@ MAX_MESSAGE = 120  # characters of a validator's message that enter the stream
 
 @dataclass(frozen=True)
 class Feedback:
-    """What a validator says about one attempt; None where it did not look.
+    """A validator's verdict on one attempt; None where it did not look.
 
     Attributes:
         syntax_ok: the code parses.
@@ -90,7 +90,7 @@ class Feedback:
         return self if self.syntax_ok is False else Feedback(syntax_ok=self.syntax_ok)
 
     def token_ids(self, lines: int) -> list[int]:
-        """What the feedback encoder reads: [syntax, tests, category, line bucket] of an attempt of `lines` lines.
+        """Ids that the feedback encoder reads: [syntax, tests, category, line bucket] of an attempt of `lines` lines.
 
         syntax and tests are 0 unknown, 1 good, 2 bad; the first two 0 stand for "no validator". A type error is a
         failed test in this code, and its category tells it apart.

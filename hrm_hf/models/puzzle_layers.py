@@ -1,6 +1,6 @@
 """Layers of the puzzle reasoners: token and puzzle embeddings, post-norm blocks, and the level that stacks them.
 
-Differences from the usual transformer, all from the original HRM code: no gain in the RMS norms, normalisation after
+Differences from the usual transformer, all from the original HRM code: no gain in the RMS norms, normalization after
 the residual sum, attention over all positions without a mask, weights cast to the dtype of the activations on use, and
 embeddings scaled by sqrt(D). Source: Wang et al. 2025, arXiv 2506.21734.
 """
@@ -23,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
 from .configuration_hrm_puzzle import HrmPuzzleConfig
 
 
-# Standard deviation of a unit normal truncated at +-2: dividing by it makes the truncated draw have the asked std.
+# Standard deviation of a unit normal truncated at +-2: dividing by it makes the truncated sample have the asked std.
 TRUNCATED_STD = 0.87962566103423978
 
 
@@ -34,7 +34,7 @@ def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
 
 
 def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
-    """RMS normalisation of the last axis without gain, in float32. (Written out: torch's own is slower on the CPU.)"""
+    """RMS normalization of the last axis without gain, in float32. (Written out: torch's own is slower on the CPU.)"""
     wide = hidden_states.float()
     return (wide * torch.rsqrt(wide.square().mean(dim=-1, keepdim=True) + eps)).to(hidden_states.dtype)
 
@@ -45,7 +45,7 @@ def swiglu_width(size: int, expansion: float) -> int:
 
 
 class CastedLinear(nn.Linear):
-    """A linear map whose weights follow the dtype of its input."""
+    """A linear layer whose weights follow the dtype of its input."""
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         bias = None if self.bias is None else self.bias.to(hidden_states.dtype)
@@ -53,7 +53,7 @@ class CastedLinear(nn.Linear):
 
 
 def linear_class(config: HrmPuzzleConfig) -> type[nn.Linear]:
-    """What the blocks' maps are: `CastedLinear`, but plain linear maps where the config has a quantization_config.
+    """The blocks' linear layers: `CastedLinear`, but plain linear layers where the config has a quantization_config.
 
     bitsandbytes replaces nn.Linear and none of its subclasses: blocks of the other kind would silently stay as they
     are. What it puts in their place follows the dtype of its input by itself.

@@ -29,7 +29,7 @@ from .arc import (
 )
 from .arc_voting import ATTEMPTS, ArcVoting
 from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID
-from .tasks import Ballot, Candidate, Puzzle, PuzzleTask, ballots
+from .tasks import Ballot, Candidate, MazeTask, Puzzle, PuzzleTask, SudokuTask, ballots
 
 
 logger = logging.getLogger(__name__)
@@ -147,3 +147,17 @@ class ArcTaskSolving(PuzzleTask):
         if solution is not None:
             result["correct"] = any((tokens == solution).all() for tokens in attempts)
         return result
+
+
+def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
+    """The task of a model's config. `identifiers`: names of the rows of its puzzle table, for ARC.
+
+    Raises:
+        ValueError: the task is unknown, or the config's sizes are not those of the task.
+    """
+    if config.task == "arc":
+        return ArcTaskSolving(config, identifiers)
+    tasks = {task.name: task for task in (PuzzleTask, SudokuTask, MazeTask)}
+    if config.task not in tasks:
+        raise ValueError(f"the config says task={config.task!r}; expected one of {sorted([*tasks, 'arc'])}")
+    return tasks[config.task](config)

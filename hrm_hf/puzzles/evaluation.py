@@ -7,17 +7,29 @@ steps is what adaptive computation costs. The data are arrays: a trainer calls t
 
 import time
 from collections.abc import Callable
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
+from ..export.checkpoint import load_config
+from ..hub.cards import record_evaluation
+from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ..models.modeling_puzzle import PuzzleSolution
+from ..registry import AutoModelForPuzzleSolving, architecture_of
+from ..trainer.plots import plot_evaluation
+from ..trainer.recipes import library_versions
 from .accuracy import accuracies, correct_cells
-from .tasks import PuzzleTask, puzzle_task, sigmoid
+from .arc_pipeline import puzzle_task
+from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
+from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
+from .tasks import PuzzleTask, sigmoid
 
 
 NUM_BINS = 10
+VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
 
 # Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and what the model made of them.
 OnBatch = Callable[[torch.Tensor, torch.Tensor, PuzzleSolution], None]
@@ -186,3 +198,126 @@ def _checked(model, input_ids, labels, puzzle_identifiers) -> list[Any]:
             "evaluate on the data set that the model was trained on, or resize_puzzle_embeddings first"
         )
     return [*arrays, identifiers]
+
+
+# ---- a checkpoint on a data set ----
+
+
+def evaluate_checkpoint(
+    model: str,
+    data: str,
+    *,
+    split: str = "test",
+    max_steps: int | None = None,
+    min_steps: int = 1,
+    min_confidence: float = 0.0,
+    halt: str = "q",
+    batch_size: int = 64,
+    limit: int | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+    update_card: bool = False,
+) -> dict[str, Any]:
+    """Evaluates a saved model on a data set, with pass@K by voting for ARC.
+
+    Args:
+        model, data: folders, or names on the Hub.
+        limit: only the first rows of the split.
+        out: folder for results.json and evaluation.png.
+        device: the best there is by default.
+        update_card: write the results into the model's README.md.
+
+    Returns:
+        What results.json holds, and the names of the files that were written.
+
+    Raises:
+        UsageError: a path that is no folder, or a device that is not here.
+        ValueError: a model of another kind, one that was not made for such data, or a split without puzzles.
+    """
+    validate_evaluation(model, out, update_card)
+    validate_data(data, "puzzle data set")
+    device = chosen_device(device)
+    info = load_puzzle_info(data)
+    _validate_fit(load_config(model), info, model, data)
+    rows = _load_rows(data, split, limit)
+    network = AutoModelForPuzzleSolving.from_pretrained(model).to(device).eval()
+    voting = _voting(data, info)
+    metrics = evaluate_puzzles(
+        network,
+        rows["input_ids"],
+        rows["labels"],
+        rows["puzzle_identifiers"],
+        batch_size=batch_size,
+        max_steps=max_steps,
+        min_steps=min_steps,
+        min_confidence=min_confidence,
+        halt=halt,
+        progress=None,
+        on_batch=partial(_vote, voting) if voting else None,
+    )
+    if voting:
+        metrics |= voting.result(VOTING_PASS_AT)
+    result = {
+        "task": info.task,
+        "model": model,
+        "dataset": data,
+        "split": split,
+        "metrics": metrics,
+        "parameters": network.num_parameters(),
+        "versions": library_versions(),
+    }
+    written = write_results(result, out) if out else {}
+    if out:
+        plot = plot_evaluation(metrics, out / "evaluation.png", f"{Path(model).name}, {data} ({split})")
+        written["plot"] = str(plot)
+    if update_card:
+        more = {"limit": limit} if limit else {}
+        written["card"] = str(record_evaluation(model, metrics, data, split, result["parameters"], **more))
+    return result | written
+
+
+def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
+    """A model for puzzles meets only data of its own shape and table."""
+    architecture = architecture_of(config)
+    if architecture is None or architecture.pipeline != "puzzle-solving":
+        raise ValueError(
+            f"{model} is a model of type {config.model_type}; expected hrm_puzzle or trm_puzzle (for others there are "
+            "hrm-hf eval lm, go and cosmo)"
+        )
+    wanted, names = info.config_fields(), ["seq_len", "vocab_size"]
+    names += ["task"] if config.task != "generic" else []
+    names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim else []
+    wrong = [
+        f"{name}: {getattr(config, name)} and {wanted[name]}"
+        for name in names
+        if getattr(config, name) != wanted[name]
+    ]
+    if wrong:
+        raise ValueError(f"{model} was not made for {data}; model and data differ in {'; '.join(wrong)}")
+
+
+def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
+    """Columns of the split as numpy arrays; int8 for tokens, so that a large ARC split fits."""
+    dataset = load_puzzle_dataset(data, split)
+    dataset = dataset.select(range(min(limit, len(dataset)))) if limit else dataset
+    names = ["input_ids", "labels", "puzzle_identifiers"]
+    if missing := [name for name in names if name not in dataset.column_names]:
+        raise ValueError(
+            f"{data}, split {split!r}: no column {', '.join(missing)}, it has {', '.join(dataset.column_names)}; "
+            "build the data set anew with hrm-hf data"
+        )
+    if not len(dataset):
+        raise ValueError(f"{data}: split {split!r} holds no puzzle")
+    return dataset.select_columns(names).with_format("numpy")[:]
+
+
+def _voting(data: str, info: PuzzleInfo) -> ArcVoting | None:
+    """Votes are possible for ARC with `test_puzzles.json` beside the data."""
+    if info.task != "arc" or not Path(data, TEST_PUZZLES_FILE).exists():
+        return None
+    return ArcVoting(load_test_puzzles(data), info.identifiers)
+
+
+def _vote(voting: ArcVoting, input_ids, puzzle_identifiers, solution: PuzzleSolution) -> None:
+    predictions, q_halt = solution.predictions.cpu().numpy(), solution.q_halt.float().cpu().numpy()
+    voting.update(input_ids.numpy(), puzzle_identifiers.numpy(), predictions, q_halt)

@@ -26,8 +26,9 @@ from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, check_table_
 from ..io.pipeline_batches import OwnBatchesMixin
 from ..io.sources import parse_json, shorten
 from ..registry import AutoModelForPuzzleSolving
+from .arc_pipeline import puzzle_task
 from .dataset import IDENTIFIERS_FILE
-from .tasks import QUESTION_NAMES, Candidate, Puzzle, puzzle_task
+from .tasks import QUESTION_NAMES, Candidate, Puzzle
 
 
 TOKENS_PER_CALL = 65_536  # of one `model.solve`, so that votes and restarts of large puzzles fit into memory

@@ -14,8 +14,9 @@ import numpy as np
 
 from . import maze
 from .arc import COLOUR_OFFSET, EOS_ID, NUM_COLOURS
+from .arc_pipeline import puzzle_task
 from .sudoku_rules import BLANK, DIGIT_OFFSET, SudokuShape
-from .tasks import PuzzleTask, puzzle_task
+from .tasks import PuzzleTask
 
 
 CHANGED, WRONG, INK, PREDICTED, CLUE_CELL = "#ffe08a", "#f6b3ab", "#1f2933", "#2563a8", "#eef1f4"

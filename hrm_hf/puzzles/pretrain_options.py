@@ -308,7 +308,7 @@ def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> Orig
         f"{batch}; evaluation every {between:,} steps",
         **here.notes,
     }
-    recipe: dict[str, Any] = {"model_type": "hrm_puzzle"}
+    recipe: dict[str, Any] = {"model_type": HrmPuzzleConfig.model_type}
     if changed := _architecture(options):
         recipe["config_overrides"] = changed
     recipe["data_path"] = str(data)
@@ -342,7 +342,7 @@ def keys_help() -> str:
         "checkpoint_path": "--output_dir", "project_name": "WANDB_PROJECT, and a folder of checkpoints/",
         "run_name": "--run_name, and a folder in that one", "eval_save_outputs": "hrm-hf eval puzzles --out",
         "arch.loss.loss_type": "config field loss_type", "arch.rope_theta": "config field rope_parameters",
-        "arch.name": "--model_type hrm_puzzle", "arch.loss.name": "the model's own loss",
+        "arch.name": f"--model_type {HrmPuzzleConfig.model_type}", "arch.loss.name": "the model's own loss",
     }  # fmt: skip
     lines = []
     for name, key in KEYS.items():

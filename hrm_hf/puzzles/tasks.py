@@ -1,7 +1,8 @@
 """What a task adds to a puzzle model: reading puzzles, showing answers, their rules, and their symmetries.
 
-`puzzle_task(config)` gives the object for `config.task`. Sudoku, mazes and tokens of your own are here, ARC with its
-augmentations in `arc_pipeline.py`. Models are unknown here: tokens in, tokens out; S cells, V tokens, Q questions.
+Sudoku, mazes and tokens of your own are here; ARC with its augmentations is in `arc_pipeline.py`, and so is
+`puzzle_task(config)`, which gives the object for `config.task`. Models are unknown here: tokens in, tokens out; S
+cells, V tokens, Q questions.
 
 A *view* is a symmetric way to show a puzzle. An answer to a view, undone, is an answer to the puzzle.
 """
@@ -314,22 +315,6 @@ class MazeTask(PuzzleTask):
 
     def _legal(self, tokens: np.ndarray) -> np.ndarray:
         return np.where(tokens < maze.VOCAB_SIZE, tokens, PAD_ID)
-
-
-def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
-    """The task of a model's config. `identifiers`: names of the rows of its puzzle table, for ARC.
-
-    Raises:
-        ValueError: the task is unknown, or the config's sizes are not those of the task.
-    """
-    from .arc_pipeline import ArcTaskSolving
-
-    if config.task == "arc":
-        return ArcTaskSolving(config, identifiers)
-    tasks = {task.name: task for task in (PuzzleTask, SudokuTask, MazeTask)}
-    if config.task not in tasks:
-        raise ValueError(f"the config says task={config.task!r}; expected one of {sorted([*tasks, 'arc'])}")
-    return tasks[config.task](config)
 
 
 def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:

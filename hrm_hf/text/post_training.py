@@ -12,15 +12,13 @@ TRL's trainers run on our models as they are. What they would get wrong, or leav
 - All save whole checkpoints, stop for signals and write our card, as `HrmTrainer` does, whose optimizers and averages
   of weights they lack.
 
-`prepare` and `finish` are what the three scripts share. Sources: Rafailov et al. 2023, arXiv 2305.18290 (DPO); Shao et
-al. 2024, arXiv 2402.03300 (GRPO).
+Sources: Rafailov et al. 2023, arXiv 2305.18290 (DPO); Shao et al. 2024, arXiv 2402.03300 (GRPO).
 """
 
 import contextlib
 import copy
 import functools
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,28 +27,24 @@ import torch
 from datasets import Dataset
 from peft import PeftModel
 from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainingArguments
+from transformers.trainer_utils import unwrap_peft_model
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
-from ..hub.cards import CARD_FILE, new_card_text, record_evaluation
+from ..hub.cards import CARD_FILE, new_card_text
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..registry import ARCHITECTURES
 from ..trainer.adapters import (
     TuningArguments,
     modules_to_save,
-    quantization_config,
-    save_trained,
-    settle_base,
-    with_adapters,
 )
 from ..trainer.arguments import CheckedArguments
-from ..trainer.preemption import PreemptionCallback, exit_if_preempted
+from ..trainer.preemption import PreemptionCallback
 from ..trainer.pushing import HubTraining
-from ..trainer.recipes import ModelArguments, hardware_of, save_recipe, write_results
-from ..trainer.run_folder import claim_run_folder
+from ..trainer.recipes import ModelArguments, save_recipe
+from ..trainer.run import TrainingRun
 from ..trainer.saving import WholeCheckpoints
 from .answers import is_conversation, load_answers
-from .arguments import AnswerDataArguments
 from .causal_lm import load_causal_lm, load_tokenizer
 
 
@@ -137,7 +131,7 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
     """Samples and weighs the same tokens: of the Go coder the stream, in which the plan is."""
 
     def __init__(self, model: PreTrainedModel | PeftModel, *args: Any, **kwargs: Any):
-        written = bare(model)
+        written = unwrap_peft_model(model)
         self.writes_streams = isinstance(written, GoCoderGenerationMixin) and written.config.tagged
         ends = written.generation_config.eos_token_id
         if self.writes_streams:  # behind </CODE> the model would write a validator's verdict
@@ -150,13 +144,8 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
 
     def _prepare_inputs(self, inputs):
         """As in the library, where this is what generates."""
-        with _plain_continuations(bare(self.model)) if self.writes_streams else contextlib.nullcontext():
+        with _plain_continuations(unwrap_peft_model(self.model)) if self.writes_streams else contextlib.nullcontext():
             return super()._prepare_inputs(inputs)
-
-
-def bare(model: PreTrainedModel | PeftModel) -> PreTrainedModel:
-    """The model without its adapter."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
@@ -165,14 +154,16 @@ def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
     Raises:
         ValueError: an exit criterion that looks at distributions, which TRL never makes.
     """
-    model = bare(trainer.model)
+    model = unwrap_peft_model(trainer.model)
     criterion = getattr(model.config, "exit_criterion", None)
     if criterion in ("kl", "entropy_diff"):
         raise ValueError(
             f"exit_criterion={criterion!r} compares distributions at every segment, which TRL does not make; train "
             "with another, e.g. --config_overrides exit_criterion=q_halt"
         )
-    reference = [] if trainer.ref_model is None else [bare(trainer.accelerator.unwrap_model(trainer.ref_model))]
+    reference = (
+        [] if trainer.ref_model is None else [unwrap_peft_model(trainer.accelerator.unwrap_model(trainer.ref_model))]
+    )
     for one in (model, *reference):
         one.base_model.register_forward_pre_hook(_as_in_inference)
     unused = modules_to_save(model)
@@ -197,125 +188,126 @@ def _plain_continuations(model: PreTrainedModel) -> Iterator[None]:
         del model.generate
 
 
-# ---- what the scripts share ----
+# ---- runs ----
 
 
-@dataclass
-class Run:
-    """What a script hands to its trainer, and takes back to `finish`."""
+class PostTrainingRun(TrainingRun):
+    """Trains on prompts and answers; `data_args` is an `AnswerDataArguments`, `args` are those of TRL."""
 
-    kind: str
-    model: PreTrainedModel | PeftModel
-    tokenizer: PreTrainedTokenizerBase
-    train: Dataset
-    evaluation: Dataset | None
-    parameters: int
-    model_args: ModelArguments
-    data_args: AnswerDataArguments
-    args: TrainingArguments
-    tuning_args: TuningArguments
+    trainer_class: type[PostTraining]
 
-    @property
-    def for_trainer(self) -> dict[str, Any]:
-        """Arguments of every trainer."""
-        return {
-            "model": self.model,
-            "args": self.args,
-            "train_dataset": self.train,
-            "eval_dataset": self.evaluation,
-            "processing_class": self.tokenizer,
-        }
+    def validate_options(self) -> None:
+        _validate_effects(self.task, self.model_args, self.args, self.tuning_args)
+        if self.task != "sft" and self.model_args.model_name_or_path is None:
+            raise ValueError(f"{self.task} changes a model that already writes: say which with --model_name_or_path")
 
-    def reference(self) -> PreTrainedModel | None:
-        """The weights that training starts from once more; None with an adapter, which can be switched off."""
+    def load_data(self) -> None:
+        data_args = self.data_args
+        self.tokenizer = load_tokenizer(data_args.tokenizer_name, self.model_args.model_name_or_path)
+        options = {"kind": self.task, "cache_dir": data_args.data_cache_dir}
+        with self.args.main_process_first(desc="reading rows"):
+            self.train = load_answers(
+                data_args.train_data, split=data_args.train_split, limit=data_args.max_train_samples, **options
+            )
+            if data_args.eval_data:
+                self.validation = load_answers(
+                    data_args.eval_data, split=data_args.eval_split, limit=data_args.max_eval_samples, **options
+                )
+        _validate_text(self.task, self.train, self.tokenizer, self.args)
+
+    def load_model(self, quantized) -> PreTrainedModel:
+        length = (self.args.max_length or 1) if self.model_args.model_name_or_path is None else 1
+        model = load_causal_lm(self.model_args, self.tokenizer, length, self.args.seed, quantized)
+        _validate_positions(self.task, model, self.tokenizer, self.train, self.args)
+        return model
+
+    def describe(self) -> str:
+        held_out = len(self.validation) if self.validation else 0
+        return f"{self.task}: {len(self.train)} rows to train on, {held_out} to evaluate on"
+
+    def save_options(self) -> None:
+        """Options as they may be given again: GRPO derives one of two from the other, and takes only one of them."""
+        model_args, data_args, args, *others = self.options
+        if isinstance(args, GRPOConfig):
+            args = copy.copy(args)
+            args.generation_batch_size = None
+        save_recipe(self.out / "recipe.yaml", model_args, data_args, args, *others)
+
+    def make_trainer(self, model: PreTrainedModel | PeftModel) -> PostTraining:
+        return self.trainer_class(
+            model=model,
+            args=self.args,
+            train_dataset=self.train,
+            eval_dataset=self.validation,
+            processing_class=self.tokenizer,
+            **self.trainer_options(),
+        )
+
+    def trainer_options(self) -> dict[str, Any]:
+        """Arguments of this trainer alone."""
+        return {}
+
+    def before_saving(self, trainer: PostTraining) -> None:
+        """Evaluates, which needs the reference adapter, and drops that."""
+        self.metrics = super().evaluate(trainer)
+        if isinstance(trainer.model, PeftModel) and REFERENCE_ADAPTER in trainer.model.peft_config:
+            trainer.model.delete_adapter(REFERENCE_ADAPTER)
+
+    def evaluate(self, trainer: PostTraining) -> dict[str, Any]:
+        return self.metrics
+
+    def results(self, trainer: PostTraining, metrics: dict[str, Any]):
+        last = next((entry for entry in reversed(trainer.state.log_history) if "loss" in entry), None)
+        return metrics, {"rows": len(self.train), "last_steps": last}
+
+    def record(self, metrics: dict[str, Any]) -> None:
+        super().record(metrics)
+        if not (self.out / CARD_FILE).exists():
+            text = new_card_text(self.out, self.parameters["parameters"])
+            (self.out / CARD_FILE).write_text(text, encoding="utf-8")
+
+    def card_entry(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        data, split = self.data_args.eval_data[0], self.data_args.eval_split
+        return {"metrics": metrics, "dataset": data, "split": split, **self.parameters}
+
+
+class SftRun(PostTrainingRun):
+    """A run of `training/run_sft.py`."""
+
+    task, trainer_class = "sft", SftTrainer
+
+
+class DpoRun(PostTrainingRun):
+    """A run of `training/run_dpo.py`."""
+
+    task, trainer_class = "dpo", DpoTrainer
+
+    def trainer_options(self) -> dict[str, Any]:
+        """The weights that training starts from once more; none with an adapter, which can be switched off."""
         if self.tuning_args.adapts:
-            return None
-        return load_causal_lm(self.model_args, self.tokenizer, 1, self.args.seed)
+            return {"ref_model": None}
+        return {"ref_model": load_causal_lm(self.model_args, self.tokenizer, 1, self.args.seed)}
 
 
-def prepare(
-    kind: str,
-    model_args: ModelArguments,
-    data_args: AnswerDataArguments,
-    args: TrainingArguments,
-    tuning_args: TuningArguments,
-    *others: Any,
-) -> Run:
-    """Rows, tokenizer and model of a run; the resolved recipe, with `others` in it, is saved.
+class GrpoRun(PostTrainingRun):
+    """A run of `training/run_grpo.py`.
 
     Args:
-        kind: "sft", "dpo" or "grpo".
-
-    Raises:
-        ValueError: no weights to start from, rows that do not fit the model, or a tokenizer that does not.
+        make_rewards: reward functions of the names that the last of the options gives, and of a tokenizer.
+        options: of the run.
     """
-    claim_run_folder(args)
-    settle_base(model_args, tuning_args)
-    _refuse_what_has_no_effect(kind, model_args, args, tuning_args)
-    if kind != "sft" and model_args.model_name_or_path is None:
-        raise ValueError(f"{kind} changes a model that already writes: say which with --model_name_or_path")
-    tokenizer = load_tokenizer(data_args.tokenizer_name, model_args.model_name_or_path)
-    options = {"kind": kind, "cache_dir": data_args.data_cache_dir}
-    with args.main_process_first(desc="reading rows"):
-        train = load_answers(
-            data_args.train_data, split=data_args.train_split, limit=data_args.max_train_samples, **options
-        )
-        evaluation = None
-        if data_args.eval_data:
-            evaluation = load_answers(
-                data_args.eval_data, split=data_args.eval_split, limit=data_args.max_eval_samples, **options
-            )
-    _require_fitting_text(kind, train, tokenizer, args)
-    quantised = quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16))
-    least = (args.max_length or 1) if model_args.model_name_or_path is None else 1
-    model = load_causal_lm(model_args, tokenizer, least, args.seed, quantised)
-    _require_positions(kind, model, tokenizer, train, args)
-    parameters = model.num_parameters()
-    if args.should_save:
-        print(f"{kind}: {len(train)} rows to train on, {len(evaluation) if evaluation else 0} to evaluate on")
-        save_recipe(
-            Path(args.output_dir, "recipe.yaml"), model_args, data_args, _reloadable(args), tuning_args, *others
-        )
-    model = with_adapters(model, tuning_args)
-    return Run(kind, model, tokenizer, train, evaluation, parameters, model_args, data_args, args, tuning_args)
+
+    task, trainer_class = "grpo", GrpoTrainer
+
+    def __init__(self, make_rewards: Callable[[list[str], PreTrainedTokenizerBase], list], *options: Any):
+        super().__init__(*options)
+        self.make_rewards = make_rewards
+
+    def trainer_options(self) -> dict[str, Any]:
+        return {"reward_funcs": self.make_rewards(self.options[-1].reward, self.tokenizer)}
 
 
-def finish(trainer: PostTraining, run: Run) -> None:
-    """Trains, evaluates, and saves model, tokenizer, results and card."""
-    started = time.perf_counter()
-    trainer.train(resume_from_checkpoint=run.args.resume_from_checkpoint)
-    exit_if_preempted(trainer)
-    seconds = time.perf_counter() - started
-    metrics = (
-        trainer.evaluate() if run.evaluation is not None else {}
-    )  # needs the reference adapter, so it comes first
-    if isinstance(trainer.model, PeftModel) and REFERENCE_ADAPTER in trainer.model.peft_config:
-        trainer.model.delete_adapter(REFERENCE_ADAPTER)
-    whole = save_trained(trainer, run.tuning_args)
-    trainer.save_state()
-    if not trainer.is_world_process_zero():
-        return
-    out = Path(run.args.output_dir)
-    write_results(
-        out,
-        run.kind,
-        {name.removeprefix("eval_"): value for name, value in metrics.items()},
-        train_seconds=round(seconds, 1),
-        hardware=hardware_of(run.args),
-        steps=trainer.state.global_step,
-        rows=len(run.train),
-        parameters=run.parameters,
-        last_steps=next((entry for entry in reversed(trainer.state.log_history) if "loss" in entry), None),
-    )
-    if whole and type(bare(trainer.model).config) in ARCHITECTURES:
-        if metrics:
-            record_evaluation(out, metrics, run.data_args.eval_data[0], run.data_args.eval_split, run.parameters)
-        elif not (out / CARD_FILE).exists():
-            (out / CARD_FILE).write_text(new_card_text(out, run.parameters), encoding="utf-8")
-    print(f"model, tokenizer and results: {out}")
-
-
-def _refuse_what_has_no_effect(
+def _validate_effects(
     kind: str, model_args: ModelArguments, args: TrainingArguments, tuning_args: TuningArguments
 ) -> None:
     """Options of TRL that are for another way of loading a model, or that its trainer never reads."""
@@ -337,9 +329,7 @@ def _refuse_what_has_no_effect(
         )
 
 
-def _require_fitting_text(
-    kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments
-) -> None:
+def _validate_text(kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments) -> None:
     """Messages need a template that ends an answer as the model will be asked to end it."""
     if not is_conversation(rows):
         return
@@ -362,7 +352,7 @@ def _require_fitting_text(
         )
 
 
-def _require_positions(
+def _validate_positions(
     kind: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, args: TrainingArguments
 ) -> None:
     limit = getattr(model.config, "max_position_embeddings", None)  # none of our business where there is no limit
@@ -381,11 +371,3 @@ def _require_positions(
             f"the longest prompt has {longest} tokens, which with max_completion_length={args.max_completion_length} "
             f"is above the {limit} positions of the model; lower it, or leave out such prompts"
         )
-
-
-def _reloadable(args: TrainingArguments) -> TrainingArguments:
-    """Options as a recipe may hold them: GRPO derives one of two from the other, and takes only one of them back."""
-    args = copy.copy(args)
-    if hasattr(args, "generation_batch_size"):
-        args.generation_batch_size = None
-    return args

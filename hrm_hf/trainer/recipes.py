@@ -20,6 +20,7 @@ from transformers import HfArgumentParser, PreTrainedConfig, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..io.bounded_files import load_yaml
+from ..registry import architecture_of
 
 
 @dataclass
@@ -117,7 +118,7 @@ def build_config(arguments: ModelArguments, **from_data: Any) -> PreTrainedConfi
     # Built once from everything: some configs derive fields from others (hrm_text rewrites num_hidden_layers), so that
     # rebuilding one from its own fields would give another.
     values = {**from_data, **changes}
-    if arguments.preset and not hasattr(config_class, "from_preset"):  # an architecture of transformers
+    if arguments.preset and architecture_of(arguments.model_type) is None:  # an architecture of transformers
         raise ValueError(f"{arguments.model_type} has no presets; set its fields with --config_overrides")
     try:
         if arguments.preset:

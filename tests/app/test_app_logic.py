@@ -25,7 +25,7 @@ from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of, write_cod
 from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
 from hrm_hf.app.puzzle_tab import answer_text, example, read_board, show_step, solve_board
-from hrm_hf.app.text_tab import TextOptions, depth_colour, text_html, text_pieces, token_depths, write
+from hrm_hf.app.text_tab import TextOptions, depth_color, text_html, text_pieces, token_depths, write
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.puzzles import sudoku
 from hrm_hf.puzzles.plots import wrong_cells
@@ -106,7 +106,7 @@ def test_the_chart_has_one_bar_for_each_step_and_marks_the_shown_one():
     page = confidence_chart([0.1, 0.5, 0.9], 2)
     assert re.findall(r"<title>([^<]*)</title>", page) == ["step 1: 0.100", "step 2: 0.500", "step 3: 0.900"]
     bars = re.findall(r'height="([\d.]+)" fill="([^"]*)"', page)
-    assert [colour == "#2563a8" for _, colour in bars] == [False, True, False]
+    assert [color == "#2563a8" for _, color in bars] == [False, True, False]
     assert float(bars[2][0]) == pytest.approx(9 * float(bars[0][0]), abs=0.5)
 
 
@@ -159,7 +159,7 @@ def test_text_written_in_parts_is_that_of_one_call(language, name):
     assert [len(part) for part in parts] == [11, 19, 24]
 
 
-def test_depths_are_the_halt_steps_of_the_model_and_colour_the_tokens(language):
+def test_depths_are_the_halt_steps_of_the_model_and_color_the_tokens(language):
     model, tokenizer = language["hrm_lm"]
     ids = tokenizer("Recursive reasoning").input_ids
     depths = token_depths(model, ids, TextOptions())
@@ -168,8 +168,8 @@ def test_depths_are_the_halt_steps_of_the_model_and_colour_the_tokens(language):
     assert len(set(depths)) > 1
     page = text_html(tokenizer, ids, 9, depths, 3)
     assert [int(found) for found in re.findall(r'data-depth="(\d)"', page)] == depths
-    colours = re.findall(r'background: (#\w{6})" data-depth', page)
-    assert colours == [depth_colour(depth, 3) for depth in depths]
+    colors = re.findall(r'background: (#\w{6})" data-depth', page)
+    assert colors == [depth_color(depth, 3) for depth in depths]
     assert page.count('class="prompt') == 9
 
 

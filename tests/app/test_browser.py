@@ -168,7 +168,7 @@ def test_a_maze_is_solved_from_its_rows_and_wrong_rows_are_named(page, checkpoin
     puzzle.fill(rows)
 
 
-def test_text_is_coloured_by_the_halt_steps_of_its_tokens(page, checkpoints):
+def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
     tokenizer = AutoTokenizer.from_pretrained(checkpoints["hrm_lm"])
     model = AutoModelForCausalLM.from_pretrained(checkpoints["hrm_lm"]).eval()
     *_, ids = write(model, tokenizer, "Once", TextOptions(max_new_tokens=128, num_segments=3, exit_criterion="q"))
@@ -212,7 +212,7 @@ def test_gains_are_drawn_and_listed(page, checkpoints):
 def test_a_drawn_and_an_uploaded_map_have_posteriors(page, checkpoints, tmp_path):
     infer = pipeline("cosmology-regression", model=str(checkpoints["hrm_cosmo"]))
     open_tab(page, "Cosmology · hrm_cosmo")
-    press(page, "Draw a map and infer")
+    press(page, "Sample a map and infer")
     page.wait_for_function("document.querySelector('.cosmology-posterior img')?.naturalWidth > 300")
     page.wait_for_function("document.querySelector('.cosmology-map img')?.naturalWidth > 300")
     kappa = np.random.default_rng(0).normal(size=(16, 16)).astype(np.float32)

@@ -19,9 +19,9 @@ from golden import HRM
 from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig
-from hrm_hf.cli.data import ensure_built
 from hrm_hf.hub.manifests import resolve_checkpoint, write_manifest
 from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
+from hrm_hf.puzzles.build import ensure_built
 from hrm_hf.puzzles.convert import convert_original
 from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleRows
 from hrm_hf.puzzles.dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset

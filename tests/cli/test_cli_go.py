@@ -74,7 +74,7 @@ def test_another_architecture_is_named(tmp_path):
 @pytest.mark.slow
 @pytest.mark.external
 def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
-    from hrm_hf.cli.demo_go import demo_go
+    from hrm_hf.golang.demo import run_demo
 
     try:
         std = find_go().root / "src"
@@ -84,7 +84,7 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
         shutil.copytree(std / package, tmp_path / "src" / package)
     out = tmp_path / "demo"
     extra = "--max_steps 4 --max_eval_records 4"
-    demo_go(str(tmp_path / "src"), 0.1, 1024, out, extra)
+    run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)
     said = capfd.readouterr().out
     assert said.count("attempt(s), stopped by") == 3
     assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {

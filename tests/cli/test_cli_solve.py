@@ -9,12 +9,12 @@ from typer.testing import CliRunner
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.cli import app
-from hrm_hf.cli.solve import _from_text, text_board
 from hrm_hf.hub.cards import END, START, new_card_text, update_model_card
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
+from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
-from hrm_hf.puzzles.tasks import puzzle_task
+from hrm_hf.puzzles.solve import puzzles_of_text, text_board
 
 
 TINY = {
@@ -99,17 +99,17 @@ def test_solve_fails_on_an_impossible_puzzle(model):
 
 def test_lines_of_stdin_are_puzzles_if_they_are_long_enough_and_rows_otherwise():
     square = puzzle_task(HrmPuzzleConfig(task="sudoku", grid_shape=[4, 4], seq_len=16, vocab_size=6))
-    assert _from_text("1...............\n2...............\n", square) == ["1" + "." * 15, "2" + "." * 15]
-    assert _from_text("12..\n....\n....\n....\n\n....\n....\n....\n3...", square) == [
+    assert puzzles_of_text("1...............\n2...............\n", square) == ["1" + "." * 15, "2" + "." * 15]
+    assert puzzles_of_text("12..\n....\n....\n....\n\n....\n....\n....\n3...", square) == [
         "12..\n....\n....\n....",
         "....\n....\n....\n3...",
     ]
-    assert _from_text("[[1,0,0,0],[0,0,0,0],[0,0,0,0],[0,0,0,0]]", square) == [[[1, 0, 0, 0]] + [[0] * 4] * 3]
+    assert puzzles_of_text("[[1,0,0,0],[0,0,0,0],[0,0,0,0],[0,0,0,0]]", square) == [[[1, 0, 0, 0]] + [[0] * 4] * 3]
 
 
 def test_open_rows_of_a_maze_on_stdin_do_not_end_it():
     task = puzzle_task(HrmPuzzleConfig(task="maze", grid_shape=[3, 3], seq_len=9, vocab_size=6))
-    assert _from_text("S##\n   \n##G\n", task) == ["S##\n   \n##G"]
+    assert puzzles_of_text("S##\n   \n##G\n", task) == ["S##\n   \n##G"]
 
 
 def test_boards_are_drawn_with_box_lines():

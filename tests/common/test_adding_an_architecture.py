@@ -53,7 +53,7 @@ def finished(tmp_path_factory):
     registry = (package / "registry.py").read_text()
     imports, row = parts["imports of hrm_hf/registry.py"], parts["row of hrm_hf/registry.py"]
     registry = replace_once(registry, IMPORTS_END, f"\n{imports}{IMPORTS_END}")
-    (package / "registry.py").write_text(replace_once(registry, ROWS_BEGIN, ROWS_BEGIN + row))
+    (package / "registry.py").write_text(replace_once(registry, ROWS_BEGIN, f"{ROWS_BEGIN}{row.rstrip()},\n"))
     (folder / "use.py").write_text(parts["run by tests/common/test_adding_an_architecture.py"])
     with HubServer(folder / "hub") as hub:
         environment = {**hub.environment(folder / "home"), "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}

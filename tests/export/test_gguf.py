@@ -293,7 +293,7 @@ def sentence_piece_like(backend):
     "change, named",
     [
         (word_level, "its model is WordLevel, expected BPE"),
-        (lower_case, r"it normalises text \(Lowercase\)"),
+        (lower_case, r"it normalizes text \(Lowercase\)"),
         (digits_apart, "its pre-tokenizer is Sequence, expected ByteLevel alone"),
         (blank_in_front, "add_prefix_space=True"),
         (sentence_piece_like, "byte_fallback.*Metaspace"),

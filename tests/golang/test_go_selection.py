@@ -13,8 +13,8 @@ from hrm_hf.golang.data.selection import (
     Selection,
     evaluation_ngrams,
     normalised_code,
-    refuse_evaluation_file,
     split_of,
+    validate_no_evaluation_file,
 )
 
 
@@ -121,19 +121,19 @@ def test_an_evaluation_file_without_texts_is_an_error(tmp_path):
 
 def test_an_evaluation_file_is_no_source_by_name_or_by_content(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match=r"humanevalpack_go\.jsonl\.gz is one of the evaluation files"):
-        refuse_evaluation_file("elsewhere/humanevalpack_go.jsonl.gz")
+        validate_no_evaluation_file("elsewhere/humanevalpack_go.jsonl.gz")
     content = b'{"prompt": "x"}\n'
     digest = "4f8c2b7a"  # not its hash
     monkeypatch.setattr("hrm_hf.golang.data.selection.EVALUATION_FILES", {"t": digest})
     (tmp_path / "renamed.jsonl").write_bytes(content)
     (tmp_path / "renamed.jsonl.gz").write_bytes(gzip.compress(content))
-    refuse_evaluation_file(tmp_path / "renamed.jsonl")
+    validate_no_evaluation_file(tmp_path / "renamed.jsonl")
     monkeypatch.setattr("hrm_hf.golang.data.selection.EVALUATION_FILES", {"t": hashlib.sha256(content).hexdigest()})
     for name in ("renamed.jsonl", "renamed.jsonl.gz"):
         with pytest.raises(ValueError, match=name):
-            refuse_evaluation_file(tmp_path / name)
+            validate_no_evaluation_file(tmp_path / name)
     (tmp_path / "broken.gz").write_bytes(b"no gzip")
-    refuse_evaluation_file(tmp_path / "broken.gz")  # reading it will say what is wrong
+    validate_no_evaluation_file(tmp_path / "broken.gz")  # reading it will say what is wrong
 
 
 def test_an_unknown_way_to_deduplicate_is_refused():

@@ -9,9 +9,11 @@ import functools
 import importlib.util
 import re
 import shlex
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from unittest.mock import patch
 
 import typer
 import yaml
@@ -245,11 +247,8 @@ def script_options(script: str) -> set[str]:
         classes.extend(dataclasses)
         raise StopIteration
 
-    module.parse_recipe = stop
-    try:
+    with patch("hrm_hf.trainer.run.parse_recipe", stop), suppress(StopIteration):
         module.main()
-    except StopIteration:
-        pass
     if not classes:
         raise AssertionError(f"training/{script}.py has not called parse_recipe")
     return {"--recipe", "--help", *HfArgumentParser(classes)._option_string_actions}

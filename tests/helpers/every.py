@@ -1,13 +1,19 @@
 """One tiny model of every architecture, with what is saved beside it: for tests of what all of them must do.
 
-`tiny.py`, `tiny_hrm_lm.py`, `tiny_mhc.py`, `tiny_go.py` and `tiny_cosmo.py` have more of each kind.
+The registry says which architectures there are and of which kind. One that has no tiny model here is tested with its
+smallest preset, so that registering an architecture is all it takes. `tiny.py`, `tiny_hrm_lm.py`, `tiny_mhc.py`,
+`tiny_go.py` and `tiny_cosmo.py` have more of each kind.
 """
 
+import functools
+from collections.abc import Iterable
 from pathlib import Path
 
+import pytest
 import tiny
 import tiny_cosmo
 import tiny_go
+import tiny_mhc
 import torch
 
 from hrm_hf import (
@@ -17,55 +23,103 @@ from hrm_hf import (
     HrmLmForCausalLM,
     RlmMhcConfig,
     RlmMhcForCausalLM,
+    registry,
 )
-from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.puzzles.dataset import IDENTIFIERS_FILE
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
-PUZZLES = ("hrm_puzzle", "trm_puzzle")
-CAUSAL_LMS = ("hrm_lm", "rlm_mhc", "hrm_go_coder")
-REGRESSORS = ("hrm_cosmo", "cosmo_cnn")
+ROWS = {row.model_type: row for row in registry.ARCHITECTURES.values()}
+PUZZLES, CAUSAL_LMS, REGRESSORS = (
+    tuple(name for name, row in ROWS.items() if row.pipeline == pipeline)
+    for pipeline in ("puzzle-solving", "text-generation", "cosmology-regression")
+)
 ARCHITECTURES = (*PUZZLES, *CAUSAL_LMS, *REGRESSORS)
-WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "max_position_embeddings": 256}
 # The Auto class whose head `model` builds, known to a process without the package too.
-AUTO_CLASSES = {
-    **dict.fromkeys(PUZZLES, "AutoModelForMaskedLM"),
-    **dict.fromkeys(CAUSAL_LMS, "AutoModelForCausalLM"),
-    **dict.fromkeys(REGRESSORS, "AutoModelForImageClassification"),
+AUTO_CLASSES = {name: row.head_auto_classes[0].__name__ for name, row in ROWS.items()}
+WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "max_position_embeddings": 256}
+# What a model can be beside the tiny one of `model`, as fields of its config.
+VARIANTS = {
+    "trm_puzzle": {"mlp": tiny.MLP},
+    "hrm_lm": {"one segment": {"halt_max_steps": 1}},
+    "rlm_mhc": tiny_mhc.VARIANTS,
+    "hrm_go_coder": tiny_go.VARIANTS,
+    "hrm_cosmo": {"mixture": {"num_components": 3}, "patch": {"stem": "patch", "pos_encodings": "learned"}},
+    "cosmo_cnn": {"mixture": {"num_components": 3}},
 }
 
 
 def model(architecture: str, seed: int = 0, **overrides):
     """A seeded model with its head, in eval mode; `overrides` are fields of its config."""
     torch.manual_seed(seed)
-    if architecture in PUZZLES:
-        return tiny.model(architecture.removesuffix("_puzzle"), seed, **overrides)
-    if architecture == "hrm_go_coder":
-        return tiny_go.model(seed, awake=True, **overrides)
-    if architecture == "hrm_cosmo":
-        return tiny_cosmo.model(seed, **overrides).eval()
-    if architecture == "cosmo_cnn":
-        fields = {"prior_bounds": tiny_cosmo.PRIOR, "pixel_mean": [0.5], "pixel_std": [2.0], **overrides}
-        return CosmoCnnForRegression(CosmoCnnConfig.from_preset("test", **fields)).eval()
-    return {"hrm_lm": _hrm_lm, "rlm_mhc": _rlm_mhc}[architecture](overrides)
+    if architecture in TINY:
+        return TINY[architecture](seed, overrides).eval()
+    row = ROWS[architecture]
+    presets = [row.config.from_preset(name, **overrides) for name in row.config.presets()]
+    return row.head(min(presets, key=lambda config: config.parameter_estimate())).eval()
+
+
+def wake(built):
+    """Gives a model large weights and open gates, so that every token and every part counts; seeded."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in built.named_parameters():
+            if name.endswith("scale"):
+                parameter.fill_(1.0)
+            elif parameter.ndim > 1:
+                parameter.normal_(std=0.2)
+    return built
+
+
+def with_variants(architectures: Iterable[str]):
+    """Parametrises a test over architectures and fields of the variants of each."""
+    pairs = {name: (name, {}) for name in architectures}
+    for name in architectures:
+        pairs |= {f"{name}-{variant}": (name, fields) for variant, fields in VARIANTS.get(name, {}).items() if fields}
+    return pytest.mark.parametrize(("architecture", "fields"), pairs.values(), ids=pairs)
+
+
+@functools.cache
+def _config(architecture: str):
+    with torch.random.fork_rng():
+        return model(architecture).config
 
 
 def inputs(architecture: str, rows: int = 2, seed: int = 1) -> dict[str, torch.Tensor]:
     """Keyword arguments of the forward, without labels."""
-    generator = torch.Generator().manual_seed(seed)
+    generator, config = torch.Generator().manual_seed(seed), _config(architecture)
     if architecture in PUZZLES:
-        return {name: value for name, value in tiny.batch(rows, seed).items() if name != "labels"}
+        return {name: value for name, value in tiny.batch(rows, seed, config).items() if name != "labels"}
     if architecture in REGRESSORS:
-        return {"pixel_values": torch.randn(rows, 1, tiny_cosmo.SIZE, tiny_cosmo.SIZE, generator=generator)}
-    first, last = (64, tiny_go.VOCAB_SIZE) if architecture == "hrm_go_coder" else (97, 123)  # text, or letters
-    return {"input_ids": torch.randint(first, last, (rows, 24), generator=generator)}
+        shape = (rows, config.num_channels, config.image_size, config.image_size)
+        return {"pixel_values": torch.randn(shape, generator=generator)}
+    return {"input_ids": torch.randint(*_tokens(architecture), (rows, 24), generator=generator)}
+
+
+def padded(architecture: str, side: str = "left") -> dict[str, torch.Tensor]:
+    """Texts of several lengths for a language model, `input_ids` and `attention_mask`."""
+    if architecture == "hrm_go_coder":
+        return tiny_go.batch(tiny_go.REPAIRED, tiny_go.ONE_ATTEMPT, tiny_go.PLAIN, side=side)
+    ids = inputs(architecture, rows=3)["input_ids"]
+    mask = torch.ones_like(ids)
+    for row, missing in enumerate((0, 15, 7)):
+        place = slice(0, missing) if side == "left" else slice(ids.shape[1] - missing, None)
+        ids[row, place], mask[row, place] = _config(architecture).pad_token_id or 0, 0
+    return {"input_ids": ids, "attention_mask": mask}
+
+
+def _tokens(architecture: str) -> tuple[int, int]:
+    """First and last but one of the tokens that stand for ordinary text."""
+    size = _config(architecture).vocab_size
+    if architecture == "hrm_go_coder":
+        return 64, size
+    return (97, 123) if size >= 123 else (0, size)  # letters of the byte tokenizer
 
 
 def labels(architecture: str, rows: int = 2, seed: int = 1) -> torch.Tensor:
     """What the forward takes as `labels` beside `inputs` of the same rows and seed."""
     if architecture in PUZZLES:
-        return tiny.batch(rows, seed)["labels"]
+        return tiny.batch(rows, seed, _config(architecture))["labels"]
     if architecture in REGRESSORS:
         return torch.tensor([[0.3, 0.8]]).repeat(rows, 1)
     return inputs(architecture, rows, seed)["input_ids"]
@@ -76,7 +130,7 @@ def processor(architecture: str):
     if architecture in PUZZLES:
         return None
     if architecture in REGRESSORS:
-        return CosmoMapFeatureExtractor.from_config(model(architecture).config)
+        return ROWS[architecture].feature_extractor.from_config(_config(architecture))
     return tiny_go.tokenizer() if architecture == "hrm_go_coder" else byte_tokenizer()
 
 
@@ -93,13 +147,30 @@ def save(architecture: str, folder: str | Path, seed: int = 0, **options) -> Pat
 
 def _hrm_lm(overrides: dict) -> HrmLmForCausalLM:
     fields = {"vocab_size": len(byte_tokenizer()), "num_h_layers": 1, "num_l_layers": 1, "halt_max_steps": 3, **WIDTHS}
-    built = HrmLmForCausalLM(HrmLmConfig(**{**fields, **overrides})).eval()
-    with torch.no_grad():  # tokens halt after different numbers of segments
-        built.model.q_head.weight.normal_()
-        built.model.q_head.bias.zero_()
+    built = HrmLmForCausalLM(HrmLmConfig(**{**fields, **overrides}))
+    if built.model.q_head is not None:
+        with torch.no_grad():  # tokens halt after different numbers of segments
+            built.model.q_head.weight.normal_()
+            built.model.q_head.bias.zero_()
     return built
 
 
 def _rlm_mhc(overrides: dict) -> RlmMhcForCausalLM:
     fields = {"vocab_size": len(byte_tokenizer()), "num_hidden_layers": 2, "num_key_value_heads": 2, **WIDTHS}
-    return RlmMhcForCausalLM(RlmMhcConfig(**{**fields, **overrides})).eval()
+    return RlmMhcForCausalLM(RlmMhcConfig(**{**fields, **overrides}))
+
+
+def _cosmo_cnn(overrides: dict) -> CosmoCnnForRegression:
+    fields = {"prior_bounds": tiny_cosmo.PRIOR, "pixel_mean": [0.5], "pixel_std": [2.0], **overrides}
+    return CosmoCnnForRegression(CosmoCnnConfig.from_preset("test", **fields))
+
+
+TINY = {
+    "hrm_puzzle": lambda seed, fields: tiny.model("hrm", seed, **fields),
+    "trm_puzzle": lambda seed, fields: tiny.model("trm", seed, **fields),
+    "hrm_lm": lambda seed, fields: _hrm_lm(fields),
+    "rlm_mhc": lambda seed, fields: _rlm_mhc(fields),
+    "hrm_go_coder": lambda seed, fields: tiny_go.model(seed, awake=True, **fields),
+    "hrm_cosmo": lambda seed, fields: tiny_cosmo.model(seed, **fields),
+    "cosmo_cnn": lambda seed, fields: _cosmo_cnn(fields),
+}

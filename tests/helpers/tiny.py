@@ -12,6 +12,7 @@ CLASSES = {
 }
 ARCHITECTURES = list(CLASSES)
 SEQ_LEN, VOCAB_SIZE, PUZZLES = 16, 6, 5
+MLP = {"mlp_t": True, "pos_encodings": "none"}  # TRM without attention
 
 
 def config(architecture: str, **overrides):
@@ -23,7 +24,7 @@ def config(architecture: str, **overrides):
     if architecture == "hrm":
         fields["H_layers"] = 1
     if architecture == "trm-mlp":
-        fields |= {"mlp_t": True, "pos_encodings": "none"}
+        fields |= MLP
     return CLASSES[architecture][0](**{**fields, **overrides})
 
 
@@ -40,9 +41,11 @@ def model(architecture: str, seed: int = 0, undecided: bool = True, **overrides)
     return built
 
 
-def batch(rows: int = 8, seed: int = 1) -> dict[str, torch.Tensor]:
-    """Random boards, labels and puzzle identifiers, as keyword arguments of the forward."""
-    generator = torch.Generator().manual_seed(seed)
-    input_ids, labels = (torch.randint(1, VOCAB_SIZE, (rows, SEQ_LEN), generator=generator) for _ in range(2))
-    puzzles = torch.randint(0, PUZZLES, (rows,), generator=generator, dtype=torch.int32)
+def batch(rows: int = 8, seed: int = 1, settings=None) -> dict[str, torch.Tensor]:
+    """Random boards, labels and puzzle identifiers, as keyword arguments of the forward; for the config `settings`."""
+    settings = settings or config("hrm")
+    generator, shape = torch.Generator().manual_seed(seed), (rows, settings.seq_len)
+    input_ids, labels = (torch.randint(1, settings.vocab_size, shape, generator=generator) for _ in range(2))
+    last = settings.num_puzzle_identifiers
+    puzzles = torch.randint(0, last, (rows,), generator=generator, dtype=torch.int32)
     return {"input_ids": input_ids, "puzzle_identifiers": puzzles, "labels": labels}

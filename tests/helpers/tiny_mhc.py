@@ -6,6 +6,18 @@ from hrm_hf import RlmMhcConfig, RlmMhcForCausalLM
 
 
 VOCAB_SIZE = 96
+LOOPS = {"num_loops": 3, "num_hidden_layers": 4}
+# What a model can be.
+VARIANTS = {
+    "mhc": {},
+    "off": {"mhc_enabled": False},
+    "birkhoff": {"mhc_res_mode": "birkhoff"},
+    "identity": {"mhc_res_mode": "identity"},
+    "head": {"mhc_reduce": "head"},
+    "sum": {"mhc_reduce": "sum"},
+    "scaled": {"mhc_stream_init": "scaled"},
+    "loops": LOOPS,
+}
 
 
 def config(**overrides) -> RlmMhcConfig:

@@ -8,7 +8,7 @@ import pytest
 import slurm_cluster
 import yaml
 
-from hrm_hf.cli.data import ensure_built
+from hrm_hf.puzzles.build import ensure_built
 
 
 ROOT = Path(__file__).parents[2]

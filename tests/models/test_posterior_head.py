@@ -109,7 +109,7 @@ def test_s_8_is_computed_from_the_others():
 def test_a_label_outside_the_prior_is_named(label):
     head = head_of(prior_bounds=BOX)
     with pytest.raises(ValueError, match=r"label (omega_m|sigma_8)=.* of row 1 is outside the prior"):
-        head.normalise(torch.tensor([[0.3, 0.8], label]))
+        head.normalize(torch.tensor([[0.3, 0.8], label]))
 
 
 def test_a_label_on_the_edge_of_the_prior_has_a_finite_loss_and_gradient():

@@ -9,6 +9,7 @@ import pytest
 import tiny_mhc
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from tiny_mhc import LOOPS, VARIANTS
 from tolerances import assert_copied, assert_equal_but_for_rounding
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache, LlamaConfig, LlamaForCausalLM
 
@@ -16,17 +17,6 @@ from hrm_hf import RlmMhcConfig, RlmMhcForCausalLM, RlmMhcModel
 
 
 RES_MODES = ("sinkhorn", "birkhoff", "identity", "unconstrained")
-LOOPS = {"num_loops": 3, "num_hidden_layers": 4}
-VARIANTS = {
-    "mhc": {},
-    "off": {"mhc_enabled": False},
-    "birkhoff": {"mhc_res_mode": "birkhoff"},
-    "identity": {"mhc_res_mode": "identity"},
-    "head": {"mhc_reduce": "head"},
-    "sum": {"mhc_reduce": "sum"},
-    "scaled": {"mhc_stream_init": "scaled"},
-    "loops": LOOPS,
-}
 each_variant = pytest.mark.parametrize("fields", VARIANTS.values(), ids=VARIANTS.keys())
 
 

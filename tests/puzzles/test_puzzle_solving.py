@@ -12,7 +12,7 @@ import hrm_hf
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, PuzzleSolvingPipeline, TrmPuzzleForSolving
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import FRAME, SEQ_LEN, crop_prediction, encode_grid
-from hrm_hf.puzzles.tasks import puzzle_task
+from hrm_hf.puzzles.arc_pipeline import puzzle_task
 
 
 PUZZLE_9 = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"

@@ -32,7 +32,7 @@ SCRIPT = str(SCRIPTS / "run_puzzle.py")
 # A server that has imported torch once and forks a fresh process for each run: seconds instead of ten.
 forked = multiprocessing.get_context("forkserver")
 forked.set_forkserver_preload(
-    ["hrm_hf.trainer.base", "hrm_hf.cli.data", "hrm_hf.trainer.plots", "hrm_hf.hub.cards", "tiny"]
+    ["hrm_hf.trainer.base", "hrm_hf.puzzles.build", "hrm_hf.trainer.plots", "hrm_hf.hub.cards", "tiny"]
 )
 
 

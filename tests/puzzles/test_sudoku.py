@@ -207,7 +207,7 @@ def test_train_and_test_share_no_6x6_solution_grid():
 
 DIGEST = """
 import hashlib
-from hrm_hf.data import maze, sudoku
+from hrm_hf.puzzles import maze, sudoku
 pairs = [*sudoku.generate(4, 50, 6, 1), *sudoku.generate(6, 3, 14, 1), *sudoku.generate(9, 2, 30, 1)]
 pairs += maze.generate(11, 12, 3, 1)
 digest = hashlib.sha256(b"".join(a.tobytes() + b.tobytes() for a, b in pairs)).hexdigest()

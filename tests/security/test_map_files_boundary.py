@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hrm_hf.models.feature_extraction_cosmo import read_map_file
-from hrm_hf.models.map_files import MAX_PIXELS, check_fits
+from hrm_hf.models.map_files import MAX_PIXELS, validate_fits
 
 
 SPARE = 2**30  # bytes beside what the process has when a test begins
@@ -218,8 +218,8 @@ def test_a_packed_file_above_the_limit_in_several_units_is_refused_as_it_is_unpa
     data = bytes(-(-(2**20) // BLOCK) * BLOCK)
     path.write_bytes(gzip.compress(EMPTY + (unit + data) * 12, 1))
     with pytest.raises(ValueError, match=r"a.fits.gz unpacks to more than 9,437,184 bytes"):
-        check_fits(path, max_pixels=2**20)
-    check_fits(path, max_pixels=2**21)
+        validate_fits(path, max_pixels=2**20)
+    validate_fits(path, max_pixels=2**21)
 
 
 @pytest.mark.parametrize("name", ["a.npy", "a.npz", "a.fits", "a.fits.gz", "tiled.fits"])

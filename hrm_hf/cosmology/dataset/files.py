@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from ...models.map_files import check_fits, check_npy
+from ...models.map_files import validate_fits, validate_npy
 
 
 HEALPIX_SOURCE = "the DES Y3 mass maps are on the data release pages of the Dark Energy Survey (arXiv 2105.13539)"
@@ -288,7 +288,7 @@ def _open_fits(path: str | Path, source: str = "", max_pixels: int = MAX_SKY_PIX
     """An open FITS file that is as long as its headers say, and holds no more than `max_pixels` in any unit."""
     fits = _extra("astropy.io.fits")
     path = _existing(path, source)
-    check_fits(path, max_pixels)
+    validate_fits(path, max_pixels)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what astropy warns of is refused below
@@ -328,7 +328,7 @@ def read_quijote_cube(path: str | Path, max_pixels: int = MAX_CUBE_CELLS) -> Qui
     if name is None or name[2] not in ("CIC", "PCS"):
         raise ValueError(f"{path}: the name of a Quijote cube is df_m_N_CIC_z=Z.npy or df_m_N_PCS_z=Z.npy")
     try:
-        check_npy(path, max_pixels)
+        validate_npy(path, max_pixels)
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path} is no readable array, or a truncated one: {error}") from error

@@ -158,7 +158,7 @@ def ngrams(text: str) -> Iterator[int]:
             yield int.from_bytes(digest, "big")
 
 
-def refuse_evaluation_file(path: str | Path) -> None:
+def validate_no_evaluation_file(path: str | Path) -> None:
     """Lets any file pass that is none of the evaluation files.
 
     Raises:

@@ -24,8 +24,11 @@ from ...models.processing_hrm_go_coder import (
     code_segment,
     validation_segment,
 )
-from .. import GoNotFoundError, GoTestRunner, GoTypesValidator, SandboxError
 from ..data.collator import GoStreamBuilder
+from ..validators.go_tests import GoTestRunner
+from ..validators.go_validators import GoTypesValidator
+from ..validators.sandbox import SandboxError
+from ..validators.toolchain import GoNotFoundError
 from .benchmarks import REPAIR, GoTask, truncated
 from .metrics import pass_at_k_scores, rate_with_interval
 from .writer import Writer

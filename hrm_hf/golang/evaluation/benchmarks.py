@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from ...io.sources import json_object, numbered_lines
-from .. import GoProgram
 from ..data.plans import sentences
+from ..validators.go_tests import GoProgram
 from ..validators.syntax import first_fault
 from .similarity import function_end
 

@@ -21,11 +21,6 @@ END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])
 END_OF_CODE = (TOKEN_IDS["</CODE>"], TOKEN_IDS[EOS])
 
 
-def model_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Most tokens of one sequence."""
-    return getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
-
-
 @dataclass
 class Writer:
     """A model, its tokenizer and the budgets of what it writes.

@@ -1,0 +1,72 @@
+"""What commands share: a function of the library is called with the options, and its result printed."""
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from enum import Enum
+from subprocess import CalledProcessError
+from typing import Annotated, Any
+
+import typer
+
+
+class OnBadLine(str, Enum):
+    """What a line of JSON Lines does that is none, or no text or record."""
+
+    stop = "stop"
+    skip = "skip"
+
+
+BadLines = Annotated[
+    OnBadLine, typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out.")
+]
+WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
+
+
+def run(
+    function: Callable[..., dict[str, Any]],
+    options: dict[str, Any],
+    on_screen: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+) -> None:
+    """Calls `function` with the options of a command, its `locals()`, and prints the result.
+
+    Args:
+        on_screen: what is shown of a result without --json, beside the files that were written; all by default.
+    """
+    as_json = options.pop("as_json")
+    result = call(function, options)
+    if on_screen and not as_json:
+        result = on_screen(result) | {name: result[name] for name in WRITTEN if name in result}
+    report(result, as_json)
+
+
+def call(function: Callable[..., Any], options: dict[str, Any]) -> Any:
+    """Calls `function` with the options of a command; names of choices instead of their enums."""
+    with usage_errors():
+        return function(**{name: each.value if isinstance(each, Enum) else each for name, each in options.items()})
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Bad usage that the library has found: exit status 2. A program that failed: its own status."""
+    from ..io.usage import UsageError
+
+    try:
+        yield
+    except UsageError as error:
+        raise typer.BadParameter(str(error), param_hint=error.option) from error
+    except CalledProcessError as error:  # the program has said what is wrong
+        raise typer.Exit(error.returncode) from error
+
+
+def report(result: dict[str, Any], as_json: bool) -> None:
+    """Prints a command's result: JSON with --json, else a line per entry."""
+    typer.echo(json.dumps(result) if as_json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+
+
+def validate_model(name: str) -> None:
+    """Refuses a path that is no folder, before anything heavy is loaded."""
+    from ..io import usage
+
+    with usage_errors():
+        usage.validate_model(name)

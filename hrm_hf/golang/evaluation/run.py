@@ -1,0 +1,251 @@
+"""Evaluates a saved Go coder, or a baseline trained on the same stream, on records, trajectories and benchmarks."""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer
+
+from ...export.checkpoint import load_config
+from ...hub.cards import record_evaluation
+from ...io.evaluation import chosen_device, validate_evaluation, validate_files, write_results
+from ...io.usage import UsageError
+from ...text.evaluation import model_positions
+from ...trainer.recipes import library_versions
+from ..data.collator import GoStreamBuilder
+from ..data.records import read_records
+from ..validators.go_validators import best_validator
+from . import benchmark_run, held_out, refinement
+from .benchmarks import NAMES, load_benchmark
+from .held_out import Sampling
+from .plots import plot_go_evaluation
+from .writer import Writer
+
+
+# What a model card gets, as paths into the metrics.
+CARD_METRICS = (
+    "loss.code_bits_per_byte", "loss.raw_text_bits_per_byte", "loss.shuffled_plan_costs", "greedy.intent_accuracy",
+    "greedy.target_f1", "greedy.plan_acc", "greedy.code_exact", "greedy.code_ast", "greedy.parse_rate",
+    "greedy.type_check_rate", "decisions.head.accuracy", "decisions.head.macro_f1", "decisions.tokens.accuracy",
+    "decisions.tokens.macro_f1", "decisions.tokens.majority_accuracy", "repair.repair_exact",
+    "repair.resampling_exact", "refinement.valid.refinement.success",
+    "refinement.valid.gain_over_resampling.difference",
+    "refinement.exact.refinement.success", "refinement.exact.gain_over_resampling.difference",
+    "refinement.valid.refinement.average_iterations",
+)  # fmt: skip
+# Shown beside them, and all of a benchmark; everything is in results.json.
+SCREEN_METRICS = (
+    *CARD_METRICS, "loss.code_bits_per_byte_shuffled_plan", "loss.code_bits_per_byte_none_plan",
+    "loss.shuffled_plan_costs_interval", "greedy.records", "greedy.type_check_records", "greedy.code_exact_after",
+    "decisions.head.majority_accuracy", "decisions.head.rule_accuracy", "repair.cases", "repair.exact_gain.interval",
+    "loss.too_long", "refinement.records", "refinement.too_long", "refinement.reference_rejected", *(
+        f"refinement.{success}.{figure}"
+        for success in ("valid", "exact")
+        for figure in (
+            "refinement.success_per_iteration", "resampling.success_per_sample", "resampling.any_success_per_sample",
+            "gain_over_resampling.interval", "gain_over_selected.interval",
+        )
+    ),
+)  # fmt: skip
+
+
+def evaluate_checkpoint(
+    model: str,
+    *,
+    records: list[Path] | None = None,
+    trajectories: list[Path] | None = None,
+    benchmark: list[str] | None = None,
+    limit: int | None = None,
+    validator: str = "auto",
+    max_iterations: int = 3,
+    temperature: float = 0.8,
+    samples: int = 1,
+    batch_size: int = 8,
+    max_length: int | None = None,
+    problem_budget: int | None = None,
+    context_budget: int | None = None,
+    max_code_tokens: int = 512,
+    seed: int = 0,
+    on_bad_line: str = "stop",
+    on_skip: Callable[[str], None] | None = None,
+    out: Path | None = None,
+    device: str | None = None,
+    update_card: bool = False,
+) -> dict[str, Any]:
+    """Evaluates bits per byte, plans, code, decisions, repair and refinement; pass@k of local test sets.
+
+    Args:
+        records, trajectories: held-out files.
+        benchmark: local test sets, each NAME=FILE.
+        limit: so many records and trajectories, from all over the files; tasks.
+        max_iterations: attempts of the loop and of its control.
+        samples: of each task and each repair; 1 is greedy.
+        max_length: tokens of a sequence; the model's by default.
+        problem_budget, context_budget: tokens of problems and contexts; as the model was trained by default.
+        on_skip: called with what is wrong with each line that is left out.
+        out: folder for results.json, evaluation.png and all that is written.
+
+    Returns:
+        What results.json holds, and the names of the files that were written.
+
+    Raises:
+        UsageError: nothing to evaluate on, or a path or a device that is none.
+        ValueError: a model of another kind, or files without records.
+    """
+    validate_evaluation(model, out, update_card)
+    if not (records or trajectories or benchmark):
+        raise UsageError("nothing to evaluate on; give --records, --trajectories or --benchmark")
+    if benchmark and out is None:
+        raise UsageError("--benchmark keeps its samples in a folder; give --out", "--out")
+    validate_files(records, "--records")
+    validate_files(trajectories, "--trajectories")
+    device = chosen_device(device)
+    benchmarks = [_named_file(text) for text in benchmark or []]
+    read = partial(read_records, on_bad_line=on_bad_line, on_skip=on_skip)
+    rows = spread(_filled(list(read(records)), records), limit) if records else []
+    trials = spread(_with_attempts(list(read(trajectories)), trajectories), limit) if trajectories else []
+    tasks = {name: _tasks(name, file, limit) for name, file in benchmarks}
+    network, tokenizer = _load(model, device)
+    length = min(max_length or 2048, model_positions(network, tokenizer))
+    writer = Writer(network, tokenizer, batch_size, length, max_code_tokens=max_code_tokens)
+    sampling = Sampling(temperature, max_iterations, samples, seed)
+    budgets = _budgets(network, problem_budget, context_budget)
+    builder = GoStreamBuilder(tokenizer, length, **budgets)
+    if out:
+        out.mkdir(parents=True, exist_ok=True)
+    with best_validator(validator) as judge:
+        metrics = _evaluate(writer, builder, rows, trials, judge, sampling, out)
+        if benchmarks:
+            metrics["benchmarks"] = _run_benchmarks(writer, builder, tasks, judge, sampling, model, out)
+    files = [*(records or []), *(trajectories or []), *(file for _, file in benchmarks)]
+    result = {
+        "task": "go-coder",
+        "model": model,
+        "dataset": ", ".join(map(str, files)),
+        "split": "test",
+        "records": [str(path) for path in records or []],
+        "trajectories": [str(path) for path in trajectories or []],
+        "settings": {
+            "limit": limit, "validator": type(judge).__name__, "max_iterations": max_iterations,
+            "temperature": temperature, "samples": samples, "max_length": length, "max_code_tokens": max_code_tokens,
+            "seed": seed, **budgets,
+        },
+        "metrics": metrics,
+        "parameters": network.num_parameters(),
+        "versions": library_versions(),
+    }  # fmt: skip
+    written = write_results(result, out) if out else {}
+    if out and (plot := plot_go_evaluation(metrics, out / "evaluation.png", Path(model).name)):
+        written["plot"] = str(plot)
+    if update_card:
+        written["card"] = _update_card(model, result, records or trajectories)
+    return result | written
+
+
+def spread(rows: list, limit: int | None) -> list:
+    """`limit` rows from all over a file, whose neighbors are of one package."""
+    if limit is None or limit >= len(rows):
+        return rows
+    return [rows[index * len(rows) // limit] for index in range(limit)]
+
+
+def _filled(rows: list, files: list[Path]) -> list:
+    if not rows:
+        raise ValueError(f"{', '.join(map(str, files))}: no record; expected JSON Lines of hrm-hf data go")
+    return rows
+
+
+def _with_attempts(rows: list, files: list[Path]) -> list:
+    """Records of trajectories, of which at least one has attempts to judge."""
+    if not any(row.get("attempts") for row in _filled(rows, files)):
+        raise ValueError(
+            f"{', '.join(map(str, files))}: no record has attempts; expected trajectories (hrm-hf data go writes "
+            "*.trajectories.jsonl), plain records go to --records"
+        )
+    return rows
+
+
+def _budgets(network, problem: int | None, context: int | None) -> dict[str, int]:
+    """How much of problems and contexts a model is shown: what is given, else what its config says it has seen."""
+    trained = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
+    given = {"problem_budget": problem, "context_budget": context}
+    return {name: value or trained[name] for name, value in given.items()}
+
+
+def _named_file(text: str) -> tuple[str, Path]:
+
+    name, equals, file = text.partition("=")
+    if not equals or name not in NAMES:
+        raise UsageError(f"{text!r}: expected NAME=FILE with a name of {', '.join(NAMES)}", "--benchmark")
+    return name, Path(file)
+
+
+def _tasks(name: str, file: Path, limit: int | None):
+
+    return load_benchmark(name, file)[:limit]
+
+
+def _load(name: str, device: str):
+
+    config = load_config(name)
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ValueError(
+            f"{name} is a model of type {config.model_type}; expected a Go coder or another language model"
+        )
+    return AutoModelForCausalLM.from_pretrained(name).to(device).eval(), AutoTokenizer.from_pretrained(name)
+
+
+def _evaluate(writer, builder, records, trajectories, validator, sampling, out: Path | None) -> dict[str, Any]:
+
+    metrics: dict[str, Any] = {}
+    if records:
+        metrics["loss"] = held_out.evaluate_loss(writer, builder, records, sampling.seed)
+        metrics["greedy"], written = held_out.evaluate_greedy(writer, builder, records, validator)
+        if out:
+            (out / "greedy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+    if trajectories:
+        metrics["decisions"] = held_out.evaluate_decisions(writer, builder, trajectories)
+        metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, validator, sampling)
+    if records and held_out.is_go_coder(writer.model):
+        metrics["refinement"] = refinement.evaluate_refinement(writer, builder, records, validator, sampling)
+    return metrics
+
+
+def _run_benchmarks(writer, builder, tasks, validator, sampling, model: str, out: Path) -> dict[str, Any]:
+
+    results = {}
+    with benchmark_run.test_tools() as (types, runner, refused):
+        judge = types or validator
+        for name, chosen in tasks.items():
+            run = benchmark_run.BenchmarkRun(name, model, sampling.samples, sampling.temperature, sampling.seed)
+            file = out / "benchmarks" / f"{name}.samples.jsonl"
+            samples = benchmark_run.write_samples(writer, builder, chosen, run, judge, file)
+            unsolvable = benchmark_run.unsolvable_tasks(chosen, types) if types else []
+            results[name] = benchmark_run.judge_samples(chosen, samples, judge, runner, unsolvable)
+            if refused:
+                results[name]["tests_refused"] = refused
+            lines = [json.dumps(row) + "\n" for row in samples]
+            file.with_name(f"{name}.judged.jsonl").write_text("".join(lines))
+    return results
+
+
+def flattened(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested figures under names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def _update_card(model: str, result: dict[str, Any], files: list[Path] | None) -> str:
+    flat, settings = flattened(result["metrics"]), {k: v for k, v in result["settings"].items() if v is not None}
+    parameters, card = result["parameters"], None
+    if files:
+        chosen = {name.replace(".", "_"): flat[name] for name in CARD_METRICS if flat.get(name) is not None}
+        card = record_evaluation(model, chosen, str(files[0]), "test", parameters, **settings)
+    for name, figures in result["metrics"].get("benchmarks", {}).items():
+        chosen = {key: value for key, value in figures.items() if key.startswith("pass@") or key.endswith("_rate")}
+        card = record_evaluation(model, chosen, name, "test", parameters, **settings)
+    return str(card)

@@ -1,0 +1,87 @@
+"""Go code from descriptions: plans, attempts, what a validator says of them, and repairs."""
+
+from pathlib import Path
+from typing import Any
+
+from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+
+from ..io.usage import UsageError
+from ..models.generation_hrm_go_coder import RefinementOutput
+from ..models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
+from .data.records import read_records
+from .evaluation.run import spread
+from .validators.go_validators import best_validator
+
+
+def generate_code(
+    model: str,
+    prompts: list[str] | None = None,
+    *,
+    prefix: list[str] | None = None,
+    records: Path | None = None,
+    limit: int = 3,
+    validator: str = "auto",
+    max_iterations: int | None = None,
+    threshold: float | None = None,
+    max_new_tokens: int | None = None,
+    temperature: float = 0.0,
+    seed: int = 0,
+    device: str = "cpu",
+) -> tuple[list[str], RefinementOutput]:
+    """Writes code for prompts, or for `limit` records from all over a file.
+
+    Args:
+        model: Go coder; a checkpoint folder, or a model on the Hub.
+        prefix: how the code begins, one for each prompt.
+        validator: "auto", "tree-sitter", "parser", "types" or "none".
+        max_iterations, threshold, max_new_tokens: as of `generate_with_refinement`; the model's own if None.
+        temperature: 0 takes the likeliest token.
+
+    Returns:
+        The prompts, and what was written for each.
+
+    Raises:
+        UsageError: neither prompts nor records, or prefixes that are not one for each prompt.
+        ValueError: a model of another kind, or a file without records.
+    """
+    tasks = _tasks(prompts, prefix, records, limit)
+    coder = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
+    if not isinstance(coder, HrmGoCoderForCausalLM):
+        raise ValueError(f"{model} is a {coder.config.model_type}, no Go coder (hrm_go_coder)")
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    set_seed(seed)
+    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    if max_new_tokens:
+        sampling["max_new_tokens"] = max_new_tokens
+    result = coder.generate_with_refinement(
+        [task["prompt"] for task in tasks],
+        tokenizer=tokenizer,
+        validator=None if validator == "none" else best_validator(validator),
+        max_refinement_iterations=max_iterations,
+        refinement_threshold=threshold,
+        code_prefixes=[task["prefix"] for task in tasks],
+        contexts=[task["context"] for task in tasks],
+        **sampling,
+    )
+    return [task["prompt"] for task in tasks], result
+
+
+def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str, Any]]:
+    """Prompts with prefix and context, from the command line or from records."""
+    if bool(prompts) == (records is not None):
+        raise UsageError("give prompts, or --records FILE", "PROMPTS")
+    if records is None:
+        if prefixes and len(prefixes) != len(prompts):
+            raise UsageError(f"{len(prefixes)} for {len(prompts)} prompts; one for each", "--prefix")
+        prefixes = prefixes or [""] * len(prompts)
+        return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
+    rows = list(read_records(records))
+    if not rows:
+        raise ValueError(f"{records} has no records")
+    tasks = []
+    for row in spread(rows, limit):
+        problem, context = row["problem"], row["context"] or {}
+        text = "\n\n".join(part for part in (problem["title"], problem["body"]) if part)
+        named = context.get("path") or "", context.get("before") or ""
+        tasks.append({"prompt": text, "prefix": row["code_prefix"] or "", "context": named})
+    return tasks

@@ -1,0 +1,89 @@
+"""`GoCoderRun`: a run of `training/run_go_coder.py`."""
+
+import inspect
+from typing import Any
+
+from transformers import PreTrainedModel
+
+from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
+from ..text.causal_lm import load_causal_lm, load_tokenizer
+from ..text.run import CausalLMRun
+from .callbacks import GoValidationCallback
+from .data.collator import GoCoderCollator, GoStreamBuilder, load_go_streams
+from .trainer import GoCoderTrainer
+
+
+class GoCoderRun(CausalLMRun):
+    """Trains on records of Go tasks; `data_args` is a `GoDataArguments`, `args` a `GoTrainingArguments`."""
+
+    task = "go-coder"
+
+    def validate_options(self) -> None:
+        if not self.data_args.train_data:
+            raise ValueError("no records: give --train_data with files that `hrm-hf data go` writes")
+        frequency = self.args.validation_frequency
+        if frequency and not self.data_args.eval_data:
+            raise ValueError(f"validation_frequency={frequency} needs held-out records: give --eval_data")
+
+    def load_data(self) -> None:
+        data_args = self.data_args
+        self.tokenizer = load_tokenizer(data_args.tokenizer_name, self.model_args.model_name_or_path)
+        self.builder = GoStreamBuilder(self.tokenizer, **data_args.budgets())
+        options = {
+            "on_bad_line": data_args.on_bad_line,
+            "num_workers": data_args.preprocessing_num_workers,
+            "cache_dir": data_args.data_cache_dir,
+        }
+        with self.args.main_process_first(desc="reading records and writing them as tokens"):
+            self.train = load_go_streams(
+                data_args.train_data, self.builder, training=True, plain=self.args.refinement_warmup > 0,
+                max_records=data_args.max_train_records, **options,
+            )  # fmt: skip
+            if data_args.eval_data:
+                self.validation = load_go_streams(
+                    data_args.eval_data, self.builder, training=False, max_records=data_args.max_eval_records,
+                    **options,
+                )  # fmt: skip
+
+    def load_model(self, quantized) -> PreTrainedModel:
+        model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)
+        if isinstance(model.config, HrmGoCoderConfig):
+            model.config.update(self.data_args.budgets(positions=False))  # prompts are cut as they were in training
+        return model
+
+    def describe(self) -> str:
+        validation = self.validation.describe() if self.validation else "none"
+        return f"train: {self.train.describe()}\nvalidation: {validation}"
+
+    def make_trainer(self, model: Any) -> GoCoderTrainer:
+        takes_decisions = "decision_positions" in inspect.signature(model.forward).parameters
+        trainer = GoCoderTrainer(
+            model,
+            self.args,
+            train_dataset=self.train.rows,
+            eval_dataset=self.validation.rows if self.validation else None,
+            data_collator=GoCoderCollator(self.tokenizer.pad_token_id, takes_decisions, self.args.refinement_warmup),
+            processing_class=self.tokenizer,
+        )
+        if self.args.validation_frequency:
+            trainer.add_callback(self._validation_callback(trainer))
+        return trainer
+
+    def _validation_callback(self, trainer: GoCoderTrainer) -> GoValidationCallback:
+        if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
+            raise ValueError(
+                f"validation_frequency={self.args.validation_frequency}: the weights are sharded, and one process "
+                "alone cannot write code; train with DDP, or set it to 0"
+            )
+        from . import best_validator
+
+        validator = best_validator(self.args.validator)
+        return GoValidationCallback(trainer, self.builder, self.validation.records, validator, self.train.records)
+
+    def results(self, trainer: GoCoderTrainer, metrics: dict[str, Any]):
+        validation = self.validation.counts if self.validation else None
+        return metrics, {"data": {"train": self.train.counts, "validation": validation}}
+
+    def card_entry(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        data = self.data_args.eval_data[0]
+        return {"metrics": metrics, "dataset": data, "split": "validation", **self.parameters}

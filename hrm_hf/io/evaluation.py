@@ -1,0 +1,78 @@
+"""What every evaluation looks at before it works for minutes, and the file that keeps its result.
+
+What a model or a data set holds is checked where it is read.
+"""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from .usage import UsageError, is_no_folder, validate_model
+
+
+RESULTS_FILE = "results.json"
+
+
+def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None:
+    """Raises UsageError for a model that is no folder, and for a card or an output that cannot be written."""
+    validate_model(model)
+    if update_card and not Path(model).is_dir():
+        raise UsageError(f"{model} is no local folder; its card cannot be written", "--update-card")
+    if update_card and not os.access(model, os.W_OK):
+        raise UsageError(f"{model} cannot be written, so its card neither", "--update-card")
+    if out is not None:
+        validate_output(out)
+
+
+def validate_output(out: Path) -> None:
+    """Raises UsageError where no folder `out` can be made or written; makes nothing."""
+    nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
+    if not nearest.is_dir():
+        raise UsageError(f"{nearest} is a file; expected a folder to write", "--out")
+    if not os.access(nearest, os.W_OK | os.X_OK):
+        raise UsageError(f"{nearest} cannot be written; choose another folder", "--out")
+
+
+def validate_data(data: str, what: str) -> None:
+    """Raises UsageError for a path that is no folder."""
+    if is_no_folder(data):
+        raise UsageError(f"{data} is no folder; expected a {what} (or OWNER/NAME on the Hub)")
+
+
+def validate_files(files: list[Path] | None, option: str) -> None:
+    """Raises UsageError for a folder where a file is expected."""
+    for file in files or []:
+        if file.is_dir():
+            raise UsageError(f"{file} is a folder; expected a file of JSON Lines", option)
+
+
+def chosen_device(name: str | None) -> str:
+    """The device to work on: `name`, or the best there is.
+
+    Raises:
+        UsageError: this machine, or this build of torch, has no such device.
+    """
+    import torch
+
+    accelerator = torch.accelerator.current_accelerator(check_available=True)
+    best = accelerator.type if accelerator else "cpu"
+    if name is None:
+        return best
+    here = list(dict.fromkeys(["cpu", best]))
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    count = 1 if best == "cpu" else torch.accelerator.device_count()
+    if device is None or device.type not in here or (device.index or 0) >= count:
+        raise UsageError(f"{name} is not here; expected {' or '.join(here)}", "--device")
+    return name
+
+
+def write_results(result: dict[str, Any], out: Path) -> dict[str, str]:
+    """Writes results.json into the folder `out`, which is made, and returns its name as "results"."""
+    out.mkdir(parents=True, exist_ok=True)
+    file = out / RESULTS_FILE
+    file.write_text(json.dumps(result, indent=1))
+    return {"results": str(file)}

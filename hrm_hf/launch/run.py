@@ -1,0 +1,106 @@
+"""A planned run of training/run_clm.py: from the options of a command to the process that it becomes."""
+
+import json
+import os
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+from ..io.usage import UsageError
+from .planner import (
+    LaunchPlan,
+    assumed_devices,
+    cpu_devices,
+    cuda_devices,
+    known_models,
+    parse_memory,
+    plan_launch,
+)
+
+
+PLAN_FILE = "launch_plan.json"
+
+
+def plan_run(
+    model: str,
+    arguments: Sequence[str],
+    *,
+    gpus: int | None = None,
+    gpu_memory: str | None = None,
+    gpu_capability: str | None = None,
+    cpu: bool = False,
+    processes: int | None = None,
+    dry_run: bool = False,
+    **options,
+) -> LaunchPlan:
+    """Plans a run on this machine, or with `dry_run` on GPUs that may not be here.
+
+    Args:
+        model: a recipe, a preset or a model type.
+        arguments: flags of run_clm.py, which the plan leaves as they are.
+        gpus: how many to use; all if None.
+        gpu_memory, gpu_capability: of GPUs to plan for, as "24GB" and "7.5"; with `dry_run`.
+        cpu, processes: train on the CPU, with so many processes.
+        options: of `plan_launch`.
+
+    Raises:
+        UsageError: options that do not fit together, or an unknown model.
+        ValueError: fewer GPUs than asked for.
+    """
+    if cpu and (gpus or gpu_memory or gpu_capability):
+        raise UsageError("--gpus, --gpu_memory and --gpu_capability mean nothing with --cpu; --processes does")
+    if processes and not cpu:
+        raise UsageError("the number of CPU processes needs --cpu; of GPUs it is --gpus", "--processes")
+    if (gpu_memory or gpu_capability) and not dry_run:
+        raise UsageError("GPUs that are not here can be planned for, with --dry_run, but not used")
+    if model not in known_models() and model not in CONFIG_MAPPING:
+        raise UsageError(f"{model!r} is unknown; choose one of {', '.join(known_models())}", "--model")
+    devices, hypothetical = _devices(cpu, processes, gpus, gpu_memory, gpu_capability, dry_run)
+    return plan_launch(model, arguments, devices, hypothetical=hypothetical, **options)
+
+
+def start(plan: LaunchPlan) -> None:
+    """Writes the plan into the run's folder and becomes the command, so that signals and exit status are its own."""
+    folder = Path(plan.output_dir)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / PLAN_FILE).write_text(json.dumps(plan.to_dict(), indent=1))
+    # The programs of this environment first: the launcher may run without its environment being activated.
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    program = shutil.which(plan.command[0], path=path)
+    if program is None:
+        raise FileNotFoundError(f"{plan.command[0]} is not on PATH; it comes with torch or accelerate")
+    sys.stdout.flush()
+    os.execve(program, [program, *plan.command[1:]], {**os.environ, "PATH": path})
+
+
+def _devices(
+    cpu: bool, processes: int | None, gpus: int | None, memory: str | None, capability: str | None, dry_run: bool
+):
+    """The devices to plan for, and whether some of them are assumed."""
+    if cpu:
+        return cpu_devices(processes or 1), False
+    found = cuda_devices()
+    if not dry_run:
+        if len(found) < (gpus or 1):
+            raise ValueError(
+                f"{gpus or 1} GPUs needed, {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to "
+                "plan for GPUs that are not here"
+            )
+        return found[:gpus], False
+    try:
+        size = parse_memory(memory) if memory else None
+        version = _capability(capability) if capability else None
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    devices = assumed_devices(found, gpus, size, version)
+    return devices, devices != found[: len(devices)]
+
+
+def _capability(text: str) -> tuple[int, int]:
+    major, _, minor = text.partition(".")
+    if not (major.isdigit() and (minor or "0").isdigit()) or int(major) == 0:
+        raise ValueError(f"--gpu_capability is {text!r}; expected a number like 8.0")
+    return int(major), int(minor or 0)

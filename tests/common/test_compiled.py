@@ -1,0 +1,36 @@
+"""What a training step repeats gives the same compiled, with the same gradients.
+
+For a puzzle that is one ACT step, as one graph, on a carry of which half the slots are free; for a language model or a
+regressor the forward, as `--torch_compile` compiles it. Referee: the same step uncompiled.
+"""
+
+import every
+import pytest
+import torch
+
+
+pytestmark = pytest.mark.slow  # a compiler takes up to a minute of each
+
+
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_a_compiled_step_gives_what_the_eager_one_gives(architecture):
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        model = every.model(architecture).train()
+        arguments = {**every.inputs(architecture), "labels": every.labels(architecture)}
+        torch.manual_seed(0)
+        if architecture in every.PUZZLES:
+            arguments["carry"] = model(**arguments).carry
+            arguments["carry"].halted[::2] = True
+            if compiled:
+                model.compile_act_step()
+        elif compiled:
+            model.forward = torch.compile(model.forward)
+        torch.manual_seed(0)
+        output = model(**arguments)
+        output.loss.backward()
+        found = {name: value.detach() for name, value in output.items() if isinstance(value, torch.Tensor)}
+        gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+        results.append((found, gradients))
+    torch.testing.assert_close(results[1], results[0], atol=1e-4, rtol=1e-3)

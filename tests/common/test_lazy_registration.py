@@ -1,0 +1,61 @@
+"""`import hrm_hf` costs next to nothing, and still every architecture and pipeline is there when it is asked for."""
+
+import subprocess
+import sys
+
+import pytest
+
+
+BEFORE = """
+import sys
+import hrm_hf
+assert not {"torch", "transformers", "numpy"} & set(sys.modules), "import hrm_hf is heavy"
+from transformers import LlamaForCausalLM
+ours = {name for name in sys.modules if name.startswith("hrm_hf.")}
+assert ours == {"hrm_hf._version", "hrm_hf.lazy_registration"}, ours
+"""
+AFTER = """
+import transformers.pipelines
+from transformers import AutoFeatureExtractor, AutoModelForCausalLM, LlamaForCausalLM
+import hrm_hf
+"""
+KNOWN = """
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+assert "llama" in CONFIG_MAPPING and "no_such_type" not in CONFIG_MAPPING
+config = AutoConfig.for_model("hrm_lm", hidden_size=16, intermediate_size=16, num_attention_heads=2, vocab_size=9)
+assert type(config) is hrm_hf.HrmLmConfig
+assert type(AutoModelForCausalLM.from_config(config)) is hrm_hf.HrmLmForCausalLM
+assert hrm_hf.HrmLmForCausalLM._auto_map["AutoConfig"] == "configuration_hrm_lm.HrmLmConfig"
+from transformers.models.auto.feature_extraction_auto import feature_extractor_class_from_name
+assert feature_extractor_class_from_name("CosmoMapFeatureExtractor")
+from transformers.pipelines import PIPELINE_REGISTRY
+known = PIPELINE_REGISTRY.get_supported_tasks()
+assert {"puzzle-solving", "cosmology-regression", "recursive-text-generation"} <= set(known), known
+"""
+
+
+@pytest.mark.parametrize("first", [BEFORE, AFTER], ids=["before-transformers", "after-transformers"])
+def test_architectures_and_pipelines_are_known_whatever_is_imported_first(first):
+    result = subprocess.run([sys.executable, "-c", first + KNOWN], capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
+def test_the_package_has_the_names_of_every_architecture():
+    import hrm_hf
+    from hrm_hf.registry import ARCHITECTURES
+
+    for row in ARCHITECTURES.values():
+        for each in (row.config, row.base, row.head):
+            assert getattr(hrm_hf, each.__name__) is each and each.__name__ in hrm_hf.__all__
+    assert set(hrm_hf.__all__) <= set(dir(hrm_hf))
+    assert all(hasattr(hrm_hf, name) for name in hrm_hf.__all__)
+
+
+def test_what_the_package_does_not_have_is_an_attribute_error():
+    import hrm_hf
+
+    with pytest.raises(AttributeError, match="'hrm_hf' has no attribute 'HrmNothing'"):
+        hrm_hf.HrmNothing  # noqa: B018
+    with pytest.raises(AttributeError, match="'hrm_hf' has no attribute 'nothing'"):
+        hrm_hf.nothing  # noqa: B018

@@ -1,0 +1,208 @@
+"""Each architecture of the registry gives the same however it is run, kept and held.
+
+Referee: the same model run plainly, as a whole and in memory. Compiled models are in test_compiled.py, checkpoints
+that carry their code in test_own_code.py, and what only one architecture has in tests/models.
+"""
+
+import every
+import pytest
+import torch
+import transformers
+from accelerate import cpu_offload, disk_offload
+from peft import PeftModel
+from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyond_rounding
+from transformers import AutoConfig, DynamicCache, StaticCache
+
+from hrm_hf.trainer.adapters import TuningArguments, with_adapters
+
+
+LOADED = [(name, auto_class) for name in every.ARCHITECTURES for auto_class in every.ROWS[name].heads]
+
+
+def tensors(output) -> dict[str, torch.Tensor]:
+    """Every tensor of an output, by its field."""
+    return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+
+
+def assert_same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> None:
+    """Equal but for the rounding of float32: what some losses sum in float64 was computed in it."""
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        pair = (one.float() if one.is_floating_point() else one for one in (found[name], value))
+        assert_equal_but_for_rounding(*pair, msg=name)
+
+
+def of_tokens(output) -> dict[str, torch.Tensor]:
+    """What a language model says of each token, and how long it thought about it, if it says so."""
+    return {name: value for name, value in tensors(output).items() if name in ("logits", "halt_steps")}
+
+
+@torch.no_grad()
+def outputs(architecture: str, model, **options) -> dict[str, torch.Tensor]:
+    """What a model in eval mode gives for the inputs of its kind and their labels."""
+    arguments = every.inputs(architecture) | {"labels": every.labels(architecture)}
+    return tensors(model.eval()(**arguments, **options))
+
+
+def test_every_architecture_of_the_registry_is_of_a_kind_that_is_tested():
+    kinds = {row.model_type: row.pipeline for row in every.ROWS.values() if row.model_type not in every.ARCHITECTURES}
+    assert kinds == {}, f"tests/helpers/every.py has no inputs for these pipelines: {kinds}"
+
+
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_labels_give_a_loss_with_a_gradient(architecture):
+    model = every.model(architecture).train()
+    model(**every.inputs(architecture), labels=every.labels(architecture)).loss.backward()
+    assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
+
+
+# ---- a row alone = in a batch ----
+
+
+@every.with_variants((*every.PUZZLES, *every.REGRESSORS))
+def test_a_row_alone_gives_what_it_gives_in_a_batch(architecture, fields):
+    model, batch = every.model(architecture, **fields), every.inputs(architecture, rows=5)
+    with torch.no_grad():
+        together = {name: value for name, value in tensors(model(**batch)).items() if len(value) == 5}
+        assert "logits" in together and differ_beyond_rounding(together["logits"][0], together["logits"][1])
+        for row in range(5):
+            alone = tensors(model(**{name: value[row : row + 1] for name, value in batch.items()}))
+            assert_same({name: alone[name][0] for name in together}, {k: v[row] for k, v in together.items()})
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("side", ["left", "right"])
+@every.with_variants(every.CAUSAL_LMS)
+def test_a_text_alone_gives_what_it_gives_in_a_padded_batch(architecture, fields, side, attention):
+    model, batch = every.wake(every.model(architecture, **fields)), every.padded(architecture, side)
+    model.set_attn_implementation(attention)
+    with torch.no_grad():
+        together = of_tokens(model(**batch, use_cache=False))
+        for row, real in enumerate(batch["attention_mask"].bool()):
+            alone = of_tokens(model(batch["input_ids"][row : row + 1, real], use_cache=False))
+            assert alone["logits"].isfinite().all()
+            assert_same({k: v[0] for k, v in alone.items()}, {k: v[row, real] for k, v in together.items()})
+
+
+# ---- with a cache = without ----
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", [DynamicCache, StaticCache])
+@every.with_variants(every.CAUSAL_LMS)
+def test_a_text_in_pieces_with_a_cache_gives_what_it_gives_at_once(architecture, fields, kind, attention):
+    """A prompt, single tokens, a piece and single tokens again, in a batch that is padded on the left."""
+    model, batch = every.wake(every.model(architecture, **fields)), every.padded(architecture)
+    model.set_attn_implementation(attention)
+    ids, mask = batch.values()
+    real, length = mask.bool(), ids.shape[1]
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    cache = kind(config=model.config, **({"max_cache_len": length + 3} if kind is StaticCache else {}))
+    ends = [
+        length // 3,
+        *range(length // 3 + 1, length // 2),
+        3 * length // 4,
+        *range(3 * length // 4 + 1, length + 1),
+    ]
+    with torch.no_grad():
+        whole = [model(**batch, use_cache=False, **more) for more in ({}, {"position_ids": positions})]
+        steps = [
+            model(
+                ids[:, start:end], attention_mask=mask[:, :end], position_ids=positions[:, start:end],
+                past_key_values=cache, use_cache=True,
+            )
+            for start, end in zip([0, *ends], ends)
+        ]  # fmt: skip
+    cached = {name: torch.cat([step[name] for step in steps], dim=1)[real] for name in of_tokens(whole[0])}
+    for expected in whole:
+        assert_same(cached, {name: value[real] for name, value in of_tokens(expected).items()})
+
+
+@every.with_variants(every.CAUSAL_LMS)
+def test_a_model_writes_the_same_with_a_growing_a_static_and_no_cache(architecture, fields):
+    model = every.wake(every.model(architecture, **fields))
+    batch = {name: value[:2] for name, value in every.padded(architecture).items()}
+    arguments = {**batch, "max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(**arguments, use_cache=False)
+    assert expected.shape[1] > batch["input_ids"].shape[1]
+    assert torch.equal(model.generate(**arguments), expected)
+    static = model.generate(**arguments, cache_implementation="static", disable_compile=True)
+    assert torch.equal(static, expected)
+
+
+# ---- saved = loaded ----
+
+
+@pytest.mark.parametrize("shards", ["one file", "shards"])
+@every.with_variants(every.ARCHITECTURES)
+def test_a_loaded_model_is_the_saved_one(architecture, fields, shards, tmp_path):
+    model = every.model(architecture, **fields)
+    model.train()(**every.inputs(architecture), labels=every.labels(architecture))  # moves running means, if any
+    model.eval().save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if shards == "shards" else {}))
+    assert (tmp_path / "model.safetensors.index.json").exists() == (shards == "shards")
+    loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(report.values()), report
+    assert_copied(loaded.state_dict(), model.state_dict())
+    assert_same(outputs(architecture, loaded), outputs(architecture, model))
+
+
+@pytest.mark.parametrize(("architecture", "auto_class"), LOADED, ids=lambda value: getattr(value, "__name__", value))
+def test_an_auto_class_loads_its_head_as_it_was_saved(architecture, auto_class, tmp_path):
+    model = every.model(architecture)
+    model.save_pretrained(tmp_path)
+    config = AutoConfig.from_pretrained(tmp_path)
+    assert type(config) is every.ROWS[architecture].config and config.to_diff_dict() == model.config.to_diff_dict()
+    loaded = auto_class.from_pretrained(tmp_path).eval()
+    assert type(loaded) is every.ROWS[architecture].heads[auto_class]
+    saved = model if type(loaded) is type(model) else model.base_model
+    assert_copied(loaded.state_dict(), saved.state_dict())
+    inputs = every.inputs(architecture)
+    with torch.no_grad():
+        assert_same(tensors(loaded(**inputs)), tensors(saved(**inputs)))
+
+
+# ---- weights elsewhere = in memory ----
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_weights_that_are_fetched_when_needed_give_the_same(architecture, place, tmp_path):
+    """By accelerate, which gives a module its weights when it is called, and takes them away after that."""
+    expected = outputs(architecture, every.model(architecture))
+    model = every.model(architecture)
+    if place == "memory":
+        cpu_offload(model, torch.device("cpu"))
+    else:
+        disk_offload(model, str(tmp_path), torch.device("cpu"))
+    assert all(p.is_meta for p in model.parameters())
+    assert_same(outputs(architecture, model), expected)
+    assert all(p.is_meta for p in model.parameters())
+
+
+# ---- an adapter merged = beside the weights ----
+
+
+@pytest.mark.parametrize("method", ["lora", "dora"])
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_an_adapter_gives_the_same_saved_and_loaded_and_merged(architecture, method, tmp_path):
+    every.save(architecture, tmp_path / "base")
+    load = getattr(transformers, every.AUTO_CLASSES[architecture]).from_pretrained
+    adapted = with_adapters(load(tmp_path / "base"), TuningArguments(lora_rank=4, use_dora=method == "dora"))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for name, parameter in adapted.named_parameters():
+            if "lora_B" in name:
+                parameter.normal_(std=0.05)
+            elif "modules_to_save" in name:
+                parameter.add_(0.05 * torch.randn_like(parameter))
+    expected = outputs(architecture, adapted)
+    assert differ_beyond_rounding(outputs(architecture, load(tmp_path / "base"))["loss"], expected["loss"])
+    adapted.save_pretrained(tmp_path / "adapter")
+    again = PeftModel.from_pretrained(load(tmp_path / "base"), tmp_path / "adapter")
+    assert_same(outputs(architecture, again), expected)
+    merged = again.merge_and_unload()
+    assert_same(outputs(architecture, merged), expected)
+    merged.save_pretrained(tmp_path / "merged")
+    loaded = load(tmp_path / "merged")
+    assert_copied(loaded.state_dict(), merged.state_dict())
+    assert_same(outputs(architecture, loaded), outputs(architecture, merged))

@@ -1,0 +1,96 @@
+"""A checkpoint carries its code: a process that cannot import this package computes the same, and saves it again.
+
+Referee: the package, with the same weights. The way over a Hub is in tests/hub/test_hub_round_trip.py.
+"""
+
+import json
+import os
+import subprocess
+import sys
+
+import every
+import hub_worker
+import pytest
+import tiny
+import torch
+from tolerances import assert_equal_but_for_rounding
+
+
+# Runs where `import hrm_hf` fails; argv: a folder of checkpoints, each with expected.pt.
+SCRIPT = """
+import sys
+sys.modules["hrm_hf"] = None
+sys.path.insert(0, sys.argv[2])
+from pathlib import Path
+import torch, transformers
+from hub_worker import base_output, outputs
+
+for folder in sorted(Path(sys.argv[1]).iterdir()):
+    expected = torch.load(folder / "expected.pt", weights_only=True)
+    source, found = folder, {}
+    for target in (folder / "again", folder / "and again"):
+        config = transformers.AutoConfig.from_pretrained(source, trust_remote_code=True)
+        base = transformers.AutoModel.from_pretrained(source, trust_remote_code=True)
+        model = getattr(transformers, expected["auto_class"]).from_pretrained(source, trust_remote_code=True)
+        assert all(type(one).__module__.startswith("transformers_modules") for one in (config, base, model)), folder
+        with torch.no_grad():
+            loss = model(**expected["inputs"], labels=expected["labels"]).loss
+        found[target.name] = {
+            "loss": loss, "base": base_output(base, expected["inputs"]), **outputs(model, expected["inputs"])
+        }
+        model.save_pretrained(target)
+        source = target
+    torch.save(found, folder / "found.pt")
+"""
+
+
+@pytest.fixture(scope="module")
+def without_the_package(tmp_path_factory):
+    """By variant: what the package computed, and what a process without it did, from the checkpoint and a copy."""
+    home = tmp_path_factory.mktemp("home")
+    variants = {name: (name, {}) for name in every.ARCHITECTURES} | {"trm_puzzle-mlp": ("trm_puzzle", tiny.MLP)}
+    folders = {variant: home / "checkpoints" / variant for variant in variants}
+    for variant, (name, fields) in variants.items():
+        model, inputs, labels = every.model(name, **fields), every.inputs(name), every.labels(name)
+        model.save_pretrained(folders[variant])
+        with torch.no_grad():
+            loss = model(**inputs, labels=labels).loss
+        base = hub_worker.base_output(model.base_model, inputs)
+        expected = {"loss": loss, "base": base, **hub_worker.outputs(model, inputs)}
+        known = {"auto_class": every.AUTO_CLASSES[name], "inputs": inputs, "labels": labels, "outputs": expected}
+        torch.save(known, folders[variant] / "expected.pt")
+    environment = {**os.environ, "HF_HOME": str(home / "hf_home"), "HF_HUB_OFFLINE": "1"}
+    environment.pop("HF_MODULES_CACHE", None)
+    helpers = os.path.dirname(hub_worker.__file__)
+    finished = subprocess.run(
+        [sys.executable, "-c", SCRIPT, str(home / "checkpoints"), helpers],
+        cwd=home, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    load = {name: torch.load(folders[name] / "found.pt", weights_only=True) for name in variants}
+    return {name: (torch.load(folders[name] / "expected.pt")["outputs"], load[name]) for name in variants}
+
+
+@pytest.mark.parametrize("variant", [*every.ARCHITECTURES, "trm_puzzle-mlp"])
+def test_a_process_without_the_package_computes_the_same_and_saves_it_again(variant, without_the_package):
+    expected, found = without_the_package[variant]
+    assert found.keys() == {"again", "and again"}
+    for copy in found.values():
+        assert copy.keys() == expected.keys() and len(expected) >= 4
+        for name, value in expected.items():
+            pair = (one.float() if one.is_floating_point() else one for one in (copy[name], value))
+            assert_equal_but_for_rounding(*pair, msg=name)
+
+
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_a_checkpoint_names_every_head_and_holds_their_code(architecture, tmp_path):
+    every.model(architecture).save_pretrained(tmp_path)
+    auto_map = json.loads((tmp_path / "config.json").read_text())["auto_map"]
+    row = every.ROWS[architecture]
+    assert auto_map.keys() == {"AutoConfig", *(auto_class.__name__ for auto_class in row.heads)}
+    assert {name.split(".")[1] for name in auto_map.values()} == {
+        one.__name__ for one in (row.config, *row.heads.values())
+    }
+    for name in auto_map.values():
+        module, class_name = name.split(".")
+        assert f"class {class_name}(" in (tmp_path / f"{module}.py").read_text()

@@ -69,7 +69,7 @@ PARTS = sorted({part for roles in COLUMNS.values() for part in roles})
 
 @dataclass(frozen=True)
 class Schema:
-    """What the rows of a set are ("edits", "functions" or "files") and the column of each of their parts."""
+    """The kind of a set's rows ("edits", "functions" or "files") and the column of each of their parts."""
 
     kind: str
     columns: dict[str, str]

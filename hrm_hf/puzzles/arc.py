@@ -165,7 +165,7 @@ def build_arc(
 
 
 def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str, Any]:
-    """What identifies a build, kept in `puzzle.json`; known before the rows are made."""
+    """Returns the options that identify a build, for `puzzle.json`, before its rows are made."""
     if num_aug < 0 or seed < 0:
         raise ValueError(f"num_aug is {num_aug} and seed {seed}; neither may be negative")
     if not tasks:

@@ -182,7 +182,7 @@ def _checked_rows(*columns: np.ndarray) -> list[np.ndarray]:
 
 
 def _key(grid: Any) -> GridKey:
-    """What identifies a grid: its shape and cells."""
+    """Returns the key of a grid: its shape and cells."""
     array = np.asarray(grid, dtype=np.uint8)
     return array.shape, array.tobytes()
 

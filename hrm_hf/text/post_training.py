@@ -67,7 +67,7 @@ class GrpoArguments(CheckedArguments, GRPOConfig):
 
 
 class PostTraining(PushesToHub, CompleteCheckpoints):
-    """What the trainers below share; before a trainer of TRL."""
+    """The base of the trainers below; stands before a trainer of TRL."""
 
     average = None  # of weights: there is none
 

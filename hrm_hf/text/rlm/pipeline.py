@@ -33,7 +33,7 @@ SALVAGE_SHARE = 0.1  # of max_wall_seconds, kept for the answer that is asked fo
 
 @dataclass
 class RlmResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         answer: the answer; "" if there is none.
@@ -214,7 +214,7 @@ class _Trajectory:
 
 
 class _Output:
-    """What a block prints: the first characters, and how many more there were."""
+    """The output of a block: its first characters, and how many more there were."""
 
     def __init__(self, limit: int):
         self._parts, self._room, self._cut = [], limit, 0
@@ -228,7 +228,7 @@ class _Output:
             self._parts.append(kept)
 
     def text(self, error: str | None = None) -> str:
-        """What is shown; an error has room of its own, since a model that is not told of it cannot mend it."""
+        """Returns the text to show; an error has room of its own: a model that is not told of it cannot mend it."""
         cut = text.CUT.format(count=self._cut) if self._cut else ""
         ending = f"\n{cut_middle(error)}" if error else ""
         return ("".join(self._parts) + cut + ending) or "(nothing)"

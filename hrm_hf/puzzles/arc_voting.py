@@ -35,7 +35,7 @@ GridKey = tuple[tuple[int, ...], bytes]
 
 
 class Candidate(NamedTuple):
-    """An answer that got votes: colours uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
+    """An answer that got votes: colors uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
 
     grid: np.ndarray
     votes: int

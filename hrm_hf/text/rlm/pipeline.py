@@ -104,7 +104,7 @@ class RlmPipeline(Pipeline):
             It can be passed by one forward step of the model and a second of the executor.
         max_output_chars (`int`, 20000): printed characters that the model is shown after each turn.
         max_answer_chars (`int`, 1000000): of the answer; a longer one is refused, and the model told.
-        max_prompt_chars (`int`, 20000000): of the prompts of one sub-call together, before they are tokenised.
+        max_prompt_chars (`int`, 20000000): of the prompts of one sub-call together, before they are tokenized.
         batch_size (`int`, 16): prompts of `llm_query_batched` in one call of `generate`.
         seed (`int`, 0): of sampling and of `random` in the REPL. The global state of torch is left as it was.
         trajectory (path or None): a JSONL file to write, a line for each event, flushed at once.
@@ -429,7 +429,7 @@ class _Level:
         return child.answer
 
     def _validate_size(self, chars: int) -> None:
-        """Before anything is tokenised, which takes a hundred times the memory of the text."""
+        """Before anything is tokenized, which takes a hundred times the memory of the text."""
         if chars > self.caps.max_prompt_chars:
             raise CallError(f"the prompts have {chars} characters; at most {self.caps.max_prompt_chars}: split them")
 

@@ -1,4 +1,4 @@
-"""What checksums cost: writing and checking a checkpoint with them against sizes alone.
+"""Measures the cost of checksums: writing and checking a checkpoint with them against sizes alone.
 
     python benchmarks/checkpoints.py [--quick] [--turns 7] [--folder /scratch] [--out benchmarks/results]
 

@@ -1,4 +1,4 @@
-"""What a cosmology data set costs: drawing maps of each kind, with one worker and two, and reading them back.
+"""Measures the cost of a cosmology data set: making maps of each kind, with one worker and two, and reading them.
 
     python benchmarks/cosmology_generation.py [--quick] [--sizes 64,256] [--turns 15] [--kinds des]
 

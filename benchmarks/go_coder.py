@@ -144,7 +144,7 @@ def decode_speed(configs: dict, args) -> dict[str, dict]:
 
 
 def ratios(models: dict) -> dict[str, float]:
-    """What the coder has, over what GPT-2 has."""
+    """Returns the coder's values divided by GPT-2's."""
     ours, theirs = models["hrm_go_coder"], models["gpt2"]
     return {name: ours[name] / theirs[name] for name in ours}
 

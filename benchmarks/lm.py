@@ -77,7 +77,7 @@ def main() -> None:
 
 
 def describe(config, block_size: int) -> dict:
-    """What a model is, and its analytic work a token."""
+    """Describes a model, and its analytic work a token."""
     return {
         "model_type": config.model_type,
         "parameters": count_parameters(config),

@@ -1,4 +1,4 @@
-"""What mHC costs in training: step time and kept activations of `rlm_mhc` with mHC on and off.
+"""Measures the cost of mHC in training: step time and kept activations of `rlm_mhc` with mHC on and off.
 
     python benchmarks/mhc_overhead.py [--quick] [--threads 1] [--res_modes sinkhorn,identity] [--no_compile]
 

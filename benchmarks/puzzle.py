@@ -176,7 +176,7 @@ def interleave(sides: dict, steps: int, turns: int) -> dict[str, float]:
 
 
 def machine() -> dict:
-    """What the figures were measured on."""
+    """Describes the machine of the measurements."""
     return {
         "cores": os.cpu_count(),
         "processor": platform.machine(),

@@ -1,4 +1,4 @@
-"""What quantised weights cost and save: size, quality, halting and speed of each architecture, on this machine.
+"""Measures quantized weights: size, quality, halting and speed of each architecture, on this machine.
 
     python benchmarks/quantisation.py --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt \\
         go=runs/go_nano:data/go/test.jsonl maps=runs/cosmo:data/kappa_64

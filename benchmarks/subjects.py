@@ -1,4 +1,4 @@
-"""What a trained checkpoint of each architecture is asked, and on what: shared by the benchmarks that change a model.
+"""Measures of a trained checkpoint of each architecture, and their data, for the benchmarks that change a model.
 
 A subject has held-out rows, `quality(model)` on all of them, `answers` to compare two models by, and `run`, the
 forward whose logits and time are compared. Nothing is trained or changed here.

@@ -1,6 +1,6 @@
 """Boards and the confidence over the ACT steps as HTML: what a step shows, without a browser or a page.
 
-Colours and rules are those of `hrm_hf.puzzles.plots`, which draws the same as pictures.
+Colors and rules are those of `hrm_hf.puzzles.plots`, which draws the same as pictures.
 """
 
 import html
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..puzzles import maze
-from ..puzzles.plots import ARC_COLOURS, MAZE_COLOURS, used_window, wrong_cells
+from ..puzzles.plots import ARC_COLORS, MAZE_COLORS, used_window, wrong_cells
 from ..puzzles.sudoku_rules import BLANK, DIGIT_OFFSET
 from ..puzzles.tasks import PuzzleTask
 
@@ -86,9 +86,9 @@ def _cell(task: PuzzleTask, given: int, token: int) -> tuple[str, str, list[str]
     """Text, style and classes of a cell."""
     if task.name == "maze":
         letter = {maze.START: "S", maze.GOAL: "G"}.get(token, "")
-        return letter, f"background: {MAZE_COLOURS[min(token, maze.VOCAB_SIZE - 1)]}", []
+        return letter, f"background: {MAZE_COLORS[min(token, maze.VOCAB_SIZE - 1)]}", []
     if task.name == "arc":
-        return "", f"background: {ARC_COLOURS[token if token < len(ARC_COLOURS) else 0]}", []
+        return "", f"background: {ARC_COLORS[token if token < len(ARC_COLORS) else 0]}", []
     if task.name == "sudoku":
         digit = str(token - DIGIT_OFFSET) if BLANK < token < task.board.vocab_size else ""
         return digit, "", ["given" if given > BLANK else "filled"]

@@ -24,7 +24,9 @@ def go(
     types: Annotated[bool, typer.Option("--types", help="Type declarations too.")] = False,
     min_body_lines: Annotated[int, typer.Option(min=0, help="Lines of a function's body.")] = 2,
     min_doc_characters: Annotated[int, typer.Option(min=1, help="Characters of its doc comment.")] = 20,
-    licence: Annotated[str | None, typer.Option(help="SPDX name, where the source does not say it.")] = None,
+    license: Annotated[
+        str | None, typer.Option("--license", "--licence", help="SPDX name, where the source does not say it.")
+    ] = None,
     split_by: Annotated[str, typer.Option(help="Never divided among splits: package or repository.")] = "package",
     validation_share: Annotated[float, typer.Option(min=0, max=1, help="Share of the groups.")] = 0.05,
     test_share: Annotated[float, typer.Option(min=0, max=1, help="Share of the groups.")] = 0.05,
@@ -42,7 +44,7 @@ def go(
 ):
     """Build records for the Go coder: documented functions, commits, pull requests.
 
-    Example: hrm-hf data go --source std --licence BSD-3-Clause --deduplicate near --out data/go
+    Example: hrm-hf data go --source std --license BSD-3-Clause --deduplicate near --out data/go
 
     Example: hrm-hf data go --source git:../cobra --source prs:pulls.jsonl --trajectories 3 --out data/go_repair
     """

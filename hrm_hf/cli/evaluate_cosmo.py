@@ -58,7 +58,7 @@ def cosmo_baseline(
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and pictures.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ):
-    """What a regression on power spectra, moments and histograms makes of the same maps.
+    """Evaluate a regression on power spectra, moments and histograms of the same maps.
 
     Example: hrm-hf eval cosmo-baseline --data data/lognormal --method spectrum-gp --out runs/gp
     """

@@ -1,4 +1,4 @@
-"""What commands share: a function of the library is called with the options, and its result printed."""
+"""Shared by the commands: calls a function of the library with the options and prints its result."""
 
 import json
 from collections.abc import Callable, Iterator

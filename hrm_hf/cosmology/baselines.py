@@ -101,9 +101,9 @@ def run_baseline(
     names = list(train.labels)
     scale = pixel_scales(train)
     inputs, queries = (_features(method, maps, scale) for maps in (train, test))
-    inputs, queries = _standardised(inputs, queries)
+    inputs, queries = _standardized(inputs, queries)
     if method.endswith("-quadratic"):
-        inputs, queries = _standardised(*_with_products(inputs, queries))
+        inputs, queries = _standardized(*_with_products(inputs, queries))
     targets = np.stack([train.labels[name] for name in names], axis=1).astype(np.float64)
     truth = np.stack([test.labels[name] for name in names], axis=1)
     centre, spread = targets.mean(axis=0), targets.std(axis=0)
@@ -125,7 +125,7 @@ def _features(method: str, maps: MapSet, scale: np.ndarray) -> np.ndarray:
     return features
 
 
-def _standardised(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _standardized(inputs: np.ndarray, queries: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """In units of the training features; those that never vary are dropped."""
     centre, spread = inputs.mean(axis=0), inputs.std(axis=0)
     used = spread > 1e-9 * np.maximum(np.abs(centre), 1e-30)
@@ -164,7 +164,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
         weight = masks[:, None].astype(np.float64)
         share = weight.mean(axis=(2, 3))[..., None]
         fields = (fields - (fields * weight).mean(axis=(2, 3), keepdims=True) / share[..., None]) * weight
-    # The side drops out of logarithms but for a constant, which standardising takes away.
+    # The side drops out of logarithms but for a constant, which standardizing takes away.
     power = map_power_spectrum(fields, 1.0, bins)[1] / share
     tiny = np.finfo(np.float64).tiny
     parts = [np.log10(np.maximum(power, tiny)).reshape(len(fields), -1)]
@@ -239,7 +239,7 @@ def _shape(values: np.ndarray, weight: np.ndarray, unit: np.ndarray) -> np.ndarr
     return np.concatenate((figures, histogram), axis=2).reshape(number, -1)
 
 
-# Regressions: standardised inputs [N, F], targets [N, R] and queries [M, F] -> means and standard deviations [M, R],
+# Regressions: standardized inputs [N, F], targets [N, R] and queries [M, F] -> means and standard deviations [M, R],
 # and the correlation of their errors [R, R], from residuals of training maps that were left out of the fit.
 
 

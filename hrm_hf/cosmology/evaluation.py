@@ -1,4 +1,4 @@
-"""What posteriors over cosmological parameters are worth: accuracy, calibration, and the area of their contours.
+"""The quality of posteriors over cosmological parameters: accuracy, calibration, and the area of their contours.
 
 Plain numpy on a `CosmologyPredictions`, whoever made it: a network, or a regression on power spectra. Accuracy is
 always given beside the standard deviation of the prior, for R^2 alone hides that a parameter is unconstrained.

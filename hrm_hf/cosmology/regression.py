@@ -165,7 +165,7 @@ def load_regressor(
 def map_collator(
     extractor: CosmoMapFeatureExtractor, model: PreTrainedModel, data_args: CosmoDataArguments, seed: int
 ) -> MapCollator:
-    """What is done to maps in training; they are moved around their edges if the model takes those to meet."""
+    """Returns the collator for training; it moves maps around their edges if the model takes those to meet."""
     return MapCollator(
         extractor,
         augment=data_args.augment,
@@ -218,6 +218,6 @@ def evaluate_on_test(model, extractor, rows: dict[str, np.ndarray], info: Cosmol
 
 
 def card_figures(metrics: dict[str, Any]) -> dict[str, float]:
-    """What a model card gets of `evaluate_predictions`; everything is in results.json."""
+    """Returns the values of `evaluate_predictions` for a model card; results.json has all."""
     figures = {f"{name}_{key}": found[key] for name, found in metrics["parameters"].items() for key in CARD_METRICS}
     return figures | {"tarp_deviation": metrics["tarp"]["deviation"]}

@@ -111,7 +111,7 @@ class RegressionTrainer(HrmTrainer):
 
 
 def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor]:
-    """What a batch adds to the sums over maps, in double precision."""
+    """Returns the terms that a batch adds to the sums over maps, in double precision."""
     parts = {n: v for n, v in outputs.items() if n.endswith("_loss") and torch.is_tensor(v)}
     terms = {"loss": loss, **parts, **(outputs.get("metrics") or {})}
     counted = torch.tensor(maps, dtype=torch.float64, device=loss.device)

@@ -45,7 +45,7 @@ class GoDataArguments:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
     def budgets(self, positions: bool = True) -> dict[str, int]:
-        """What `GoStreamBuilder` takes; without `positions` the segments' alone, which a Go coder's config has too."""
+        """Returns budgets for `GoStreamBuilder`; without `positions` the segments' alone, as in a Go config."""
         return {name: getattr(self, name) for name in (*(["max_length"] if positions else []), *BUDGETS)}
 
 

@@ -1,4 +1,4 @@
-"""What a run on Go records does beside training: it writes code for held-out prompts and has it checked.
+"""Callbacks of a run on Go records: refinement warms up, and code written for held-out prompts is checked.
 
 The validator runs between steps, on the first process alone, never inside a forward pass. `write_code` is greedy and
 plain token by token, so that it serves the Go coder and any baseline alike; generation with refinement is the model's.

@@ -24,7 +24,7 @@ KINDS = "go-syntax, length:TOKENS, regex:PATTERN"
 
 @dataclass
 class RewardArguments:
-    """What is rewarded."""
+    """The rewards of completions."""
 
     reward: list[str] = field(
         default_factory=list, metadata={"help": f"What completions are rewarded for: {KINDS}; one or several."}

@@ -115,7 +115,7 @@ def _licenses_of(source: str) -> list[tuple[str, str]]:
 
 
 def _counted_licenses(file: Path) -> list[tuple[str, str]]:
-    """What `hrm-hf data go` counted in the records that it wrote."""
+    """Reads the licenses that `hrm-hf data go` counted in its records."""
     counted = _read(file.parent / "report.json", json.loads, ValueError).get("licences")
     if not isinstance(counted, dict):
         return []
@@ -123,7 +123,7 @@ def _counted_licenses(file: Path) -> list[tuple[str, str]]:
 
 
 def _sources_of_puzzles(folder: Path) -> list[tuple[str, str]]:
-    """What `hrm-hf data sudoku`, `maze` and `arc` noted as their sources."""
+    """Reads the sources that `hrm-hf data sudoku`, `maze` and `arc` noted."""
     info = _read(folder / "puzzle.json", json.loads, ValueError)
     options = info.get("options", {})
     if options.get("source") == "generate":

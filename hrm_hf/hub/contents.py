@@ -318,7 +318,7 @@ def code_files(config_class: type) -> dict[str, Path]:
 
 
 def code_license() -> bytes:
-    """What the code in a checkpoint may be used for; the weights are another matter, which the card settles."""
+    """Returns the license of the code in a checkpoint; that of the weights is named in the card."""
     return (
         "The Python files (*.py) beside this file come from the package hrm_hf and are under the license below.\n"
         "It is the license of the code alone. That of the weights is named in the metadata of README.md; where none\n"

@@ -1,7 +1,7 @@
 """Complete checkpoints: a manifest with checksums, written last, and the check that every file is as it was written.
 
 A run killed while it saves leaves a folder without a manifest; a disk or a copy that lost or changed bytes leaves a
-file of another size or another SHA-256. Both are recognised before anything is loaded. The manifest also says which
+file of another size or another SHA-256. Both are recognized before anything is loaded. The manifest also says which
 run wrote the checkpoint. It protects from corruption, not from people: whoever can change a file can write a new
 manifest.
 

@@ -200,7 +200,7 @@ def _pull_into_folder(folder: Path, source: Source, entries: dict[str, Entry]) -
 
 
 def _pull_record(folder: Path, repo_id: str | None = None) -> dict | None:
-    """What the folder says of its last pull, None for a new or empty one. ValueError if it is anything else.
+    """Reads the record of a folder's last pull; None if it is new or empty. ValueError if it is anything else.
 
     Args:
         repo_id: that the folder must hold; any if None.

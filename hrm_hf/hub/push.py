@@ -223,7 +223,7 @@ def _operations(contents: Contents, head: ModelInfo | SpaceInfo) -> list[CommitO
 
 
 def _how_to_try(number: str, repo_id: str, repo_type: str) -> str:
-    """What to do with a pull request: see it, add to it, merge it."""
+    """Returns the commands to see a pull request, add to it and merge it."""
     space = "--repo-type space " if repo_type == "space" else ""
     pull = f"hf download {space}{repo_id}" if space else f"hrm-hf pull {repo_id}"
     revision = f"--revision {PULL_REQUEST}{number}"

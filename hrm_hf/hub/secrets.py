@@ -94,7 +94,7 @@ def validate_no_secrets(files: dict[str, Path | bytes]) -> None:
 
 
 def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str | None:
-    """What kind of secret a file holds, None if none is found.
+    """Returns the kind of secret in a file, None if none is found.
 
     Args:
         token: that nobody may see, whatever its form.
@@ -179,7 +179,7 @@ def texts_in(values: object) -> Iterator[str]:
 
 
 def _kind(text: str) -> str | None:
-    """What kind of secret a text holds. Some patterns are slow, the search for a word that they need is not."""
+    """Returns the kind of secret in a text. Some patterns are slow, the search for a word that they need is not."""
     small = text.lower()
     for kind, words, detector in _detectors():
         if (not words or any(word in small for word in words)) and any(detector.analyze_string(text)):

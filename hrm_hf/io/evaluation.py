@@ -1,4 +1,4 @@
-"""What every evaluation looks at before it works for minutes, and the file that keeps its result.
+"""The checks of every evaluation before it works for minutes, and the file that keeps its result.
 
 What a model or a data set holds is checked where it is read.
 """

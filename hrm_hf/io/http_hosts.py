@@ -70,7 +70,7 @@ class HostGuard:
             await send_error(send, 403, problem, code="host_not_allowed")
 
     def problem(self, scope) -> str | None:
-        """What is wrong with the headers of a request, or None."""
+        """Returns the fault in the headers of a request, or None."""
         hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
         if len(hosts) != 1 or (parts := split_host(hosts[0])) is None:
             return f"the request has the Host header {', '.join(hosts)[:80]!r}; expected one name of this server"

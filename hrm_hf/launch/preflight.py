@@ -134,7 +134,7 @@ def gpus(required: bool = False) -> list[Check]:
 
 
 def backends(processes: int, timeout: float, environ: Mapping[str, str]) -> list[Check]:
-    """What the processes would talk through, tried by adding a number over `processes` of them."""
+    """Tries gloo and NCCL by adding a number over `processes` processes."""
     if not torch.distributed.is_available():
         return [Check("torch.distributed", "fail", "not in this build of torch", "install torch from pytorch.org")]
     if not torch.distributed.is_gloo_available():

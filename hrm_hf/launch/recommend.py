@@ -69,7 +69,7 @@ class Row:
 
 @dataclass(frozen=True)
 class Advice:
-    """What to run. `guide` is the row of the guide's table (puzzles), `best` the largest model that is worth it."""
+    """The runs that fit. `guide` is the row of the guide's table (puzzles), `best` the largest model worth it."""
 
     task: str
     memory: int

@@ -1,7 +1,7 @@
 """`CosmoMapFeatureExtractor`: maps of the sky, as arrays or files, to what the cosmology regressors take.
 
 Scaling uses two figures per channel that belong to the data set, never to the map: the amplitude of a convergence map
-is the signal. Standardising each map by itself, as is usual for photographs, would delete it. No resizing either: the
+is the signal. Standardizing each map by itself, as is usual for photographs, would delete it. No resizing either: the
 angular size of a pixel is part of what the model has learnt.
 """
 

@@ -4,7 +4,7 @@
     splits, info = build_arc(tasks, num_aug=1000)
     save_arc_dataset(splits, info, tasks, "data/arc1")
 
-Each task is augmented by the eight symmetries and permutations of the colours 1..9 (0, the background, stays), and
+Each task is augmented by the eight symmetries and permutations of the colors 1..9 (0, the background, stays), and
 every augmentation is a puzzle with an identifier of its own. Sources are read in `arc_tasks`; tokens, and the names
 of augmentations, are in `arc_grids`. The public names of both can be imported from here.
 
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .arc_grids import (
-    COLOUR_OFFSET,
+    COLOR_OFFSET,
     EOS_ID,
     FRAME,
-    NUM_COLOURS,
+    NUM_COLORS,
     SEQ_LEN,
     VOCAB_SIZE,
     apply_augmentation,
@@ -47,11 +47,11 @@ if TYPE_CHECKING:
     import datasets
 
 __all__ = [
-    "COLOUR_OFFSET",
+    "COLOR_OFFSET",
     "EOS_ID",
     "EVALUATED_SUBSETS",
     "FRAME",
-    "NUM_COLOURS",
+    "NUM_COLORS",
     "SEQ_LEN",
     "TEST_PUZZLES_FILE",
     "VOCAB_SIZE",
@@ -96,14 +96,14 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
         if len(seen) > num_aug:
             return
         transform = int(rng.integers(NUM_DIHEDRAL))
-        colours = np.concatenate([[0], rng.permutation(np.arange(1, NUM_COLOURS))]).astype(np.uint8)
+        colors = np.concatenate([[0], rng.permutation(np.arange(1, NUM_COLORS))]).astype(np.uint8)
         variant = [
-            Pair(*(None if grid is None else dihedral(colours[grid], transform) for grid in pair)) for pair in pairs
+            Pair(*(None if grid is None else dihedral(colors[grid], transform) for grid in pair)) for pair in pairs
         ]
         print_of_variant = fingerprint(variant)
         if print_of_variant not in seen:
             seen.add(print_of_variant)
-            yield identifier_name(task.name, transform, colours), variant
+            yield identifier_name(task.name, transform, colors), variant
 
 
 def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
@@ -165,7 +165,7 @@ def build_arc(
 
 
 def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str, Any]:
-    """What identifies a build, kept in `puzzle.json`; known before the rows are made."""
+    """Returns the options that identify a build, for `puzzle.json`, before its rows are made."""
     if num_aug < 0 or seed < 0:
         raise ValueError(f"num_aug is {num_aug} and seed {seed}; neither may be negative")
     if not tasks:

@@ -99,7 +99,7 @@ class ArcTaskSolving(PuzzleTask):
         return "\n".join("".join(map(str, row)) for row in self.grid(tokens))
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        return [] if self.grid(answer) else ["the answer is no grid: its top left cell holds no colour"]
+        return [] if self.grid(answer) else ["the answer is no grid: its top left cell holds no color"]
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[ArcView]:
         known = task_identifiers(puzzle.name, self.identifiers or [])

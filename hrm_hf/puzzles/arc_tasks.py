@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..io.bounded_files import load_json
-from .arc_grids import FRAME, NUM_COLOURS, parse_identifier
+from .arc_grids import FRAME, NUM_COLORS, parse_identifier
 from .dataset import BLANK_IDENTIFIER
 
 
@@ -26,7 +26,7 @@ KAGGLE_SUFFIX = "_challenges"
 
 
 class Pair(NamedTuple):
-    """One demonstration or question: grids of colours 0..9, uint8 [rows, columns]; a hidden output is None."""
+    """One demonstration or question: grids of colors 0..9, uint8 [rows, columns]; a hidden output is None."""
 
     input: np.ndarray
     output: np.ndarray | None
@@ -202,16 +202,16 @@ def _grid(raw: Any, where: str) -> np.ndarray:
     """A checked grid, uint8 [rows, columns]."""
     rows = raw.tolist() if isinstance(raw, np.ndarray) else raw
     if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
-        raise ValueError(f"{where} must be a list of rows, each a list of colours; it is {str(raw)[:40]}")
+        raise ValueError(f"{where} must be a list of rows, each a list of colors; it is {str(raw)[:40]}")
     widths = {len(row) for row in rows}
     if len(widths) > 1:
         raise ValueError(f"{where} is ragged: its rows have {sorted(widths)} cells; all rows must be equally long")
     if max(len(rows), *widths) > FRAME:
         raise ValueError(f"{where} is {len(rows)} x {len(rows[0])}; at most {FRAME} x {FRAME} fit")
     for row in rows:
-        for colour in row:
-            if type(colour) is not int or not 0 <= colour < NUM_COLOURS:
-                raise ValueError(f"{where} holds the colour {colour!r}; expected a whole number from 0 to 9")
+        for color in row:
+            if type(color) is not int or not 0 <= color < NUM_COLORS:
+                raise ValueError(f"{where} holds the color {color!r}; expected a whole number from 0 to 9")
     return np.array(rows, dtype=np.uint8)
 
 

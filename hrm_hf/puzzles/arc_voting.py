@@ -35,7 +35,7 @@ GridKey = tuple[tuple[int, ...], bytes]
 
 
 class Candidate(NamedTuple):
-    """An answer that got votes: colours uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
+    """An answer that got votes: colors uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
 
     grid: np.ndarray
     votes: int
@@ -182,7 +182,7 @@ def _checked_rows(*columns: np.ndarray) -> list[np.ndarray]:
 
 
 def _key(grid: Any) -> GridKey:
-    """What identifies a grid: its shape and cells."""
+    """Returns the key of a grid: its shape and cells."""
     array = np.asarray(grid, dtype=np.uint8)
     return array.shape, array.tobytes()
 

@@ -1,6 +1,6 @@
 """The eight symmetries of a grid, numbered as in the original HRM, shared by mazes and ARC.
 
-Only the geometry lives here. What a task adds (digit permutations, colour permutations, who gets augmented) is in the
+Only the geometry lives here. What a task adds (digit permutations, color permutations, who gets augmented) is in the
 task's own module.
 """
 

@@ -37,7 +37,7 @@ ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "gro
 
 @dataclass
 class PuzzleInfo:
-    """What a model must know about a puzzle data set.
+    """Facts that a model needs about a puzzle data set.
 
     Attributes:
         task: "sudoku", "maze", "arc" or any name of your own; it selects how answers are decoded and checked.

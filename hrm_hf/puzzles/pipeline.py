@@ -75,7 +75,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         batch_size (`int`): puzzles at a time; their votes and restarts go into the same calls of `model.solve`.
 
     Returns, per puzzle, a dict:
-        grid: rows of the answer (digits, 0 for a blank; characters; colours; tokens). text: the same as a string.
+        grid: rows of the answer (digits, 0 for a blank; characters; colors; tokens). text: the same as a string.
         steps: ACT steps of the winning candidate. confidence: mean sigmoid(q_halt) of the votes for it.
         valid: whether the answer obeys the rules (ARC: is a grid); None for task "generic", which has none.
         violations: what is wrong with it, a list of sentences: a clue changed, a digit twice, a path not connected.

@@ -1,7 +1,7 @@
 """Pictures of a board over the ACT steps: how an answer takes shape.
 
 `.png` gives small multiples, one board per step; `.gif` an animation. Sudoku boards show their boxes, clues bold;
-mazes and ARC grids are coloured. Amber marks a cell that changed in this step; red one that is wrong by the known
+mazes and ARC grids are colored. Amber marks a cell that changed in this step; red one that is wrong by the known
 solution, or, without one, a changed clue or a clash with another cell of its unit.
 """
 
@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 
 from . import maze
-from .arc import COLOUR_OFFSET, EOS_ID, NUM_COLOURS
+from .arc import COLOR_OFFSET, EOS_ID, NUM_COLORS
 from .arc_pipeline import puzzle_task
 from .sudoku_rules import BLANK, DIGIT_OFFSET, SudokuShape
 from .tasks import PuzzleTask
 
 
 CHANGED, WRONG, INK, PREDICTED, CLUE_CELL = "#ffe08a", "#f6b3ab", "#1f2933", "#2563a8", "#eef1f4"
-MAZE_COLOURS = ("#9aa5b1", "#2f3b47", "#ffffff", "#2a9d4a", "#c8372d", "#5aa9e6")  # PAD # space S G o
+MAZE_COLORS = ("#9aa5b1", "#2f3b47", "#ffffff", "#2a9d4a", "#c8372d", "#5aa9e6")  # PAD # space S G o
 # The palette of the ARC interface, after padding and end of grid.
-ARC_COLOURS = (
+ARC_COLORS = (
     "#ffffff", "#e9edf0", "#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00",
     "#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25",
 )  # fmt: skip
@@ -88,7 +88,7 @@ class _Boards:
         changed = tokens != self.states[step - 1] if step > 1 else np.zeros(len(tokens), dtype=bool)
         wrong = self._wrong(tokens) if step else np.zeros(len(tokens), dtype=bool)
         if self.task_name in ("maze", "arc"):
-            self._draw_colours(axes, tokens, changed, wrong)
+            self._draw_colors(axes, tokens, changed, wrong)
         else:
             self._draw_symbols(axes, tokens, changed, wrong)
         rows, columns = self.window
@@ -120,8 +120,8 @@ class _Boards:
         size = 118 / max(rows, columns)  # points: a board is about 2.2 inches wide
         for cell, token in enumerate(tokens.tolist()):
             row, column = divmod(cell, columns)
-            colour = WRONG if wrong[cell] else CHANGED if changed[cell] else CLUE_CELL if clues[cell] else "white"
-            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=colour, edgecolor="#c3ccd5", linewidth=0.5))
+            color = WRONG if wrong[cell] else CHANGED if changed[cell] else CLUE_CELL if clues[cell] else "white"
+            axes.add_patch(Rectangle((column, row), 1, 1, facecolor=color, edgecolor="#c3ccd5", linewidth=0.5))
             text = str(token - DIGIT_OFFSET) if is_sudoku else str(token)
             if is_sudoku and not BLANK < token < self.task.board.vocab_size:
                 text = ""
@@ -131,12 +131,12 @@ class _Boards:
         axes.hlines(range(0, rows + 1, box_rows), 0, columns, color=INK, linewidth=1.4, zorder=3)
         axes.vlines(range(0, columns + 1, box_columns), 0, rows, color=INK, linewidth=1.4, zorder=3)
 
-    def _draw_colours(self, axes, tokens, changed, wrong) -> None:
+    def _draw_colors(self, axes, tokens, changed, wrong) -> None:
         from matplotlib.colors import to_rgb
         from matplotlib.patches import Rectangle
 
         rows, columns = self.window
-        palette = np.array([to_rgb(c) for c in (MAZE_COLOURS if self.task_name == "maze" else ARC_COLOURS)])
+        palette = np.array([to_rgb(c) for c in (MAZE_COLORS if self.task_name == "maze" else ARC_COLORS)])
         grid = np.where(tokens < len(palette), tokens, 0).reshape(self.shape)[:rows, :columns]
         axes.imshow(palette[grid], extent=(0, columns, rows, 0), interpolation="nearest")
         if self.task_name == "arc":
@@ -145,10 +145,10 @@ class _Boards:
             axes.vlines(range(columns + 1), 0, rows, **lines)
         else:
             axes.add_patch(Rectangle((0, 0), columns, rows, fill=False, edgecolor=INK, linewidth=0.8))
-        for marked, colour in ((changed & ~wrong, "#f5c518"), (wrong, "#e0201b")):
+        for marked, color in ((changed & ~wrong, "#f5c518"), (wrong, "#e0201b")):
             for row, column in np.argwhere(marked.reshape(self.shape)[:rows, :columns]):
                 axes.add_patch(
-                    Rectangle((column + 0.1, row + 0.1), 0.8, 0.8, fill=False, edgecolor=colour, linewidth=1.0)
+                    Rectangle((column + 0.1, row + 0.1), 0.8, 0.8, fill=False, edgecolor=color, linewidth=1.0)
                 )
         if self.task_name == "maze":
             for name, token in (("S", maze.START), ("G", maze.GOAL)):
@@ -179,7 +179,7 @@ def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.n
 
 def used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
     """Rows and columns of the frame that hold anything in any state, so that small ARC grids are drawn large."""
-    used = ((states != 0) & (states != EOS_ID) & (states < COLOUR_OFFSET + NUM_COLOURS)).any(axis=0).reshape(shape)
+    used = ((states != 0) & (states != EOS_ID) & (states < COLOR_OFFSET + NUM_COLORS)).any(axis=0).reshape(shape)
     if not used.any():
         return shape
     return tuple(int(np.flatnonzero(used.any(axis=axis))[-1]) + 1 for axis in (1, 0))
@@ -219,7 +219,7 @@ def _save_animation(boards: _Boards, path: Path, title: str) -> None:
         boards.draw(axes, step)
         buffer = io.BytesIO()
         figure.savefig(buffer, dpi=150, format="png")
-        # One palette for each frame keeps the few colours exact.
+        # One palette for each frame keeps the few colors exact.
         frames.append(Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE))
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0)

@@ -108,7 +108,7 @@ BUILDERS = {
 
 @dataclass(frozen=True)
 class DataSize:
-    """What the number of steps depends on: groups of the train split, and examples of a puzzle on average.
+    """The sizes that decide the number of steps: groups of the train split, and mean examples of a puzzle.
 
     `layout` is "original" (.npy arrays) or "ours" (parquet); `fingerprint` changes with the files.
     """
@@ -121,7 +121,7 @@ class DataSize:
 
 @dataclass(frozen=True)
 class Machine:
-    """What is decided by the machine and by environment variables, and why."""
+    """The options that the machine and environment variables decide, and why."""
 
     compile: bool
     bf16: bool

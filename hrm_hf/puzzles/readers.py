@@ -1,4 +1,4 @@
-"""What the Sudoku and maze builders share: question/answer files on one side, rows of a puzzle data set on the other.
+"""Reads the question/answer files of the Sudoku and maze builders, and makes rows of a puzzle data set of them.
 
 A source is a file (`.csv`, `.jsonl`, `.parquet`; the first two also as `.gz`), a folder with `train.*` and `test.*`,
 or a data set of the Hub written `hub:OWNER/NAME`. Every source has one string column with puzzles and one with

@@ -1,4 +1,4 @@
-"""What a task adds to a puzzle model: reading puzzles, showing answers, their rules, and their symmetries.
+"""The tasks of puzzle models: reading puzzles, showing answers, their rules, and their symmetries.
 
 Sudoku, mazes and tokens of your own are here; ARC with its augmentations is in `arc_pipeline.py`, and so is
 `puzzle_task(config)`, which gives the object for `config.task`. Models are unknown here: tokens in, tokens out; S
@@ -158,7 +158,7 @@ class PuzzleTask:
         return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        """What makes `answer` no answer to `question` (tokens [S]) by the rules of the task."""
+        """Returns the rules of the task that `answer` to `question` (both tokens [S]) breaks."""
         return []
 
     # voting
@@ -174,7 +174,7 @@ class PuzzleTask:
         return sorted(ballots(candidates).values(), key=lambda ballot: -ballot.weight)
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
-        """What the pipeline returns for a puzzle; `candidates` holds one list per question."""
+        """Returns the pipeline's result for a puzzle; `candidates` holds one list per question."""
         return self._answer(puzzle, 0, candidates[0], prefer_valid)
 
     def _answer(self, puzzle: Puzzle, index: int, candidates: list[Candidate], prefer_valid: bool) -> dict[str, Any]:

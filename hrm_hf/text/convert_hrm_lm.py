@@ -58,7 +58,7 @@ WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # data par
 WHY_OUTPUTS_DIFFER = (
     "these are starting weights for training, not a converted model: outputs cannot match the original's, which "
     "attends to later tokens when a mask is passed, mixes positions when it merges heads, was trained on labels "
-    "shifted twice, and normalises by the L2 norm (repaired here)"
+    "shifted twice, and normalizes by the L2 norm (repaired here)"
 )
 
 

@@ -188,12 +188,12 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
             dataloader_pin_memory=False,
             disable_tqdm=not sys.stderr.isatty(),
         )
-        # Its constructor refuses quantised weights, because they cannot be trained; nothing is trained here.
-        quantised, network.is_quantized = getattr(network, "is_quantized", False), False
+        # Its constructor refuses quantized weights, because they cannot be trained; nothing is trained here.
+        quantized, network.is_quantized = getattr(network, "is_quantized", False), False
         trainer = CausalLMTrainer(
             network, args, bytes_per_token, eval_dataset=rows, data_collator=default_data_collator
         )
-        network.is_quantized = quantised
+        network.is_quantized = quantized
         trainer.remove_callback(PrinterCallback)
         found = {name.removeprefix("eval_"): value for name, value in trainer.evaluate().items()}
     seconds = found["runtime"]

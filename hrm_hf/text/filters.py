@@ -99,7 +99,7 @@ class TextFilter:
         return dict(self.counts)
 
     def explain(self) -> str:
-        """What was removed and why, for the error of a run without documents."""
+        """Says what was removed and why, for the error of a run without documents."""
         limits = {
             "bad": "unreadable lines",
             "short": f"shorter than min_text_length={self.min_length}",

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 IGNORED = -100
-STREAM_BATCH = 64  # documents of a stream that are tokenised at once; how long they are is not known before
+STREAM_BATCH = 64  # documents of a stream that are tokenized at once; how long they are is not known before
 PACKER_VERSION = 1  # part of the cache key; raise it when the same documents give other blocks
 
 
@@ -91,7 +91,7 @@ def tokenize_documents(
     # A fast tokenizer hashes differently after its first use; its JSON does not.
     tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
     key = Hasher.hash((PACKER_VERSION, texts._fingerprint, tokenizer_json, tokenizer.eos_token_id))
-    return texts.map(_tokenize, **options, num_proc=num_proc, new_fingerprint=key, desc="Tokenising")
+    return texts.map(_tokenize, **options, num_proc=num_proc, new_fingerprint=key, desc="Tokenizing")
 
 
 def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
@@ -109,7 +109,7 @@ def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
 
 
 def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None = None) -> "Dataset":
-    """The blocks of a tokenised data set, written once to the cache of `datasets` and mapped from there."""
+    """The blocks of a tokenized data set, written once to the cache of `datasets` and mapped from there."""
     from datasets import Dataset, config
     from datasets.arrow_writer import ArrowWriter
     from datasets.fingerprint import Hasher
@@ -145,7 +145,7 @@ def _progress(items: Iterable, total: int) -> Iterable:
 
 
 def pack_stream(documents: "IterableDataset", packing: Packing) -> "IterableDataset":
-    """The blocks of a tokenised stream. One shard: accelerate splits it among processes, nothing here does."""
+    """The blocks of a tokenized stream. One shard: accelerate splits it among processes, nothing here does."""
     from datasets import IterableDataset
 
     return IterableDataset.from_generator(

@@ -67,7 +67,7 @@ class GrpoArguments(CheckedArguments, GRPOConfig):
 
 
 class PostTraining(PushesToHub, CompleteCheckpoints):
-    """What the trainers below share; before a trainer of TRL."""
+    """The base of the trainers below; stands before a trainer of TRL."""
 
     average = None  # of weights: there is none
 
@@ -75,7 +75,7 @@ class PostTraining(PushesToHub, CompleteCheckpoints):
         self.cache_at_inference = model.config.use_cache
         trained = [(parameter, parameter.dtype) for parameter in model.parameters() if parameter.requires_grad]
         super().__init__(model, *args, **kwargs)
-        for parameter, dtype in trained:  # TRL rounds adapters of quantised weights to bfloat16, halting heads too
+        for parameter, dtype in trained:  # TRL rounds adapters of quantized weights to bfloat16, halting heads too
             parameter.data = parameter.data.to(dtype)
         self.preemption = PreemptionCallback()
         self.add_callback(self.preemption)

@@ -28,7 +28,7 @@ EVERY = ("save", "eval", "logging")  # NAME_steps, if NAME_strategy is "steps": 
 
 @dataclass
 class CheckedArguments:
-    """What every script of the package adds to the library's arguments; before TrainingArguments or one of TRL's."""
+    """Arguments that every script adds to the library's; stands before TrainingArguments or one of TRL's."""
 
     overwrite_output_dir: bool = field(
         default=False,

@@ -42,7 +42,7 @@ from .saving import CompleteCheckpoints, NonFiniteError, broken_weights
 
 
 class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
-    """What the trainers of all tasks share; see the module's docstring for what it adds.
+    """The base of the trainers of all tasks; see the module's docstring for what it adds.
 
     A task says what a step's loss and its sums are (`compute_loss`, `_get_num_items_in_batch`), what becomes of the
     sums (`_training_logs`, `_evaluation_means`), and which options are for others (`validate_arguments`).

@@ -1,4 +1,4 @@
-"""What is logged: sums between two logs, names that the originals' dashboards know, and the memory of GPUs.
+"""Logged values: sums between two logs, names that the originals' dashboards know, and the memory of GPUs.
 
 The library's callbacks put every logged value under `train/` or `eval/`: `train/lm_loss`, `eval/exact_accuracy`. What
 the originals call otherwise is repeated here under their names: `train/lr`, and values with a group of their own, such
@@ -99,7 +99,7 @@ class OriginalNamesCallback(TrainerCallback):
 
 
 def original_names(logs: dict[str, float]) -> dict[str, float]:
-    """What is to be repeated: the learning rate, and values whose names have a group."""
+    """Returns the values to repeat: the learning rate, and values whose names have a group."""
     figures = {name: value for name, value in logs.items() if "/" in name}
     if "learning_rate" in logs:
         figures["train/lr"] = logs["learning_rate"]

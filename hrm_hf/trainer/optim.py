@@ -72,7 +72,7 @@ class AdamATan2(torch.optim.Optimizer):
             p.add_(angle, alpha=step_size / (1 - beta1 ** state["step"]))
 
     def _create_moments(self, params: list[torch.Tensor]) -> None:
-        """Zero moments; those of a small model are views of one tensor each, which `_flat_moments` recognises."""
+        """Zero moments; those of a small model are views of one tensor each, which `_flat_moments` recognizes."""
         sizes = [p.numel() for p in params]
         plain = all(type(p) is torch.nn.Parameter and p.is_contiguous() for p in params)
         same = len({(p.dtype, p.device) for p in params}) == 1

@@ -172,7 +172,7 @@ def write_results(folder: str | Path, task: str, metrics: dict[str, Any], **extr
 
 
 def hardware_of(args: Any) -> str:
-    """What a run computes on, one device a process: `NVIDIA H200`, `8 x NVIDIA H200`, `CPU, 2 threads`.
+    """Names the devices of a run, one a process: `NVIDIA H200`, `8 x NVIDIA H200`, `CPU, 2 threads`.
 
     Args:
         args: TrainingArguments.

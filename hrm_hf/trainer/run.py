@@ -58,7 +58,7 @@ class TrainingRun:
         return {"parameters": model.num_parameters()}
 
     def describe(self) -> str:
-        """What is printed before training."""
+        """Returns the text to print before training."""
         raise NotImplementedError
 
     def save_options(self) -> None:
@@ -70,7 +70,7 @@ class TrainingRun:
         raise NotImplementedError
 
     def before_saving(self, trainer: Any) -> None:
-        """What is done to a trained model before it is saved. Called by all processes."""
+        """Changes a trained model before it is saved, if needed. Called by all processes."""
 
     def evaluate(self, trainer: Any) -> dict[str, Any]:
         """Metrics of held-out data. Called by all processes, with the model saved."""

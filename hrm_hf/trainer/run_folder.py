@@ -56,7 +56,7 @@ class Start:
 
 
 def agreed(call: Callable[[], Found], is_first: bool) -> Found:
-    """What `call` gives in the first process, in all of them; its error is raised in all. A collective call."""
+    """Calls `call` in the first process and returns its result, or raises its error, in all. A collective call."""
     found: list[Any] = [None, None]
     if is_first:
         try:

@@ -102,7 +102,7 @@ class CompleteCheckpoints:
 
     @contextlib.contextmanager
     def _failures_named(self) -> Iterator[None]:
-        """What the machine did to a run, said with the step and with what is left of it."""
+        """Raises failures of the machine with the step and with what is left of the run."""
         try:
             yield
         except (MemoryError, RuntimeError) as error:

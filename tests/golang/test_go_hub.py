@@ -6,7 +6,7 @@ import json
 import datasets
 import pytest
 
-from hrm_hf.golang.data.hub_sets import hub_records, recognise
+from hrm_hf.golang.data.hub_sets import hub_records, recognize
 from hrm_hf.golang.data.records import validate_record
 from hrm_hf.golang.data.sources import Dropped
 from hrm_hf.io.sources import BadLineError
@@ -114,7 +114,7 @@ def test_columns_can_be_named(tmp_path):
 
 def test_a_missing_column_is_named_with_those_that_are_there():
     with pytest.raises(ValueError) as error:
-        recognise(["old_contents", "new_contents", "note"])
+        recognize(["old_contents", "new_contents", "note"])
     assert "of no known kind: old_contents, new_contents, note" in str(error.value)
     assert "edits lack title (subject)" in str(error.value)
     assert "files lack text (content)" in str(error.value)
@@ -122,9 +122,9 @@ def test_a_missing_column_is_named_with_those_that_are_there():
 
 def test_a_named_column_that_is_not_there_and_an_unknown_part_are_errors():
     with pytest.raises(ValueError, match="no column 'is' \\(for after\\); there are content, path"):
-        recognise(["content", "path"], {"after": "is"})
+        recognize(["content", "path"], {"after": "is"})
     with pytest.raises(ValueError, match="names the part 'code_after'; expected one of after, before"):
-        recognise(["content"], {"code_after": "content"})
+        recognize(["content"], {"code_after": "content"})
 
 
 @pytest.mark.parametrize(

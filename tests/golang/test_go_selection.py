@@ -12,7 +12,7 @@ from hrm_hf.golang.data.selection import (
     SPLITS,
     Selection,
     evaluation_ngrams,
-    normalised_code,
+    normalized_code,
     split_of,
     validate_no_evaluation_file,
 )
@@ -65,8 +65,8 @@ def test_records_go_where_their_group_goes():
 
 
 def test_code_is_compared_without_comments_and_layout_but_with_its_strings():
-    assert normalised_code('x:=1// c\n/* d\n */ y = "// no  comment"') == 'x : = 1 y = "// no  comment"'
-    assert normalised_code("s := `a  //b`") == "s : = `a  //b`"
+    assert normalized_code('x:=1// c\n/* d\n */ y = "// no  comment"') == 'x : = 1 y = "// no  comment"'
+    assert normalized_code("s := `a  //b`") == "s : = `a  //b`"
 
 
 def test_what_training_shares_with_held_out_packages_is_removed_from_training():

@@ -1,4 +1,4 @@
-"""What `accelerate launch --config_file` makes of the files in accelerate_configs."""
+"""The files in accelerate_configs as `accelerate launch --config_file` reads them."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def launch_arguments(name: str, processes: int = 2):
 
 
 def environment(name: str) -> dict[str, str]:
-    """What accelerate would set for the processes of a launch with this file."""
+    """Returns the variables that accelerate would set for the processes of a launch with this file."""
     args, defaults, _ = launch_arguments(name)
     args.main_process_port = 0
     if args.use_deepspeed:

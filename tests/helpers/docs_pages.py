@@ -98,7 +98,7 @@ def links(page: str) -> list[str]:
 
 
 def anchors(page: Path) -> set[str]:
-    """What GitHub calls the headings of a page."""
+    """Returns GitHub's anchors of a page's headings."""
     headings = re.findall(r"^#{1,6} +(.+?) *$", prose(str(page)), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).strip().replace(" ", "-") for heading in headings}
 

@@ -117,7 +117,7 @@ def _tokens(architecture: str) -> tuple[int, int]:
 
 
 def labels(architecture: str, rows: int = 2, seed: int = 1) -> torch.Tensor:
-    """What the forward takes as `labels` beside `inputs` of the same rows and seed."""
+    """Returns the forward's `labels` that belong to `inputs` of the same rows and seed."""
     if architecture in PUZZLES:
         return tiny.batch(rows, seed, _config(architecture))["labels"]
     if architecture in REGRESSORS:

@@ -1,4 +1,4 @@
-"""What the loopback Hub says of a repository, a commit or a path: dictionaries in the Hub's own fields."""
+"""Answers of the loopback Hub about a repository, a commit or a path: dictionaries in the Hub's own fields."""
 
 from hub_storage import OWNER, Commit, Entry, HubError, Repository
 

@@ -15,7 +15,7 @@ TOKEN = "hf_test"
 
 
 def point_at(hub, monkeypatch, tmp_path):
-    """What the environment variables of `hub.environment` set in a new process."""
+    """Sets in this process what `hub.environment` sets in a new one."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_HUB_DISABLE_XET", True)
     monkeypatch.setattr(constants, "ENDPOINT", hub.url)
@@ -26,7 +26,7 @@ def point_at(hub, monkeypatch, tmp_path):
 
 
 def call(*arguments, status=0):
-    """What `hrm-hf` said and how it ended, without a process of its own."""
+    """Runs `hrm-hf` in this process and returns its output and exit status."""
     result = CliRunner().invoke(app, [str(argument) for argument in arguments])
     assert result.exit_code == status, (result.output, result.exception)
     return result

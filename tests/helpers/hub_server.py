@@ -78,7 +78,7 @@ class Fault:
 
 @dataclass
 class Lie:
-    """What the Hub says instead of the truth in answers to requests whose path contains `part`."""
+    """A false answer of the Hub to requests whose path contains `part`."""
 
     part: str
     change: Callable[[Any], Any] | None = None  # of the JSON that it would answer

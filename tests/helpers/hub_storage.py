@@ -255,7 +255,7 @@ class Storage:
             return commit
 
     def next_commit(self, head: Commit, lines: list[dict], xet_hashes: dict[str, str]) -> Commit:
-        """What the operations of a commit request make of `head`; nothing is published."""
+        """Returns the commit that a request's operations make of `head`; nothing is published."""
         tree = dict(head.tree)
         for line in lines:
             self._apply(tree, line["key"], line["value"], xet_hashes)

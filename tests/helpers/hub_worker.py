@@ -41,7 +41,7 @@ def base_output(model, inputs):
 
 
 def beside_output(processor, kind):
-    """What a tokenizer or feature extractor makes of something fixed."""
+    """Returns the output of a tokenizer or feature extractor for a fixed input."""
     if kind == "AutoFeatureExtractor":
         return processor(torch.linspace(0, 1, 256).reshape(16, 16))["pixel_values"]
     return processor(PROMPT, return_tensors="pt")["input_ids"]

@@ -70,7 +70,7 @@ def make(kind: str, folder, **options) -> HrmTrainer:
 
 
 def logged(trainer: HrmTrainer) -> list[dict]:
-    """What was logged at each training step, but for times."""
+    """Returns the values logged at each training step, but for times."""
     history = [entry for entry in trainer.state.log_history if "loss" in entry]
     return [{name: value for name, value in entry.items() if name not in NOT_REPEATED} for entry in history]
 

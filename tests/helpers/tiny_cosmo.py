@@ -66,7 +66,7 @@ def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **argu
 
 
 def logged(one: RegressionTrainer) -> list[dict]:
-    """What was logged at each training step, but for times."""
+    """Returns the values logged at each training step, but for times."""
     history = [entry for entry in one.state.log_history if "loss" in entry]
     return [{name: value for name, value in entry.items() if name not in TIMES} for entry in history]
 

@@ -93,7 +93,7 @@ class _NanGradient(torch.autograd.Function):
 
 
 def logged(trainer) -> list[dict]:
-    """What was logged at each training step, but for times."""
+    """Returns the values logged at each training step, but for times."""
     times = {"tokens_per_second", "steps_per_second", "samples_per_second"}
     return [
         {name: value for name, value in entry.items() if name not in times}

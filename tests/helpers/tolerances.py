@@ -19,7 +19,7 @@ SUMMANDS = 512
 
 
 def rounding(dtype: torch.dtype, summands: int = SUMMANDS) -> float:
-    """What sums of `summands` products in all may lose to their order, relative to the largest value.
+    """Bounds the error that their order makes in sums of `summands` products in all, relative to the largest value.
 
     The bound for one sum in any order is `summands` times the machine's epsilon (Higham, Accuracy and Stability of
     Numerical Algorithms, section 4.2); random signs leave about the root of it, so functions between the sums may

@@ -354,7 +354,7 @@ GOOD = [[1, 2], [3, 4]]
         ),
         (
             {"train": [{"input": GOOD, "output": [[10]]}], "test": []},
-            "train pair 0, output holds the colour 10; expected",
+            "train pair 0, output holds the color 10; expected",
         ),
         (
             {"train": [], "test": [{"input": [[1, 2], [3]]}]},

@@ -41,7 +41,7 @@ LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
 
 @dataclass(frozen=True)
 class Reading:
-    """What one or several files give: `read` returns columns of rows, all of one universe."""
+    """One or several files: `read` returns their columns of rows, all of one universe."""
 
     path: Path
     read: Callable[[], Rows]
@@ -245,7 +245,7 @@ def write_files_dataset(
 
 
 def _settings(rows: Rows, kind: str, options: dict[str, Any]) -> FileSettings:
-    """What the maps of one reading are like, which those of the others must be too."""
+    """Returns the settings of one reading's maps; those of the others must be the same."""
     channels, size = rows["map"].shape[1:3]
     return FileSettings(kind, size, channels, "mask" in rows, options.get("side_deg"), options)
 
@@ -263,7 +263,7 @@ def _figures(headers: Mapping[str, list[dict]]) -> dict[str, Any]:
 def _prior_bounds(
     labels: LabelTable | None, given: Mapping[str, tuple[float, float]], readings: Sequence[Reading]
 ) -> dict[str, tuple[float, float]] | None:
-    """What is given, else what the table says; refuses labels outside."""
+    """Returns the given bounds, else the table's; refuses labels outside."""
     if labels is None:
         if given:
             raise ValueError(f"a prior of {', '.join(given)} is for maps with parameters; give their table too")

@@ -1,4 +1,4 @@
-"""What a cosmology data set says of itself in `cosmology.json`: how its maps were drawn, or which files they are from.
+"""The content of `cosmology.json`: how the maps of a cosmology data set were drawn, or which files they are from.
 
 `CosmologyPlan` decides every map of a drawn set, `CosmologyInfo` is the plan of a finished one, `FilesInfo` describes
 maps that were read from files. `MapsInfo` is what the two have in common: all that a model needs to be trained on the
@@ -62,7 +62,7 @@ MAP_UNITS = {
 
 
 class MapsInfo(ABC):
-    """What a model must know about the maps of a data set, drawn or read.
+    """Facts that a model needs about the maps of a data set, drawn or read.
 
     Subclasses have the fields `settings` (with `kind`, `size`, `channels`, `has_mask`), `counts` of maps by split, and
     `pixel_mean` and `pixel_std`: for each channel, in the unit of the maps, over the observed pixels of the TRAIN
@@ -107,7 +107,7 @@ class MapsInfo(ABC):
         return maps_features(self.settings, self.column_names())
 
     def units(self) -> dict[str, str]:
-        """What the numbers of each column are."""
+        """Returns the meaning and unit of each column."""
         return {name: self._map_unit() if name == "map" else UNITS[name] for name in self.column_names()}
 
     def config_fields(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ def column_names(settings: MapSettings) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class CosmologyPlan:
-    """What decides every map of a data set, whoever draws it.
+    """The choices that decide every map of a data set, whoever draws it.
 
     Args:
         settings: of the maps.

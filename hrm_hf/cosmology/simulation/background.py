@@ -65,9 +65,9 @@ class Cosmology:
 
     def growth(self, z: np.ndarray | float) -> np.ndarray:
         """Linear growth factor, 1 today. D(a) is proportional to H(a) times the integral of (a H)^-3."""
-        return self._unnormalised_growth(_redshifts(z)) / self._unnormalised_growth(np.zeros(()))
+        return self._unnormalized_growth(_redshifts(z)) / self._unnormalized_growth(np.zeros(()))
 
-    def _unnormalised_growth(self, z: np.ndarray) -> np.ndarray:
+    def _unnormalized_growth(self, z: np.ndarray) -> np.ndarray:
         a = 1 / (1 + z)
         # a' = a t^2 takes the a'^(3/2) of the early universe to an even polynomial.
         inner = a[..., None] * _NODES**2

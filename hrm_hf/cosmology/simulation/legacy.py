@@ -5,7 +5,7 @@ not physics:
 
 - A three-dimensional P(k) is drawn as a two-dimensional spectrum: no projection, no Limber integral, no growth. A
   pixel is 1 Mpc/h in the spectrum and 1 arcmin in the noise of `legacy_des`.
-- Each map is standardised or stretched to [0, 1] by itself. That deletes the amplitude, which is what lensing
+- Each map is standardized or stretched to [0, 1] by itself. That deletes the amplitude, which is what lensing
   measures: only the shape of P(k) tells omega_m, sigma_8 has no meaning, and omega_m is the one label.
 - In `legacy_2lpt` every map has pixel rms 0.8, which is no sigma_8: in discs of 8 Mpc/h the rms falls with omega_m.
 - Masks are grey discs painted over the map, without a flag that says where.

@@ -41,7 +41,7 @@ def build_records(
     types: bool = False,
     min_body_lines: int = 2,
     min_doc_characters: int = 20,
-    licence: str | None = None,
+    license: str | None = None,
     split_by: str = "package",
     validation_share: float = 0.05,
     test_share: float = 0.05,
@@ -82,13 +82,14 @@ def build_records(
         "types": types,
         "min_body_lines": min_body_lines,
         "min_doc_characters": min_doc_characters,
-        "licence": licence,
+        "license": license,
         "group_by": split_by,
     }
     if text is not None and not any(map(_is_folder, source)):
         raise UsageError("--text writes the files of folders; none of the sources is a folder with Go files")
     asked = options | {"sources": source, "seed": seed, "shares": [validation_share, test_share]}
     asked |= {"deduplicate": deduplicate, "near_threshold": near_threshold, "trajectories": trajectories}
+    asked["licence"] = asked.pop("license")  # the key of report.json
     asked["exclude_eval"] = [path.name for path in exclude_eval or ()]
     _validate_place(out, asked)
     counts: dict[str, int] = {}

@@ -144,12 +144,12 @@ class GoStreamBuilder:
         }
 
     def prompt_ids(self, record: dict[str, Any]) -> list[int]:
-        """What a model is given to plan from: everything up to and including <PLAN>."""
+        """Returns the ids that a model plans from: everything up to and including <PLAN>."""
         room = 1 + self.problem_budget + self.context_budget
         return [*self._front(record, min(room, self.max_length)), TOKEN_IDS["<PLAN>"]]
 
     def code_prompt_ids(self, record: dict[str, Any]) -> list[int]:
-        """What follows a finished plan: <CODE> and the given beginning of the code."""
+        """Returns the ids after a finished plan: <CODE> and the given beginning of the code."""
         ids, given = code_segment(self.tokenizer, record["code_prefix"] or "", "")
         return ids[:given]
 

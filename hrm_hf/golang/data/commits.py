@@ -76,13 +76,13 @@ def commit_records(
     """
     repository = Path(repository).expanduser()
     dropped = Dropped() if dropped is None else dropped
-    name, licence = _open(repository, revision), _licence(repository, revision)
+    name, license = _open(repository, revision), _license(repository, revision)
     made = 0
     with _Blobs(repository) as blobs:
         for commit in _log(repository, revision, dropped):
             if limit is not None and made >= limit:
                 return
-            edit = _edit(commit, blobs, name, licence, tests, dropped)
+            edit = _edit(commit, blobs, name, license, tests, dropped)
             record = edit and edit_record(edit, dropped)
             if record:
                 made += 1
@@ -123,8 +123,8 @@ def _open(repository: Path, revision: str) -> str:
     return repository_name(repository)
 
 
-def _licence(repository: Path, revision: str) -> str:
-    """SPDX name of the licence file at the top of the tree of a revision."""
+def _license(repository: Path, revision: str) -> str:
+    """SPDX name of the license file at the top of the tree of a revision."""
     names = _git(repository, "ls-tree", "--name-only", "-z", revision).stdout.split("\0")
     for name in LICENSE_FILES:
         if name in names:
@@ -132,7 +132,7 @@ def _licence(repository: Path, revision: str) -> str:
     return UNKNOWN_LICENSE
 
 
-def _edit(commit: _Commit, blobs: "_Blobs", name: str, licence: str, tests: bool, dropped: Dropped) -> Edit | None:
+def _edit(commit: _Commit, blobs: "_Blobs", name: str, license: str, tests: bool, dropped: Dropped) -> Edit | None:
     reason = _commit_problem(commit, tests)
     if reason:
         dropped.add(reason, commit.sha)
@@ -145,7 +145,7 @@ def _edit(commit: _Commit, blobs: "_Blobs", name: str, licence: str, tests: bool
     return Edit(
         id=f"git:{name}@{commit.sha[:12]}",
         source="git",
-        licence=licence,
+        license=license,
         group=name,
         path=path,
         before=before,

@@ -54,7 +54,7 @@ class Edit:
     Attributes:
         id: of the record.
         source: kind of source: "git", "commitpackft", ...
-        licence: SPDX name or "unknown".
+        license: SPDX name or "unknown".
         group: repository, what splits go by.
         path: of the file in its repository.
         before, after: whole text of the file; before is "" for a new file.
@@ -63,7 +63,7 @@ class Edit:
 
     id: str
     source: str
-    licence: str
+    license: str
     group: str
     path: str
     before: str
@@ -122,7 +122,7 @@ def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
     return new_record(
         edit.id,
         source=edit.source,
-        licence=edit.licence,
+        license=edit.license,
         group=edit.group,
         title=edit.title,
         body=edit.body,

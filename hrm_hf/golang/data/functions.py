@@ -33,7 +33,7 @@ def function_records(
     types: bool = False,
     min_body_lines: int = 2,
     min_doc_characters: int = 20,
-    licence: str | None = None,
+    license: str | None = None,
     group_by: str = "package",
     dropped: Dropped | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -46,7 +46,7 @@ def function_records(
         types: type declarations too.
         min_body_lines: lines between the braces that are not blank.
         min_doc_characters: of the doc comment, without its slashes.
-        licence: SPDX name; found in LICENSE files and file headers if not given.
+        license: SPDX name; found in LICENSE files and file headers if not given.
         group_by: what is never divided among splits: "package", or "repository" (the module).
         dropped: counts what is left out.
 
@@ -59,10 +59,10 @@ def function_records(
     if group_by not in ("package", "repository"):
         raise ValueError(f'group_by={group_by!r} is neither "package" nor "repository"')
     dropped = Dropped() if dropped is None else dropped
-    source, tree_licence = source_name(root), licence or license_of(root)
+    source, tree_license = source_name(root), license or license_of(root)
     for folder, files in groupby(go_files(root, dropped), key=lambda file: file.path.parent):
-        known = tree_licence
-        if licence is None:
+        known = tree_license
+        if license is None:
             nearest = license_of(folder, levels=0)
             known = nearest if nearest != UNKNOWN_LICENSE else known
         parsed = [(file, parse_file(file.text)) for file in files]
@@ -70,7 +70,7 @@ def function_records(
         for file, tree in parsed:
             shared = {
                 "source": source,
-                "licence": known if known != UNKNOWN_LICENSE else license_of_header(file.text),
+                "license": known if known != UNKNOWN_LICENSE else license_of_header(file.text),
                 "group": file.package if group_by == "package" else file.module,
             }
             for part in declarations(tree, types):

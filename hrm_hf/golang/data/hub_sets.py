@@ -69,7 +69,7 @@ PARTS = sorted({part for roles in COLUMNS.values() for part in roles})
 
 @dataclass(frozen=True)
 class Schema:
-    """What the rows of a set are ("edits", "functions" or "files") and the column of each of their parts."""
+    """The kind of a set's rows ("edits", "functions" or "files") and the column of each of their parts."""
 
     kind: str
     columns: dict[str, str]
@@ -120,11 +120,11 @@ def hub_records(
     for number, (place, row) in enumerate(rows):
         # Lines of a file need not all have the same keys, so the first row of each file decides.
         if schema is None or (schema.columns and not set(schema.columns.values()) & set(row)):
-            schema = recognise(row, columns, place)
+            schema = recognize(row, columns, place)
         yield from _records(schema, row, Path(name).name, f"{Path(name).name}:{number}", dropped)
 
 
-def recognise(names: Iterable[str], columns: dict[str, str] | None = None, place: str = "the data set") -> Schema:
+def recognize(names: Iterable[str], columns: dict[str, str] | None = None, place: str = "the data set") -> Schema:
     """The schema of a set with columns of these names.
 
     Args:
@@ -166,7 +166,7 @@ def _records(schema: Schema, row: dict[str, Any], source: str, place: str, dropp
         return
     shared = {
         "source": source,
-        "licence": schema.text(row, "licence") or UNKNOWN_LICENSE,
+        "license": schema.text(row, "licence") or UNKNOWN_LICENSE,
         # commitpackft lists all repositories with the same commit.
         "group": schema.text(row, "group").split(",")[0] or source,
         "path": path,

@@ -40,7 +40,7 @@ class Token(NamedTuple):
 
 @dataclass
 class Body:
-    """What an operator works on: the whole code as bytes, and the tokens and lines that it may touch.
+    """The whole code as bytes, and the tokens and lines of it that an operator may touch.
 
     Attributes:
         code: UTF-8.
@@ -120,7 +120,7 @@ def mutants(code: str, prefix: str, generator: random.Random, rounds: int = 1) -
 
 
 def body_of(code: str, prefix: str) -> Body:
-    """What of a code an operator may touch: that which follows the prefix.
+    """Finds the tokens and lines that an operator may touch: those after the prefix.
 
     Raises:
         ValueError: the code does not begin with the prefix.

@@ -64,7 +64,7 @@ def sentences(text: str, keep_layout: bool = False) -> list[str]:
 
 
 def verb_class(doc: str, name: str) -> str:
-    """What kind of thing a function does by the first verb of its doc comment, one of `VERB_CLASSES`, or "do".
+    """Classifies a function by the first verb of its doc comment: one of `VERB_CLASSES`, or "do".
 
     Go's doc comments begin with the function's name and a verb: "Grow grows the buffer".
     """

@@ -96,7 +96,7 @@ def _of_raw(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str,
 
 
 def _of_file(
-    file: Any, request: dict[str, Any], identity: str, name: str, licence: str, dropped: Dropped
+    file: Any, request: dict[str, Any], identity: str, name: str, license: str, dropped: Dropped
 ) -> dict[str, Any] | None:
     path = _text(file, "filename") if isinstance(file, dict) else ""
     if not _text(file, "content_after") if isinstance(file, dict) else True:
@@ -109,7 +109,7 @@ def _of_file(
     edit = Edit(
         id=f"{identity}:{path}",
         source="pull request",
-        licence=licence or UNKNOWN_LICENSE,
+        license=license or UNKNOWN_LICENSE,
         group=name,
         path=path,
         before=_text(file, "content_before"),
@@ -136,7 +136,7 @@ def _of_hierarchical(row: dict[str, Any], place: str, dropped: Dropped) -> list[
     record = new_record(
         f"pr:{repository or Path(place.split(',')[0]).name}:{_text(row, 'id') or place.rpartition(' ')[2]}",
         source="pull request",
-        licence=_text(row, "license") or UNKNOWN_LICENSE,
+        license=_text(row, "license") or UNKNOWN_LICENSE,
         group=repository or place,
         title=title,
         body=body,

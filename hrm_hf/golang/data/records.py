@@ -41,7 +41,7 @@ def new_record(
     source: str,
     group: str,
     code: str,
-    licence: str = "unknown",
+    license: str = "unknown",
     title: str = "",
     body: str = "",
     path: str = "",
@@ -58,7 +58,7 @@ def new_record(
     record = {
         "id": id,
         "source": source,
-        "licence": licence,
+        "licence": license,
         "group": group,
         "problem": {"title": title, "body": body},
         "context": {"path": path, "before": before},

@@ -28,7 +28,7 @@ NGRAM = 20  # tokens in a row that a record may not share with an evaluation tas
 EVALUATION_TEXTS = (
     "prompt", "canonical_solution", "buggy_solution", "declaration", "docstring", "instruction", "description",
 )  # fmt: skip
-# Test sets under licences that forbid training on them, or that would measure nothing afterwards: name, and SHA-256 of
+# Test sets under licenses that forbid training on them, or that would measure nothing afterwards: name, and SHA-256 of
 # the uncompressed content.
 EVALUATION_FILES = {
     "humaneval_go_multipl_e": "d9fdeaa0e5acc9bfd572f587cfbab40b0b01c45e63119368d1a21e5ca3ab62e8",
@@ -61,7 +61,7 @@ def code_tokens(code: str) -> list[str]:
     return [match[0] for match in GO_TOKEN.finditer(code) if match["comment"] is None]
 
 
-def normalised_code(code: str) -> str:
+def normalized_code(code: str) -> str:
     """Code without comments and layout: tokens with one space between."""
     return " ".join(code_tokens(code))
 
@@ -111,7 +111,7 @@ class Selection:
         return [(kind, duplicate_finder(kind, self.near_threshold)) for kind in kinds[self.deduplicate]]
 
     def _is_duplicate(self, record: dict[str, Any], finders: list) -> bool:
-        code = normalised_code(record["solution"]["code"][len(record["code_prefix"]) :])
+        code = normalized_code(record["solution"]["code"][len(record["code_prefix"]) :])
         for kind, is_duplicate in finders:
             if is_duplicate(code):
                 self.dropped.add(f"{kind} duplicate", record["id"])
@@ -169,7 +169,7 @@ def validate_no_evaluation_file(path: str | Path) -> None:
     if name in EVALUATION_FILES or (path.is_file() and _is_evaluation_content(path)):
         raise ValueError(
             f"{path} is one of the evaluation files ({', '.join(EVALUATION_FILES)}); training on it is forbidden by "
-            "its licence or spoils the measurement. Give other sources"
+            "its license or spoils the measurement. Give other sources"
         )
 
 

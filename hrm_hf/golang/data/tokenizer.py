@@ -1,6 +1,6 @@
 """A tokenizer for Go: byte-level BPE trained on source files, with the tags of the Go coder's stream as first ids.
 
-Nothing is normalised, so any text comes back from encoding and decoding unchanged: Go needs its newlines. Ids 0..42
+Nothing is normalized, so any text comes back from encoding and decoding unchanged: Go needs its newlines. Ids 0..42
 are `models.go_stream.SPECIAL_TOKENS` in that order. What `save_pretrained` writes is an ordinary fast tokenizer, chat
 template included, which `AutoTokenizer` loads without this package.
 

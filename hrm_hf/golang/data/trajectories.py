@@ -33,7 +33,7 @@ CHUNK = 64  # records whose candidates go to the validator in one call
 
 @dataclass
 class TrajectoryCounts:
-    """What `build_trajectories` read, made and left out; it counts while it is iterated.
+    """Counts of what `build_trajectories` read, made and left out, kept while it is iterated.
 
     Attributes:
         records: read.

@@ -61,7 +61,7 @@ class BenchmarkRun:
 
 @contextmanager
 def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None, str]]:
-    """What needs Go and a sandbox: a type checker, a test runner, and why there is no runner ("" if there is one)."""
+    """Yields the type checker, the test runner, and the reason why there is no runner ("" if there is one)."""
     with ExitStack() as stack:
         try:
             types = stack.enter_context(GoTypesValidator())

@@ -55,7 +55,7 @@ class GoTask:
     buggy: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """What a model is given, as a record of the training data."""
+        """Returns the task as a record of the training data."""
         title, *rest = sentences(self.doc, keep_layout=True) or [self.prefix]
         return {
             "id": self.id,

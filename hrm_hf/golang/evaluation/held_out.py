@@ -1,4 +1,4 @@
-"""What a trained Go coder, or a baseline trained on the same stream, is worth on records and trajectories.
+"""Evaluates a trained Go coder, or a baseline trained on the same stream, on records and trajectories.
 
     loss         bits per byte of the code given problem and plan, with another record's plan, with none; of raw text
     greedy       greedy plan, then greedy code: plan metrics, exact and subtree match, parse and type-check rate
@@ -298,7 +298,7 @@ def evaluate_repair(
 
 
 def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
-    """What is given up to the decision after the last failed attempt; None if there is none, or it does not fit."""
+    """Returns a repair, its ids up to the decision after the last failed attempt; None if absent or too long."""
     built = _built(builder, record)
     if built is None or len(built["decision_labels"]) < 2:  # the builder leaves out failed attempts that do not fit
         return None
@@ -317,7 +317,7 @@ def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> di
 
 
 def _with_new_plans(writer: Writer, cases: list[dict], temperature: float) -> list[list[int]]:
-    """What precedes <CODE> of each repair: after <REFINE> a new plan of the model."""
+    """Returns the ids before <CODE> of each repair; <REFINE> is followed by a new plan of the model."""
     replanning = [case for case in cases if case["replans"]]
     opened = [[*case["given"], TOKEN_IDS["<PLAN>"]] for case in replanning]
     plans = iter(writer.plans(opened, temperature))

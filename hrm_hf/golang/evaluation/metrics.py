@@ -208,7 +208,7 @@ def decision_scores(
 def iteration_scores(
     success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]], max_iterations: int
 ) -> dict[str, Any]:
-    """What a loop of attempts achieved and what it spent.
+    """Scores a loop of attempts: success and cost.
 
     Args:
         success: for each record, whether each attempt was right.
@@ -251,7 +251,7 @@ def _until_first(flags: Sequence[bool]) -> int:
 
 
 def resampling_scores(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """What independent samples achieved: the control that refinement is measured against.
+    """Scores independent samples: the control that refinement is measured against.
 
     Args:
         success: `[records][samples]`, in the order they were drawn.

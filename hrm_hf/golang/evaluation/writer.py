@@ -81,7 +81,7 @@ class Writer:
         tags: Collection[int] = (),
         what: str = "generating",
     ) -> list[list[int]]:
-        """What the model writes after each prompt, the stop token included; empty where there is no room.
+        """Returns the model's tokens after each prompt, the stop token included; empty where there is no room.
 
         Args:
             temperature: 0 is greedy; otherwise samples of the whole distribution at that temperature.

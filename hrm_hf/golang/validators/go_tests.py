@@ -71,7 +71,7 @@ class GoProgram:
 
 @dataclass(frozen=True)
 class GoTestResult:
-    """What became of a program.
+    """The outcome of a program.
 
     Attributes:
         status: "pass", "fail", "syntax", "build" (it does not compile, or its tests do not with it), or the wall it
@@ -289,7 +289,7 @@ def run_go_tests(
 
 
 def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
-    """What the end of a test binary means; `word` is what the harness writes when all tests have passed."""
+    """Reads the end of a test binary as a result; the harness writes `word` when all tests have passed."""
     output, confirmed = re.subn(rf"\n{word}\n", "", run.output)
     if run.status == 0 and not run.stopped and confirmed:
         return GoTestResult("pass", output=output, seconds=run.seconds)

@@ -12,7 +12,7 @@ from .tree_sitter_validator import MAX_BYTES, TreeSitterValidator, too_long
 
 
 class _CheckerValidator:
-    """What the two validators share: a checker process, and feedback made of its answers."""
+    """The base of the two validators: a checker process, and feedback made of its answers."""
 
     _mode: str
 
@@ -147,7 +147,7 @@ def best_validator(kind: str = "auto") -> TreeSitterValidator | GoParserValidato
 
 
 def to_feedback(answer: dict[str, Any]) -> Feedback:
-    """What the checker answered, as feedback."""
+    """Converts an answer of the checker to feedback."""
     if "failure" in answer:
         return Feedback(category="other", message=f"not checked: {answer['failure']}")
     syntax, types, message = answer["syntax"], answer["types"], answer["message"].split("\n")[0]

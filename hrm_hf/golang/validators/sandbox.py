@@ -76,7 +76,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """What a program in the sandbox may use.
+    """Resources that a program in the sandbox may use.
 
     Attributes:
         seconds: wall time; CPU time is limited to four times as much.

@@ -1,4 +1,4 @@
-"""What tree-sitter says about Go source: a tree, and the first syntax error. No Go toolchain is needed.
+"""Go source parsed by tree-sitter: a tree, and the first syntax error. No Go toolchain is needed.
 
 The grammar of tree-sitter-go accepts more than Go does, so two rules are checked here on top of it: where Go ends a
 line with a semicolon of its own (specification, "Semicolons"), and what may stand outside of functions. Left out are
@@ -225,7 +225,7 @@ def _line_is_ended(line: bytes) -> bool:
 
 
 def _misplaced(text: bytes, root: "Node") -> SyntaxFault | None:
-    """What stands outside of functions: a package clause first, imports, then declarations."""
+    """Finds what may not stand outside of functions: all but package clause, imports, then declarations."""
     allowed = {"package_clause", "import_declaration"} | DECLARATIONS
     for node in root.children:
         if node.type == "comment" or node.type == ";" or node.start_byte == node.end_byte:

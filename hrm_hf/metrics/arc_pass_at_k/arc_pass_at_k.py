@@ -13,7 +13,7 @@ _DESCRIPTION = "Share of ARC test grids found within k guesses; of a task with s
 
 _KWARGS_DESCRIPTION = """
 Args:
-    predictions: guesses for each test grid, best first; a grid is a list of rows of colours 0..9.
+    predictions: guesses for each test grid, best first; a grid is a list of rows of colors 0..9.
     references: the right grid of each test.
     tasks: name of each test's task; without, every test is a task of its own.
     ks: numbers of guesses, [1, 2] by default (2 are allowed by ARC-AGI).

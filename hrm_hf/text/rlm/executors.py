@@ -294,7 +294,7 @@ class _Writer(io.TextIOBase):
 
 
 def _as_output(value: Any) -> str:
-    """What a REPL shows of the value of the last line."""
+    """Returns the text that a REPL shows for the value of the last line."""
     try:
         return f"{text_of(value, MAX_SHOWN, quoted=True)}\n"
     except UnfitValueError as error:

@@ -33,7 +33,7 @@ SALVAGE_SHARE = 0.1  # of max_wall_seconds, kept for the answer that is asked fo
 
 @dataclass
 class RlmResult:
-    """What a run came to.
+    """The result of a run.
 
     Attributes:
         answer: the answer; "" if there is none.
@@ -104,7 +104,7 @@ class RlmPipeline(Pipeline):
             It can be passed by one forward step of the model and a second of the executor.
         max_output_chars (`int`, 20000): printed characters that the model is shown after each turn.
         max_answer_chars (`int`, 1000000): of the answer; a longer one is refused, and the model told.
-        max_prompt_chars (`int`, 20000000): of the prompts of one sub-call together, before they are tokenised.
+        max_prompt_chars (`int`, 20000000): of the prompts of one sub-call together, before they are tokenized.
         batch_size (`int`, 16): prompts of `llm_query_batched` in one call of `generate`.
         seed (`int`, 0): of sampling and of `random` in the REPL. The global state of torch is left as it was.
         trajectory (path or None): a JSONL file to write, a line for each event, flushed at once.
@@ -214,7 +214,7 @@ class _Trajectory:
 
 
 class _Output:
-    """What a block prints: the first characters, and how many more there were."""
+    """The output of a block: its first characters, and how many more there were."""
 
     def __init__(self, limit: int):
         self._parts, self._room, self._cut = [], limit, 0
@@ -228,7 +228,7 @@ class _Output:
             self._parts.append(kept)
 
     def text(self, error: str | None = None) -> str:
-        """What is shown; an error has room of its own, since a model that is not told of it cannot mend it."""
+        """Returns the text to show; an error has room of its own: a model that is not told of it cannot mend it."""
         cut = text.CUT.format(count=self._cut) if self._cut else ""
         ending = f"\n{cut_middle(error)}" if error else ""
         return ("".join(self._parts) + cut + ending) or "(nothing)"
@@ -429,7 +429,7 @@ class _Level:
         return child.answer
 
     def _validate_size(self, chars: int) -> None:
-        """Before anything is tokenised, which takes a hundred times the memory of the text."""
+        """Before anything is tokenized, which takes a hundred times the memory of the text."""
         if chars > self.caps.max_prompt_chars:
             raise CallError(f"the prompts have {chars} characters; at most {self.caps.max_prompt_chars}: split them")
 

@@ -85,7 +85,7 @@ def _measure(value: Any, max_chars: int) -> None:
 
 
 def _parts(value: Any) -> Any:
-    """What is inside a container, by the method of the built-in class and not of a class of the model's own."""
+    """Returns the items of a container, by the method of the built-in class and not of a class of the model's own."""
     for kind in (list, tuple, set, frozenset):
         if isinstance(value, kind):
             return list(kind.__iter__(value))

@@ -1,4 +1,4 @@
-"""What a recursive language model is told and how its replies are read (arXiv 2512.24601; wording is our own).
+"""Prompts of a recursive language model, and the parser of its replies (arXiv 2512.24601; wording is our own).
 
 Only replies of the model are parsed, never the context, printed output or answers of sub-calls, so nothing in those
 can end a run. They can still talk the model into something: no prompt prevents that.
@@ -144,7 +144,7 @@ def _fenced(text: str) -> list[_Block]:
 
 
 def drop_thinking(text: str) -> str:
-    """What a reasoning model says after its thoughts; the start tag may have been part of the prompt."""
+    """Returns the text after a reasoning model's thoughts; the start tag may have been part of the prompt."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 

@@ -246,7 +246,7 @@ class Answer:
 
 
 def _words(status: int, body: bytes) -> str:
-    """What an error of FastAPI says."""
+    """Returns the message of an error of FastAPI."""
     try:
         found = json.loads(body)
     except ValueError:

@@ -1,4 +1,4 @@
-"""What a request to the server may say: types, ranges and limits, checked before a model is asked.
+"""The fields of a request to the server: types, ranges and limits, checked before a model is asked.
 
 A wrong type or an impossible value is 422, a value above a limit 400; both name field, value, limit and mend. Fields
 that are not listed here are refused by transformers' own check, and values for which it has no use are left to it.
@@ -28,7 +28,7 @@ class RequestRefused(Exception):  # noqa: N818 - an answer to a request, not a f
 
 @dataclass(frozen=True)
 class Limits:
-    """What one request may ask for, and how many may ask at once; each has a flag of its name.
+    """The limits of one request, and of requests at the same time; each has a flag of its name.
 
     Attributes:
         max_body_bytes: of a request. body_seconds: until its last byte. max_new_tokens: most tokens of an answer; None
@@ -68,7 +68,7 @@ class _Fields(BaseModel):
 
 
 class Sampling(_Fields):
-    """What all routes share."""
+    """Fields of all routes."""
 
     model: Text | None = None
     stream: Flag | None = None
@@ -102,7 +102,7 @@ class Call(_Fields):
     """A call of a tool in an earlier answer."""
 
     class Function(_Fields):
-        """What was called."""
+        """The function that was called."""
 
         name: Text
         arguments: Text | dict[str, Any]
@@ -355,7 +355,7 @@ def _limit(name: str, found: int, limit: int, what: str, option: str = "") -> No
 
 
 def _template_arguments() -> frozenset[str]:
-    """What `apply_chat_template` takes: a template of the request's own among them."""
+    """Returns the arguments of `apply_chat_template`, which include a template of the request's own."""
     from inspect import signature
 
     from transformers import PreTrainedTokenizerBase, ProcessorMixin

@@ -2,6 +2,9 @@
 
 For a puzzle that is one ACT step, as one graph, on a carry of which half the slots are free; for a language model or a
 regressor the forward, as `--torch_compile` compiles it. Referee: the same step uncompiled.
+
+The forward is traced and differentiated as for a compiler, and the graphs then run by torch's own kernels: what a C++
+compiler makes of unrolled cycles takes it minutes, and is tested with fewer of them in tests/models.
 """
 
 import every
@@ -9,7 +12,7 @@ import pytest
 import torch
 
 
-pytestmark = pytest.mark.slow  # a compiler takes up to a minute of each
+pytestmark = pytest.mark.slow  # up to half a minute each
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
@@ -26,7 +29,7 @@ def test_a_compiled_step_gives_what_the_eager_one_gives(architecture):
             if compiled:
                 model.compile_act_step()
         elif compiled:
-            model.forward = torch.compile(model.forward)
+            model.forward = torch.compile(model.forward, backend="aot_eager")
         torch.manual_seed(0)
         output = model(**arguments)
         output.loss.backward()

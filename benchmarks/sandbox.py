@@ -18,7 +18,7 @@ import time
 import types
 from pathlib import Path
 
-from hrm_hf.golang import SandboxError, check_sandbox
+from hrm_hf.golang import SandboxError, validate_sandbox
 from hrm_hf.golang.validators import sandbox
 from hrm_hf.trainer.recipes import library_versions
 
@@ -36,7 +36,7 @@ def main() -> None:
     if args.quick:
         args.runs = 20
     try:
-        check_sandbox()
+        validate_sandbox()
     except SandboxError as error:  # `make bench` runs everything else
         print(f"sandbox: not measured: {error}")
         return

@@ -7,7 +7,7 @@
 
 The equivalent run_puzzle.py command is printed, and written as a recipe into the run's folder, which is
 checkpoint_path or checkpoints/PROJECT/RUN. The same command names the same folder again; flags of run_puzzle.py may
-follow the keys: `--resume_from_checkpoint last-whole` continues, `--report_to wandb` logs there, `--max_steps 100` is
+follow the keys: `--resume_from_checkpoint last-complete` goes on, `--report_to wandb` logs there, `--max_steps 100` is
 a short run. DISABLE_COMPILE and OMP_NUM_THREADS are honoured.
 
 Keys, their defaults, and what they are here:

@@ -37,28 +37,28 @@ def checked(handler: Callable, inputs: Any) -> Callable:
     """An event handler that looks at the values of its inputs first; what is wrong is a message on the page."""
     components = list(inputs) if isinstance(inputs, Sequence) else [inputs]
 
-    def check(values: Sequence[Any]) -> None:
+    def validate(values: Sequence[Any]) -> None:
         for component, value in zip(components, values, strict=True):
-            check_value(component, value)
+            validate_value(component, value)
 
     if inspect.isgeneratorfunction(handler):
 
         @functools.wraps(handler)
         def streamed(*values: Any):
-            check(values)
+            validate(values)
             yield from handler(*values)
 
         return with_messages(streamed)
 
     @functools.wraps(handler)
     def called(*values: Any):
-        check(values)
+        validate(values)
         return handler(*values)
 
     return with_messages(called)
 
 
-def check_value(component: Any, value: Any) -> None:
+def validate_value(component: Any, value: Any) -> None:
     """Raises ValueError for a value that the component could not have given."""
     name = getattr(component, "label", None) or "the input"
     if isinstance(component, (gr.Slider, gr.Number)):

@@ -35,7 +35,7 @@ def push(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and list what would go.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ):
-    """Push a whole checkpoint in one commit: weights, code, tokenizer, card, recipe and results.
+    """Push a complete checkpoint in one commit: weights, code, tokenizer, card, recipe and results.
 
     Examples: hrm-hf push runs/sudoku_demo me/sudoku --license apache-2.0;
     hrm-hf push --space me/sudoku me/mazes me/demo

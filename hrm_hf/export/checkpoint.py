@@ -1,4 +1,4 @@
-"""Shared by the writers of other formats: a checkpoint is read whole or refused, a result written whole or not."""
+"""Shared by the writers of other formats: what is read and what is written is complete, or there is an error."""
 
 import errno
 import os
@@ -24,14 +24,14 @@ def validate_installed(module: str, message: str) -> None:
 
 def load_config(model: str) -> PreTrainedConfig:
     """The config of a folder or a model on the Hub. Raises ValueError if there is none, or an adapter."""
-    validate_whole_model(model)
+    validate_complete_model(model)
     try:
         return AutoConfig.from_pretrained(model)
     except (OSError, ValueError) as error:
         raise ValueError(f"{model} is no model: expected a folder with config.json or a Hub name ({error})") from error
 
 
-def validate_whole_model(model: str) -> None:
+def validate_complete_model(model: str) -> None:
     """Raises ValueError for a folder that holds a PEFT adapter and no model."""
     if Path(model, "adapter_config.json").is_file() and not Path(model, "config.json").is_file():
         raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
@@ -46,10 +46,10 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
         options: of `from_pretrained`; dtype="auto" if it is not among them.
 
     Raises:
-        ValueError: a damaged checkpoint, one that does not fit its config, or an adapter.
+        ValueError: a corrupted checkpoint, one that does not fit its config, or an adapter.
     """
     if (Path(model) / MANIFEST).is_file() and (found := find_corruption(model)):
-        raise ValueError(f"checkpoint {model} is damaged: {'; '.join(found)}. Nothing was written")
+        raise ValueError(f"checkpoint {model} is corrupted: {'; '.join(found)}. Nothing was written")
     if find_file(model, "adapter_config.json") is not None:
         raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
     try:
@@ -57,7 +57,7 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
             model, use_safetensors=True, output_loading_info=True, **{"dtype": "auto", **options}
         )
     except (SafetensorError, RuntimeError) as error:
-        raise ValueError(f"checkpoint {model} is damaged: {error}. Nothing was written") from error
+        raise ValueError(f"checkpoint {model} is corrupted: {error}. Nothing was written") from error
     for what in ("missing_keys", "mismatched_keys", "unexpected_keys"):
         if names := sorted(str(name) for name in info[what]):
             raise ValueError(
@@ -68,7 +68,7 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
 
 
 @contextmanager
-def whole_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Iterator[Path]:
+def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Iterator[Path]:
     """A file beside `out` that becomes `out` if all goes well, and goes away if not."""
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; expected the name of a file to write, such as {out}/{example}")
@@ -110,7 +110,7 @@ def _full_disk_named(out: Path) -> Iterator[None]:
 
 
 @contextmanager
-def whole_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
+def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
     """A folder beside `out` whose files move to `out` if all goes well; it goes away if not.
 
     With `force` files of the same names in `out` are overwritten, others stay.

@@ -24,7 +24,7 @@ from huggingface_hub import ModelCard
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from ..registry import architecture_of, load_function
-from .checkpoint import load_config, load_model, validate_installed, whole_or_nothing
+from .checkpoint import complete_or_nothing, load_config, load_model, validate_installed
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
 
 
@@ -80,7 +80,7 @@ CHECK_TEXTS = (
 def export_gguf(
     model: str | Path, out: str | Path, dtype: str = "f16", force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Writes a model and its tokenizer to one GGUF file; either the whole file or none.
+    """Writes a model and its tokenizer to one GGUF file; either the complete file or none.
 
     Args:
         model: folder or Hub name of a unified `hrm_go_coder`, a `llama` or a `gpt2`, with its tokenizer.
@@ -97,7 +97,7 @@ def export_gguf(
         FileExistsError: `out` exists.
         ImportError: the gguf package is missing, or with `check` llama-cpp-python.
         OSError: no safetensors in the model.
-        ValueError: no such model, another architecture, another kind of tokenizer, none, a damaged checkpoint, an
+        ValueError: no such model, another architecture, another kind of tokenizer, none, a corrupted checkpoint, an
             unknown dtype, or with `check` a file that llama.cpp reads otherwise. Nothing is written then.
     """
     validate_installed("gguf", 'writing GGUF files needs the gguf package: pip install "hrm_hf[gguf]"')
@@ -107,7 +107,7 @@ def export_gguf(
         )
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
-    with whole_or_nothing(Path(out), force) as unfinished:
+    with complete_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
         layout = layout_of(config, str(model))
         tokenizer = load_tokenizer(str(model))
@@ -203,7 +203,9 @@ def gguf_tensors(network: PreTrainedModel) -> dict[str, np.ndarray]:
     tensors = {}
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
-            raise ValueError(f"{name} has values that are not finite; the checkpoint is damaged or training diverged")
+            raise ValueError(
+                f"{name} has values that are not finite; the checkpoint is corrupted or training diverged"
+            )
         target = gguf_name(name)
         if target is None:
             raise ValueError(f"GGUF has no name for the tensor {name} {tuple(tensor.shape)} of this model")

@@ -22,7 +22,7 @@ import torch
 from transformers import PreTrainedModel
 
 from ..models.configuration_hrm_puzzle import IDENTIFIERS_FILE
-from .checkpoint import validate_installed, whole_folder_or_nothing
+from .checkpoint import complete_folder_or_nothing, validate_installed
 from .gguf_tokenizer import find_file
 from .graphs import Graph, exporter_of, graphs
 from .torch_export import compare, describe, export_graph, load_exportable
@@ -42,7 +42,7 @@ MISSING = 'ONNX export needs onnx, onnxscript and onnxruntime: pip install "hrm_
 def export_onnx(
     model: str | Path, out: str | Path, opset: int = DEFAULT_OPSET, force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Writes a folder with the graphs of a model; either whole or not at all.
+    """Writes a folder with the graphs of a model; either all of them or none.
 
     model.onnx (with model.onnx.data beside it above 1.5 GB), for `hrm_cosmo` stem.onnx and segment.onnx too,
     config.json, the files of tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs, outputs, shapes,
@@ -61,13 +61,13 @@ def export_onnx(
     Raises:
         FileExistsError: `out` is not empty, or a file.
         ImportError: a package is missing.
-        ValueError: another opset or architecture, a damaged checkpoint, or with `check` another result.
+        ValueError: another opset or architecture, a corrupted checkpoint, or with `check` another result.
     """
     for package in ("onnx", "onnxscript", "onnxruntime"):
         validate_installed(package, MISSING)
     if opset not in OPSETS:
         raise ValueError(f"opset={opset} is not supported; expected {OPSETS.start} to {OPSETS.stop - 1}")
-    with whole_folder_or_nothing(Path(out), force) as unfinished:
+    with complete_folder_or_nothing(Path(out), force) as unfinished:
         network = load_exportable(str(model))
         parts = graphs(network)
         meta = _meta(network, parts, opset)

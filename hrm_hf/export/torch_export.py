@@ -16,7 +16,7 @@ from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
 from ..registry import architecture_of
-from .checkpoint import load_config, load_model, whole_or_nothing
+from .checkpoint import complete_or_nothing, load_config, load_model
 from .graphs import Graph, exporter_of, graphs, random_inputs
 
 
@@ -82,7 +82,7 @@ def load_exportable(model: str) -> PreTrainedModel:
 
 
 def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
-    """Writes the main graph of a model as a `torch.export` archive; either the whole file or none.
+    """Writes the main graph of a model as a `torch.export` archive; either the complete file or none.
 
     Args:
         model: folder or Hub name.
@@ -95,11 +95,11 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
 
     Raises:
         FileExistsError: `out` exists.
-        ValueError: another ending or architecture, a damaged checkpoint, or with `check` another result.
+        ValueError: another ending or architecture, a corrupted checkpoint, or with `check` another result.
     """
     if Path(out).suffix != ".pt2":
         raise ValueError(f"{out} must end in .pt2, which torch.export.save and load insist on")
-    with whole_or_nothing(Path(out), force, "model.pt2") as unfinished:
+    with complete_or_nothing(Path(out), force, "model.pt2") as unfinished:
         network = load_exportable(str(model))
         graph = graphs(network)["model"]
         program = export_graph(graph)

@@ -6,7 +6,7 @@ A validator is called with codes (whole files, or declarations without a package
 
 from .validators.go_tests import GoProgram, GoTestResult, GoTestRunner, GoTestValidator, run_go_tests
 from .validators.go_validators import GoFormatter, GoParserValidator, GoTypesValidator, best_validator
-from .validators.sandbox import Limits, SandboxError, check_sandbox
+from .validators.sandbox import Limits, SandboxError, validate_sandbox
 from .validators.toolchain import Go, GoNotFoundError, find_go
 from .validators.tree_sitter_validator import TreeSitterValidator
 
@@ -25,7 +25,7 @@ __all__ = [
     "SandboxError",
     "TreeSitterValidator",
     "best_validator",
-    "check_sandbox",
     "find_go",
     "run_go_tests",
+    "validate_sandbox",
 ]

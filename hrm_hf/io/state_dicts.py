@@ -16,7 +16,7 @@ def read_state_dict(file: Path, wrappers: re.Pattern) -> dict[str, torch.Tensor]
         wrappers: what wrapping modules put in front of names, and is removed.
 
     Raises:
-        ValueError: a damaged file, one that holds more than tensors, or names that coincide without `wrappers`.
+        ValueError: a corrupted file, one that holds more than tensors, or names that coincide without `wrappers`.
     """
     try:
         if file.suffix == ".safetensors":
@@ -25,11 +25,11 @@ def read_state_dict(file: Path, wrappers: re.Pattern) -> dict[str, torch.Tensor]
             state = torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"{file} is no plain state_dict: it is damaged, or holds Python objects, which are never loaded because "
+            f"{file} is no plain state_dict: it is corrupted, or holds Python objects, which are never loaded because "
             f"they can run code. Expected torch.save(model.state_dict()). ({str(error).splitlines()[0]})"
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:
-        raise ValueError(f"{file} cannot be read, it is truncated or damaged; fetch it again. ({error})") from error
+        raise ValueError(f"{file} cannot be read, it is truncated or corrupted; fetch it again. ({error})") from error
     if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
         kinds = {type(value).__name__ for value in state.values()} if isinstance(state, dict) else type(state).__name__
         raise ValueError(f"{file} holds {kinds}; expected a state_dict, that is tensors by name")

@@ -190,8 +190,8 @@ def read_map_file(path: str | Path, max_pixels: int = MAX_PIXELS) -> tuple[np.nd
     """Maps and, if there is one, the mask of a .npy, .npz (`map`, `mask`) or FITS file (first image, and `MASK`).
 
     Raises:
-        FileNotFoundError: no such file. ValueError: another kind of file, a damaged one, one without an image, or one
-            whose headers say that an array of it has more than `max_pixels`; then nothing of it was read.
+        FileNotFoundError: no such file. ValueError: another kind of file, a corrupted one, one without an image, or
+            one whose headers say that an array of it has more than `max_pixels`; then nothing of it was read.
         ImportError: FITS without astropy.
     """
     path = Path(path)
@@ -203,7 +203,7 @@ def read_map_file(path: str | Path, max_pixels: int = MAX_PIXELS) -> tuple[np.nd
         return _read_fits(path, max_pixels)
     try:
         return tuple([*read_numpy(path, (MAP_NAMES, MASK_NAMES), max_pixels), None][:2])
-    except Exception as error:  # zipfile and zlib each have their own for a damaged file
+    except Exception as error:  # zipfile and zlib each have their own for a corrupted file
         words = str(error).removeprefix(f"{path}").lstrip(", ") or type(error).__name__
         raise ValueError(f"{path} cannot be read as maps: {words}") from error
 
@@ -220,7 +220,7 @@ def _read_fits(path: Path, max_pixels: int) -> tuple[np.ndarray, np.ndarray | No
             tables = [unit.name or "table" for unit in units if not unit.is_image]
             maps = next((unit.data for unit in images if unit.name.lower() not in MASK_NAMES), None)
             mask = next((unit.data for unit in images if unit.name.lower() in MASK_NAMES), None)
-    except Exception as error:  # astropy raises OSError, ValueError, TypeError and VerifyError for damaged files
+    except Exception as error:  # astropy raises OSError, ValueError, TypeError and VerifyError for corrupted files
         raise ValueError(f"{path} is no readable FITS file: {error or type(error).__name__}") from error
     if maps is None:
         found = f"it holds the table {tables[0]}: a HEALPix map? cut patches first" if tables else "it holds none"

@@ -31,7 +31,7 @@ PADDING = 10 * BLOCK  # zeros that may follow the last unit of a FITS file
 
 
 class MapFileError(ValueError):
-    """A map file that is damaged, or says that it holds more than is allowed."""
+    """A map file that is corrupted, or says that it holds more than is allowed."""
 
 
 def too_large(place: str, shape: Any, pixels: int, max_pixels: int) -> MapFileError:
@@ -61,7 +61,7 @@ def _count(shape: tuple[int, ...], place: str, max_pixels: int) -> int:
 
 
 def validate_npy(path: str | Path, max_pixels: int = MAX_PIXELS) -> None:
-    """Raises MapFileError for a .npy file that is damaged, too large, or holds no numbers."""
+    """Raises MapFileError for a .npy file that is corrupted, too large, or holds no numbers."""
     with open(path, "rb") as file:
         _npy_header(file, os.path.getsize(path), str(path), max_pixels)
 
@@ -72,7 +72,7 @@ def read_numpy(
     """The array of a .npy file; or of an .npz file, for each of several groups of names, the first that is there.
 
     Raises:
-        MapFileError: no such file of numpy's, a damaged one, one that is too large or holds no numbers.
+        MapFileError: no such file of numpy's, a corrupted one, one that is too large or holds no numbers.
     """
     path = Path(path)
     with open(path, "rb") as file:
@@ -161,8 +161,8 @@ def validate_fits(path: str | Path, max_pixels: int = MAX_PIXELS) -> None:
     """Walks the headers of a FITS file, also a compressed one, without reading its data.
 
     Raises:
-        MapFileError: no FITS file, a damaged one, or one with more than `max_pixels` in an image, a tile, a column or
-            the map of the sphere that a table describes; a compressed one that unpacks to more than 8 bytes for each.
+        MapFileError: no FITS file, a corrupted one, or one with more than `max_pixels` in an image, a tile, a column
+            or the map of the sphere that a table describes; a compressed one that unpacks to over 8 bytes for each.
         ImportError: without astropy.
     """
     with open(path, "rb") as file:
@@ -342,7 +342,7 @@ def _unpacked_size(content: bytes, most: int) -> int:
     try:
         return len(machine.decompress(content, most + 1))
     except zlib.error:
-        return 0  # the reader says that it is damaged
+        return 0  # the reader says that it is corrupted
 
 
 __all__ = ["MAX_PIXELS", "MapFileError", "read_numpy", "validate_fits", "validate_npy"]

@@ -346,10 +346,10 @@ def _fit(
     with torch.device("meta"):
         shapes = {name: tuple(tensor.shape) for name, tensor in family.model(config).state_dict().items()}
     ours = {our_name(name): tensor for name, tensor in state.items()}
-    problems = [f"missing: {_bare(name)} {shapes[name]}" for name in shapes if name not in ours]
-    problems += [f"unexpected: {_bare(name)} {tuple(ours[name].shape)}" for name in ours if name not in shapes]
+    problems = [f"missing: {_short_name(name)} {shapes[name]}" for name in shapes if name not in ours]
+    problems += [f"unexpected: {_short_name(name)} {tuple(ours[name].shape)}" for name in ours if name not in shapes]
     problems += [
-        f"wrong shape: {_bare(name)} is {tuple(ours[name].shape)}, expected {shape}"
+        f"wrong shape: {_short_name(name)} is {tuple(ours[name].shape)}, expected {shape}"
         for name, shape in shapes.items()
         if name in ours and tuple(ours[name].shape) != shape
     ]
@@ -360,7 +360,7 @@ def _fit(
     return {name: ours[name].to(torch.float32).contiguous() for name in shapes}
 
 
-def _bare(name: str) -> str:
+def _short_name(name: str) -> str:
     return original_name(name).removeprefix(ORIGINAL_PREFIX)
 
 

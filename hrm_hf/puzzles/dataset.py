@@ -184,7 +184,7 @@ def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
         try:
             # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
             return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
-        except (DatasetGenerationError, ValueError) as error:  # a damaged file, or one without rows
+        except (DatasetGenerationError, ValueError) as error:  # a corrupted file, or one without rows
             raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set anew") from error
     return load_dataset(str(path), split=split, streaming=streaming)
 

@@ -248,7 +248,7 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
             raise FileNotFoundError(f"{file} is missing; {folder / META_FILE} lists the set {set_name!r}")
         try:
             arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
-        except ValueError as error:  # pickled objects, which could run code, and damaged files
+        except ValueError as error:  # pickled objects, which could run code, and corrupted files
             raise ValueError(f"{file} is no plain .npy array of integers: {error}") from error
         if arrays[name].dtype.kind not in "iu":
             raise ValueError(f"{file} has dtype {arrays[name].dtype}; expected integers")

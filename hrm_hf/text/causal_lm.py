@@ -56,10 +56,10 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
     except Exception as error:
         if type(error) in (OSError, ImportError, ValueError):
             raise  # says itself what is wrong
-        # What the tokenizers library says of a damaged tokenizer.json names no file.
+        # What the tokenizers library says of a corrupted tokenizer.json names no file.
         raise ValueError(
             f"the tokenizer of {source} cannot be read ({type(error).__name__}: {str(error)[:200]}); its "
-            "tokenizer.json is damaged or made by another library: fetch or train it anew"
+            "tokenizer.json is corrupted or made by another library: fetch or train it anew"
         ) from error
     if model_name_or_path is None and tokenizer.pad_token_id in (None, tokenizer.eos_token_id):
         tokenizer.add_special_tokens({"pad_token": PAD})

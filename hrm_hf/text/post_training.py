@@ -9,8 +9,8 @@ TRL's trainers run on our models as they are. What they would get wrong, or leav
   inference. The halting and refinement heads get no loss and stay as they are.
 - GRPO of the Go coder trains plan and code: `generate` hides a plan, and the likelihood of code without the plan that
   it was written after is another one. Completions are plain continuations of the stream, up to </CODE>.
-- All save whole checkpoints, stop for signals and write our card, as `HrmTrainer` does, whose optimizers and averages
-  of weights they lack.
+- All save complete checkpoints, stop for signals and write our card, as `HrmTrainer` does, whose optimizers and
+  averages of weights they lack.
 
 Sources: Rafailov et al. 2023, arXiv 2305.18290 (DPO); Shao et al. 2024, arXiv 2402.03300 (GRPO).
 """

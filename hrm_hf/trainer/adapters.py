@@ -66,7 +66,7 @@ class TuningArguments:
         metadata={"help": "Go on from this saved adapter (folder or Hub), which knows its base."},
     )
     merge_adapter: bool = field(
-        default=False, metadata={"help": "Save a whole checkpoint at the end, the adapter merged into the weights."}
+        default=False, metadata={"help": "Save a complete checkpoint at the end, the adapter merged into the weights."}
     )
 
     def __post_init__(self):
@@ -112,7 +112,7 @@ class TuningArguments:
 
     @property
     def saves_adapter(self) -> bool:
-        """Whether the run leaves an adapter, which has no config of its own, and not a whole checkpoint."""
+        """Whether the run leaves an adapter, which has no config of its own, and not a complete checkpoint."""
         return self.adapts and not self.merge_adapter
 
     @property
@@ -131,7 +131,7 @@ def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
         base = json.loads(Path(given, CONFIG_NAME).read_text()).get("base_model_name_or_path")
         raise ValueError(
             f"model_name_or_path={given!r} is an adapter of {base}: go on from it with --adapter {given}, or merge it "
-            "and start from the whole checkpoint"
+            "and start from the complete checkpoint"
         )
     if arguments.adapter and given is None:
         model_args.model_name_or_path = LoraConfig.from_pretrained(arguments.adapter).base_model_name_or_path
@@ -249,7 +249,7 @@ def save_trained(trainer: HrmTrainer, arguments: TuningArguments) -> bool:
     """Saves what a finished run leaves: its model, an adapter, or with `merge_adapter` the adapted model.
 
     Returns:
-        Whether the folder is a whole checkpoint.
+        Whether the folder is a complete checkpoint.
     """
     if arguments.merge_adapter and (trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled):
         print("the adapter is not merged: the weights are sharded; PeftModel.from_pretrained(...).merge_and_unload()")

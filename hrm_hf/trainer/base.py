@@ -7,8 +7,8 @@ Here is what all of them share:
 - a moving average of weights, evaluated and saved in their place;
 - means over all that was counted, of all processes, in the log and in evaluations;
 - data whose length is unknown, and processes whose data end at different times;
-- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints whole, `pushing.py` the saved
-  and pushed model.
+- a killed run resumes with the same losses; `saving.py` has what makes its checkpoints complete, `pushing.py` the
+  saved and pushed model.
 
 `PuzzleTrainer`, `CausalLMTrainer` and `RegressionTrainer` are in `trainer.py` of their tasks. Everything else
 (accumulation, DDP, precision, integrations) is the library's.

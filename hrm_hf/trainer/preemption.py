@@ -1,4 +1,4 @@
-"""Stopping for a signal: a run that is told to go saves a whole checkpoint, ends with status 85, and can be continued.
+"""Stopping for a signal: a run that is told to stop saves a complete checkpoint, ends with status 85, and can go on.
 
 Slurm announces the end of a job by SIGUSR1 (`#SBATCH --signal=USR1@N`), everything else by SIGTERM. The three parts:
 
@@ -151,7 +151,7 @@ class Leave:
             state = self.trainer.state
             print(
                 f"stopped for a signal after step {state.global_step} of {state.max_steps}, saved in {self.folder}; "
-                "--resume_from_checkpoint last-whole continues",
+                "--resume_from_checkpoint last-complete continues",
                 flush=True,
             )
         sys.exit(PREEMPTED_EXIT_CODE)

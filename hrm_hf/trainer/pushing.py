@@ -1,8 +1,8 @@
-"""The saved model of a run and its way to the Hub: the part of `HrmTrainer` that deals with whole checkpoints.
+"""The saved model of a run and its way to the Hub: the part of `HrmTrainer` that deals with complete checkpoints.
 
 What it changes of `Trainer(push_to_hub=True)`: averaged weights are pushed where a run has an average; each push is a
-whole checkpoint with its code, as `hrm-hf push` makes them, so pickles and event files stay at home; the card is that
-of our template, and one that people have edited stays.
+complete checkpoint with its code, as `hrm-hf push` makes them, so pickles and event files stay at home; the card is
+that of our template, and one that people have edited stays.
 """
 
 import shutil
@@ -124,10 +124,10 @@ class PushesToHub:
         card.save(path)
 
     def _push_from_checkpoint(self, checkpoint_folder: str) -> None:
-        """Nothing yet: the library pushes a checkpoint before it is whole; see `push_checkpoint`."""
+        """Nothing yet: the library pushes a checkpoint before it is complete; see `push_checkpoint`."""
 
     def push_checkpoint(self, folder: str) -> None:
-        """Pushes a whole checkpoint of a run that goes on, as `hub_strategy` says.
+        """Pushes a complete checkpoint of a run that goes on, as `hub_strategy` says.
 
         Weights are the raw ones, as in the checkpoint. They are uploaded in the background, and no second time before
         that has ended unless `hub_always_push`; the state of training (strategies with checkpoints) is waited for.

@@ -156,7 +156,7 @@ def _owner(file: Path) -> str:
 def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = False) -> Start:
     """Decides how a run starts in a folder; in the first process alone.
 
-    Checkpoints of which "last-whole" finds none whole are renamed: they are not of the new run.
+    Checkpoints of which "last-complete" finds none complete are renamed: they are not of the new run.
 
     Args:
         wanted: as in `resolve_checkpoint`.
@@ -179,7 +179,8 @@ def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = F
     if checkpoint is None and wanted:
         for folder in there:
             print(
-                f"{folder} is damaged ({find_corruption(folder)[0]}): renamed to {_set_aside(folder).name}", flush=True
+                f"{folder} is corrupted ({find_corruption(folder)[0]}): renamed to {_set_aside(folder).name}",
+                flush=True,
             )
         return Start(None, run_id)
     if checkpoint is None:
@@ -201,8 +202,8 @@ def _validate_no_checkpoints(output_dir: str | Path, there: list[Path]) -> None:
         names = ", ".join(folder.name for folder in there[-3:])
         raise FileExistsError(
             f"{output_dir} holds checkpoints of an earlier run ({'..., ' if len(there) > 3 else ''}{names}), and a "
-            "new one would mix with it. Go on with that run by --resume_from_checkpoint last (or last-whole), delete "
-            "its checkpoints by --overwrite_output_dir true, or choose another --output_dir"
+            "new one would mix with it. Go on with that run by --resume_from_checkpoint last (or last-complete), "
+            "delete its checkpoints by --overwrite_output_dir true, or choose another --output_dir"
         )
 
 

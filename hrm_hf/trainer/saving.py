@@ -1,4 +1,4 @@
-"""How a run saves and resumes: whole checkpoints in a folder of its own, and messages for what can go wrong meanwhile.
+"""How a run saves and resumes: complete checkpoints in a folder of its own, and messages for what can go wrong.
 
 `CompleteCheckpoints` stands before a Trainer of transformers or TRL. What it changes:
 
@@ -64,12 +64,12 @@ class CompleteCheckpoints:
     # ---- training ----
 
     def train(self, resume_from_checkpoint: str | bool | None = None, **kwargs: Any):
-        """As in the library; `resume_from_checkpoint` may also be "last" or "last-whole"; see `resolve_checkpoint`.
+        """As in the library; `resume_from_checkpoint` may also be "last" or "last-complete"; see `resolve_checkpoint`.
 
         Raises:
             FileExistsError: the folder holds checkpoints, and this run neither resumes nor overwrites them.
             FolderInUseError: another run writes into the folder.
-            CheckpointError: the checkpoint is damaged, or not one of this model.
+            CheckpointError: the checkpoint is corrupted, or not one of this model.
             NonFiniteError: the weights, as loaded or at the end, are not finite.
         """
         args, is_first = self.args, self.args.process_index == 0
@@ -78,7 +78,7 @@ class CompleteCheckpoints:
             if start.checkpoint is not None:
                 _validate_state(start.checkpoint)
             elif resume_from_checkpoint and is_first:
-                print(f"no whole checkpoint in {args.output_dir}: the run starts from the beginning", flush=True)
+                print(f"no complete checkpoint in {args.output_dir}: the run starts from the beginning", flush=True)
             self.run_id, self._stale = start.run_id, start.stale
             self._resumed = start.checkpoint is not None
             with self.preemption.listening(), self._failures_named():
@@ -127,7 +127,7 @@ class CompleteCheckpoints:
         saved = [folder for folder in list_checkpoints(self.args.output_dir) if not find_corruption(folder, False)]
         if not saved:
             return "No checkpoint had been saved yet"
-        return f"{saved[-1]} is intact: --resume_from_checkpoint last-whole goes on from there"
+        return f"{saved[-1]} is intact: --resume_from_checkpoint last-complete goes on from there"
 
     # ---- weights that are not finite ----
 
@@ -161,7 +161,7 @@ class CompleteCheckpoints:
         folder = Path(self._get_output_dir(trial=trial), f"checkpoint-{self.state.global_step}")
         limit, self.args.save_total_limit = self.args.save_total_limit, None
         if self.args.should_save and folder.exists():  # another run's files must not become part of this one
-            (folder / MANIFEST).unlink(missing_ok=True)  # while it is written a second time, it is not whole
+            (folder / MANIFEST).unlink(missing_ok=True)  # while it is written a second time, it is not complete
             shutil.rmtree(folder)
         self.accelerator.wait_for_everyone()
         try:
@@ -176,7 +176,7 @@ class CompleteCheckpoints:
                 raise
             raise OSError(
                 f"could not write checkpoint {folder}: {error}. Earlier checkpoints are intact; free some disk space "
-                "and resume with --resume_from_checkpoint last-whole"
+                "and resume with --resume_from_checkpoint last-complete"
             ) from error
         finally:
             self.args.save_total_limit = limit

@@ -289,7 +289,7 @@ CASES = [
     ("an original checkpoint without its config", lambda p: original(p, config=False), FileNotFoundError,
      r"all_config\.yaml is missing; the original saves it beside step_N"),
     ("a truncated original checkpoint", lambda p: original(p, damage=True), ValueError,
-     "step_1 (cannot be read, it is truncated or damaged; fetch it again|is no plain state_dict: it is damaged)"),
+     "step_1 (cannot be read, it is truncated or corrupted; fetch it again|is no plain state_dict: it is corrupted)"),
     ("a token above the vocabulary in evaluation",
      lambda p: trainer(p).evaluate(rows(input_ids=[[9] * 16] * 3)), ValueError, "vocab_size is 6"),
     ("a puzzle identifier above the table in the forward",

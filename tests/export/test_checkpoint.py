@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hrm_hf.export.checkpoint import load_config, whole_folder_or_nothing, whole_or_nothing
+from hrm_hf.export.checkpoint import complete_folder_or_nothing, complete_or_nothing, load_config
 
 
 FULL = Path("/dev/full")
@@ -19,11 +19,11 @@ FULL = Path("/dev/full")
 def test_a_full_disk_is_named_and_nothing_stays(write, tmp_path):
     out = tmp_path / "model.pt2"
     with pytest.raises(OSError, match=r"model.pt2 could not be written .*(no space left|disk full)"):
-        with whole_or_nothing(out, force=False) as unfinished:
+        with complete_or_nothing(out, force=False) as unfinished:
             unfinished.symlink_to(FULL)
             write(unfinished)
     with pytest.raises(OSError, match=r"model.pt2 could not be written .*(no space left|disk full)"):
-        with whole_folder_or_nothing(out, force=False) as unfinished:
+        with complete_folder_or_nothing(out, force=False) as unfinished:
             (unfinished / "part").symlink_to(FULL)
             write(unfinished / "part")
     assert not list(tmp_path.iterdir())
@@ -31,11 +31,11 @@ def test_a_full_disk_is_named_and_nothing_stays(write, tmp_path):
 
 def test_errors_that_have_nothing_to_do_with_space_stay_what_they_are(tmp_path):
     with pytest.raises(RuntimeError, match=r"another reason"):
-        with whole_or_nothing(tmp_path / "model.pt2", force=False):
+        with complete_or_nothing(tmp_path / "model.pt2", force=False):
             raise RuntimeError("another reason")
 
 
-@pytest.mark.parametrize("place", [whole_or_nothing, whole_folder_or_nothing])
+@pytest.mark.parametrize("place", [complete_or_nothing, complete_folder_or_nothing])
 def test_a_file_in_the_place_of_a_folder_is_named(place, tmp_path):
     (tmp_path / "taken").write_text("")
     with pytest.raises(NotADirectoryError, match=r"taken is a file; .*taken/here/model cannot be written in it"):

@@ -350,11 +350,11 @@ def break_the_tokenizer(folder):
 @pytest.mark.parametrize(
     "damage, named",
     [
-        (truncate, "is damaged"),
+        (truncate, "is corrupted"),
         (drop_a_tensor, r"1 missing keys \(model.layers.1.mlp.up_proj.weight\)"),
         (add_a_tensor, r"1 unexpected keys \(model.layers.0.gate\)"),
         (diverge, "model.norm.weight has values that are not finite"),
-        (widen, "does not fit its config.json|is damaged"),
+        (widen, "does not fit its config.json|is corrupted"),
         (break_the_tokenizer, "tokenizer of .* cannot be read"),
     ],
 )

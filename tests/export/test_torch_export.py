@@ -186,7 +186,7 @@ def test_what_exists_is_overwritten_with_force_only(tmp_path):
         ("llama", "model.pt2", "is a llama; exportable are cosmo_cnn"),
         ("cosmo_cnn", "model.onnx", "must end in .pt2"),
         ("nothing", "model.pt2", "is no folder"),
-        ("truncated", "model.pt2", "is damaged"),
+        ("truncated", "model.pt2", "is corrupted"),
     ],
 )
 def test_bad_input_ends_in_one_line(tmp_path, name, out, message):

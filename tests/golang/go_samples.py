@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_hf.golang import GoNotFoundError, SandboxError, check_sandbox, find_go
+from hrm_hf.golang import GoNotFoundError, SandboxError, find_go, validate_sandbox
 
 
 def _reason(check) -> str:
@@ -19,7 +19,7 @@ def _reason(check) -> str:
 
 
 GO_MISSING = _reason(find_go)
-SANDBOX_MISSING = GO_MISSING or _reason(check_sandbox)
+SANDBOX_MISSING = GO_MISSING or _reason(validate_sandbox)
 needs_go = pytest.mark.skipif(bool(GO_MISSING), reason=GO_MISSING or "Go is there")
 needs_sandbox = pytest.mark.skipif(bool(SANDBOX_MISSING), reason=SANDBOX_MISSING or "a sandbox is there")
 

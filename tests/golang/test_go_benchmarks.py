@@ -10,7 +10,14 @@ import pytest
 import tiny_go
 from scripted_go import Scripted
 
-from hrm_hf.golang import GoNotFoundError, GoTypesValidator, SandboxError, TreeSitterValidator, check_sandbox, find_go
+from hrm_hf.golang import (
+    GoNotFoundError,
+    GoTypesValidator,
+    SandboxError,
+    TreeSitterValidator,
+    find_go,
+    validate_sandbox,
+)
 from hrm_hf.golang.evaluation import benchmark_run as runs
 from hrm_hf.golang.evaluation.benchmarks import load_benchmark, truncated
 from hrm_hf.golang.evaluation.writer import Writer
@@ -55,7 +62,7 @@ def load(tmp_path, name, *rows):
 def tools():
     try:
         find_go()
-        check_sandbox()
+        validate_sandbox()
     except (GoNotFoundError, SandboxError) as error:
         pytest.skip(str(error))
     with runs.test_tools() as found:

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 
 from hrm_hf.golang.data.commits import commit_records, repository_name
-from hrm_hf.golang.data.edits import bare_subject, edit_plan, intent_of_subject, without_trailers
+from hrm_hf.golang.data.edits import edit_plan, intent_of_subject, plain_subject, without_trailers
 from hrm_hf.golang.data.records import validate_record
 from hrm_hf.golang.data.sources import Dropped
 
@@ -320,9 +320,9 @@ def test_the_verb_of_a_subject_tells_the_intent(subject, intent):
 
 
 def test_what_is_not_said_about_the_code_is_cut_off_a_subject():
-    assert bare_subject("[v2] net/http: close the body (#123)") == "close the body"
-    assert bare_subject("fix(parser): read on") == "read on"
-    assert bare_subject("close the body") == "close the body"
+    assert plain_subject("[v2] net/http: close the body (#123)") == "close the body"
+    assert plain_subject("fix(parser): read on") == "read on"
+    assert plain_subject("close the body") == "close the body"
 
 
 def test_trailers_and_issue_links_are_no_part_of_the_body():

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from go_samples import needs_sandbox
 
-from hrm_hf.golang import GoProgram, GoTestRunner, Limits, SandboxError, check_sandbox, run_go_tests
+from hrm_hf.golang import GoProgram, GoTestRunner, Limits, SandboxError, run_go_tests, validate_sandbox
 from hrm_hf.golang.validators import sandbox
 from hrm_hf.golang.validators.sandbox import MIB, run_sandboxed
 
@@ -161,23 +161,23 @@ def test_everything_inside_ends_with_the_sandbox():
 
 
 def test_without_bubblewrap_nothing_runs_and_the_message_says_how_to_install_it(monkeypatch):
-    check_sandbox.cache_clear()
+    validate_sandbox.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda *_, **__: None)
     with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
         run_go_tests([GoProgram("func F() {}", "func TestF(t *testing.T) {}")])
-    check_sandbox.cache_clear()
+    validate_sandbox.cache_clear()
 
 
 @needs_sandbox
 @external
 def test_a_sandbox_that_does_not_work_is_refused_with_its_own_words(monkeypatch, tmp_path):
-    check_sandbox.cache_clear()
+    validate_sandbox.cache_clear()
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'No permissions to create new namespace'\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     with pytest.raises(SandboxError, match="No permissions to create new namespace"):
-        check_sandbox()
-    check_sandbox.cache_clear()
+        validate_sandbox()
+    validate_sandbox.cache_clear()
 
 
 def test_limits_below_zero_are_named():

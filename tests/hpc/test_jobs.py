@@ -95,7 +95,7 @@ def test_a_preempted_job_goes_back_into_the_queue_and_on_with_the_same_losses(
     log = cluster.log(job)
     assert (record["JobState"], record["Restarts"]) == ("COMPLETED", "1"), log[-5000:]
     # One log for both starts; the second one says what it went on from.
-    assert "back into the queue" in log and "restarts 1" in log and "--resume_from_checkpoint last-whole" in log
+    assert "back into the queue" in log and "restarts 1" in log and "--resume_from_checkpoint last-complete" in log
     (stopped,) = (checkout / "runs" / "stopped").glob("checkpoint-*")
     assert 1 <= int(stopped.name.split("-")[1]) < STEPS
     assert losses(checkout / "runs" / "stopped") == losses(two_nodes[0])

@@ -148,7 +148,7 @@ def test_a_truncated_file_is_named(write_original, tmp_path, size):
     folder = write_original(HRM)
     content = (folder / "step_10").read_bytes()
     (folder / "step_10").write_bytes(content[:size])
-    with pytest.raises(ValueError, match=r"step_10 .*damaged"):
+    with pytest.raises(ValueError, match=r"step_10 .*corrupted"):
         convert_original(folder, tmp_path / "ours")
 
 

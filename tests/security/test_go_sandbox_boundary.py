@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_hf.golang import GoNotFoundError, GoProgram, GoTestRunner, Limits, SandboxError, check_sandbox, find_go
+from hrm_hf.golang import GoNotFoundError, GoProgram, GoTestRunner, Limits, SandboxError, find_go, validate_sandbox
 from hrm_hf.golang.validators import sandbox
 from hrm_hf.golang.validators.go_tests import judge
 from hrm_hf.golang.validators.sandbox import MIB, Run, run_sandboxed
@@ -22,7 +22,7 @@ from hrm_hf.golang.validators.sandbox import MIB, Run, run_sandboxed
 def _missing() -> str:
     try:
         find_go()
-        check_sandbox()
+        validate_sandbox()
     except (GoNotFoundError, SandboxError) as error:
         return str(error)
     return ""

@@ -116,7 +116,7 @@ def test_a_run_without_memory_is_told_so_and_leaves_whole_checkpoints(tmp_path, 
     ) as e:
         one.train()
     assert str(e.value).endswith(
-        f"{tmp_path / 'checkpoint-3'} is intact: --resume_from_checkpoint last-whole goes on from there"
+        f"{tmp_path / 'checkpoint-3'} is intact: --resume_from_checkpoint last-complete goes on from there"
     )
     goes_on(tmp_path, alone)
 
@@ -137,7 +137,7 @@ def test_when_one_process_is_killed_the_other_says_so_and_ends(tmp_path):
     )
     assert result.returncode not in (0, 99)
     assert f"process 0 of 2 has lost the others in step {faults_worker.KILLED_IN} (" in result.stderr
-    assert f"{tmp_path / 'checkpoint-2'} is intact: --resume_from_checkpoint last-whole goes on" in result.stderr
+    assert f"{tmp_path / 'checkpoint-2'} is intact: --resume_from_checkpoint last-complete goes on" in result.stderr
     assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2"]
     assert find_corruption(tmp_path / "checkpoint-2") == []
 

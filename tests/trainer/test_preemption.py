@@ -173,7 +173,7 @@ def test_last_whole_starts_a_run_that_has_nothing_to_continue(tmp_path, capsys):
     trainer = make("lm", tmp_path, max_steps=1)
     trainer.train("last-whole")
     assert trainer.state.global_step == 1
-    assert f"no whole checkpoint in {tmp_path}: the run starts from the beginning" in capsys.readouterr().out
+    assert f"no complete checkpoint in {tmp_path}: the run starts from the beginning" in capsys.readouterr().out
 
 
 # ---- scripts ----

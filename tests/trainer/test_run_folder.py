@@ -157,7 +157,7 @@ def test_last_whole_puts_damaged_checkpoints_out_of_the_way_of_a_run_that_starts
         "checkpoint-2", "checkpoint-4", "damaged-checkpoint-2", "damaged-checkpoint-4",
     ]  # fmt: skip
     assert resolve_checkpoint(tmp_path, "last") == str(tmp_path / "checkpoint-4")
-    assert "checkpoint-4 is damaged (model.safetensors has other content" in capsys.readouterr().out
+    assert "checkpoint-4 is corrupted (model.safetensors has other content" in capsys.readouterr().out
 
 
 def test_a_checkpoint_of_another_name_is_resumed_from(tmp_path):

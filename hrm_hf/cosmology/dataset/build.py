@@ -1,7 +1,7 @@
 """Builds a cosmology data set (`rows.py`) with several processes, in shards that survive an interruption.
 
 Workers draw maps, this process writes them in order; so the files are the same whatever the number of workers, and
-whether or not the build was interrupted. A shard that is there is whole; a build that is run again makes the others.
+whether or not the build was interrupted. A shard that is there is complete; a repeated build makes the others.
 """
 
 import errno
@@ -93,7 +93,7 @@ def build_cosmology_dataset(
     out = Path(out)
     validate_same_plan(out, plan)
     shards = shards_of(plan)
-    kept = [shard for shard in shards if _is_whole(out, shard, plan)]
+    kept = [shard for shard in shards if _is_complete(out, shard, plan)]
     missing = [shard for shard in shards if shard not in kept]
     with _explained(out, shards):
         if not (out / INFO_FILE).exists():
@@ -157,7 +157,7 @@ def _header(shard: Shard, plan: CosmologyPlan) -> dict:
     return {"plan": plan.as_json(), "split": shard.split, "start": shard.start}
 
 
-def _is_whole(out: Path, shard: Shard, plan: CosmologyPlan) -> bool:
+def _is_complete(out: Path, shard: Shard, plan: CosmologyPlan) -> bool:
     """Whether the file of a shard is there; refuses one of other settings."""
     if not (out / shard.name).exists():
         return False

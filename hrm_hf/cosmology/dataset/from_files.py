@@ -210,7 +210,7 @@ def write_files_dataset(
         FileExistsError: `out` is not empty. FileNotFoundError: a file is missing.
         ValueError: what the readers and the table refuse; maps of several shapes; a split without a universe;
             parameters outside the prior.
-        After an error nothing is in `out` but whole shards.
+        After an error nothing is in `out` but complete shards.
     """
     out = Path(out)
     if out.exists() and (not out.is_dir() or any(out.iterdir())):

@@ -1,4 +1,4 @@
-"""Shards of a cosmology data set: parquet files that are there whole or not at all, and the way back to arrays.
+"""Shards of a cosmology data set: parquet files that are complete or absent, and the way back to arrays.
 
 A shard is written under a temporary name, flushed to the disk and renamed. What it holds is said by a JSON header in
 the file's own metadata, so that a file and its description cannot part. Parquet is written without compression: maps
@@ -39,7 +39,7 @@ def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows
     import pyarrow.parquet as pq
 
     moments, rows = np.zeros((3, features["map"].shape[0])), 0
-    with _whole_file(file) as stream:
+    with _complete_file(file) as stream:
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
         with pq.ParquetWriter(stream, features.arrow_schema, **options) as writer:
             for block in _grouped(blocks):
@@ -95,13 +95,13 @@ def read_rows(file: Path, features: "datasets.Features") -> Iterator[Rows]:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a small file whole or not at all."""
-    with _whole_file(file) as stream:
+    """Writes a small file completely or not at all."""
+    with _complete_file(file) as stream:
         stream.write(text.encode())
 
 
 @contextmanager
-def _whole_file(file: Path) -> Iterator[Any]:
+def _complete_file(file: Path) -> Iterator[Any]:
     file.parent.mkdir(parents=True, exist_ok=True)
     # The process id: two builds of one folder, a job and its impatient twin, do not write to one file.
     temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")

@@ -140,7 +140,7 @@ def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
     `target` is "kind:name", or "" for none.
     """
     sentences = [" ".join(part.split()).strip(" -*+") for part in SENTENCE_END.split(f"\n{body}")]
-    steps = [bare_subject(title), *(text for text in sentences if _verb(text.partition(" ")[0]))]
+    steps = [plain_subject(title), *(text for text in sentences if _verb(text.partition(" ")[0]))]
     return plan_of(TASKS[intent_of_subject(title)], [target] if target else [], steps)
 
 
@@ -151,11 +151,11 @@ def intent_of_subject(subject: str) -> str:
     """
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
-    verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", bare_subject(subject))]
+    verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]
     return next((INTENT_OF_VERB[verb] for verb in verbs if verb), "UPDATE")
 
 
-def bare_subject(subject: str) -> str:
+def plain_subject(subject: str) -> str:
     """A subject line without `[tags]`, `type(scope):` or `package:` in front and `(#123)` behind."""
     text = PULL_NUMBER.sub("", re.sub(r"^(\[[^\]]*\]\s*)+", "", subject.strip()))
     shorter = CONVENTIONAL.sub("", text)

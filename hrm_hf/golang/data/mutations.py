@@ -1,8 +1,8 @@
-"""Eight small ways to damage Go code, on tree-sitter's tokens: what a model's own slips look like before it has any.
+"""Eight small ways to mutate Go code, on tree-sitter's tokens: what a model's own slips look like before it has any.
 
 Only what follows the given prefix is touched. An operator says what it changed, never what that is worth: whether
 the result still parses, or is the same code after all, is asked elsewhere (`go_trajectories`). Left out: several
-damages at once, and changes of meaning beyond the swap of a token.
+mutations at once, and changes of meaning beyond the swap of a token.
 """
 
 import random
@@ -93,16 +93,16 @@ def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
 
 
 def mutants(code: str, prefix: str, generator: random.Random, rounds: int = 1) -> list[tuple[str, str]]:
-    """Damages a code once with every operator that finds something to damage.
+    """Mutates a code once with every operator that finds something to change.
 
     Args:
         code: Go code that parses: a file or declarations.
         prefix: beginning of `code` that is left alone.
         generator: the only source of chance.
-        rounds: how often each operator is applied, each time to the undamaged code.
+        rounds: how often each operator is applied, each time to the unchanged code.
 
     Returns:
-        (name of the operator, damaged code), in random order, without repetitions and without `code` itself.
+        (name of the operator, mutated code), in random order, without repetitions and without `code` itself.
 
     Raises:
         ValueError: the code does not begin with the prefix.
@@ -111,10 +111,10 @@ def mutants(code: str, prefix: str, generator: random.Random, rounds: int = 1) -
     found: dict[str, str] = {}
     for _ in range(rounds):
         for name, operator in OPERATORS.items():
-            damaged = operator(body, generator)
-            if damaged is not None and damaged != code:
-                found.setdefault(damaged, name)
-    pairs = [(name, damaged) for damaged, name in found.items()]
+            mutant = operator(body, generator)
+            if mutant is not None and mutant != code:
+                found.setdefault(mutant, name)
+    pairs = [(name, mutant) for mutant, name in found.items()]
     generator.shuffle(pairs)
     return pairs
 

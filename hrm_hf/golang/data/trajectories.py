@@ -105,7 +105,7 @@ def build_trajectories(
         max_characters: of all codes of a trajectory together; failed attempts that would exceed it are left out.
             None for no limit.
         no_feedback_share: share of trajectories whose feedback is None throughout, for use without a validator.
-        rounds: how often each operator damages each solution.
+        rounds: how often each operator mutates each solution.
         progress: shows a bar on stderr.
         counts: filled while iterating.
 
@@ -150,7 +150,7 @@ def _validate(per_record: int, failed_attempts: Sequence[float], no_feedback_sha
 def _judged(
     chunk: list[dict[str, Any]], validator: Validator, seed: int, rounds: int, counts: TrajectoryCounts
 ) -> Iterator[_Source]:
-    """Damages the solutions of a chunk, has all codes judged in one call, and sorts them."""
+    """Mutates the solutions of a chunk, has all codes judged in one call, and sorts them."""
     solutions = [record["solution"]["code"] for record in chunk]
     verdicts = validator(solutions)
     sound = []
@@ -167,22 +167,22 @@ def _judged(
         mutants(code, record["code_prefix"], random.Random(f"{seed}/damage/{record['id']}"), rounds)
         for record, code, _ in sound
     ]
-    judged = iter(validator([damaged for pairs in candidates for _, damaged in pairs]))
+    judged = iter(validator([mutant for pairs in candidates for _, mutant in pairs]))
     for (record, code, verdict), pairs in zip(sound, candidates):
         typed = verdict.types_ok is True
         source = _Source(record, verdict if typed else verdict.of_syntax(), {"CONTINUE": [], "REFINE": []})
         shape = syntax_shape(code)
-        for operator, damaged in pairs:
+        for operator, mutant in pairs:
             feedback = next(judged)
             feedback = feedback if typed else feedback.of_syntax()
-            _sort(source, operator, damaged, feedback, shape, counts)
+            _sort(source, operator, mutant, feedback, shape, counts)
         yield source
 
 
 def _sort(
     source: _Source,
     operator: str,
-    damaged: str,
+    mutant: str,
     feedback: Feedback,
     shape: list[tuple[str, int, bytes]],
     counts: TrajectoryCounts,
@@ -191,12 +191,12 @@ def _sort(
         counts.dropped["candidate was not checked"] += 1
         return
     decision = "CONTINUE" if feedback.failed else "REFINE"
-    if decision == "REFINE" and syntax_shape(damaged) == shape:
+    if decision == "REFINE" and syntax_shape(mutant) == shape:
         counts.operators[operator, "same code"] += 1
         counts.dropped["candidate is the same code"] += 1
         return
     counts.operators[operator, decision] += 1
-    source.failed[decision].append({"code": damaged, "feedback": asdict(feedback), "decision": decision})
+    source.failed[decision].append({"code": mutant, "feedback": asdict(feedback), "decision": decision})
 
 
 def _draw(

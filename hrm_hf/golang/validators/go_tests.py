@@ -31,7 +31,7 @@ from typing import Any
 from ...models.processing_hrm_go_coder import Feedback
 from .categories import syntax_category, types_category
 from .checker_process import CheckerProcess
-from .sandbox import MIB, Limits, Run, check_sandbox, hand_over, run_sandboxed, sandbox_uid
+from .sandbox import MIB, Limits, Run, hand_over, run_sandboxed, sandbox_uid, validate_sandbox
 from .toolchain import Go, find_go, user_cache
 
 
@@ -116,7 +116,7 @@ class GoTestRunner:
     def __init__(
         self, limits: Limits | None = None, auto_import: bool = True, workers: int | None = None, chunk: int = 48
     ):
-        check_sandbox()
+        validate_sandbox()
         if chunk < 1 or (workers is not None and workers < 1):
             raise ValueError(f"chunk={chunk}, workers={workers}; expected at least 1")
         self.limits, self.auto_import, self.chunk = limits or Limits(), auto_import, chunk

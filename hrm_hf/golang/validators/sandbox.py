@@ -145,13 +145,13 @@ def run_sandboxed(
     """
     if len(stdin) > MAX_STDIN:
         raise ValueError(f"stdin has {len(stdin)} bytes; expected at most {MAX_STDIN}")
-    check_sandbox()
+    validate_sandbox()
     options = _options(read_only, writable, environment or {}, directory)
     return _run(options, command, limits, processes, clip, stdin)
 
 
 @cache
-def check_sandbox() -> None:
+def validate_sandbox() -> None:
     """Makes a sandbox and runs nothing of importance in it.
 
     Raises:

@@ -42,7 +42,7 @@ def FINAL_VAR(name):
 '''
 INSTALL_LINE = "pip install pydantic-monty"
 MAX_CONTEXT = "256 MiB"  # Monty's largest message to a worker
-MAX_SHOWN = 1_000_000  # characters of the value that a block's last line has
+MAX_VALUE_CHARS = 1_000_000  # characters of the value that a block's last line has
 MAX_HOST_CALLS = 10_000_000  # Monty's own cap ends blocks at 1000; sub-calls and time have caps of their own
 
 
@@ -296,7 +296,7 @@ class _Writer(io.TextIOBase):
 def _as_output(value: Any) -> str:
     """Returns the text that a REPL shows for the value of the last line."""
     try:
-        return f"{text_of(value, MAX_SHOWN, quoted=True)}\n"
+        return f"{text_of(value, MAX_VALUE_CHARS, quoted=True)}\n"
     except UnfitValueError as error:
         return f"(the value of the last line, a {type(value).__name__}, is not shown: {error})\n"
 

@@ -131,11 +131,11 @@ def _fenced(text: str) -> list[_Block]:
     begin: tuple[int, int, str] | None = None  # start, start of the code, language
     start = 0
     for line in LINE.findall(text):
-        bare = line.rstrip("\n")
-        fence = bare.strip(" \t")
+        stripped = line.rstrip("\n")
+        fence = stripped.strip(" \t")
         if begin is not None:
             if fence == "```":
-                blocks.append(_Block(begin[0], start + len(bare), begin[2], text[begin[1] : start]))
+                blocks.append(_Block(begin[0], start + len(stripped), begin[2], text[begin[1] : start]))
                 begin = None
         elif fence.startswith("```") and "`" not in fence[3:] and line.endswith("\n"):
             begin = (start, start + len(line), LANGUAGE.match(fence, 3)[1])

@@ -159,7 +159,7 @@ def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
     if criterion in ("kl", "entropy_diff"):
         raise ValueError(
             f"exit_criterion={criterion!r} compares distributions at every segment, which TRL does not make; train "
-            "with another, e.g. --config_overrides exit_criterion=q_halt"
+            "with another, e.g. --config_overrides exit_criterion=q"
         )
     reference = (
         [] if trainer.ref_model is None else [unwrap_peft_model(trainer.accelerator.unwrap_model(trainer.ref_model))]

@@ -37,7 +37,10 @@ def rows() -> list[tuple[str, str, dict[str, str]]]:
 
 def page() -> str:
     """The whole page."""
-    lines = [f"| | feature | {' | '.join(f'`{a}`' for a in every.ARCHITECTURES)} |", "|---" * (2 + len(every.ARCHITECTURES)) + "|"]
+    lines = [
+        f"| | feature | {' | '.join(f'`{a}`' for a in every.ARCHITECTURES)} |",
+        "|---" * (2 + len(every.ARCHITECTURES)) + "|",
+    ]
     before = ""
     for group, feature, cells in rows():
         shown = [f"`{cell}`" if "::" in cell else cell for cell in cells.values()]

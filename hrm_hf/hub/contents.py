@@ -27,7 +27,7 @@ from .errors import printable
 from .escaping import in_markdown
 from .licenses import UNKNOWN_LICENSE
 from .listing import name_problem
-from .manifests import MANIFEST, NONFINITE_FILE, RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, find_corruption
+from .manifests import MANIFEST, STATE_FILES, find_corruption
 from .paths import short_path, without_local_paths
 from .secrets import SECRETS_FILES, texts_in, validate_no_secrets
 
@@ -45,8 +45,8 @@ MODEL_FILES = (
     "CITATION*", "*.png", "*.gif", "*.jpg", "*.svg", ".eval_results/*.yaml", "eval_*/*.json", "eval_*/*.png",
 )  # fmt: skip
 TRAINING_STATE = (
-    "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin", "act_state_*.pt", MANIFEST,
-    RAW_WEIGHTS_FILE, WEIGHT_AVERAGE_FILE, NONFINITE_FILE, "checkpoint-*/*", "*events.out.tfevents.*",
+    "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin", "checkpoint-*/*",
+    "*events.out.tfevents.*", *STATE_FILES,
 )  # fmt: skip
 ONLY_WITH_STATE = "training state; --with-training-state adds it"
 NO_PART = "no part of a checkpoint; --include adds it"

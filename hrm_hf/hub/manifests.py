@@ -28,6 +28,9 @@ MANIFEST = "manifest.json"
 WEIGHT_AVERAGE_FILE = "weight_average.safetensors"
 RAW_WEIGHTS_FILE = "raw_weights.safetensors"
 NONFINITE_FILE = "nonfinite_steps.json"  # how many steps were skipped, and how many of them in a row
+CARRY_FILE = "act_state_{}.pt"  # of a process of a puzzle run: its carry, and where its data stand
+# All that our trainers add to the library's training state, as patterns: what a push leaves behind unless it is asked.
+STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, NONFINITE_FILE, CARRY_FILE.format("*"))
 
 FORMAT = 2
 MOST_BYTES = 64 * 2**20  # of a manifest: a shard of a large run takes 150

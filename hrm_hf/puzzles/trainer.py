@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 
+from ..hub.manifests import CARRY_FILE
 from ..models.act import ActCarry
 from ..trainer.adapters import magnitudes, split_weight_decay_groups
 from ..trainer.base import HrmTrainer
@@ -208,9 +209,9 @@ class PuzzleTrainer(HrmTrainer):
 
     def _restore_data_position(self, folder: Path) -> None:
         """Loads the carry of this process and the position of each of its slots."""
-        file = folder / f"act_state_{self.args.process_index}.pt"
+        file = folder / CARRY_FILE.format(self.args.process_index)
         if not file.exists():
-            saved = len(list(folder.glob("act_state_*.pt")))
+            saved = len(list(folder.glob(CARRY_FILE.format("*"))))
             raise ValueError(
                 f"{folder} holds the carry of {saved} processes, this run has {self.args.world_size}: resume with the "
                 "number of processes it was saved with, or start anew from its weights with --model_name_or_path"
@@ -226,4 +227,4 @@ class PuzzleTrainer(HrmTrainer):
         super()._save_rng_state(output_dir)
         if self.carry is not None:
             state = {"carry": self.carry.to_tensors(), "stream": self.stream.state_dict()}
-            torch.save(state, os.path.join(output_dir, f"act_state_{self.args.process_index}.pt"))
+            torch.save(state, os.path.join(output_dir, CARRY_FILE.format(self.args.process_index)))

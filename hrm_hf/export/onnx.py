@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from ..models.configuration_hrm_puzzle import IDENTIFIERS_FILE
+from ..io.sources import IDENTIFIERS_FILE
 from .checkpoint import complete_folder_or_nothing, validate_installed
 from .gguf_tokenizer import find_file
 from .graphs import Graph, exporter_of, graphs

@@ -12,6 +12,7 @@ from .bounded_files import bounded_lines
 
 
 HUB_PREFIX = "hub:"
+IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, beside a data set and a checkpoint
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
 MAX_LINE_BYTES = 2**25  # a record is some kilobytes; a longer line is no record

@@ -25,9 +25,6 @@ from .bounds import (
 from .modeling_utils import PresetsMixin
 
 
-IDENTIFIERS_FILE = "identifiers.json"  # beside a checkpoint: the names of the puzzle table's rows
-
-
 @strict
 class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of the Hierarchical Reasoning Model, ACT-v1 (Wang et al. 2025, arXiv 2506.21734).

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.bounded_files import load_json
+from ..io.sources import IDENTIFIERS_FILE
 
 
 if TYPE_CHECKING:
@@ -30,8 +31,6 @@ PAD_ID = 0
 MAX_SIDE = 2**20  # of a board; a "generic" one may be a single row
 MAX_VOCABULARY = 2**27
 INFO_FILE = "puzzle.json"
-# As in `models/configuration_hrm_puzzle.py`; not imported from there, as builders need neither torch nor transformers.
-IDENTIFIERS_FILE = "identifiers.json"
 ROW_COLUMNS = ("input_ids", "labels", "puzzle_identifiers", "puzzle_index", "group_index")
 
 

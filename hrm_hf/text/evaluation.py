@@ -178,7 +178,6 @@ def model_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
 
 def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str | None) -> dict[str, Any]:
     """Means over all predicted tokens, and tokens a second."""
-
     with tempfile.TemporaryDirectory() as folder:  # the trainer wants a place to write, and writes nothing here
         args = LmTrainingArguments(
             output_dir=folder,

@@ -141,7 +141,6 @@ def _read_all(sources: list[str], options: dict, on_bad_line: str, dropped, coun
 
 
 def _open(source: str, options: dict[str, Any], on_bad_line: str, dropped) -> Iterable[dict[str, Any]]:
-
     kind, _, name = source.partition(":")
     if kind == "git":
         return commit_records(name, dropped=dropped)
@@ -161,7 +160,6 @@ def _is_folder(source: str) -> bool:
 
 
 def _folder(source: str) -> Path:
-
     if source == "std":
         return find_go_source()
     folder = Path(source).expanduser()
@@ -193,7 +191,6 @@ def _texts(source: str, dropped) -> Iterator[str]:
 
 
 def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:
-
     return {f"{name}_rows": write_records(out / f"{name}.jsonl", records) for name, records in splits.items()}
 
 
@@ -236,7 +233,6 @@ def _megabytes(rows: list[dict]) -> float:
 
 
 def _counted(names: Iterable[str]) -> dict[str, int]:
-
     return dict(Counter(names).most_common())
 
 

@@ -106,7 +106,7 @@ def evaluate_checkpoint(
     read = partial(read_records, on_bad_line=on_bad_line, on_skip=on_skip)
     rows = spread(_filled(list(read(records)), records), limit) if records else []
     trials = spread(_with_attempts(list(read(trajectories)), trajectories), limit) if trajectories else []
-    tasks = {name: _tasks(name, file, limit) for name, file in benchmarks}
+    tasks = {name: load_benchmark(name, file)[:limit] for name, file in benchmarks}
     network, tokenizer = _load(model, device)
     length = min(max_length or 2048, model_positions(network, tokenizer))
     writer = Writer(network, tokenizer, batch_size, length, max_code_tokens=max_code_tokens)
@@ -175,20 +175,13 @@ def _budgets(network, problem: int | None, context: int | None) -> dict[str, int
 
 
 def _named_file(text: str) -> tuple[str, Path]:
-
     name, equals, file = text.partition("=")
     if not equals or name not in NAMES:
         raise UsageError(f"{text!r}: expected NAME=FILE with a name of {', '.join(NAMES)}", "--benchmark")
     return name, Path(file)
 
 
-def _tasks(name: str, file: Path, limit: int | None):
-
-    return load_benchmark(name, file)[:limit]
-
-
 def _load(name: str, device: str):
-
     config = load_config(name)
     if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ValueError(
@@ -198,7 +191,6 @@ def _load(name: str, device: str):
 
 
 def _evaluate(writer, builder, records, trajectories, validator, sampling, out: Path | None) -> dict[str, Any]:
-
     metrics: dict[str, Any] = {}
     if records:
         metrics["loss"] = held_out.evaluate_loss(writer, builder, records, sampling.seed)
@@ -214,7 +206,6 @@ def _evaluate(writer, builder, records, trajectories, validator, sampling, out: 
 
 
 def _run_benchmarks(writer, builder, tasks, validator, sampling, model: str, out: Path) -> dict[str, Any]:
-
     results = {}
     with benchmark_run.test_tools() as (types, runner, refused):
         judge = types or validator

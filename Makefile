@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-go test test-slow test-isa test-upstream quality style docs docs-serve bench clean
+.PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench clean
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
 	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it"
@@ -12,6 +12,7 @@ help:
 	@echo "make test-isa   the numeric tests under the kernels of other processors, with one and two threads"
 	@echo "make test-upstream  fetch transformers' own common tests and run them on our language models and regressors"
 	@echo "make quality    lint and format check       make style      mend what can be mended"
+	@echo "make slurm      the job scripts of training/slurm, written anew from their template"
 	@echo "make docs       the documentation, in site/      make docs-serve  the same, served while you write"
 	@echo "make bench      every benchmark in its quick form"
 
@@ -62,6 +63,10 @@ quality: $(STAMP)
 style: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+# The job scripts of training/slurm, from their one template.
+slurm: $(STAMP)
+	$(BIN)/python -m hrm_hf.launch.slurm training/slurm
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict

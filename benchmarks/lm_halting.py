@@ -26,11 +26,12 @@ import torch
 from lm_models import RESULTS, held_out_rows, image_folder, text_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_hf.models.early_exit import LEARNED
+from hrm_hf.models.early_exit import EXIT_CRITERIA
 from hrm_hf.trainer.recipes import library_versions
 
 
 TRAINING_FREE = {"kl": (1e-5, 3.0), "latent_diff": (1e-3, 3.0), "entropy_diff": (1e-4, 3.0)}  # range of thresholds
+LEARNED = [name for name, kind in EXIT_CRITERIA.items() if kind.learned]
 BUDGET = 0.6  # share of M segments that halting may use on average
 ALLOWED_LOSS = 0.01  # share of bits per byte that it may cost
 

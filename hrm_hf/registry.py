@@ -72,6 +72,16 @@ COSMOLOGY = {
 }
 
 
+# What a head can do beyond forward and loss, and the methods that it has for that.
+ABILITIES = {
+    "recurrent_depth": ("set_bp_steps", "set_halting"),  # back-propagation and halting follow the progress of a run
+    "parameter_groups": ("parameter_group",),  # parts with learning rates of their own
+    "refinement": ("set_refinement_scale",),  # a loss of repairs, whose weight follows the progress of a run
+    "hyper_connections": ("get_detailed_mhc_metrics",),  # says how its residual streams amplify signals
+    "statistics": ("fit_statistics",),  # reads statistics beside the maps, scaled by training data
+}
+
+
 @dataclass(frozen=True)
 class ArchitectureSpec:
     """One architecture.
@@ -88,6 +98,7 @@ class ArchitectureSpec:
         feature_extractor: what `AutoFeatureExtractor` loads for it.
         modules_to_save: names of modules that an adapter holds a trained copy of, because they are small and have to
             follow the body: heads that read its states, the puzzle table, batch norms with their running statistics.
+        abilities: names in `ABILITIES`.
         quantizable: False for a body of convolutions, which bitsandbytes does not quantize.
         app_tabs: titles and "module:function" of what the app shows: of a pipeline, or of a causal language model and
             its tokenizer.
@@ -104,6 +115,7 @@ class ArchitectureSpec:
     pipeline: str
     feature_extractor: type | None = None
     modules_to_save: tuple[str, ...] = ()
+    abilities: tuple[str, ...] = ()
     quantizable: bool = True
     app_tabs: tuple[tuple[str, str], ...] = ()
     exporter: str | None = None
@@ -145,6 +157,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmCosmoForRegression,
             **COSMOLOGY,
             modules_to_save=("posterior_head", "halt_head"),
+            abilities=("statistics",),
             exporter="hrm_hf.export.graphs:RecurrentRegressionExporter",
         ),
         ArchitectureSpec(
@@ -153,6 +166,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmGoCoderForCausalLM,
             **LANGUAGE | {"app_tabs": (("Go coder", "hrm_hf.app.go_tab:go_tab"),)},
             modules_to_save=("refinement_head", "feedback_encoder"),
+            abilities=("parameter_groups", "refinement"),
             gguf_layout="hrm_hf.export.gguf:go_coder_layout",
         ),
         ArchitectureSpec(
@@ -161,6 +175,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmLmForCausalLM,
             **LANGUAGE,
             modules_to_save=("q_head",),
+            abilities=("recurrent_depth",),
             memory_shape="hrm_hf.launch.memory:segments_shape",
         ),
         ArchitectureSpec(HrmPuzzleConfig, HrmPuzzleModel, HrmPuzzleForSolving, **PUZZLES),
@@ -169,6 +184,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             RlmMhcModel,
             RlmMhcForCausalLM,
             **LANGUAGE | {"app_tabs": (*LANGUAGE["app_tabs"], ("mHC", "hrm_hf.app.mhc_tab:mhc_tab"))},
+            abilities=("hyper_connections",),
             memory_shape="hrm_hf.launch.memory:streams_shape",
         ),
         ArchitectureSpec(TrmPuzzleConfig, TrmPuzzleModel, TrmPuzzleForSolving, **PUZZLES),
@@ -181,6 +197,17 @@ def architecture_of(thing: Any) -> ArchitectureSpec | None:
     config = getattr(thing, "config", thing)
     model_type = config if isinstance(config, str) else getattr(config, "model_type", None)
     return next((row for row in ARCHITECTURES.values() if row.model_type == model_type), None)
+
+
+def model_types_of(pipeline: str) -> str:
+    """The architectures that a pipeline serves, for a message: "hrm_puzzle or trm_puzzle"."""
+    return " or ".join(row.model_type for row in ARCHITECTURES.values() if row.pipeline == pipeline)
+
+
+def has_ability(model: Any, ability: str) -> bool:
+    """Whether the architecture of a model, which an adapter may be around, can do what a name in `ABILITIES` says."""
+    row = architecture_of(model)
+    return row is not None and ability in row.abilities
 
 
 def load_function(name: str) -> Callable[..., Any]:

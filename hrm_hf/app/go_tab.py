@@ -7,7 +7,7 @@ from typing import Any
 import gradio as gr
 import torch
 
-from ..golang import best_validator
+from ..golang.validators.go_validators import VALIDATOR_CHOICES, best_validator
 from ..models.generation_hrm_go_coder import Attempt, RefinementOutput
 from ..models.processing_hrm_go_coder import Feedback
 from .limits import MAX_SEED, MAX_TEXT, checked
@@ -41,8 +41,7 @@ def validator_of(kind: str) -> tuple[Any, str]:
         if kind != "auto":
             raise
         return None, "Neither Go nor tree-sitter is installed: nothing checks the syntax (pip install hrm_hf[go])."
-    names = {"TreeSitterValidator": "tree-sitter", "GoParserValidator": "go/parser", "GoTypesValidator": "go/types"}
-    return found, f"Validator: {names[type(found).__name__]}."
+    return found, f"Validator: {found.title}."
 
 
 def write_code(
@@ -143,7 +142,7 @@ def go_tab(coder, tokenizer) -> None:
                 examples = [gr.Button(name, size="sm", min_width=60) for name, _, _ in EXAMPLES]
             with gr.Accordion("Options", open=False):
                 with gr.Row():
-                    kind = gr.Dropdown(["auto", "parser", "tree-sitter", "types", "none"], label="Validator")
+                    kind = gr.Dropdown([*VALIDATOR_CHOICES, "none"], label="Validator")
                     attempts = gr.Slider(1, 5, value=config.max_refinement_iterations, step=1, label="Most attempts")
                 with gr.Row():
                     threshold = gr.Slider(0, 1, value=config.refinement_threshold, label="Least P(DONE) to stop")

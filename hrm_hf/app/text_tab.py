@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 import torch
 
-from ..models.early_exit import DEFAULT_THRESHOLDS
+from ..models.early_exit import EXIT_CRITERIA
 from ..registry import architecture_of
 from .limits import MAX_SEED, MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
@@ -236,7 +236,7 @@ def _thinking(model) -> list:
         )
         with gr.Row():
             criterion = gr.Dropdown(
-                [name for name in DEFAULT_THRESHOLDS if config.halt_max_steps > 1 or name not in ("q", "cdf")],
+                [name for name, kind in EXIT_CRITERIA.items() if config.halt_max_steps > 1 or not kind.learned],
                 value=config.exit_criterion,
                 label="Exit criterion",
                 info="fixed: never before the last.",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .report import call, report
+from .report import GoValidator, call, report
 
 
 SOURCE_HELP = (
@@ -35,7 +35,7 @@ def go(
     near_threshold: Annotated[float, typer.Option(min=0.1, max=1, help="Similarity of near duplicates.")] = 0.85,
     exclude_eval: Annotated[list[Path] | None, typer.Option(help=EVALUATION_HELP)] = None,
     trajectories: Annotated[int, typer.Option(min=0, help=TRAJECTORIES_HELP)] = 0,
-    validator: Annotated[str, typer.Option(help="Of trajectories: auto, tree-sitter, parser or types.")] = "auto",
+    validator: Annotated[GoValidator, typer.Option(help="Of trajectories; auto: parser where Go is.")] = "auto",
     on_bad_line: Annotated[str, typer.Option(help="stop or skip, at broken lines of JSON sources.")] = "stop",
     text: Annotated[
         Path | None, typer.Option(help="Folder for the plain files as well, {text} a line, for run_clm.py.")

@@ -63,37 +63,17 @@ def cosmo_baseline(
     Example: hrm-hf eval cosmo-baseline --data data/lognormal --method spectrum-gp --out runs/gp
     """
     options = dict(locals())
+    from ..cosmology.evaluation import summary
     from ..cosmology.evaluation_run import evaluate_baseline
 
     run(evaluate_baseline, options, lambda result: summary(result["metrics"]))
 
 
 def _on_screen(result: dict[str, Any]) -> dict[str, str]:
+    from ..cosmology.evaluation import summary
+
     shift = summary(result["shift"]["metrics"]) if "shift" in result else {}
     return summary(result["metrics"]) | _comparison(result) | {f"shift {name}": line for name, line in shift.items()}
-
-
-def summary(metrics: dict[str, Any]) -> dict[str, str]:
-    """A line for each parameter, and one for each joint figure."""
-    lines = {
-        name: (
-            f"rmse {found['rmse']:.4f} ± {found['rmse_standard_error']:.4f} "
-            f"({found['rmse_over_prior_std']:.3f} of the prior's std), R2 {found['r2']:.3f}, "
-            f"bias {found['bias']:+.4f}, mean z2 {found['mean_z2']:.3f}, "
-            f"coverage {found['coverage_68']:.3f} and {found['coverage_95']:.3f}, "
-            f"ranks p {found['sbc']['p_value']:.2g}"
-        )
-        for name, found in metrics["parameters"].items()
-    }
-    tarp = metrics["tarp"]
-    low, high = tarp["deviation_interval"]
-    lines["tarp deviation"] = f"{tarp['deviation']:.3f} ({low:.3f} to {high:.3f})"
-    lines["chi2 per parameter"] = f"{metrics['chi2_per_parameter']:.3f}"
-    for plane, areas in metrics["contour_area_68"].items():
-        lines[f"68 % area of {plane}"] = f"{areas['density']:.5f}, as a Gaussian {areas['gaussian']:.5f}"
-    if "average_steps" in metrics:
-        lines["average steps"] = f"{metrics['average_steps']:.2f}"
-    return lines
 
 
 def _comparison(result: dict[str, Any]) -> dict[str, str]:

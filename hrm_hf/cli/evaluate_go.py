@@ -1,14 +1,11 @@
 """`hrm-hf eval go`: what a Go coder, or a baseline trained on the same stream, is worth."""
 
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
-from .report import BadLines, run
-
-
-Kind = Literal["auto", "tree-sitter", "parser", "types"]  # validators; see `hrm_hf.golang`
+from .report import BadLines, GoValidator, run
 
 
 def go(
@@ -22,7 +19,9 @@ def go(
         int | None,
         typer.Option(min=1, help="So many records and trajectories, from all over the files; tasks."),
     ] = None,
-    validator: Annotated[Kind, typer.Option(help="auto: parser where Go is installed, else tree-sitter.")] = "auto",
+    validator: Annotated[
+        GoValidator, typer.Option(help="auto: parser where Go is installed, else tree-sitter.")
+    ] = "auto",
     max_iterations: Annotated[int, typer.Option(min=1, max=5, help="Attempts of the loop and of its control.")] = 3,
     temperature: Annotated[float, typer.Option(min=0.01, help="Of everything that is sampled.")] = 0.8,
     samples: Annotated[int, typer.Option(min=1, help="Of each task and each repair; 1 is greedy.")] = 1,

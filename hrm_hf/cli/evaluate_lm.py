@@ -14,7 +14,7 @@ SCREEN_METRICS = (
 )  # fmt: skip
 
 
-# When a token stops thinking; the names of `hrm_hf.models.early_exit.DEFAULT_THRESHOLDS`.
+# When a token stops thinking; the names of `hrm_hf.models.early_exit.EXIT_CRITERIA`.
 Exit = Literal["q", "cdf", "kl", "latent_diff", "entropy_diff", "fixed"]
 
 

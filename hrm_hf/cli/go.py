@@ -3,11 +3,11 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
-from .report import call, validate_model
+from .report import GoValidator, call, validate_model
 
 
 def go(
@@ -20,7 +20,9 @@ def go(
         Path | None, typer.Option(exists=True, dir_okay=False, help="Take prompts from a file of records instead.")
     ] = None,
     limit: Annotated[int, typer.Option(min=1, help="How many of --records, spread over the file.")] = 3,
-    validator: Annotated[str, typer.Option(help="auto, tree-sitter, parser, types, or none.")] = "auto",
+    validator: Annotated[
+        Literal[GoValidator, "none"], typer.Option(help="auto: parser where Go is, else tree-sitter.")
+    ] = "auto",
     max_iterations: Annotated[int | None, typer.Option(min=1, max=5, help="Most attempts; the model's own.")] = None,
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Least P(DONE) at which to stop; the model's own by default.")

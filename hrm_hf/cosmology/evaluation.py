@@ -18,6 +18,7 @@ Prior = Mapping[str, tuple[float, float]]  # lowest and highest value of each fr
 
 PLANES = (("omega_m", "s_8"), ("omega_m", "sigma_8"))
 LEVELS = {"coverage_68": 0.6827, "coverage_95": 0.9545}
+CARD_METRICS = ("rmse", "rmse_over_prior_std", "r2", "bias", "mean_z2", "coverage_68", "coverage_95")
 SBC_BINS = 16
 TARP_LEVELS = 50
 # A standard normal pair lies in a disc of squared radius -2 ln(1 - p) with probability p.
@@ -117,6 +118,35 @@ def evaluate_predictions(predictions: CosmologyPredictions, prior: Prior, seed: 
         steps = predictions.steps.astype(int)
         result |= {"average_steps": float(steps.mean()), "steps_histogram": np.bincount(steps)[1:].tolist()}
     return result
+
+
+def card_figures(metrics: dict[str, Any]) -> dict[str, float]:
+    """Returns the values of `evaluate_predictions` for a model card; results.json has all."""
+    figures = {f"{name}_{key}": found[key] for name, found in metrics["parameters"].items() for key in CARD_METRICS}
+    return figures | {"tarp_deviation": metrics["tarp"]["deviation"]}
+
+
+def summary(metrics: dict[str, Any]) -> dict[str, str]:
+    """A line for each parameter, and one for each joint figure."""
+    lines = {
+        name: (
+            f"rmse {found['rmse']:.4f} ± {found['rmse_standard_error']:.4f} "
+            f"({found['rmse_over_prior_std']:.3f} of the prior's std), R2 {found['r2']:.3f}, "
+            f"bias {found['bias']:+.4f}, mean z2 {found['mean_z2']:.3f}, "
+            f"coverage {found['coverage_68']:.3f} and {found['coverage_95']:.3f}, "
+            f"ranks p {found['sbc']['p_value']:.2g}"
+        )
+        for name, found in metrics["parameters"].items()
+    }
+    tarp = metrics["tarp"]
+    low, high = tarp["deviation_interval"]
+    lines["tarp deviation"] = f"{tarp['deviation']:.3f} ({low:.3f} to {high:.3f})"
+    lines["chi2 per parameter"] = f"{metrics['chi2_per_parameter']:.3f}"
+    for plane, areas in metrics["contour_area_68"].items():
+        lines[f"68 % area of {plane}"] = f"{areas['density']:.5f}, as a Gaussian {areas['gaussian']:.5f}"
+    if "average_steps" in metrics:
+        lines["average steps"] = f"{metrics['average_steps']:.2f}"
+    return lines
 
 
 def prior_moments(name: str, prior: Prior) -> tuple[float, float]:

@@ -18,13 +18,12 @@ from ..io.evaluation import (
     write_results,
 )
 from ..io.usage import UsageError
-from ..registry import architecture_of
+from ..registry import architecture_of, model_types_of
 from ..trainer.recipes import library_versions
 from . import plots
 from .baselines import MapSet, run_baseline
 from .dataset.rows import load_cosmology_info, read_arrays
-from .evaluation import compare, evaluate_predictions, predict_maps, rmse_per_step
-from .regression import card_figures
+from .evaluation import card_figures, compare, evaluate_predictions, predict_maps, rmse_per_step
 
 
 TASK = "cosmology-regression"
@@ -175,7 +174,7 @@ def _load(name: str, device: str):
     config = load_config(name)
     architecture = architecture_of(config)
     if architecture is None or architecture.pipeline != TASK:
-        raise ValueError(f"{name} is a model of type {config.model_type}; expected hrm_cosmo or cosmo_cnn")
+        raise ValueError(f"{name} is a model of type {config.model_type}; expected {model_types_of(TASK)}")
     model = AutoModelForImageClassification.from_pretrained(name).to(device).eval()
     return model, AutoFeatureExtractor.from_pretrained(name)
 

@@ -5,10 +5,8 @@ those have learnt what one unit is. What does not fit together is an error here,
 """
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -23,23 +21,17 @@ from transformers import (
 from ..io.usage import UsageError, run_command
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..models.posterior_head import Posterior
+from ..registry import has_ability, model_types_of
 from ..trainer.recipes import ModelArguments, build_config
 from .arguments import CosmoDataArguments
 from .dataset.collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
 from .dataset.commands import BUILDERS
 from .dataset.rows import CosmologyInfo, load_cosmology_info, read_arrays
+from .evaluation import evaluate_predictions, predict_maps, rmse_per_step
 
 
 SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
 STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
-CARD_METRICS = ("rmse", "rmse_over_prior_std", "r2", "bias", "mean_z2", "coverage_68", "coverage_95")
-
-
-@runtime_checkable
-class ReadsStatistics(Protocol):
-    """A model that reads statistics beside the maps; others read the maps alone."""
-
-    def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None: ...
 
 
 @dataclass
@@ -141,7 +133,8 @@ def load_regressor(
     if model_args.model_name_or_path is None:
         config = build_config(model_args, **fields)
         if config.problem_type != "regression":
-            raise ValueError(f"model_type={config.model_type!r} is no regressor; choose hrm_cosmo or cosmo_cnn")
+            known = model_types_of("cosmology-regression")
+            raise ValueError(f"model_type={config.model_type!r} is no regressor; choose {known}")
         model = AutoModelForImageClassification.from_config(config, **options)
         return model, CosmoMapFeatureExtractor.from_config(config, stretch=data_args.stretch)
     model = AutoModelForImageClassification.from_pretrained(
@@ -177,7 +170,7 @@ def map_collator(
 
 def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
     """Scales the statistics that a fresh model reads beside the maps by the first training maps, as they come."""
-    if not isinstance(model, ReadsStatistics):
+    if not has_ability(model, "statistics"):
         return
     count = min(len(train), STATISTICS_MAPS)
     chunks = (range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
@@ -203,7 +196,6 @@ def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapColl
 def evaluate_on_test(model, extractor, rows: dict[str, np.ndarray], info: CosmologyInfo, out: Path, batch_size: int):
     """Evaluates a model on maps of `load_test_maps`: the figures of `evaluate_predictions`, and pictures in `out`."""
     from . import plots as plots
-    from .evaluation import evaluate_predictions, predict_maps, rmse_per_step
 
     labels = {name: rows[name] for name in model.config.reported_names}
     predictions, segments, _ = predict_maps(
@@ -215,9 +207,3 @@ def evaluate_on_test(model, extractor, rows: dict[str, np.ndarray], info: Cosmol
     plots.plot_predictions(predictions, out / "predictions.png", metrics, title)
     plots.plot_calibration(predictions, out / "calibration.png", metrics, title)
     return metrics | {"rmse_per_step": rmse_per_step(predictions, segments)}
-
-
-def card_figures(metrics: dict[str, Any]) -> dict[str, float]:
-    """Returns the values of `evaluate_predictions` for a model card; results.json has all."""
-    figures = {f"{name}_{key}": found[key] for name, found in metrics["parameters"].items() for key in CARD_METRICS}
-    return figures | {"tarp_deviation": metrics["tarp"]["deviation"]}

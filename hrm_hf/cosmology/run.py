@@ -7,8 +7,8 @@ from transformers import PreTrainedModel
 
 from ..trainer.plots import plot_cosmo_training
 from ..trainer.run import TrainingRun
+from .evaluation import card_figures
 from .regression import (
-    card_figures,
     ensure_maps,
     evaluate_on_test,
     fit_posterior_scale,

@@ -5,10 +5,10 @@ from typing import ClassVar
 
 from ..text.arguments import LmTrainingArguments
 from ..trainer.arguments import split_names
+from .validators.go_validators import VALIDATOR_CHOICES
 
 
 BUDGETS = ("problem_budget", "context_budget", "plan_budget", "code_budget")
-VALIDATORS = ("tree-sitter", "parser", "types", "auto")
 LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight")
 
 
@@ -79,7 +79,8 @@ class GoTrainingArguments(LmTrainingArguments):
     validation_prompts: int = field(default=16, metadata={"help": "Evaluation records that are written then."})
     validation_max_new_tokens: int = field(default=256, metadata={"help": "Most tokens of that code."})
     validator: str = field(
-        default="tree-sitter", metadata={"help": "What checks it: tree-sitter, parser, types, or auto (best here)."}
+        default="tree-sitter",
+        metadata={"help": f"What checks it: {', '.join(VALIDATOR_CHOICES)} (parser where Go is)."},
     )
     replay_file: str | None = field(
         default=None,
@@ -94,7 +95,7 @@ class GoTrainingArguments(LmTrainingArguments):
         for name in ("validation_prompts", "validation_max_new_tokens"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
-        if self.validator not in VALIDATORS:
-            raise ValueError(f"validator={self.validator!r} is not one of {', '.join(VALIDATORS)}")
+        if self.validator not in VALIDATOR_CHOICES:
+            raise ValueError(f"validator={self.validator!r} is not one of {', '.join(VALIDATOR_CHOICES)}")
         if self.replay_file and not self.validation_frequency:
             raise ValueError(f"replay_file={self.replay_file!r} needs --validation_frequency")

@@ -33,7 +33,7 @@ def generate_code(
     Args:
         model: Go coder; a checkpoint folder, or a model on the Hub.
         prefix: how the code begins, one for each prompt.
-        validator: "auto", "tree-sitter", "parser", "types" or "none".
+        validator: as of `best_validator`, or "none".
         max_iterations, threshold, max_new_tokens: as of `generate_with_refinement`; the model's own if None.
         temperature: 0 takes the likeliest token.
 

@@ -1,24 +1,16 @@
 """`GoCoderTrainer`: trains the Go coder, or another causal language model, on records of Go tasks."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
-from transformers.trainer_utils import unwrap_peft_model
-
+from ..registry import has_ability
 from ..text.callbacks import LM_LOG_FORMAT
 from ..text.trainer import CausalLMTrainer
 from .arguments import LOSS_WEIGHTS, GoTrainingArguments
 from .callbacks import RefinementWarmupCallback
 
 
-@runtime_checkable
-class Refinement(Protocol):
-    """A model that learns which attempts to repair, with a loss whose weight follows the progress of a run."""
-
-    def set_refinement_scale(self, scale: float) -> None: ...
-
-
 class GoCoderTrainer(CausalLMTrainer):
-    """Trainer for records of Go tasks; see `CausalLMTrainer`. With `Refinement`, that is warmed up."""
+    """Trainer for records of Go tasks; see `CausalLMTrainer`. A loss of repairs is warmed up."""
 
     arguments_class = GoTrainingArguments
     log_format = LM_LOG_FORMAT | {
@@ -28,7 +20,7 @@ class GoCoderTrainer(CausalLMTrainer):
 
     def __init__(self, model: Any = None, args: GoTrainingArguments | None = None, *others: Any, **kwargs: Any):
         super().__init__(model, args, *others, **kwargs)
-        if isinstance(unwrap_peft_model(self.model), Refinement):
+        if has_ability(self.model, "refinement"):
             self.add_callback(RefinementWarmupCallback(args.refinement_warmup, args.refinement_ramp))
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
@@ -37,6 +29,6 @@ class GoCoderTrainer(CausalLMTrainer):
             value = getattr(args, name)
             if value is None:
                 continue
-            if not isinstance(unwrap_peft_model(model), Refinement):
+            if not has_ability(model, "refinement"):
                 raise ValueError(f"{name}={value}: {type(model).__name__} has no such weight; leave the option out")
             setattr(model.config, name, value)

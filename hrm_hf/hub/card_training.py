@@ -18,9 +18,6 @@ from .escaping import Verbatim, in_code
 from .licenses import NOT_STATED, UNKNOWN_LICENSE, known_source, license_of
 
 
-GENERATORS = ("sudoku", "maze", "cosmology")  # commands of `hrm-hf data` that need no source
-
-
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Recipe and results of a checkpoint folder; what is not there, or belongs to another tool, is empty."""
     recipe = _read(folder / "recipe.yaml", yaml.safe_load, yaml.YAMLError)
@@ -53,12 +50,9 @@ def training_sources(recipe: dict[str, Any]) -> list[str]:
     command, *rest = shlex.split(recipe["build_data"])
     sources = [rest[i + 1] for i, word in enumerate(rest[:-1]) if word == "--source"]
     sources += [word.removeprefix("--source=") for word in rest if word.startswith("--source=")]
-    if command == "arc":  # its sources come first, without a flag
-        options = [i for i, word in enumerate(rest) if word.startswith("-")]
-        sources += rest[: min(options, default=len(rest))]
-    if sources or command not in GENERATORS:
-        return sources or [recipe.get("data_path") or command]
-    return [f"hrm-hf data {command}"]
+    options = [i for i, word in enumerate(rest) if word.startswith("-")]
+    sources += rest[: min(options, default=len(rest))]  # those that come first, without a flag
+    return sources or [f"hrm-hf data {command}"]
 
 
 def hub_datasets(folder: Path) -> list[str]:

@@ -13,6 +13,7 @@ interface, which NCCL and gloo make, or the user's NCCL_SOCKET_IFNAME and GLOO_S
 
 import re
 import shlex
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
@@ -199,10 +200,10 @@ def seconds_of(time: str) -> int:
     return seconds
 
 
-def committed_files() -> dict[str, SlurmJob]:
-    """The files of training/slurm, each with the job that it is written from."""
+def committed_files() -> dict[str, str]:
+    """The files of training/slurm and their text; `make slurm` writes them."""
     return {
-        f"{'' if cluster == 'generic' else cluster + '_'}{kind}.sbatch": SlurmJob.of(kind, cluster)
+        f"{'' if cluster == 'generic' else cluster + '_'}{kind}.sbatch": SlurmJob.of(kind, cluster).text()
         for cluster in CLUSTERS
         for kind in KINDS
     }
@@ -224,3 +225,8 @@ def _place(name: str) -> str:
 def _validate_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
     if value not in allowed:
         raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
+
+
+if __name__ == "__main__":
+    for name, text in committed_files().items():
+        Path(sys.argv[1], name).write_text(text, encoding="utf-8")

@@ -25,7 +25,7 @@ from .bounds import (
     bounded,
     whole,
 )
-from .early_exit import DEFAULT_THRESHOLDS
+from .early_exit import EXIT_CRITERIA
 from .modeling_utils import PresetsMixin
 
 
@@ -158,7 +158,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "norm_position": ("pre_exit", "post"),
-        "exit_criterion": tuple(DEFAULT_THRESHOLDS),
+        "exit_criterion": tuple(EXIT_CRITERIA),
         "kv_layout": ("per_segment", "last_segment", "last_visit"),
         "deep_supervision": ("all", "last"),
         "ds_schedule": ("linear", "uniform"),

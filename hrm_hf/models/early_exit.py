@@ -34,9 +34,6 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-# None: the criterion has no threshold. "fixed" never halts.
-DEFAULT_THRESHOLDS = {"q": None, "cdf": 0.5, "kl": 1e-3, "latent_diff": 0.03, "entropy_diff": 1e-3, "fixed": None}
-LEARNED = ("q", "cdf")
 LOGITS_AT_ONCE = 2**24  # values; more are computed in chunks, and anew in the backward pass
 GEOMETRIC_PRIOR = 0.5  # chance to halt after each segment, of the "geometric_kl" ponder loss
 
@@ -57,23 +54,50 @@ class SegmentState:
     logits: Callable[[torch.Tensor], torch.Tensor] | None
 
 
-class QExit:
+class ExitCriterion:
+    """What halts a token; of the classes below, with `check` of a `SegmentState`, bool [B, T].
+
+    Attributes:
+        default_threshold: None for a criterion that has no threshold.
+        highest_threshold: largest that means anything.
+        learned: it asks the halting head, which training teaches.
+        of_distributions: it compares next-token distributions, for which it needs the logits of every segment.
+
+    Args:
+        threshold: the default if not given.
+        margin: of "q", by how much halting has to be worth more.
+    """
+
+    default_threshold: float | None = None
+    highest_threshold = torch.inf
+    learned = False
+    of_distributions = False
+
+    def __init__(self, threshold: float | None = None, margin: float = 0.0):
+        self.threshold = self.default_threshold if threshold is None else threshold
+        self.margin = margin
+
+    def check(self, state: SegmentState) -> torch.Tensor:
+        raise NotImplementedError
+
+
+class QExit(ExitCriterion):
     """Halts where the value of halting exceeds that of continuing by more than a margin."""
 
-    def __init__(self, margin: float = 0.0):
-        self.margin = margin
+    learned = True
 
     def check(self, state: SegmentState) -> torch.Tensor:
         """bool [B, T]"""
         return state.q_logits[..., 0] - state.q_logits[..., 1] > self.margin
 
 
-class CdfExit:
+class CdfExit(ExitCriterion):
     """Halts where the gate's probability of having halted by now, 1 - prod(1 - lambda), reaches the threshold."""
 
-    def __init__(self, threshold: float):
-        self.threshold = threshold
-        self.remaining: torch.Tensor | float = 1.0
+    default_threshold = 0.5
+    highest_threshold = 1.0
+    learned = True
+    remaining: torch.Tensor | float = 1.0
 
     def check(self, state: SegmentState) -> torch.Tensor:
         """bool [B, T]"""
@@ -81,23 +105,22 @@ class CdfExit:
         return 1 - self.remaining >= self.threshold
 
 
-class LatentDiffExit:
+class LatentDiffExit(ExitCriterion):
     """Halts where the state changed by less than a share of its norm."""
 
-    def __init__(self, threshold: float):
-        self.threshold = threshold
+    default_threshold = 0.03
 
     def check(self, state: SegmentState) -> torch.Tensor:
         """bool [B, T]"""
         return relative_change(state.hidden, state.previous) < self.threshold
 
 
-class KlExit:
+class KlExit(ExitCriterion):
     """Halts where KL(p_m || p_{m-1}) of the next-token distributions is below the threshold, in nats."""
 
-    def __init__(self, threshold: float):
-        self.threshold = threshold
-        self.last: torch.Tensor | None = None
+    default_threshold = 1e-3
+    of_distributions = True
+    last: torch.Tensor | None = None
 
     def check(self, state: SegmentState) -> torch.Tensor:
         """bool [B, T]"""
@@ -108,12 +131,12 @@ class KlExit:
         return (now.exp() * (now - last)).sum(-1) < self.threshold
 
 
-class EntropyDiffExit:
+class EntropyDiffExit(ExitCriterion):
     """Halts where the entropy of the next-token distribution moved by less than the threshold, in nats."""
 
-    def __init__(self, threshold: float):
-        self.threshold = threshold
-        self.last: torch.Tensor | None = None
+    default_threshold = 1e-3
+    of_distributions = True
+    last: torch.Tensor | None = None
 
     def check(self, state: SegmentState) -> torch.Tensor:
         """bool [B, T]"""
@@ -125,7 +148,7 @@ class EntropyDiffExit:
         return (entropy - last).abs() < self.threshold
 
 
-class FixedExit:
+class FixedExit(ExitCriterion):
     """Never halts: every token gets all segments."""
 
     def check(self, state: SegmentState) -> torch.Tensor:
@@ -133,16 +156,21 @@ class FixedExit:
         return _nowhere(state.hidden)
 
 
-def make_exit(criterion: str, threshold: float | None = None, margin: float = 0.0):
-    """The criterion of a name in DEFAULT_THRESHOLDS. Raises ValueError for an unknown name."""
-    if criterion not in DEFAULT_THRESHOLDS:
-        raise ValueError(f"exit_criterion={criterion!r} is not one of {tuple(DEFAULT_THRESHOLDS)}")
-    if criterion == "q":
-        return QExit(margin)
-    if criterion == "fixed":
-        return FixedExit()
-    classes = {"cdf": CdfExit, "kl": KlExit, "latent_diff": LatentDiffExit, "entropy_diff": EntropyDiffExit}
-    return classes[criterion](DEFAULT_THRESHOLDS[criterion] if threshold is None else threshold)
+EXIT_CRITERIA: dict[str, type[ExitCriterion]] = {
+    "q": QExit,
+    "cdf": CdfExit,
+    "kl": KlExit,
+    "latent_diff": LatentDiffExit,
+    "entropy_diff": EntropyDiffExit,
+    "fixed": FixedExit,
+}
+
+
+def exit_class(name: str) -> type[ExitCriterion]:
+    """The criterion of a name. Raises ValueError for an unknown one."""
+    if name not in EXIT_CRITERIA:
+        raise ValueError(f"exit_criterion={name!r} is not one of {tuple(EXIT_CRITERIA)}")
+    return EXIT_CRITERIA[name]
 
 
 def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:

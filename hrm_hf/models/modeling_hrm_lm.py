@@ -47,7 +47,7 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .act import exploration_min_steps
 from .configuration_hrm_lm import HrmLmConfig
-from .early_exit import LEARNED, SegmentState, make_exit, segment_losses
+from .early_exit import FixedExit, SegmentState, exit_class, segment_losses
 from .modeling_utils import CheckpointCodeMixin
 from .recurrent_cache import RecurrentCache, VisitedLayersMixin
 
@@ -293,7 +293,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             input_ids: [B, T], or inputs_embeds: [B, T, D], not yet scaled.
             attention_mask: [B, past + T], 0 for padding; or any mask transformers takes.
             num_segments: most segments of this call; the config's halt_max_steps by default.
-            exit_criterion: a name in `DEFAULT_THRESHOLDS`, or an object with `check`; the config's by default.
+            exit_criterion: a name in `EXIT_CRITERIA`, or an object with `check`; the config's by default.
                 Criteria that need no training act in inference only; training then runs every segment.
             exit_threshold: of the criterion.
             logits_fn: hidden states to logits, for the criteria that look at distributions.
@@ -394,16 +394,17 @@ class HrmLmModel(HrmLmPreTrainedModel):
         criterion = config.exit_criterion if criterion is None else criterion
         if not isinstance(criterion, str):
             return criterion
-        no_gate = criterion in LEARNED and self.q_head is None
-        if no_gate or (self.training and not (self.halts_in_training and criterion in LEARNED)):
-            criterion = "fixed"
-        if criterion in ("kl", "entropy_diff") and logits_fn is None:
+        kind = exit_class(criterion)
+        no_gate = kind.learned and self.q_head is None
+        if no_gate or (self.training and not (self.halts_in_training and kind.learned)):
+            kind = FixedExit
+        if kind.of_distributions and logits_fn is None:
             raise ValueError(
                 f"exit_criterion={criterion!r} compares next-token distributions; call HrmLmForCausalLM, or give "
                 "HrmLmModel a logits_fn"
             )
         threshold = config.exit_threshold if threshold is None else threshold
-        return make_exit(criterion, threshold, config.halt_margin)
+        return kind(threshold, config.halt_margin)
 
     def _min_steps(self, like: torch.Tensor) -> torch.Tensor | int:
         """Fewest segments of each token [B, T]; in training some tokens must explore further."""

@@ -18,7 +18,7 @@ from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
 from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ..models.modeling_puzzle import PuzzleSolution
-from ..registry import AutoModelForPuzzleSolving, architecture_of
+from ..registry import AutoModelForPuzzleSolving, architecture_of, model_types_of
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
 from .accuracy import accuracies, correct_cells
@@ -281,8 +281,8 @@ def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
     architecture = architecture_of(config)
     if architecture is None or architecture.pipeline != "puzzle-solving":
         raise ValueError(
-            f"{model} is a model of type {config.model_type}; expected hrm_puzzle or trm_puzzle (for others there are "
-            "hrm-hf eval lm, go and cosmo)"
+            f"{model} is a model of type {config.model_type}; expected {model_types_of('puzzle-solving')} (for others "
+            "there are hrm-hf eval lm, go and cosmo)"
         )
     wanted, names = info.config_fields(), ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []

@@ -1,7 +1,6 @@
 """Callbacks of language-model training: what follows the progress of a run, and the gains of hyper-connections."""
 
 from itertools import islice
-from typing import Any, Protocol, runtime_checkable
 
 import torch
 from accelerate.utils import extract_model_from_parallel
@@ -79,13 +78,6 @@ class HaltingWarmupCallback(TrainerCallback):
     def on_step_begin(self, args, state, control, model=None, **kwargs):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         model.set_halting(state.global_step >= self.ratio * state.max_steps)
-
-
-@runtime_checkable
-class HyperConnected(Protocol):
-    """A model that says how its hyper-connections amplify signals."""
-
-    def get_detailed_mhc_metrics(self, **inputs: Any) -> list[dict]: ...
 
 
 class MhcMonitorCallback(TrainerCallback):

@@ -23,7 +23,9 @@ from transformers import (
 from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
 from ..io.evaluation import chosen_device, validate_evaluation, write_results
-from ..io.usage import UsageError
+from ..io.usage import UsageError, as_usage_errors
+from ..models.early_exit import EXIT_CRITERIA, exit_class
+from ..registry import has_ability
 from ..trainer.recipes import library_versions
 from .arguments import LmDataArguments, LmTrainingArguments
 from .causal_lm import load_tokenizer
@@ -124,13 +126,14 @@ def evaluate_checkpoint(
 
 
 def _validate_exit(criterion: str | None, threshold: float | None) -> None:
-    if threshold is not None and criterion in (None, "q", "fixed"):
-        raise UsageError(
-            "a threshold is of the criteria cdf, kl, latent_diff and entropy_diff; give --exit-criterion with it",
-            "--exit-threshold",
-        )
-    if threshold is not None and not 0 < threshold <= (1 if criterion == "cdf" else math.inf):
-        upper = " and at most 1, a probability" if criterion == "cdf" else ""
+    kind = None if criterion is None else as_usage_errors(exit_class, criterion)
+    if threshold is None:
+        return
+    if kind is None or kind.default_threshold is None:
+        names = ", ".join(name for name, one in EXIT_CRITERIA.items() if one.default_threshold is not None)
+        raise UsageError(f"a threshold is of the criteria {names}; give --exit-criterion with it", "--exit-threshold")
+    if not 0 < threshold <= kind.highest_threshold:
+        upper = "" if math.isinf(kind.highest_threshold) else f" and at most {kind.highest_threshold:g}, a probability"
         raise UsageError(f"{threshold:g}; {criterion} wants a number above 0{upper}", "--exit-threshold")
 
 
@@ -143,7 +146,7 @@ def _validate_kind(name: str, thinking: dict[str, Any]) -> None:
             "there are hrm-hf eval puzzles and hrm-hf eval cosmo"
         )
     flags = ["--" + field.replace("_", "-") for field, value in thinking.items() if value is not None]
-    if flags and not hasattr(config, "exit_criterion"):
+    if flags and not has_ability(config, "recurrent_depth"):
         raise ValueError(
             f"{name} is a model of type {config.model_type}, which has no segments; leave out {', '.join(flags)}"
         )

@@ -31,9 +31,10 @@ from transformers.trainer_utils import unwrap_peft_model
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from ..hub.cards import CARD_FILE, new_card_text
+from ..models.early_exit import exit_class
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
-from ..registry import ARCHITECTURES
+from ..registry import ARCHITECTURES, has_ability
 from ..trainer.adapters import (
     TuningArguments,
     modules_to_save,
@@ -155,11 +156,10 @@ def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
         ValueError: an exit criterion that looks at distributions, which TRL never makes.
     """
     model = unwrap_peft_model(trainer.model)
-    criterion = getattr(model.config, "exit_criterion", None)
-    if criterion in ("kl", "entropy_diff"):
+    if has_ability(model, "recurrent_depth") and exit_class(model.config.exit_criterion).of_distributions:
         raise ValueError(
-            f"exit_criterion={criterion!r} compares distributions at every segment, which TRL does not make; train "
-            "with another, e.g. --config_overrides exit_criterion=q"
+            f"exit_criterion={model.config.exit_criterion!r} compares distributions at every segment, which TRL does "
+            "not make; train with another, e.g. --config_overrides exit_criterion=q"
         )
     reference = (
         [] if trainer.ref_model is None else [unwrap_peft_model(trainer.accelerator.unwrap_model(trainer.ref_model))]

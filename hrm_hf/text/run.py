@@ -4,11 +4,11 @@ import inspect
 from typing import Any
 
 from transformers import PreTrainedModel, default_data_collator
-from transformers.trainer_utils import unwrap_peft_model
 
+from ..registry import has_ability
 from ..trainer.plots import plot_lm_training
 from ..trainer.run import TrainingRun
-from .callbacks import HyperConnected, MhcMonitorCallback
+from .callbacks import MhcMonitorCallback
 from .causal_lm import continue_text, load_causal_lm, load_tokenizer
 from .corpus import load_text_corpus
 from .trainer import CausalLMTrainer
@@ -44,7 +44,7 @@ class CausalLMRun(TrainingRun):
             data_collator=default_data_collator,
             processing_class=self.tokenizer,
         )
-        if isinstance(unwrap_peft_model(model), HyperConnected):
+        if has_ability(model, "hyper_connections"):
             trainer.add_callback(MhcMonitorCallback(trainer))
         return trainer
 

@@ -5,13 +5,14 @@ over, in training and in evaluation; learning rates of groups of parameters; and
 """
 
 import math
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch.utils.data import Sampler
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import unwrap_peft_model
 
+from ..registry import has_ability
 from ..trainer.base import HrmTrainer
 from .arguments import LmTrainingArguments
 from .callbacks import LM_LOG_FORMAT, BackpropWarmupCallback, HaltingWarmupCallback
@@ -36,22 +37,6 @@ COUNTED_ONCE = {
 COUNTS = tuple(dict.fromkeys(PART_COUNTS.values()))
 
 
-@runtime_checkable
-class RecurrentDepth(Protocol):
-    """A model whose back-prop depth and halting follow the progress of a run."""
-
-    def set_bp_steps(self, bp_steps: int) -> None: ...
-
-    def set_halting(self, on: bool) -> None: ...
-
-
-@runtime_checkable
-class GroupedParameters(Protocol):
-    """A model whose parts have learning rates of their own."""
-
-    def parameter_group(self, name: str) -> str: ...
-
-
 class CausalLMTrainer(HrmTrainer):
     """Trainer for any causal language model, of this package or not; see `HrmTrainer`.
 
@@ -59,7 +44,7 @@ class CausalLMTrainer(HrmTrainer):
     `eval_bytes_per_token`, or of the code alone with rows that have `scored_labels` and `scored_bytes`.
 
     Args:
-        model: with what is in `RecurrentDepth` and `GroupedParameters`, that is used.
+        model: what `ABILITIES` of the registry say of recurrent depth and groups of parameters is used.
         args: see `LmTrainingArguments`.
         eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average, or a dict of
             them for a dict of evaluation sets.
@@ -80,7 +65,7 @@ class CausalLMTrainer(HrmTrainer):
     ):
         self.eval_bytes_per_token = eval_bytes_per_token
         super().__init__(model, args, **kwargs)
-        if isinstance(unwrap_peft_model(self.model), RecurrentDepth):
+        if has_ability(self.model, "recurrent_depth"):
             if args.bp_warmup_ratio:
                 self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
             self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
@@ -89,20 +74,16 @@ class CausalLMTrainer(HrmTrainer):
         """As in the base; smoothed labels and learning rates of groups are not for every model."""
         super().validate_arguments()
         validate_label_smoothing(self.model, self.args.label_smoothing_factor)
-        if self.args.lr_multipliers is not None and not self._has_groups:
+        if self.args.lr_multipliers is not None and not has_ability(self.model, "parameter_groups"):
             raise ValueError(
                 f"lr_multipliers={self.args.lr_multipliers}: {type(self.model).__name__} has no groups of parameters"
             )
 
     # ---- optimizer ----
 
-    @property
-    def _has_groups(self) -> bool:
-        return isinstance(unwrap_peft_model(self.model), GroupedParameters)
-
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
         """As in the base, with the learning rates of the groups that a model names."""
-        if self.optimizer is None and self._has_groups:
+        if self.optimizer is None and has_ability(self.model, "parameter_groups"):
             self.optimizer = self.new_optimizer(self._named_groups(model or self.model))
         return super().create_optimizer(model)
 

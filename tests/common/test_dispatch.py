@@ -19,7 +19,10 @@ FORMATS = {"cli/convert.py"}
 
 
 def dispatches(source: str) -> list[str]:
-    """Expressions of a module that ask which architecture a model is: a literal, a comparison, a look-up, hasattr."""
+    """Expressions of a module that ask which architecture a model is: a literal, a comparison, a look-up, hasattr.
+
+    A Protocol that isinstance may ask is hasattr by another name.
+    """
     tree = ast.parse(source)
     documentation = {
         id(node.body[0].value)
@@ -45,9 +48,11 @@ def dispatches(source: str) -> list[str]:
                 )
             elif isinstance(called, ast.Name) and called.id == "hasattr":
                 thing = ast.unparse(node.args[0]).lower()
-                asks = any(word in thing for word in ("model", "coder", "network")) and not thing.endswith(".config")
+                asks = any(word in thing for word in ("model", "coder", "network", "config"))
+        elif isinstance(node, ast.ClassDef):
+            asks = "runtime_checkable" in map(ast.unparse, node.decorator_list)
         if asks:
-            found.append(f"{node.lineno}: {ast.unparse(node)}")
+            found.append(f"{node.lineno}: {ast.unparse(node).splitlines()[0]}")
     return found
 
 
@@ -87,6 +92,8 @@ def test_no_module_asks_for_the_name_of_an_architecture():
         'config.model_type.endswith("_puzzle")',
         'values.get("model_type") in KNOWN',
         'hasattr(self.model, "initial_carry")',
+        'hasattr(config, "exit_criterion")',
+        "@runtime_checkable\nclass Halts(Protocol): pass",
     ],
 )  # fmt: skip
 def test_a_dispatch_is_found(line):

@@ -13,6 +13,7 @@ from peft import PeftModel
 from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyond_rounding
 from transformers import AutoConfig, DynamicCache, StaticCache
 
+from hrm_hf.registry import ABILITIES
 from hrm_hf.trainer.adapters import TuningArguments, with_adapters
 
 
@@ -47,6 +48,13 @@ def outputs(architecture: str, model, **options) -> dict[str, torch.Tensor]:
 def test_every_architecture_of_the_registry_is_of_a_kind_that_is_tested():
     kinds = {row.model_type: row.pipeline for row in every.ROWS.values() if row.model_type not in every.ARCHITECTURES}
     assert kinds == {}, f"tests/helpers/every.py has no inputs for these pipelines: {kinds}"
+
+
+@pytest.mark.parametrize("architecture", every.ARCHITECTURES)
+def test_a_head_has_the_methods_of_its_abilities_and_no_others(architecture):
+    row = every.ROWS[architecture]
+    for ability, methods in ABILITIES.items():
+        assert [hasattr(row.head, method) for method in methods] == [ability in row.abilities] * len(methods), ability
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)

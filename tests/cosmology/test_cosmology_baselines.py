@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hrm_hf.cli.evaluate_cosmo import summary
 from hrm_hf.cosmology.baselines import (
     HISTOGRAM_EDGES,
     METHODS,
@@ -18,7 +17,7 @@ from hrm_hf.cosmology.baselines import (
     shape_features,
     spectrum_features,
 )
-from hrm_hf.cosmology.evaluation import evaluate_predictions
+from hrm_hf.cosmology.evaluation import evaluate_predictions, summary
 from hrm_hf.cosmology.simulation.fields import gaussian_field, map_power_spectrum
 
 

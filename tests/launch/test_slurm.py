@@ -46,7 +46,7 @@ def expanded(line: str) -> list[str]:
 def test_the_committed_file_is_what_the_command_writes(name):
     text = (FOLDER / name).read_text()
     command = re.search(r"Written by:\n#     hrm-hf slurm (.+)", text)[1]
-    assert invoke(*shlex.split(command)).output == text == committed_files()[name].text()
+    assert invoke(*shlex.split(command)).output == text == committed_files()[name]
 
 
 def test_no_other_script_is_committed():

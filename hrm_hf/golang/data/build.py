@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 
 from ...io.usage import UsageError, as_usage_errors
 from ...text.sources import read_json_lines
-from ..validators.go_validators import best_validator
+from ..validators.go_validators import VALIDATOR_CHOICES, best_validator
 from .commits import commit_records
 from .functions import function_records
 from .hub_sets import hub_records
@@ -72,7 +72,7 @@ def build_records(
     _validate_choice("--context", context, ("none", "type", "file"))
     _validate_choice("--split-by", split_by, ("package", "repository"))
     _validate_choice("--deduplicate", deduplicate, ("none", "exact", "near"))
-    _validate_choice("--validator", validator, ("auto", "tree-sitter", "parser", "types"))
+    _validate_choice("--validator", validator, VALIDATOR_CHOICES)
     _validate_choice("--on-bad-line", on_bad_line, ("stop", "skip"))
     read = Dropped()
     selection = Selection(seed, validation_share, test_share, deduplicate, near_threshold)

@@ -14,6 +14,7 @@ from .tree_sitter_validator import MAX_BYTES, TreeSitterValidator, too_long
 class _CheckerValidator:
     """The base of the two validators: a checker process, and feedback made of its answers."""
 
+    title: str
     _mode: str
 
     def __init__(self, max_bytes: int, seconds: float):
@@ -55,6 +56,7 @@ class GoParserValidator(_CheckerValidator):
         GoNotFoundError: there is no Go toolchain, or it cannot build the checker.
     """
 
+    title = "go/parser"
     _mode = "parse"
 
     def __init__(self, max_bytes: int = MAX_BYTES, seconds: float = 60.0):
@@ -78,6 +80,7 @@ class GoTypesValidator(_CheckerValidator):
         GoNotFoundError: there is no Go toolchain, or it cannot build the checker.
     """
 
+    title = "go/types"
     _mode = "types"
 
     def __init__(self, auto_import: bool = True, max_bytes: int = MAX_BYTES, seconds: float = 60.0):
@@ -126,8 +129,12 @@ class GoFormatter:
         self.close()
 
 
+VALIDATORS = {"tree-sitter": TreeSitterValidator, "parser": GoParserValidator, "types": GoTypesValidator}
+VALIDATOR_CHOICES = ("auto", *VALIDATORS)
+
+
 def best_validator(kind: str = "auto") -> TreeSitterValidator | GoParserValidator | GoTypesValidator:
-    """A validator: "tree-sitter", "parser" or "types"; "auto" is "parser" where Go is, else "tree-sitter".
+    """A validator of `VALIDATORS`; "auto" is "parser" where Go is, else "tree-sitter".
 
     Types are never looked at unasked: a function that was cut out of a package uses names that are not there.
 
@@ -135,11 +142,10 @@ def best_validator(kind: str = "auto") -> TreeSitterValidator | GoParserValidato
         ValueError: an unknown kind.
         GoNotFoundError: "parser" or "types" without Go.
     """
-    kinds = {"tree-sitter": TreeSitterValidator, "parser": GoParserValidator, "types": GoTypesValidator}
+    if kind not in VALIDATOR_CHOICES:
+        raise ValueError(f"validator kind={kind!r} is not one of {', '.join(VALIDATOR_CHOICES)}")
     if kind != "auto":
-        if kind not in kinds:
-            raise ValueError(f"validator kind={kind!r} is not one of auto, {', '.join(kinds)}")
-        return kinds[kind]()
+        return VALIDATORS[kind]()
     try:
         return GoParserValidator()
     except GoNotFoundError:

@@ -30,6 +30,8 @@ class TreeSitterValidator:
         ImportError: tree-sitter is not installed.
     """
 
+    title = "tree-sitter"
+
     def __init__(self, max_bytes: int = MAX_BYTES):
         go_parser()
         self.max_bytes = max_bytes

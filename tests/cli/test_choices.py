@@ -1,0 +1,15 @@
+"""The choices that an option lists, for its help, are those of the library, which no command loads to say them."""
+
+from typing import get_args
+
+import pytest
+
+from hrm_hf.cli.evaluate_lm import Exit
+from hrm_hf.cli.report import GoValidator
+from hrm_hf.golang.validators.go_validators import VALIDATOR_CHOICES
+from hrm_hf.models.early_exit import EXIT_CRITERIA
+
+
+@pytest.mark.parametrize("choices, known", [(Exit, EXIT_CRITERIA), (GoValidator, VALIDATOR_CHOICES)])
+def test_an_option_offers_what_the_library_knows(choices, known):
+    assert get_args(choices) == tuple(known)

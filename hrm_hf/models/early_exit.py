@@ -55,7 +55,7 @@ class SegmentState:
 
 
 class ExitCriterion:
-    """What halts a token; of the classes below, with `check` of a `SegmentState`, bool [B, T].
+    """Halts tokens by their states; a class below has `check` of a `SegmentState`, bool [B, T].
 
     Attributes:
         default_threshold: None for a criterion that has no threshold.

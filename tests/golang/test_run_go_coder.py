@@ -268,7 +268,7 @@ def test_a_run_that_cannot_be_says_why(run, options, message):
         ({"refinement_warmup": -1}, "refinement_warmup=-1 must be 0 or more"),
         ({"replay_file": "x"}, "replay_file='x' needs --validation_frequency"),
         ({"max_length": 0}, "max_length=0 must be at least 1"),
-        ({"validator": "gofmt"}, "validator='gofmt' is not one of tree-sitter"),
+        ({"validator": "gofmt"}, "validator='gofmt' is not one of auto, tree-sitter"),
     ],
 )
 def test_a_wrong_option_is_bad_usage(run, capsys, options, message):

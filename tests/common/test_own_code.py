@@ -5,9 +5,8 @@ Referee: the package, with the same weights. The way over a Hub is in tests/hub/
 
 import json
 import os
-import subprocess
-import sys
 
+import clean_process
 import every
 import hub_worker
 import pytest
@@ -19,7 +18,6 @@ from tolerances import assert_equal_but_for_rounding
 # Runs where `import hrm_hf` fails; argv: a folder of checkpoints, each with expected.pt.
 SCRIPT = """
 import sys
-sys.modules["hrm_hf"] = None
 sys.path.insert(0, sys.argv[2])
 from pathlib import Path
 import torch, transformers
@@ -59,13 +57,8 @@ def without_the_package(tmp_path_factory):
         expected = {"loss": loss, "base": base, **hub_worker.outputs(model, inputs)}
         known = {"auto_class": every.AUTO_CLASSES[name], "inputs": inputs, "labels": labels, "outputs": expected}
         torch.save(known, folders[variant] / "expected.pt")
-    environment = {**os.environ, "HF_HOME": str(home / "hf_home"), "HF_HUB_OFFLINE": "1"}
-    environment.pop("HF_MODULES_CACHE", None)
     helpers = os.path.dirname(hub_worker.__file__)
-    finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(home / "checkpoints"), helpers],
-        cwd=home, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    finished = clean_process.run(SCRIPT, home / "checkpoints", helpers, cwd=home, home=home / "hf_home")
     assert finished.returncode == 0, finished.stderr[-3000:]
     load = {name: torch.load(folders[name] / "found.pt", weights_only=True) for name in variants}
     return {name: (torch.load(folders[name] / "expected.pt")["outputs"], load[name]) for name in variants}

@@ -5,12 +5,10 @@ two checkpoints of runs in the middle with the losses of the whole runs.
 """
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import clean_process
 import every
 import numpy as np
 import pytest
@@ -32,7 +30,6 @@ ARCHITECTURES = sorted(folder.name for folder in SAVED.iterdir() if (folder / "e
 # Runs where `import hrm_hf` fails; argv: folder of checkpoints, names, where to write the logits. Inputs lie beside.
 WITHOUT_THE_PACKAGE = """
 import sys
-sys.modules["hrm_hf"] = None
 from pathlib import Path
 import torch, transformers
 from safetensors.torch import load_file, save_file
@@ -61,13 +58,8 @@ def test_a_checkpoint_of_an_earlier_version_loads(architecture):
 def test_checkpoints_of_an_earlier_version_load_by_their_own_code(tmp_path):
     for name in ARCHITECTURES:
         save_file(every.inputs(name), tmp_path / f"{name}_inputs.safetensors")
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("HF_MODULES_CACHE", None)
-    finished = subprocess.run(
-        [sys.executable, "-c", WITHOUT_THE_PACKAGE, str(SAVED), str(tmp_path),
-         *(f"{name}={every.AUTO_CLASSES[name]}" for name in ARCHITECTURES)],
-        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    pairs = (f"{name}={every.AUTO_CLASSES[name]}" for name in ARCHITECTURES)
+    finished = clean_process.run(WITHOUT_THE_PACKAGE, SAVED, tmp_path, *pairs, cwd=tmp_path, home=tmp_path / "hf_home")
     assert finished.returncode == 0, finished.stderr[-3000:]
     for name in ARCHITECTURES:
         found = load_file(tmp_path / f"{name}.safetensors")["logits"]

@@ -3,9 +3,7 @@
 Referees: numpy's arithmetic, astropy as the writer of FITS files, and AutoFeatureExtractor in a fresh process.
 """
 
-import subprocess
-import sys
-
+import clean_process
 import numpy as np
 import pytest
 import tiny_cosmo
@@ -146,13 +144,12 @@ def test_a_checkpoint_carries_the_extractor_and_its_code(tmp_path):
     assert type(loaded) is CosmoMapFeatureExtractor and loaded.pixel_mean == [0.5] and loaded.pixel_std == [2.0]
     np.save(tmp_path / "map.npy", np.random.default_rng(0).normal(size=(3, 16, 16)))
     script = (
-        "import sys; sys.modules['hrm_hf'] = None\n"  # as if it were not installed
         "from transformers import AutoFeatureExtractor, AutoModelForImageClassification\n"
         f"e = AutoFeatureExtractor.from_pretrained({str(tmp_path)!r}, trust_remote_code=True)\n"
         f"m = AutoModelForImageClassification.from_pretrained({str(tmp_path)!r}, trust_remote_code=True).eval()\n"
         f"print(m(**e({str(tmp_path / 'map.npy')!r})).logits.double().sum().item())"
     )
-    result = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    result = clean_process.run(script, cwd=tmp_path, home=tmp_path / "hf_home")
     assert result.returncode == 0, result.stderr[-2000:]
     expected = model.eval()(**loaded(tmp_path / "map.npy")).logits.double().sum().item()
     assert float(result.stdout.strip().splitlines()[-1]) == pytest.approx(expected, abs=1e-6)

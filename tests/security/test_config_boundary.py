@@ -4,13 +4,11 @@ The cases are made from the fields themselves, so a new field without bounds fai
 """
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
 
+import clean_process
 import every
 import pytest
 import yaml
@@ -128,7 +126,6 @@ def test_a_value_set_later_is_refused_too():
 # Runs where `import hrm_hf` fails; argv: folder of checkpoints.
 SCRIPT = """
 import json, sys
-sys.modules["hrm_hf"] = None
 from pathlib import Path
 from transformers import AutoConfig
 for folder in sorted(Path(sys.argv[1]).iterdir()):
@@ -149,12 +146,7 @@ def test_code_that_travels_with_a_checkpoint_has_the_same_bounds(tmp_path):
     names = sorted(config_class.model_type for config_class in CLASSES)
     for name in names:
         every.model(name).save_pretrained(tmp_path / "checkpoints" / name)
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("HF_MODULES_CACHE", None)
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path / "checkpoints")],
-        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    done = clean_process.run(SCRIPT, tmp_path / "checkpoints", cwd=tmp_path, home=tmp_path / "home")
     said = [line for line in done.stdout.splitlines() if line.startswith("refused")]
     assert said == [f"refused {name} True" for name in names], done.stderr[-2000:]
 

@@ -4,14 +4,13 @@ Referees: the saved model run by the pipeline and by `predict_maps`, the same ru
 """
 
 import json
-import os
 import runpy
 import shlex
-import subprocess
 import sys
 from dataclasses import fields
 from pathlib import Path
 
+import forked
 import numpy as np
 import pytest
 import tiny_cosmo
@@ -146,14 +145,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(run, maps, tmp_path):
     # All 10 maps of the evaluation in one batch: the second process has only repeated ones.
     batches = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 10}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({**recipe, "max_steps": 6, **batches}))
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    result = subprocess.run(
-        [*torchrun, SCRIPT, "--recipe", str(tmp_path / "two.yaml")],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    result = forked.run_script(SCRIPT, ["--recipe", str(tmp_path / "two.yaml")], processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     two = tmp_path / "two"
     assert losses(two) == pytest.approx(losses(one), abs=1e-4)  # the library rounds what it logs

@@ -4,22 +4,18 @@ Referee of a killed run: the same run left alone, loss by loss. Referee of two p
 """
 
 import json
-import multiprocessing
-import os
 import random
-import runpy
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import tiny
 import torch
 import yaml
 from safetensors.torch import load_file
-from script_runs import ENVIRONMENT, SCRIPTS, puzzle_boards, puzzle_weights, recipe_arguments
 from script_runs import PUZZLE_RECIPE as RECIPE
+from script_runs import SCRIPTS, puzzle_boards, puzzle_weights, recipe_arguments
 
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.hub.manifests import find_corruption, list_checkpoints
@@ -29,33 +25,12 @@ from hrm_hf.puzzles.sudoku import generated_sudoku
 
 
 SCRIPT = str(SCRIPTS / "run_puzzle.py")
-# A server that has imported torch once and forks a fresh process for each run: seconds instead of ten.
-forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(
-    ["hrm_hf.trainer.base", "hrm_hf.puzzles.build", "hrm_hf.trainer.plots", "hrm_hf.hub.cards", "tiny"]
-)
 
 
-def main_in_process(args: list[str], output: str) -> None:
-    """What `python training/run_puzzle.py ARGS` does, its output going to a file."""
-    for stream in (1, 2):
-        os.dup2(os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
-    torch.set_num_threads(1)
-    sys.argv = [SCRIPT, *args]
-    runpy.run_path(SCRIPT, run_name="__main__")
-
-
-def start(args: list[str], output: Path):
-    process = forked.Process(target=main_in_process, args=(args, str(output)))
-    process.start()
-    return process
-
-
-def run(args: list[str], output: Path) -> None:
+def run(args: list[str], processes: int = 1) -> None:
     """Runs to the end."""
-    process = start(args, output)
-    process.join()
-    assert process.exitcode == 0, output.read_text()[-3000:]
+    result = forked.run_script(SCRIPT, args, processes)
+    assert result.returncode == 0, result.stderr[-3000:]
 
 
 def losses(out: Path) -> dict[int, float]:
@@ -101,13 +76,7 @@ def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(tmp_path):
         },
     }  # fmt: skip
     (tmp_path / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    result = subprocess.run(
-        [sys.executable, SCRIPT, "--recipe", str(tmp_path / "recipe.yaml"), "--max_steps", "6", "--save_steps", "6"],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    run(["--recipe", str(tmp_path / "recipe.yaml"), "--max_steps", "6", "--save_steps", "6"])
     expected = {
         "model.safetensors", "raw_weights.safetensors", "config.json", "identifiers.json", "recipe.yaml",
         "results.json", "evaluation.png", "training.png", "README.md", "trainer_state.json", "checkpoint-6",
@@ -136,31 +105,32 @@ def test_a_run_from_a_recipe_leaves_everything_that_a_result_needs(tmp_path):
 
 
 def test_a_saved_recipe_repeats_its_run(arguments, tmp_path):
-    run(arguments("first"), tmp_path / "first.txt")
+    run(arguments("first"))
     saved = str(tmp_path / "first" / "recipe.yaml")
-    run(["--recipe", saved, "--output_dir", str(tmp_path / "second")], tmp_path / "second.txt")
+    run(["--recipe", saved, "--output_dir", str(tmp_path / "second")])
     assert losses(tmp_path / "second") == losses(tmp_path / "first")
 
 
 @pytest.mark.slow
 def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(arguments, tmp_path):
     options = {"max_steps": 60, "save_steps": 3, "ema_rate": 0.9, "save_total_limit": 3}
-    run(arguments("alone", **options), tmp_path / "alone.txt")
+    run(arguments("alone", **options))
 
     killed = arguments("killed", **options)
-    out, log, draw = tmp_path / "killed", tmp_path / "killed.txt", random.Random(0)
+    out, draw = tmp_path / "killed", random.Random(0)
     moments = []
     for kill in range(3):
         wanted = 15 * kill + draw.randrange(6, 15)  # wait for a checkpoint of this step or later, and a little more
-        process = start([*killed, *resume_arguments(out)], log)
+        process = forked.script(SCRIPT, [*killed, *resume_arguments(out)], output=tmp_path / "killed")
+        process.start()
         while process.is_alive() and not any(step_of(one) >= wanted for one in list_checkpoints(out)):
             time.sleep(0.002)
         time.sleep(draw.uniform(0, 0.15))
         process.kill()
         process.join()
-        assert process.exitcode == -9, log.read_text()[-3000:]
+        assert process.exitcode == -9, (tmp_path / "killed.err").read_text()[-3000:]
         moments.append((step_of(list_checkpoints(out)[-1]), find_corruption(list_checkpoints(out)[-1])))
-    run([*killed, *resume_arguments(out)], log)
+    run([*killed, *resume_arguments(out)])
     print(f"\nkilled at (newest checkpoint, its damage): {moments}")
     assert losses(out) == losses(tmp_path / "alone")
     expected, found = (load_file(folder / "model.safetensors") for folder in (tmp_path / "alone", out))
@@ -180,15 +150,8 @@ def resume_arguments(out: Path) -> list[str]:
 
 
 def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
-    run(arguments("one", weights="plain", per_device_train_batch_size=8), tmp_path / "one.txt")
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", free_port()]
-    result = subprocess.run(
-        [*torchrun, SCRIPT, *arguments("two", weights="plain", per_device_train_batch_size=4)],
-        env=ENVIRONMENT,
-        capture_output=True,
-        text=True,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
+    run(arguments("one", weights="plain", per_device_train_batch_size=8))
+    run(arguments("two", weights="plain", per_device_train_batch_size=4), processes=2)
     one, two = tmp_path / "one", tmp_path / "two"
     parts = [torch.load(two / "checkpoint-12" / f"act_state_{rank}.pt", weights_only=True) for rank in range(2)]
     assert [part["stream"]["world_size"] for part in parts] == [2, 2]
@@ -204,11 +167,3 @@ def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
     # The table is a buffer, which `module.to(device)` may replace by a copy that the optimizer does not know.
     moved = (found["model.puzzle_emb.weight"] - before).abs().amax(dim=1)
     assert moved[0] == 0 and (moved[1:] > 0).all()
-
-
-def free_port() -> str:
-    import socket
-
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return str(one.getsockname()[1])

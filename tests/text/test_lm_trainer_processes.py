@@ -4,14 +4,11 @@ Referee of a killed run: the same run left alone. Referee of two processes: one 
 """
 
 import json
-import multiprocessing
-import os
 import random
-import subprocess
-import sys
 import time
 from pathlib import Path
 
+import forked
 import lm_worker
 import pytest
 import torch
@@ -22,16 +19,12 @@ from tolerances import assert_copied
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, list_checkpoints
 
 
-forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["hrm_hf.trainer.base", "tiny_lm", "lm_worker"])
-
-
 def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(tmp_path):
     lm_worker.train_resumable(str(tmp_path / "alone"), steps=36)
     out, draw = tmp_path / "killed", random.Random(0)
     for kill in range(3):
         wanted = 9 * kill + draw.randrange(3, 9)
-        process = forked.Process(target=lm_worker.train_resumable, args=(str(out), 36))
+        process = forked.process(lm_worker.train_resumable, str(out), 36)
         process.start()
         while process.is_alive() and not any(step_of(one) >= wanted for one in list_checkpoints(out)):
             time.sleep(0.002)
@@ -39,7 +32,7 @@ def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(tmp_pa
         process.kill()
         process.join()
         assert process.exitcode == -9
-    process = forked.Process(target=lm_worker.train_resumable, args=(str(out), 36))
+    process = forked.process(lm_worker.train_resumable, str(out), 36)
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -58,13 +51,9 @@ def step_of(folder: Path) -> int:
 
 @pytest.fixture(scope="module")
 def two_processes(tmp_path_factory):
-    """What two processes found, one dict per process, from one start of torchrun."""
+    """What two processes found, one dict per process, from one start."""
     out = tmp_path_factory.mktemp("ddp")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--standalone"]
-    result = subprocess.run(
-        [*torchrun, lm_worker.__file__, str(out)], env=environment, capture_output=True, text=True, timeout=300
-    )
+    result = forked.run(lm_worker.main, str(out), processes=2)
     assert result.returncode == 0, result.stderr[-4000:]
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
 

@@ -1,0 +1,135 @@
+"""Processes that tests start without paying for imports: forked from a server that has imported everything once.
+
+torch, transformers and the package take ten seconds of a processor in a fresh interpreter, and a fork none. The server
+only imports, so that a forked process has the states of accelerate and transformers as a fresh one has. How the
+launchers themselves start processes is what tests/hpc, tests/launch and trainer/test_accelerate_configs.py are for.
+"""
+
+import multiprocessing
+import os
+import runpy
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from multiprocessing import forkserver
+from pathlib import Path
+
+
+_context = multiprocessing.get_context("forkserver")
+# One list for all tests: only that of the first start in a test process counts.
+_context.set_forkserver_preload(
+    [
+        "transformers.trainer", "hrm_hf.trainer.base", "hrm_hf.trainer.run", "hrm_hf.trainer.plots",
+        "hrm_hf.hub.cards",
+        "hrm_hf.puzzles.run", "hrm_hf.puzzles.build", "hrm_hf.text.run", "hrm_hf.cosmology.run", "hrm_hf.golang.run",
+        "tiny", "tiny_lm", "tiny_go", "tiny_cosmo", "every", "script_runs",
+    ]
+)  # fmt: skip
+
+
+def process(function, *args, environment: dict[str, str] | None = None, output: Path | None = None):
+    """Returns a process, not yet started, that calls `function` with this process's folder and variables."""
+    _start_server()
+    environment = dict(os.environ if environment is None else environment)
+    return _context.Process(target=_call, args=(environment, os.getcwd(), output, function, args))
+
+
+def script(path: Path | str, arguments: list[str], **options):
+    """Returns a process, not yet started, of `python path arguments`."""
+    return process(_main, str(path), arguments, **options)
+
+
+def run_script(path: Path | str, arguments: list[str], processes: int = 1, **options) -> subprocess.CompletedProcess:
+    """Runs `python path arguments`, or as many processes of it in a group."""
+    return run(_main, str(path), arguments, processes=processes, **options)
+
+
+def run(function, *args, processes: int = 1, environment=None, timeout: float = 300) -> subprocess.CompletedProcess:
+    """Calls a function in one process, or in several of a gloo group, with what they printed and the worst status.
+
+    As with torchrun, one that fails ends the others. The group has torchrun's variables.
+    """
+    environment = dict(os.environ if environment is None else environment)
+    with tempfile.TemporaryDirectory() as folder:
+        started, outputs = [], [Path(folder, str(rank)) for rank in range(processes)]
+        port = _free_port()
+        try:
+            for rank, output in enumerate(outputs):
+                variables = _group_variables(rank, processes, port) if processes > 1 else {}
+                one = process(function, *args, environment={**environment, **variables}, output=output)
+                one.start()
+                started.append(one)
+            status = _wait(started, timeout)
+        finally:
+            for one in started:
+                one.kill()
+                one.join()
+        printed, errors = (
+            "".join(
+                output.with_suffix(stream).read_text() for output in outputs if output.with_suffix(stream).exists()
+            )
+            for stream in (".out", ".err")
+        )
+    if status is None:
+        raise subprocess.TimeoutExpired(str(function), timeout, printed, errors)
+    return subprocess.CompletedProcess([function.__name__, *map(str, args)], status, printed, errors)
+
+
+def _wait(started: list, timeout: float) -> int | None:
+    """Returns the first status that is not 0, or 0 when all have ended well; None when time is up."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        codes = [one.exitcode for one in started]
+        if failed := [code for code in codes if code]:
+            return failed[0]
+        if None not in codes:
+            return 0
+        time.sleep(0.02)
+    return None
+
+
+def _group_variables(rank: int, processes: int, port: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(processes), "LOCAL_WORLD_SIZE": str(processes),
+        "GROUP_RANK": "0", "GROUP_WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port),
+    }  # fmt: skip
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+def _start_server() -> None:
+    """The server takes modules from where the tests have them: Python before 3.14 does not give it sys.path."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        if before is None:
+            del os.environ["PYTHONPATH"]
+        else:
+            os.environ["PYTHONPATH"] = before
+
+
+def _call(environment: dict[str, str], folder: str, output: Path | None, function, args) -> None:
+    """What the process does: the server's variables and folder are those of its start."""
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    if output is not None:
+        for number, suffix in ((1, ".out"), (2, ".err")):
+            os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
+    import torch  # the test process imports this module too, some before torch is wanted
+
+    torch.set_num_threads(int(environment.get("OMP_NUM_THREADS", "1")))
+    function(*args)
+
+
+def _main(script: str, arguments: list[str]) -> None:
+    sys.argv = [script, *arguments]
+    runpy.run_path(script, run_name="__main__")

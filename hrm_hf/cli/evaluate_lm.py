@@ -47,7 +47,7 @@ def lm(
         Exit | None, typer.Option(help="What ends a token's thinking (hrm_lm); the config's by default.")
     ] = None,
     exit_threshold: Annotated[
-        float | None, typer.Option(help="Of the criteria cdf, kl, latent_diff and entropy_diff.")
+        float | None, typer.Option(help="Of a criterion that has one (not q, fixed); its default otherwise.")
     ] = None,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time.")] = 8,
     limit: Annotated[

@@ -13,9 +13,8 @@ BadLines = Annotated[
     Literal["stop", "skip"],
     typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out."),
 ]
-GoValidator = Literal[
-    "auto", "tree-sitter", "parser", "types"
-]  # VALIDATOR_CHOICES of hrm_hf.golang, without loading it
+# VALIDATOR_CHOICES of hrm_hf.golang, without loading it.
+GoValidator = Literal["auto", "tree-sitter", "parser", "types"]
 WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 
 

@@ -32,8 +32,8 @@ from typing import Any
 import torch
 import transformers
 from peft.tuners.tuners_utils import BaseTunerLayer
-from puzzle import machine
 from quantisation_quick import quick_checkpoints
+from report import machine, make_parser, write_report
 from subjects import SUBJECTS, Regressor, named
 from torch import nn
 from torch.overrides import TorchFunctionMode
@@ -65,16 +65,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as made:
         report["tiny"] = dict(measure(*given) for given in quick_checkpoints(Path(made)))
     report["trained"] = dict(measure(*named(given)) for given in args.checkpoints)
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"adapters{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1) + "\n")
+    write_report(args, "adapters", report)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="tiny models alone")
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
-    parser.add_argument("--quick", action="store_true", help="tiny models alone")
     parser.add_argument("--markdown", action="store_true", help="measure nothing, print the report in --out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")

@@ -9,7 +9,6 @@ are read back for their SHA-256 while the system still has them in memory, so a 
 costs a reading from the disk instead. `fsync` is not called, as in training.
 """
 
-import argparse
 import json
 import os
 import shutil
@@ -19,7 +18,7 @@ import time
 from pathlib import Path
 
 import torch
-from puzzle import machine
+from report import machine, make_parser, write_report
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hrm_hf.hub.manifests import MANIFEST, checksums, find_corruption, write_manifest
@@ -30,11 +29,9 @@ SIZES = {"1M": (128, 4), "30M": (512, 9), "100M": (768, 13)}  # hidden size and 
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="the smallest model, three turns")
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--folder", type=Path, default=None, help="where checkpoints are written; a temporary folder")
-    parser.add_argument("--quick", action="store_true", help="the smallest model, three turns")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     sizes = dict(list(SIZES.items())[:1]) if args.quick else SIZES
     rows = []
@@ -43,8 +40,7 @@ def main() -> None:
             rows.append(one_size(name, width, layers, Path(scratch), 3 if args.quick else args.turns))
             print(" ".join(f"{key}: {value}" for key, value in rows[-1].items()), flush=True)
     report = {"checkpoints": rows, "machine": machine(), "versions": library_versions()}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"checkpoints{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "checkpoints", report)
 
 
 def one_size(name: str, width: int, layers: int, scratch: Path, turns: int) -> dict:

@@ -21,7 +21,7 @@ import time
 from pathlib import Path
 
 import numpy as np
-from puzzle import machine
+from report import machine, make_parser, write_report
 from transformers import AutoFeatureExtractor, AutoModelForImageClassification
 
 from hrm_hf.cosmology.baselines import MapSet, run_baseline
@@ -60,18 +60,15 @@ def main() -> None:
                 f"cosmology {name}, halting at {point['threshold']:g}: {point['average_steps']:.2f} segments, "
                 + errors_of(point)
             )
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"cosmology{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "cosmology", report)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--models", type=Path, default=Path("runs/cosmology"), help="runs KIND_SET, read or written")
     parser.add_argument("--data", type=Path, default=Path("runs/data/cosmology"), help="sets, read or built")
     parser.add_argument("--steps", type=int, default=3000, help="of the recurrent regressor")
     parser.add_argument("--evaluate_only", action="store_true", help="leave out runs that are not there")
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
         args.models, args.data, args.steps = Path("runs/cosmology_quick"), Path("runs/data/cosmology_quick"), 30

@@ -12,14 +12,12 @@ machine with other work two workers cannot double it. Reading: `read_arrays`, an
 array against `datasets` with numpy format.
 """
 
-import argparse
-import json
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 import numpy as np
+from report import machine, make_parser, write_report
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.dataset.rows import load_cosmology_dataset, read_arrays
@@ -32,17 +30,14 @@ REPEATED = "lognormal, 8 maps of a cosmology"
 
 
 def main() -> None:
-    from puzzle import machine  # not above: worker processes import this file, and need neither
 
     from hrm_hf.trainer.recipes import library_versions
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="64 x 64 alone, few turns, no 2LPT, a small build")
     parser.add_argument("--sizes", default="64,256")
     parser.add_argument("--kinds", default=",".join(KINDS), help="the peer is always among them")
     parser.add_argument("--turns", type=int, default=15)
     parser.add_argument("--build_maps", type=int, default=600, help="maps of a timed build")
-    parser.add_argument("--quick", action="store_true", help="64 x 64 alone, few turns, no 2LPT, a small build")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     kinds = sorted({PEER, *args.kinds.split(",")}, key=KINDS.index)
     if args.quick:
@@ -68,9 +63,7 @@ def main() -> None:
         "machine": machine(),
         "versions": library_versions() | {"numpy": np.__version__},
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    name = f"cosmology_generation{'_quick' if args.quick else ''}.json"
-    (args.out / name).write_text(json.dumps(report, indent=1))
+    write_report(args, "cosmology_generation", report)
     for size, times in milliseconds.items():
         for kind, value in times.items():
             ratio = times[PEER] / value

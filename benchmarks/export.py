@@ -23,8 +23,8 @@ from typing import Any
 
 import onnxruntime
 import torch
-from puzzle import machine
 from quantisation_quick import text_models
+from report import machine, make_parser, write_report
 from subjects import SUBJECTS, named
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression, TrmPuzzleConfig, TrmPuzzleForSolving
@@ -49,16 +49,16 @@ def main() -> None:
             if model is not None:
                 report[name] = timed(model, exported, measure, args)
                 print_times(name, report[name])
-                write(report, args)
+                write_report(args, "export", report)
         given = [next(text_models(Path(scratch)))] if args.quick else map(named, args.texts)
         for name, folder, data in given:
             report["texts"][name] = differences(folder, data, args, Path(scratch) / name)
             print_differences(name, report["texts"][name])
-            write(report, args)
+            write_report(args, "export", report)
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="tiny untrained models, two turns")
     parser.add_argument("--puzzle", type=Path, help="checkpoint of a puzzle model")
     parser.add_argument("--puzzle_onnx", type=Path, help="its export, if there is one")
     parser.add_argument("--data", type=Path, help="its data set, whose test split is solved; random boards without")
@@ -69,17 +69,10 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--records", type=int, default=32, help="of the Go coder")
     parser.add_argument("--batch_sizes", default="1,32")
     parser.add_argument("--turns", type=int, default=9)
-    parser.add_argument("--quick", action="store_true", help="tiny untrained models, two turns")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
         args.turns, args.text_bytes = 2, 1000
     return args
-
-
-def write(report: dict[str, Any], args) -> None:
-    args.out.mkdir(parents=True, exist_ok=True)
-    report_file(args).write_text(json.dumps(report, indent=1) + "\n")
 
 
 def report_file(args) -> Path:

@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
 import torch
 from preemption_worker import logged, make
-from puzzle import machine
+from report import machine, make_parser, write_report
 
 from hrm_hf.hub.manifests import find_corruption, list_checkpoints
 from hrm_hf.trainer.recipes import library_versions
@@ -38,12 +38,10 @@ ALONE = "alone.json"
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="one run of each task")
     parser.add_argument("--runs", type=int, default=6, help="killed runs of each task")
     parser.add_argument("--kills", type=int, default=3, help="of each run")
     parser.add_argument("--seed", type=int, default=0, help="of the moments")
-    parser.add_argument("--quick", action="store_true", help="one run of each task")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
         args.runs = 1
@@ -56,8 +54,7 @@ def main() -> None:
             print(" ".join(f"{name}: {value}" for name, value in rows[-1].items()), flush=True)
     report = {"steps": STEPS, "seed": args.seed, "kills of a run": args.kills, "tasks": rows}
     report |= {"machine": machine(), "versions": library_versions()}
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"faults{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "faults", report)
     sys.exit(0 if all(row["identical"] == row["runs"] for row in rows) else 1)
 
 

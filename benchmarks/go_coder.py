@@ -8,15 +8,12 @@ sixth of plan and half of code, labels on plan and code. A Llama of the coder's 
 against a model five times larger says nothing about the planner. Clocks, turns and memory are those of `lm.py`.
 """
 
-import argparse
 import contextlib
-import json
-from pathlib import Path
 
 import torch
 from lm import decoder, device_name, interleaved, memory
-from lm_models import RESULTS, build, count_parameters
-from puzzle import machine
+from lm_models import build, count_parameters
+from report import machine, make_parser, write_report
 from transformers import GPT2Config, LlamaConfig
 
 from hrm_hf import HrmGoCoderConfig
@@ -28,7 +25,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="tiny models, few turns")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rows", type=int, default=2, help="streams of a training step")
@@ -36,8 +33,6 @@ def main() -> None:
     parser.add_argument("--new_tokens", type=int, default=32)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="tiny models, few turns")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.quick:
         args.length, args.turns, args.new_tokens = 128, 2, 4
@@ -55,9 +50,7 @@ def main() -> None:
         "length": args.length, "turns": args.turns, "machine": machine(), "versions": library_versions(),
         "models": models, "against_gpt2": ratios(models),
     }  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    parts = ["go_coder", *(["cuda"] if args.device != "cpu" else []), *(["quick"] if args.quick else [])]
-    (args.out / f"{'_'.join(parts)}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "go_coder_cuda" if args.device != "cpu" else "go_coder", report)
     print_table(report)
 
 

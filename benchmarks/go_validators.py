@@ -8,8 +8,6 @@ them, after one call that starts everything; CPU time of this process for tree-s
 work in a process of their own.
 """
 
-import argparse
-import json
 import os
 import platform
 import random
@@ -18,6 +16,8 @@ import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from report import make_parser, write_report
 
 from hrm_hf.golang import GoNotFoundError, GoParserValidator, GoTypesValidator, TreeSitterValidator, find_go
 from hrm_hf.golang.validators.syntax import parse
@@ -28,7 +28,7 @@ TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="20 files, 100 functions")
     parser.add_argument(
         "--source", type=Path, help="folder of Go files; default, the standard library of the Go found"
     )
@@ -36,8 +36,6 @@ def main() -> None:
     parser.add_argument("--corruptions", type=int, default=8)
     parser.add_argument("--functions", type=int, default=1000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--quick", action="store_true", help="20 files, 100 functions")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
         args.files, args.functions = 20, 100
@@ -72,8 +70,7 @@ def main() -> None:
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": library_versions(),
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"go_validators{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "go_validators", report)
     for name, value in report["ms_per_function"].items():
         print(f"go validators {name:12} {value:8.3f} ms per function")
     for name, figures in report["agreement"].items():

@@ -12,18 +12,15 @@ The decoding row `hrm_lm_m4, 2 of 4` has a gate that lets every token go after t
 Training in a 16-bit dtype is autocast over float32 weights; decoding has its weights in that dtype.
 """
 
-import argparse
 import contextlib
-import json
 import multiprocessing
 import resource
 import statistics
 import time
-from pathlib import Path
 
 import torch
-from lm_models import PEERS, RESULTS, SIZES, build, count_parameters, flops_per_token, peer_config
-from puzzle import machine
+from lm_models import PEERS, SIZES, build, count_parameters, flops_per_token, peer_config
+from report import machine, make_parser, write_report
 from transformers import DynamicCache
 
 from hrm_hf import HrmLmConfig
@@ -36,7 +33,7 @@ UNCACHED_LENGTHS = 8  # lengths at which the forwards of a generation without ca
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="tiny models without GPT-2, few turns")
     parser.add_argument("--size", choices=list(SIZES), default="10m")
     parser.add_argument("--models", default=",".join(name for name in PEERS if name != "rlm_mhc"))
     parser.add_argument("--mhc_preset", help="body of rlm_mhc_on and rlm_mhc_off: a preset of rlm_mhc")
@@ -47,8 +44,6 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=7)
     parser.add_argument("--compile", action="store_true", help="torch.compile for the training steps")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="tiny models without GPT-2, few turns")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.quick:
         args.size, args.turns, args.batch_size = "tiny", 3, 2
@@ -69,10 +64,9 @@ def main() -> None:
     for name, row in decode_speed(configs, args).items():
         report["models"].setdefault(name, dict(report["models"]["hrm_lm_m4"])).update(row)
     report["kv_bytes_per_token"] = kv_table(args.size)
-    args.out.mkdir(parents=True, exist_ok=True)
     parts = ["lm", args.size, *(["cuda"] if args.device != "cpu" else []), *(["compiled"] if args.compile else [])]
-    parts += [*(["mhc", args.mhc_preset] if args.mhc_preset else []), *(["quick"] if args.quick else [])]
-    (args.out / f"{'_'.join(parts)}.json").write_text(json.dumps(report, indent=1))
+    parts += ["mhc", args.mhc_preset] if args.mhc_preset else []
+    write_report(args, "_".join(parts), report)
     print_tables(report)
 
 

@@ -23,7 +23,8 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lm_models import RESULTS, held_out_rows, image_folder, text_file
+from lm_models import held_out_rows, image_folder, text_file
+from report import make_parser, write_report
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_hf.models.early_exit import EXIT_CRITERIA
@@ -50,13 +51,12 @@ def main() -> None:
     }  # fmt: skip
     print_table(report)
     name = f"lm_halting{'_quick' if args.quick else ''}"
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"{name}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "lm_halting", report)
     plot(report, image_folder(args.out) / f"{name}.png")
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("checkpoint", nargs="?", type=Path)
     parser.add_argument("--text_file", help="held-out text; the validation books by default")
     parser.add_argument("--bytes", type=int, default=131072, help="how much of the text, in tokens")
@@ -65,8 +65,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--points", type=int, default=9, help="of each sweep")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.checkpoint is None and not args.quick:
         parser.error("give the folder of an hrm_lm checkpoint, or --quick")

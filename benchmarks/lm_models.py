@@ -21,6 +21,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from report import RESULTS
 from transformers import AutoModelForCausalLM, GPT2Config, HrmTextConfig, LlamaConfig, PreTrainedConfig
 
 from hrm_hf import HrmLmConfig
@@ -45,7 +46,7 @@ SIZES = {
 PEERS = (
     "hrm_lm", "hrm_lm_m4", "hrm_text", "llama", "llama_equal_flops", "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
 )  # fmt: skip
-RESULTS, IMAGES = Path(__file__).parent / "results", Path(__file__).parents[1] / "docs" / "images"
+IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BOOKS = Path(__file__).parents[2] / "shared" / "data"
 
 

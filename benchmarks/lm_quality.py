@@ -26,7 +26,6 @@ import numpy as np
 import torch
 from lm_models import (
     PEERS,
-    RESULTS,
     SIZES,
     build,
     count_parameters,
@@ -36,6 +35,7 @@ from lm_models import (
     peer_config,
     text_file,
 )
+from report import make_parser
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
@@ -95,7 +95,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="tiny models, a few seconds each")
     parser.add_argument("--preset", choices=list(SIZES), default="1m")
     parser.add_argument("--models", default=MODELS, help=f"of {', '.join(PEERS)}")
     parser.add_argument("--seeds", default="0")
@@ -120,8 +120,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--save_models", type=Path, help="folder for the trained models")
     parser.add_argument("--restart", action="store_true", help="forget the report that lies there")
     parser.add_argument("--check", action="store_true", help="compare analytic FLOPs with torch's counter, and stop")
-    parser.add_argument("--quick", action="store_true", help="tiny models, a few seconds each")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args()
     if args.quick:
         args.preset, args.train_flops, args.block_size, args.eval_bytes = "tiny", 3e10, 64, 2048

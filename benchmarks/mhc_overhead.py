@@ -9,21 +9,18 @@ autograd keeps between forward and backward of the uncompiled model, each storag
 checkpointing.
 """
 
-import argparse
-import json
 import statistics
 import time
-from pathlib import Path
 
 import torch
-from puzzle import machine
+from report import machine, make_parser, write_report
 
 from hrm_hf import RlmMhcConfig, RlmMhcForCausalLM
 from hrm_hf.trainer.recipes import library_versions
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="two narrow layers, uncompiled, few turns")
     parser.add_argument("--hidden_size", type=int, default=512)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--batch_size", type=int, default=4)
@@ -33,8 +30,6 @@ def main() -> None:
     parser.add_argument("--no_compile", action="store_true")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true", help="two narrow layers, uncompiled, few turns")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
         args.hidden_size, args.layers, args.seq_len, args.turns, args.no_compile = 128, 2, 64, 3, True
@@ -66,8 +61,7 @@ def main() -> None:
         "machine": machine(),
         "versions": library_versions(),
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"mhc_overhead{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "mhc_overhead", report)
     for line, value in ratios.items():
         print(f"mhc {line:45} {value:.3f}")
 

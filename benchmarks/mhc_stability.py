@@ -8,11 +8,10 @@ unconstrained map is I + 0.5 * logits, where plain hyper-connections start and c
 between the logits of a Llama and of `RlmMhcForCausalLM.from_llama` of it.
 """
 
-import argparse
-import json
 from pathlib import Path
 
 import torch
+from report import make_parser, write_report
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hrm_hf import RlmMhcForCausalLM
@@ -33,11 +32,9 @@ MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factor on th
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="8 layers")
     parser.add_argument("--layers", type=int, default=64)
     parser.add_argument("--plot", type=Path, help="PNG of the composite gain over depth")
-    parser.add_argument("--quick", action="store_true", help="8 layers")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     sites = 2 * (8 if args.quick else args.layers)
     curves = {
@@ -51,8 +48,7 @@ def main() -> None:
         "from_llama_largest_logit_difference": differences,
         "versions": library_versions(),
     }
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"mhc_stability{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "mhc_stability", report)
     if args.plot:
         args.plot.parent.mkdir(parents=True, exist_ok=True)
         shown = ("sinkhorn, logit std 1.0", "unconstrained, logit std 0.3", "unconstrained, logit std 1.0")

@@ -6,18 +6,14 @@ The two sides do the same arithmetic on the same data (their losses are compared
 machine slows both; figures are medians of CPU time of the process. `plain` is `plain_puzzle.py`.
 """
 
-import argparse
 import copy
-import json
-import os
-import platform
 import statistics
 import tempfile
 import time
-from pathlib import Path
 
 import torch
 from plain_puzzle import PlainReasoner
+from report import machine, make_parser, write_report
 from transformers import TrainerCallback
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
@@ -33,20 +29,16 @@ RATES = {"lr": 1e-4, "weight_decay": 1.0}
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="the tiny configuration, few turns")
     parser.add_argument("--config", choices=[*CONFIGS, "all"], default="all")
-    parser.add_argument("--quick", action="store_true", help="the tiny configuration, few turns")
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     names = ["tiny"] if args.quick else list(CONFIGS) if args.config == "all" else [args.config]
     for name in names:
         report = {"config": name, "threads": args.threads, **measure(name, 6 if args.quick else CONFIGS[name][3])}
         report |= {"machine": machine(), "versions": library_versions()}
-        args.out.mkdir(parents=True, exist_ok=True)
-        path = args.out / f"puzzle_{name}{'_quick' if args.quick else ''}.json"
-        path.write_text(json.dumps(report, indent=1))
+        write_report(args, f"puzzle_{name}", report)
         for line, value in report["ratios"].items():
             print(f"puzzle {name:5} {line:45} {value:.3f}")
 
@@ -173,15 +165,6 @@ def interleave(sides: dict, steps: int, turns: int) -> dict[str, float]:
                 function()
             times[name].append((time.process_time() - start) / steps * 1e3)
     return {name: statistics.median(values) for name, values in times.items()}
-
-
-def machine() -> dict:
-    """Describes the machine of the measurements."""
-    return {
-        "cores": os.cpu_count(),
-        "processor": platform.machine(),
-        "vectors": torch.backends.cpu.get_cpu_capability(),
-    }
 
 
 if __name__ == "__main__":

@@ -7,11 +7,8 @@ forward and backward, each storage once, divided by the batch size. The no-grad 
 accelerator's allocator or a process adds on top is not in here.
 """
 
-import argparse
-import json
-from pathlib import Path
-
 import torch
+from report import make_parser, write_report
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.trainer.optim import AdamATan2
@@ -31,18 +28,14 @@ MODELS = {
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="hidden 16 and 32 only")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
+    parser = make_parser(__doc__, quick="hidden 16 and 32 only")
     args = parser.parse_args()
     rows = {}
     for name, (model_class, config) in list(MODELS.items())[: 2 if args.quick else None]:
         rows[name] = row = measure(model_class, config)
         megabytes = {key: f"{value / 2**20:,.2f}" for key, value in row.items() if key.endswith("bytes")}
         print(f"{name:36} {row['parameters']:>12,} parameters  MiB: {megabytes}")
-    args.out.mkdir(parents=True, exist_ok=True)
-    name = f"puzzle_memory{'_quick' if args.quick else ''}.json"
-    (args.out / name).write_text(json.dumps({"float32": rows, "versions": library_versions()}, indent=1))
+    write_report(args, "puzzle_memory", {"float32": rows, "versions": library_versions()})
 
 
 def measure(model_class, config, batch_size: int = 2) -> dict[str, int]:

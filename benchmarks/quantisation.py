@@ -29,8 +29,8 @@ from typing import Any
 import torch
 import transformers
 from lm import interleaved
-from puzzle import machine
 from quantisation_quick import quick_checkpoints
+from report import machine, make_parser
 from subjects import SUBJECTS, named
 from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
 from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
@@ -70,7 +70,7 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
     parser.add_argument("--puzzles", type=int, default=256)
     parser.add_argument("--text_bytes", type=int, default=30_000, help="from the end of the file")
@@ -78,9 +78,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--maps", type=int, default=200)
     parser.add_argument("--turns", type=int, default=5)
     parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--quick", action="store_true")
     parser.add_argument("--markdown", action="store_true", help="measure nothing, print the report in --out")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if not (args.quick or args.markdown or args.checkpoints):
         parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")

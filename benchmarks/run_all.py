@@ -5,7 +5,15 @@ import sys
 from pathlib import Path
 
 
-HELPERS = {"run_all.py", "plain_puzzle.py", "lm_models.py", "quantisation_quick.py", "subjects.py", "floor_plan.py"}
+HELPERS = {
+    "floor_plan.py",
+    "report.py",
+    "run_all.py",
+    "plain_puzzle.py",
+    "lm_models.py",
+    "quantisation_quick.py",
+    "subjects.py",
+}
 
 
 def main() -> None:

@@ -6,9 +6,7 @@ With --before, the sandbox of another checkout is timed too. All are timed in tu
 all of them; medians and quartiles in milliseconds.
 """
 
-import argparse
 import importlib
-import json
 import os
 import platform
 import statistics
@@ -17,6 +15,8 @@ import sys
 import time
 import types
 from pathlib import Path
+
+from report import make_parser, write_report
 
 from hrm_hf.golang import SandboxError, validate_sandbox
 from hrm_hf.golang.validators import sandbox
@@ -27,11 +27,9 @@ SYSTEM = [(path, path) for path in ("/usr", "/bin", "/lib", "/lib64") if os.path
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__, quick="20 runs")
     parser.add_argument("--runs", type=int, default=200)
     parser.add_argument("--before", type=Path, help="another checkout of this repository")
-    parser.add_argument("--quick", action="store_true", help="20 runs")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results")
     args = parser.parse_args()
     if args.quick:
         args.runs = 20
@@ -61,8 +59,7 @@ def main() -> None:
         "machine": f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores",
         "versions": library_versions(),
     }  # fmt: skip
-    args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / f"sandbox{'_quick' if args.quick else ''}.json").write_text(json.dumps(report, indent=1))
+    write_report(args, "sandbox", report)
     for name, figures in report["milliseconds"].items():
         print(f"sandbox {name:15} {figures['median']:8.1f} ms to start")
 

@@ -77,7 +77,8 @@ def inside(module: types.ModuleType) -> None:
 def module_of(checkout: Path) -> types.ModuleType:
     """The sandbox of another checkout; its package is not imported, only this module and those beside it."""
     package = types.ModuleType("before")
-    package.__path__ = [str(checkout / "hrm_hf" / "golang")]
+    folder = checkout / "hrm_hf" / "golang"
+    package.__path__ = [str(folder / "validators"), str(folder)]  # where it is, and where it was
     sys.modules["before"] = package
     return importlib.import_module("before.sandbox")
 

@@ -8,7 +8,7 @@ import typer
 from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
 from .evaluate_lm import lm
-from .report import run
+from .report import AsJson, Device, UpdateCard, run
 from .solve import Halt
 
 
@@ -41,11 +41,9 @@ def puzzles(
     batch_size: Annotated[int, typer.Option(min=1, help="Puzzles at a time.")] = 64,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of the split.")] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and evaluation.png.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")] = None,
-    update_card: Annotated[
-        bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    device: Device = None,
+    update_card: UpdateCard = False,
+    as_json: AsJson = False,
 ):
     """Accuracy per ACT step, halting, calibration and obedience to the rules; pass@K by voting for ARC.
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import run
+from .report import AsJson, Device, UpdateCard, run
 
 
 Steps = Literal["fixed", "adaptive"]  # how many segments of recurrence a map gets
@@ -32,11 +32,9 @@ def cosmo(
     limit: Annotated[int | None, typer.Option(min=2, help="Only the first maps of the split.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of draws and of TARP's reference points.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and pictures.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")] = None,
-    update_card: Annotated[
-        bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    device: Device = None,
+    update_card: UpdateCard = False,
+    as_json: AsJson = False,
 ):
     """Accuracy, calibration and contour area of a regressor's posteriors; accuracy per segment of its recurrence.
 
@@ -56,7 +54,7 @@ def cosmo_baseline(
     num_samples: Annotated[int, typer.Option(min=100, help="Draws from each posterior.")] = 1000,
     seed: Annotated[int, typer.Option(min=0, help="Of draws and of TARP's reference points.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and pictures.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Evaluate a regression on power spectra, moments and histograms of the same maps.
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .report import BadLines, GoValidator, run
+from .report import AsJson, BadLines, Device, GoValidator, UpdateCard, run
 
 
 def go(
@@ -41,11 +41,9 @@ def go(
     out: Annotated[
         Path | None, typer.Option(help="Folder for results.json, evaluation.png and all that is written.")
     ] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")] = None,
-    update_card: Annotated[
-        bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    device: Device = None,
+    update_card: UpdateCard = False,
+    as_json: AsJson = False,
 ):
     """Bits per byte, plans, code, decisions, repair and refinement against resampling; pass@k of local test sets.
 

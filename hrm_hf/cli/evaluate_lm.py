@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import BadLines, run
+from .report import AsJson, BadLines, Device, UpdateCard, run
 
 
 SCREEN_METRICS = (
@@ -55,11 +55,9 @@ def lm(
         typer.Option(min=1, help="Only the first rows; bits per byte then take the whole text's bytes per token."),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json.")] = None,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")] = None,
-    update_card: Annotated[
-        bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    device: Device = None,
+    update_card: UpdateCard = False,
+    as_json: AsJson = False,
 ):
     """Perplexity, bits per byte and average segments of a causal language model on text.
 

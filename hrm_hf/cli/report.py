@@ -13,8 +13,12 @@ BadLines = Annotated[
     Literal["stop", "skip"],
     typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out."),
 ]
-# VALIDATOR_CHOICES of hrm_hf.golang, without loading it.
+# VALIDATOR_CHOICES of hrm_hf.golang, without loading it
 GoValidator = Literal["auto", "tree-sitter", "parser", "types"]
+# Options that several commands have.
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")]
+UpdateCard = Annotated[bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")]
 WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 
 

@@ -392,7 +392,7 @@ def load_go_streams(
     counts = Counter(records=len(records), bad=bad)
     if max_records is not None:
         records = records.select(range(min(max_records, len(records))))
-    rows = _build_rows(records, builder, training, plain, num_workers, cache_dir)
+    rows = _build_rows(records, builder, plain, num_workers)
     dropped = rows["dropped"]
     counts.update(reason for reason in dropped if reason)
     kept = [index for index, reason in enumerate(dropped) if not reason]
@@ -449,7 +449,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
     return (parts[0] if len(parts) == 1 else concatenate_datasets(parts)), bad
 
 
-def _build_rows(records, builder: GoStreamBuilder, training: bool, plain: bool, num_workers, cache_dir) -> "Dataset":
+def _build_rows(records, builder: GoStreamBuilder, plain: bool, num_workers) -> "Dataset":
     from datasets import Features, Sequence, Value
     from datasets.fingerprint import Hasher
 

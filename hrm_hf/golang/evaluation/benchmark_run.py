@@ -106,7 +106,7 @@ def write_samples(
     """
     settings = {**run.__dict__, "tasks": len(tasks), "max_code_tokens": writer.max_code_tokens}
     done = _read_samples(file, settings)
-    prompts = _repair_prompts(writer, builder, tasks, validator) if run.name == REPAIR else None
+    prompts = _repair_prompts(writer, tasks, validator) if run.name == REPAIR else None
     with file.open("a") as out, writer.bar(len(tasks) * run.samples, run.name) as bar:
         quiet = replace(writer, progress=False)
         for sample in range(run.samples):
@@ -179,7 +179,7 @@ def _repaired(writer: Writer, prompts, prefixes, given, temperature: float) -> l
     return writer.codes(starts, prefixes, temperature)
 
 
-def _repair_prompts(writer: Writer, builder, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
+def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
     """<CODE>buggy</CODE><VALIDATE>verdict</VALIDATE>, then <RETRY> for what does not compile, else <REFINE>.
 
     Lines of a verdict are those of the program, not of the function, so they are left out.

@@ -116,7 +116,7 @@ def first_fault(code: str | bytes) -> SyntaxFault | None:
             text, root = closed, parse(closed).root_node
     if root.has_error:
         return _describe(text, _first_error(root))
-    return _misplaced(text, root) or _inserted_semicolon(text, root)
+    return _misplaced(root) or _inserted_semicolon(text, root)
 
 
 def _line(text: bytes, offset: int) -> int:
@@ -224,7 +224,7 @@ def _line_is_ended(line: bytes) -> bool:
     return code[-1:] in (b")", b"]", b"}", b'"', b"`", b"'") or code[-2:] in (b"++", b"--")
 
 
-def _misplaced(text: bytes, root: "Node") -> SyntaxFault | None:
+def _misplaced(root: "Node") -> SyntaxFault | None:
     """Finds what may not stand outside of functions: all but package clause, imports, then declarations."""
     allowed = {"package_clause", "import_declaration"} | DECLARATIONS
     for node in root.children:

@@ -115,6 +115,12 @@ class PuzzleExporter(Exporter):
     has_loop = True
 
     def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
+        for name in ("noise_scale", "random_initial_states"):
+            if getattr(self.config, name, 0):
+                raise ValueError(
+                    f"{name}={getattr(self.config, name)}: a model that draws random numbers gives other answers each "
+                    "time, which no check of an export can compare; there is no export of it"
+                )
         inputs = self.random_inputs()
         outputs = ["logits", "q_halt_logits", "q_continue_logits", "next_z_H", "next_z_L"]
         return {"model": Graph(PuzzleStep(model), inputs, {name: {0: "batch"} for name in inputs}, outputs)}

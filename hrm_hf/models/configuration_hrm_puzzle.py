@@ -40,7 +40,8 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         puzzle_emb_ndim (`int`, defaults to 512): width of a puzzle's embedding row; 0 for none.
         puzzle_emb_len (`int`, defaults to 0): prefix slots P; 0 means ceil(puzzle_emb_ndim / D).
         num_puzzle_identifiers (`int`, defaults to 1): rows of the puzzle table.
-        pos_encodings (`str`, defaults to "rope"): "rope", "learned" or "none".
+        pos_encodings (`str`, defaults to "rope"): "rope", "rope2d", "learned" or "none". With "rope2d" the first half
+            of a head turns with a cell's row, the second with its column (`grid_shape`); prefix slots do not turn.
         rope_parameters (`dict`): as in transformers; defaults to the plain rotary embedding of base 10000.
         rms_norm_eps (`float`, defaults to 1e-5): epsilon of the gain-free RMS norms.
         halt_max_steps (`int`, defaults to 16): most ACT steps per example in training.
@@ -107,9 +108,14 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             raise ValueError(
                 f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
             )
-        if self.pos_encodings == "rope" and self.head_dim % 2:
-            raise ValueError(f"rotary positions need an even head size; hidden_size / heads = {self.head_dim}")
-        self._validate_choice("pos_encodings", ("rope", "learned", "none"))
+        self._validate_choice("pos_encodings", ("rope", "rope2d", "learned", "none"))
+        if self.rotary_parts and self.head_dim % (2 * self.rotary_parts):
+            raise ValueError(
+                f"pos_encodings={self.pos_encodings!r} needs a head size that is a multiple of "
+                f"{2 * self.rotary_parts}; hidden_size / heads = {self.head_dim}"
+            )
+        if self.pos_encodings == "rope2d" and self.grid_shape is None:
+            raise ValueError("pos_encodings='rope2d' needs grid_shape, the rows and columns of the board")
         self._validate_choice("loss_type", ("stablemax", "softmax"))
         self._validate_choice("forward_dtype", (None, "float32", "bfloat16", "float16"))
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
@@ -137,6 +143,11 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     @property
     def head_dim(self) -> int:
         return self.hidden_size // self.num_attention_heads
+
+    @property
+    def rotary_parts(self) -> int:
+        """Parts of a head that turn each by a coordinate of its own: 1 with "rope", 2 with "rope2d", else none."""
+        return {"rope": 1, "rope2d": 2}.get(self.pos_encodings, 0)
 
     @property
     def prefix_len(self) -> int:

@@ -124,12 +124,13 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         elif isinstance(module, PuzzleEmbedding):
             init.zeros_(module.weight)
         elif isinstance(module, PuzzleInputEmbedding):
-            if self.config.pos_encodings == "rope":
+            if self.config.rotary_parts:
                 for buffer, table in zip((module.cos, module.sin), module.rotary_tables()):
                     init.copy_(buffer, table)
         elif isinstance(module, PuzzleReasoner):
-            truncated_normal_(module.H_init, std=1.0)
-            truncated_normal_(module.L_init, std=1.0)
+            for state in (module.H_init, module.L_init):
+                if state is not None:
+                    truncated_normal_(state, std=1.0)
         else:
             super()._init_weights(module)
 
@@ -189,7 +190,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         if self.puzzle_emb is None:
             return None
         if puzzle_identifiers is None:
-            puzzle_identifiers = torch.zeros(batch_size, dtype=torch.int32, device=self.H_init.device)
+            puzzle_identifiers = torch.zeros(batch_size, dtype=torch.int32, device=self.puzzle_emb.weight.device)
         return self.puzzle_emb(puzzle_identifiers)
 
     def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -389,7 +390,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
     ) -> tuple[ActCarry, dict[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """The tensor part of one ACT step: refill, recursion, heads, continue target, losses, halting.
 
-        Free of random numbers and of sparse gradients, so that it compiles as one graph.
+        Free of sparse gradients, and of random numbers but those of a model whose passes have noise, so that it
+        compiles as one graph.
 
         Args:
             puzzle_rows: [B, puzzle_emb_ndim], rows of the refilled data's puzzles.

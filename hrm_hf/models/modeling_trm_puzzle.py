@@ -4,6 +4,8 @@ One small network updates both states: L_cycles times z_L = f(z_L, z_H + x), the
 H_cycles such cycles is differentiated as a whole. Halting is decided by the sign of q_halt; there is no continue value
 and so no second forward.
 
+With `update_rate`, `noise_scale` and `random_initial_states` it is the Equilibrium Reasoner (EqR, arXiv 2605.21488).
+
 Difference from the original code: `mlp_t` blocks and attention blocks are two classes instead of one with a switch.
 """
 
@@ -11,7 +13,7 @@ import torch
 
 from .configuration_trm_puzzle import TrmPuzzleConfig
 from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
-from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, rms_norm
+from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, rms_norm, truncated_normal_like
 
 
 class PositionMixingBlock(PuzzleBlock):
@@ -34,6 +36,8 @@ class TrmPuzzleModel(PuzzleReasoner):
 
     def __init__(self, config: TrmPuzzleConfig):
         super().__init__(config)
+        if config.random_initial_states:
+            self.H_init = self.L_init = None
         self.L_level = ReasoningLevel(config, config.L_layers, PositionMixingBlock if config.mlp_t else PuzzleBlock)
         self.post_init()
 
@@ -45,8 +49,22 @@ class TrmPuzzleModel(PuzzleReasoner):
 
     def _cycle(self, x, rotary, z_H, z_L, num_queries=None):
         for _ in range(self.config.L_cycles):
-            z_L = self.L_level(z_L, z_H + x, rotary)
-        return self.L_level(z_H, z_L, rotary, num_queries), z_L
+            z_L = self._pass(z_L, z_H + x, rotary)
+        return self._pass(z_H, z_L, rotary, num_queries), z_L
+
+    def _pass(self, z, injection, rotary, num_queries=None):
+        rate, noise_scale = self.config.update_rate, self.config.noise_scale
+        new = self.L_level(z, injection, rotary, num_queries)
+        if rate != 1:
+            new = (1 - rate) * z[:, :num_queries] + rate * new
+        return new + noise_scale * torch.randn_like(new) if noise_scale else new
+
+    def fresh_states(self, x, noise=0.0):
+        if not self.config.random_initial_states:
+            return super().fresh_states(x, noise)
+        stds = (self.config.H_init_std, self.config.L_init_std)
+        z_H, z_L = (truncated_normal_like(x, std) for std in stds)
+        return (z_H + noise * torch.randn_like(x), z_L + noise * torch.randn_like(x)) if noise else (z_H, z_L)
 
 
 class TrmPuzzleForSolving(PuzzleSolvingHead):

@@ -14,6 +14,7 @@ from torch import nn
 from transformers import initialization as init
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+from transformers.models.llama.configuration_llama import LlamaConfig
 from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
     eager_attention_forward,
@@ -31,6 +32,13 @@ def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
     """Fills `tensor` with a normal truncated at two of its own scales whose standard deviation really is `std`."""
     scale = std / TRUNCATED_STD
     return init.trunc_normal_(tensor, mean=0.0, std=scale, a=-2 * scale, b=2 * scale)
+
+
+def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
+    """Draws of the distribution of `truncated_normal_`, without its loop, so that they compile."""
+    share = math.erf(math.sqrt(2.0))  # of a normal within two of its scales
+    uniform = torch.empty_like(tensor, dtype=torch.float32).uniform_(-share, share)
+    return (torch.erfinv(uniform) * (math.sqrt(2.0) * std / TRUNCATED_STD)).to(tensor.dtype)
 
 
 def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
@@ -133,7 +141,8 @@ class PuzzleAttention(nn.Module):
         if rotary is not None:
             cos, sin = rotary
             wide = query_key.float()
-            query_key = (wide * cos + rotate_half(wide) * sin).to(qkv.dtype)
+            turned = rotate_half(wide.unflatten(-1, (self.config.rotary_parts, -1))).flatten(-2)
+            query_key = (wide * cos + turned * sin).to(qkv.dtype)
         query, key = query_key.split(heads, dim=2)
         query, key, value = query[:, :num_queries].transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
@@ -241,17 +250,30 @@ class PuzzleInputEmbedding(nn.Module):
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.pos_encodings == "learned":
             self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
-        if config.pos_encodings == "rope":
+        if config.rotary_parts:
             # Tables, not frequencies: a compiled step would otherwise take sines anew in every block.
             shape = (1, config.max_position_embeddings, 1, config.head_dim)
             self.cos = nn.Buffer(torch.empty(shape), persistent=False)
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)
 
     def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [1, T, 1, head_dim] in float32, for positions 0..T-1, prefix slots included."""
-        position_ids = torch.arange(self.config.max_position_embeddings).unsqueeze(0)
-        cos, sin = LlamaRotaryEmbedding(self.config)(torch.empty(0), position_ids)
-        return cos.unsqueeze(2), sin.unsqueeze(2)
+        """cos and sin [1, T, 1, head_dim] in float32: of positions 0..T-1, prefix slots included, or of cells."""
+        config = self.config
+        if config.pos_encodings == "rope":
+            coordinates = [torch.arange(config.max_position_embeddings)]
+        else:
+            cells, columns = torch.arange(config.seq_len), config.grid_shape[1]
+            coordinates = [F.pad(part, (config.prefix_len, 0)) for part in (cells // columns, cells % columns)]
+        rotary = LlamaRotaryEmbedding(
+            LlamaConfig(
+                head_dim=config.head_dim // config.rotary_parts,
+                max_position_embeddings=config.max_position_embeddings,
+                rope_parameters=dict(config.rope_parameters),
+            )
+        )
+        tables = [rotary(torch.empty(0), ids.unsqueeze(0)) for ids in coordinates]
+        cos, sin = (torch.cat(parts, dim=-1).unsqueeze(2) for parts in zip(*tables))
+        return cos, sin
 
     def forward(
         self, input_ids: torch.Tensor, puzzle_rows: torch.Tensor | None, dtype: torch.dtype
@@ -266,5 +288,5 @@ class PuzzleInputEmbedding(nn.Module):
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
             x = math.sqrt(0.5) * (x + self.positions.weight.to(dtype))  # keeps the variance of one embedding
-        rotary = (self.cos, self.sin) if config.pos_encodings == "rope" else None
+        rotary = (self.cos, self.sin) if config.rotary_parts else None
         return math.sqrt(config.hidden_size) * x, rotary

@@ -32,6 +32,8 @@ PARAMETERS = {
     (TrmPuzzleConfig, "trm-5m-mlp"): 5_028_866,
     (TrmPuzzleConfig, "trm-7m-arc"): 6_829_058,
     (TrmPuzzleConfig, "trm-7m-maze"): 6_822_914,
+    (TrmPuzzleConfig, "eqr-sudoku"): 4_855_298,
+    (TrmPuzzleConfig, "eqr-maze"): 263_938,
 }
 HEADS = {HrmPuzzleConfig: HrmPuzzleForSolving, TrmPuzzleConfig: TrmPuzzleForSolving}
 
@@ -270,8 +272,8 @@ def test_impossible_solving_arguments_are_named(arguments, message):
     ("fields", "message"),
     [
         ({"num_attention_heads": 3}, "hidden_size=512 is not a multiple of num_attention_heads=3"),
-        ({"hidden_size": 6, "num_attention_heads": 2}, "rotary positions need an even head size; .*= 3"),
-        ({"pos_encodings": "alibi"}, r"pos_encodings='alibi' is not one of \('rope', 'learned', 'none'\)"),
+        ({"hidden_size": 6, "num_attention_heads": 2}, "needs a head size that is a multiple of 2; .*= 3"),
+        ({"pos_encodings": "alibi"}, r"pos_encodings='alibi' is not one of \('rope', 'rope2d', 'learned', 'none'\)"),
         ({"loss_type": "mse"}, r"loss_type='mse' is not one of \('stablemax', 'softmax'\)"),
         ({"forward_dtype": "int8"}, "forward_dtype='int8' is not one of"),
         ({"halt_max_steps": 0}, "halt_max_steps=0; expected a whole number from 1"),

@@ -40,12 +40,13 @@ logger = logging.getLogger(__name__)
 
 
 class Architecture(NamedTuple):
-    """Our classes, and the name the original gives its model (`arch.name` is `module@class`)."""
+    """Our classes, the name the original gives its model (`arch.name` is `module@class`), and its `pos_encodings`."""
 
     config: type[HrmPuzzleConfig]
     model: type[torch.nn.Module]
     original_name: str
     original_loss: str
+    positions: tuple[str, ...]
 
 
 ARCHITECTURES = {
@@ -54,12 +55,14 @@ ARCHITECTURES = {
         HrmPuzzleForSolving,
         "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
         "losses@ACTLossHead",
+        ("rope", "learned"),
     ),
     "trm": Architecture(
         TrmPuzzleConfig,
         TrmPuzzleForSolving,
         "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
         "losses@ACTLossHead",
+        ("rope", "learned", "none"),
     ),
 }
 CONFIG_FILE = "all_config.yaml"
@@ -443,8 +446,12 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         obstacles.append(f"rope_parameters={config.rope_parameters} (only the plain rotary embedding)")
     if architecture == "hrm" and config.prefix_len != slots:
         obstacles.append(f"puzzle_emb_len={config.puzzle_emb_len} (always {slots} for these sizes)")
-    if architecture == "hrm" and config.pos_encodings == "none":
-        obstacles.append("pos_encodings='none' (rope or learned)")
+    if config.pos_encodings not in family.positions:
+        obstacles.append(f"pos_encodings={config.pos_encodings!r} ({' or '.join(family.positions)})")
+    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # else it is EqR
+    obstacles += [
+        f"{name}={getattr(config, name)}" for name, value in plain.items() if getattr(config, name, value) != value
+    ]
     if obstacles:
         raise ValueError(f"the original {architecture} cannot express: {'; '.join(obstacles)}")
     loss = {"name": family.original_loss, "loss_type": config.loss_type + LOSS_SUFFIX}

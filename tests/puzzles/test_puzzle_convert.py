@@ -262,10 +262,18 @@ def test_identifiers_come_from_the_data_folder_if_the_checkpoint_has_none(write_
     assert result["identifiers_file"] == str(tmp_path / "data/identifiers.json")
 
 
-def test_what_the_original_cannot_express_is_refused(tmp_path):
-    model = golden.model(HRM, pos_encodings="none")
+@pytest.mark.parametrize(
+    "case, fields, message",
+    [
+        (HRM, {"pos_encodings": "none"}, "the original hrm cannot express: pos_encodings='none'"),
+        (TRM, {"pos_encodings": "rope2d", "grid_shape": [9, 9]}, "pos_encodings='rope2d'"),
+        (TRM, {"update_rate": 0.95, "noise_scale": 0.01}, "trm cannot express: update_rate=0.95; noise_scale=0.01"),
+    ],
+)
+def test_what_the_original_cannot_express_is_refused(case, fields, message, tmp_path):
+    model = golden.model(case, **fields)
     model.save_pretrained(tmp_path / "ours")
-    with pytest.raises(ValueError, match="the original hrm cannot express: pos_encodings='none'"):
+    with pytest.raises(ValueError, match=message):
         convert_to_original(tmp_path / "ours", tmp_path / "back")
     assert not (tmp_path / "back").exists()
 

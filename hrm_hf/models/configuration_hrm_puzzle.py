@@ -118,13 +118,16 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             raise ValueError("pos_encodings='rope2d' needs grid_shape, the rows and columns of the board")
         self._validate_choice("loss_type", ("stablemax", "softmax"))
         self._validate_choice("forward_dtype", (None, "float32", "bfloat16", "float16"))
+        self.validate_puzzle_row()
+        if self.grid_shape is not None and self.grid_shape[0] * self.grid_shape[1] != self.seq_len:
+            raise ValueError(f"grid_shape={self.grid_shape} does not have seq_len={self.seq_len} cells")
+
+    def validate_puzzle_row(self):
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
             raise ValueError(
                 f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {self.prefix_len} slots of "
                 f"hidden_size={self.hidden_size}"
             )
-        if self.grid_shape is not None and self.grid_shape[0] * self.grid_shape[1] != self.seq_len:
-            raise ValueError(f"grid_shape={self.grid_shape} does not have seq_len={self.seq_len} cells")
 
     def parameter_estimate(self) -> int:
         inner = -(-round(self.expansion * self.hidden_size * 2 / 3) // 256) * 256

@@ -156,9 +156,11 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 class PuzzleReasoner(PuzzlePreTrainedModel):
     """Base model: input embedding and the recursion of an architecture, given by `reason`."""
 
+    embedding_class: type[PuzzleInputEmbedding] = PuzzleInputEmbedding
+
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)
-        self.embed = PuzzleInputEmbedding(config)
+        self.embed = self.embedding_class(config)
         self.puzzle_emb = None
         if config.puzzle_emb_ndim:
             self.puzzle_emb = PuzzleEmbedding(config.num_puzzle_identifiers, config.puzzle_emb_ndim)
@@ -178,6 +180,11 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         With `num_queries`, z_H is returned for its first positions only, which spares most of the last block.
         """
         raise NotImplementedError
+
+    def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of z_H and z_L for B rows; [B, T, D] each here."""
+        shape = (batch_size, self.config.max_position_embeddings, self.config.hidden_size)
+        return shape, shape
 
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embed.tokens
@@ -309,13 +316,18 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
     reasoner_class: type[PuzzleReasoner]
     # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
     has_continue_value: bool
+    learns_to_halt = True  # False: rows halt at random in training, and q_halt has no loss
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)
         self.model = self.reasoner_class(config)
+        self.make_heads(config)
+        self.post_init()
+
+    def make_heads(self, config: HrmPuzzleConfig) -> None:
+        """Builds what `read_out` and `q_values` read the states with."""
         self.lm_head = CastedLinear(config.hidden_size, config.vocab_size, bias=False)
         self.q_head = QHead(config.hidden_size, 2)
-        self.post_init()
 
     def get_output_embeddings(self) -> nn.Linear:
         return self.lm_head
@@ -331,8 +343,10 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
     ) -> ActCarry:
         """A carry of B halted slots, so that the next call starts every row on the data offered to it."""
         batch_size = input_ids.shape[0]
-        shape = (batch_size, self.config.max_position_embeddings, self.config.hidden_size)
-        z_H, z_L = (torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device) for _ in range(2))
+        z_H, z_L = (
+            torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device)
+            for shape in self.model.state_shapes(batch_size)
+        )
         incoming = _incoming(input_ids, puzzle_identifiers, labels)
         data = {name: torch.zeros_like(value) for name, value in incoming.items()}
         steps = torch.zeros(batch_size, dtype=torch.int32, device=input_ids.device)
@@ -372,9 +386,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         rows = self.model.puzzle_rows(ids, input_ids.shape[0])
         min_steps = None
         if self.training and self.config.halt_max_steps > 1:
-            min_steps = exploration_min_steps(
-                carry.steps, self.config.halt_max_steps, self.config.halt_exploration_prob
-            )
+            min_steps = self.sample_min_steps(carry)
         new_carry, outputs, (z_L, z_H) = self.act_step(carry, incoming, rows, min_steps)
         output = PuzzleSolvingOutput(
             **outputs, carry=new_carry, hidden_states=(z_L, z_H) if output_hidden_states else None
@@ -405,19 +417,22 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         last = steps >= self.config.halt_max_steps
         x, rotary = self.model.embed(data["input_ids"], puzzle_rows, self.compute_dtype)
         fresh_H, fresh_L = self.model.fresh_states(x)
-        reset = carry.halted.view(-1, 1, 1)
-        z_H, z_L = torch.where(reset, fresh_H, carry.z_H), torch.where(reset, fresh_L, carry.z_L)
+        z_H, z_L = (
+            torch.where(carry.halted.view(-1, *[1] * (old.dim() - 1)), fresh, old)
+            for fresh, old in ((fresh_H, carry.z_H), (fresh_L, carry.z_L))
+        )
         z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
         q_halt, q_continue = self.q_values(z_H)
         outputs = {
-            "logits": self.lm_head(z_H[:, self.config.prefix_len :]),
+            "logits": self.read_out(z_H),
             "q_halt_logits": q_halt,
             "q_continue_logits": q_continue,
         }
         halted = last
         if min_steps is not None:
-            halted = last | wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
-            halted = halted & (steps >= min_steps)
+            halted = steps >= min_steps
+            if self.learns_to_halt:
+                halted &= last | wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
             if self.has_continue_value:
                 with torch.no_grad():
                     next_H, _ = self.model.reason(x, rotary, z_H, z_L, num_queries=1)
@@ -425,6 +440,14 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         if "labels" in data:
             outputs |= self._losses_and_metrics(outputs, data["labels"], halted, steps)
         return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
+
+    def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
+        """Fewest ACT steps of each slot in training, int32 [B]; some slots explore further than they would."""
+        return exploration_min_steps(carry.steps, self.config.halt_max_steps, self.config.halt_exploration_prob)
+
+    def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
+        """Logits [B, S, V] of a state."""
+        return self.lm_head(z_H[:, self.config.prefix_len :])
 
     def q_values(self, z_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """q_halt and q_continue, float32 [B], read from the first position of z_H [B, T, D]."""
@@ -436,8 +459,10 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             num_correct, num_labels = sequence_correctness(logits, labels)
             metrics = halted_metrics(halted, steps, num_correct, num_labels, q_halt)
         lm_loss = row_mean_loss(LOSSES[self.config.loss_type](logits, labels), num_labels) / batch_size
-        q_halt_loss = halting_loss(q_halt, num_correct == num_labels) / batch_size
-        losses = {"loss": lm_loss + 0.5 * q_halt_loss, "lm_loss": lm_loss, "q_halt_loss": q_halt_loss}
+        losses = {"loss": lm_loss, "lm_loss": lm_loss}
+        if self.learns_to_halt:
+            losses["q_halt_loss"] = halting_loss(q_halt, num_correct == num_labels) / batch_size
+            losses["loss"] = lm_loss + 0.5 * losses["q_halt_loss"]
         if "target_q_continue" in outputs:
             losses["q_continue_loss"] = (
                 halting_loss(outputs["q_continue_logits"], outputs["target_q_continue"]) / batch_size
@@ -517,7 +542,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             answered = torch.ones_like(done) if return_trajectory else done
             if answered.any():
                 rows = active[answered]
-                logits = self.lm_head(z_H[answered, self.config.prefix_len :])
+                logits = self.read_out(z_H[answered])
                 solution.logits[rows], solution.predictions[rows] = logits, logits.argmax(-1)
                 solution.q_halt[rows], solution.steps[rows] = q_halt[answered], step
             if return_trajectory:

@@ -118,15 +118,18 @@ class PuzzleAttention(nn.Module):
     is_causal = False
     num_key_value_groups = 1
 
-    def __init__(self, config: HrmPuzzleConfig, layer_idx: int):
+    def __init__(
+        self, config: HrmPuzzleConfig, layer_idx: int, num_heads: int | None = None, head_dim: int | None = None
+    ):
         super().__init__()
         self.config = config
         self.layer_idx = layer_idx
-        self.num_heads, self.head_dim = config.num_attention_heads, config.head_dim
+        self.num_heads, self.head_dim = num_heads or config.num_attention_heads, head_dim or config.head_dim
         self.scaling = self.head_dim**-0.5
-        linear = linear_class(config)
-        self.qkv_proj = linear(config.hidden_size, 3 * config.hidden_size, bias=False)
-        self.o_proj = linear(config.hidden_size, config.hidden_size, bias=False)
+        self.dropout = getattr(config, "attention_dropout", 0.0)
+        linear, width = linear_class(config), self.num_heads * self.head_dim
+        self.qkv_proj = linear(config.hidden_size, 3 * width, bias=False)
+        self.o_proj = linear(width, config.hidden_size, bias=False)
 
     def forward(
         self,
@@ -148,7 +151,8 @@ class PuzzleAttention(nn.Module):
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
-        output, _ = attend(self, query, key, value, None, scaling=self.scaling, dropout=0.0, is_causal=False)
+        dropout = self.dropout if self.training else 0.0
+        output, _ = attend(self, query, key, value, None, scaling=self.scaling, dropout=dropout, is_causal=False)
         return self.o_proj(output.flatten(2))
 
 
@@ -247,23 +251,30 @@ class PuzzleInputEmbedding(nn.Module):
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
         self.config = config
-        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
-        if config.pos_encodings == "learned":
-            self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+        self.make_tables(config)
         if config.rotary_parts:
             # Tables, not frequencies: a compiled step would otherwise take sines anew in every block.
             shape = (1, config.max_position_embeddings, 1, config.head_dim)
             self.cos = nn.Buffer(torch.empty(shape), persistent=False)
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)
 
-    def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """cos and sin [1, T, 1, head_dim] in float32: of positions 0..T-1, prefix slots included, or of cells."""
+    def make_tables(self, config: HrmPuzzleConfig) -> None:
+        """Builds the trained vectors of tokens and positions."""
+        self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
+        if config.pos_encodings == "learned":
+            self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
+
+    def coordinates(self) -> list[torch.Tensor]:
+        """By what the parts of a head turn at each position, [T] each: its number, or row and column of its cell."""
         config = self.config
         if config.pos_encodings == "rope":
-            coordinates = [torch.arange(config.max_position_embeddings)]
-        else:
-            cells, columns = torch.arange(config.seq_len), config.grid_shape[1]
-            coordinates = [F.pad(part, (config.prefix_len, 0)) for part in (cells // columns, cells % columns)]
+            return [torch.arange(config.prefix_len + config.seq_len)]
+        cells, columns = torch.arange(config.seq_len), config.grid_shape[1]
+        return [F.pad(part, (config.prefix_len, 0)) for part in (cells // columns, cells % columns)]
+
+    def rotary_tables(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """cos and sin [1, T, 1, head_dim] in float32."""
+        config = self.config
         rotary = LlamaRotaryEmbedding(
             LlamaConfig(
                 head_dim=config.head_dim // config.rotary_parts,
@@ -271,7 +282,7 @@ class PuzzleInputEmbedding(nn.Module):
                 rope_parameters=dict(config.rope_parameters),
             )
         )
-        tables = [rotary(torch.empty(0), ids.unsqueeze(0)) for ids in coordinates]
+        tables = [rotary(torch.empty(0), ids.unsqueeze(0)) for ids in self.coordinates()]
         cos, sin = (torch.cat(parts, dim=-1).unsqueeze(2) for parts in zip(*tables))
         return cos, sin
 
@@ -280,13 +291,20 @@ class PuzzleInputEmbedding(nn.Module):
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
         """Returns x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, 1, head_dim] in float32, or None."""
         config = self.config
-        if input_ids.dim() != 2 or input_ids.shape[1] != config.seq_len:
-            raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {config.seq_len}]")
+        self.validate_length(input_ids)
         x = self.tokens(input_ids).to(dtype)
         if puzzle_rows is not None:
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
             x = math.sqrt(0.5) * (x + self.positions.weight.to(dtype))  # keeps the variance of one embedding
-        rotary = (self.cos, self.sin) if config.rotary_parts else None
-        return math.sqrt(config.hidden_size) * x, rotary
+        return math.sqrt(config.hidden_size) * x, self.rotary()
+
+    def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:
+        """The tables for the attention of a pass."""
+        return (self.cos, self.sin) if self.config.rotary_parts else None
+
+    def validate_length(self, input_ids: torch.Tensor) -> None:
+        """Raises ValueError for anything but [batch, seq_len]."""
+        if input_ids.dim() != 2 or input_ids.shape[1] != self.config.seq_len:
+            raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {self.config.seq_len}]")

@@ -1,0 +1,147 @@
+"""SE-RRM: a recurrent reasoner that treats symbols alike (arXiv 2603.02193, code MIT).
+
+The state z [B, V, T, D] has a vector for every symbol v at every position t, extra positions behind the board included.
+
+    x[b, v, s] = sqrt(V) [input = v] e_v + position_s + (puzzle: g + c_v)
+    z <- block_n(... block_1(z + x)), H_cycles * L_cycles times, the last L_cycles of them with gradient
+    block: attention over positions, attention over symbols, SwiGLU, each with the sum normalized after it
+    logits[b, s, v] = w . z[b, v, s]
+
+e_v is one vector for all symbols but padding and empty, and no weight tells other symbols apart: permuting the symbols
+of a board permutes the answer. There is no halting head: the confidence of a row is the least over its cells of the
+largest softmax probability; in training rows halt at random, and after halt_max_steps.
+
+Difference from the original code: the halves of a head that turn with rows and with columns are side by side, as in
+`PuzzleAttention`; the conversion permutes the rows of its projections.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from .act import ActCarry
+from .configuration_se_rrm_puzzle import SPECIAL_SYMBOLS, SeRrmPuzzleConfig
+from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
+from .puzzle_layers import CastedLinear, PuzzleAttention, PuzzleBlock, PuzzleInputEmbedding, ReasoningLevel, rms_norm
+
+
+class SymbolInputEmbedding(PuzzleInputEmbedding):
+    """Board and puzzle row as the input x [B, V, T, D] of every pass."""
+
+    def __init__(self, config: SeRrmPuzzleConfig):
+        super().__init__(config)
+        if config.add_tokens:
+            self.extra = nn.Embedding(config.symbol_kinds * config.add_tokens, config.hidden_size)
+
+    def make_tables(self, config: SeRrmPuzzleConfig) -> None:
+        self.tokens = nn.Embedding(config.symbol_kinds, config.hidden_size)
+        if config.pos_encodings == "learned":
+            self.positions = nn.Embedding(config.seq_len, config.hidden_size)
+
+    def coordinates(self) -> list[torch.Tensor]:
+        return [F.pad(part, (0, self.config.add_tokens)) for part in super().coordinates()]
+
+    def forward(self, input_ids, puzzle_rows, dtype):
+        config = self.config
+        self.validate_length(input_ids)
+        V, D = config.vocab_size, config.hidden_size
+        kind = torch.arange(V, device=input_ids.device)
+        if config.equivariant_symbols:
+            kind = kind.clamp(max=SPECIAL_SYMBOLS)
+        given = F.one_hot(input_ids.long(), V).transpose(1, 2).unsqueeze(-1).to(dtype)  # [B, V, S, 1]
+        x = math.sqrt(V) * given * self.tokens(kind).to(dtype).unsqueeze(1)
+        if config.pos_encodings == "learned":
+            x = x + self.positions.weight.to(dtype)
+        if puzzle_rows is not None:
+            rows = puzzle_rows.to(dtype)
+            x = x + rows[:, None, None, :D] + rows[:, D:, None, None]
+        if config.add_tokens:
+            extra = self.extra.weight.to(dtype).unflatten(0, (config.symbol_kinds, config.add_tokens))[kind]
+            x = torch.cat((x, extra.expand(len(x), -1, -1, -1)), dim=2)
+        return x, self.rotary()
+
+
+class SymbolBlock(PuzzleBlock):
+    """Post-norm block over [B, V, T, D]: attention over positions, attention over symbols, SwiGLU."""
+
+    def mix_positions(self, config, layer_idx):
+        self.self_attn = PuzzleAttention(config, layer_idx)
+        self.symbol_attn = PuzzleAttention(config, layer_idx, config.symbol_num_heads, config.symbol_head_dim)
+
+    def forward(self, hidden_states, rotary, num_queries=None):
+        V, T = hidden_states.shape[1:3]
+        attended = self.self_attn(hidden_states.flatten(0, 1), rotary).unflatten(0, (-1, V))
+        hidden_states = rms_norm(hidden_states + attended, self.eps)
+        by_position = hidden_states.transpose(1, 2)
+        attended = self.symbol_attn(by_position.flatten(0, 1), None).unflatten(0, (-1, T))
+        hidden_states = rms_norm(by_position + attended, self.eps).transpose(1, 2)
+        return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
+
+
+class SeRrmPuzzleModel(PuzzleReasoner):
+    """SE-RRM without its head. One forward is one ACT step: H_cycles * L_cycles passes of the one level."""
+
+    config: SeRrmPuzzleConfig
+    embedding_class = SymbolInputEmbedding
+
+    def __init__(self, config: SeRrmPuzzleConfig):
+        super().__init__(config)
+        self.L_init = None  # one state only
+        self.L_level = ReasoningLevel(config, config.L_layers, SymbolBlock)
+        self.post_init()
+
+    def state_shapes(self, batch_size):
+        config = self.config
+        state = (batch_size, config.vocab_size, config.max_position_embeddings, config.hidden_size)
+        return state, (batch_size, 0)
+
+    def fresh_states(self, x, noise=0.0):
+        z = self.H_init.to(x.dtype).expand_as(x)
+        return z + noise * torch.randn_like(x) if noise else z, x.new_empty(self.state_shapes(len(x))[1])
+
+    def reason(self, x, rotary, z_H, z_L, num_queries=None):
+        passes = self.config.H_cycles * self.config.L_cycles
+        with torch.no_grad():
+            for _ in range(passes - self.config.L_cycles):
+                z_H = self.L_level(z_H, x, rotary)
+        for _ in range(self.config.L_cycles):
+            z_H = self.L_level(z_H, x, rotary)
+        return z_H, z_L
+
+
+class SeRrmPuzzleForSolving(PuzzleSolvingHead):
+    """SE-RRM with its token head; see `PuzzleSolvingHead` for one ACT step and `solve`."""
+
+    config: SeRrmPuzzleConfig
+    reasoner_class = SeRrmPuzzleModel
+    has_continue_value = False
+    learns_to_halt = False
+
+    def make_heads(self, config: SeRrmPuzzleConfig) -> None:
+        V, D = config.vocab_size, config.hidden_size
+        self.lm_head = (
+            CastedLinear(D, 1, bias=False) if config.equivariant_symbols else CastedLinear(V * D, V, bias=False)
+        )
+
+    def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
+        z_H = z_H[:, :, : self.config.seq_len]
+        if self.config.equivariant_symbols:
+            return self.lm_head(z_H).squeeze(-1).transpose(1, 2)
+        return self.lm_head(z_H.transpose(1, 2).flatten(2))
+
+    def q_values(self, z_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """q_halt, float32 [B], whose sigmoid is the least over cells of the largest probability; and zeros."""
+        with torch.no_grad():
+            least = self.read_out(z_H).float().softmax(-1).amax(-1).amin(-1)
+            q_halt = torch.logit(least, eps=torch.finfo(torch.float32).eps)
+        return q_halt, torch.zeros_like(q_halt)
+
+    def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
+        """A row halts at a step with `halt_exploration_prob`: int32 [B], 0 where it does, else halt_max_steps."""
+        goes_on = torch.rand(carry.steps.shape, device=carry.steps.device) >= self.config.halt_exploration_prob
+        return goes_on * torch.full_like(carry.steps, self.config.halt_max_steps)
+
+
+__all__ = ["SeRrmPuzzleForSolving", "SeRrmPuzzleModel"]

@@ -30,6 +30,7 @@ from .models.configuration_hrm_go_coder import HrmGoCoderConfig
 from .models.configuration_hrm_lm import HrmLmConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_rlm_mhc import RlmMhcConfig
+from .models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from .models.modeling_cosmo_cnn import CosmoCnnForRegression, CosmoCnnModel
@@ -38,6 +39,7 @@ from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
 from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
+from .models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving, SeRrmPuzzleModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 
 
@@ -186,6 +188,12 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             **LANGUAGE | {"app_tabs": (*LANGUAGE["app_tabs"], ("mHC", "hrm_hf.app.mhc_tab:mhc_tab"))},
             abilities=("hyper_connections",),
             memory_shape="hrm_hf.launch.memory:streams_shape",
+        ),
+        ArchitectureSpec(
+            SeRrmPuzzleConfig,
+            SeRrmPuzzleModel,
+            SeRrmPuzzleForSolving,
+            **PUZZLES | {"modules_to_save": ("puzzle_emb",), "exporter": None},
         ),
         ArchitectureSpec(TrmPuzzleConfig, TrmPuzzleModel, TrmPuzzleForSolving, **PUZZLES),
     )

@@ -1,6 +1,6 @@
 """SE-RRM: a recurrent reasoner that treats symbols alike (arXiv 2603.02193, code MIT).
 
-The state z [B, V, T, D] has a vector for every symbol v at every position t, extra positions behind the board included.
+The state z [B, V, T, D] has a vector for every symbol v at every position t, those behind the board included.
 
     x[b, v, s] = sqrt(V) [input = v] e_v + position_s + (puzzle: g + c_v)
     z <- block_n(... block_1(z + x)), H_cycles * L_cycles times, the last L_cycles of them with gradient

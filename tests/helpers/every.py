@@ -41,6 +41,7 @@ WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, 
 # What a model can be beside the tiny one of `model`, as fields of its config.
 VARIANTS = {
     "trm_puzzle": {"mlp": tiny.MLP},
+    "se_rrm_puzzle": {"symbols apart": {"equivariant_symbols": False}},
     "hrm_lm": {"one segment": {"halt_max_steps": 1}},
     "rlm_mhc": tiny_mhc.VARIANTS,
     "hrm_go_coder": tiny_go.VARIANTS,
@@ -167,6 +168,7 @@ def _cosmo_cnn(overrides: dict) -> CosmoCnnForRegression:
 
 TINY = {
     "hrm_puzzle": lambda seed, fields: tiny.model("hrm", seed, **fields),
+    "se_rrm_puzzle": lambda seed, fields: tiny.se_rrm(seed, **fields),
     "trm_puzzle": lambda seed, fields: tiny.model("trm", seed, **fields),
     "hrm_lm": lambda seed, fields: _hrm_lm(fields),
     "rlm_mhc": lambda seed, fields: _rlm_mhc(fields),

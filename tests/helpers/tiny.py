@@ -2,7 +2,14 @@
 
 import torch
 
-from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf import (
+    HrmPuzzleConfig,
+    HrmPuzzleForSolving,
+    SeRrmPuzzleConfig,
+    SeRrmPuzzleForSolving,
+    TrmPuzzleConfig,
+    TrmPuzzleForSolving,
+)
 
 
 CLASSES = {
@@ -38,6 +45,22 @@ def model(architecture: str, seed: int = 0, undecided: bool = True, **overrides)
         if undecided:
             built.q_head.weight.normal_()
             built.q_head.bias.copy_(torch.tensor([-4.0, 0.0]))
+    return built
+
+
+def se_rrm(seed: int = 0, **overrides) -> SeRrmPuzzleForSolving:
+    """A seeded SE-RRM in eval mode."""
+    torch.manual_seed(seed)
+    fields = {
+        "hidden_size": 32, "num_attention_heads": 2, "symbol_num_heads": 2, "symbol_head_dim": 8, "L_layers": 1,
+        "H_cycles": 2, "L_cycles": 2, "expansion": 1, "seq_len": SEQ_LEN, "vocab_size": VOCAB_SIZE,
+        "puzzle_emb_ndim": 32 + VOCAB_SIZE, "num_puzzle_identifiers": PUZZLES, "halt_max_steps": 16,
+        "grid_shape": [4, 4], "add_tokens": 2,
+    }  # fmt: skip
+    built = SeRrmPuzzleForSolving(SeRrmPuzzleConfig(**{**fields, **overrides})).eval()
+    with torch.no_grad():
+        if built.model.puzzle_emb is not None:
+            built.model.puzzle_emb.weight.normal_()
     return built
 
 

@@ -32,6 +32,7 @@ TASKS = {
 SAID = {
     "hrm_puzzle": "Hierarchical Reasoning Model (`hrm_puzzle`: HRM, ACT-v1",
     "trm_puzzle": "One small network updates both latent states",
+    "se_rrm_puzzle": "treats the symbols of a puzzle alike",
     "hrm_lm": "up to 3 segments",
     "rlm_mhc": "stream it has 4",
     "hrm_go_coder": "A planner and a code generator for Go",

@@ -41,6 +41,7 @@ WITH_LINEAR_MAPS = [name for name in every.ARCHITECTURES if name != "cosmo_cnn"]
 KEPT = {
     "hrm_puzzle": {"lm_head", "q_head"},
     "trm_puzzle": {"lm_head", "q_head"},
+    "se_rrm_puzzle": {"lm_head"},
     "hrm_lm": {"lm_head", "model.q_head"},
     "rlm_mhc": {"lm_head"},
     "hrm_go_coder": {

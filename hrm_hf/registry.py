@@ -193,7 +193,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             SeRrmPuzzleConfig,
             SeRrmPuzzleModel,
             SeRrmPuzzleForSolving,
-            **PUZZLES | {"modules_to_save": ("puzzle_emb",), "exporter": None},
+            **PUZZLES | {"modules_to_save": ("puzzle_emb",)},
         ),
         ArchitectureSpec(TrmPuzzleConfig, TrmPuzzleModel, TrmPuzzleForSolving, **PUZZLES),
     )

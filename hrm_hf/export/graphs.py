@@ -86,9 +86,9 @@ class Exporter:
 class PuzzleStep(nn.Module):
     """One ACT step.
 
-    Args of the forward: input_ids int64 [B, S], puzzle_identifiers int64 [B], z_H and z_L [B, T, D], and reset bool
-    [B]: a row that is reset starts from the initial states, whatever is in z_H and z_L.
-    Returns logits [B, S, V], q_halt_logits and q_continue_logits [B], next_z_H and next_z_L [B, T, D].
+    Args of the forward: input_ids int64 [B, S], puzzle_identifiers int64 [B], z_H and z_L as `config.state_shapes`
+    says, and reset bool [B]: a row that is reset starts from the initial states, whatever is in z_H and z_L.
+    Returns logits [B, S, V], q_halt_logits and q_continue_logits [B], next_z_H and next_z_L.
     """
 
     def __init__(self, model: PreTrainedModel):
@@ -101,11 +101,13 @@ class PuzzleStep(nn.Module):
         if reasoner.puzzle_emb is not None:  # not its forward, which looks at the identifiers
             rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
-        reset = reset.view(-1, 1, 1)
-        z_H, z_L = (torch.where(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))
+        z_H, z_L = (
+            torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new, old)
+            for new, old in zip(reasoner.fresh_states(x), (z_H, z_L))
+        )
         z_H, z_L = reasoner.reason(x, rotary, z_H, z_L)
         q_halt, q_continue = model.q_values(z_H)
-        return model.lm_head(z_H[:, model.config.prefix_len :]), q_halt, q_continue, z_H, z_L
+        return model.read_out(z_H), q_halt, q_continue, z_H, z_L
 
 
 class PuzzleExporter(Exporter):
@@ -127,19 +129,19 @@ class PuzzleExporter(Exporter):
 
     def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
         config, generator = self.config, torch.Generator().manual_seed(seed)
-        states = (rows, config.max_position_embeddings, config.hidden_size)
+        z_H, z_L = (torch.randn(shape, generator=generator) for shape in config.state_shapes(rows))
         return {
             "input_ids": torch.randint(config.vocab_size, (rows, config.seq_len), generator=generator),
             "puzzle_identifiers": torch.randint(config.num_puzzle_identifiers, (rows,), generator=generator),
-            "z_H": torch.randn(states, generator=generator),
-            "z_L": torch.randn(states, generator=generator),
+            "z_H": z_H,
+            "z_L": z_L,
             "reset": torch.arange(rows) % 2 == 0,
         }
 
     def settings_of(self, model: PreTrainedModel) -> dict[str, Any]:
         return {
             **super().settings_of(model),
-            "latent_shape": [self.config.max_position_embeddings, self.config.hidden_size],
+            "latent_shapes": dict(zip(("z_H", "z_L"), (list(shape[1:]) for shape in self.config.state_shapes(1)))),
             "has_continue_value": model.has_continue_value,
         }
 

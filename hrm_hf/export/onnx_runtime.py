@@ -52,9 +52,11 @@ class OnnxPuzzleSolver:
         options: onnxruntime.SessionOptions | None = None,
     ):
         self.session, self.meta = open_graph(path, "model.onnx", providers, options)
-        if "latent_shape" not in self.meta["settings"]:
-            raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs puzzle models")
         self.settings = self.meta["settings"]
+        if "latent_shape" in self.settings:  # of both states, in files of earlier versions
+            self.settings["latent_shapes"] = dict.fromkeys(("z_H", "z_L"), self.settings.pop("latent_shape"))
+        if "latent_shapes" not in self.settings:
+            raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs puzzle models")
 
     def solve(
         self,
@@ -93,7 +95,8 @@ class OnnxPuzzleSolver:
             q_halt=np.zeros(batch, dtype=np.float32),
             logits=np.zeros((batch, seq_len, settings["vocab_size"]), dtype=np.float32),
         )
-        data["z_H"] = data["z_L"] = np.zeros((batch, *settings["latent_shape"]), dtype=np.float32)
+        for name, shape in settings["latent_shapes"].items():
+            data[name] = np.zeros((batch, *shape), dtype=np.float32)
         active, step = np.arange(batch), 0
         while len(active):
             step += 1

@@ -66,6 +66,10 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
         """Latent positions T = S + add_tokens."""
         return self.seq_len + self.add_tokens
 
+    def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """Shapes of z_H, [B, V, T, D], and of z_L, which is empty: there is one state."""
+        return (batch_size, self.vocab_size, self.max_position_embeddings, self.hidden_size), (batch_size, 0)
+
     @property
     def symbol_kinds(self) -> int:
         """Symbols with a vector of their own: padding, empty and all others, or every symbol."""

@@ -181,11 +181,6 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         """
         raise NotImplementedError
 
-    def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of z_H and z_L for B rows; [B, T, D] each here."""
-        shape = (batch_size, self.config.max_position_embeddings, self.config.hidden_size)
-        return shape, shape
-
     def get_input_embeddings(self) -> nn.Embedding:
         return self.embed.tokens
 
@@ -345,7 +340,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         batch_size = input_ids.shape[0]
         z_H, z_L = (
             torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device)
-            for shape in self.model.state_shapes(batch_size)
+            for shape in self.config.state_shapes(batch_size)
         )
         incoming = _incoming(input_ids, puzzle_identifiers, labels)
         data = {name: torch.zeros_like(value) for name, value in incoming.items()}

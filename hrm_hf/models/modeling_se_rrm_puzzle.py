@@ -53,13 +53,14 @@ class SymbolInputEmbedding(PuzzleInputEmbedding):
         given = F.one_hot(input_ids.long(), V).transpose(1, 2).unsqueeze(-1).to(dtype)  # [B, V, S, 1]
         x = math.sqrt(V) * given * self.tokens(kind).to(dtype).unsqueeze(1)
         if config.pos_encodings == "learned":
-            x = x + self.positions.weight.to(dtype)
+            x = x + self.positions(torch.arange(config.seq_len, device=input_ids.device)).to(dtype)
         if puzzle_rows is not None:
             rows = puzzle_rows.to(dtype)
             x = x + rows[:, None, None, :D] + rows[:, D:, None, None]
         if config.add_tokens:
-            extra = self.extra.weight.to(dtype).unflatten(0, (config.symbol_kinds, config.add_tokens))[kind]
-            x = torch.cat((x, extra.expand(len(x), -1, -1, -1)), dim=2)
+            places = torch.arange(config.add_tokens, device=input_ids.device)
+            extra = self.extra(kind.unsqueeze(1) * config.add_tokens + places).to(dtype)  # [V, add_tokens, D]
+            x = torch.cat((x, extra.expand(x.shape[0], -1, -1, -1)), dim=2)
         return x, self.rotary()
 
 
@@ -77,7 +78,8 @@ class SymbolBlock(PuzzleBlock):
         by_position = hidden_states.transpose(1, 2)
         attended = self.symbol_attn(by_position.flatten(0, 1), None).unflatten(0, (-1, T))
         hidden_states = rms_norm(by_position + attended, self.eps).transpose(1, 2)
-        return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
+        # Three axes: the 8-bit product of bitsandbytes takes no more.
+        return rms_norm(hidden_states + self.mlp(hidden_states.flatten(0, 1)).unflatten(0, (-1, V)), self.eps)
 
 
 class SeRrmPuzzleModel(PuzzleReasoner):
@@ -92,14 +94,9 @@ class SeRrmPuzzleModel(PuzzleReasoner):
         self.L_level = ReasoningLevel(config, config.L_layers, SymbolBlock)
         self.post_init()
 
-    def state_shapes(self, batch_size):
-        config = self.config
-        state = (batch_size, config.vocab_size, config.max_position_embeddings, config.hidden_size)
-        return state, (batch_size, 0)
-
     def fresh_states(self, x, noise=0.0):
         z = self.H_init.to(x.dtype).expand_as(x)
-        return z + noise * torch.randn_like(x) if noise else z, x.new_empty(self.state_shapes(len(x))[1])
+        return z + noise * torch.randn_like(x) if noise else z, x.new_empty((x.shape[0], 0))
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
         passes = self.config.H_cycles * self.config.L_cycles

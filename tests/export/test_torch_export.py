@@ -96,8 +96,8 @@ def test_the_step_repeated_is_solve(exported, architecture):
     model, _, program = exported(architecture)
     given = every.inputs(architecture, rows=6)
     step, ids = program.module(), given["puzzle_identifiers"].long()
-    shape = (6, model.config.max_position_embeddings, model.config.hidden_size)
-    z_H, z_L = torch.full(shape, torch.nan), torch.full(shape, torch.nan)  # of no effect where a row is reset
+    # Of no effect where a row is reset.
+    z_H, z_L = (torch.full(shape, torch.nan) for shape in model.config.state_shapes(6))
 
     with torch.no_grad():
         for number in range(3):

@@ -121,6 +121,8 @@ def _call(environment: dict[str, str], folder: str, output: Path | None, functio
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    # Not that of this process, which its own children would get: loaders' workers would each import everything.
+    multiprocessing.set_start_method(None, force=True)
     if output is not None:
         for number, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)

@@ -7,7 +7,7 @@ import clean_process
 import every
 import pytest
 import torch
-from short_exports import SHORTER, export_of_another_head
+from short_exports import SHORTER, save_with_another_head
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
@@ -158,16 +158,22 @@ def test_other_puzzle_layouts_are_exported(overrides):
     assert max(found["max_difference"].values()) <= 1e-6
 
 
-def test_another_result_is_found_and_nothing_is_written(tmp_path, monkeypatch):
-    save("cosmo_cnn", tmp_path / "model")
+@pytest.fixture
+def exported_before(exported, monkeypatch):
+    """Every program is the one that was exported of cosmo_cnn: an export takes seconds, and not for what is tested."""
+    _, _, program = exported("cosmo_cnn")
+    monkeypatch.setattr("hrm_hf.export.torch_export.export_graph", lambda graph: program)
 
-    monkeypatch.setattr("hrm_hf.export.torch_export.export_graph", export_of_another_head)
+
+def test_another_result_is_found_and_nothing_is_written(tmp_path, exported_before):
+    save_with_another_head(tmp_path / "model")
+
     with pytest.raises(ValueError, match="computes another posterior_mean"):
         export_torch(tmp_path / "model", tmp_path / "model.pt2", check=True)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
 
 
-def test_what_exists_is_overwritten_with_force_only(tmp_path):
+def test_what_exists_is_overwritten_with_force_only(tmp_path, exported_before):
     out = tmp_path / "model.pt2"
     out.write_text("mine")
 

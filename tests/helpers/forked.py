@@ -18,15 +18,12 @@ from pathlib import Path
 
 
 _context = multiprocessing.get_context("forkserver")
-# One list for all tests: only that of the first start in a test process counts.
-_context.set_forkserver_preload(
-    [
-        "transformers.trainer", "hrm_hf.trainer.base", "hrm_hf.trainer.run", "hrm_hf.trainer.plots",
-        "hrm_hf.hub.cards",
-        "hrm_hf.puzzles.run", "hrm_hf.puzzles.build", "hrm_hf.text.run", "hrm_hf.cosmology.run", "hrm_hf.golang.run",
-        "tiny", "tiny_lm", "tiny_go", "tiny_cosmo", "every", "script_runs",
-    ]
-)  # fmt: skip
+_PRELOADED = [
+    "transformers.trainer", "hrm_hf.trainer.base", "hrm_hf.trainer.run", "hrm_hf.trainer.plots", "hrm_hf.hub.cards",
+    "hrm_hf.puzzles.run", "hrm_hf.puzzles.build", "hrm_hf.text.run", "hrm_hf.cosmology.run", "hrm_hf.golang.run",
+    "tiny", "tiny_lm", "tiny_go", "tiny_cosmo", "every", "script_runs",
+]  # fmt: skip
+_own = False  # whether the server that runs is that of this module
 
 
 def process(function, *args, environment: dict[str, str] | None = None, output: Path | None = None):
@@ -105,6 +102,11 @@ def _free_port() -> int:
 
 def _start_server() -> None:
     """The server takes modules from where the tests have them: Python before 3.14 does not give it sys.path."""
+    global _own
+    if not _own:  # a build of maps may have started one, with a list of its own
+        forkserver._forkserver._stop()
+        _context.set_forkserver_preload(_PRELOADED)
+        _own = True
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:

@@ -20,8 +20,9 @@ SECONDS = 300
 STARTING_SECONDS = 200
 
 SERVER = r"""
-import importlib.util, json, os, signal, sys, threading, time, traceback
+import gc, importlib.util, json, os, signal, sys, threading, time, traceback
 
+gc.disable()  # until everything is imported
 sys.modules["hrm_hf"] = None  # an installed one is not to be found either
 try:
     importlib.import_module("hrm_hf")
@@ -104,6 +105,8 @@ def child(task):
 
 assert threading.active_count() == 1 and not any(name.startswith("hrm_hf.") for name in sys.modules)
 signal.signal(signal.SIGTERM, stop)
+gc.freeze()
+gc.enable()
 print("ready", file=answers, flush=True)
 for line in sys.stdin:
     task = json.loads(line)

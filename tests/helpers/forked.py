@@ -5,6 +5,7 @@ only imports, so that a forked process has the states of accelerate and transfor
 launchers themselves start processes is what tests/hpc, tests/launch and trainer/test_accelerate_configs.py are for.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -123,6 +124,7 @@ def _call(environment: dict[str, str], folder: str, output: Path | None, functio
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    gc.freeze()  # each Trainer collects garbage when it starts: not among all that the server has imported
     # Not that of this process, which its own children would get: loaders' workers would each import everything.
     multiprocessing.set_start_method(None, force=True)
     if output is not None:

@@ -17,6 +17,11 @@ from rich.console import Console
 
 
 torch.set_num_threads(int(os.environ["OMP_NUM_THREADS"]))
+gc.disable()  # while tests are collected: a quarter of that time went into looking for garbage among imports
+
+
+def pytest_collection_finish():
+    gc.enable()
 
 
 @pytest.fixture(autouse=True)

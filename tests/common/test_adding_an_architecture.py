@@ -2,10 +2,9 @@
 trains, is saved, pushed, adapted and exported."""
 
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+import clean_process
 import docs_pages
 import pytest
 from hub_server import HubServer
@@ -56,10 +55,10 @@ def finished(tmp_path_factory):
     (package / "registry.py").write_text(replace_once(registry, ROWS_BEGIN, f"{ROWS_BEGIN}{row.rstrip()},\n"))
     (folder / "use.py").write_text(parts["run by tests/common/test_adding_an_architecture.py"])
     with HubServer(folder / "hub") as hub:
-        environment = {**hub.environment(folder / "home"), "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
-        ended = subprocess.run(
-            [sys.executable, "use.py"],
-            cwd=folder, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
+        home = folder / "home"
+        ended = clean_process.run(
+            "import runpy; runpy.run_path('use.py', run_name='__main__')",
+            cwd=folder, home=home, hub=hub.environment(home), package=folder,
         )  # fmt: skip
         assert ended.returncode == 0, ended.stderr[-3000:]
         return folder, hub.files("org/plain")

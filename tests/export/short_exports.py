@@ -1,11 +1,7 @@
-"""What the tests of ONNX and of torch.export share: models that are quick to export, and an export that lies."""
+"""What the tests of ONNX and of torch.export share: models that are quick to export, and one for another's export."""
 
-import copy
-import dataclasses
-
+import every
 import torch
-
-from hrm_hf.export.torch_export import export_graph
 
 
 # Fewer repetitions of the same: what takes long in an export is the number of operators.
@@ -18,9 +14,10 @@ SHORTER = {
 }
 
 
-def export_of_another_head(graph):
-    """Stands in for `export_graph`: the program is of a regressor whose posterior head was changed."""
-    other = copy.deepcopy(graph.module)
+def save_with_another_head(folder) -> None:
+    """Saves the tiny cosmo_cnn with a posterior head that was changed, so that an export of the tiny one is wrong."""
+    every.save("cosmo_cnn", folder)
+    model = every.model("cosmo_cnn")
     with torch.no_grad():
-        other.model.posterior_head.out.bias.add_(1)
-    return export_graph(dataclasses.replace(graph, module=other))
+        model.posterior_head.out.bias.add_(1)
+    model.save_pretrained(folder)

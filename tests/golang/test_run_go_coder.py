@@ -6,11 +6,11 @@ Referee of the reported figures: the saved folder, loaded by transformers, and c
 import importlib.util
 import json
 import math
-import multiprocessing
 import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import tiny_go
 import torch
@@ -32,8 +32,6 @@ MODELS = {
     "llama": f"{WIDTHS},num_hidden_layers=2,tie_word_embeddings=true",
     "gpt2": "n_embd=32,n_head=2,n_layer=2",
 }
-forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["hrm_hf.trainer.base", "test_run_go_coder"])
 
 
 def load_script(name: str):
@@ -191,7 +189,6 @@ def test_a_saved_recipe_repeats_its_run(run, tmp_path, script, monkeypatch):
 
 def train(path: str) -> None:
     """In another process: the run of a recipe, from its last whole checkpoint if there is one."""
-    torch.set_num_threads(1)
     out = yaml.safe_load(Path(path).read_text())["output_dir"]
     sys.argv = ["run_go_coder.py", "--recipe", path]
     if list_checkpoints(out):
@@ -210,14 +207,14 @@ def test_a_killed_run_gives_the_losses_of_one_left_alone(run, data, tmp_path):
     out = tmp_path / "killed"
     path = recipe(data, out, "hrm_go_coder", **options)
     for wanted in (6, 15):  # in the warm-up of the first epoch, and in the second epoch
-        process = forked.Process(target=train, args=(str(path),))
+        process = forked.process(train, str(path))
         process.start()
         while process.is_alive() and not any(int(one.name[11:]) >= wanted for one in list_checkpoints(out)):
             time.sleep(0.002)
         process.kill()
         process.join()
         assert process.exitcode == -9
-    process = forked.Process(target=train, args=(str(path),))
+    process = forked.process(train, str(path))
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -5,6 +5,7 @@ only imports, so that a forked process has the states of accelerate and transfor
 launchers themselves start processes is what tests/hpc, tests/launch and trainer/test_accelerate_configs.py are for.
 """
 
+import gc
 import multiprocessing
 import os
 import runpy
@@ -18,15 +19,12 @@ from pathlib import Path
 
 
 _context = multiprocessing.get_context("forkserver")
-# One list for all tests: only that of the first start in a test process counts.
-_context.set_forkserver_preload(
-    [
-        "transformers.trainer", "hrm_hf.trainer.base", "hrm_hf.trainer.run", "hrm_hf.trainer.plots",
-        "hrm_hf.hub.cards",
-        "hrm_hf.puzzles.run", "hrm_hf.puzzles.build", "hrm_hf.text.run", "hrm_hf.cosmology.run", "hrm_hf.golang.run",
-        "tiny", "tiny_lm", "tiny_go", "tiny_cosmo", "every", "script_runs",
-    ]
-)  # fmt: skip
+_PRELOADED = [
+    "transformers.trainer", "hrm_hf.trainer.base", "hrm_hf.trainer.run", "hrm_hf.trainer.plots", "hrm_hf.hub.cards",
+    "hrm_hf.puzzles.run", "hrm_hf.puzzles.build", "hrm_hf.text.run", "hrm_hf.cosmology.run", "hrm_hf.golang.run",
+    "tiny", "tiny_lm", "tiny_go", "tiny_cosmo", "every", "script_runs",
+]  # fmt: skip
+_own = False  # whether the server that runs is that of this module
 
 
 def process(function, *args, environment: dict[str, str] | None = None, output: Path | None = None):
@@ -105,6 +103,11 @@ def _free_port() -> int:
 
 def _start_server() -> None:
     """The server takes modules from where the tests have them: Python before 3.14 does not give it sys.path."""
+    global _own
+    if not _own:  # a build of maps may have started one, with a list of its own
+        forkserver._forkserver._stop()
+        _context.set_forkserver_preload(_PRELOADED)
+        _own = True
     before = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     try:
@@ -121,6 +124,9 @@ def _call(environment: dict[str, str], folder: str, output: Path | None, functio
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
+    gc.freeze()  # each Trainer collects garbage when it starts: not among all that the server has imported
+    # Not that of this process, which its own children would get: loaders' workers would each import everything.
+    multiprocessing.set_start_method(None, force=True)
     if output is not None:
         for number, suffix in ((1, ".out"), (2, ".err")):
             os.dup2(os.open(output.with_suffix(suffix), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)

@@ -190,22 +190,35 @@ def test_submit_makes_the_folder_of_the_log(cluster, submit_folder, monkeypatch)
 # ---- what a job says when it cannot run ----
 
 
-@pytest.mark.parametrize(
-    "options, arguments, keys, message",
-    [
-        ([], ["--export=EPOCHS=200"], {}, "write: sbatch --export=ALL,EPOCHS=200 FILE"),
-        ([], ["--export", "ALL,LR=1"], {}, "where sbatch does not read it"),
-        ([], ["--time=1"], {}, "write: sbatch --time=1 FILE"),
-        ([], [], {"SCRIPT": "training/run_nothing.py"}, "training/run_nothing.py is not in"),
-        ([], [], {"PROJECT": "/nowhere"}, "PROJECT=/path/to/checkout"),
-        ([], [], {"PYTHON": "/no/python"}, "has no /no/python"),
-        ([], [], {"USE_CPU": "0"}, "nvidia-smi shows 0 GPUs and 1 are wanted"),
-        ([], [], {"DATA_TYPE": "des"}, "DATA_TYPE=des has no meaning for training/run_puzzle.py"),
-        ([], [], {"RECIPE": "training/recipes/sudoku_extreme_1k.yaml", "BATCH_SIZE": "8"}, "--global_batch_size 8"),
-    ],
-)  # fmt: skip
-def test_a_job_that_cannot_run_says_why(cluster, checkout, submit_folder, options, arguments, keys, message):
-    job = cluster.submit(*options, SCRIPTS / "single_gpu.sbatch", *arguments, cwd=submit_folder, **{**PUZZLES, **keys})
+CANNOT_RUN = {  # what follows the script, keys, and a part of what the job says
+    "--export after the script": (["--export=EPOCHS=200"], {}, "write: sbatch --export=ALL,EPOCHS=200 FILE"),
+    "--export in two words": (["--export", "ALL,LR=1"], {}, "where sbatch does not read it"),
+    "--time after the script": (["--time=1"], {}, "write: sbatch --time=1 FILE"),
+    "no such script": ([], {"SCRIPT": "training/run_nothing.py"}, "training/run_nothing.py is not in"),
+    "no such checkout": ([], {"PROJECT": "/nowhere"}, "PROJECT=/path/to/checkout"),
+    "no such interpreter": ([], {"PYTHON": "/no/python"}, "has no /no/python"),
+    "no GPU": ([], {"USE_CPU": "0"}, "nvidia-smi shows 0 GPUs and 1 are wanted"),
+    "a key of another script": ([], {"DATA_TYPE": "des"}, "DATA_TYPE=des has no meaning for training/run_puzzle.py"),
+    "a batch that a recipe has for all": (
+        [], {"RECIPE": "training/recipes/sudoku_extreme_1k.yaml", "BATCH_SIZE": "8"}, "--global_batch_size 8",
+    ),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def refused(cluster, checkout, tmp_path_factory):
+    """The job of each case. All are submitted before the first is waited for: Slurm takes seconds to start one."""
+    folder = checkout / tmp_path_factory.mktemp("refused").name
+    folder.mkdir()
+    return {
+        name: cluster.submit(SCRIPTS / "single_gpu.sbatch", *arguments, cwd=folder, **{**PUZZLES, **keys})
+        for name, (arguments, keys, _) in CANNOT_RUN.items()
+    }
+
+
+@pytest.mark.parametrize("case", CANNOT_RUN)
+def test_a_job_that_cannot_run_says_why(cluster, refused, case):
+    job, (*_, message) = refused[case], CANNOT_RUN[case]
     assert cluster.finish(job)["JobState"] == "FAILED"
     assert message in cluster.log(job)
     assert "Traceback" not in cluster.log(job)

@@ -13,6 +13,7 @@ import time
 from contextlib import contextmanager
 from pathlib import Path
 
+import clean_process
 import every
 import hub_worker
 import pytest
@@ -29,10 +30,10 @@ PATIENCE = 240  # seconds until a test gives up
 LARGE = 32 * 2**20  # bytes of a file that is fetched in several pieces
 
 
-def run(hub, home, *command, token=True, **more):
+def run(hub, home, *command, token=True):
     """Output of a process that has ended well."""
     finished = subprocess.run(
-        command, env={**environment(hub, home, token), **more}, cwd=home.parent,
+        command, env=environment(hub, home, token), cwd=home.parent,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=PATIENCE,
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
@@ -77,9 +78,14 @@ def test_a_process_without_the_package_reproduces_every_architecture_bit_for_bit
     for name in names:
         shards = [file for file in hub.files(name) if file.startswith("model-0")]
         assert len(shards) > 1 if name.endswith("sharded") else not shards, name
-    command = (sys.executable, hub_worker.__file__, str(expected))
-    loaded = run(hub, tmp_path / "empty_home", *command, token=False, PYTHONPATH="")
-    assert sorted(line.split()[1] for line in loaded.splitlines() if line.startswith("equal")) == sorted(names)
+    home = tmp_path / "empty_home"
+    loaded = clean_process.run(
+        f"import runpy; runpy.run_path({hub_worker.__file__!r}, run_name='__main__')", expected,
+        cwd=tmp_path, home=home, hub=environment(hub, home, token=False),
+    )  # fmt: skip
+    assert loaded.returncode == 0, loaded.stderr[-3000:]
+    equal = [line.split()[1] for line in loaded.stdout.splitlines() if line.startswith("equal")]
+    assert sorted(equal) == sorted(names)
 
 
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)

@@ -206,7 +206,7 @@ def dice(rows: int, learnable: bool, generator) -> dict[str, torch.Tensor]:
     }  # fmt: skip
 
 
-def trained_losses(learnable: bool, steps: int = 150) -> list[float]:
+def trained_losses(learnable: bool, steps: int = 100) -> list[float]:
     """Mean plan, code and refinement losses of the last quarter of a training on ever new streams."""
     torch.manual_seed(0)
     model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("test")).train()

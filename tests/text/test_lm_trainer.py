@@ -447,12 +447,25 @@ RESUMABLE = {
 }  # fmt: skip
 
 
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory):
+    """`uninterrupted(name, architecture, **arguments)`: the trainer of a finished run, one for all tests that ask."""
+    found = {}
+
+    def train(name, architecture, **arguments):
+        if name not in found:
+            found[name] = tiny_lm.trainer(tmp_path_factory.mktemp(name), tiny_lm.model(architecture), **arguments)
+            found[name].train()
+        return found[name]
+
+    return train
+
+
 @pytest.mark.parametrize("architecture", ["gpt2", "hrm_lm"])
 @pytest.mark.parametrize("step", [2, 3, 5])  # 5 rows of 8 rows' steps: an unfinished step, a finished epoch, the next
-def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, architecture, step):
+def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, uninterrupted, architecture, step):
     data = text(20, ignored=True)  # 5 batches an epoch: the third step of each has one batch
-    whole = make(architecture, train=data, **RESUMABLE)
-    whole.train()
+    whole = uninterrupted(architecture, architecture, train=data, **RESUMABLE)
     resumed = make(tiny_lm.model(architecture, seed=3), train=data, **RESUMABLE)
     resumed.train(f"{whole.args.output_dir}/checkpoint-{step}")
     assert len(logged(whole)) == 10
@@ -462,13 +475,12 @@ def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make, architecture,
 
 
 @pytest.mark.parametrize("step", [4, 5, 8])  # within the first epoch, at its end, in the second
-def test_data_that_do_not_know_their_length_resume_where_they_were(make, step):
+def test_data_that_do_not_know_their_length_resume_where_they_were(make, uninterrupted, step):
     def stream():
         return text(22, ignored=True).to_iterable_dataset().shuffle(seed=4, buffer_size=8)  # 5 steps and a rest
 
     options = {"max_steps": 12, "save_strategy": "steps", "save_steps": 1, "save_total_limit": 20}
-    whole = make("gpt2", train=stream(), **options)
-    whole.train()
+    whole = uninterrupted("stream", "gpt2", train=stream(), **options)
     resumed = make(tiny_lm.model("gpt2", seed=3), train=stream(), **options)
     resumed.train(f"{whole.args.output_dir}/checkpoint-{step}")
     assert logged(resumed) == logged(whole)

@@ -20,7 +20,7 @@ def served(tmp_path_factory):
     """Folders of one tiny checkpoint of each causal LM, and the address of a server that loads them on demand."""
     folder = tmp_path_factory.mktemp("served")
     folders = {name: str(every.save(name, folder / name)) for name in every.CAUSAL_LMS}
-    with serving(folder, *folders.values()) as address:
+    with serving(folder, *folders.values()) as (address, _):
         yield folders, f"{address}/v1"
 
 

@@ -2,37 +2,33 @@
 
 import math
 import os
-import subprocess
-import sys
-from pathlib import Path
 
+import every
+import forked
 import pytest
 import tiny_lm
 
+from hrm_hf.text.callbacks import MhcMonitorCallback
 from hrm_hf.trainer.logging import original_names
 
 
-# Trackers keep state of the process, so all three run in one of their own; argv: folder.
-SCRIPT = """
-import sys
-from pathlib import Path
-sys.path.insert(0, sys.argv[2])
-import every, tiny_lm
-from hrm_hf.text.callbacks import MhcMonitorCallback
-
-folder = Path(sys.argv[1])
-model = every.model("rlm_mhc", vocab_size=tiny_lm.VOCAB_SIZE)
-trainer = tiny_lm.trainer(
-    folder, model, report_to=["tensorboard", "trackio", "wandb"], run_name="one", project="puzzles", max_steps=3,
-    eval_strategy="steps", eval_steps=3,
-)
-trainer.add_callback(MhcMonitorCallback(trainer))
-trainer.train()
-"""
 NAMES = {
     "train/loss", "train/lm_loss", "train/lr", "train/learning_rate", "train/tokens_per_second", "mhc/amax_pre",
     "train/samples_per_second", "mhc/amax_post", "mhc/amax_composite", "eval/lm_loss", "eval/perplexity",
 }  # fmt: skip
+
+
+def tracked_run(folder: str) -> None:
+    import wandb
+
+    model = every.model("rlm_mhc", vocab_size=tiny_lm.VOCAB_SIZE)
+    trainer = tiny_lm.trainer(
+        folder, model, report_to=["tensorboard", "trackio", "wandb"], run_name="one", project="puzzles", max_steps=3,
+        eval_strategy="steps", eval_steps=3,
+    )  # fmt: skip
+    trainer.add_callback(MhcMonitorCallback(trainer))
+    trainer.train()
+    wandb.teardown()  # which it does itself at the end of a process, but not of a forked one
 
 
 def test_values_with_a_group_and_the_learning_rate_are_repeated():
@@ -51,10 +47,8 @@ def tracked(tmp_path_factory):
         "HOME": str(folder), "TRACKIO_DIR": str(folder / "trackio"),
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }  # fmt: skip
-    finished = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(folder), str(Path(tiny_lm.__file__).parent)],
-        env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
+    # Trackers keep state of the process, so all three run in one of their own.
+    finished = forked.run(tracked_run, str(folder), environment=environment)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return folder
 

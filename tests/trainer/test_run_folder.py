@@ -5,7 +5,6 @@ Referees: the files of the first run, byte by byte, and the kernel, which holds 
 
 import fcntl
 import json
-import multiprocessing
 import os
 import runpy
 import signal
@@ -14,9 +13,9 @@ import sys
 import time
 from pathlib import Path
 
+import forked
 import pytest
 import tiny_lm
-import torch
 import yaml
 from filelock import FileLock, UnixFileLock
 from transformers import TrainerCallback
@@ -37,8 +36,6 @@ from hrm_hf.trainer.run_folder import LOCK_FILE, FolderInUseError, begin, claim_
 
 
 SCRIPTS = Path(__file__).parents[2] / "training"
-forked = multiprocessing.get_context("forkserver")
-forked.set_forkserver_preload(["hrm_hf.trainer.base", "tiny_lm"])
 
 
 def trainer(folder, steps=4, **options):
@@ -200,7 +197,6 @@ class Waits(TrainerCallback):
 
 
 def waiting_run(folder: str, file: str) -> None:
-    torch.set_num_threads(1)
     one = trainer(folder)
     one.add_callback(Waits(file))
     one.train("last-whole")
@@ -208,7 +204,7 @@ def waiting_run(folder: str, file: str) -> None:
 
 def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_go(tmp_path):
     run, file = tmp_path / "run", tmp_path / "trains"
-    process = forked.Process(target=waiting_run, args=(str(run), str(file)))
+    process = forked.process(waiting_run, str(run), str(file))
     process.start()
     while process.is_alive() and not file.exists():
         time.sleep(0.02)

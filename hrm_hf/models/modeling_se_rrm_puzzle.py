@@ -123,7 +123,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         )
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        z_H = z_H[:, :, : self.config.seq_len]
+        z_H = z_H[:, :, : self.config.seq_len].contiguous()  # else frozen weights change how torch multiplies
         if self.config.equivariant_symbols:
             return self.lm_head(z_H).squeeze(-1).transpose(1, 2)
         return self.lm_head(z_H.transpose(1, 2).flatten(2))

@@ -59,6 +59,7 @@ def se_rrm(seed: int = 0, **overrides) -> SeRrmPuzzleForSolving:
     }  # fmt: skip
     built = SeRrmPuzzleForSolving(SeRrmPuzzleConfig(**{**fields, **overrides})).eval()
     with torch.no_grad():
+        built.lm_head.weight.mul_(20)  # rows become confident at different steps
         if built.model.puzzle_emb is not None:
             built.model.puzzle_emb.weight.normal_()
     return built

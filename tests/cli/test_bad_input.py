@@ -190,7 +190,7 @@ CASES = [
      """the model has 5 puzzle identifiers, the data 9. Use "reset" for new puzzles, "extend" """),
     # config
     ("an odd head size", lambda p: tiny.config("hrm", hidden_size=30, num_attention_heads=2), CONFIG_ERROR,
-     "rotary positions need an even head size; hidden_size / heads = 15"),
+     "needs a head size that is a multiple of 2; hidden_size / heads = 15"),
     ("a width that the heads do not divide", lambda p: tiny.config("hrm", hidden_size=32, num_attention_heads=3),
      CONFIG_ERROR, "hidden_size=32 is not a multiple of num_attention_heads=3"),
     ("an exploration probability of 2", lambda p: tiny.config("hrm", halt_exploration_prob=2), CONFIG_ERROR,

@@ -21,6 +21,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
+from ..models.act import replace_rows
 from ..registry import ARCHITECTURES, architecture_of, load_function
 
 
@@ -101,10 +102,7 @@ class PuzzleStep(nn.Module):
         if reasoner.puzzle_emb is not None:  # not its forward, which looks at the identifiers
             rows = F.embedding(puzzle_identifiers, reasoner.puzzle_emb.weight)
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
-        z_H, z_L = (
-            torch.where(reset.view(-1, *[1] * (old.dim() - 1)), new, old)
-            for new, old in zip(reasoner.fresh_states(x), (z_H, z_L))
-        )
+        z_H, z_L = (replace_rows(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))
         z_H, z_L = reasoner.reason(x, rotary, z_H, z_L)
         q_halt, q_continue = model.q_values(z_H)
         return model.read_out(z_H), q_halt, q_continue, z_H, z_L

@@ -58,6 +58,11 @@ class ActCarry:
         return ActCarry(self.z_H[rows], self.z_L[rows], self.steps[rows], self.halted[rows], data)
 
 
+def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """`new` in the rows of a mask, bool [B], and `old` in the others; both [B, ...]."""
+    return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
+
+
 def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """Steps and data after halted slots took the row of `incoming` at their own position.
 
@@ -66,10 +71,7 @@ def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Te
         them again is the caller's business.
     """
     halted = carry.halted
-    data = {
-        name: torch.where(halted.view(-1, *[1] * (old.dim() - 1)), incoming[name].to(old.dtype), old)
-        for name, old in carry.current_data.items()
-    }
+    data = {name: replace_rows(halted, incoming[name].to(old.dtype), old) for name, old in carry.current_data.items()}
     return carry.steps.masked_fill(halted, 0), data
 
 

@@ -24,6 +24,7 @@ from .act import (
     halted_metrics,
     halting_loss,
     refill,
+    replace_rows,
     row_mean_loss,
     sequence_correctness,
     wants_to_halt,
@@ -412,10 +413,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         last = steps >= self.config.halt_max_steps
         x, rotary = self.model.embed(data["input_ids"], puzzle_rows, self.compute_dtype)
         fresh_H, fresh_L = self.model.fresh_states(x)
-        z_H, z_L = (
-            torch.where(carry.halted.view(-1, *[1] * (old.dim() - 1)), fresh, old)
-            for fresh, old in ((fresh_H, carry.z_H), (fresh_L, carry.z_L))
-        )
+        z_H, z_L = replace_rows(carry.halted, fresh_H, carry.z_H), replace_rows(carry.halted, fresh_L, carry.z_L)
         z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
         q_halt, q_continue = self.q_values(z_H)
         outputs = {

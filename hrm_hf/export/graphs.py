@@ -104,8 +104,8 @@ class PuzzleStep(nn.Module):
         x, rotary = reasoner.embed(input_ids, rows, torch.float32)
         z_H, z_L = (replace_rows(reset, new, old) for new, old in zip(reasoner.fresh_states(x), (z_H, z_L)))
         z_H, z_L = reasoner.reason(x, rotary, z_H, z_L)
-        q_halt, q_continue = model.q_values(z_H)
-        return model.read_out(z_H), q_halt, q_continue, z_H, z_L
+        logits = model.read_out(z_H)
+        return logits, *model.q_values(z_H, logits), z_H, z_L
 
 
 class PuzzleExporter(Exporter):

@@ -415,9 +415,10 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         fresh_H, fresh_L = self.model.fresh_states(x)
         z_H, z_L = replace_rows(carry.halted, fresh_H, carry.z_H), replace_rows(carry.halted, fresh_L, carry.z_L)
         z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
-        q_halt, q_continue = self.q_values(z_H)
+        logits = self.read_out(z_H)
+        q_halt, q_continue = self.q_values(z_H, logits)
         outputs = {
-            "logits": self.read_out(z_H),
+            "logits": logits,
             "q_halt_logits": q_halt,
             "q_continue_logits": q_continue,
         }
@@ -442,8 +443,11 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         """Logits [B, S, V] of a state."""
         return self.lm_head(z_H[:, self.config.prefix_len :])
 
-    def q_values(self, z_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """q_halt and q_continue, float32 [B], read from the first position of z_H [B, T, D]."""
+    def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """q_halt and q_continue, float32 [B], read from the first position of z_H [B, T, D].
+
+        `logits` of that state, if they are at hand, spare a model that judges by them a second `read_out`.
+        """
         return self.q_head(z_H[:, 0]).float().unbind(-1)
 
     def _losses_and_metrics(self, outputs, labels, halted, steps) -> dict[str, Any]:

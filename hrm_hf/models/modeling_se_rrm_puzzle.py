@@ -128,10 +128,11 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
             return self.lm_head(z_H).squeeze(-1).transpose(1, 2)
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
-    def q_values(self, z_H: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """q_halt, float32 [B], whose sigmoid is the least over cells of the largest probability; and zeros."""
         with torch.no_grad():
-            least = self.read_out(z_H).float().softmax(-1).amax(-1).amin(-1)
+            logits = self.read_out(z_H) if logits is None else logits
+            least = logits.float().softmax(-1).amax(-1).amin(-1)
             q_halt = torch.logit(least, eps=torch.finfo(torch.float32).eps)
         return q_halt, torch.zeros_like(q_halt)
 

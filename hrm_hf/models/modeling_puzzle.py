@@ -488,8 +488,6 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         z_H, _ = self.config.state_shapes(1)
         return max(1, CACHED_BYTES // (math.prod(z_H) * self.compute_dtype.itemsize))
 
-    @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")
     def solve(
         self,
         input_ids: torch.Tensor,
@@ -571,6 +569,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         return noise
 
     @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")
     def run(
         self,
         input_ids: torch.Tensor,

@@ -1,5 +1,6 @@
 """Cell and exact accuracy, the arithmetic that evaluation, the `evaluate` metric and reports share."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -40,3 +41,13 @@ def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int
         "exact_accuracy": float((num_correct[kept] == num_labels[kept]).mean()),
         "count": int(kept.sum()),
     }
+
+
+def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
+    """Score interval of a share (Wilson 1927), 95 % by default; within 0 and 1. Raises ValueError for no trials."""
+    if trials < 1:
+        raise ValueError(f"trials={trials}; an interval needs at least one")
+    share, weight = successes / trials, z * z / trials
+    centre = (share + weight / 2) / (1 + weight)
+    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
+    return max(0.0, centre - half), min(1.0, centre + half)

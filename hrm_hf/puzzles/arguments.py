@@ -42,6 +42,13 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
 
     puzzle_emb_lr: float = field(default=1e-2, metadata={"help": "Learning rate of puzzle rows (sign descent)."})
     puzzle_emb_weight_decay: float = field(default=0.1, metadata={"help": "Weight decay of the puzzle rows in use."})
+    augment: bool = field(
+        default=False,
+        metadata={
+            "help": "Give every row a new random symmetry of its task each time it is trained on: Sudoku, mazes, and "
+            "ARC for models without a puzzle table."
+        },
+    )
     drop_unplaced_rows: bool = field(
         default=False, metadata={"help": "As the original: rows offered to busy slots are lost, not kept."}
     )

@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 import torch
 
+from .random_symmetries import RandomSymmetries
+
 
 class PuzzleRows:
     """The columns of a puzzle data set as arrays: grids [N, S] and per-row indices [N]."""
@@ -128,7 +130,7 @@ class CarryDataLoader:
     """Iterable of batches for the slots of one process; `halted` says which slots want a new row at the next batch.
 
     With `drop_unplaced_rows` every batch takes B new rows and those offered to busy slots are lost, which is what the
-    original does; the default keeps each slot's row until it is used.
+    original does; the default keeps each slot's row until it is used. `symmetries` draw the form in which a row comes.
     """
 
     def __init__(
@@ -139,11 +141,13 @@ class CarryDataLoader:
         rank: int = 0,
         world_size: int = 1,
         drop_unplaced_rows: bool = False,
+        symmetries: RandomSymmetries | None = None,
     ):
         self.rows = rows
         self.order = PuzzleOrder(rows, seed)
         self.slots, self.rank, self.world_size = slots_per_process, rank, world_size
         self.drop_unplaced_rows = drop_unplaced_rows
+        self.symmetries = symmetries
         self.dataset = rows  # what transformers' Trainer counts examples on
         self.batch_size = slots_per_process
         self.seed = seed
@@ -167,6 +171,8 @@ class CarryDataLoader:
             stride = self.slots * self.world_size
             positions = self.rank * self.slots + slots + self.taken[slots] * stride
             new = self.rows.batch(np.array([self.order.row(int(position)) for position in positions]))
+            if self.symmetries is not None:
+                new = self.symmetries(new, positions)
             index = torch.from_numpy(slots)
             self._batch = {name: old.index_copy(0, index, new[name]) for name, old in self._batch.items()}
             self.taken[slots] += 1

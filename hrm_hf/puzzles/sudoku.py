@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .augment import NUM_DIHEDRAL, dihedral
+from .augment import box_symmetries, dihedral
 from .dataset import PuzzleInfo
 from .readers import PuzzleTable, make_split, with_progress
 from .sources import PuzzleRules, PuzzleSplit, read_unique
@@ -224,11 +224,17 @@ def augment(
     digits[:, 1:] = rng.permuted(np.tile(np.arange(1, n + 1), (count, 1)), axis=1)
     square = box_rows == box_cols
     transposed = rng.random(count) < 0.5 if square else np.zeros(count, dtype=bool)
-    rows = _random_lines(n, box_rows, count, rng)[:, :, None]
-    columns = _random_lines(n, box_cols, count, rng)[:, None, :]
-    source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns).reshape(count, -1)
+    rows, columns = (_random_lines(n, box, count, rng) for box in (box_rows, box_cols))
+    source = moved_cells(rows, columns, transposed)
     new_board, new_solution = (np.take_along_axis(digits, old[source], axis=1) for old in (board, solution))
     return new_board, new_solution
+
+
+def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
+    """Where each cell of a symmetric board comes from, int [count, n * n], from orders of lines [count, n]."""
+    n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
+    source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
+    return source.reshape(len(source), -1)
 
 
 def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -356,7 +362,7 @@ def symmetry_keys(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
 
     Orders of bands, rows, stacks and columns are symmetries of Sudoku too and are not looked for: that takes a search.
     """
-    n, keys, transforms = shape.size, [], _box_symmetries(shape)
+    n, keys, transforms = shape.size, [], box_symmetries(shape.box_shape)
     for start in range(0, len(boards), CHECK_ROWS):
         some = boards[start : start + CHECK_ROWS].reshape(-1, n, n)
         views = [_renamed(dihedral(some, one).reshape(len(some), -1), n) for one in transforms]
@@ -368,7 +374,7 @@ def _invariants(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
     """How often digits are given, in order of size, and how many cells of each set that symmetries leave in place."""
     n, cells = shape.size, shape.cells
     grid = np.arange(cells).reshape(n, n)
-    orbit = np.min([dihedral(grid, one).reshape(-1) for one in _box_symmetries(shape)], axis=0)
+    orbit = np.min([dihedral(grid, one).reshape(-1) for one in box_symmetries(shape.box_shape)], axis=0)
     members = (orbit[:, None] == np.unique(orbit)).astype(np.float32)
     found: list[bytes] = []
     for start in range(0, len(boards), CHECK_ROWS):
@@ -378,11 +384,6 @@ def _invariants(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
         both = np.concatenate([digits, given], axis=1).astype(np.uint8)
         found += [row.tobytes() for row in both]
     return found
-
-
-def _box_symmetries(shape: SudokuShape) -> Sequence[int]:
-    """The turns and reflections that take boxes to boxes."""
-    return range(NUM_DIHEDRAL) if shape.box_shape[0] == shape.box_shape[1] else (0, 2, 4, 5)
 
 
 def _renamed(boards: np.ndarray, size: int) -> np.ndarray:

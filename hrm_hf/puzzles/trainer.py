@@ -19,6 +19,7 @@ from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
 from .arguments import PuzzleTrainingArguments
 from .dataloader import CarryDataLoader, PuzzleRows
+from .random_symmetries import RandomSymmetries
 
 
 class PuzzleTrainer(HrmTrainer):
@@ -92,13 +93,15 @@ class PuzzleTrainer(HrmTrainer):
         """A `CarryDataLoader`."""
         rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
         rows.validate_fits(self.model.config)
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
         self.stream = CarryDataLoader(
             rows,
             self._train_batch_size,
-            self.args.seed if self.args.data_seed is None else self.args.data_seed,
+            seed,
             rank=self.args.process_index,
             world_size=self.args.world_size,
             drop_unplaced_rows=self.args.drop_unplaced_rows,
+            symmetries=RandomSymmetries(self.model.config, seed) if self.args.augment else None,
         )
         return self.stream
 

@@ -29,7 +29,8 @@ from hrm_hf.hub.manifests import (
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
-from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.sudoku import generated_sudoku, validate_solution
+from hrm_hf.puzzles.sudoku_rules import DIGIT_OFFSET
 from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer import NonFiniteError
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
@@ -150,6 +151,19 @@ def test_only_slots_that_halted_get_new_rows(make_trainer, sudoku):
     assert len(set(given)) > 1, "slots halted at different moments"
 
 
+def test_with_augment_every_slot_gets_boards_that_are_in_no_file_with_their_solutions(make_trainer, sudoku):
+    trainer = make_trainer(tiny.model("trm", halt_max_steps=2, **BOARDS_4X4), max_steps=30, augment=True)
+    seen = spy(trainer)
+    trainer.train()
+    stored = {row.tobytes() for row in sudoku["train"].input_ids.astype(np.int32)}
+    fresh = set()
+    for data in (entry["after"].current_data for entry in seen):
+        for puzzle, solution in zip(data["input_ids"].numpy(), data["labels"].numpy()):
+            assert validate_solution(puzzle - DIGIT_OFFSET, solution - DIGIT_OFFSET) == []
+            fresh |= {puzzle.tobytes()} - stored
+    assert len(fresh) > len(stored)
+
+
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
 def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudoku, architecture):
     # The original offers a full batch at every step and loses the rows offered to busy slots.
@@ -245,17 +259,22 @@ def test_frozen_weights_train_the_table_alone(make_trainer):
 # ---- resuming ----
 
 
-@pytest.mark.parametrize("architecture", ["hrm", "trm"])
-def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, architecture):
-    options = {
+BOARDS_4X4 = {"task": "sudoku", "box_shape": [2, 2]}
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"), [("hrm", {}), ("trm", {}), ("trm", {"augment": True})], ids=["hrm", "trm", "augment"]
+)
+def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, architecture, more):
+    options = more | {
         "max_steps": 14, "save_strategy": "steps", "save_steps": 5, "save_total_limit": 9, "ema_rate": 0.9,
         "eval_strategy": "steps", "eval_steps": 4, "lr_min_ratio": 0.1,
     }  # fmt: skip
-    whole = make_trainer(architecture, **options)
+    whole = make_trainer(tiny.model(architecture, **BOARDS_4X4), **options)
     assert whole.model.config.halt_exploration_prob > 0
     whole.train()
     torch.manual_seed(999)  # another process starts elsewhere in the random numbers, and with other weights
-    resumed = make_trainer(tiny.model(architecture, seed=3), **options)
+    resumed = make_trainer(tiny.model(architecture, seed=3, **BOARDS_4X4), **options)
     resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-5")
     assert len(logged(whole)) == 14
     assert logged(resumed) == logged(whole)

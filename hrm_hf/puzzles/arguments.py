@@ -6,6 +6,9 @@ from typing import ClassVar
 from ..trainer.arguments import HrmTrainingArguments
 
 
+DIFFICULTIES = ("uniform", "hard_first", "easy_first")
+
+
 @dataclass
 class PuzzleDataArguments:
     """Which puzzles."""
@@ -49,6 +52,16 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
             "ARC for models without a puzzle table."
         },
     )
+    difficulty: str = field(
+        default="uniform",
+        metadata={
+            "help": '"hard_first" or "easy_first": begin with that quarter of the rows and come to all of them along '
+            '--difficulty_ramp; by the column "rating", else by the number of cells to fill. "uniform": all rows.'
+        },
+    )
+    difficulty_ramp: float = field(
+        default=0.5, metadata={"help": "Share of the steps after which --difficulty makes no difference any more."}
+    )
     drop_unplaced_rows: bool = field(
         default=False, metadata={"help": "As the original: rows offered to busy slots are lost, not kept."}
     )
@@ -56,3 +69,12 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         default=None, metadata={"help": "Most ACT steps in evaluation; the config's halt_max_steps by default."}
     )
     eval_halt: str = field(default="fixed", metadata={"help": '"fixed" as the original, or "q" for adaptive halting.'})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.difficulty not in DIFFICULTIES:
+            raise ValueError(f"difficulty={self.difficulty!r} is not one of {', '.join(DIFFICULTIES)}")
+        if self.difficulty != "uniform" and self.difficulty_ramp == 0:
+            raise ValueError(
+                'difficulty_ramp=0 leaves nothing of a difficulty: give a share, or --difficulty "uniform"'
+            )

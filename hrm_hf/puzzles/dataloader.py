@@ -9,6 +9,7 @@ An epoch is one puzzle per group (an original task with its augmentations), as i
 one puzzle of each is drawn, and the examples of that puzzle are shuffled.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,7 @@ class PuzzleRows:
         self.input_ids = _grid_column(dataset, "input_ids")
         self.labels = _grid_column(dataset, "labels")
         self.puzzle_identifiers = _scalar_column(dataset, "puzzle_identifiers")
+        self.rating = _scalar_column(dataset, "rating", np.float64) if "rating" in dataset.column_names else None
         own = np.arange(len(dataset), dtype=np.int64)  # a data set without groups: every row is its own
         names = dataset.column_names
         self.puzzle_index = _scalar_column(dataset, "puzzle_index") if "puzzle_index" in names else own
@@ -130,7 +132,8 @@ class CarryDataLoader:
     """Iterable of batches for the slots of one process; `halted` says which slots want a new row at the next batch.
 
     With `drop_unplaced_rows` every batch takes B new rows and those offered to busy slots are lost, which is what the
-    original does; the default keeps each slot's row until it is used. `symmetries` draw the form in which a row comes.
+    original does; the default keeps each slot's row until it is used. `symmetries` draw the form in which a row comes,
+    `pool` (a `DifficultyPool`) says which row comes in its place at the `progress` of the run, 0 to 1, that is set.
     """
 
     def __init__(
@@ -142,12 +145,13 @@ class CarryDataLoader:
         world_size: int = 1,
         drop_unplaced_rows: bool = False,
         symmetries: RandomSymmetries | None = None,
+        pool: Callable[[np.ndarray, float], np.ndarray] | None = None,
     ):
         self.rows = rows
         self.order = PuzzleOrder(rows, seed)
         self.slots, self.rank, self.world_size = slots_per_process, rank, world_size
         self.drop_unplaced_rows = drop_unplaced_rows
-        self.symmetries = symmetries
+        self.symmetries, self.pool, self.progress = symmetries, pool, 0.0
         self.dataset = rows  # what transformers' Trainer counts examples on
         self.batch_size = slots_per_process
         self.seed = seed
@@ -170,7 +174,8 @@ class CarryDataLoader:
         if len(slots):
             stride = self.slots * self.world_size
             positions = self.rank * self.slots + slots + self.taken[slots] * stride
-            new = self.rows.batch(np.array([self.order.row(int(position)) for position in positions]))
+            rows = np.array([self.order.row(int(position)) for position in positions])
+            new = self.rows.batch(rows if self.pool is None else self.pool(rows, self.progress))
             if self.symmetries is not None:
                 new = self.symmetries(new, positions)
             index = torch.from_numpy(slots)
@@ -208,5 +213,5 @@ def _grid_column(dataset: Any, name: str) -> np.ndarray:
     return pc.list_flatten(column).combine_chunks().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
 
 
-def _scalar_column(dataset: Any, name: str) -> np.ndarray:
-    return np.asarray(dataset.with_format("numpy")[name][:], dtype=np.int64)
+def _scalar_column(dataset: Any, name: str, dtype: type = np.int64) -> np.ndarray:
+    return np.asarray(dataset.with_format("numpy")[name][:], dtype=dtype)

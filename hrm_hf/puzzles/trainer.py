@@ -18,6 +18,7 @@ from ..trainer.adapters import magnitudes, split_weight_decay_groups
 from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
 from .arguments import PuzzleTrainingArguments
+from .curriculum import DifficultyPool
 from .dataloader import CarryDataLoader, PuzzleRows
 from .random_symmetries import RandomSymmetries
 
@@ -93,22 +94,31 @@ class PuzzleTrainer(HrmTrainer):
         """A `CarryDataLoader`."""
         rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
         rows.validate_fits(self.model.config)
-        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        args = self.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        by_difficulty = args.difficulty != "uniform"
         self.stream = CarryDataLoader(
             rows,
             self._train_batch_size,
             seed,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
-            drop_unplaced_rows=self.args.drop_unplaced_rows,
-            symmetries=RandomSymmetries(self.model.config, seed) if self.args.augment else None,
+            rank=args.process_index,
+            world_size=args.world_size,
+            drop_unplaced_rows=args.drop_unplaced_rows,
+            symmetries=RandomSymmetries(self.model.config, seed) if args.augment else None,
+            pool=DifficultyPool(rows, args.difficulty, args.difficulty_ramp) if by_difficulty else None,
         )
         return self.stream
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """One batch and no token count: the loss of a model with a carry is already a mean over its slots."""
+        self.stream.progress = self.progress
         batch = next(epoch_iterator, None)
         return ([] if batch is None else [batch]), None
+
+    @property
+    def progress(self) -> float:
+        """The share of the run's steps that are done, 0 to 1."""
+        return self.state.global_step / max(self.state.max_steps, 1)
 
     def floating_point_ops(self, inputs) -> int:
         """Not counted: the formula for dense transformers would be wrong."""

@@ -62,6 +62,21 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
     difficulty_ramp: float = field(
         default=0.5, metadata={"help": "Share of the steps after which --difficulty makes no difference any more."}
     )
+    late_starts: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the rows that run 1, 2, 4, ... or --late_start_max_steps ACT steps (drawn evenly) "
+            "without gradient before those that are trained on, so that a model learns to go on after many steps."
+        },
+    )
+    late_start_max_steps: int = field(default=32, metadata={"help": "Most steps of --late_starts, a power of two."})
+    grow_cycles: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the steps over which H_cycles and L_cycles grow to the config's, in three stages from "
+            "a third (0.6: at 30 and 60 percent of the run). Evaluation and saved models have all of them."
+        },
+    )
     drop_unplaced_rows: bool = field(
         default=False, metadata={"help": "As the original: rows offered to busy slots are lost, not kept."}
     )
@@ -75,6 +90,7 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         if self.difficulty not in DIFFICULTIES:
             raise ValueError(f"difficulty={self.difficulty!r} is not one of {', '.join(DIFFICULTIES)}")
         if self.difficulty != "uniform" and self.difficulty_ramp == 0:
-            raise ValueError(
-                'difficulty_ramp=0 leaves nothing of a difficulty: give a share, or --difficulty "uniform"'
-            )
+            raise ValueError("difficulty_ramp=0 leaves nothing of a difficulty: give a share, or --difficulty uniform")
+        most = self.late_start_max_steps
+        if not isinstance(most, int) or most.bit_count() != 1:
+            raise ValueError(f"late_start_max_steps={most} is no power of two (1, 2, 4, ...)")

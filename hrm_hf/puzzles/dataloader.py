@@ -133,7 +133,8 @@ class CarryDataLoader:
 
     With `drop_unplaced_rows` every batch takes B new rows and those offered to busy slots are lost, which is what the
     original does; the default keeps each slot's row until it is used. `symmetries` draw the form in which a row comes,
-    `pool` (a `DifficultyPool`) says which row comes in its place at the `progress` of the run, 0 to 1, that is set.
+    `pool` (a `DifficultyPool`) says which row comes in its place at the `progress` of the run, 0 to 1, that is set,
+    and `late_starts` (a `LateStarts`) adds `steps_ahead` [B] to a batch: what new rows run without gradient.
     """
 
     def __init__(
@@ -146,12 +147,13 @@ class CarryDataLoader:
         drop_unplaced_rows: bool = False,
         symmetries: RandomSymmetries | None = None,
         pool: Callable[[np.ndarray, float], np.ndarray] | None = None,
+        late_starts: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
         self.rows = rows
         self.order = PuzzleOrder(rows, seed)
         self.slots, self.rank, self.world_size = slots_per_process, rank, world_size
         self.drop_unplaced_rows = drop_unplaced_rows
-        self.symmetries, self.pool, self.progress = symmetries, pool, 0.0
+        self.symmetries, self.pool, self.late_starts, self.progress = symmetries, pool, late_starts, 0.0
         self.dataset = rows  # what transformers' Trainer counts examples on
         self.batch_size = slots_per_process
         self.seed = seed
@@ -171,6 +173,7 @@ class CarryDataLoader:
         """Tensors for all slots; only the rows of halted slots are new."""
         refill = np.ones_like(self.halted) if self.drop_unplaced_rows else self.halted
         slots = np.flatnonzero(refill)
+        steps_ahead = np.zeros(self.slots, dtype=np.int32)
         if len(slots):
             stride = self.slots * self.world_size
             positions = self.rank * self.slots + slots + self.taken[slots] * stride
@@ -178,11 +181,15 @@ class CarryDataLoader:
             new = self.rows.batch(rows if self.pool is None else self.pool(rows, self.progress))
             if self.symmetries is not None:
                 new = self.symmetries(new, positions)
+            if self.late_starts is not None:
+                steps_ahead[slots] = self.late_starts(positions)
             index = torch.from_numpy(slots)
             self._batch = {name: old.index_copy(0, index, new[name]) for name, old in self._batch.items()}
             self.taken[slots] += 1
             self.order.forget_before(int(self.taken.min()) * stride)
-        return self._batch
+        return (
+            self._batch if self.late_starts is None else {**self._batch, "steps_ahead": torch.from_numpy(steps_ahead)}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Position of every slot."""

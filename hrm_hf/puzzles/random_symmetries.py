@@ -21,7 +21,7 @@ from .sudoku_rules import DIGIT_OFFSET
 
 Grids = tuple[np.ndarray, np.ndarray]
 # What is drawn for positions, by purpose: other numbers for each.
-SYMMETRY, LATER_START = range(2)
+SYMMETRY, LATE_START = range(2)
 
 
 def random_keys(seed: int, purpose: int, positions: np.ndarray, count: int) -> np.ndarray:

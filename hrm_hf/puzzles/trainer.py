@@ -18,13 +18,16 @@ from ..trainer.adapters import magnitudes, split_weight_decay_groups
 from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
 from .arguments import PuzzleTrainingArguments
-from .curriculum import DifficultyPool
+from .curriculum import DifficultyPool, LateStarts, fewer_cycles
 from .dataloader import CarryDataLoader, PuzzleRows
 from .random_symmetries import RandomSymmetries
 
 
 class PuzzleTrainer(HrmTrainer):
-    """Trainer for a model with `initial_carry`, `optimizer_groups` and `compile_act_step`; see `HrmTrainer`."""
+    """Trainer for a model with `initial_carry`, `optimizer_groups`, `compile_act_step` and `run_ahead`.
+
+    See `HrmTrainer` for what trainers share.
+    """
 
     arguments_class = PuzzleTrainingArguments
     pipeline = "puzzle-solving"
@@ -106,6 +109,7 @@ class PuzzleTrainer(HrmTrainer):
             drop_unplaced_rows=args.drop_unplaced_rows,
             symmetries=RandomSymmetries(self.model.config, seed) if args.augment else None,
             pool=DifficultyPool(rows, args.difficulty, args.difficulty_ramp) if by_difficulty else None,
+            late_starts=LateStarts(seed, args.late_starts, args.late_start_max_steps) if args.late_starts else None,
         )
         return self.stream
 
@@ -135,11 +139,15 @@ class PuzzleTrainer(HrmTrainer):
             torch.manual_seed(self.args.seed + self.args.process_index)
         model.train()
         inputs = self._prepare_inputs(inputs)
+        steps_ahead = inputs.pop("steps_ahead", None)
         if self.carry is None:
             self.carry = self.model.initial_carry(**inputs)
-        outputs = model(**inputs, carry=self.carry)
+        with fewer_cycles(self.model.config, self.progress, self.args.grow_cycles):
+            if steps_ahead is not None:
+                self.carry = self.model.run_ahead(self.carry, steps_ahead, **inputs)
+            outputs = model(**inputs, carry=self.carry)
+            self.accelerator.backward(outputs.loss)
         self.carry = outputs.carry
-        self.accelerator.backward(outputs.loss)
         terms = {name: value.detach() for name, value in outputs.items() if name.endswith("_loss")}
         self.train_metrics.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})
         loss = self._close_step(outputs.loss.detach().float())

@@ -180,6 +180,48 @@ def test_a_run_begins_with_its_difficulty_and_comes_to_all_rows(make_trainer, di
     assert last == {board.tobytes() for board in rows.input_ids}, "an epoch of the order has every row"
 
 
+def test_rows_that_start_late_are_trained_on_where_that_many_steps_have_led(make_trainer):
+    def first_step(**options):
+        trainer = make_trainer(tiny.model("trm", undecided=False), max_steps=1, **options)
+        seen = spy(trainer)
+        trainer.train()
+        return trainer, seen[0]["after"]
+
+    trainer, carry = first_step(late_starts=1.0, late_start_max_steps=4)
+    late = trainer.stream.late_starts(np.arange(BATCH_SIZE))
+    assert len(set(late)) > 1 and carry.steps.tolist() == [1] * BATCH_SIZE
+    plain, once = first_step()
+    steps, states, walked = 1, once, {1: once.z_H}
+    model, batch = tiny.model("trm", undecided=False), once.current_data
+    while steps <= 4:
+        states.halted[:] = False
+        states = model(**batch, carry=states).carry
+        steps += 1
+        walked[steps] = states.z_H
+    for slot, ahead in enumerate(late):
+        torch.testing.assert_close(carry.z_H[slot], walked[1 + int(ahead)][slot], rtol=0, atol=1e-4)
+    assert logged(trainer)[0]["loss"] != logged(plain)[0]["loss"]
+
+
+def test_cycles_grow_while_evaluation_and_checkpoints_have_them_all(make_trainer, tmp_path, monkeypatch):
+    model = tiny.model("trm", H_cycles=3, L_cycles=6)
+    trained, evaluated, reason = [], [], model.model.reason
+
+    def recorded(*args, **kwargs):
+        (trained if model.training else evaluated).append((model.config.H_cycles, model.config.L_cycles))
+        return reason(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "reason", recorded)
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = make_trainer(model, max_steps=10, grow_cycles=0.6, eval_max_steps=1, **options)
+    trainer.train()
+    assert trained == [(1, 2)] * 3 + [(2, 4)] * 3 + [(3, 6)] * 4
+    assert set(evaluated) == {(3, 6)}
+    for file in tmp_path.glob("run/checkpoint-*/config.json"):
+        saved = json.loads(file.read_text())
+        assert (saved["H_cycles"], saved["L_cycles"]) == (3, 6)
+
+
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
 def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudoku, architecture):
     # The original offers a full batch at every step and loses the rows offered to busy slots.
@@ -276,7 +318,9 @@ def test_frozen_weights_train_the_table_alone(make_trainer):
 
 
 BOARDS_4X4 = {"task": "sudoku", "box_shape": [2, 2]}
-CURRICULUM = {"augment": True, "difficulty": "easy_first"}
+CURRICULUM = {
+    "augment": True, "difficulty": "easy_first", "late_starts": 0.5, "late_start_max_steps": 4, "grow_cycles": 0.6,
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(

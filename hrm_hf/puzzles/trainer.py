@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 
 from ..hub.manifests import CARRY_FILE
 from ..models.act import ActCarry
@@ -191,7 +190,7 @@ class PuzzleTrainer(HrmTrainer):
     # ---- evaluation ----
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """`evaluate_puzzles` on the main process, with averaged weights if there are any."""
+        """`evaluate_puzzles`, whose rows all processes share, with averaged weights if there are any."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
@@ -206,21 +205,17 @@ class PuzzleTrainer(HrmTrainer):
     def _evaluate_rows(self, rows: PuzzleRows) -> dict[str, Any]:
         from .evaluation import evaluate_puzzles
 
-        result = [None]
-        if self.is_world_process_zero():
-            with self.averaged_weights():
-                result = [
-                    evaluate_puzzles(
-                        self.model,
-                        rows.input_ids,
-                        rows.labels,
-                        rows.puzzle_identifiers,
-                        batch_size=self.args.per_device_eval_batch_size,
-                        max_steps=self.args.eval_max_steps,
-                        halt=self.args.eval_halt,
-                    )
-                ]
-        return broadcast_object_list(result)[0]
+        with self.averaged_weights():
+            return evaluate_puzzles(
+                self.model,
+                rows.input_ids,
+                rows.labels,
+                rows.puzzle_identifiers,
+                batch_size=self.args.per_device_eval_batch_size,
+                max_steps=self.args.eval_max_steps,
+                halt=self.args.eval_halt,
+                shared=self.args.world_size > 1,
+            )
 
     # ---- saving and resuming ----
 

@@ -91,9 +91,13 @@ def sudoku(
     min_difficulty: float | None = typer.Option(None, help="Source: lowest rating to keep."),
     test_size: int | None = typer.Option(None, min=1, help="Source without a test split: last rows that become one."),
     seed: int = typer.Option(0, min=0, help="Seed of generation, sampling and augmentation."),
+    workers: int | None = typer.Option(None, min=1, help="generate: processes, default one a processor."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ):
     """Build a Sudoku data set: generated with proven unique solutions, or read from a source.
+
+    The puzzles hang on the seed and the options alone, not on --workers. The same command finishes a build that was
+    interrupted.
 
     Example: hrm-hf data sudoku --size 4 --clues 8 --num-train 20000 --num-test 1000 --out data/sudoku4
 

@@ -4,13 +4,19 @@ These functions are the commands `hrm-hf data sudoku`, `maze`, `arc`, `import` a
 `build_data` calls.
 """
 
+import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..io.usage import UsageError, as_usage_errors, run_command
+from ..io.workers import usable_cores
 from .dataset import INFO_FILE, PuzzleInfo, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
+
+
+UNFINISHED = "unfinished"  # folder of what a build has made so far
 
 
 def ensure_built(path: str | None, command: str | None) -> None:
@@ -105,8 +111,11 @@ def build_sudoku(
     min_difficulty: float | None = None,
     test_size: int | None = None,
     seed: int = 0,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Builds a Sudoku data set: generated with proven unique solutions, or read from a source.
+
+    Puzzles are kept in the folder `unfinished` of `out` while they are made, and a repeated call goes on with them.
 
     Args:
         source: "generate", a file or folder (CSV, JSONL, parquet), or hub:OWNER/NAME.
@@ -117,15 +126,16 @@ def build_sudoku(
         num_aug: symmetries added to each training puzzle.
         subsample_size, min_difficulty: training puzzles to take from a source, and the lowest rating to keep.
         test_size: of a source without a test split, the last rows that become one.
+        workers: processes that generate; as many as there are processors if not given. They change nothing else.
     """
     from .sudoku import DEFAULT_CLUES, generated_sudoku, sudoku_from_source, sudoku_shape
 
     generating = source == "generate"
     only_generate = {"clues": clues, "num_train": num_train, "num_test": num_test, "test_fraction": test_fraction}
     only_source = {"subsample_size": subsample_size, "min_difficulty": min_difficulty, "test_size": test_size}
-    _validate_used(source, only_source if generating else only_generate)
+    _validate_used(source, only_source if generating else {**only_generate, "workers": workers})
     _validate_at_least(0, num_train=num_train, num_test=num_test, num_aug=num_aug, seed=seed)
-    _validate_at_least(1, subsample_size=subsample_size, test_size=test_size)
+    _validate_at_least(1, subsample_size=subsample_size, test_size=test_size, workers=workers)
     shared = {"size": 9 if generating and size is None else size, "num_aug": num_aug, "seed": seed}
     if shared["size"] is not None:
         as_usage_errors(sudoku_shape, shared["size"])
@@ -134,7 +144,10 @@ def build_sudoku(
     only_generate["clues"] = DEFAULT_CLUES[shared["size"]] if clues is None else _parse_clues(clues)
     given = {name: value for name, value in only_generate.items() if value is not None}
     defaults = {"num_train": 1000, "num_test": 1000, "test_fraction": 1 / 6}
-    return _build(generated_sudoku, None, {**defaults, **shared, **given}, out)
+    how = {"workers": workers or usable_cores(), "store": out / UNFINISHED}
+    summary = _build(partial(generated_sudoku, **how), None, {**defaults, **shared, **given}, out)
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    return summary
 
 
 def build_maze(

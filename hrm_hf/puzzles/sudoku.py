@@ -5,8 +5,7 @@ random draw hangs on a seed, source rows are checked, and an augmented training 
 puzzle (with 4x4 boards it otherwise would: only 288 solved grids exist). Rules and solver are in `sudoku_rules.py`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,8 +13,10 @@ import numpy as np
 
 from .augment import box_symmetries, dihedral
 from .dataset import PuzzleInfo
-from .readers import PuzzleTable, make_split, with_progress
+from .readers import PuzzleTable, make_split, progress_bar, with_progress
 from .sources import PuzzleRules, PuzzleSplit, read_unique
+from .sudoku_batch import rate_boards
+from .sudoku_generation import Puzzles, all_grids_4x4, generate, generate_portions, rng_of
 from .sudoku_rules import (
     BOX_SHAPES,
     DIGIT_OFFSET,
@@ -24,9 +25,7 @@ from .sudoku_rules import (
     decode,
     decode_grid,
     encode,
-    masks_to_board,
     rate,
-    search,
     solve,
     sudoku_shape,
     to_board,
@@ -55,149 +54,12 @@ __all__ = [
     "validate_solution",
 ]
 
-# Fewest clues of any puzzle with one solution (9x9: McGuire et al., 2012).
-MIN_CLUES = {4: 4, 6: 8, 9: 17}
 DEFAULT_CLUES = {4: 8, 6: 14, 9: 30}
-MAX_TRIES = 1000  # attempts at one puzzle before its number of clues is called unreachable
+MAX_DRAWS = 1000  # of a symmetry of a training puzzle before all are said to have solutions of test puzzles
 CHECK_ROWS = 100_000  # rows checked at once: bounds memory for the millions of rows of the Hub set
 
 # Independent random streams of one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)
-
-
-# ---------------------------------------------------------------------------------------------------- generator
-
-
-@lru_cache
-def all_grids_4x4() -> np.ndarray:
-    """All solved 4x4 boards, uint8 [288, 16], read-only."""
-    found: list[list[int]] = []
-    search([0] * 16, 289, found)
-    grids = np.stack([masks_to_board(masks) for masks in found])
-    grids.flags.writeable = False
-    return grids
-
-
-@lru_cache
-def _grids_with_digit() -> list[list[int]]:
-    """For each cell and digit of a 4x4 board, the set of solved grids that have it there, as the bits of an int."""
-    grids = all_grids_4x4()
-    return [[sum(1 << int(g) for g in np.flatnonzero(grids[:, c] == d)) for d in range(5)] for c in range(16)]
-
-
-def _is_unique(board: list[int]) -> bool:
-    """Whether a board that has a solution has only one."""
-    if len(board) == 16:  # every grid is known: the clues must agree with exactly one
-        table, agreeing = _grids_with_digit(), -1
-        for cell, digit in enumerate(board):
-            if digit:
-                agreeing &= table[cell][digit]
-        return agreeing.bit_count() == 1 and agreeing > 0
-    found: list[list[int]] = []
-    search(board, 2, found)
-    return len(found) == 1
-
-
-def generate(
-    size: int,
-    num_puzzles: int,
-    clues: int | Sequence[int],
-    seed: int | Sequence[int] = 0,
-    *,
-    grids: np.ndarray | None = None,
-    exclude: Iterable[bytes] = (),
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields puzzles with a proven unique solution; the same ones for the same arguments on every machine.
-
-    Cells of a solved grid are emptied in random order, each only if the solution stays unique, until the number of
-    clues is reached. No puzzle comes twice. 4x4 puzzles take their solutions from `grids`; for larger boards every
-    puzzle has a solution of its own.
-
-    Args:
-        size: 4, 6 or 9.
-        num_puzzles: how many.
-        clues: number of given cells, or the lowest and highest number, drawn uniformly for each puzzle.
-        seed: seed of a Philox generator, or a sequence of seeds.
-        grids: digits [G, 16] to draw from, 4x4 only; all 288 if None.
-        exclude: solutions (bytes of a uint8 board) that must not be used.
-
-    Yields:
-        Puzzle and solution, uint8 [size * size], 0 for a blank.
-
-    Raises:
-        ValueError: impossible number of clues.
-        RuntimeError: `MAX_TRIES` attempts gave no new puzzle with this number of clues.
-    """
-    shape, (low, high) = sudoku_shape(size), _clue_range(size, clues)
-    if grids is not None and size != 4:
-        raise ValueError(f"grids can only be given for size 4, not {size}: larger boards get random grids")
-    pool = None if size != 4 else all_grids_4x4() if grids is None else np.asarray(grids, dtype=np.uint8)
-    return _generate(shape, num_puzzles, (low, high), _rng(seed), pool, set(exclude))
-
-
-def _generate(shape, num_puzzles, clue_range, rng, pool, excluded) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    seen: set[bytes] = set()
-    tries = 0
-    while len(seen) < num_puzzles:
-        if tries == MAX_TRIES:
-            raise RuntimeError(
-                f"no new {shape.size}x{shape.size} puzzle with {clue_range[0]} to {clue_range[1]} clues in "
-                f"{MAX_TRIES} attempts, after {len(seen)} of {num_puzzles}; ask for more clues or fewer puzzles"
-            )
-        tries += 1
-        solution = _random_grid(shape, rng) if pool is None else pool[rng.integers(len(pool))]
-        if solution.tobytes() in excluded:
-            continue
-        target = int(rng.integers(clue_range[0], clue_range[1] + 1))
-        board = _dig(solution.tolist(), rng.permutation(shape.cells).tolist(), target)
-        if board is None or bytes(board) in seen:
-            continue
-        seen.add(bytes(board))
-        if pool is None:
-            excluded.add(solution.tobytes())
-        tries = 0
-        yield np.array(board, dtype=np.uint8), np.array(solution)
-
-
-def _clue_range(size: int, clues: int | Sequence[int]) -> tuple[int, int]:
-    low, high = (clues, clues) if isinstance(clues, int) else clues
-    least, most = MIN_CLUES[sudoku_shape(size).size], size**2
-    if not least <= low <= high <= most:
-        raise ValueError(
-            f"clues is {clues}; a {size}x{size} puzzle with one solution has {least} to {most} clues, lowest first"
-        )
-    return low, high
-
-
-def _random_grid(shape: SudokuShape, rng: np.random.Generator) -> np.ndarray:
-    found: list[list[int]] = []
-    search(rng.permutation(np.arange(1, shape.size + 1)).tolist() + [0] * (shape.cells - shape.size), 1, found, rng)
-    return masks_to_board(found[0])
-
-
-def _dig(board: list[int], order: list[int], target: int) -> list[int] | None:
-    """Empties cells in `order` while the solution stays unique, down to `target` clues; None if that fails.
-
-    Cells go in blocks, halved when uniqueness is lost. The result is that of going cell by cell, because fewer clues
-    never make a solution unique again; it takes a third of the proofs.
-    """
-    surplus, position, block = len(board) - target, 0, len(board) // 2
-    while surplus and position < len(order):
-        cells = order[position : position + min(block, surplus)]
-        trial = board.copy()
-        for cell in cells:
-            trial[cell] = 0
-        if _is_unique(trial):
-            board, position, surplus = trial, position + len(cells), surplus - len(cells)
-        elif len(cells) == 1:
-            position, block = position + 1, 1  # this clue is needed
-        else:
-            block = len(cells) // 2
-    return None if surplus else board
-
-
-def _rng(seed: int | Sequence[int]) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
 
 
 # ---------------------------------------------------------------------------------------------------- augmentation
@@ -246,13 +108,13 @@ def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.
 
 def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[bytes], progress: bool):
     """Each puzzle followed by `num_aug` symmetries of it whose solutions are not in `forbidden`."""
-    rng = _rng((seed, _AUGMENT_STREAM))
+    rng = rng_of((seed, _AUGMENT_STREAM))
     rows, cells = boards.shape
     new_boards, new_solutions = np.empty((2, rows, num_aug + 1, cells), dtype=np.uint8)
     for i in with_progress(range(rows), "augmenting", progress):
         new_boards[i, 0], new_solutions[i, 0] = boards[i], solutions[i]
         missing = np.arange(1, num_aug + 1)
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_DRAWS):
             if not len(missing):
                 break
             drawn = augment(boards[i], solutions[i], len(missing), rng)
@@ -277,6 +139,8 @@ def generated_sudoku(
     test_fraction: float = 1 / 6,
     num_aug: int = 0,
     seed: int = 0,
+    workers: int = 1,
+    store: Path | None = None,
     progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
     """Generates a data set whose train and test puzzles share no solution grid.
@@ -285,6 +149,7 @@ def generated_sudoku(
         clues: as for `generate`; None for 8, 14 or 30, by size.
         test_fraction: share of the 288 solution grids of 4x4 boards that is kept for the test split.
         num_aug: symmetries added to each training puzzle.
+        workers, store: as for `generate_portions`; the puzzles do not depend on them.
         progress: show a progress bar on stderr.
 
     Raises:
@@ -293,16 +158,20 @@ def generated_sudoku(
     clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
     train_grids = test_grids = None
     if size == 4:
-        order = _rng((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
+        order = rng_of((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
         held_out = round(len(order) * test_fraction)
         if not 0 < held_out < len(order):
             raise ValueError(f"test_fraction is {test_fraction}; expected a share between 0 and 1 of the 288 grids")
         test_grids, train_grids = order[:held_out], order[held_out:]
-    test = generate(size, num_test, clues, (seed, _TEST_STREAM), grids=test_grids)
-    parts = {"test": _collect(test, num_test, size, "test puzzles", progress)}
-    used = {solution.tobytes() for solution in parts["test"][1]}
-    train = generate(size, num_train, clues, (seed, _TRAIN_STREAM), grids=train_grids, exclude=used)
-    parts["train"] = _collect(train, num_train, size, "train puzzles", progress)
+
+    def draw(split: str, count: int, stream: int, **options) -> Puzzles:
+        how = {"workers": workers, "store": store, **options}
+        portions = generate_portions(size, count, clues, (seed, stream), **how)
+        return _collect(portions, count, size, f"{split} puzzles", progress)
+
+    parts = {"test": draw("test", num_test, _TEST_STREAM, grids=test_grids)}
+    used = {solution.tobytes() for solution in parts["test"].solutions}
+    parts["train"] = draw("train", num_train, _TRAIN_STREAM, grids=train_grids, exclude=used)
     options = {"source": "generate", "size": size, "num_train": num_train, "num_test": num_test, "clues": clues}
     options |= {"test_fraction": test_fraction, "num_aug": num_aug, "seed": seed}
     forbidden = {grid.tobytes() for grid in test_grids} if size == 4 else used
@@ -443,19 +312,25 @@ def _select(split: PuzzleSplit, min_difficulty, subsample_size, seed: int, progr
     if subsample_size is not None:
         if not 0 < subsample_size <= len(rows):
             raise ValueError(f"subsample_size is {subsample_size}; expected 1 to {len(rows)} puzzles of {table.name}")
-        rows = np.sort(_rng((seed, _SUBSAMPLE_STREAM)).choice(rows, subsample_size, replace=False))
+        rows = np.sort(rng_of((seed, _SUBSAMPLE_STREAM)).choice(rows, subsample_size, replace=False))
     boards, solutions = boards[rows], solutions[rows]
     return boards, solutions, _rate_all(boards, progress) if ratings is None else ratings[rows]
 
 
 def _rate_all(boards: np.ndarray, progress: bool) -> np.ndarray:
-    return np.array([rate(board) for board in with_progress(boards, "rating", progress)], dtype=np.float32)
+    starts = range(0, len(boards), CHECK_ROWS)
+    parts = [rate_boards(boards[at : at + CHECK_ROWS]) for at in with_progress(starts, "rating", progress)]
+    return np.concatenate(parts).astype(np.float32)
 
 
-def _collect(puzzles, count: int, size: int, title: str, progress: bool):
-    cells = size**2
-    pairs = np.array(list(with_progress(puzzles, title, progress, count)), dtype=np.uint8).reshape(count, 2, cells)
-    return pairs[:, 0], pairs[:, 1], _rate_all(pairs[:, 0], progress)
+def _collect(portions: Iterator[Puzzles], count: int, size: int, title: str, progress: bool) -> Puzzles:
+    """All puzzles of the portions, with a progress bar that counts puzzles."""
+    parts = [Puzzles(*np.empty((2, 0, size**2), dtype=np.uint8), np.empty(0, dtype=np.float32))]
+    with progress_bar(title, progress, count) as bar:
+        for portion in portions:
+            parts.append(portion)
+            bar.update(len(portion.boards))
+    return Puzzles(*map(np.concatenate, zip(*parts)))
 
 
 def _assemble(parts, size, num_aug, seed, forbidden, options, progress) -> "tuple[datasets.DatasetDict, PuzzleInfo]":

@@ -25,7 +25,9 @@ CARD_FILE, RESULTS_FOLDER = "README.md", ".eval_results"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
 TRAINING_START, TRAINING_END = "<!-- hrm_hf training -->", "<!-- end of hrm_hf training -->"
 LICENSE_NOT_STATED = "not stated; name one here and in the metadata"
-HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
+HALTING_SETTINGS = (
+    "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
+)  # fmt: skip
 # How fast a run was and where it stood say nothing about the model's quality.
 NO_QUALITIES = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",

@@ -87,11 +87,17 @@ def augment(
     digits[:, 1:] = rng.permuted(np.tile(np.arange(1, n + 1), (count, 1)), axis=1)
     square = box_rows == box_cols
     transposed = rng.random(count) < 0.5 if square else np.zeros(count, dtype=bool)
-    rows = _random_lines(n, box_rows, count, rng)[:, :, None]
-    columns = _random_lines(n, box_cols, count, rng)[:, None, :]
-    source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns).reshape(count, -1)
+    rows, columns = (_random_lines(n, box, count, rng) for box in (box_rows, box_cols))
+    source = moved_cells(rows, columns, transposed)
     new_board, new_solution = (np.take_along_axis(digits, old[source], axis=1) for old in (board, solution))
     return new_board, new_solution
+
+
+def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
+    """Where each cell of a symmetric board comes from, int [count, n * n], from orders of lines [count, n]."""
+    n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
+    source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
+    return source.reshape(len(source), -1)
 
 
 def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.ndarray:

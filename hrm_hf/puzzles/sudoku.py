@@ -11,12 +11,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .augment import box_symmetries, dihedral
 from .dataset import PuzzleInfo
 from .readers import PuzzleTable, make_split, progress_bar, with_progress
-from .sources import PuzzleRules, PuzzleSplit, read_unique
+from .sources import HeldOut, PuzzleRules, PuzzleSplit, read_unique
 from .sudoku_batch import rate_boards
-from .sudoku_generation import Puzzles, all_grids_4x4, generate, generate_portions, rng_of
+from .sudoku_generation import WHOLE, Puzzles, all_grids_4x4, generate, generate_portions, rng_of
 from .sudoku_rules import (
     BOX_SHAPES,
     DIGIT_OFFSET,
@@ -31,6 +30,7 @@ from .sudoku_rules import (
     to_board,
     validate_solution,
 )
+from .sudoku_symmetry import canonical_forms, symmetry_keys
 
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ __all__ = [
     "SudokuShape",
     "all_grids_4x4",
     "augment",
+    "canonical_forms",
     "count_solutions",
     "decode",
     "decode_grid",
@@ -138,22 +139,28 @@ def generated_sudoku(
     *,
     test_fraction: float = 1 / 6,
     num_aug: int = 0,
+    mix: str | Path | None = None,
+    test_share: float | None = None,
     seed: int = 0,
     workers: int = 1,
     store: Path | None = None,
     progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generates a data set whose train and test puzzles share no solution grid.
+    """Generates a data set whose train and test puzzles share no solution grid, and are no copies of one another.
 
     Args:
         clues: as for `generate`; None for 8, 14 or 30, by size.
-        test_fraction: share of the 288 solution grids of 4x4 boards that is kept for the test split.
+        test_fraction: of 4x4 boards, the share of the 288 solution grids, and of the canonical forms of puzzles, that
+            is kept for the test split.
         num_aug: symmetries added to each training puzzle.
+        mix: a source (see `readers`) whose training puzzles are added to the training split, and whose test puzzles
+            become the split `test_mixed`. No generated puzzle is a copy of one of them.
+        test_share: for a `mix` without a test split, the share of its puzzles that become one; see `sources.HeldOut`.
         workers, store: as for `generate_portions`; the puzzles do not depend on them.
         progress: show a progress bar on stderr.
 
     Raises:
-        ValueError, RuntimeError: as `generate`.
+        FileNotFoundError, ValueError, RuntimeError: as `generate` and `sudoku_from_source`.
     """
     clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
     train_grids = test_grids = None
@@ -169,13 +176,29 @@ def generated_sudoku(
         portions = generate_portions(size, count, clues, (seed, stream), **how)
         return _collect(portions, count, size, f"{split} puzzles", progress)
 
-    parts = {"test": draw("test", num_test, _TEST_STREAM, grids=test_grids)}
-    used = {solution.tobytes() for solution in parts["test"].solutions}
-    parts["train"] = draw("train", num_train, _TRAIN_STREAM, grids=train_grids, exclude=used)
+    rules = _rules(size)
+    given, repeated = ({}, {}) if mix is None else read_unique(mix, HeldOut(share=test_share), lambda _: rules)
+    given_forms = {form for split in given.values() for form in rules.forms_of(split)}
+    # Of 4x4 there are few puzzles that are no copies: a test split of many would hold them all, so each has its side.
+    sides = {"test": (0.0, test_fraction), "train": (test_fraction, 1.0)} if size == 4 else {}
+    how = {"grids": test_grids, "exclude_forms": given_forms, "share": sides.get("test", WHOLE)}
+    test = draw("test", num_test, _TEST_STREAM, **how)
+    used, forms = ({row.tobytes() for row in rows} for rows in (test.solutions, test.forms))
+    how = {"grids": train_grids, "exclude_forms": given_forms | forms, "share": sides.get("train", WHOLE)}
+    train = draw("train", num_train, _TRAIN_STREAM, exclude=used, **how)
+    parts = {"train": tuple(train[:3]), "test": tuple(test[:3])}
+    for split, name in (("train", "train"), ("test", "test_mixed")):
+        if split in given:
+            rows = _select(given[split], None, None, seed, progress)
+            parts[name] = [np.concatenate(both) for both in zip(parts[name], rows)] if name in parts else rows
+
     options = {"source": "generate", "size": size, "num_train": num_train, "num_test": num_test, "clues": clues}
     options |= {"test_fraction": test_fraction, "num_aug": num_aug, "seed": seed}
+    options |= {} if mix is None else {"mix": str(mix), "test_share": test_share}
     forbidden = {grid.tobytes() for grid in test_grids} if size == 4 else used
-    return _assemble(parts, size, num_aug, seed, forbidden, options, progress)
+    made, info = _assemble(parts, size, num_aug, seed, forbidden, options, progress)
+    info.repeated = repeated
+    return made, info
 
 
 def sudoku_from_source(
@@ -186,6 +209,7 @@ def sudoku_from_source(
     min_difficulty: float | None = None,
     num_aug: int = 0,
     test_size: int | None = None,
+    test_share: float | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
@@ -196,7 +220,8 @@ def sudoku_from_source(
         subsample_size: number of training puzzles to keep, drawn without replacement.
         min_difficulty: lowest rating to keep, in both splits.
         num_aug: symmetries added to each training puzzle; they inherit its rating.
-        test_size: for a source without a test split, the number of last rows that become one.
+        test_size, test_share: for a source without a test split, the number of last rows that become one, or the
+            share of puzzles that do so by a hash of their canonical form; see `sources.HeldOut`.
 
     Raises:
         FileNotFoundError, ValueError: as `puzzle_sources.read_unique`; or a row that is no board, a solution that
@@ -204,17 +229,10 @@ def sudoku_from_source(
     """
     options = {"source": str(source), "size": size, "subsample_size": subsample_size}
     options |= {"min_difficulty": min_difficulty, "num_aug": num_aug, "test_size": test_size, "seed": seed}
-
-    def rules(train: PuzzleTable) -> PuzzleRules:
-        shape = sudoku_shape(_board_size(train) if size is None else size)
-        return PuzzleRules(
-            lambda table: _parse(table, shape),
-            lambda boards: symmetry_keys(boards, shape),
-            # Up to symmetry there are two solved boards of 4x4: everything there is a copy of something.
-            None if shape.size == 4 else lambda boards: _invariants(boards, shape),
-        )
-
-    splits, repeated = read_unique(source, test_size, rules)
+    options |= {} if test_share is None else {"test_share": test_share}
+    splits, repeated = read_unique(
+        source, HeldOut(test_size, test_share), lambda train: _rules(size or _board_size(train))
+    )
     shape = sudoku_shape(int(splits["train"].questions.shape[1] ** 0.5))
     parts = {}
     for split, rows in splits.items():
@@ -226,50 +244,17 @@ def sudoku_from_source(
     return made, info
 
 
-def symmetry_keys(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
-    """For boards [rows, cells], keys that are equal for boards that differ by names of digits, turns and reflections.
-
-    Orders of bands, rows, stacks and columns are symmetries of Sudoku too and are not looked for: that takes a search.
-    """
-    n, keys, transforms = shape.size, [], box_symmetries(shape.box_shape)
-    for start in range(0, len(boards), CHECK_ROWS):
-        some = boards[start : start + CHECK_ROWS].reshape(-1, n, n)
-        views = [_renamed(dihedral(some, one).reshape(len(some), -1), n) for one in transforms]
-        keys += [min(view[row].tobytes() for view in views) for row in range(len(some))]
-    return keys
-
-
-def _invariants(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
-    """How often digits are given, in order of size, and how many cells of each set that symmetries leave in place."""
-    n, cells = shape.size, shape.cells
-    grid = np.arange(cells).reshape(n, n)
-    orbit = np.min([dihedral(grid, one).reshape(-1) for one in box_symmetries(shape.box_shape)], axis=0)
-    members = (orbit[:, None] == np.unique(orbit)).astype(np.float32)
-    found: list[bytes] = []
-    for start in range(0, len(boards), CHECK_ROWS):
-        some = boards[start : start + CHECK_ROWS]
-        digits = np.sort(np.stack([(some == digit).sum(axis=1) for digit in range(1, n + 1)], axis=1), axis=1)
-        given = (some != 0).astype(np.float32) @ members
-        both = np.concatenate([digits, given], axis=1).astype(np.uint8)
-        found += [row.tobytes() for row in both]
-    return found
-
-
-def _renamed(boards: np.ndarray, size: int) -> np.ndarray:
-    """Boards with their digits named 1, 2, ... in the order in which they come first."""
-    found = boards[:, :, None] == np.arange(1, size + 1)
-    first = np.where(found.any(axis=1), found.argmax(axis=1), boards.shape[1])
-    names = np.zeros((len(boards), size + 1), dtype=np.uint8)
-    names[:, 1:] = first.argsort(axis=1, kind="stable").argsort(axis=1) + 1
-    return np.take_along_axis(names, boards.astype(np.intp), axis=1)
-
-
 def _board_size(table: PuzzleTable) -> int:
     text, sizes = table.questions[0], {n**2: n for n in BOX_SHAPES}
     if len(text) not in sizes:
         where = f"{table.place(0)}, column {table.columns[0]!r}"
         raise ValueError(f"{where}: {len(text)} characters {text!r:.100}; expected {' or '.join(map(str, sizes))}")
     return sizes[len(text)]
+
+
+def _rules(size: int) -> PuzzleRules:
+    shape = sudoku_shape(size)
+    return PuzzleRules(lambda table: _parse(table, shape), symmetry_keys)
 
 
 def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
@@ -325,7 +310,8 @@ def _rate_all(boards: np.ndarray, progress: bool) -> np.ndarray:
 
 def _collect(portions: Iterator[Puzzles], count: int, size: int, title: str, progress: bool) -> Puzzles:
     """All puzzles of the portions, with a progress bar that counts puzzles."""
-    parts = [Puzzles(*np.empty((2, 0, size**2), dtype=np.uint8), np.empty(0, dtype=np.float32))]
+    none = np.empty((0, size**2), dtype=np.uint8)
+    parts = [Puzzles(boards=none, solutions=none, ratings=np.empty(0, dtype=np.float32), forms=none)]
     with progress_bar(title, progress, count) as bar:
         for portion in portions:
             parts.append(portion)
@@ -337,8 +323,7 @@ def _assemble(parts, size, num_aug, seed, forbidden, options, progress) -> "tupl
     from datasets import DatasetDict
 
     splits = DatasetDict()
-    for split in ("train", "test"):
-        boards, solutions, ratings = parts.get(split, ((), (), ()))
+    for split, (boards, solutions, ratings) in sorted(parts.items(), key=lambda part: part[0] != "train"):
         if not len(boards):
             continue
         copies = num_aug + 1 if split == "train" else 1

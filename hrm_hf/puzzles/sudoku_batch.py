@@ -305,12 +305,54 @@ def _rate(boards: np.ndarray, geometry: Planes) -> np.ndarray:
     return ratings
 
 
+class _Proofs(Lanes):
+    """Searches for a solution other than the one known; at a guess the known digit comes last."""
+
+    def __init__(self, known: np.ndarray, geometry: Planes):
+        super().__init__(known.copy(), geometry)
+        self.known = known
+
+    def settle(self, waits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """One step of the lanes that wait; returns those without another solution, and those that have one."""
+        dead, solved, stuck = (some[waits[some]] for some in self.advance())
+        if len(solved):
+            same = ~(self.planes[:, :, solved] ^ self.known[:, :, solved]).any(axis=(0, 1))
+            dead, solved = np.concatenate([dead, solved[same]]), solved[~same]
+        if len(stuck):
+            cells, candidates = self.choices(stuck)
+            known = (self.known[:, self.geometry.band[cells], stuck] & self.geometry.bits[cells]) != 0
+            self.guess(stuck, cells, (candidates & ~known).argmax(axis=0))
+        return self.back_track(dead)[1] if len(dead) else dead, solved
+
+    def keep(self, lanes: np.ndarray) -> None:
+        super().keep(lanes)
+        self.known = np.ascontiguousarray(self.known[:, :, lanes])
+
+
+def are_unique(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
+    """Whether boards uint8 [boards, cells] have no solution but the one given, bool [boards]."""
+    geometry, unique = bit_planes(int(boards.shape[1] ** 0.5)), np.zeros(len(boards), dtype=bool)
+    for start in range(0, len(boards), BATCH):
+        some = slice(start, start + BATCH)
+        proofs = _Proofs(geometry.of_boards(solutions[some]), geometry)
+        busy = np.arange(start, start + len(boards[some]))
+        proofs.load(busy - start, geometry.of_boards(boards[some]))
+        waits = np.ones(len(busy), dtype=bool)
+        while waits.any():
+            proved, refuted = proofs.settle(waits)
+            unique[busy[proved]] = True
+            waits[proved] = waits[refuted] = False
+            if waits.sum() < COMPACT * len(busy):
+                proofs.keep(np.flatnonzero(waits))
+                busy, waits = busy[waits], waits[waits]
+    return unique
+
+
 def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Empties cells of solved boards in order, each only if the solution stays unique, down to a number of clues.
 
     Cells go in blocks, halved when uniqueness is lost. The result is that of going cell by cell, because fewer clues
-    never make a solution unique again. A block is proved by looking for another solution: one with another digit in
-    the cell, if the block is one cell, and at a guess the digits of the known solution come last.
+    never make a solution unique again. A block of one cell is proved by looking for another digit there.
 
     Args:
         solutions: uint8 [boards, cells].
@@ -323,55 +365,41 @@ def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple
     number, cells = solutions.shape
     geometry = bit_planes(int(cells**0.5))
     ranks = np.argsort(orders, axis=1)
-    solved_planes = geometry.of_boards(solutions)
     given = np.ones((number, cells), dtype=bool)
     surplus = cells - np.asarray(targets)
     position, block = np.zeros(number, dtype=np.intp), np.full(number, cells // 2)
-    busy = np.flatnonzero(surplus > 0)  # the board of each lane
-    known = np.ascontiguousarray(solved_planes[:, :, busy])
-    lanes = Lanes(known.copy(), geometry)
-    size = np.zeros(len(busy), dtype=np.intp)  # cells of the trial in each lane
-    waits = np.ones(len(busy), dtype=bool)
+    size = np.zeros(number, dtype=np.intp)  # of the block on trial
+    busy = np.arange(number)  # the board of each lane
+    proofs = _Proofs(geometry.of_boards(solutions), geometry)
+    waits = np.ones(number, dtype=bool)
 
-    def start_trials(some: np.ndarray) -> None:
-        of = busy[some]
-        ended = (surplus[of] == 0) | (surplus[of] > cells - position[of])
-        waits[some[ended]] = False
-        some, of = some[~ended], of[~ended]
-        size[some] = np.minimum(block[of], surplus[of])
-        rank = ranks[of]
-        trial = (rank >= position[of, None]) & (rank < (position[of] + size[some])[:, None])
-        blank, removed = geometry.pack(trial | ~given[of]), geometry.pack(trial & (size[some] == 1)[:, None])
-        lanes.load(some, (known[:, :, some] | blank) & ~(known[:, :, some] & removed))
+    def on_trial(of: np.ndarray) -> np.ndarray:
+        return (ranks[of] >= position[of, None]) & (ranks[of] < (position[of] + size[of])[:, None])
 
-    def finish_trials(some: np.ndarray, unique: np.ndarray) -> None:
-        of = busy[some]
-        for which, accepted in ((of[unique], size[some[unique]]),):
-            rank = ranks[which]
-            given[which] &= (rank < position[which, None]) | (rank >= (position[which] + accepted)[:, None])
-            position[which] += accepted
-            surplus[which] -= accepted
-        for which, refused in ((of[~unique], size[some[~unique]]),):
-            position[which] += refused == 1  # this clue is needed
-            block[which] = np.maximum(refused // 2, 1)
-        start_trials(some)
+    def start_trials(lanes: np.ndarray) -> None:
+        ended = (surplus[busy[lanes]] == 0) | (surplus[busy[lanes]] > cells - position[busy[lanes]])
+        waits[lanes[ended]] = False
+        lanes = lanes[~ended]
+        of, known = busy[lanes], proofs.known[:, :, lanes]
+        size[of] = np.minimum(block[of], surplus[of])
+        trial = on_trial(of)
+        blank, other = geometry.pack(trial | ~given[of]), geometry.pack(trial & (size[of] == 1)[:, None])
+        proofs.load(lanes, (known | blank) & ~(known & other))
 
-    start_trials(np.arange(len(busy)))
+    def finish_trials(unique: np.ndarray, ambiguous: np.ndarray) -> None:
+        given[unique] &= ~on_trial(unique)
+        position[unique] += size[unique]
+        surplus[unique] -= size[unique]
+        position[ambiguous] += size[ambiguous] == 1  # this clue is needed
+        block[ambiguous] = np.maximum(size[ambiguous] // 2, 1)
+
+    start_trials(np.arange(number))
     while waits.any():
-        dead, solved, stuck = lanes.advance()
-        dead, solved, stuck = (some[waits[some]] for some in (dead, solved, stuck))
-        if len(solved):
-            same = ~(lanes.planes[:, :, solved] ^ known[:, :, solved]).any(axis=(0, 1))
-            dead, solved = np.concatenate([dead, solved[same]]), solved[~same]
-        if len(stuck):
-            at, candidates = lanes.choices(stuck)
-            usual = (known[:, geometry.band[at], stuck] & geometry.bits[at]) != 0
-            lanes.guess(stuck, at, (candidates & ~usual).argmax(axis=0))
-        if len(dead) or len(solved):
-            _, proved = lanes.back_track(dead)
-            finish_trials(np.concatenate([proved, solved]), np.arange(len(proved) + len(solved)) < len(proved))
+        proved, refuted = proofs.settle(waits)
+        if len(proved) or len(refuted):
+            finish_trials(busy[proved], busy[refuted])
+            start_trials(np.concatenate([proved, refuted]))
         if waits.sum() < COMPACT * len(busy):
-            lanes.keep(np.flatnonzero(waits))
-            busy, size, known = busy[waits], size[waits], np.ascontiguousarray(known[:, :, waits])
-            waits = waits[waits]
+            proofs.keep(np.flatnonzero(waits))
+            busy, waits = busy[waits], waits[waits]
     return np.where(given, solutions, 0).astype(np.uint8), surplus == 0

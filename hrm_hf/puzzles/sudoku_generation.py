@@ -2,15 +2,15 @@
 
 A portion is a number of attempts made together (`sudoku_batch.py`), with a random stream of its own that hangs on the
 seed and the portion's number alone. So the puzzles are the same whatever the number of processes, and a portion that
-an interrupted build has stored need not be drawn again. Boards of 4x4, whose 288 grids are all known, are dug one by
-one.
+an interrupted build has stored need not be drawn again.
 """
 
 import hashlib
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
@@ -21,8 +21,10 @@ import numpy as np
 
 from ..io.complete_files import complete_file
 from ..io.workers import worker_pool
+from .sources import place_of_form
 from .sudoku_batch import dig, random_grids, rate_boards
 from .sudoku_rules import masks_to_board, search, sudoku_shape
+from .sudoku_symmetry import canonical_forms
 
 
 # Fewest clues of any puzzle with one solution (9x9: McGuire et al., 2012).
@@ -32,15 +34,23 @@ MAX_TRIES = 1000  # attempts at one puzzle before its number of clues is called 
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
 POOL_PAYS = 2 * PORTION  # attempts ahead from which the seconds until processes have started are worth it
+WHOLE = (0.0, 1.0)  # a share of all puzzles
 VERSION = 1  # of what a portion holds: stored portions of other versions are not taken up
 
 
 class Puzzles(NamedTuple):
-    """Puzzles as arrays: boards and solutions uint8 [puzzles, cells], 0 for a blank, and `rate` of each, float32."""
+    """Puzzles as arrays.
+
+    Attributes:
+        boards, solutions: uint8 [puzzles, cells], 0 for a blank.
+        ratings: `rate` of each, float32 [puzzles].
+        forms: `canonical_forms`, uint8 [puzzles, cells].
+    """
 
     boards: np.ndarray
     solutions: np.ndarray
     ratings: np.ndarray
+    forms: np.ndarray
 
     def take(self, rows: np.ndarray) -> "Puzzles":
         return Puzzles(*(array[rows] for array in self))
@@ -106,52 +116,80 @@ def generate_portions(
     *,
     grids: np.ndarray | None = None,
     exclude: Iterable[bytes] = (),
+    exclude_forms: Collection[bytes] = (),
+    share: tuple[float, float] = WHOLE,
     workers: int = 1,
     store: Path | None = None,
 ) -> Iterator[Puzzles]:
     """The puzzles of `generate`, rated, in the portions in which they are made.
 
     Args:
+        exclude_forms: canonical forms (bytes) of puzzles of which no symmetric copy must come.
+        share: only puzzles whose `place_of_form` is in this range, its end not included.
         workers: processes that draw portions, started only if there is enough to draw; 1 is this process. A program
             that asks for more needs `if __name__ == "__main__"`.
-        store: folder that keeps portions, and from which those that an interrupted run has left are taken. 4x4 boards
-            are made in no time and not kept.
+        store: folder that keeps portions, and from which those that an interrupted run has left are taken.
         The others, and what is raised: see `generate`. RuntimeError also if a worker process died.
     """
     low, high = clue_range(size, clues)
     if grids is not None and size != 4:
         raise ValueError(f"grids can only be given for size 4, not {size}: larger boards get random grids")
     if size == 4:
-        pool = all_grids_4x4() if grids is None else np.asarray(grids, dtype=np.uint8)
-        return _portions_4x4(_generate_4x4(num_puzzles, (low, high), rng_of(seed), pool, set(exclude)))
-    source = _Source(size, low, high, tuple(np.atleast_1d(seed).tolist()), store)
-    return _generate(source, num_puzzles, set(exclude), workers)
+        grids = all_grids_4x4() if grids is None else np.asarray(grids, dtype=np.uint8)
+    source = _Source(size, low, high, tuple(np.atleast_1d(seed).tolist()), grids, store)
+    allowed = _Allowed(set(exclude), exclude_forms, share, of_boards=size == 4)
+    return _generate(source, num_puzzles, allowed, workers)
 
 
-def _generate(source: "_Source", num_puzzles: int, used: set[bytes], workers: int) -> Iterator[Puzzles]:
+@dataclass
+class _Allowed:
+    """Which puzzles may come: see `generate_portions`. `of_boards`: no board twice, instead of no solution."""
+
+    solutions: set[bytes]
+    forms: Collection[bytes]
+    share: tuple[float, float]
+    of_boards: bool
+    boards: set[bytes] = field(default_factory=set)
+
+    def take(self, board: np.ndarray, solution: np.ndarray, form: np.ndarray) -> bool:
+        """Whether this puzzle may come; it then may not come again."""
+        if solution.tobytes() in self.solutions or form.tobytes() in self.forms or board.tobytes() in self.boards:
+            return False
+        if self.share != WHOLE and not self.share[0] <= place_of_form(form.tobytes()) < self.share[1]:
+            return False
+        if self.of_boards:
+            self.boards.add(board.tobytes())
+        else:
+            self.solutions.add(solution.tobytes())
+        return True
+
+
+def _generate(source: "_Source", num_puzzles: int, allowed: _Allowed, workers: int) -> Iterator[Puzzles]:
     missing, fruitless = num_puzzles, 0
     drawn = source.draw_all(workers, lambda: missing)
     while missing:
         attempts, puzzles = next(drawn)
-        new = []
-        for row, solution in enumerate(puzzles.solutions):
-            key = solution.tobytes()
-            if key not in used and len(new) < missing:
-                used.add(key)
-                new.append(row)
+        candidates = enumerate(zip(puzzles.boards, puzzles.solutions, puzzles.forms))
+        new = list(islice((row for row, puzzle in candidates if allowed.take(*puzzle)), missing))
         missing -= len(new)
         fruitless = 0 if new else fruitless + attempts
         if fruitless >= MAX_TRIES:
-            raise _unreachable(source.size, (source.low, source.high), num_puzzles - missing, num_puzzles)
+            raise RuntimeError(
+                f"no new {source.size}x{source.size} puzzle with {source.low} to {source.high} clues in {MAX_TRIES} "
+                f"attempts, after {num_puzzles - missing} of {num_puzzles}; ask for more clues or fewer puzzles"
+            )
         if new:
             yield puzzles.take(np.array(new))
 
 
-def _unreachable(size: int, clues: tuple[int, int], made: int, wanted: int) -> RuntimeError:
-    return RuntimeError(
-        f"no new {size}x{size} puzzle with {clues[0]} to {clues[1]} clues in {MAX_TRIES} attempts, after {made} of "
-        f"{wanted}; ask for more clues or fewer puzzles"
-    )
+@lru_cache
+def all_grids_4x4() -> np.ndarray:
+    """All solved 4x4 boards, uint8 [288, 16], read-only."""
+    found: list[list[int]] = []
+    search([0] * 16, 289, found)
+    grids = np.stack([masks_to_board(masks) for masks in found])
+    grids.flags.writeable = False
+    return grids
 
 
 # ---------------------------------------------------------------------------------------------------- portions
@@ -164,6 +202,7 @@ class _Source(NamedTuple):
     low: int
     high: int
     seed: tuple[int, ...]
+    grids: np.ndarray | None
     store: Path | None
 
     def attempts(self, number: int) -> int:
@@ -173,7 +212,8 @@ class _Source(NamedTuple):
         """Its name holds all that decides the portion: of another seed or range it is another file."""
         if self.store is None:
             return None
-        content = repr((VERSION, self.size, self.low, self.high, self.seed, self.attempts(number), number))
+        grids = None if self.grids is None else self.grids.tobytes()
+        content = repr((VERSION, self.size, self.low, self.high, self.seed, grids, self.attempts(number), number))
         return self.store / f"{number:05d}-{hashlib.sha256(content.encode()).hexdigest()[:16]}.npz"
 
     def draw_all(self, workers: int, missing: Callable[[], int]) -> Iterator[tuple[int, Puzzles]]:
@@ -181,11 +221,11 @@ class _Source(NamedTuple):
 
         Portions are drawn ahead only as far as the yield so far says that they will be needed.
         """
-        made, tried, number, pool = 0, 0, 0, None
+        wanted, tried, number, pool = missing(), 0, 0, None
         waiting: deque = deque()  # attempts of a portion, and its future
         try:
             while True:
-                rate = max(made, 1) / tried if tried else 1.0
+                rate = max(wanted - missing(), 1) / tried if tried else 1.0
                 if pool is None and workers > 1 and missing() / rate > POOL_PAYS and number >= len(FIRST_PORTIONS):
                     pool = worker_pool(workers, __name__)
                 if pool is None:
@@ -198,7 +238,7 @@ class _Source(NamedTuple):
                         number += 1
                     attempts, future = waiting.popleft()
                     puzzles = future.result()
-                made, tried = made + len(puzzles.boards), tried + attempts
+                tried += attempts
                 yield attempts, puzzles
         except BrokenProcessPool as error:
             raise RuntimeError(
@@ -222,12 +262,15 @@ class _Source(NamedTuple):
 
     def draw(self, number: int) -> Puzzles:
         attempts, rng = self.attempts(number), rng_of(self.seed, number)
-        solutions = random_grids(self.size, attempts, rng)
+        if self.grids is None:
+            solutions = random_grids(self.size, attempts, rng)
+        else:
+            solutions = self.grids[rng.integers(len(self.grids), size=attempts)]
         targets = rng.integers(self.low, self.high + 1, attempts)
         orders = rng.permuted(np.tile(np.arange(self.size**2), (attempts, 1)), axis=1)
         boards, reached = dig(solutions, orders, targets)
         boards, solutions = boards[reached], solutions[reached]
-        return Puzzles(boards, solutions, rate_boards(boards).astype(np.float32))
+        return Puzzles(boards, solutions, rate_boards(boards).astype(np.float32), canonical_forms(boards, solutions))
 
 
 def _read(file: Path) -> Puzzles:
@@ -236,63 +279,3 @@ def _read(file: Path) -> Puzzles:
             return Puzzles(*(arrays[name] for name in Puzzles._fields))
     except (BadZipFile, KeyError, ValueError, EOFError) as error:
         raise ValueError(f"{file} is no portion of puzzles ({error}); delete it, it will be made anew") from error
-
-
-# ---------------------------------------------------------------------------------------------------- 4x4
-
-
-@lru_cache
-def all_grids_4x4() -> np.ndarray:
-    """All solved 4x4 boards, uint8 [288, 16], read-only."""
-    found: list[list[int]] = []
-    search([0] * 16, 289, found)
-    grids = np.stack([masks_to_board(masks) for masks in found])
-    grids.flags.writeable = False
-    return grids
-
-
-@lru_cache
-def _grids_with_digit() -> list[list[int]]:
-    """For each cell and digit of a 4x4 board, the set of solved grids that have it there, as the bits of an int."""
-    grids = all_grids_4x4()
-    return [[sum(1 << int(g) for g in np.flatnonzero(grids[:, c] == d)) for d in range(5)] for c in range(16)]
-
-
-def _portions_4x4(pairs: Iterator[tuple[list[int], np.ndarray]]) -> Iterator[Puzzles]:
-    while some := list(islice(pairs, PORTION)):
-        boards, solutions = (np.array(part, dtype=np.uint8) for part in zip(*some))
-        yield Puzzles(boards, solutions, rate_boards(boards).astype(np.float32))
-
-
-def _generate_4x4(num_puzzles, clues, rng, pool: np.ndarray, excluded: set[bytes]):
-    seen: set[bytes] = set()
-    tries = 0
-    while len(seen) < num_puzzles:
-        if tries == MAX_TRIES:
-            raise _unreachable(4, clues, len(seen), num_puzzles)
-        tries += 1
-        solution = pool[rng.integers(len(pool))]
-        if solution.tobytes() in excluded:
-            continue
-        target = int(rng.integers(clues[0], clues[1] + 1))
-        board = _dig_4x4(solution.tolist(), rng.permutation(16).tolist(), target)
-        if board is None or bytes(board) in seen:
-            continue
-        seen.add(bytes(board))
-        tries = 0
-        yield board, solution
-
-
-def _dig_4x4(board: list[int], order: list[int], target: int) -> list[int] | None:
-    """Empties cells in `order`, each only if the clues still agree with one grid; None above `target` clues."""
-    table, surplus = _grids_with_digit(), 16 - target
-    for position, cell in enumerate(order):
-        if not surplus or surplus > 16 - position:
-            break
-        agreeing = -1
-        for other, digit in enumerate(board):
-            if digit and other != cell:
-                agreeing &= table[other][digit]
-        if agreeing > 0 and agreeing.bit_count() == 1:
-            board[cell], surplus = 0, surplus - 1
-    return None if surplus else board

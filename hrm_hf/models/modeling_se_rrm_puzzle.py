@@ -12,7 +12,7 @@ of a board permutes the answer. There is no halting head: the confidence of a ro
 largest softmax probability; in training rows halt at random, and after halt_max_steps.
 
 Difference from the original code: the halves of a head that turn with rows and with columns are side by side, as in
-`PuzzleAttention`, so the original's projections have to be permuted by rows; there is no converter yet.
+`PuzzleAttention`, so `hrm-hf convert se_rrm` permutes rows of the original's projections.
 """
 
 import math

@@ -34,6 +34,7 @@ from ..hub import HubAddress, HubError, hub_address, pull_checkpoint
 from ..io.bounded_files import load_json
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
+from ..models.configuration_se_rrm_puzzle import SPECIAL_SYMBOLS
 from .dataset import IDENTIFIERS_FILE
 from .npy_layout import guess_task
 from .original_config import (
@@ -44,6 +45,7 @@ from .original_config import (
     config_fields,
     data_folders,
     original_arch,
+    presets_of,
     read_run,
     with_arch,
 )
@@ -239,8 +241,8 @@ def _find_run(
         return with_arch(stored, place), place
     raise FileNotFoundError(
         f"{weights.with_name(CONFIG_FILE)} is missing; the original saves it beside step_N, and shapes alone do not "
-        f"tell. Name the file with --config FILE, or say which of our presets it is: --config "
-        f"{architecture_of(architecture).config.presets()[0]}"
+        f"tell. Name the file with --config FILE, or say which of our presets it is: "
+        f"{', '.join(presets_of(architecture))} (--config PRESET)"
     )
 
 
@@ -250,12 +252,12 @@ def _find_run(
 def _our_config(
     state: dict[str, torch.Tensor], run: dict[str, Any], place: str | Path, architecture: str, given: Sizes
 ) -> tuple[HrmPuzzleConfig, Sizes]:
-    """Our configuration, with 1 for a size that is unknown: no tensor depends on such a one; and the sizes."""
+    """Our configuration, in which unknown sizes are small (no tensor depends on them), and the sizes."""
     table = state.get("puzzle_emb.weights")
     rows, columns = table.shape if table is not None and table.dim() == 2 else (1, 0)
     fields = config_fields({"puzzle_emb_ndim": columns} | run["arch"], architecture, place)
     sizes = find_sizes(given, state, fields, run, data_folders(run), architecture)
-    seq_len, vocab_size = sizes.seq_len or 1, sizes.vocab_size or 1
+    seq_len, vocab_size = sizes.seq_len or 1, sizes.vocab_size or SPECIAL_SYMBOLS + 1
     if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # there it only says that there is a table
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)

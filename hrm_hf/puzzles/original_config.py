@@ -219,6 +219,17 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
     return fields
 
 
+def presets_of(architecture: str) -> list[str]:
+    """Names of our presets that are of an original's architecture: EqR is a TRM, and theirs stand together."""
+    family = architecture_of(architecture)
+    drawn = family.implied.get("random_initial_states", False)
+    return [
+        name
+        for name in family.config.presets()
+        if getattr(family.config.from_preset(name), "random_initial_states", False) == drawn
+    ]
+
+
 def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
     """The `arch` section of one of our presets, for weights that came without a configuration.
 
@@ -226,14 +237,11 @@ def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
         ValueError: no preset of the architecture.
     """
     family = architecture_of(architecture)
-    drawn = family.implied.get("random_initial_states", False)  # EqR is a TRM, and their presets stand together
-    presets = {preset: family.config.from_preset(preset) for preset in family.config.presets()}
-    presets = {
-        key: config for key, config in presets.items() if getattr(config, "random_initial_states", False) == drawn
-    }
-    if name not in presets:
-        raise ValueError(f"--config {name} is neither a file nor a preset of {architecture} ({', '.join(presets)})")
-    config = presets[name]
+    if name not in presets_of(architecture):
+        raise ValueError(
+            f"--config {name} is neither a file nor a preset of {architecture} ({', '.join(presets_of(architecture))})"
+        )
+    config = family.config.from_preset(name)
     fields = REQUIRED_FIELDS | family.optional
     arch = {theirs: getattr(config, entry[0]) for theirs, entry in fields.items()}
     if config.forward_dtype is None:

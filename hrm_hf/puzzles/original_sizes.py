@@ -49,8 +49,15 @@ def find_sizes(
     arch = run["arch"]
     names = ("seq_len", "vocab_size", "board_height", "board_width")
     sizes = {name: parse_field(arch[name], int, name, "the configuration") for name in names if arch.get(name)}
-    known = [given, _sizes_of_weights(state, fields, architecture)]
-    known.append(Sizes(sizes.get("seq_len"), sizes.get("vocab_size"), "arch.seq_len"))
+    weights = _sizes_of_weights(state, fields, architecture)
+    if None not in (tokens := (sizes.get("vocab_size"), weights.vocab_size)) and tokens[0] != tokens[1]:
+        logger.warning(
+            "the configuration has vocab_size=%d, the weights %d: it is not of these weights, and its seq_len is not "
+            "used. If its cycles are not theirs either, the model answers wrongly: give the right one with --config",
+            *tokens,
+        )  # fmt: skip
+        sizes.pop("seq_len", None)
+    known = [given, weights, Sizes(sizes.get("seq_len"), sizes.get("vocab_size"), "arch.seq_len")]
     if fields["pos_encodings"] == "rope2d" and sizes.keys() >= {"board_height", "board_width"}:
         known.append(Sizes(sizes["board_height"] * sizes["board_width"], None, "arch.board_height"))
     found = _first(known)

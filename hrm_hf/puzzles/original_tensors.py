@@ -46,7 +46,7 @@ def original_label(ours: str, architecture: str) -> str:
     """What a message calls one of our tensors: the original's name without wrappers; of SE-RRM, its parts."""
     if architecture != "se_rrm":
         return original_name(ours).removeprefix(ORIGINAL_PREFIX)
-    label = " + ".join(SE_RRM_TABLES[ours]) if ours in SE_RRM_TABLES else ours
+    label = ", ".join(SE_RRM_TABLES[ours]) if ours in SE_RRM_TABLES else ours
     for theirs, here in SE_RRM_NAMES.items():
         label = label.replace(here, theirs)
     return original_name(label).removeprefix(ORIGINAL_PREFIX)

@@ -61,6 +61,11 @@ def original_arch(case: Case) -> dict:
     return {**arch, "loss": {"name": "losses@ACTLossHead", "loss_type": info["loss_type"]}}
 
 
+def variant(case: Case) -> dict:
+    """The original's `arch` fields of a case of EqR or SE-RRM."""
+    return dict(_read(case.file)[1]["variants"][case.prefix.strip("/")])
+
+
 def our_config(case: Case, **overrides):
     arch = original_arch(case)
     for name in ("batch_size", "loss", "no_ACT_continue"):

@@ -181,23 +181,31 @@ def test_a_training_state_of_eqr_gives_its_average_and_the_golden_states(hub, tm
     torch.testing.assert_close(output.carry.z_H, expected["z_H"], rtol=0, atol=FIRST_STEP)
 
 
-def test_what_the_average_of_eqr_lacks_comes_from_the_model(hub, tmp_path):
-    """As in the file released for Sudoku: a puzzle table, which is no parameter and so is not averaged."""
-    fields = {"hidden_size": 32, "num_attention_heads": 1, "L_layers": 1, "puzzle_emb_ndim": 32, "puzzle_emb_len": 2}
+@pytest.mark.parametrize(
+    "file, puzzles, positions",
+    [
+        ("sudoku-extreme/eqr.pth", {"vocab_size": 11, "seq_len": 81}, {"mlp_t": True, "pos_encodings": "none"}),
+        ("maze-unique/eqr.pth", {"vocab_size": 6, "seq_len": 900}, {"mlp_t": False, "pos_encodings": "rope"}),
+    ],
+)
+def test_what_the_average_of_eqr_lacks_comes_from_the_model(file, puzzles, positions, hub, tmp_path):
+    """As in the released files: a puzzle table, which is no parameter and so is not averaged."""
+    fields = {"L_layers": 1, "hidden_size": 32, "puzzle_emb_ndim": 32, "puzzle_emb_len": 2, **positions}
     made = TrmPuzzleForSolving(
-        TrmPuzzleConfig(**fields, mlp_t=True, pos_encodings="none", random_initial_states=True, update_rate=0.9)
+        TrmPuzzleConfig(**fields, **puzzles, num_attention_heads=1, random_initial_states=True, update_rate=0.9)
     )
     made.model.puzzle_emb.weight.normal_()
-    arch = {"hidden_size": 32, "num_heads": 1, "L_layers": 1, "H_layers": 0, "puzzle_emb_ndim": 32, "mlp_t": True,
-            "puzzle_emb_len": 2, "H_cycles": 3, "L_cycles": 6, "expansion": 4, "pos_encodings": "rope",
-            "halt_max_steps": 16, "halt_exploration_prob": 0.1, "lambda_": 0.9}  # fmt: skip
+    arch = {**fields, "num_heads": 1, "H_layers": 0, "H_cycles": 3, "L_cycles": 6, "expansion": 4, "lambda_": 0.9,
+            "halt_max_steps": 16, "halt_exploration_prob": 0.1}  # fmt: skip
     state = {f"_orig_mod.{original_name(name)}": value for name, value in made.state_dict().items()}
     average = {name: value for name, value in state.items() if "puzzle_emb" not in name}
     raw = {name: value if "puzzle_emb" in name else value + 1 for name, value in state.items()}
-    publish("locuslab/EqR-model", {"sudoku-extreme/eqr.pth": training_state(raw, average, {"arch": arch})})
-    _, model = convert("eqr", "locuslab/EqR-model/sudoku-extreme/eqr.pth", tmp_path)
+    config = {"arch": arch, "dataset": {"data_path": "data/maze-30x30-unique-1k"}}
+    publish("locuslab/EqR-model", {file: training_state(raw, average, config)})
+    _, model = convert("eqr", f"locuslab/EqR-model/{file}", tmp_path)
     assert_copied(model.state_dict(), made.state_dict())
-    assert (model.config.seq_len, model.config.update_rate, model.config.noise_scale) == (81, 0.9, 0.01)
+    kept = {**puzzles, "update_rate": 0.9, "noise_scale": 0.01, "forward_dtype": "bfloat16"}
+    assert {name: getattr(model.config, name) for name in kept} == kept
 
 
 def test_files_deeper_in_a_repository_are_named(hub, tmp_path):
@@ -212,11 +220,9 @@ def test_files_deeper_in_a_repository_are_named(hub, tmp_path):
 @pytest.mark.parametrize("case", SE_RRM, ids=str)
 def test_se_rrm_gives_the_golden_logits(case, hub, tmp_path):
     state = golden.tensors(case, "state_dict/")
-    halves = {name: value.bfloat16() for name, value in state.items() if "init" in name or "embed" in name}
-    exact = all(torch.equal(value.float(), state[name]) for name, value in halves.items())
-    files = {"step_7": saved({**state, **(halves if exact else {})})}
-    publish("ml-jku/se-rrm", {**files, "all_config.yaml": run_config("se_rrm", golden.variant(case))})
-    result, model = convert("se_rrm", "ml-jku/se-rrm", tmp_path, "--seq-len", "16")
+    files = {"step_7": saved(state), "all_config.yaml": run_config("se_rrm", golden.variant(case))}
+    publish("some/se-rrm", files)
+    result, model = convert("se_rrm", "some/se-rrm", tmp_path, "--seq-len", "16")
     assert result["architecture"] == "se_rrm_puzzle" and result["vocab_size"] == 6
     names = {"input_ids": "inputs", "labels": "labels", "puzzle_identifiers": "puzzle_identifiers"}
     batch = {ours: golden.tensors(case, f"batch/{name}")[""].long() for ours, name in names.items()}

@@ -30,7 +30,7 @@ class HubAddress:
 
 
 def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
-    """What a text names on the Hub; None for a path of this machine.
+    """The model of the Hub, or the part of one, that a text names; None for a path of this machine.
 
     Nothing is fetched from the host that an address names: it must be the Hub's, and files come from the Hub that
     huggingface_hub is set to (HF_ENDPOINT), as ever.

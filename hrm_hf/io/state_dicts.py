@@ -38,7 +38,7 @@ class StoredModel(NamedTuple):
 
 
 class _Inert:
-    """What is made of an object of a class in `INERT`: its fields."""
+    """An object of a class in `INERT`, reduced to its fields."""
 
     def __new__(cls, *arguments: Any):
         made = super().__new__(cls)

@@ -37,7 +37,7 @@ def find_sizes(
     data: list[Path],
     architecture: str,
 ) -> Sizes:
-    """What is given, else what the weights tell, the configuration, its data folder, or the only task that agrees.
+    """The sizes as given, else of the weights, the configuration, its data folder, or the only task that agrees.
 
     Args:
         state: tensors by the original's names, without wrappers.
@@ -63,9 +63,8 @@ def find_sizes(
     found = _first(known)
     if found.seq_len is not None and found.vocab_size is not None:
         return found
-    for file in (folder / split / "dataset.json" for folder in data for split in ("train", "test")):
-        if not file.is_file():
-            continue
+    described = (folder / split / "dataset.json" for folder in data for split in ("train", "test"))
+    if file := next((file for file in described if file.is_file()), None):
         meta = load_json(file)
         if found.vocab_size in (None, meta.get("vocab_size")):
             return _first([found, Sizes(int(meta["seq_len"]), meta.get("vocab_size"), str(file))])
@@ -95,7 +94,7 @@ def validate_sizes(sizes: Sizes, weights: Path, data: list[Path]) -> None:
 
 
 def _sizes_of_weights(state: dict[str, torch.Tensor], fields: dict[str, Any], architecture: str) -> Sizes:
-    """What the shapes tell: all but the cells where positions are rotary, and for SE-RRM not always the tokens."""
+    """The sizes that shapes tell: not the cells where positions are rotary, and for SE-RRM not always the tokens."""
     if architecture == "se_rrm":
         columns = _size(state.get("puzzle_emb.weights"), 1)
         vocab_size = None if columns is None else columns - fields["hidden_size"]

@@ -43,7 +43,7 @@ def original_name(ours: str) -> str:
 
 
 def original_label(ours: str, architecture: str) -> str:
-    """What a message calls one of our tensors: the original's name without wrappers; of SE-RRM, its parts."""
+    """The name of one of our tensors in a message: the original's without wrappers; of SE-RRM, its parts."""
     if architecture != "se_rrm":
         return original_name(ours).removeprefix(ORIGINAL_PREFIX)
     label = ", ".join(SE_RRM_TABLES[ours]) if ours in SE_RRM_TABLES else ours

@@ -18,7 +18,7 @@ With `mixing` other than "attention", cheap means take the place of both attenti
 and with `two_states` z_H and z_L are updated as in TRM.
 
 Difference from the original code: the halves of a head that turn with rows and with columns are side by side, as in
-`PuzzleAttention`, so the original's projections have to be permuted by rows; there is no converter yet.
+`PuzzleAttention`, so `hrm-hf convert se_rrm` permutes rows of the original's projections.
 """
 
 import math

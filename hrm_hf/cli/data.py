@@ -90,14 +90,24 @@ def sudoku(
     subsample_size: int | None = typer.Option(None, min=1, help="Source: training puzzles to draw from it."),
     min_difficulty: float | None = typer.Option(None, help="Source: lowest rating to keep."),
     test_size: int | None = typer.Option(None, min=1, help="Source without a test split: last rows that become one."),
+    test_share: float | None = typer.Option(
+        None, help="Source (or --mix) without a test split: share that becomes one, by a hash of canonical forms."
+    ),
+    mix: str | None = typer.Option(None, help="generate: a source to add; its test puzzles are split test_mixed."),
     seed: int = typer.Option(0, min=0, help="Seed of generation, sampling and augmentation."),
+    workers: int | None = typer.Option(None, min=1, help="generate: processes, default one a processor."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ):
     """Build a Sudoku data set: generated with proven unique solutions, or read from a source.
 
+    The puzzles hang on the seed and the options alone, not on --workers. The same command finishes a build that was
+    interrupted.
+
     Example: hrm-hf data sudoku --size 4 --clues 8 --num-train 20000 --num-test 1000 --out data/sudoku4
 
     Example: hrm-hf data sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000 --out s9
+
+    Example: hrm-hf data sudoku --clues 22-50 --num-train 100000 --mix rated.csv.gz --test-share 0.1 --out data/mixed
     """
     options = dict(locals())
     from ..puzzles.build import build_sudoku
@@ -119,6 +129,9 @@ def maze(
     min_path_length: int = typer.Option(1, min=1, help="Fewest steps from S to G; 110 makes 30x30 mazes hard."),
     aug: bool = typer.Option(False, "--aug", help="Add the 7 other symmetries of each training maze."),
     test_size: int | None = typer.Option(None, min=1, help="Source without a test split: last rows that become one."),
+    test_share: float | None = typer.Option(
+        None, help="Source without a test split: share that becomes one, by a hash of canonical forms."
+    ),
     seed: int | None = typer.Option(None, min=0, help="generate: seed, default 0."),
     as_json: bool = typer.Option(False, "--json", help="Print the result as JSON."),
 ):

@@ -1,5 +1,6 @@
 """`hrm-hf eval`: what a trained model is worth on a test set. One command per kind of task."""
 
+import os
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -58,12 +59,14 @@ def puzzles(
 ):
     """Accuracy per ACT step, halting, calibration and obedience to the rules; pass@K by voting for ARC.
 
+    Processes that torchrun starts share the puzzles; the first one prints and writes.
+
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
     options = dict(locals())
     from ..puzzles.evaluation import evaluate_checkpoint
 
-    run(evaluate_checkpoint, options, _on_screen)
+    run(evaluate_checkpoint, options | {"shared": int(os.environ.get("WORLD_SIZE", "1")) > 1}, _on_screen)
 
 
 def _on_screen(result: dict[str, Any]) -> dict[str, Any]:

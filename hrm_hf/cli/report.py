@@ -1,6 +1,7 @@
 """Shared by the commands: calls a function of the library with the options and prints its result."""
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from subprocess import CalledProcessError
@@ -59,8 +60,9 @@ def usage_errors() -> Iterator[None]:
 
 
 def report(result: dict[str, Any], as_json: bool) -> None:
-    """Prints a command's result: JSON with --json, else a line per entry."""
-    typer.echo(json.dumps(result) if as_json else "\n".join(f"{key}: {value}" for key, value in result.items()))
+    """Prints a command's result: JSON with --json, else a line per entry. Of several processes the first one does."""
+    if os.environ.get("RANK", "0") == "0":
+        typer.echo(json.dumps(result) if as_json else "\n".join(f"{key}: {value}" for key, value in result.items()))
 
 
 def validate_model(name: str) -> None:

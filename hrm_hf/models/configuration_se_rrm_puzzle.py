@@ -4,11 +4,17 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .bounds import CYCLES, HEADS, LAYERS, PROBABILITY, WIDTH, block_parameters, bounded, whole
+from .bounds import CYCLES, HEADS, LAYERS, PROBABILITY, WIDTH, bounded, whole
 from .configuration_hrm_puzzle import HrmPuzzleConfig
 
 
 SPECIAL_SYMBOLS = 2  # padding and empty, which are not to be exchanged with others
+NEVER = -1e4  # logit of a symbol that no answer holds; finite in float16
+SUDOKU_UNITS = {
+    "mixing": "units", "grid_shape": [9, 9], "box_shape": [3, 3], "special_symbols": False, "two_states": True,
+    "L_cycles": 2, "H_cycles": 2, "add_tokens": 0, "pos_encodings": "none", "loss_type": "softmax",
+    "halt_max_steps": 8, "halt_exploration_prob": 0.0,
+}  # fmt: skip
 
 
 @strict
@@ -30,7 +36,18 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
         puzzle_emb_ndim (`int`, defaults to 0): 0, or hidden_size + vocab_size: a row of the puzzle table is a vector
             for all symbols and a number for each.
 
-    There is one network (`L_level`, `L_layers` blocks) and one state, which L_cycles * H_cycles passes update;
+        special_symbols (`bool`, defaults to True): False leaves padding and empty out of the state, for tasks whose
+            answers hold neither: V is then vocab_size - 2, and the logits of both are `NEVER`.
+        mixing (`str`, defaults to "attention"): what exchanges information. "attention": as published, over positions
+            and over symbols. All others mix symbols by a linear map of their mean, and positions thus: "mlp_t" by a
+            SwiGLU over the position axis, as TRM, which knows no rule; "units" by means over the rows, columns and
+            boxes of the board (`grid_shape`, `box_shape`), a linear map for each; "neighbours" by the mean over the
+            cells above, below, left and right (`grid_shape`). These are ours: no published code has them.
+        two_states (`bool`, defaults to False): z_H and z_L, updated as in TRM: L_cycles times z_L, then z_H once.
+        intermediate_size, position_intermediate_size (`int`, *optional*): widths of the SwiGLUs over channels and over
+            positions ("mlp_t"); by default what `expansion` gives.
+
+    There is one network (`L_level`, `L_layers` blocks). With one state, L_cycles * H_cycles passes update it;
     `H_layers` is not used.
     """
 
@@ -50,11 +67,27 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
     add_tokens: int = bounded(4, whole(0, 2**20))
     attention_dropout: float | int = bounded(0.0, PROBABILITY)
     equivariant_symbols: bool = True
+    special_symbols: bool = True
+    mixing: str = "attention"
+    two_states: bool = False
+    intermediate_size: int | None = bounded(None, WIDTH)
+    position_intermediate_size: int | None = bounded(None, WIDTH)
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "se-rrm-2m": {"attention_dropout": 0.2, "halt_exploration_prob": 0.05},
         "se-rrm-small": {"hidden_size": 64, "num_attention_heads": 2, "symbol_num_heads": 1, "symbol_head_dim": 32},
-    }
+        "symbol-units-small": {**SUDOKU_UNITS, "hidden_size": 32, "intermediate_size": 64},
+        "symbol-units": {**SUDOKU_UNITS, "hidden_size": 64, "intermediate_size": 128},
+        "symbol-mlp": {
+            **SUDOKU_UNITS, "mixing": "mlp_t", "hidden_size": 24, "intermediate_size": 64,
+            "position_intermediate_size": 108,
+        },
+        "symbol-maze": {
+            **SUDOKU_UNITS, "mixing": "neighbours", "hidden_size": 32, "intermediate_size": 64, "vocab_size": 6,
+            "seq_len": 225, "grid_shape": [15, 15], "box_shape": None, "special_symbols": True,
+            "equivariant_symbols": False,
+        },
+    }  # fmt: skip
 
     @property
     def prefix_len(self) -> int:
@@ -66,34 +99,71 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
         """Latent positions T = S + add_tokens."""
         return self.seq_len + self.add_tokens
 
+    @property
+    def state_symbols(self) -> int:
+        """Symbols V of the state."""
+        return self.vocab_size - (0 if self.special_symbols else SPECIAL_SYMBOLS)
+
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """Shapes of z_H, [B, V, T, D], and of z_L, which is empty: there is one state."""
-        return (batch_size, self.vocab_size, self.max_position_embeddings, self.hidden_size), (batch_size, 0)
+        """Shapes of z_H and z_L, [B, V, T, D]; z_L is empty where there is one state."""
+        shape = (batch_size, self.state_symbols, self.max_position_embeddings, self.hidden_size)
+        return shape, shape if self.two_states else (batch_size, 0)
 
     @property
     def symbol_kinds(self) -> int:
-        """Symbols with a vector of their own: padding, empty and all others, or every symbol."""
+        """Rows of the token table: padding, empty and all others, or every symbol.
+
+        Without special symbols: empty cell, another symbol is given, this symbol is given.
+        """
         return min(SPECIAL_SYMBOLS + 1, self.vocab_size) if self.equivariant_symbols else self.vocab_size
 
     def validate_puzzle_row(self):
-        if self.puzzle_emb_ndim not in (0, self.hidden_size + self.vocab_size):
+        if self.puzzle_emb_ndim not in (0, self.hidden_size + self.state_symbols):
             raise ValueError(
-                f"puzzle_emb_ndim={self.puzzle_emb_ndim} is neither 0 nor hidden_size + vocab_size = "
-                f"{self.hidden_size + self.vocab_size}, a vector for all symbols and a number for each"
+                f"puzzle_emb_ndim={self.puzzle_emb_ndim} is neither 0 nor hidden_size + symbols of the state = "
+                f"{self.hidden_size + self.state_symbols}, a vector for all symbols and a number for each"
+            )
+
+    def validate_mixing(self):
+        """Part of `@strict` validation: what each mixer needs."""
+        self._validate_choice("mixing", ("attention", "mlp_t", "units", "neighbours"))
+        if self.mixing != "attention" and (self.add_tokens or self.rotary_parts):
+            raise ValueError(
+                f"mixing={self.mixing!r} has no extra tokens and turns nothing: set add_tokens=0 (it is "
+                f"{self.add_tokens}) and pos_encodings='none' or 'learned' (it is {self.pos_encodings!r})"
+            )
+        if self.mixing in ("units", "neighbours") and self.grid_shape is None:
+            raise ValueError(f"mixing={self.mixing!r} needs grid_shape, the rows and columns of the board")
+        if self.mixing == "units" and (
+            self.box_shape is None or any(n % box for n, box in zip(self.grid_shape, self.box_shape))
+        ):
+            raise ValueError(
+                f"mixing='units' needs a box_shape that divides grid_shape={self.grid_shape}; it is {self.box_shape}"
+            )
+        if not self.special_symbols and not (self.equivariant_symbols and self.state_symbols > 0):
+            raise ValueError(
+                "special_symbols=False needs equivariant_symbols=True and a vocab_size above "
+                f"{SPECIAL_SYMBOLS}; they are {self.equivariant_symbols} and {self.vocab_size}"
             )
 
     def parameter_estimate(self) -> int:
-        inner = -(-round(self.expansion * self.hidden_size * 2 / 3) // 256) * 256
-        block = block_parameters(self.hidden_size, inner, *(self.num_attention_heads,) * 2, self.head_dim)
-        block += 4 * self.hidden_size * self.symbol_num_heads * self.symbol_head_dim
+        D, S = self.hidden_size, self.max_position_embeddings
+        block = 3 * D * (self.intermediate_size or -(-round(self.expansion * D * 2 / 3) // 256) * 256)
+        if self.mixing == "attention":
+            block += 4 * D * D + 4 * D * self.symbol_num_heads * self.symbol_head_dim
+        elif self.mixing == "mlp_t":
+            inner = self.position_intermediate_size or round(self.expansion * S * 2 / 3) + 256
+            block += D * D + 3 * S * inner
+        else:
+            block += D * D * {"units": 4, "neighbours": 2}[self.mixing]
         positions = self.seq_len if self.pos_encodings == "learned" else 0
         vectors = self.symbol_kinds * (1 + self.add_tokens) + positions
-        head = self.hidden_size * (1 if self.equivariant_symbols else self.vocab_size**2)
+        head = D * (1 if self.equivariant_symbols else self.state_symbols**2)
         table = self.num_puzzle_identifiers * self.puzzle_emb_ndim
-        return self.L_layers * block + vectors * self.hidden_size + head + table
+        return self.L_layers * block + vectors * D + head + table
 
     def layer_visits(self) -> int:
-        return self.halt_max_steps * self.H_cycles * self.L_cycles * self.L_layers
+        return self.halt_max_steps * self.H_cycles * (self.L_cycles + self.two_states) * self.L_layers
 
 
 __all__ = ["SeRrmPuzzleConfig"]

@@ -428,6 +428,47 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             outputs |= self._losses_and_metrics(outputs, data["labels"], halted, steps)
         return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
 
+    @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")
+    def run_ahead(
+        self,
+        carry: ActCarry,
+        steps_ahead: torch.Tensor,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+    ) -> ActCarry:
+        """Starts fresh rows some ACT steps late: those steps have no gradient, and are not counted.
+
+        Uncompiled, since the number of rows is another each time.
+
+        Args:
+            steps_ahead: int [B]; 0 leaves a row to the next call of the model, as it does all rows of busy slots.
+            input_ids, puzzle_identifiers, labels: as of the forward.
+
+        Returns:
+            The carry in which these rows are under way, at 0 steps.
+        """
+        wanted = steps_ahead * carry.halted
+        rows = wanted.argsort(descending=True)[: int(wanted.count_nonzero())]
+        if not len(rows):
+            return carry
+        incoming = _incoming(input_ids, puzzle_identifiers, labels)
+        data = {name: value[rows] for name, value in incoming.items()}
+        puzzle_rows = self.model.puzzle_rows(data["puzzle_identifiers"], len(rows))
+        x, rotary = self.model.embed(data["input_ids"], puzzle_rows, self.compute_dtype)
+        z_H, z_L = (z.clone() for z in self.model.fresh_states(x))
+        for step in range(int(wanted[rows[0]])):
+            n = int((wanted > step).sum())  # the first n rows go on
+            z_H[:n], z_L[:n] = self.model.reason(x[:n], rotary, z_H[:n], z_L[:n])
+        return ActCarry(
+            carry.z_H.index_copy(0, rows, z_H),
+            carry.z_L.index_copy(0, rows, z_L),
+            carry.steps.index_fill(0, rows, 0),
+            carry.halted.index_fill(0, rows, False),
+            {n: old.index_copy(0, rows, data[n].to(old.dtype)) for n, old in carry.current_data.items()},
+        )
+
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
         """Fewest ACT steps of each slot in training, int32 [B]; some slots explore further than they would."""
         return exploration_min_steps(carry.steps, self.config.halt_max_steps, self.config.halt_exploration_prob)

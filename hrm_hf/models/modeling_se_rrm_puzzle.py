@@ -11,8 +11,14 @@ e_v is one vector for all symbols but padding and empty, and no weight tells oth
 of a board permutes the answer. There is no halting head: the confidence of a row is the least over its cells of the
 largest softmax probability; in training rows halt at random, and after halt_max_steps.
 
+With `mixing` other than "attention", cheap means take the place of both attentions, for CPUs and small devices:
+
+    block: h <- RMS(h + positions(h) + W mean_v(h)); h <- RMS(h + SwiGLU(h))
+
+and with `two_states` z_H and z_L are updated as in TRM.
+
 Difference from the original code: the halves of a head that turn with rows and with columns are side by side, as in
-`PuzzleAttention`, so the original's projections have to be permuted by rows; there is no converter yet.
+`PuzzleAttention`, so `hrm-hf convert se_rrm` permutes rows of the original's projections.
 """
 
 import math
@@ -22,9 +28,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from .act import ActCarry
-from .configuration_se_rrm_puzzle import SPECIAL_SYMBOLS, SeRrmPuzzleConfig
-from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
-from .puzzle_layers import CastedLinear, PuzzleAttention, PuzzleBlock, PuzzleInputEmbedding, ReasoningLevel, rms_norm
+from .configuration_se_rrm_puzzle import NEVER, SPECIAL_SYMBOLS, SeRrmPuzzleConfig
+from .modeling_puzzle import PuzzleReasoner, PuzzleSolution, PuzzleSolvingHead
+from .puzzle_layers import (
+    CastedLinear,
+    PuzzleAttention,
+    PuzzleBlock,
+    PuzzleInputEmbedding,
+    ReasoningLevel,
+    SwiGLU,
+    last_cycle_gradient,
+    linear_class,
+    rms_norm,
+)
 
 
 class SymbolInputEmbedding(PuzzleInputEmbedding):
@@ -46,12 +62,17 @@ class SymbolInputEmbedding(PuzzleInputEmbedding):
     def forward(self, input_ids, puzzle_rows, dtype):
         config = self.config
         self.validate_length(input_ids)
-        V, D = config.vocab_size, config.hidden_size
+        V, D = config.state_symbols, config.hidden_size
         kind = torch.arange(V, device=input_ids.device)
-        if config.equivariant_symbols:
-            kind = kind.clamp(max=SPECIAL_SYMBOLS)
-        given = F.one_hot(input_ids.long(), V).transpose(1, 2).unsqueeze(-1).to(dtype)  # [B, V, S, 1]
-        x = math.sqrt(V) * given * self.tokens(kind).to(dtype).unsqueeze(1)
+        if config.special_symbols:
+            if config.equivariant_symbols:
+                kind = kind.clamp(max=SPECIAL_SYMBOLS)
+            given = F.one_hot(input_ids.long(), V).transpose(1, 2).unsqueeze(-1).to(dtype)  # [B, V, S, 1]
+            x = math.sqrt(V) * given * self.tokens(kind).to(dtype).unsqueeze(1)
+        else:
+            ids = input_ids.unsqueeze(1)
+            given = (ids == kind.unsqueeze(1) + SPECIAL_SYMBOLS).long() + (ids >= SPECIAL_SYMBOLS)  # [B, V, S], 0 to 2
+            x = math.sqrt(D) * self.tokens(given).to(dtype)
         if config.pos_encodings == "learned":
             x = x + self.positions(torch.arange(config.seq_len, device=input_ids.device)).to(dtype)
         if puzzle_rows is not None:
@@ -82,23 +103,94 @@ class SymbolBlock(PuzzleBlock):
         return rms_norm(hidden_states + self.mlp(hidden_states.flatten(0, 1)).unflatten(0, (-1, V)), self.eps)
 
 
+class UnitMeans(nn.Module):
+    """For every cell, linear maps of the means over its row, its column and its box; [N, S, D]."""
+
+    def __init__(self, config: SeRrmPuzzleConfig):
+        super().__init__()
+        self.config = config
+        linear, D = linear_class(config), config.hidden_size
+        self.row, self.column, self.box = (linear(D, D, bias=False) for _ in range(3))
+
+    def forward(self, hidden_states):
+        (rows, columns), (box_rows, box_columns) = self.config.grid_shape, self.config.box_shape
+        board = hidden_states.unflatten(1, (rows, columns))
+        boxes = board.unflatten(2, (-1, box_columns)).unflatten(1, (-1, box_rows))  # [N, bands, r, stacks, c, D]
+        bands, stacks = boxes.shape[1], boxes.shape[3]
+        of_row, of_column = self.row(board.mean(2)).unsqueeze(2), self.column(board.mean(1)).unsqueeze(1)
+        of_box = self.box(boxes.mean((2, 4)).flatten(1, 2)).unflatten(1, (bands, 1, stacks, 1))
+        of_box = of_box.expand_as(boxes).flatten(3, 4).flatten(1, 2)
+        return (of_row + of_column + of_box).flatten(1, 2)
+
+
+class NeighbourMean(nn.Module):
+    """For every cell, a linear map of the mean over the four next to it, zero beyond the border; [N, S, D]."""
+
+    def __init__(self, config: SeRrmPuzzleConfig):
+        super().__init__()
+        self.grid_shape = config.grid_shape
+        self.linear = linear_class(config)(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states):
+        wide = F.pad(hidden_states.unflatten(1, self.grid_shape), (0, 0, 1, 1, 1, 1))
+        around = wide[:, :-2, 1:-1] + wide[:, 2:, 1:-1] + wide[:, 1:-1, :-2] + wide[:, 1:-1, 2:]
+        return self.linear(0.25 * around.flatten(1, 2))
+
+
+class PositionSwiGLU(SwiGLU):
+    """The SwiGLU over the position axis, as TRM's mlp_t; [N, S, D]."""
+
+    def __init__(self, config: SeRrmPuzzleConfig):
+        super().__init__(config.seq_len, config, config.position_intermediate_size)
+
+    def forward(self, hidden_states):
+        return super().forward(hidden_states.transpose(1, 2)).transpose(1, 2)
+
+
+MIXERS = {"mlp_t": PositionSwiGLU, "units": UnitMeans, "neighbours": NeighbourMean}
+
+
+class SymbolMeanBlock(PuzzleBlock):
+    """Post-norm block over [B, V, S, D]: positions by a cheap mixer and symbols by their mean, then SwiGLU."""
+
+    def mix_positions(self, config, layer_idx):
+        self.positions = MIXERS[config.mixing](config)
+        self.symbols = linear_class(config)(config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states, rotary, num_queries=None):
+        V = hidden_states.shape[1]
+        of_symbols = self.symbols(hidden_states.mean(1)).unsqueeze(1)
+        of_positions = self.positions(hidden_states.flatten(0, 1)).unflatten(0, (-1, V))
+        hidden_states = rms_norm(hidden_states + of_positions + of_symbols, self.eps)
+        # Three axes: the 8-bit product of bitsandbytes takes no more.
+        return rms_norm(hidden_states + self.mlp(hidden_states.flatten(0, 1)).unflatten(0, (-1, V)), self.eps)
+
+
 class SeRrmPuzzleModel(PuzzleReasoner):
-    """SE-RRM without its head. One forward is one ACT step: H_cycles * L_cycles passes of the one level."""
+    """SE-RRM without its head. One forward is one ACT step, the last cycle of which has a gradient."""
 
     config: SeRrmPuzzleConfig
     embedding_class = SymbolInputEmbedding
 
     def __init__(self, config: SeRrmPuzzleConfig):
         super().__init__(config)
-        self.L_init = None  # one state only
-        self.L_level = ReasoningLevel(config, config.L_layers, SymbolBlock)
+        if not config.two_states:
+            self.L_init = None
+        self.L_level = ReasoningLevel(
+            config, config.L_layers, SymbolBlock if config.mixing == "attention" else SymbolMeanBlock
+        )
         self.post_init()
 
     def fresh_states(self, x, noise=0.0):
+        if self.config.two_states:
+            return super().fresh_states(x, noise)
         z = self.H_init.to(x.dtype).expand_as(x)
         return z + noise * torch.randn_like(x) if noise else z, x.new_empty((x.shape[0], 0))
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
+        if self.config.two_states:
+            cycles = (self.config.H_cycles, self.config.L_cycles)
+            return last_cycle_gradient(self.L_level, cycles, x, rotary, z_H, z_L)
         passes = self.config.H_cycles * self.config.L_cycles
         with torch.no_grad():
             for _ in range(passes - self.config.L_cycles):
@@ -106,6 +198,20 @@ class SeRrmPuzzleModel(PuzzleReasoner):
         for _ in range(self.config.L_cycles):
             z_H = self.L_level(z_H, x, rotary)
         return z_H, z_L
+
+
+def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """New names of the symbols of each board [B, S] by first occurrence, absent ones last; special ones keep theirs.
+
+    Returns:
+        int64 [B, vocab_size] each: the new name of every symbol, and the symbol of every new name.
+    """
+    symbols = torch.arange(vocab_size, device=input_ids.device)
+    here = F.pad(input_ids.unsqueeze(1) == symbols.unsqueeze(1), (0, 1), value=True)  # [B, V, S + 1]
+    first = here.to(torch.uint8).argmax(-1)
+    first[:, :SPECIAL_SYMBOLS] = -1
+    to_old = first.argsort(dim=1, stable=True)
+    return to_old.argsort(dim=1), to_old
 
 
 class SeRrmPuzzleForSolving(PuzzleSolvingHead):
@@ -117,7 +223,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
     learns_to_halt = False
 
     def make_heads(self, config: SeRrmPuzzleConfig) -> None:
-        V, D = config.vocab_size, config.hidden_size
+        V, D = config.state_symbols, config.hidden_size
         self.lm_head = (
             CastedLinear(D, 1, bias=False) if config.equivariant_symbols else CastedLinear(V * D, V, bias=False)
         )
@@ -125,7 +231,9 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
         z_H = z_H[:, :, : self.config.seq_len].contiguous()  # else frozen weights change how torch multiplies
         if self.config.equivariant_symbols:
-            return self.lm_head(z_H).squeeze(-1).transpose(1, 2)
+            logits = self.lm_head(z_H).squeeze(-1).transpose(1, 2)
+            specials = self.config.vocab_size - self.config.state_symbols
+            return F.pad(logits, (specials, 0), value=NEVER) if specials else logits
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,6 +243,23 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
             least = logits.float().softmax(-1).amax(-1).amin(-1)
             q_halt = torch.logit(least, eps=torch.finfo(torch.float32).eps)
         return q_halt, torch.zeros_like(q_halt)
+
+    def solve(self, input_ids: torch.Tensor, *args, **kwargs) -> PuzzleSolution:
+        """As `PuzzleSolvingHead.solve`, on boards whose symbols are named anew by their first occurrence.
+
+        Two boards that differ by a permutation of symbols so become the same tensor, and their answers and logits
+        differ by that permutation exactly. (Two symbols that a board lacks differ by rounding at most.)
+        """
+        if not self.config.equivariant_symbols:
+            return super().solve(input_ids, *args, **kwargs)
+        to_new, to_old = canonical_symbols(input_ids, self.config.vocab_size)
+        solution = super().solve(to_new.gather(1, input_ids.long()), *args, **kwargs)
+        solution.predictions = to_old.gather(1, solution.predictions)
+        solution.logits = solution.logits.gather(2, to_new.unsqueeze(1).expand_as(solution.logits))
+        if solution.trajectory is not None:
+            steps = len(solution.trajectory)
+            solution.trajectory = to_old.expand(steps, -1, -1).gather(2, solution.trajectory)
+        return solution
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
         """A row halts at a step with `halt_exploration_prob`: int32 [B], 0 where it does, else halt_max_steps."""

@@ -13,7 +13,7 @@ import torch
 
 from .configuration_trm_puzzle import TrmPuzzleConfig
 from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
-from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, rms_norm, truncated_normal_like
+from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, last_cycle_gradient, rms_norm, truncated_normal_like
 
 
 class PositionMixingBlock(PuzzleBlock):
@@ -42,15 +42,8 @@ class TrmPuzzleModel(PuzzleReasoner):
         self.post_init()
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        with torch.no_grad():
-            for _ in range(self.config.H_cycles - 1):
-                z_H, z_L = self._cycle(x, rotary, z_H, z_L)
-        return self._cycle(x, rotary, z_H, z_L, num_queries)
-
-    def _cycle(self, x, rotary, z_H, z_L, num_queries=None):
-        for _ in range(self.config.L_cycles):
-            z_L = self._pass(z_L, z_H + x, rotary)
-        return self._pass(z_H, z_L, rotary, num_queries), z_L
+        cycles = (self.config.H_cycles, self.config.L_cycles)
+        return last_cycle_gradient(self._pass, cycles, x, rotary, z_H, z_L, num_queries)
 
     def _pass(self, z, injection, rotary, num_queries=None):
         rate, noise_scale = self.config.update_rate, self.config.noise_scale

@@ -159,9 +159,9 @@ class PuzzleAttention(nn.Module):
 class SwiGLU(nn.Module):
     """down(silu(gate) * up) over the last axis, gate and up fused (rows: gate, up)."""
 
-    def __init__(self, size: int, config: HrmPuzzleConfig):
+    def __init__(self, size: int, config: HrmPuzzleConfig, width: int | None = None):
         super().__init__()
-        width, linear = swiglu_width(size, config.expansion), linear_class(config)
+        width, linear = width or swiglu_width(size, config.expansion), linear_class(config)
         self.gate_up_proj = linear(size, 2 * width, bias=False)
         self.down_proj = linear(width, size, bias=False)
 
@@ -177,7 +177,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
         super().__init__()
         self.eps = config.rms_norm_eps
         self.mix_positions(config, layer_idx)
-        self.mlp = SwiGLU(config.hidden_size, config)
+        self.mlp = SwiGLU(config.hidden_size, config, getattr(config, "intermediate_size", None))
 
     def mix_positions(self, config: HrmPuzzleConfig, layer_idx: int) -> None:
         """Builds what exchanges information between positions; attention here."""
@@ -243,6 +243,32 @@ def one_step_gradient(
                 z_H = H_level(z_H, z_L, rotary)
     z_L = L_level(z_L, z_H + x, rotary)
     return H_level(z_H, z_L, rotary, num_queries), z_L
+
+
+def last_cycle_gradient(
+    level: Callable,
+    cycles: tuple[int, int],
+    x: torch.Tensor,
+    rotary: tuple[torch.Tensor, torch.Tensor] | None,
+    z_H: torch.Tensor,
+    z_L: torch.Tensor,
+    num_queries: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """H_cycles of L_cycles updates of z_L and one of z_H by the same level; only the last cycle has a gradient.
+
+    Arguments and result are those of `one_step_gradient`. Source: the TRM paper, arXiv 2510.04871.
+    """
+    H_cycles, L_cycles = cycles
+
+    def cycle(z_H, z_L, num_queries=None):
+        for _ in range(L_cycles):
+            z_L = level(z_L, z_H + x, rotary)
+        return level(z_H, z_L, rotary, num_queries), z_L
+
+    with torch.no_grad():
+        for _ in range(H_cycles - 1):
+            z_H, z_L = cycle(z_H, z_L)
+    return cycle(z_H, z_L, num_queries)
 
 
 class PuzzleInputEmbedding(nn.Module):

@@ -6,8 +6,8 @@
 
 Every row of the test split predicts an augmented answer. Undone, equal answers to one question are votes for it; they
 are ranked by number of votes, then by mean sigmoid(q_halt). Votes accumulate over all calls of `update`, so several
-evaluations or checkpoints vote together; start a new object for a score of one. Arrays are numpy, rows of all
-processes gathered by the caller.
+evaluations or checkpoints vote together; start a new object for a score of one. Arrays are numpy; votes of several
+processes are put together by `replace_votes`.
 
 Two scores go by the same name in the literature: "hrm" counts a task if all its test inputs are right, "trm" (and
 Kaggle) gives each task the fraction of its test inputs that are right.
@@ -16,6 +16,7 @@ Kaggle) gives each task the fraction of its test inputs that are right.
 import json
 import logging
 from collections.abc import Sequence
+from math import fsum
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,8 +51,8 @@ class ArcVoting:
         missing (Kaggle's hidden test). `identifiers`: names of the puzzle identifiers, position 0 is blank."""
         self.test_puzzles = test_puzzles
         self.identifiers = identifiers
-        # votes[task][question][answer] = [count, sum of sigmoid(q_halt)]
-        self.votes: dict[str, dict[GridKey, dict[GridKey, list]]] = {
+        # votes[task][question][answer] = sigmoid(q_halt) of each vote
+        self.votes: dict[str, dict[GridKey, dict[GridKey, list[float]]]] = {
             name: {_key(pair["input"]): {} for pair in task["test"]} for name, task in test_puzzles.items()
         }
 
@@ -87,16 +88,26 @@ class ArcVoting:
                     f"of the test split, and identifiers and {TEST_PUZZLES_FILE} of the same data set"
                 )
             answer = _key(undo_augmentation(crop_prediction(rows[2][i]), name))
-            tally = self.votes[task][question].setdefault(answer, [0, 0.0])
-            tally[0] += 1
-            tally[1] += float(q)
+            self.votes[task][question].setdefault(answer, []).append(float(q))
         return len(kept)
+
+    def replace_votes(self, parts: Sequence[dict[str, dict[GridKey, dict[GridKey, list[float]]]]]) -> None:
+        """Takes all votes of `parts`, the `votes` of several objects for the same puzzles, in place of its own."""
+        votes = {task: {question: {} for question in questions} for task, questions in self.votes.items()}
+        for part in parts:
+            for task, questions in part.items():
+                for question, answers in questions.items():
+                    for answer, confidences in answers.items():
+                        votes[task][question].setdefault(answer, []).extend(confidences)
+        self.votes = votes
 
     def candidates(self, task: str, test_index: int) -> list[Candidate]:
         """Answers to one test input, best first: more votes, then higher mean q, then a fixed order of the grids."""
         tallies = self.votes[task][_key(self.test_puzzles[task]["test"][test_index]["input"])]
-        ranked = sorted(tallies.items(), key=lambda item: (-item[1][0], -item[1][1] / item[1][0], item[0]))
-        return [Candidate(_grid(key), count, q_sum / count) for key, (count, q_sum) in ranked]
+        # fsum does not depend on the order of votes, and so not on who has counted which.
+        found = [(len(qs), fsum(qs) / len(qs), answer) for answer, qs in tallies.items()]
+        ranked = sorted(found, key=lambda one: (-one[0], -one[1], one[2]))
+        return [Candidate(_grid(answer), count, mean_q) for count, mean_q, answer in ranked]
 
     def result(self, ks: Sequence[int] = PASS_AT) -> dict[str, float]:
         """`{"hrm/pass@1", "trm/pass@1", ..., "tasks", "test_inputs", "test_inputs_without_votes"}`.

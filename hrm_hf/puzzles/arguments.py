@@ -6,6 +6,9 @@ from typing import ClassVar
 from ..trainer.arguments import HrmTrainingArguments
 
 
+DIFFICULTIES = ("uniform", "hard_first", "easy_first")
+
+
 @dataclass
 class PuzzleDataArguments:
     """Which puzzles."""
@@ -42,6 +45,38 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
 
     puzzle_emb_lr: float = field(default=1e-2, metadata={"help": "Learning rate of puzzle rows (sign descent)."})
     puzzle_emb_weight_decay: float = field(default=0.1, metadata={"help": "Weight decay of the puzzle rows in use."})
+    augment: bool = field(
+        default=False,
+        metadata={
+            "help": "Give every row a new random symmetry of its task each time it is trained on: Sudoku, mazes, and "
+            "ARC for models without a puzzle table."
+        },
+    )
+    difficulty: str = field(
+        default="uniform",
+        metadata={
+            "help": '"hard_first" or "easy_first": begin with that quarter of the rows and come to all of them along '
+            '--difficulty_ramp; by the column "rating", else by the number of cells to fill. "uniform": all rows.'
+        },
+    )
+    difficulty_ramp: float = field(
+        default=0.5, metadata={"help": "Share of the steps after which --difficulty makes no difference any more."}
+    )
+    late_starts: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the rows that run 1, 2, 4, ... or --late_start_max_steps ACT steps (drawn evenly) "
+            "without gradient before those that are trained on, so that a model learns to go on after many steps."
+        },
+    )
+    late_start_max_steps: int = field(default=32, metadata={"help": "Most steps of --late_starts, a power of two."})
+    grow_cycles: float = field(
+        default=0.0,
+        metadata={
+            "help": "Share of the steps over which H_cycles and L_cycles grow to the config's, in three stages from "
+            "a third (0.6: at 30 and 60 percent of the run). Evaluation and saved models have all of them."
+        },
+    )
     drop_unplaced_rows: bool = field(
         default=False, metadata={"help": "As the original: rows offered to busy slots are lost, not kept."}
     )
@@ -49,3 +84,13 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         default=None, metadata={"help": "Most ACT steps in evaluation; the config's halt_max_steps by default."}
     )
     eval_halt: str = field(default="fixed", metadata={"help": '"fixed" as the original, or "q" for adaptive halting.'})
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.difficulty not in DIFFICULTIES:
+            raise ValueError(f"difficulty={self.difficulty!r} is not one of {', '.join(DIFFICULTIES)}")
+        if self.difficulty != "uniform" and self.difficulty_ramp == 0:
+            raise ValueError("difficulty_ramp=0 leaves nothing of a difficulty: give a share, or --difficulty uniform")
+        most = self.late_start_max_steps
+        if not isinstance(most, int) or most.bit_count() != 1:
+            raise ValueError(f"late_start_max_steps={most} is no power of two (1, 2, 4, ...)")

@@ -4,6 +4,8 @@ Only the geometry lives here. What a task adds (digit permutations, color permut
 task's own module.
 """
 
+from collections.abc import Sequence
+
 import numpy as np
 
 
@@ -45,6 +47,11 @@ def inverse_dihedral(grid: np.ndarray, transform: int) -> np.ndarray:
     """Undoes `dihedral(grid, transform)`; arguments and errors as there."""
     _validate_transform(transform)
     return dihedral(grid, DIHEDRAL_INVERSE[transform])
+
+
+def box_symmetries(shape: Sequence[int]) -> Sequence[int]:
+    """The turns and reflections that take a box of `shape` (rows, columns) to itself: all eight if it is square."""
+    return range(NUM_DIHEDRAL) if shape[0] == shape[1] else (0, 2, 4, 5)
 
 
 def _validate_transform(transform: int) -> None:

@@ -4,13 +4,19 @@ These functions are the commands `hrm-hf data sudoku`, `maze`, `arc`, `import` a
 `build_data` calls.
 """
 
+import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..io.usage import UsageError, as_usage_errors, run_command
+from ..io.workers import usable_cores
 from .dataset import INFO_FILE, PuzzleInfo, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
+
+
+UNFINISHED = "unfinished"  # folder of what a build has made so far
 
 
 def ensure_built(path: str | None, command: str | None) -> None:
@@ -104,9 +110,14 @@ def build_sudoku(
     subsample_size: int | None = None,
     min_difficulty: float | None = None,
     test_size: int | None = None,
+    test_share: float | None = None,
+    mix: str | None = None,
     seed: int = 0,
+    workers: int | None = None,
 ) -> dict[str, Any]:
     """Builds a Sudoku data set: generated with proven unique solutions, or read from a source.
+
+    Puzzles are kept in the folder `unfinished` of `out` while they are made, and a repeated call goes on with them.
 
     Args:
         source: "generate", a file or folder (CSV, JSONL, parquet), or hub:OWNER/NAME.
@@ -117,24 +128,38 @@ def build_sudoku(
         num_aug: symmetries added to each training puzzle.
         subsample_size, min_difficulty: training puzzles to take from a source, and the lowest rating to keep.
         test_size: of a source without a test split, the last rows that become one.
+        test_share: of a source without a test split (`source` or `mix`), the share that becomes one: puzzles are
+            chosen by a hash of their canonical form, which no order of rows and no symmetry changes.
+        mix: a source that is added to generated puzzles; its test puzzles are the split test_mixed.
+        workers: processes that generate; as many as there are processors if not given. They change nothing else.
     """
     from .sudoku import DEFAULT_CLUES, generated_sudoku, sudoku_from_source, sudoku_shape
 
     generating = source == "generate"
     only_generate = {"clues": clues, "num_train": num_train, "num_test": num_test, "test_fraction": test_fraction}
     only_source = {"subsample_size": subsample_size, "min_difficulty": min_difficulty, "test_size": test_size}
-    _validate_used(source, only_source if generating else only_generate)
+    unused = only_source if generating else {**only_generate, "mix": mix, "workers": workers}
+    if generating and mix is None:
+        unused["test_share"] = test_share
+    _validate_used(source, unused)
     _validate_at_least(0, num_train=num_train, num_test=num_test, num_aug=num_aug, seed=seed)
-    _validate_at_least(1, subsample_size=subsample_size, test_size=test_size)
+    _validate_at_least(1, subsample_size=subsample_size, test_size=test_size, workers=workers)
     shared = {"size": 9 if generating and size is None else size, "num_aug": num_aug, "seed": seed}
     if shared["size"] is not None:
         as_usage_errors(sudoku_shape, shared["size"])
     if not generating:
+        if test_share is not None:
+            only_source["test_share"] = test_share
         return _build(sudoku_from_source, source, {**shared, **only_source}, out)
+    if mix is not None:
+        only_generate |= {"mix": mix, "test_share": test_share}
     only_generate["clues"] = DEFAULT_CLUES[shared["size"]] if clues is None else _parse_clues(clues)
     given = {name: value for name, value in only_generate.items() if value is not None}
     defaults = {"num_train": 1000, "num_test": 1000, "test_fraction": 1 / 6}
-    return _build(generated_sudoku, None, {**defaults, **shared, **given}, out)
+    how = {"workers": workers or usable_cores(), "store": out / UNFINISHED}
+    summary = _build(partial(generated_sudoku, **how), None, {**defaults, **shared, **given}, out)
+    shutil.rmtree(out / UNFINISHED, ignore_errors=True)
+    return summary
 
 
 def build_maze(
@@ -149,6 +174,7 @@ def build_maze(
     min_path_length: int = 1,
     aug: bool = False,
     test_size: int | None = None,
+    test_share: float | None = None,
     seed: int | None = None,
 ) -> dict[str, Any]:
     """Builds a maze data set: generated with one shortest path each, or read from a source.
@@ -160,14 +186,15 @@ def build_maze(
         openings: share of spare walls that are opened in generated mazes, 0.05 if not given.
         min_path_length: fewest steps from S to G.
         aug: add the 7 other symmetries of each training maze.
-        test_size: of a source without a test split, the last rows that become one.
+        test_size, test_share: as of `build_sudoku`.
         seed: of generated mazes, 0 if not given.
     """
     from .maze import DEFAULT_OPENINGS, generated_mazes, mazes_from_source
 
     generating = source == "generate"
     only_generate = {"num_train": num_train, "num_test": num_test, "openings": openings, "seed": seed}
-    _validate_used(source, {"test_size": test_size} if generating else only_generate)
+    only_source = {"test_size": test_size, "test_share": test_share}
+    _validate_used(source, only_source if generating else only_generate)
     _validate_at_least(3, height=height, width=width)
     _validate_at_least(0, num_train=num_train, num_test=num_test, seed=seed)
     _validate_at_least(1, min_path_length=min_path_length, test_size=test_size)
@@ -180,7 +207,8 @@ def build_maze(
     if (height is None) != (width is None):
         raise UsageError("--height and --width belong together; give both, or none for square mazes")
     grid_shape = None if height is None else [height, width]
-    return _build(mazes_from_source, source, {**shared, "grid_shape": grid_shape, "test_size": test_size}, out)
+    only_source = {name: value for name, value in only_source.items() if value is not None or name == "test_size"}
+    return _build(mazes_from_source, source, {**shared, "grid_shape": grid_shape, **only_source}, out)
 
 
 BUILDERS = {"sudoku": build_sudoku, "maze": build_maze, "arc": build_arc, "import": import_npy, "export": export_npy}
@@ -217,13 +245,13 @@ def _build(builder: Callable, source: str | None, options: dict[str, Any], out: 
     """Runs a builder of Sudoku or mazes and writes its data set; `source` None means generate."""
     started = time.perf_counter()
     _validate_place(out, {"source": source or "generate", **options})
-    if source is None:
-        splits, info = as_usage_errors(builder, **options, progress=True)
-    else:
-        try:
+    try:
+        if source is None:
+            splits, info = as_usage_errors(builder, **options, progress=True)
+        else:
             splits, info = builder(source, **options, progress=True)
-        except FileNotFoundError as error:
-            raise UsageError(str(error)) from error
+    except FileNotFoundError as error:
+        raise UsageError(str(error)) from error
     if not splits:
         raise UsageError("the data set is empty; raise --num-train or --num-test")
     save_puzzle_dataset(splits, info, out)

@@ -9,10 +9,13 @@ An epoch is one puzzle per group (an original task with its augmentations), as i
 one puzzle of each is drawn, and the examples of that puzzle are shuffled.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import torch
+
+from .random_symmetries import RandomSymmetries
 
 
 class PuzzleRows:
@@ -27,6 +30,7 @@ class PuzzleRows:
         self.input_ids = _grid_column(dataset, "input_ids")
         self.labels = _grid_column(dataset, "labels")
         self.puzzle_identifiers = _scalar_column(dataset, "puzzle_identifiers")
+        self.rating = _scalar_column(dataset, "rating", np.float64) if "rating" in dataset.column_names else None
         own = np.arange(len(dataset), dtype=np.int64)  # a data set without groups: every row is its own
         names = dataset.column_names
         self.puzzle_index = _scalar_column(dataset, "puzzle_index") if "puzzle_index" in names else own
@@ -128,7 +132,9 @@ class CarryDataLoader:
     """Iterable of batches for the slots of one process; `halted` says which slots want a new row at the next batch.
 
     With `drop_unplaced_rows` every batch takes B new rows and those offered to busy slots are lost, which is what the
-    original does; the default keeps each slot's row until it is used.
+    original does; the default keeps each slot's row until it is used. `symmetries` draw the form in which a row comes,
+    `pool` (a `DifficultyPool`) says which row comes in its place at the `progress` of the run, 0 to 1, that is set,
+    and `late_starts` (a `LateStarts`) adds `steps_ahead` [B] to a batch: what new rows run without gradient.
     """
 
     def __init__(
@@ -139,11 +145,15 @@ class CarryDataLoader:
         rank: int = 0,
         world_size: int = 1,
         drop_unplaced_rows: bool = False,
+        symmetries: RandomSymmetries | None = None,
+        pool: Callable[[np.ndarray, float], np.ndarray] | None = None,
+        late_starts: Callable[[np.ndarray], np.ndarray] | None = None,
     ):
         self.rows = rows
         self.order = PuzzleOrder(rows, seed)
         self.slots, self.rank, self.world_size = slots_per_process, rank, world_size
         self.drop_unplaced_rows = drop_unplaced_rows
+        self.symmetries, self.pool, self.late_starts, self.progress = symmetries, pool, late_starts, 0.0
         self.dataset = rows  # what transformers' Trainer counts examples on
         self.batch_size = slots_per_process
         self.seed = seed
@@ -163,15 +173,23 @@ class CarryDataLoader:
         """Tensors for all slots; only the rows of halted slots are new."""
         refill = np.ones_like(self.halted) if self.drop_unplaced_rows else self.halted
         slots = np.flatnonzero(refill)
+        steps_ahead = np.zeros(self.slots, dtype=np.int32)
         if len(slots):
             stride = self.slots * self.world_size
             positions = self.rank * self.slots + slots + self.taken[slots] * stride
-            new = self.rows.batch(np.array([self.order.row(int(position)) for position in positions]))
+            rows = np.array([self.order.row(int(position)) for position in positions])
+            new = self.rows.batch(rows if self.pool is None else self.pool(rows, self.progress))
+            if self.symmetries is not None:
+                new = self.symmetries(new, positions)
+            if self.late_starts is not None:
+                steps_ahead[slots] = self.late_starts(positions)
             index = torch.from_numpy(slots)
             self._batch = {name: old.index_copy(0, index, new[name]) for name, old in self._batch.items()}
             self.taken[slots] += 1
             self.order.forget_before(int(self.taken.min()) * stride)
-        return self._batch
+        return (
+            self._batch if self.late_starts is None else {**self._batch, "steps_ahead": torch.from_numpy(steps_ahead)}
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Position of every slot."""
@@ -202,5 +220,5 @@ def _grid_column(dataset: Any, name: str) -> np.ndarray:
     return pc.list_flatten(column).combine_chunks().to_numpy(zero_copy_only=False).reshape(-1, lengths[0])
 
 
-def _scalar_column(dataset: Any, name: str) -> np.ndarray:
-    return np.asarray(dataset.with_format("numpy")[name][:], dtype=np.int64)
+def _scalar_column(dataset: Any, name: str, dtype: type = np.int64) -> np.ndarray:
+    return np.asarray(dataset.with_format("numpy")[name][:], dtype=dtype)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.bounded_files import load_json
+from ..io.complete_files import complete_file, write_text
 from ..io.sources import IDENTIFIERS_FILE
 
 
@@ -127,12 +128,12 @@ def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: s
         raise FileExistsError(
             f"{out} already holds a puzzle data set with other options; choose another --out or delete the folder"
         )
-    (out / "data").mkdir(parents=True, exist_ok=True)
     for name, split in splits.items():
-        split.to_parquet(out / "data" / f"{name}-00000.parquet")
-    (out / IDENTIFIERS_FILE).write_text(info.identifiers_json())
-    (out / "README.md").write_text(_data_card(splits, info))
-    info_path.write_text(json.dumps(new_info, indent=1))  # last: its presence marks a complete folder
+        with complete_file(out / "data" / f"{name}-00000.parquet") as stream:
+            split.to_parquet(stream)
+    write_text(out / IDENTIFIERS_FILE, info.identifiers_json())
+    write_text(out / "README.md", _data_card(splits, info))
+    write_text(info_path, json.dumps(new_info, indent=1))  # last: its presence marks a complete folder
     return out
 
 

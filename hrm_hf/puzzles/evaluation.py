@@ -6,17 +6,21 @@ steps is what adaptive computation costs. The data are arrays: a trainer calls t
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
+from accelerate.utils import gather_object
 
 from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
 from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
+from ..io.usage import UsageError
 from ..models.modeling_puzzle import PuzzleSolution
 from ..registry import AutoModelForPuzzleSolving, architecture_of, model_types_of
 from ..trainer.plots import plot_evaluation
@@ -54,6 +58,7 @@ def evaluate_puzzles(
     seed: int = 0,
     progress: bool | None = False,
     on_batch: OnBatch | None = None,
+    shared: bool = False,
     **breadth: Any,
 ) -> dict[str, Any]:
     """Solves puzzles with known answers and says how well; numbers, lists and strings only, ready for JSON.
@@ -70,6 +75,8 @@ def evaluate_puzzles(
         seed: of the noise of restarts, and of models that draw random numbers themselves.
         progress: a progress bar; None shows it on a terminal only.
         on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
+        shared: all processes of the group call this with the same arguments; each solves every N-th batch (and calls
+            `on_batch` with it), and all return the figures of all rows, which are those of one process.
         breadth: restarts, noise, noise_at, choose and exit_when_still of `model.solve`. With choose="rules" the
             figures are those of a model that is told which of its answers are right (Sudoku and mazes; other tasks
             fall back to "q").
@@ -82,7 +89,8 @@ def evaluate_puzzles(
         average_steps_of_all_runs, with restarts;
         valid_fraction, where the task has rules; search_exact_accuracy and the nodes of the search (mean and most),
         with the model and without it, after a search;
-        puzzles_per_second (of solving alone); and the settings: those of halting, and of breadth where not plain.
+        puzzles_per_second (of solving alone, by all processes); and the settings: those of halting, and of breadth
+        where not plain.
 
     Raises:
         ValueError: shapes disagree with each other or the model, no row has a label, or there is no search.
@@ -96,38 +104,44 @@ def evaluate_puzzles(
     breadth = _unusual(breadth)
     choice = choice_of_answers(puzzle_task(model.config), breadth["choose"]) if "choose" in breadth else {}
     arrays = _checked(model, input_ids, labels, puzzle_identifiers)
-    tally = _Tally(max_steps, _task_with_rules(model.config) if check_rules else None, search)
+    rules = _task_with_rules(model.config) if check_rules else None
     hide_bar = None if progress is None else not progress
     starts = range(0, len(arrays[0]), batch_size)
+    rank, processes = _place_in_group() if shared else (0, 1)
+    tallies: list[_Tally] = []
     was_training = model.training
     model.eval()
     try:
-        bar = tqdm(total=len(arrays[0]), desc="evaluating", unit="puzzle", disable=hide_bar)
-        with bar, seeded(model.device, seed):
-            for start in starts:
+        total = sum(min(batch_size, len(arrays[0]) - start) for start in starts[rank::processes])
+        with tqdm(total=total, desc="evaluating", unit="puzzle", disable=hide_bar) as bar:
+            for start in starts[rank::processes]:
                 batch, right, identifiers = (
                     torch.as_tensor(np.array(a[start : start + batch_size])).long() for a in arrays
                 )
                 started = time.perf_counter()
-                solution = model.solve(
-                    batch.to(model.device),
-                    identifiers.to(model.device),
-                    max_steps=max_steps,
-                    min_steps=min_steps,
-                    min_confidence=min_confidence,
-                    halt=halt,
-                    return_trajectory=True,
-                    **(breadth | choice),
-                )
+                with seeded(model.device, seed, start):  # the same in whatever process
+                    solution = model.solve(
+                        batch.to(model.device),
+                        identifiers.to(model.device),
+                        max_steps=max_steps,
+                        min_steps=min_steps,
+                        min_confidence=min_confidence,
+                        halt=halt,
+                        return_trajectory=True,
+                        **(breadth | choice),
+                    )
                 steps = solution.steps.cpu()  # waits for the device, so that the time is that of the work
-                tally.seconds += time.perf_counter() - started
-                tally.add(batch, right, steps, solution)
+                seconds = time.perf_counter() - started
+                tallies.append(_Tally(max_steps, rules, search))
+                tallies[-1].add(batch, right, steps, solution, seconds)
                 if on_batch is not None:
                     on_batch(batch, identifiers, solution)
                 bar.update(len(batch))
     finally:
         model.train(was_training)
     settings = {"max_steps": max_steps, "min_steps": min_steps, "min_confidence": min_confidence, "halt": halt}
+    tally = _Tally(max_steps, rules, search)
+    tally.take(tallies, len(starts), processes)
     return {**tally.result(), **settings, **breadth}
 
 
@@ -143,7 +157,7 @@ def _unusual(breadth: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Tally:
-    """Per-row figures of all batches."""
+    """Per-row figures of a batch, or of all of them."""
 
     def __init__(self, max_steps: int, rules: PuzzleTask | None, search: bool = False):
         self.max_steps, self.rules, self.seconds = max_steps, rules, 0.0
@@ -151,7 +165,29 @@ class _Tally:
         self.searches: list[tuple[bool, int, int]] | None = [] if search else None
         self.num_correct, self.num_labels, self.steps, self.q_halt, self.valid, self.exact = ([] for _ in range(6))
 
-    def add(self, batch: torch.Tensor, labels: torch.Tensor, steps: torch.Tensor, solution: PuzzleSolution) -> None:
+    def take(self, batches: "list[_Tally]", count: int, processes: int) -> None:
+        """Takes over the figures of all batches in their order; each process has the `batches` that it solved.
+
+        The time is that of the process which needed most.
+        """
+        own = [{name: value for name, value in vars(one).items() if isinstance(value, list)} for one in batches]
+        parts, seconds = [own], [sum(one.seconds for one in batches)]
+        if processes > 1:
+            parts, seconds = (gather_object([value]) for value in (own, seconds[0]))
+        self.seconds = max(seconds)
+        for number in range(count):
+            for name, figures in parts[number % processes][number // processes].items():
+                getattr(self, name).extend(figures)
+
+    def add(
+        self,
+        batch: torch.Tensor,
+        labels: torch.Tensor,
+        steps: torch.Tensor,
+        solution: PuzzleSolution,
+        seconds: float,
+    ) -> None:
+        self.seconds += seconds
         predictions = solution.predictions.cpu()
         num_correct, num_labels = correct_cells(predictions, labels)
         # After its last step a batch keeps its answers: repeat them up to max_steps.
@@ -225,6 +261,12 @@ def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_B
     return {"reliability": table, "ece": error / len(confidence)}
 
 
+def _place_in_group() -> tuple[int, int]:
+    """The number of this process, and how many there are; the group is made if it is not there."""
+    state = PartialState()
+    return state.process_index, state.num_processes
+
+
 def _task_with_rules(config) -> PuzzleTask | None:
     """ARC's rule, that an answer is a grid, says nothing about being right; and its views need identifiers."""
     return puzzle_task(config) if config.task in ("sudoku", "maze") else None
@@ -274,6 +316,7 @@ def evaluate_checkpoint(
     out: Path | None = None,
     device: str | None = None,
     update_card: bool = False,
+    shared: bool = False,
     **breadth: Any,
 ) -> dict[str, Any]:
     """Evaluates a saved model on a data set, with pass@K by voting for ARC.
@@ -285,12 +328,14 @@ def evaluate_checkpoint(
         out: folder for results.json and evaluation.png.
         device: the best there is by default.
         update_card: write the results into the model's README.md.
+        shared: all processes that torchrun has started call this and share the rows. All return the result; the first
+            one writes.
 
     Returns:
         What results.json holds, and the names of the files that were written.
 
     Raises:
-        UsageError: a path that is no folder, or a device that is not here.
+        UsageError: a path that is no folder, or a device that is not here, or not one for each process.
         ValueError: a model of another kind, one that was not made for such data, or a split without puzzles.
     """
     validate_evaluation(model, out, update_card)
@@ -299,24 +344,28 @@ def evaluate_checkpoint(
     info = load_puzzle_info(data)
     _validate_fit(load_config(model), info, model, data)
     rows = _load_rows(data, split, limit)
-    network = AutoModelForPuzzleSolving.from_pretrained(model).to(device).eval()
     voting = _voting(data, info)
-    metrics = evaluate_puzzles(
-        network,
-        rows["input_ids"],
-        rows["labels"],
-        rows["puzzle_identifiers"],
-        batch_size=batch_size,
-        max_steps=max_steps,
-        min_steps=min_steps,
-        min_confidence=min_confidence,
-        halt=halt,
-        search=search,
-        seed=seed,
-        progress=None,
-        on_batch=partial(_vote, voting) if voting else None,
-        **breadth,
-    )
+    with _process_group(device, shared) as (device, is_first):
+        network = AutoModelForPuzzleSolving.from_pretrained(model).to(device).eval()
+        metrics = evaluate_puzzles(
+            network,
+            rows["input_ids"],
+            rows["labels"],
+            rows["puzzle_identifiers"],
+            batch_size=batch_size,
+            max_steps=max_steps,
+            min_steps=min_steps,
+            min_confidence=min_confidence,
+            halt=halt,
+            search=search,
+            seed=seed,
+            progress=None if is_first else False,
+            on_batch=partial(_vote, voting) if voting else None,
+            shared=shared,
+            **breadth,
+        )
+        if voting and shared:
+            voting.replace_votes(gather_object([voting.votes]))
     if voting:
         metrics |= voting.result(VOTING_PASS_AT)
     result = {
@@ -328,6 +377,8 @@ def evaluate_checkpoint(
         "parameters": network.num_parameters(),
         "versions": library_versions(),
     }
+    if not is_first:
+        return result
     written = write_results(result, out) if out else {}
     if out:
         plot = plot_evaluation(metrics, out / "evaluation.png", f"{Path(model).name}, {data} ({split})")
@@ -336,6 +387,23 @@ def evaluate_checkpoint(
         more = {"limit": limit} if limit else {}
         written["card"] = str(record_evaluation(model, metrics, data, split, result["parameters"], **more))
     return result | written
+
+
+@contextmanager
+def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
+    """The device of this process and whether it is the first; a group that is made here ends with the block."""
+    if not shared:
+        yield device, True
+        return
+    if torch.device(device).index is not None:
+        raise UsageError(f"{device} is one device, and processes take one each; name its kind alone", "--device")
+    is_new = not PartialState._shared_state
+    state = PartialState(cpu=device == "cpu")
+    yield str(state.device), state.is_main_process
+    state.wait_for_everyone()
+    if is_new:
+        state.destroy_process_group()
+        PartialState._reset_state()
 
 
 def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:

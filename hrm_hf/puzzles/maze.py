@@ -15,7 +15,7 @@ import numpy as np
 from .augment import NUM_DIHEDRAL, dihedral
 from .dataset import PuzzleInfo
 from .readers import PuzzleTable, make_split, with_progress
-from .sources import PuzzleRules, read_unique
+from .sources import HeldOut, PuzzleRules, read_unique
 
 
 if TYPE_CHECKING:
@@ -355,6 +355,7 @@ def mazes_from_source(
     min_path_length: int = 1,
     aug: bool = False,
     test_size: int | None = None,
+    test_share: float | None = None,
     progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
     """Reads a data set from a file, a folder or the Hub (see `readers`).
@@ -366,7 +367,8 @@ def mazes_from_source(
         grid_shape: rows and columns; None for square mazes.
         min_path_length: fewest marked steps from S to G to keep, in both splits.
         aug: add the seven other symmetries of each training maze; square grids only.
-        test_size: for a source without a test split, the number of last rows that become one.
+        test_size, test_share: for a source without a test split, the number of last rows that become one, or the
+            share of mazes that do so by a hash of their canonical form; see `sources.HeldOut`.
 
     Raises:
         FileNotFoundError, ValueError: as `puzzle_sources.read_unique`; or a row that is no maze, a solution that
@@ -380,13 +382,13 @@ def mazes_from_source(
             _validate_square(grid_shape)
         return PuzzleRules(
             lambda table: _parse(table, grid_shape, progress).reshape(2, len(table), -1),
-            lambda mazes: [symmetry_key(maze) for maze in mazes.reshape(-1, *grid_shape)],
-            lambda mazes: [np.bincount(maze, minlength=VOCAB_SIZE).tobytes() for maze in mazes],
+            lambda mazes, _: [symmetry_key(maze) for maze in mazes.reshape(-1, *grid_shape)],
         )
 
     options = {"source": str(source), "grid_shape": grid_shape and list(grid_shape)}
     options |= {"min_path_length": min_path_length, "aug": aug, "test_size": test_size}
-    splits, repeated = read_unique(source, test_size, rules)
+    options |= {} if test_share is None else {"test_share": test_share}
+    splits, repeated = read_unique(source, HeldOut(test_size, test_share), rules)
     parts = {}
     for split, rows in splits.items():
         grids = np.stack([rows.questions, rows.answers]).reshape(2, -1, *grid_shape)

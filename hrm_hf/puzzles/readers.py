@@ -156,6 +156,11 @@ def make_split(
 
 def with_progress(items: Iterable, title: str, shown: bool, total: int | None = None) -> Iterable:
     """`items`, with a progress bar on stderr if `shown`."""
+    return progress_bar(title, shown, total, items)
+
+
+def progress_bar(title: str, shown: bool, total: int | None = None, items: Iterable | None = None):
+    """A progress bar on stderr, if `shown`: it counts `items`, or what its `update` is told."""
     from tqdm.auto import tqdm
 
     return tqdm(items, desc=title, total=total, disable=not shown)

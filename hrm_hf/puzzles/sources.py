@@ -1,11 +1,13 @@
-"""Sudoku and maze sources on their way to rows: files are checked, and no puzzle is in a data set twice.
+"""Sudoku and maze sources on their way to rows: files are checked, and no puzzle is in two splits or twice in one.
 
 Rows are equal if their puzzles are (the givens of a Sudoku, the walls, S and G of a maze, however they are written).
 Of equal rows the first stays, and one in the test split before one in the training split. Equal puzzles with different
-solutions are an error. Symmetric copies of test puzzles in the training split stay, for boards of 4x4 have hardly
-anything else, and are counted. A source without equal rows gives the rows that it always gave.
+solutions are an error. Training puzzles of which a symmetric copy is in the test split are left out, so a published
+test split stays whole; copies within a split stay. All that is left out is counted and said. A source without such
+rows gives the rows that it always gave.
 """
 
+import hashlib
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -30,14 +32,31 @@ class PuzzleRules:
 
     Attributes:
         parse: puzzles and solutions of a table, [rows, cells] each; raises ValueError for a row that is none.
-        symmetry_keys: of puzzles [rows, cells]: equal for symmetric copies, and for these only.
-        invariants: the same, equal for symmetric copies and perhaps for others: what is cheap to tell. None: symmetric
-            copies are not looked for.
+        symmetry_keys: of puzzles and solutions [rows, cells]: equal for symmetric copies, and for these only.
     """
 
     parse: Callable[[PuzzleTable], tuple[np.ndarray, np.ndarray]]
-    symmetry_keys: Callable[[np.ndarray], list[bytes]]
-    invariants: Callable[[np.ndarray], list[bytes]] | None = None
+    symmetry_keys: Callable[[np.ndarray, np.ndarray], list[bytes]]
+
+    def forms_of(self, split: "PuzzleSplit") -> list[bytes]:
+        """Canonical forms of a split's puzzles, computed once."""
+        if split.forms is None:
+            split.forms = self.symmetry_keys(split.questions, split.answers)
+        return split.forms
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Which rows of a source without a test split become one; none by default.
+
+    Attributes:
+        size: number of last rows.
+        share: share of the puzzles, 0 to 1, by `place_of_form`: it hangs on neither order nor number of the rows, a
+            smaller share is part of a larger one, and symmetric copies are on one side.
+    """
+
+    size: int | None = None
+    share: float | None = None
 
 
 @dataclass
@@ -48,6 +67,7 @@ class PuzzleSplit:
     questions: np.ndarray
     answers: np.ndarray
     places: np.ndarray = field(default=None)  # rows of the table
+    forms: list[bytes] | None = None  # see PuzzleRules
 
     def __post_init__(self):
         self.places = np.arange(len(self.questions)) if self.places is None else self.places
@@ -59,19 +79,20 @@ class PuzzleSplit:
         ratings = self.table.ratings
         # The table keeps its rows, which name places; ratings belong to the rows that stay.
         table = replace(self.table, ratings=None if ratings is None else ratings[rows])
-        return PuzzleSplit(table, self.questions[rows], self.answers[rows], self.places[rows])
+        forms = self.forms and [self.forms[row] for row in rows]
+        return PuzzleSplit(table, self.questions[rows], self.answers[rows], self.places[rows], forms)
 
 
 def read_unique(
     source: str | Path,
-    test_size: int | None,
+    held_out: HeldOut,
     rules: Callable[[PuzzleTable], "PuzzleRules"],
 ) -> tuple[dict[str, PuzzleSplit], dict[str, int]]:
     """The splits of a source without equal rows, and how many rows repeat others, by what was done with them.
 
     Args:
         source: as for `readers.read_splits`.
-        test_size: for a source without a test split, the number of last rows that become one.
+        held_out: for a source without a test split, the rows that become one.
         rules: what the training table's first puzzle says about all.
 
     Raises:
@@ -84,12 +105,14 @@ def read_unique(
     splits = {name: PuzzleSplit(table, *game.parse(table)) for name, table in tables.items()}
     repeated: dict[str, int] = {}
     _remove_equal(splits, repeated)
-    if test_size is not None:
-        splits = _hold_out(splits, test_size, source)
+    splits = _hold_out(splits, held_out, game, source)
+    if "test" in splits and len(splits["train"].questions):
+        _remove_copies(splits, game, repeated)
     if not len(splits["train"].questions):
-        raise ValueError(f"every training puzzle of {source} is in its test split too; nothing is left to train on")
-    if "test" in splits and game.invariants is not None:
-        _count_symmetric(splits, game, repeated)
+        raise ValueError(
+            f"every training puzzle of {source} is in its test split too, or a symmetric copy of one there; nothing "
+            "is left to train on"
+        )
     for what, count in repeated.items():
         logger.warning("%s: %d rows %s", source, count, what)
     return splits, repeated
@@ -164,25 +187,44 @@ def _located(parts: list[PuzzleSplit], starts: np.ndarray, row: int) -> str:
     return parts[part].place(row - starts[part])
 
 
-def _hold_out(splits: dict[str, PuzzleSplit], test_size: int, source) -> dict[str, PuzzleSplit]:
+def place_of_form(form: bytes) -> float:
+    """A number from 0 to below 1 for a canonical form: its place in a split by shares, the same for ever.
+
+    It is the first 53 bits of the form's BLAKE2b digest of 8 bytes, as a fraction.
+    """
+    return (int.from_bytes(hashlib.blake2b(form, digest_size=8).digest(), "big") >> 11) / 2**53
+
+
+def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRules, source) -> dict[str, PuzzleSplit]:
+    if held_out.size is not None and held_out.share is not None:
+        raise ValueError("test_size and test_share are both given; give one of them")
+    if held_out.size is None and held_out.share is None:
+        return splits
+    option = "--test-size" if held_out.share is None else "--test-share"
     if "test" in splits:
         count = len(splits["test"].questions)
-        raise ValueError(f"{source} has a test split of its own ({count} rows); leave out --test-size")
+        raise ValueError(f"{source} has a test split of its own ({count} rows); leave out {option}")
     train, rows = splits["train"], len(splits["train"].questions)
-    if not 0 < test_size < rows:
-        raise ValueError(f"test_size is {test_size}; expected 1 to {rows - 1} of the {rows} rows of {source}")
-    cut = rows - test_size
-    return {"train": train.take(np.arange(cut)), "test": train.take(np.arange(cut, rows))}
+    if held_out.share is None:
+        if not 0 < held_out.size < rows:
+            raise ValueError(f"test_size is {held_out.size}; expected 1 to {rows - 1} of the {rows} rows of {source}")
+        in_test = np.arange(rows) >= rows - held_out.size
+    else:
+        if not 0 < held_out.share < 1:
+            raise ValueError(f"test_share is {held_out.share}; expected a share between 0 and 1")
+        in_test = np.array([place_of_form(form) < held_out.share for form in rules.forms_of(train)])
+        if in_test.all() or not in_test.any():
+            raise ValueError(
+                f"test_share {held_out.share} puts {in_test.sum()} of the {rows} rows of {source} into the test "
+                "split; give another share"
+            )
+    return {"train": train.take(np.flatnonzero(~in_test)), "test": train.take(np.flatnonzero(in_test))}
 
 
-def _count_symmetric(splits: dict[str, PuzzleSplit], rules: PuzzleRules, repeated: dict[str, int]) -> None:
-    """Copies are looked for among the few puzzles whose invariants are those of one in the other split."""
-    train, test = splits["train"].questions, splits["test"].questions
-    of_train, of_test = rules.invariants(train), rules.invariants(test)
-    known, asked = set(of_test), set(of_train)
-    train = train[[row for row, invariant in enumerate(of_train) if invariant in known]]
-    test = test[[row for row, invariant in enumerate(of_test) if invariant in asked]]
-    keys = set(rules.symmetry_keys(test))
-    count = sum(key in keys for key in rules.symmetry_keys(train))
-    if count:
-        repeated["in train, symmetric copies of puzzles in test, kept"] = count
+def _remove_copies(splits: dict[str, PuzzleSplit], rules: PuzzleRules, repeated: dict[str, int]) -> None:
+    """Training puzzles of which a symmetric copy is in the test split go."""
+    known = set(rules.forms_of(splits["test"]))
+    stays = np.array([form not in known for form in rules.forms_of(splits["train"])])
+    if not stays.all():
+        repeated["in train and symmetric copies of puzzles in test, left out"] = int((~stays).sum())
+        splits["train"] = splits["train"].take(np.flatnonzero(stays))

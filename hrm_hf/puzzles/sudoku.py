@@ -5,17 +5,17 @@ random draw hangs on a seed, source rows are checked, and an augmented training 
 puzzle (with 4x4 boards it otherwise would: only 288 solved grids exist). Rules and solver are in `sudoku_rules.py`.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .augment import NUM_DIHEDRAL, dihedral
 from .dataset import PuzzleInfo
-from .readers import PuzzleTable, make_split, with_progress
-from .sources import PuzzleRules, PuzzleSplit, read_unique
+from .readers import PuzzleTable, make_split, progress_bar, with_progress
+from .sources import HeldOut, PuzzleRules, PuzzleSplit, read_unique
+from .sudoku_batch import rate_boards
+from .sudoku_generation import WHOLE, Puzzles, all_grids_4x4, generate, generate_portions, rng_of
 from .sudoku_rules import (
     BOX_SHAPES,
     DIGIT_OFFSET,
@@ -24,14 +24,13 @@ from .sudoku_rules import (
     decode,
     decode_grid,
     encode,
-    masks_to_board,
     rate,
-    search,
     solve,
     sudoku_shape,
     to_board,
     validate_solution,
 )
+from .sudoku_symmetry import canonical_forms, symmetry_keys
 
 
 if TYPE_CHECKING:
@@ -41,6 +40,7 @@ __all__ = [
     "SudokuShape",
     "all_grids_4x4",
     "augment",
+    "canonical_forms",
     "count_solutions",
     "decode",
     "decode_grid",
@@ -55,149 +55,12 @@ __all__ = [
     "validate_solution",
 ]
 
-# Fewest clues of any puzzle with one solution (9x9: McGuire et al., 2012).
-MIN_CLUES = {4: 4, 6: 8, 9: 17}
 DEFAULT_CLUES = {4: 8, 6: 14, 9: 30}
-MAX_TRIES = 1000  # attempts at one puzzle before its number of clues is called unreachable
+MAX_DRAWS = 1000  # of a symmetry of a training puzzle before all are said to have solutions of test puzzles
 CHECK_ROWS = 100_000  # rows checked at once: bounds memory for the millions of rows of the Hub set
 
 # Independent random streams of one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)
-
-
-# ---------------------------------------------------------------------------------------------------- generator
-
-
-@lru_cache
-def all_grids_4x4() -> np.ndarray:
-    """All solved 4x4 boards, uint8 [288, 16], read-only."""
-    found: list[list[int]] = []
-    search([0] * 16, 289, found)
-    grids = np.stack([masks_to_board(masks) for masks in found])
-    grids.flags.writeable = False
-    return grids
-
-
-@lru_cache
-def _grids_with_digit() -> list[list[int]]:
-    """For each cell and digit of a 4x4 board, the set of solved grids that have it there, as the bits of an int."""
-    grids = all_grids_4x4()
-    return [[sum(1 << int(g) for g in np.flatnonzero(grids[:, c] == d)) for d in range(5)] for c in range(16)]
-
-
-def _is_unique(board: list[int]) -> bool:
-    """Whether a board that has a solution has only one."""
-    if len(board) == 16:  # every grid is known: the clues must agree with exactly one
-        table, agreeing = _grids_with_digit(), -1
-        for cell, digit in enumerate(board):
-            if digit:
-                agreeing &= table[cell][digit]
-        return agreeing.bit_count() == 1 and agreeing > 0
-    found: list[list[int]] = []
-    search(board, 2, found)
-    return len(found) == 1
-
-
-def generate(
-    size: int,
-    num_puzzles: int,
-    clues: int | Sequence[int],
-    seed: int | Sequence[int] = 0,
-    *,
-    grids: np.ndarray | None = None,
-    exclude: Iterable[bytes] = (),
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields puzzles with a proven unique solution; the same ones for the same arguments on every machine.
-
-    Cells of a solved grid are emptied in random order, each only if the solution stays unique, until the number of
-    clues is reached. No puzzle comes twice. 4x4 puzzles take their solutions from `grids`; for larger boards every
-    puzzle has a solution of its own.
-
-    Args:
-        size: 4, 6 or 9.
-        num_puzzles: how many.
-        clues: number of given cells, or the lowest and highest number, drawn uniformly for each puzzle.
-        seed: seed of a Philox generator, or a sequence of seeds.
-        grids: digits [G, 16] to draw from, 4x4 only; all 288 if None.
-        exclude: solutions (bytes of a uint8 board) that must not be used.
-
-    Yields:
-        Puzzle and solution, uint8 [size * size], 0 for a blank.
-
-    Raises:
-        ValueError: impossible number of clues.
-        RuntimeError: `MAX_TRIES` attempts gave no new puzzle with this number of clues.
-    """
-    shape, (low, high) = sudoku_shape(size), _clue_range(size, clues)
-    if grids is not None and size != 4:
-        raise ValueError(f"grids can only be given for size 4, not {size}: larger boards get random grids")
-    pool = None if size != 4 else all_grids_4x4() if grids is None else np.asarray(grids, dtype=np.uint8)
-    return _generate(shape, num_puzzles, (low, high), _rng(seed), pool, set(exclude))
-
-
-def _generate(shape, num_puzzles, clue_range, rng, pool, excluded) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    seen: set[bytes] = set()
-    tries = 0
-    while len(seen) < num_puzzles:
-        if tries == MAX_TRIES:
-            raise RuntimeError(
-                f"no new {shape.size}x{shape.size} puzzle with {clue_range[0]} to {clue_range[1]} clues in "
-                f"{MAX_TRIES} attempts, after {len(seen)} of {num_puzzles}; ask for more clues or fewer puzzles"
-            )
-        tries += 1
-        solution = _random_grid(shape, rng) if pool is None else pool[rng.integers(len(pool))]
-        if solution.tobytes() in excluded:
-            continue
-        target = int(rng.integers(clue_range[0], clue_range[1] + 1))
-        board = _dig(solution.tolist(), rng.permutation(shape.cells).tolist(), target)
-        if board is None or bytes(board) in seen:
-            continue
-        seen.add(bytes(board))
-        if pool is None:
-            excluded.add(solution.tobytes())
-        tries = 0
-        yield np.array(board, dtype=np.uint8), np.array(solution)
-
-
-def _clue_range(size: int, clues: int | Sequence[int]) -> tuple[int, int]:
-    low, high = (clues, clues) if isinstance(clues, int) else clues
-    least, most = MIN_CLUES[sudoku_shape(size).size], size**2
-    if not least <= low <= high <= most:
-        raise ValueError(
-            f"clues is {clues}; a {size}x{size} puzzle with one solution has {least} to {most} clues, lowest first"
-        )
-    return low, high
-
-
-def _random_grid(shape: SudokuShape, rng: np.random.Generator) -> np.ndarray:
-    found: list[list[int]] = []
-    search(rng.permutation(np.arange(1, shape.size + 1)).tolist() + [0] * (shape.cells - shape.size), 1, found, rng)
-    return masks_to_board(found[0])
-
-
-def _dig(board: list[int], order: list[int], target: int) -> list[int] | None:
-    """Empties cells in `order` while the solution stays unique, down to `target` clues; None if that fails.
-
-    Cells go in blocks, halved when uniqueness is lost. The result is that of going cell by cell, because fewer clues
-    never make a solution unique again; it takes a third of the proofs.
-    """
-    surplus, position, block = len(board) - target, 0, len(board) // 2
-    while surplus and position < len(order):
-        cells = order[position : position + min(block, surplus)]
-        trial = board.copy()
-        for cell in cells:
-            trial[cell] = 0
-        if _is_unique(trial):
-            board, position, surplus = trial, position + len(cells), surplus - len(cells)
-        elif len(cells) == 1:
-            position, block = position + 1, 1  # this clue is needed
-        else:
-            block = len(cells) // 2
-    return None if surplus else board
-
-
-def _rng(seed: int | Sequence[int]) -> np.random.Generator:
-    return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
 
 
 # ---------------------------------------------------------------------------------------------------- augmentation
@@ -224,11 +87,17 @@ def augment(
     digits[:, 1:] = rng.permuted(np.tile(np.arange(1, n + 1), (count, 1)), axis=1)
     square = box_rows == box_cols
     transposed = rng.random(count) < 0.5 if square else np.zeros(count, dtype=bool)
-    rows = _random_lines(n, box_rows, count, rng)[:, :, None]
-    columns = _random_lines(n, box_cols, count, rng)[:, None, :]
-    source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns).reshape(count, -1)
+    rows, columns = (_random_lines(n, box, count, rng) for box in (box_rows, box_cols))
+    source = moved_cells(rows, columns, transposed)
     new_board, new_solution = (np.take_along_axis(digits, old[source], axis=1) for old in (board, solution))
     return new_board, new_solution
+
+
+def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
+    """Where each cell of a symmetric board comes from, int [count, n * n], from orders of lines [count, n]."""
+    n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
+    source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
+    return source.reshape(len(source), -1)
 
 
 def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -240,13 +109,13 @@ def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.
 
 def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[bytes], progress: bool):
     """Each puzzle followed by `num_aug` symmetries of it whose solutions are not in `forbidden`."""
-    rng = _rng((seed, _AUGMENT_STREAM))
+    rng = rng_of((seed, _AUGMENT_STREAM))
     rows, cells = boards.shape
     new_boards, new_solutions = np.empty((2, rows, num_aug + 1, cells), dtype=np.uint8)
     for i in with_progress(range(rows), "augmenting", progress):
         new_boards[i, 0], new_solutions[i, 0] = boards[i], solutions[i]
         missing = np.arange(1, num_aug + 1)
-        for _ in range(MAX_TRIES):
+        for _ in range(MAX_DRAWS):
             if not len(missing):
                 break
             drawn = augment(boards[i], solutions[i], len(missing), rng)
@@ -270,37 +139,66 @@ def generated_sudoku(
     *,
     test_fraction: float = 1 / 6,
     num_aug: int = 0,
+    mix: str | Path | None = None,
+    test_share: float | None = None,
     seed: int = 0,
+    workers: int = 1,
+    store: Path | None = None,
     progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generates a data set whose train and test puzzles share no solution grid.
+    """Generates a data set whose train and test puzzles share no solution grid, and are no copies of one another.
 
     Args:
         clues: as for `generate`; None for 8, 14 or 30, by size.
-        test_fraction: share of the 288 solution grids of 4x4 boards that is kept for the test split.
+        test_fraction: of 4x4 boards, the share of the 288 solution grids, and of the canonical forms of puzzles, that
+            is kept for the test split.
         num_aug: symmetries added to each training puzzle.
+        mix: a source (see `readers`) whose training puzzles are added to the training split, and whose test puzzles
+            become the split `test_mixed`. No generated puzzle is a copy of one of them.
+        test_share: for a `mix` without a test split, the share of its puzzles that become one; see `sources.HeldOut`.
+        workers, store: as for `generate_portions`; the puzzles do not depend on them.
         progress: show a progress bar on stderr.
 
     Raises:
-        ValueError, RuntimeError: as `generate`.
+        FileNotFoundError, ValueError, RuntimeError: as `generate` and `sudoku_from_source`.
     """
     clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
     train_grids = test_grids = None
     if size == 4:
-        order = _rng((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
+        order = rng_of((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
         held_out = round(len(order) * test_fraction)
         if not 0 < held_out < len(order):
             raise ValueError(f"test_fraction is {test_fraction}; expected a share between 0 and 1 of the 288 grids")
         test_grids, train_grids = order[:held_out], order[held_out:]
-    test = generate(size, num_test, clues, (seed, _TEST_STREAM), grids=test_grids)
-    parts = {"test": _collect(test, num_test, size, "test puzzles", progress)}
-    used = {solution.tobytes() for solution in parts["test"][1]}
-    train = generate(size, num_train, clues, (seed, _TRAIN_STREAM), grids=train_grids, exclude=used)
-    parts["train"] = _collect(train, num_train, size, "train puzzles", progress)
+
+    def draw(split: str, count: int, stream: int, **options) -> Puzzles:
+        how = {"workers": workers, "store": store, **options}
+        portions = generate_portions(size, count, clues, (seed, stream), **how)
+        return _collect(portions, count, size, f"{split} puzzles", progress)
+
+    rules = _rules(size)
+    given, repeated = ({}, {}) if mix is None else read_unique(mix, HeldOut(share=test_share), lambda _: rules)
+    given_forms = {form for split in given.values() for form in rules.forms_of(split)}
+    # Of 4x4 there are few puzzles that are no copies: a test split of many would hold them all, so each has its side.
+    sides = {"test": (0.0, test_fraction), "train": (test_fraction, 1.0)} if size == 4 else {}
+    how = {"grids": test_grids, "exclude_forms": given_forms, "share": sides.get("test", WHOLE)}
+    test = draw("test", num_test, _TEST_STREAM, **how)
+    used, forms = ({row.tobytes() for row in rows} for rows in (test.solutions, test.forms))
+    how = {"grids": train_grids, "exclude_forms": given_forms | forms, "share": sides.get("train", WHOLE)}
+    train = draw("train", num_train, _TRAIN_STREAM, exclude=used, **how)
+    parts = {"train": tuple(train[:3]), "test": tuple(test[:3])}
+    for split, name in (("train", "train"), ("test", "test_mixed")):
+        if split in given:
+            rows = _select(given[split], None, None, seed, progress)
+            parts[name] = [np.concatenate(both) for both in zip(parts[name], rows)] if name in parts else rows
+
     options = {"source": "generate", "size": size, "num_train": num_train, "num_test": num_test, "clues": clues}
     options |= {"test_fraction": test_fraction, "num_aug": num_aug, "seed": seed}
+    options |= {} if mix is None else {"mix": str(mix), "test_share": test_share}
     forbidden = {grid.tobytes() for grid in test_grids} if size == 4 else used
-    return _assemble(parts, size, num_aug, seed, forbidden, options, progress)
+    made, info = _assemble(parts, size, num_aug, seed, forbidden, options, progress)
+    info.repeated = repeated
+    return made, info
 
 
 def sudoku_from_source(
@@ -311,6 +209,7 @@ def sudoku_from_source(
     min_difficulty: float | None = None,
     num_aug: int = 0,
     test_size: int | None = None,
+    test_share: float | None = None,
     seed: int = 0,
     progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
@@ -321,7 +220,8 @@ def sudoku_from_source(
         subsample_size: number of training puzzles to keep, drawn without replacement.
         min_difficulty: lowest rating to keep, in both splits.
         num_aug: symmetries added to each training puzzle; they inherit its rating.
-        test_size: for a source without a test split, the number of last rows that become one.
+        test_size, test_share: for a source without a test split, the number of last rows that become one, or the
+            share of puzzles that do so by a hash of their canonical form; see `sources.HeldOut`.
 
     Raises:
         FileNotFoundError, ValueError: as `puzzle_sources.read_unique`; or a row that is no board, a solution that
@@ -329,17 +229,10 @@ def sudoku_from_source(
     """
     options = {"source": str(source), "size": size, "subsample_size": subsample_size}
     options |= {"min_difficulty": min_difficulty, "num_aug": num_aug, "test_size": test_size, "seed": seed}
-
-    def rules(train: PuzzleTable) -> PuzzleRules:
-        shape = sudoku_shape(_board_size(train) if size is None else size)
-        return PuzzleRules(
-            lambda table: _parse(table, shape),
-            lambda boards: symmetry_keys(boards, shape),
-            # Up to symmetry there are two solved boards of 4x4: everything there is a copy of something.
-            None if shape.size == 4 else lambda boards: _invariants(boards, shape),
-        )
-
-    splits, repeated = read_unique(source, test_size, rules)
+    options |= {} if test_share is None else {"test_share": test_share}
+    splits, repeated = read_unique(
+        source, HeldOut(test_size, test_share), lambda train: _rules(size or _board_size(train))
+    )
     shape = sudoku_shape(int(splits["train"].questions.shape[1] ** 0.5))
     parts = {}
     for split, rows in splits.items():
@@ -351,55 +244,17 @@ def sudoku_from_source(
     return made, info
 
 
-def symmetry_keys(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
-    """For boards [rows, cells], keys that are equal for boards that differ by names of digits, turns and reflections.
-
-    Orders of bands, rows, stacks and columns are symmetries of Sudoku too and are not looked for: that takes a search.
-    """
-    n, keys, transforms = shape.size, [], _box_symmetries(shape)
-    for start in range(0, len(boards), CHECK_ROWS):
-        some = boards[start : start + CHECK_ROWS].reshape(-1, n, n)
-        views = [_renamed(dihedral(some, one).reshape(len(some), -1), n) for one in transforms]
-        keys += [min(view[row].tobytes() for view in views) for row in range(len(some))]
-    return keys
-
-
-def _invariants(boards: np.ndarray, shape: SudokuShape) -> list[bytes]:
-    """How often digits are given, in order of size, and how many cells of each set that symmetries leave in place."""
-    n, cells = shape.size, shape.cells
-    grid = np.arange(cells).reshape(n, n)
-    orbit = np.min([dihedral(grid, one).reshape(-1) for one in _box_symmetries(shape)], axis=0)
-    members = (orbit[:, None] == np.unique(orbit)).astype(np.float32)
-    found: list[bytes] = []
-    for start in range(0, len(boards), CHECK_ROWS):
-        some = boards[start : start + CHECK_ROWS]
-        digits = np.sort(np.stack([(some == digit).sum(axis=1) for digit in range(1, n + 1)], axis=1), axis=1)
-        given = (some != 0).astype(np.float32) @ members
-        both = np.concatenate([digits, given], axis=1).astype(np.uint8)
-        found += [row.tobytes() for row in both]
-    return found
-
-
-def _box_symmetries(shape: SudokuShape) -> Sequence[int]:
-    """The turns and reflections that take boxes to boxes."""
-    return range(NUM_DIHEDRAL) if shape.box_shape[0] == shape.box_shape[1] else (0, 2, 4, 5)
-
-
-def _renamed(boards: np.ndarray, size: int) -> np.ndarray:
-    """Boards with their digits named 1, 2, ... in the order in which they come first."""
-    found = boards[:, :, None] == np.arange(1, size + 1)
-    first = np.where(found.any(axis=1), found.argmax(axis=1), boards.shape[1])
-    names = np.zeros((len(boards), size + 1), dtype=np.uint8)
-    names[:, 1:] = first.argsort(axis=1, kind="stable").argsort(axis=1) + 1
-    return np.take_along_axis(names, boards.astype(np.intp), axis=1)
-
-
 def _board_size(table: PuzzleTable) -> int:
     text, sizes = table.questions[0], {n**2: n for n in BOX_SHAPES}
     if len(text) not in sizes:
         where = f"{table.place(0)}, column {table.columns[0]!r}"
         raise ValueError(f"{where}: {len(text)} characters {text!r:.100}; expected {' or '.join(map(str, sizes))}")
     return sizes[len(text)]
+
+
+def _rules(size: int) -> PuzzleRules:
+    shape = sudoku_shape(size)
+    return PuzzleRules(lambda table: _parse(table, shape), symmetry_keys)
 
 
 def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
@@ -442,27 +297,33 @@ def _select(split: PuzzleSplit, min_difficulty, subsample_size, seed: int, progr
     if subsample_size is not None:
         if not 0 < subsample_size <= len(rows):
             raise ValueError(f"subsample_size is {subsample_size}; expected 1 to {len(rows)} puzzles of {table.name}")
-        rows = np.sort(_rng((seed, _SUBSAMPLE_STREAM)).choice(rows, subsample_size, replace=False))
+        rows = np.sort(rng_of((seed, _SUBSAMPLE_STREAM)).choice(rows, subsample_size, replace=False))
     boards, solutions = boards[rows], solutions[rows]
     return boards, solutions, _rate_all(boards, progress) if ratings is None else ratings[rows]
 
 
 def _rate_all(boards: np.ndarray, progress: bool) -> np.ndarray:
-    return np.array([rate(board) for board in with_progress(boards, "rating", progress)], dtype=np.float32)
+    starts = range(0, len(boards), CHECK_ROWS)
+    parts = [rate_boards(boards[at : at + CHECK_ROWS]) for at in with_progress(starts, "rating", progress)]
+    return np.concatenate(parts).astype(np.float32)
 
 
-def _collect(puzzles, count: int, size: int, title: str, progress: bool):
-    cells = size**2
-    pairs = np.array(list(with_progress(puzzles, title, progress, count)), dtype=np.uint8).reshape(count, 2, cells)
-    return pairs[:, 0], pairs[:, 1], _rate_all(pairs[:, 0], progress)
+def _collect(portions: Iterator[Puzzles], count: int, size: int, title: str, progress: bool) -> Puzzles:
+    """All puzzles of the portions, with a progress bar that counts puzzles."""
+    none = np.empty((0, size**2), dtype=np.uint8)
+    parts = [Puzzles(boards=none, solutions=none, ratings=np.empty(0, dtype=np.float32), forms=none)]
+    with progress_bar(title, progress, count) as bar:
+        for portion in portions:
+            parts.append(portion)
+            bar.update(len(portion.boards))
+    return Puzzles(*map(np.concatenate, zip(*parts)))
 
 
 def _assemble(parts, size, num_aug, seed, forbidden, options, progress) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
     from datasets import DatasetDict
 
     splits = DatasetDict()
-    for split in ("train", "test"):
-        boards, solutions, ratings = parts.get(split, ((), (), ()))
+    for split, (boards, solutions, ratings) in sorted(parts.items(), key=lambda part: part[0] != "train"):
         if not len(boards):
             continue
         copies = num_aug + 1 if split == "train" else 1

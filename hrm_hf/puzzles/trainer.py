@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate.utils import broadcast_object_list
 
 from ..hub.manifests import CARRY_FILE
 from ..models.act import ActCarry
@@ -18,11 +17,16 @@ from ..trainer.adapters import magnitudes, split_weight_decay_groups
 from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
 from .arguments import PuzzleTrainingArguments
+from .curriculum import DifficultyPool, LateStarts, fewer_cycles
 from .dataloader import CarryDataLoader, PuzzleRows
+from .random_symmetries import RandomSymmetries
 
 
 class PuzzleTrainer(HrmTrainer):
-    """Trainer for a model with `initial_carry`, `optimizer_groups` and `compile_act_step`; see `HrmTrainer`."""
+    """Trainer for a model with `initial_carry`, `optimizer_groups`, `compile_act_step` and `run_ahead`.
+
+    See `HrmTrainer` for what trainers share.
+    """
 
     arguments_class = PuzzleTrainingArguments
     pipeline = "puzzle-solving"
@@ -92,20 +96,32 @@ class PuzzleTrainer(HrmTrainer):
         """A `CarryDataLoader`."""
         rows = self.train_dataset if isinstance(self.train_dataset, PuzzleRows) else PuzzleRows(self.train_dataset)
         rows.validate_fits(self.model.config)
+        args = self.args
+        seed = args.seed if args.data_seed is None else args.data_seed
+        by_difficulty = args.difficulty != "uniform"
         self.stream = CarryDataLoader(
             rows,
             self._train_batch_size,
-            self.args.seed if self.args.data_seed is None else self.args.data_seed,
-            rank=self.args.process_index,
-            world_size=self.args.world_size,
-            drop_unplaced_rows=self.args.drop_unplaced_rows,
+            seed,
+            rank=args.process_index,
+            world_size=args.world_size,
+            drop_unplaced_rows=args.drop_unplaced_rows,
+            symmetries=RandomSymmetries(self.model.config, seed) if args.augment else None,
+            pool=DifficultyPool(rows, args.difficulty, args.difficulty_ramp) if by_difficulty else None,
+            late_starts=LateStarts(seed, args.late_starts, args.late_start_max_steps) if args.late_starts else None,
         )
         return self.stream
 
     def get_batch_samples(self, epoch_iterator, num_batches, device):
         """One batch and no token count: the loss of a model with a carry is already a mean over its slots."""
+        self.stream.progress = self.progress
         batch = next(epoch_iterator, None)
         return ([] if batch is None else [batch]), None
+
+    @property
+    def progress(self) -> float:
+        """The share of the run's steps that are done, 0 to 1."""
+        return self.state.global_step / max(self.state.max_steps, 1)
 
     def floating_point_ops(self, inputs) -> int:
         """Not counted: the formula for dense transformers would be wrong."""
@@ -122,11 +138,15 @@ class PuzzleTrainer(HrmTrainer):
             torch.manual_seed(self.args.seed + self.args.process_index)
         model.train()
         inputs = self._prepare_inputs(inputs)
+        steps_ahead = inputs.pop("steps_ahead", None)
         if self.carry is None:
             self.carry = self.model.initial_carry(**inputs)
-        outputs = model(**inputs, carry=self.carry)
+        with fewer_cycles(self.model.config, self.progress, self.args.grow_cycles):
+            if steps_ahead is not None:
+                self.carry = self.model.run_ahead(self.carry, steps_ahead, **inputs)
+            outputs = model(**inputs, carry=self.carry)
+            self.accelerator.backward(outputs.loss)
         self.carry = outputs.carry
-        self.accelerator.backward(outputs.loss)
         terms = {name: value.detach() for name, value in outputs.items() if name.endswith("_loss")}
         self.train_metrics.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})
         loss = self._close_step(outputs.loss.detach().float())
@@ -170,7 +190,7 @@ class PuzzleTrainer(HrmTrainer):
     # ---- evaluation ----
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """`evaluate_puzzles` on the main process, with averaged weights if there are any."""
+        """`evaluate_puzzles`, whose rows all processes share, with averaged weights if there are any."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
@@ -185,21 +205,17 @@ class PuzzleTrainer(HrmTrainer):
     def _evaluate_rows(self, rows: PuzzleRows) -> dict[str, Any]:
         from .evaluation import evaluate_puzzles
 
-        result = [None]
-        if self.is_world_process_zero():
-            with self.averaged_weights():
-                result = [
-                    evaluate_puzzles(
-                        self.model,
-                        rows.input_ids,
-                        rows.labels,
-                        rows.puzzle_identifiers,
-                        batch_size=self.args.per_device_eval_batch_size,
-                        max_steps=self.args.eval_max_steps,
-                        halt=self.args.eval_halt,
-                    )
-                ]
-        return broadcast_object_list(result)[0]
+        with self.averaged_weights():
+            return evaluate_puzzles(
+                self.model,
+                rows.input_ids,
+                rows.labels,
+                rows.puzzle_identifiers,
+                batch_size=self.args.per_device_eval_batch_size,
+                max_steps=self.args.eval_max_steps,
+                halt=self.args.eval_halt,
+                shared=self.args.world_size > 1,
+            )
 
     # ---- saving and resuming ----
 

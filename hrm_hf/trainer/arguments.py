@@ -15,13 +15,13 @@ from transformers import SchedulerType, TrainingArguments
 # What no run can be without; nothing here may be infinite.
 AT_LEAST_1 = (
     "per_device_train_batch_size", "per_device_eval_batch_size", "gradient_accumulation_steps", "global_batch_size",
-    "max_nonfinite_steps", "eval_max_steps",
+    "max_nonfinite_steps", "eval_max_steps", "late_start_max_steps",
 )  # fmt: skip
 AT_LEAST_0 = (
     "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "puzzle_emb_lr", "puzzle_emb_weight_decay",
     "dataloader_num_workers", "early_stopping_threshold",
 )  # fmt: skip
-FROM_0_TO_1 = ("lr_min_ratio", "ema_rate")
+FROM_0_TO_1 = ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts", "grow_cycles")
 BELOW_1 = ("adam_beta1", "adam_beta2")
 EVERY = ("save", "eval", "logging")  # NAME_steps, if NAME_strategy is "steps": a number, or a share of the run
 

@@ -23,6 +23,7 @@ from hrm_hf.cosmology.dataset import build as cosmology_build
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.dataset.rows import TEST_ID, load_cosmology_dataset, load_cosmology_info, read_arrays
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
+from hrm_hf.io import workers as worker_processes
 
 
 SMALL = MapSettings(size=16)
@@ -233,7 +234,7 @@ def test_a_killed_worker_leaves_whole_shards(built, tmp_path, monkeypatch):
                 os.kill(next(iter(self._processes)), signal.SIGKILL)
             return future
 
-    monkeypatch.setattr(cosmology_build, "ProcessPoolExecutor", Killed)
+    monkeypatch.setattr(worker_processes, "ProcessPoolExecutor", Killed)
     with pytest.raises(RuntimeError, match=r"a worker process died.*\d of 4 shards are finished"):
         build(tmp_path / "set", workers=2)
     monkeypatch.undo()

@@ -41,7 +41,12 @@ WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, 
 # What a model can be beside the tiny one of `model`, as fields of its config.
 VARIANTS = {
     "trm_puzzle": {"mlp": tiny.MLP},
-    "se_rrm_puzzle": {"symbols apart": {"equivariant_symbols": False}},
+    "se_rrm_puzzle": {
+        "symbols apart": {"equivariant_symbols": False},
+        "units": {**tiny.MEANS, "mixing": "units", "special_symbols": False, "puzzle_emb_ndim": 0},
+        "mlp": {**tiny.MEANS, "mixing": "mlp_t", "position_intermediate_size": 24},
+        "neighbours": {**tiny.MEANS, "mixing": "neighbours", "equivariant_symbols": False},
+    },
     "hrm_lm": {"one segment": {"halt_max_steps": 1}},
     "rlm_mhc": tiny_mhc.VARIANTS,
     "hrm_go_coder": tiny_go.VARIANTS,

@@ -48,6 +48,10 @@ def model(architecture: str, seed: int = 0, undecided: bool = True, **overrides)
     return built
 
 
+# SE-RRM whose symbols are mixed by their mean.
+MEANS = {"box_shape": [2, 2], "two_states": True, "add_tokens": 0, "pos_encodings": "none", "intermediate_size": 48}
+
+
 def se_rrm(seed: int = 0, **overrides) -> SeRrmPuzzleForSolving:
     """A seeded SE-RRM in eval mode."""
     torch.manual_seed(seed)

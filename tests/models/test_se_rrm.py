@@ -12,6 +12,9 @@ from safetensors.torch import load_file
 from tolerances import assert_copied
 
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
+from hrm_hf.models.modeling_se_rrm_puzzle import NeighbourMean, UnitMeans, canonical_symbols
+from hrm_hf.puzzles.original_tensors import se_rrm_tensors
+from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
 
 TENSORS = load_file(FOLDER / "se_rrm_tiny.safetensors")
@@ -30,34 +33,9 @@ def group(variant: str, start: str) -> dict[str, torch.Tensor]:
     return {name[len(start) :]: value for name, value in TENSORS.items() if name.startswith(start)}
 
 
-def side_by_side(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a fused projection whose heads turn as row, column, row, column, as row, row, column, column."""
-    parts = weight.unflatten(0, (3, heads, 4, -1))
-    turned = parts[:2][:, :, [0, 2, 1, 3]]
-    return torch.cat((turned, parts[2:])).flatten(0, 3)
-
-
 def ours(variant: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights, or their gradients, of the original under our names and in our layout."""
-    fields = VARIANTS[variant]
-    tensors = {name.removeprefix("model.inner."): value for name, value in tensors.items()}
-    found = {"lm_head.weight": tensors["lm_head.weight"]}
-    for name, value in tensors.items():
-        if name.startswith("L_level."):
-            if fields["pos_encodings"] == "rope2d" and name.endswith("attn.qkv_proj.weight"):
-                value = side_by_side(value, fields["num_heads"])
-            found["model." + name.replace(".attn.", ".self_attn.").replace(".attn_t.", ".symbol_attn.")] = value
-    symbols = ["embed_special_tokens", "embed_symbol_tokens", "embed_symbols"]
-    found["model.embed.tokens.weight"] = torch.cat([tensors[name] for name in symbols if name in tensors], 1)[0, :, 0]
-    if extra := [tensors[name] for name in ("add_tokens_special", "add_tokens") if name in tensors]:
-        found["model.embed.extra.weight"] = torch.cat(extra, 1)[0].flatten(0, 1)
-    if "pos_embedding" in tensors:
-        found["model.embed.positions.weight"] = tensors["pos_embedding"][0, 0]
-    if "puzzle_emb.weights" in tensors:
-        found["model.puzzle_emb.weight"] = tensors["puzzle_emb.weights"]
-    if "Z_init" in tensors:
-        found["model.H_init"] = tensors["Z_init"]
-    return found
+    return se_rrm_tensors(tensors, VARIANTS[variant]["num_heads"], VARIANTS[variant]["pos_encodings"])
 
 
 def golden_model(variant: str) -> SeRrmPuzzleForSolving:
@@ -185,7 +163,7 @@ def test_dropout_is_of_training_only():
 
 def test_a_row_of_the_table_that_does_not_fit_is_refused():
     with pytest.raises(
-        StrictDataclassError, match=r"puzzle_emb_ndim=64 is neither 0 nor hidden_size \+ vocab_size = 267"
+        StrictDataclassError, match=r"puzzle_emb_ndim=64 is neither 0 nor hidden_size \+ symbols of the state = 267"
     ):
         SeRrmPuzzleConfig(puzzle_emb_ndim=64)
 
@@ -195,4 +173,120 @@ def test_presets_have_their_number_of_parameters():
     for name in SeRrmPuzzleConfig.presets():
         with torch.device("meta"):
             counted[name] = SeRrmPuzzleForSolving(SeRrmPuzzleConfig.from_preset(name)).num_parameters()
-    assert counted == {"se-rrm-2m": 1_970_176, "se-rrm-small": 148_480}  # 2M as published
+    assert counted == {
+        "se-rrm-2m": 1_970_176,  # 2M as published
+        "se-rrm-small": 148_480,
+        "symbol-units-small": 20_608,
+        "symbol-units": 82_176,
+        "symbol-mlp": 62_952,
+        "symbol-maze": 17_728,
+    }
+
+
+EQUIVARIANT = ("se-rrm-2m", "se-rrm-small", "symbol-mlp", "symbol-units", "symbol-units-small")
+CHEAP = ("units", "mlp_t", "neighbours")
+
+
+def cheap(mixing: str, **overrides) -> SeRrmPuzzleForSolving:
+    return tiny.se_rrm(**{**tiny.MEANS, "mixing": mixing, "puzzle_emb_ndim": 0, **overrides})
+
+
+def test_all_presets_that_promise_it_are_tested_for_equivariance():
+    presets = {name: SeRrmPuzzleConfig.from_preset(name) for name in SeRrmPuzzleConfig.presets()}
+    assert EQUIVARIANT == tuple(sorted(name for name, config in presets.items() if config.equivariant_symbols))
+
+
+@pytest.mark.parametrize("preset", EQUIVARIANT)
+def test_permuted_symbols_permute_logits_answers_and_steps_exactly(preset):
+    torch.manual_seed(0)
+    model = SeRrmPuzzleForSolving(SeRrmPuzzleConfig.from_preset(preset, H_cycles=1, L_cycles=1)).eval()
+    with torch.no_grad():
+        model.lm_head.weight.mul_(20)
+    boards = torch.randint(2, 11, (3, 81)) * (torch.rand(3, 81) < 0.4)
+    boards[boards == 0] = 1
+    new = torch.cat((torch.arange(2), 2 + torch.randperm(9)))
+    plain = model.solve(boards, max_steps=3, return_trajectory=True)
+    renamed = model.solve(new[boards], max_steps=3, return_trajectory=True)
+    assert torch.equal(renamed.logits[..., new], plain.logits)
+    assert torch.equal(renamed.predictions, new[plain.predictions])
+    assert torch.equal(renamed.trajectory, new[plain.trajectory])
+    assert torch.equal(renamed.steps, plain.steps)
+
+
+@pytest.mark.parametrize("special_symbols", [True, False])
+@pytest.mark.parametrize("mixing", CHEAP)
+def test_the_order_of_symbols_matters_to_no_mixer(mixing, special_symbols):
+    """The network itself, in float64; `solve` would name the symbols alike before it."""
+    model = cheap(mixing, special_symbols=special_symbols).double()
+    boards = tiny.batch(4, settings=model.config)["input_ids"]
+    new = torch.cat((torch.arange(2), 2 + torch.randperm(model.config.vocab_size - 2)))
+    plain, renamed = model(boards).logits, model(new[boards]).logits
+    assert (renamed[..., new] - plain).abs().max() < 1e-11 * plain.abs().max()
+    assert (renamed - plain).abs().max() > 1e-3
+
+
+def test_units_are_the_rows_columns_and_boxes_of_the_rules():
+    """Referee: the units of Sudoku's rules, one after the other."""
+    torch.manual_seed(0)
+    config = SeRrmPuzzleConfig.from_preset("symbol-units-small", seq_len=36, grid_shape=[6, 6], box_shape=[2, 3])
+    mixer, states = UnitMeans(config).double(), torch.randn(2, 36, 32, dtype=torch.float64)
+    expected = torch.zeros_like(states)
+    for name, cells in SudokuShape(6).units:
+        weight = getattr(mixer, name.split()[0]).weight
+        expected[:, cells] += (states[:, cells].mean(1) @ weight.T).unsqueeze(1)
+    torch.testing.assert_close(mixer(states), expected, rtol=0, atol=1e-13)
+
+
+def test_neighbours_are_the_cells_above_below_left_and_right():
+    torch.manual_seed(0)
+    config = SeRrmPuzzleConfig.from_preset("symbol-maze", seq_len=12, grid_shape=[3, 4])
+    mixer, states = NeighbourMean(config).double(), torch.randn(2, 12, 32, dtype=torch.float64)
+    for cell in range(12):
+        row, column = divmod(cell, 4)
+        places = [(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)]
+        near = [4 * i + j for i, j in places if 0 <= i < 3 and 0 <= j < 4]
+        expected = states[:, near].sum(1) / 4 @ mixer.linear.weight.T
+        torch.testing.assert_close(mixer(states)[:, cell], expected, rtol=0, atol=1e-13)
+
+
+def test_two_states_move_as_in_trm():
+    """The same passes as TRM's, written out."""
+    model = cheap("units", H_cycles=2, L_cycles=3).double()
+    boards = tiny.batch(2, settings=model.config)["input_ids"]
+    x, rotary = model.model.embed(boards, None, torch.float64)
+    (z_H, z_L), level = model.model.fresh_states(x), model.model.L_level
+    for _ in range(2):
+        for _ in range(3):
+            z_L = level(z_L, z_H + x, rotary)
+        z_H = level(z_H, z_L, rotary)
+    out = model.model(boards)
+    torch.testing.assert_close((out.z_H, out.z_L), (z_H, z_L), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("mixing", ["units", "neighbours"])
+def test_a_mixer_that_knows_no_position_loads_for_another_size(mixing, tmp_path):
+    cheap(mixing, special_symbols=False).save_pretrained(tmp_path)
+    larger = {"vocab_size": 11, "seq_len": 81, "grid_shape": [9, 9], "box_shape": [3, 3]}
+    model = AutoModelForPuzzleSolving.from_pretrained(tmp_path, **larger).eval()
+    assert model.solve(torch.randint(1, 11, (2, 81)), max_steps=2).predictions.ge(2).all()  # digits only
+
+
+@pytest.mark.parametrize(
+    "fields, message",
+    [
+        ({"mixing": "rows"}, "mixing='rows' is not one of"),
+        ({"mixing": "units", "add_tokens": 4}, r"set add_tokens=0 \(it is 4\)"),
+        ({"mixing": "units", "box_shape": None}, "needs a box_shape that divides grid_shape"),
+        ({"mixing": "neighbours", "grid_shape": None}, "needs grid_shape"),
+        ({"special_symbols": False, "equivariant_symbols": False}, "special_symbols=False needs"),
+    ],
+)
+def test_fields_that_a_mixer_cannot_use_are_refused(fields, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        SeRrmPuzzleConfig.from_preset("symbol-units", **fields)
+
+
+def test_symbols_are_named_by_their_first_occurrence():
+    to_new, to_old = canonical_symbols(torch.tensor([[1, 4, 1, 2, 4], [1, 1, 1, 1, 1]]), 6)
+    assert to_new.tolist() == [[0, 1, 3, 4, 2, 5], [0, 1, 2, 3, 4, 5]]
+    assert to_old.tolist() == [[0, 1, 4, 2, 3, 5], [0, 1, 2, 3, 4, 5]]

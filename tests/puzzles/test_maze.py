@@ -199,11 +199,11 @@ def test_augmentation_of_an_oblong_grid_is_refused():
 def test_a_file_in_the_hub_schema_becomes_rows(tmp_path):
     upside_down = ("".join(PUZZLE[::-1]), "".join(SOLUTION[::-1]))
     mirrored = tuple("".join(row[::-1] for row in rows) for rows in (PUZZLE, SOLUTION))
-    path = write_csv(tmp_path / "m.csv", [upside_down, mirrored, ("".join(PUZZLE), "".join(SOLUTION))])
+    path = write_csv(tmp_path / "m.csv", [upside_down, mirrored, ("S  ## G  ", "Soo##oGoo")])
     splits, info = maze.mazes_from_source(path, test_size=1)
     assert info.grid_shape == (3, 3)
     assert maze.decode(splits["train"][0]["labels"]) == "".join(SOLUTION[::-1])
-    assert splits["test"]["path_length"][:] == [4]
+    assert (splits["train"]["path_length"][:], splits["test"]["path_length"][:]) == ([4, 4], [6])
 
 
 def test_an_oblong_source_needs_its_shape(tmp_path):

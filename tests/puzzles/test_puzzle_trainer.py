@@ -29,7 +29,8 @@ from hrm_hf.hub.manifests import (
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
-from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.sudoku import generated_sudoku, validate_solution
+from hrm_hf.puzzles.sudoku_rules import DIGIT_OFFSET
 from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer import NonFiniteError
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
@@ -150,6 +151,77 @@ def test_only_slots_that_halted_get_new_rows(make_trainer, sudoku):
     assert len(set(given)) > 1, "slots halted at different moments"
 
 
+def test_with_augment_every_slot_gets_boards_that_are_in_no_file_with_their_solutions(make_trainer, sudoku):
+    trainer = make_trainer(tiny.model("trm", halt_max_steps=2, **BOARDS_4X4), max_steps=30, augment=True)
+    seen = spy(trainer)
+    trainer.train()
+    stored = {row.tobytes() for row in sudoku["train"].input_ids.astype(np.int32)}
+    fresh = set()
+    for data in (entry["after"].current_data for entry in seen):
+        for puzzle, solution in zip(data["input_ids"].numpy(), data["labels"].numpy()):
+            assert validate_solution(puzzle - DIGIT_OFFSET, solution - DIGIT_OFFSET) == []
+            fresh |= {puzzle.tobytes()} - stored
+    assert len(fresh) > len(stored)
+
+
+@pytest.mark.parametrize("difficulty", ["hard_first", "easy_first"])
+def test_a_run_begins_with_its_difficulty_and_comes_to_all_rows(make_trainer, difficulty):
+    splits, _ = generated_sudoku(4, num_train=24, num_test=1, clues=(6, 14))
+    rows = PuzzleRows(splits["train"])
+    rows.rating = None
+    trainer = make_trainer(tiny.model("trm", halt_max_steps=1), train=rows, max_steps=24, difficulty=difficulty)
+    seen = spy(trainer)
+    trainer.train()
+    boards = [entry["after"].current_data["input_ids"].numpy() for entry in seen]
+    clues = [(board > DIGIT_OFFSET).sum(axis=1).tolist() for board in boards]
+    ordered = sorted((rows.input_ids > DIGIT_OFFSET).sum(axis=1).tolist(), reverse=difficulty == "easy_first")
+    assert set(clues[0]) <= set(ordered[:6]) and ordered[6] != ordered[-1]
+    last = {board.astype(np.int8).tobytes() for some in boards[-6:] for board in some}
+    assert last == {board.tobytes() for board in rows.input_ids}, "an epoch of the order has every row"
+
+
+def test_rows_that_start_late_are_trained_on_where_that_many_steps_have_led(make_trainer):
+    def first_step(**options):
+        trainer = make_trainer(tiny.model("trm", undecided=False), max_steps=1, **options)
+        seen = spy(trainer)
+        trainer.train()
+        return trainer, seen[0]["after"]
+
+    trainer, carry = first_step(late_starts=1.0, late_start_max_steps=4)
+    late = trainer.stream.late_starts(np.arange(BATCH_SIZE))
+    assert len(set(late)) > 1 and carry.steps.tolist() == [1] * BATCH_SIZE
+    plain, once = first_step()
+    steps, states, walked = 1, once, {1: once.z_H}
+    model, batch = tiny.model("trm", undecided=False), once.current_data
+    while steps <= 4:
+        states.halted[:] = False
+        states = model(**batch, carry=states).carry
+        steps += 1
+        walked[steps] = states.z_H
+    for slot, ahead in enumerate(late):
+        torch.testing.assert_close(carry.z_H[slot], walked[1 + int(ahead)][slot], rtol=0, atol=1e-4)
+    assert logged(trainer)[0]["loss"] != logged(plain)[0]["loss"]
+
+
+def test_cycles_grow_while_evaluation_and_checkpoints_have_them_all(make_trainer, tmp_path, monkeypatch):
+    model = tiny.model("trm", H_cycles=3, L_cycles=6)
+    trained, evaluated, reason = [], [], model.model.reason
+
+    def recorded(*args, **kwargs):
+        (trained if model.training else evaluated).append((model.config.H_cycles, model.config.L_cycles))
+        return reason(*args, **kwargs)
+
+    monkeypatch.setattr(model.model, "reason", recorded)
+    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
+    trainer = make_trainer(model, max_steps=10, grow_cycles=0.6, eval_max_steps=1, **options)
+    trainer.train()
+    assert trained == [(1, 2)] * 3 + [(2, 4)] * 3 + [(3, 6)] * 4
+    assert set(evaluated) == {(3, 6)}
+    for file in tmp_path.glob("run/checkpoint-*/config.json"):
+        saved = json.loads(file.read_text())
+        assert (saved["H_cycles"], saved["L_cycles"]) == (3, 6)
+
+
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
 def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudoku, architecture):
     # The original offers a full batch at every step and loses the rows offered to busy slots.
@@ -245,17 +317,25 @@ def test_frozen_weights_train_the_table_alone(make_trainer):
 # ---- resuming ----
 
 
-@pytest.mark.parametrize("architecture", ["hrm", "trm"])
-def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, architecture):
-    options = {
+BOARDS_4X4 = {"task": "sudoku", "box_shape": [2, 2]}
+CURRICULUM = {
+    "augment": True, "difficulty": "easy_first", "late_starts": 0.5, "late_start_max_steps": 4, "grow_cycles": 0.6,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("architecture", "more"), [("hrm", {}), ("trm", {}), ("trm", CURRICULUM)], ids=["hrm", "trm", "curriculum"]
+)
+def test_a_resumed_run_repeats_the_uninterrupted_one_exactly(make_trainer, architecture, more):
+    options = more | {
         "max_steps": 14, "save_strategy": "steps", "save_steps": 5, "save_total_limit": 9, "ema_rate": 0.9,
         "eval_strategy": "steps", "eval_steps": 4, "lr_min_ratio": 0.1,
     }  # fmt: skip
-    whole = make_trainer(architecture, **options)
+    whole = make_trainer(tiny.model(architecture, **BOARDS_4X4), **options)
     assert whole.model.config.halt_exploration_prob > 0
     whole.train()
     torch.manual_seed(999)  # another process starts elsewhere in the random numbers, and with other weights
-    resumed = make_trainer(tiny.model(architecture, seed=3), **options)
+    resumed = make_trainer(tiny.model(architecture, seed=3, **BOARDS_4X4), **options)
     resumed.train(resume_from_checkpoint=f"{whole.args.output_dir}/checkpoint-5")
     assert len(logged(whole)) == 14
     assert logged(resumed) == logged(whole)

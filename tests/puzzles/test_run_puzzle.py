@@ -20,6 +20,7 @@ from script_runs import SCRIPTS, puzzle_boards, puzzle_weights, recipe_arguments
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.hub.manifests import find_corruption, list_checkpoints
 from hrm_hf.puzzles.dataloader import PuzzleRows
+from hrm_hf.puzzles.dataset import load_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.sudoku import generated_sudoku
 
@@ -149,9 +150,10 @@ def resume_arguments(out: Path) -> list[str]:
     return ["--resume_from_checkpoint", "last-whole" if find_corruption(available[-1]) else "last"]
 
 
-def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
+def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(arguments, puzzles, tmp_path):
     run(arguments("one", weights="plain", per_device_train_batch_size=8))
-    run(arguments("two", weights="plain", per_device_train_batch_size=4), processes=2)
+    shared = {"per_device_eval_batch_size": 3}  # two batches for one process, one for the other
+    run(arguments("two", weights="plain", per_device_train_batch_size=4, **shared), processes=2)
     one, two = tmp_path / "one", tmp_path / "two"
     parts = [torch.load(two / "checkpoint-12" / f"act_state_{rank}.pt", weights_only=True) for rank in range(2)]
     assert [part["stream"]["world_size"] for part in parts] == [2, 2]
@@ -167,3 +169,10 @@ def test_two_processes_train_as_one_with_twice_the_slots(arguments, tmp_path):
     # The table is a buffer, which `module.to(device)` may replace by a copy that the optimizer does not know.
     moved = (found["model.puzzle_emb.weight"] - before).abs().amax(dim=1)
     assert moved[0] == 0 and (moved[1:] > 0).all()
+    evaluated = json.loads((two / "results.json").read_text())["metrics"]
+    rows = PuzzleRows(load_puzzle_dataset(puzzles, "test"))
+    model = AutoModelForPuzzleSolving.from_pretrained(two)
+    by_one = evaluate_puzzles(model, rows.input_ids, rows.labels, rows.puzzle_identifiers, batch_size=3, halt="fixed")
+    for name in by_one.keys() - {"puzzles_per_second", "ece", "reliability"}:  # confidences are sums in another order
+        assert evaluated[name] == by_one[name], name
+    assert evaluated["ece"] == pytest.approx(by_one["ece"], abs=1e-5)

@@ -355,7 +355,8 @@ def test_an_unknown_kind_of_file_is_refused(tmp_path):
 
 def test_the_last_rows_become_the_test_split(tmp_path):
     grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4()[:10].tolist()]
-    path = write_csv(tmp_path / "s.csv", [(grid, grid) for grid in grids])
+    # With another number of blanks each, for a copy of a test puzzle would be left out.
+    path = write_csv(tmp_path / "s.csv", [("." * blanks + grid[blanks:], grid) for blanks, grid in enumerate(grids)])
     splits, _ = sudoku.sudoku_from_source(path, test_size=3)
     assert [sudoku.decode(ids) for ids in splits["test"]["labels"]] == grids[7:]
     assert len(splits["train"]) == 7
@@ -370,7 +371,8 @@ def test_a_test_size_beside_a_test_split_is_refused(tmp_path):
 
 def test_min_difficulty_filters_both_splits_and_the_sample_is_drawn_from_what_is_left(tmp_path):
     grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4()[:40].tolist()]
-    path = write_csv(tmp_path / "s.csv", [(g, g, i % 2) for i, g in enumerate(grids)], "question,answer,rating")
+    rows = [(g if i < 30 else "." + g[1:], g, i % 2) for i, g in enumerate(grids)]
+    path = write_csv(tmp_path / "s.csv", rows, "question,answer,rating")
     splits, _ = sudoku.sudoku_from_source(path, min_difficulty=1, subsample_size=5, test_size=10)
     assert splits["train"]["rating"][:] == [1.0] * 5
     assert splits["test"]["rating"][:] == [1.0] * 5

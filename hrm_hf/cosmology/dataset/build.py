@@ -6,9 +6,6 @@ whether or not the build was interrupted. A shard that is there is complete; a r
 
 import errno
 import json
-import os
-import signal
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
@@ -16,20 +13,20 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
-from multiprocessing import get_all_start_methods, get_context, parent_process
 from pathlib import Path
 
 import numpy as np
 
+from ...io.complete_files import TEMPORARY, write_text
+from ...io.workers import worker_pool
 from ..simulation.background import PRIOR
 from ..simulation.maps import MapSettings, generate_map
 from .info import INFO_FILE, SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, column_names, maps_features
-from .shards import TEMPORARY, Rows, read_header, write_shard, write_text
+from .shards import Rows, read_header, write_shard
 
 
 UNFINISHED = "unfinished.json"
 BLOCK = 8  # maps that a worker draws at a time
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 
 
 @dataclass(frozen=True)
@@ -234,39 +231,11 @@ def _blocks(plan: CosmologyPlan, shards: list[Shard], workers: int) -> Iterator[
     if workers <= 1:
         yield (draw_rows(plan, *portion) for portion in portions)
         return
-    pool = _pool(workers)
+    pool = worker_pool(workers, __name__)
     try:
         yield _in_order(pool, plan, portions, ahead=3 * workers)
     finally:
         pool.shutdown(cancel_futures=True)
-
-
-def _pool(workers: int) -> ProcessPoolExecutor:
-    """Worker processes with a single thread of numpy each."""
-    # Not "fork": this process may have threads. A fork server imports the package once, for all of its workers.
-    context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
-    if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["__main__", __name__])
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
-    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
-    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-    try:
-        pool.submit(int)  # starts the processes, which inherit the environment of this moment
-    finally:
-        for name, value in before.items():
-            os.environ.pop(name) if value is None else os.environ.update({name: value})
-    return pool
-
-
-def _start_worker() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes
-    threading.Thread(target=_die_with_parent, daemon=True).start()
-
-
-def _die_with_parent() -> None:
-    """A pool's worker waits for work for ever, even of a parent that was killed."""
-    parent_process().join()
-    os._exit(1)
 
 
 def _in_order(pool: ProcessPoolExecutor, plan: CosmologyPlan, portions: list, ahead: int) -> Iterator[Rows]:

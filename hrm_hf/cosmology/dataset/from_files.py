@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ...io.complete_files import write_text
 from .files import (
     MAX_CUBE_CELLS,
     MAX_SKY_PIXELS,
@@ -28,7 +29,7 @@ from .files import (
     read_quijote_cube,
 )
 from .info import INFO_FILE, PARAMETERS, SPLITS, FileSettings, FilesInfo, maps_features
-from .shards import Rows, read_header, write_shard, write_text
+from .shards import Rows, read_header, write_shard
 
 
 if TYPE_CHECKING:

@@ -7,13 +7,13 @@ business.
 """
 
 import json
-import os
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from ...io.complete_files import complete_file
 
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 HEADER = b"hrm_hf_cosmology"
 GROUP_BYTES = 2**24  # of maps in a row group: what a streaming reader fetches at a time
-TEMPORARY = ".tmp"
 
 Rows = dict[str, np.ndarray]  # column name to array [rows, ...]
 
@@ -39,7 +38,7 @@ def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows
     import pyarrow.parquet as pq
 
     moments, rows = np.zeros((3, features["map"].shape[0])), 0
-    with _complete_file(file) as stream:
+    with complete_file(file) as stream:
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
         with pq.ParquetWriter(stream, features.arrow_schema, **options) as writer:
             for block in _grouped(blocks):
@@ -92,27 +91,6 @@ def read_rows(file: Path, features: "datasets.Features") -> Iterator[Rows]:
         for group in range(shard.num_row_groups):
             table = shard.read_row_group(group, columns=list(features))
             yield {name: _to_array(table.column(name), features[name], f"{file}: {name}") for name in features}
-
-
-def write_text(file: Path, text: str) -> None:
-    """Writes a small file completely or not at all."""
-    with _complete_file(file) as stream:
-        stream.write(text.encode())
-
-
-@contextmanager
-def _complete_file(file: Path) -> Iterator[Any]:
-    file.parent.mkdir(parents=True, exist_ok=True)
-    # The process id: two builds of one folder, a job and its impatient twin, do not write to one file.
-    temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
-    try:
-        with open(temporary, "wb") as stream:
-            yield stream
-            stream.flush()
-            os.fsync(stream.fileno())
-        os.replace(temporary, file)
-    finally:
-        temporary.unlink(missing_ok=True)
 
 
 def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:

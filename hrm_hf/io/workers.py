@@ -1,0 +1,49 @@
+"""Processes that make the parts of a data set, each with one thread."""
+
+import os
+import signal
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_all_start_methods, get_context, parent_process
+
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+
+
+def usable_cores() -> int:
+    """The processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
+    """Worker processes with a single thread of numpy each.
+
+    A program that calls this needs `if __name__ == "__main__"`, as every one that uses `multiprocessing`.
+
+    Args:
+        module: name of the module whose functions they will run; it is imported once for all where that is possible.
+    """
+    # Not "fork": this process may have threads. A fork server imports the package once, for all of its workers.
+    context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
+    if context.get_start_method() == "forkserver":
+        context.set_forkserver_preload(["__main__", module])
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
+    before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
+    os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+    try:
+        pool.submit(int)  # starts the processes, which inherit the environment of this moment
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+    return pool
+
+
+def _start_worker() -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that writes
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+
+
+def _die_with_parent() -> None:
+    """A pool's worker waits for work for ever, even of a parent that was killed."""
+    parent_process().join()
+    os._exit(1)

@@ -1,0 +1,228 @@
+"""What changes over a run: which rows come, at which iteration they are trained on, and how many cycles a step has.
+
+Referees: counting, the order without a pool, and steps of a model called one by one.
+"""
+
+import itertools
+from collections import Counter
+
+import numpy as np
+import pytest
+import tiny
+import torch
+from datasets import Dataset
+from tolerances import assert_copied
+
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.curriculum import DifficultyPool, LateStarts, cycles_at, fewer_cycles
+from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleOrder, PuzzleRows
+
+
+ROWS, SEQ_LEN = 40, 8
+
+
+def rows(rated: bool = True) -> PuzzleRows:
+    """Row i has i % 8 cells to fill and, if rated, rating i // 8: by both, it is the harder the larger i is."""
+    open_cells = np.arange(ROWS) % SEQ_LEN
+    labels = np.full((ROWS, SEQ_LEN), 2)
+    inputs = np.where(np.arange(SEQ_LEN) < open_cells[:, None], 1, labels)
+    columns = {"input_ids": inputs.tolist(), "labels": labels.tolist(), "puzzle_identifiers": [0] * ROWS}
+    if rated:
+        columns["rating"] = (np.arange(ROWS) // SEQ_LEN / 2).tolist()
+    return PuzzleRows(Dataset.from_dict(columns))
+
+
+# ---- difficulty ----
+
+
+@pytest.mark.parametrize(
+    ("difficulty", "progress", "expected"),
+    [
+        ("hard_first", 0.0, range(30, 40)),
+        ("easy_first", 0.0, range(10)),
+        ("hard_first", 0.2, range(15, 40)),  # 1/4 + 3/4 * 0.2 / 0.4 = 5/8 of the rows
+        ("easy_first", 0.2, range(25)),
+        ("hard_first", 0.4, range(40)),
+        ("easy_first", 0.9, range(40)),
+    ],
+)
+def test_the_pool_has_the_share_of_rows_that_the_progress_says_equally_often(difficulty, progress, expected):
+    pool = DifficultyPool(rows(), difficulty, ramp=0.4)
+    found = Counter(pool(np.arange(ROWS), progress).tolist())
+    assert sorted(found) == list(expected)
+    assert max(found.values()) - min(found.values()) <= 1
+
+
+def test_after_the_ramp_the_rows_are_those_of_the_order():
+    pool = DifficultyPool(rows(), "hard_first", ramp=0.5)
+    drawn = np.random.default_rng(0).integers(0, ROWS, 100)
+    for progress in (0.5, 0.75, 1.0):
+        assert pool(drawn, progress).tolist() == drawn.tolist()
+    assert pool(drawn, 0.49).tolist() != drawn.tolist()
+
+
+def test_without_ratings_the_cells_to_fill_are_the_difficulty():
+    unrated = rows(rated=False)
+    for difficulty, cells in (("hard_first", {6, 7}), ("easy_first", {0, 1})):
+        chosen = DifficultyPool(unrated, difficulty, ramp=0.5)(np.arange(ROWS), 0.0)
+        assert set((chosen % SEQ_LEN).tolist()) == cells
+    assert rows().rating[9] == 0.5 and unrated.rating is None  # ratings are no whole numbers
+
+
+def test_two_processes_get_the_rows_of_one_with_twice_the_slots_at_every_progress():
+    def walk(streams, batches=30):
+        seen = []
+        for batch in range(batches):
+            for one in streams:
+                one.progress = batch / batches
+            seen.append(np.concatenate([one.next_batch()["input_ids"].numpy() for one in streams]).tolist())
+        return seen
+
+    def stream(**options):
+        return CarryDataLoader(rows(), seed=0, pool=DifficultyPool(rows(), "easy_first", 0.5), **options)
+
+    pair = [stream(slots_per_process=2, rank=rank, world_size=2) for rank in range(2)]
+    assert walk(pair) == walk([stream(slots_per_process=4)])
+
+
+def test_the_stream_gives_the_pool_and_then_the_order():
+    data = rows()
+    stream = CarryDataLoader(data, 4, seed=0, pool=DifficultyPool(data, "hard_first", 0.5))
+    order = PuzzleOrder(data, 0)
+    for batch in range(20):
+        stream.progress = batch / 20
+        given = stream.next_batch()["input_ids"].tolist()
+        expected = stream.pool(np.array([order.row(4 * batch + slot) for slot in range(4)]), batch / 20)
+        assert given == data.input_ids[expected].tolist()
+
+
+# ---- later iterations ----
+
+
+def test_the_wanted_share_of_rows_starts_late_by_every_power_of_two_equally_often():
+    count = 60_000
+    steps = LateStarts(seed=0, share=0.3, max_steps=8)(np.arange(count))
+    found = Counter(steps.tolist())
+    assert sorted(found) == [0, 1, 2, 4, 8]
+    assert abs(found[0] - 0.7 * count) < 500  # five standard deviations: 560 and 330
+    assert all(abs(found[power] - 0.3 * count / 4) < 330 for power in (1, 2, 4, 8))
+    assert (LateStarts(1, 0.3, 8)(np.arange(count)) != steps).any()
+
+
+def test_late_starts_belong_to_new_rows_and_to_their_positions():
+    late = LateStarts(0, 0.5, 4)
+
+    def stream(**options):
+        return CarryDataLoader(rows(), seed=0, late_starts=late, **options)
+
+    one, pair = stream(slots_per_process=4), [stream(slots_per_process=2, rank=r, world_size=2) for r in range(2)]
+    taken, rng = np.zeros(4, dtype=int), np.random.default_rng(0)
+    halted = np.ones(4, dtype=bool)
+    for _ in range(30):
+        for rank, two in enumerate(pair):
+            two.halted = halted[2 * rank : 2 * rank + 2]
+        one.halted = halted
+        expected = np.where(halted, late(np.arange(4) + 4 * taken), 0).tolist()
+        assert one.next_batch()["steps_ahead"].tolist() == expected
+        assert torch.cat([two.next_batch()["steps_ahead"] for two in pair]).tolist() == expected
+        taken += halted
+        halted = rng.random(4) < 0.5
+
+
+@pytest.mark.parametrize("architecture", ["hrm", "trm", "se_rrm"])
+def test_rows_that_start_late_have_the_states_of_as_many_steps(architecture):
+    model = tiny.se_rrm() if architecture == "se_rrm" else tiny.model(architecture)
+    model.train()
+    batch, busy = tiny.batch(seed=1), tiny.batch(seed=2)
+    carry = model(**busy).carry
+    carry.halted = torch.arange(len(carry.halted)) != 1  # slot 1 goes on with its row
+    steps_ahead = torch.zeros(len(carry.halted), dtype=torch.int32)
+    steps_ahead[:4] = torch.tensor([2, 4, 0, 1])
+    before = {name: value.clone() for name, value in carry.to_tensors().items()}
+    after = model.run_ahead(carry, steps_ahead, **batch)
+    assert_copied(carry.to_tensors(), before)
+    x, rotary = model.model.embed(
+        batch["input_ids"],
+        model.model.puzzle_rows(batch["puzzle_identifiers"], len(batch["input_ids"])),
+        model.compute_dtype,
+    )
+    states, walked = model.model.fresh_states(x), {}
+    with torch.no_grad():
+        for step in range(1, 3):
+            states = walked[step] = model.model.reason(x, rotary, *states)
+    for slot, steps in ((0, 2), (3, 1)):
+        for found, expected in zip((after.z_H, after.z_L), walked[steps]):
+            torch.testing.assert_close(found[slot], expected[slot], rtol=0, atol=1e-5)  # another batch size
+        assert not after.halted[slot] and after.steps[slot] == 0
+        for name, value in after.current_data.items():
+            assert torch.equal(value[slot], batch[name][slot])
+    for slot in (1, 2):
+        for name, value in after.to_tensors().items():
+            assert torch.equal(value[slot], before[name][slot])
+    assert not after.z_H.requires_grad
+
+
+# ---- growing cycles ----
+
+
+@pytest.mark.parametrize(
+    ("progress", "expected"),
+    [(0.0, (1, 2)), (0.29, (1, 2)), (0.3, (2, 4)), (0.59, (2, 4)), (0.6, (3, 6)), (1.0, (3, 6))],
+)
+def test_cycles_grow_in_three_stages_over_their_share_of_the_run(progress, expected):
+    assert tuple(cycles_at(progress, 0.6, cycles) for cycles in (3, 6)) == expected
+    assert cycles_at(progress, 0.0, 5) == 5 and cycles_at(progress, 0.6, 1) == 1
+
+
+def test_fewer_cycles_are_those_of_a_block_even_if_it_fails():
+    model = tiny.model("trm", H_cycles=3, L_cycles=6)
+    few = tiny.model("trm", H_cycles=1, L_cycles=2)
+    batch = tiny.batch()
+    with pytest.raises(KeyboardInterrupt), fewer_cycles(model.config, 0.1, 0.6):
+        assert torch.equal(model(**batch).logits, few(**batch).logits)
+        raise KeyboardInterrupt
+    assert (model.config.H_cycles, model.config.L_cycles) == (3, 6)
+
+
+def test_a_compiled_step_is_compiled_once_a_stage_and_not_for_late_starts():
+    graphs = []
+
+    def backend(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    model = tiny.model("trm", H_cycles=3, L_cycles=3).train()
+    torch._dynamo.reset()
+    model.compile_act_step(backend=backend)
+    batch, rng = tiny.batch(), np.random.default_rng(0)
+    carry, counts = model.initial_carry(**batch), []
+    for progress in np.arange(0, 1, 0.1):
+        with fewer_cycles(model.config, progress, 0.6):
+            carry = model.run_ahead(carry, torch.from_numpy(rng.integers(0, 3, len(carry.steps))), **batch)
+            output = model(**batch, carry=carry)
+            output.loss.backward()
+        carry = output.carry
+        carry.halted = torch.from_numpy(rng.random(len(carry.steps)) < 0.5)  # another number of rows starts late
+        counts.append(len(graphs))
+    torch._dynamo.reset()
+    assert [len(list(same)) for _, same in itertools.groupby(counts)] == [3, 3, 4] and counts[-1] == 3
+
+
+# ---- options ----
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"difficulty": "hard"}, "difficulty='hard' is not one of uniform, hard_first, easy_first"),
+        ({"difficulty": "hard_first", "difficulty_ramp": 0}, "difficulty_ramp=0 leaves nothing of a difficulty"),
+        ({"late_starts": 2}, r"late_starts=2 is not a number in 0\.\.1"),
+        ({"late_start_max_steps": 0}, "late_start_max_steps=0 is not a number from 1 up"),
+        ({"late_start_max_steps": 24}, r"late_start_max_steps=24 is no power of two \(1, 2, 4"),
+        ({"grow_cycles": -0.1}, r"grow_cycles=-0\.1 is not a number in 0\.\.1"),
+        ({"difficulty_ramp": 1.5}, r"difficulty_ramp=1\.5 is not a number in 0\.\.1"),
+    ],
+)
+def test_options_that_no_run_can_have_are_refused(arguments, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        PuzzleTrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none", **arguments)

@@ -1,0 +1,102 @@
+"""Evaluation shared by two processes. Referee: the same evaluation in one."""
+
+import json
+
+import forked
+import numpy as np
+import puzzle_worker
+import pytest
+from script_runs import puzzle_boards, puzzle_weights
+from test_arc_voting import NAMES, OTHER, PUZZLES, QUESTION_A, QUESTION_B, RIGHT, WRONG, vote
+
+from hrm_hf.puzzles.arc_voting import ArcVoting
+
+
+@pytest.fixture(scope="module")
+def one_process():
+    return puzzle_worker.figures(shared=False)
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory):
+    """What each of two processes found."""
+    out = tmp_path_factory.mktemp("two")
+    result = forked.run(puzzle_worker.main, str(out), processes=2)
+    assert result.returncode == 0, result.stderr[-4000:]
+    return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
+
+
+@pytest.mark.parametrize("case", puzzle_worker.CASES)
+def test_two_processes_find_the_figures_of_one_to_the_last_bit(one_process, two_processes, case):
+    expected = json.loads(json.dumps(one_process[case]["figures"]))
+    assert [found[case]["figures"] for found in two_processes] == [expected, expected]
+    if expected["halt"] == "q":  # rows of a batch end at different steps
+        assert sum(puzzles > 0 for puzzles in expected["steps_histogram"]) > 1
+
+
+@pytest.mark.parametrize("case", puzzle_worker.CASES)
+def test_every_batch_is_solved_by_one_process_in_turn(one_process, two_processes, case):
+    rows, batch_size, _ = puzzle_worker.CASES[case]
+    solved = one_process[case]["solved"]
+    batches = [solved[start : start + batch_size] for start in range(0, rows, batch_size)]
+    for rank, found in enumerate(two_processes):
+        assert found[case]["solved"] == [row for batch in batches[rank::2] for row in batch]
+
+
+def test_votes_counted_by_several_processes_rank_as_those_counted_by_one():
+    ballots = [
+        (1 + i % 9, QUESTION_A, (RIGHT, WRONG, OTHER)[i % 3], q) for i, q in enumerate(np.linspace(-3, 3, 30).tolist())
+    ]
+    ballots.append((10, QUESTION_B, RIGHT, 1.0))
+    one = ArcVoting(PUZZLES, NAMES)
+    vote(one, *ballots)
+    parts = [ArcVoting(PUZZLES, NAMES) for _ in range(2)]
+    for rank, part in enumerate(parts):
+        vote(part, *ballots[rank::2])
+    together = parts[0]
+    together.replace_votes([part.votes for part in parts])
+    for task, number in (("one", 1), ("two", 2)):
+        for test in range(number):
+            found, expected = together.candidates(task, test), one.candidates(task, test)
+            assert [(c.grid.tolist(), c.votes, c.mean_q) for c in found] == [
+                (c.grid.tolist(), c.votes, c.mean_q) for c in expected
+            ]
+    assert together.result() == one.result()
+
+
+def test_the_command_under_torchrun_prints_and_writes_once_what_one_process_does(tmp_path):
+    data, model = puzzle_boards(tmp_path / "boards"), puzzle_weights(tmp_path / "model", 0.0)
+    results = {}
+    for processes in (1, 2):
+        out = tmp_path / f"out{processes}"
+        arguments = [
+            "eval",
+            "puzzles",
+            str(model),
+            str(data),
+            "--batch-size",
+            "3",
+            "--out",
+            str(out),
+            "--device",
+            "cpu",
+        ]
+        result = forked.run(puzzle_worker.command, *arguments, "--json", "--update-card", processes=processes)
+        assert result.returncode == 0, result.stderr[-4000:]
+        printed = json.loads(result.stdout)  # one result, not two
+        written = json.loads((out / "results.json").read_text())
+        assert written["metrics"] == printed["metrics"] and (out / "evaluation.png").exists()
+        assert written["metrics"].pop("puzzles_per_second") > 0
+        results[processes] = written
+    assert results[1] == results[2]
+    assert results[2]["metrics"]["count"] == 8
+
+
+def test_one_device_for_all_processes_is_refused(tmp_path, monkeypatch):
+    from hrm_hf.io.usage import UsageError
+    from hrm_hf.puzzles import evaluation
+
+    monkeypatch.setattr(evaluation, "chosen_device", lambda name: name)
+    data, model = puzzle_boards(tmp_path / "boards"), puzzle_weights(tmp_path / "model", 0.0)
+    with pytest.raises(UsageError, match="cuda:1 is one device, and processes take one each; name its kind alone"):
+        evaluation.evaluate_checkpoint(str(model), str(data), device="cuda:1", shared=True)

@@ -45,6 +45,7 @@ from .puzzle_restarts import (
     Accepts,
     AnswerPool,
     PuzzleSolution,
+    Settles,
     relative_change,
     validate_choice,
 )
@@ -583,9 +584,13 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             "noise_at": noise_at,
             "exit_when_still": exit_when_still,
             "with_residual": choose == "residual",
-            "until": accepts if choose == "rules" else None,
         }
-        first = self.run(input_ids, puzzle_identifiers, noise=noise if restarts == 1 else 0.0, **options)
+
+        def settles(boards: torch.Tensor) -> Settles | None:
+            return (lambda rows, answers: accepts(boards[rows], answers)) if choose == "rules" else None
+
+        quiet = noise if restarts == 1 else 0.0
+        first = self.run(input_ids, puzzle_identifiers, noise=quiet, until=settles(input_ids), **options)
         if restarts == 1:
             return first
         pool, runs_left = AnswerPool(input_ids, first, choose, accepts), restarts - 1
@@ -593,8 +598,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         while len(boards := pool.undecided(runs_left)):
             runs = min(runs_left, max(1, most // len(boards)))
             boards, runs_left = boards.repeat(runs), runs_left - runs
-            rows = None if puzzle_identifiers is None else puzzle_identifiers[boards]
-            pool.add(boards, self.run(input_ids[boards], rows, noise=noise, **options))
+            ids, puzzles = input_ids[boards], None if puzzle_identifiers is None else puzzle_identifiers[boards]
+            pool.add(boards, self.run(ids, puzzles, noise=noise, until=settles(ids), **options))
         return pool.solution()
 
     def _validated_noise(self, noise: float | None, noise_at: str, restarts: int) -> float:
@@ -624,14 +629,15 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         noise_at: str = "start",
         exit_when_still: float | None = None,
         with_residual: bool = False,
-        until: Accepts | None = None,
+        until: Settles | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
         """One run of `solve`, whose arguments these are.
 
         Args:
             with_residual: measure how much the last steps moved the state, as an exit by stillness does.
-            until: a row stops at the first step whose answer this accepts.
+            until: a row stops at the first step whose answer this accepts: index [N] of rows and answers [N, S] to
+                bool [N].
         """
         if halt not in ("q", "fixed"):
             raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
@@ -674,7 +680,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
                 if exit_when_still is not None and step >= RESIDUAL_WINDOW:
                     done |= moves.mean(dim=1) <= exit_when_still
                 if until is not None:
-                    done |= until(input_ids[active], logits.argmax(-1))
+                    done |= until(active, logits.argmax(-1))
             answered = torch.ones_like(done) if return_trajectory else done
             if answered.any():
                 rows = active[answered]

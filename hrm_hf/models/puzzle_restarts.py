@@ -16,6 +16,8 @@ RESIDUAL_WINDOW = 3  # last steps over which a residual is the mean
 
 # Whether the rules of a task accept answers: boards and answers, token ids [N, S] both, to bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Whether answers end a run: index [N] of its rows and answers [N, S], to bool [N].
+Settles = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 @dataclass

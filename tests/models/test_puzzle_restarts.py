@@ -12,6 +12,7 @@ from tolerances import assert_equal_but_for_rounding
 
 from hrm_hf import PuzzleSolution, TrmPuzzleForSolving
 from hrm_hf.models.modeling_puzzle import DEFAULT_NOISE
+from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
 from hrm_hf.models.puzzle_restarts import RESIDUAL_WINDOW, AnswerPool
 
 
@@ -42,6 +43,9 @@ def assert_same(found, expected, names=FIELDS):
 @models
 def test_one_run_without_noise_is_the_plain_loop_to_the_bit(name):
     model, data = MODELS[name](), inputs(16)
+    if name == "se_rrm":  # solves boards whose symbols it has named by first occurrence: here they have these names
+        to_new, _ = canonical_symbols(data["input_ids"], tiny.VOCAB_SIZE)
+        data["input_ids"] = to_new.gather(1, data["input_ids"])
     found = model.solve(**data, **ALONE, return_trajectory=True)
     assert_same(model.solve(**data, return_trajectory=True), found)
     carry, open_rows = None, torch.ones(16, dtype=torch.bool)
@@ -181,6 +185,25 @@ def test_a_board_that_the_rules_have_settled_gets_no_further_run_nor_step(monkey
     assert sizes == [4, 3]
     assert torch.equal(found.predictions[2], wanted) and found.steps.tolist() == [3, 3, 2, 3]
     assert found.steps_of_all_runs.tolist() == [6, 6, 2, 6]
+
+
+def test_the_rules_judge_the_boards_as_they_are_given_whatever_names_a_model_gives_their_symbols():
+    model, data = tiny.se_rrm(), inputs(16)
+    to_new, _ = canonical_symbols(data["input_ids"], tiny.VOCAB_SIZE)
+    assert (to_new != torch.arange(tiny.VOCAB_SIZE)).any()
+    judged = []
+
+    def accepts(boards, answers):
+        judged.append(bool((boards.unsqueeze(1) == data["input_ids"]).all(-1).any(1).all()))
+        return answers[:, 0] == 3
+
+    plain = model.solve(**data, halt="fixed", max_steps=4, return_trajectory=True)
+    found = model.solve(**data, halt="fixed", max_steps=4, restarts=2, choose="rules", accepts=accepts, noise=0.1)
+    hits = plain.trajectory[:, :, 0] == 3
+    settled = hits.any(0)
+    assert 0 < settled.sum() < 16 and all(judged)
+    assert torch.equal(found.steps[settled], hits.int().argmax(0)[settled].int() + 1)
+    assert (found.predictions[settled, 0] == 3).all()
 
 
 # The choice, on answers that are made up

@@ -6,7 +6,7 @@ steps is what adaptive computation costs. The data are arrays: a trainer calls t
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,14 +25,23 @@ from ..models.modeling_puzzle import PuzzleSolution
 from ..registry import AutoModelForPuzzleSolving, architecture_of, model_types_of
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
-from .accuracy import accuracies, correct_cells
+from .accuracy import (
+    accuracies,
+    accuracy_by_difficulty,
+    correct_cells,
+    share_of,
+    wilson_interval,
+    with_bounds,
+)
 from .arc_pipeline import puzzle_task
 from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
 from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
+from .sudoku_rules import BLANK
 from .tasks import PuzzleTask, sigmoid
 
 
 NUM_BINS = 10
+DIFFICULTY_COLUMNS = ("rating", "path_length")
 VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
 
 # Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and what the model made of them.
@@ -54,6 +63,7 @@ def evaluate_puzzles(
     progress: bool | None = False,
     on_batch: OnBatch | None = None,
     shared: bool = False,
+    difficulty: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """Solves puzzles with known answers and says how well; numbers, lists and strings only, ready for JSON.
 
@@ -68,14 +78,17 @@ def evaluate_puzzles(
         on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
         shared: all processes of the group call this with the same arguments; each solves every N-th batch (and calls
             `on_batch` with it), and all return the figures of all rows, which are those of one process.
+        difficulty: measures of difficulty by name, a number for each row [N].
 
     Returns:
-        count, cell_accuracy, exact_accuracy (see `accuracy.py`);
+        count, cell_accuracy, exact_accuracy (see `accuracy.py`); NAME_interval: [low, high], the Wilson interval of
+        95 %, with each share of puzzles;
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], puzzles by steps used;
         q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
         valid_fraction, where the task has rules; puzzles_per_second (of solving alone, by all
-        processes); and the halting settings.
+        processes); by_difficulty, a table of `accuracy_by_difficulty` for each measure, if there are any; and the
+        halting settings.
 
     Raises:
         ValueError: shapes disagree with each other or the model, or no row has a label.
@@ -120,7 +133,10 @@ def evaluate_puzzles(
     settings = {"max_steps": max_steps, "min_steps": min_steps, "min_confidence": min_confidence, "halt": halt}
     tally = _Tally(max_steps, rules)
     tally.take(tallies, len(starts), processes)
-    return {**tally.result(), **settings}
+    result = tally.result()
+    if difficulty:
+        result["by_difficulty"] = tally.by_difficulty(difficulty)
+    return {**result, **settings}
 
 
 class _Tally:
@@ -174,26 +190,35 @@ class _Tally:
         result = accuracies(num_correct, num_labels)
         scored = num_labels > 0
         right, steps = (num_correct == num_labels)[scored], steps[scored]
+        per_step = [share_of("of_step", exact) for exact in np.concatenate(self.exact, axis=1)[:, scored]]
         result |= {
-            "exact_accuracy_per_step": np.concatenate(self.exact, axis=1)[:, scored].mean(axis=1).tolist(),
+            "exact_accuracy_per_step": [step["of_step"] for step in per_step],
+            "exact_accuracy_per_step_interval": [step["of_step_interval"] for step in per_step],
             "average_steps": float(steps.mean()),
             "steps_histogram": np.bincount(steps, minlength=self.max_steps + 1)[1:].tolist(),
-            "q_halt_accuracy": float(((q_halt[scored] >= 0) == right).mean()),
+            **share_of("q_halt_accuracy", (q_halt[scored] >= 0) == right),
             **calibration(sigmoid(q_halt[scored]), right),
         }
         if self.rules is not None:
-            result["valid_fraction"] = float(np.mean(self.valid))
+            result |= share_of("valid_fraction", self.valid)
         return {**result, "puzzles_per_second": len(num_labels) / max(self.seconds, 1e-9)}
+
+    def by_difficulty(self, difficulty: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        num_correct, num_labels = np.concatenate(self.num_correct), np.concatenate(self.num_labels)
+        scored = num_labels > 0
+        right = (num_correct == num_labels)[scored]
+        return {name: accuracy_by_difficulty(np.asarray(values)[scored], right) for name, values in difficulty.items()}
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_BINS) -> dict[str, Any]:
-    """Reliability table and expected calibration error.
+    """Reliability table, with Wilson intervals of 95 % of its accuracies, and expected calibration error.
 
     Args:
         confidence: [N], 0 to 1. right: bool [N].
 
     Returns:
-        `{"reliability": [{"low", "high", "count", "confidence", "accuracy"}, ...], "ece"}`; empty bins have no means.
+        `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece"}`; empty
+        bins have no means.
     """
     bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
     table, error = [], 0.0
@@ -201,7 +226,10 @@ def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_B
         inside = bins == i
         row = {"low": i / num_bins, "high": (i + 1) / num_bins, "count": int(inside.sum())}
         means = (float(confidence[inside].mean()), float(right[inside].mean())) if inside.any() else (None, None)
-        table.append({**row, "confidence": means[0], "accuracy": means[1]})
+        interval = wilson_interval(int(right[inside].sum()), row["count"])
+        table.append(
+            {**row, "confidence": means[0], "accuracy": means[1], "accuracy_interval": interval and [*interval]}
+        )
         error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
     return {"reliability": table, "ece": error / len(confidence)}
 
@@ -260,6 +288,7 @@ def evaluate_checkpoint(
     device: str | None = None,
     update_card: bool = False,
     shared: bool = False,
+    by_difficulty: bool = False,
 ) -> dict[str, Any]:
     """Evaluates a saved model on a data set, with pass@K by voting for ARC.
 
@@ -271,6 +300,8 @@ def evaluate_checkpoint(
         update_card: write the results into the model's README.md.
         shared: all processes that torchrun has started call this and share the rows. All return the result; the first
             one writes.
+        by_difficulty: also the accuracy in bins of the ratings and path lengths that the data have, and of the number
+            of clues of Sudoku boards.
 
     Returns:
         What results.json holds, and the names of the files that were written.
@@ -285,6 +316,7 @@ def evaluate_checkpoint(
     info = load_puzzle_info(data)
     _validate_fit(load_config(model), info, model, data)
     rows = _load_rows(data, split, limit)
+    difficulty = _difficulty(rows, info) if by_difficulty else None
     voting = _voting(data, info)
     with _process_group(device, shared) as (device, is_first):
         network = AutoModelForPuzzleSolving.from_pretrained(model).to(device).eval()
@@ -301,6 +333,7 @@ def evaluate_checkpoint(
             progress=None if is_first else False,
             on_batch=partial(_vote, voting) if voting else None,
             shared=shared,
+            difficulty=difficulty,
         )
         if voting and shared:
             voting.replace_votes(gather_object([voting.votes]))
@@ -323,7 +356,9 @@ def evaluate_checkpoint(
         written["plot"] = str(plot)
     if update_card:
         more = {"limit": limit} if limit else {}
-        written["card"] = str(record_evaluation(model, metrics, data, split, result["parameters"], **more))
+        written["card"] = str(
+            record_evaluation(model, with_bounds(metrics), data, split, result["parameters"], **more)
+        )
     return result | written
 
 
@@ -369,6 +404,7 @@ def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
     dataset = load_puzzle_dataset(data, split)
     dataset = dataset.select(range(min(limit, len(dataset)))) if limit else dataset
     names = ["input_ids", "labels", "puzzle_identifiers"]
+    difficulty = [name for name in DIFFICULTY_COLUMNS if name in dataset.column_names]
     if missing := [name for name in names if name not in dataset.column_names]:
         raise ValueError(
             f"{data}, split {split!r}: no column {', '.join(missing)}, it has {', '.join(dataset.column_names)}; "
@@ -376,7 +412,25 @@ def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
         )
     if not len(dataset):
         raise ValueError(f"{data}: split {split!r} holds no puzzle")
-    return dataset.select_columns(names).with_format("numpy")[:]
+    return dataset.select_columns(names + difficulty).with_format("numpy")[:]
+
+
+def _difficulty(rows: dict[str, Any], info: PuzzleInfo) -> dict[str, Any]:
+    """What says how hard each row is.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    found = {name: rows[name] for name in DIFFICULTY_COLUMNS if name in rows}
+    if info.task == "sudoku":
+        found["clues"] = (np.asarray(rows["input_ids"]) > BLANK).sum(axis=1)
+    if not found:
+        raise UsageError(
+            f"the data are of task {info.task!r} without a column {' or '.join(DIFFICULTY_COLUMNS)}: nothing says how "
+            "hard a puzzle is",
+            "--by-difficulty",
+        )
+    return found
 
 
 def _voting(data: str, info: PuzzleInfo) -> ArcVoting | None:

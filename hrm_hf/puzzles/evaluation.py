@@ -227,9 +227,8 @@ def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_B
         row = {"low": i / num_bins, "high": (i + 1) / num_bins, "count": int(inside.sum())}
         means = (float(confidence[inside].mean()), float(right[inside].mean())) if inside.any() else (None, None)
         interval = wilson_interval(int(right[inside].sum()), row["count"])
-        table.append(
-            {**row, "confidence": means[0], "accuracy": means[1], "accuracy_interval": interval and [*interval]}
-        )
+        row |= {"confidence": means[0], "accuracy": means[1], "accuracy_interval": interval and list(interval)}
+        table.append(row)
         error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
     return {"reliability": table, "ece": error / len(confidence)}
 

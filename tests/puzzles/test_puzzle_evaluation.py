@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import evaluate
@@ -196,7 +197,7 @@ def test_difficulty_has_a_bin_a_value_or_a_few_bins_of_about_equal_counts():
     solved = rng.random(1000) < 0.5
     table = accuracy_by_difficulty(ratings, solved)
     assert sum(row["count"] for row in table) == 1000 and len(table) <= 8
-    assert all(one["high"] < two["low"] for one, two in zip(table, table[1:]))
+    assert all(one["high"] < two["low"] for one, two in pairwise(table))
     assert all(row["count"] < 200 for row in table[1:]) and table[0]["high"] == 0
     for row in table:
         inside = (ratings >= row["low"]) & (ratings <= row["high"])

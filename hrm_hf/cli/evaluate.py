@@ -20,7 +20,7 @@ app.command("cosmo")(cosmo)
 app.command("cosmo-baseline")(cosmo_baseline)
 
 # These are in results.json and in the plot.
-NOT_ON_SCREEN = ("exact_accuracy_per_step", "steps_histogram", "reliability")
+NOT_ON_SCREEN = ("exact_accuracy_per_step", "exact_accuracy_per_step_interval", "steps_histogram", "reliability")
 
 
 @app.callback()
@@ -54,12 +54,17 @@ def puzzles(
     seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and evaluation.png.")] = None,
     device: Device = None,
+    by_difficulty: Annotated[
+        bool, typer.Option("--by-difficulty", help="Also by rating or path length, and by the clues of Sudoku boards.")
+    ] = False,
     update_card: UpdateCard = False,
     as_json: AsJson = False,
 ):
     """Accuracy per ACT step, halting, calibration and obedience to the rules; pass@K by voting for ARC.
 
     Processes that torchrun starts share the puzzles; the first one prints and writes.
+
+    Shares of puzzles come with their Wilson interval of 95 %.
 
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
@@ -70,4 +75,16 @@ def puzzles(
 
 
 def _on_screen(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in result["metrics"].items() if name not in NOT_ON_SCREEN}
+    shown = {name: value for name, value in result["metrics"].items() if name not in NOT_ON_SCREEN}
+    tables = shown.pop("by_difficulty", {})
+    return shown | {f"by {measure}": "\n" + _table(measure, rows) for measure, rows in tables.items()}
+
+
+def _table(measure: str, rows: list[dict[str, Any]]) -> str:
+    """Accuracy by difficulty, a line a bin."""
+    lines = [f"  {measure:>14}  puzzles    exact  95 %"]
+    for row in rows:
+        ends = f"{row['low']:g}" if row["low"] == row["high"] else f"{row['low']:g} to {row['high']:g}"
+        low, high = row["exact_accuracy_interval"]
+        lines.append(f"  {ends:>14}  {row['count']:7,}  {row['exact_accuracy']:7.1%}  {low:.1%} to {high:.1%}")
+    return "\n".join(lines)

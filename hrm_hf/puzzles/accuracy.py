@@ -1,13 +1,20 @@
-"""Cell and exact accuracy, the arithmetic that evaluation, the `evaluate` metric and reports share."""
+"""Cell and exact accuracy, the arithmetic that evaluation, the `evaluate` metric and reports share.
 
-import math
+Shares of puzzles come with their Wilson interval of 95 %, as NAME_interval: [low, high]. The accuracy of cells has
+none: the cells of a puzzle are not independent trials.
+"""
+
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
+from ..trainer.intervals import wilson_interval
+
 
 IGNORE_LABEL = -100
+MOST_VALUES = 36  # of a measure of difficulty that are bins of their own
+NUM_BINS = 8  # of one with more values, each with about as many puzzles
 
 
 def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
@@ -24,9 +31,12 @@ def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
 
 
 def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int] | np.ndarray) -> dict[str, float]:
-    """`{"cell_accuracy", "exact_accuracy", "count"}` of rows, from what `correct_cells` gives; arrays [N].
+    """Accuracies of rows, from what `correct_cells` gives; arrays [N].
 
     Cell accuracy is the mean over rows of each row's share, as in the original. Rows without labels do not count.
+
+    Returns:
+        `{"cell_accuracy", "exact_accuracy", "exact_accuracy_interval", "count"}`.
 
     Raises:
         ValueError: no row has a label.
@@ -38,16 +48,45 @@ def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int
     share = num_correct[kept] / num_labels[kept]
     return {
         "cell_accuracy": float(share.mean()),
-        "exact_accuracy": float((num_correct[kept] == num_labels[kept]).mean()),
+        **share_of("exact_accuracy", num_correct[kept] == num_labels[kept]),
         "count": int(kept.sum()),
     }
 
 
-def wilson_interval(successes: int, trials: int, z: float = 1.96) -> tuple[float, float]:
-    """Score interval of a share (Wilson 1927), 95 % by default; within 0 and 1. Raises ValueError for no trials."""
-    if trials < 1:
-        raise ValueError(f"trials={trials}; an interval needs at least one")
-    share, weight = successes / trials, z * z / trials
-    centre = (share + weight / 2) / (1 + weight)
-    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
-    return max(0.0, centre - half), min(1.0, centre + half)
+def share_of(name: str, flags: Any) -> dict[str, Any]:
+    """`{name: share of true ones, name_interval: [low, high]}` of bool [N], N at least 1."""
+    right = int(np.sum(flags))
+    return {name: right / len(flags), f"{name}_interval": list(wilson_interval(right, len(flags)))}
+
+
+def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
+    """Exact accuracy in bins of a measure of difficulty.
+
+    Up to `MOST_VALUES` values are a bin each; more are put into at most `NUM_BINS` bins of about equal counts.
+
+    Args:
+        difficulty: a number for each puzzle [N].
+        right: whether it was solved, bool [N].
+
+    Returns:
+        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`, easiest first; both ends are
+        values that occur in the bin.
+    """
+    difficulty, right = np.asarray(difficulty, dtype=float), np.asarray(right, dtype=bool)
+    values = np.unique(difficulty)
+    lowest = values
+    if len(values) > MOST_VALUES:
+        lowest = np.unique(np.quantile(difficulty, np.arange(NUM_BINS) / NUM_BINS, method="higher"))
+    bins = np.searchsorted(lowest, difficulty, side="right") - 1
+    table = []
+    for number in range(len(lowest)):
+        inside = bins == number
+        ends = {"low": float(difficulty[inside].min()), "high": float(difficulty[inside].max())}
+        table.append({**ends, "count": int(inside.sum()), **share_of("exact_accuracy", right[inside])})
+    return table
+
+
+def with_bounds(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Metrics and, for logs and cards, which hold numbers only, exact_accuracy_low and _high of its interval."""
+    bounds = metrics.get("exact_accuracy_interval") or ()
+    return metrics | dict(zip(("exact_accuracy_low", "exact_accuracy_high"), bounds))

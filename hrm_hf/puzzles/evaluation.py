@@ -6,7 +6,7 @@ steps is what adaptive computation costs. The data are arrays: a trainer calls t
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,16 +25,26 @@ from ..models.modeling_puzzle import PuzzleSolution
 from ..registry import AutoModelForPuzzleSolving, architecture_of, model_types_of
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
-from .accuracy import IGNORE_LABEL, accuracies, correct_cells
+from .accuracy import (
+    IGNORE_LABEL,
+    accuracies,
+    accuracy_by_difficulty,
+    correct_cells,
+    share_of,
+    wilson_interval,
+    with_bounds,
+)
 from .arc_pipeline import puzzle_task
 from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
 from .breadth import boards_per_call, choice_of_answers, seeded
 from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
 from .search import search_sudoku, validate_searchable
+from .sudoku_rules import BLANK
 from .tasks import PuzzleTask, sigmoid
 
 
 NUM_BINS = 10
+DIFFICULTY_COLUMNS = ("rating", "path_length")
 PLAIN_RUN = {"restarts": 1, "noise": None, "noise_at": "start", "choose": "q", "exit_when_still": None}
 VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
 
@@ -59,6 +69,7 @@ def evaluate_puzzles(
     progress: bool | None = False,
     on_batch: OnBatch | None = None,
     shared: bool = False,
+    difficulty: Mapping[str, Any] | None = None,
     **breadth: Any,
 ) -> dict[str, Any]:
     """Solves puzzles with known answers and says how well; numbers, lists and strings only, ready for JSON.
@@ -77,20 +88,22 @@ def evaluate_puzzles(
         on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
         shared: all processes of the group call this with the same arguments; each solves every N-th batch (and calls
             `on_batch` with it), and all return the figures of all rows, which are those of one process.
+        difficulty: measures of difficulty by name, a number for each row [N].
         breadth: restarts, noise, noise_at, choose and exit_when_still of `model.solve`. With choose="rules" the
             figures are those of a model that is told which of its answers are right (Sudoku and mazes; other tasks
             fall back to "q").
 
     Returns:
-        count, cell_accuracy, exact_accuracy (see `accuracy.py`);
+        count, cell_accuracy, exact_accuracy (see `accuracy.py`); NAME_interval: [low, high], the Wilson interval of
+        95 %, with each share of puzzles;
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], puzzles by steps used;
         q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
         average_steps_of_all_runs, with restarts;
         valid_fraction, where the task has rules; search_exact_accuracy and the nodes of the search (mean and most),
         with the model and without it, after a search;
-        puzzles_per_second (of solving alone, by all processes); and the settings: those of halting, and of breadth
-        where not plain.
+        puzzles_per_second (of solving alone, by all processes); by_difficulty, a table of `accuracy_by_difficulty` for
+        each measure, if there are any; and the settings: those of halting, and of breadth where not plain.
 
     Raises:
         ValueError: shapes disagree with each other or the model, no row has a label, or there is no search.
@@ -142,7 +155,10 @@ def evaluate_puzzles(
     settings = {"max_steps": max_steps, "min_steps": min_steps, "min_confidence": min_confidence, "halt": halt}
     tally = _Tally(max_steps, rules, search)
     tally.take(tallies, len(starts), processes)
-    return {**tally.result(), **settings, **breadth}
+    result = tally.result()
+    if difficulty:
+        result["by_difficulty"] = tally.by_difficulty(difficulty)
+    return {**result, **settings, **breadth}
 
 
 def _unusual(breadth: dict[str, Any]) -> dict[str, Any]:
@@ -215,23 +231,31 @@ class _Tally:
         result = accuracies(num_correct, num_labels)
         scored = num_labels > 0
         right, steps = (num_correct == num_labels)[scored], steps[scored]
+        per_step = [share_of("of_step", exact) for exact in np.concatenate(self.exact, axis=1)[:, scored]]
         result |= {
-            "exact_accuracy_per_step": np.concatenate(self.exact, axis=1)[:, scored].mean(axis=1).tolist(),
+            "exact_accuracy_per_step": [step["of_step"] for step in per_step],
+            "exact_accuracy_per_step_interval": [step["of_step_interval"] for step in per_step],
             "average_steps": float(steps.mean()),
             "steps_histogram": np.bincount(steps, minlength=self.max_steps + 1)[1:].tolist(),
-            "q_halt_accuracy": float(((q_halt[scored] >= 0) == right).mean()),
+            **share_of("q_halt_accuracy", (q_halt[scored] >= 0) == right),
             **calibration(sigmoid(q_halt[scored]), right),
         }
         if self.rules is not None:
-            result["valid_fraction"] = float(np.mean(self.valid))
+            result |= share_of("valid_fraction", self.valid)
         if self.steps_of_all_runs:
             result["average_steps_of_all_runs"] = float(np.concatenate(self.steps_of_all_runs)[scored].mean())
         if self.searches is not None:
             right, nodes, plain = np.array(self.searches).T
-            result["search_exact_accuracy"] = float(right.mean())
+            result |= share_of("search_exact_accuracy", right)
             for name, count in (("search_nodes", nodes), ("search_nodes_without_model", plain)):
                 result |= {f"{name}_mean": float(count.mean()), f"{name}_most": int(count.max())}
         return {**result, "puzzles_per_second": len(num_labels) / max(self.seconds, 1e-9)}
+
+    def by_difficulty(self, difficulty: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
+        num_correct, num_labels = np.concatenate(self.num_correct), np.concatenate(self.num_labels)
+        scored = num_labels > 0
+        right = (num_correct == num_labels)[scored]
+        return {name: accuracy_by_difficulty(np.asarray(values)[scored], right) for name, values in difficulty.items()}
 
 
 def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
@@ -242,13 +266,14 @@ def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> t
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_BINS) -> dict[str, Any]:
-    """Reliability table and expected calibration error.
+    """Reliability table, with Wilson intervals of 95 % of its accuracies, and expected calibration error.
 
     Args:
         confidence: [N], 0 to 1. right: bool [N].
 
     Returns:
-        `{"reliability": [{"low", "high", "count", "confidence", "accuracy"}, ...], "ece"}`; empty bins have no means.
+        `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece"}`; empty
+        bins have no means.
     """
     bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
     table, error = [], 0.0
@@ -256,7 +281,9 @@ def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_B
         inside = bins == i
         row = {"low": i / num_bins, "high": (i + 1) / num_bins, "count": int(inside.sum())}
         means = (float(confidence[inside].mean()), float(right[inside].mean())) if inside.any() else (None, None)
-        table.append({**row, "confidence": means[0], "accuracy": means[1]})
+        interval = wilson_interval(int(right[inside].sum()), row["count"])
+        row |= {"confidence": means[0], "accuracy": means[1], "accuracy_interval": interval and list(interval)}
+        table.append(row)
         error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
     return {"reliability": table, "ece": error / len(confidence)}
 
@@ -317,6 +344,7 @@ def evaluate_checkpoint(
     device: str | None = None,
     update_card: bool = False,
     shared: bool = False,
+    by_difficulty: bool = False,
     **breadth: Any,
 ) -> dict[str, Any]:
     """Evaluates a saved model on a data set, with pass@K by voting for ARC.
@@ -330,6 +358,8 @@ def evaluate_checkpoint(
         update_card: write the results into the model's README.md.
         shared: all processes that torchrun has started call this and share the rows. All return the result; the first
             one writes.
+        by_difficulty: also the accuracy in bins of the ratings and path lengths that the data have, and of the number
+            of clues of Sudoku boards.
 
     Returns:
         What results.json holds, and the names of the files that were written.
@@ -344,6 +374,7 @@ def evaluate_checkpoint(
     info = load_puzzle_info(data)
     _validate_fit(load_config(model), info, model, data)
     rows = _load_rows(data, split, limit)
+    difficulty = _difficulty(rows, info) if by_difficulty else None
     voting = _voting(data, info)
     with _process_group(device, shared) as (device, is_first):
         network = AutoModelForPuzzleSolving.from_pretrained(model).to(device).eval()
@@ -362,6 +393,7 @@ def evaluate_checkpoint(
             progress=None if is_first else False,
             on_batch=partial(_vote, voting) if voting else None,
             shared=shared,
+            difficulty=difficulty,
             **breadth,
         )
         if voting and shared:
@@ -385,7 +417,9 @@ def evaluate_checkpoint(
         written["plot"] = str(plot)
     if update_card:
         more = {"limit": limit} if limit else {}
-        written["card"] = str(record_evaluation(model, metrics, data, split, result["parameters"], **more))
+        written["card"] = str(
+            record_evaluation(model, with_bounds(metrics), data, split, result["parameters"], **more)
+        )
     return result | written
 
 
@@ -431,6 +465,7 @@ def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
     dataset = load_puzzle_dataset(data, split)
     dataset = dataset.select(range(min(limit, len(dataset)))) if limit else dataset
     names = ["input_ids", "labels", "puzzle_identifiers"]
+    difficulty = [name for name in DIFFICULTY_COLUMNS if name in dataset.column_names]
     if missing := [name for name in names if name not in dataset.column_names]:
         raise ValueError(
             f"{data}, split {split!r}: no column {', '.join(missing)}, it has {', '.join(dataset.column_names)}; "
@@ -438,7 +473,25 @@ def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
         )
     if not len(dataset):
         raise ValueError(f"{data}: split {split!r} holds no puzzle")
-    return dataset.select_columns(names).with_format("numpy")[:]
+    return dataset.select_columns(names + difficulty).with_format("numpy")[:]
+
+
+def _difficulty(rows: dict[str, Any], info: PuzzleInfo) -> dict[str, Any]:
+    """What says how hard each row is.
+
+    Raises:
+        UsageError: nothing does.
+    """
+    found = {name: rows[name] for name in DIFFICULTY_COLUMNS if name in rows}
+    if info.task == "sudoku":
+        found["clues"] = (np.asarray(rows["input_ids"]) > BLANK).sum(axis=1)
+    if not found:
+        raise UsageError(
+            f"the data are of task {info.task!r} without a column {' or '.join(DIFFICULTY_COLUMNS)}: nothing says how "
+            "hard a puzzle is",
+            "--by-difficulty",
+        )
+    return found
 
 
 def _voting(data: str, info: PuzzleInfo) -> ArcVoting | None:

@@ -8,6 +8,7 @@ from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation, plot_training
 from ..trainer.recipes import build_config
 from ..trainer.run import TrainingRun
+from .accuracy import with_bounds
 from .build import ensure_built
 from .dataloader import PuzzleRows
 from .dataset import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
@@ -90,4 +91,4 @@ class PuzzleRun(TrainingRun):
     def card_entry(self, metrics: dict[str, Any]) -> dict[str, Any]:
         size = self.parameters["parameters_without_puzzle_table"]
         data, split = self.data_args.data_path, self.data_args.eval_split
-        return {"metrics": metrics, "dataset": data, "split": split, "parameters": size}
+        return {"metrics": with_bounds(metrics), "dataset": data, "split": split, "parameters": size}

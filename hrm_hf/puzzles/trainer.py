@@ -16,6 +16,7 @@ from ..models.act import ActCarry
 from ..trainer.adapters import magnitudes, split_weight_decay_groups
 from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
+from .accuracy import with_bounds
 from .arguments import PuzzleTrainingArguments
 from .curriculum import DifficultyPool, LateStarts, fewer_cycles
 from .dataloader import CarryDataLoader, PuzzleRows
@@ -197,7 +198,8 @@ class PuzzleTrainer(HrmTrainer):
         rows = dataset if isinstance(dataset, PuzzleRows) else PuzzleRows(dataset)
         with self.train_metrics.paused():
             metrics = self.last_evaluation = self._evaluate_rows(rows)
-        logged = {f"{metric_key_prefix}_{n}": v for n, v in metrics.items() if isinstance(v, (int, float))}
+        numbers = {n: v for n, v in with_bounds(metrics).items() if isinstance(v, (int, float))}
+        logged = {f"{metric_key_prefix}_{n}": v for n, v in numbers.items()}
         self.log(logged)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logged)
         return logged

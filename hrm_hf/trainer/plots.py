@@ -32,18 +32,22 @@ def save_figure(figure, path: str | Path, title: str = "") -> Path:
 
 def plot_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
     """Draws what `evaluate_puzzles` returns as a PNG and returns its path."""
-    figure, axes = new_figure(1, 3, (12, 3.8))
-    curve, histogram, reliability = axes[0]
+    tables = metrics.get("by_difficulty", {})
+    figure, axes = new_figure(1, 3 + len(tables), (4 * (3 + len(tables)), 3.8))
+    curve, histogram, reliability, *others = axes[0]
     steps = range(1, metrics["max_steps"] + 1)
     _draw_curve(curve, steps, metrics)
     _draw_histogram(histogram, steps, metrics)
     _draw_reliability(reliability, metrics)
+    for panel, (measure, table) in zip(others, tables.items()):
+        _draw_difficulty(panel, measure, table)
     return save_figure(figure, path, title)
 
 
 def _draw_curve(axes, steps: range, metrics: dict[str, Any]) -> None:
     accuracy = metrics["exact_accuracy_per_step"]
     axes.plot(steps, accuracy, color=ACCENT, marker="o", markersize=4, clip_on=False)
+    axes.fill_between(steps, *zip(*metrics["exact_accuracy_per_step_interval"]), color=ACCENT, alpha=0.2, linewidth=0)
     axes.annotate(
         f"{accuracy[-1]:.1%}", (steps[-1], accuracy[-1]), (0, 7), textcoords="offset points", ha="right", color=ACCENT
     )
@@ -64,6 +68,7 @@ def _draw_reliability(axes, metrics: dict[str, Any]) -> None:
     bins = [row for row in metrics["reliability"] if row["count"]]
     largest = max(row["count"] for row in bins)
     axes.plot([0, 1], [0, 1], color=MUTED, linestyle="--", linewidth=1, label="perfect")
+    _draw_intervals(axes, bins, [row["confidence"] for row in bins], "accuracy")
     axes.scatter(
         [row["confidence"] for row in bins],
         [row["accuracy"] for row in bins],
@@ -76,6 +81,23 @@ def _draw_reliability(axes, metrics: dict[str, Any]) -> None:
     axes.set(xlabel="confidence, sigmoid(q_halt)", ylabel="exact accuracy", xlim=(-0.02, 1.02), ylim=(-0.02, 1.05))
     axes.set_title(f"Reliability, ECE {metrics['ece']:.3f}")
     axes.grid(color=MUTED, alpha=0.4)
+
+
+def _draw_difficulty(axes, measure: str, table: list[dict[str, Any]]) -> None:
+    places = range(len(table))
+    axes.plot(places, [row["exact_accuracy"] for row in table], color=ACCENT, marker="o", markersize=4, linestyle="")
+    _draw_intervals(axes, table, places, "exact_accuracy")
+    names = [f"{row['low']:g}" + (f"-{row['high']:g}" if row["high"] > row["low"] else "") for row in table]
+    every = -(-len(table) // 10)  # more names than ten would run into one another
+    axes.set_xticks(places[::every], names[::every], rotation=30 if len(table) > 5 else 0)
+    axes.set(xlabel=measure, ylabel="exact accuracy", ylim=(0, 1.05), title=f"By {measure}")
+    axes.grid(axis="y", color=MUTED, alpha=0.4)
+
+
+def _draw_intervals(axes, rows: list[dict[str, Any]], places, name: str) -> None:
+    """Error bars: the intervals of the rows' accuracy `name`."""
+    ends = [row[f"{name}_interval"] for row in rows]
+    axes.vlines(places, [low for low, _ in ends], [high for _, high in ends], color=ACCENT, linewidth=1, alpha=0.6)
 
 
 def plot_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
@@ -125,6 +147,9 @@ def _plot_history(log_history, path: str | Path, panels: dict[str, Any], from_ze
                 held_out = name.startswith("eval_")
                 shown = ACCENT if held_out and len(names) <= 2 else color
                 axes.plot(*zip(*points), color=shown, marker="o" if held_out else None, markersize=4, label=name)
+            ends = ("step", f"{name}_low", f"{name}_high")
+            if interval := [[entry[end] for end in ends] for entry in log_history if ends[1] in entry]:
+                axes.fill_between(*zip(*interval), color=color, alpha=0.2, linewidth=0)
         axes.set(xlabel="optimizer step", title=title)
         if title in from_zero:
             axes.set_ylim(bottom=0)

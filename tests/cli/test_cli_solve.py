@@ -1,6 +1,7 @@
 """`hrm-hf solve`, `hrm-hf eval puzzles` and the model card they write, on a small random model."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from hrm_hf.hub.cards import END, START, new_card_text, update_model_card
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
-from hrm_hf.puzzles.dataset import save_puzzle_dataset
+from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
 from hrm_hf.puzzles.solve import puzzles_of_text, text_board
 
 
@@ -155,6 +156,30 @@ def test_eval_writes_results_and_a_plot(model, data, tmp_path):
     assert (tmp_path / "eval" / "evaluation.png").exists()
 
 
+def test_eval_by_difficulty_prints_a_table_and_keeps_it(model, data, tmp_path):
+    result = run("eval", "puzzles", model, data[0], "--by-difficulty", "--out", tmp_path / "eval")
+    assert result.exit_code == 0, result.output
+    metrics = json.loads((tmp_path / "eval" / "results.json").read_text())["metrics"]
+    rows = load_puzzle_dataset(data[0], "test")
+    clues = [sum(token > 1 for token in row) for row in rows["input_ids"]]
+    assert {row["low"]: row["count"] for row in metrics["by_difficulty"]["clues"]} == dict(Counter(clues))
+    assert {row["low"]: row["count"] for row in metrics["by_difficulty"]["rating"]} == dict(Counter(rows["rating"]))
+    (row,) = metrics["by_difficulty"]["clues"]
+    low, high = row["exact_accuracy_interval"]
+    line = f"  {clues[0]:>14}  {len(clues):7}  {row['exact_accuracy']:7.1%}  {low:.1%} to {high:.1%}"
+    assert line in result.stdout and "by rating: " in result.stdout and "per_step" not in result.stdout
+
+
+def test_eval_by_difficulty_says_that_nothing_tells_it(tmp_path):
+    raw = {"train": [{"input": [[1]], "output": [[2]]}], "test": [{"input": [[3]], "output": [[4]]}]}
+    tasks = [parse_task(raw, "abc")]
+    splits, info = build_arc(tasks, num_aug=0, cache_dir=tmp_path / "cache")
+    save_arc_dataset(splits, info, tasks, tmp_path / "arc")
+    HrmPuzzleForSolving(HrmPuzzleConfig(**TINY, **info.config_fields())).save_pretrained(tmp_path / "model")
+    result = run("eval", "puzzles", tmp_path / "model", tmp_path / "arc", "--by-difficulty")
+    assert result.exit_code == 2 and "nothing says how hard a puzzle is" in " ".join(result.output.split())
+
+
 def test_eval_refuses_data_of_another_shape(model, tmp_path):
     splits, info = sudoku.generated_sudoku(6, num_train=1, num_test=1, clues=20)
     save_puzzle_dataset(splits, info, tmp_path / "six")
@@ -186,6 +211,7 @@ def test_eval_writes_a_card_once_and_then_updates_it(model, data):
     assert sorted(result.metric_args["halt"] for result in exact) == ["fixed", "q"]
     assert "My own words." in loaded.text and loaded.text.count(START) == loaded.text.count(END) == 1
     assert loaded.text.count("| exact_accuracy |") == 2
+    assert loaded.text.count("| exact_accuracy_low |") == loaded.text.count("| exact_accuracy_high |") == 2
     assert {result.dataset_type for result in exact} == {data[0].name}  # no local path goes public
     assert loaded.data.library_name == "transformers"
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import evaluate
@@ -13,7 +14,7 @@ import torch
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, metrics
 from hrm_hf.puzzles import sudoku
-from hrm_hf.puzzles.accuracy import accuracies, correct_cells
+from hrm_hf.puzzles.accuracy import accuracies, accuracy_by_difficulty, correct_cells, wilson_interval
 from hrm_hf.puzzles.breadth import seeded
 from hrm_hf.puzzles.evaluation import calibration, evaluate_puzzles
 from hrm_hf.trainer.plots import plot_evaluation
@@ -219,13 +220,72 @@ def test_numpy_and_torch_count_correct_cells_alike():
     for convert in (np.asarray, torch.from_numpy):
         counts = correct_cells(convert(predictions), convert(labels))
         assert [count.tolist() for count in counts] == [[1, 0], [2, 0]]
-    assert accuracies([1, 0], [2, 0]) == {"cell_accuracy": 0.5, "exact_accuracy": 0.0, "count": 1}
+    found = accuracies([1, 0], [2, 0])
+    assert found.pop("exact_accuracy_interval") == pytest.approx([0, 0.7935], abs=5e-5)  # 1 / (1 + 1 / 1.96^2)
+    assert found == {"cell_accuracy": 0.5, "exact_accuracy": 0.0, "count": 1}
+
+
+@pytest.mark.parametrize(
+    ("right", "count", "low", "high"),
+    [(81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611), (1, 29, 0.0061, 0.1718)],
+)
+def test_intervals_are_those_that_newcombe_published(right, count, low, high):
+    # Statistics in Medicine 17 (1998), table I, method 3
+    assert wilson_interval(right, count) == pytest.approx((low, high), abs=5e-5)
+    found = accuracies([1] * right + [0] * (count - right), [1] * count)
+    assert found["exact_accuracy_interval"] == pytest.approx([low, high], abs=5e-5)
+
+
+def test_an_interval_of_more_successes_than_trials_is_refused():
+    with pytest.raises(ValueError, match="3 successes in 2 trials; expected 0 to 2"):
+        wilson_interval(3, 2)
+
+
+def test_every_share_of_puzzles_comes_with_its_interval(data):
+    result = run(Scripted(data[1]), data)
+    for name in ("exact_accuracy", "valid_fraction", "q_halt_accuracy"):
+        right = round(result[name] * 10)
+        assert result[name] == right / 10 and result[f"{name}_interval"] == list(wilson_interval(right, 10))
+    steps = zip(result["exact_accuracy_per_step"], result["exact_accuracy_per_step_interval"])
+    assert [list(wilson_interval(round(10 * share), 10)) for share, _ in steps] == result[
+        "exact_accuracy_per_step_interval"
+    ]
+    assert [row["accuracy_interval"] for row in result["reliability"] if row["count"]] == [
+        list(wilson_interval(0, 2)), list(wilson_interval(8, 8)),
+    ]  # fmt: skip
+
+
+def test_difficulty_has_a_bin_a_value_or_a_few_bins_of_about_equal_counts():
+    table = accuracy_by_difficulty(np.array([2, 0, 2, 5]), np.array([True, True, False, False]))
+    assert [(row["low"], row["high"], row["count"], row["exact_accuracy"]) for row in table] == [
+        (0, 0, 1, 1), (2, 2, 2, 0.5), (5, 5, 1, 0),
+    ]  # fmt: skip
+    assert table[1]["exact_accuracy_interval"] == list(wilson_interval(1, 2))
+    rng = np.random.default_rng(0)
+    ratings = np.concatenate([np.zeros(500), rng.geometric(0.02, 500)])  # half of one value, and many others
+    solved = rng.random(1000) < 0.5
+    table = accuracy_by_difficulty(ratings, solved)
+    assert sum(row["count"] for row in table) == 1000 and len(table) <= 8
+    assert all(one["high"] < two["low"] for one, two in pairwise(table))
+    assert all(row["count"] < 200 for row in table[1:]) and table[0]["high"] == 0
+    for row in table:
+        inside = (ratings >= row["low"]) & (ratings <= row["high"])
+        assert row["exact_accuracy"] == pytest.approx(solved[inside].mean())
+
+
+def test_rows_without_labels_are_in_no_bin_of_difficulty(data):
+    labels = data[1].copy().astype(np.int64)
+    labels[9] = -100
+    table = run(Scripted(data[1]), (data[0], labels), difficulty={"number": np.arange(10) // 5})["by_difficulty"]
+    assert [(row["count"], row["exact_accuracy"]) for row in table["number"]] == [(5, 1.0), (4, 0.75)]
 
 
 def test_the_evaluate_module_loads_offline_and_ignores_minus_100():
     metric = evaluate.load(METRIC_FOLDER)
     result = metric.compute(predictions=[[1, 2, 9], [3, 3]], references=[[1, 2, -100], [3, 4]])
-    assert result == {"cell_accuracy": 0.75, "exact_accuracy": 0.5, "count": 2}
+    interval = list(wilson_interval(1, 2))
+    found = {"cell_accuracy": 0.75, "exact_accuracy": 0.5, "exact_accuracy_interval": interval, "count": 2}
+    assert result == found
 
 
 def test_the_evaluate_module_refuses_rows_of_unequal_length():
@@ -239,6 +299,9 @@ def test_the_plot_is_a_picture(data, tmp_path):
     path = plot_evaluation(run(Scripted(data[1]), data), tmp_path / "evaluation.png", "title")
     with Image.open(path) as image:
         assert image.format == "PNG" and image.width > image.height > 300
+    harder = run(Scripted(data[1]), data, difficulty={"clues": np.arange(10)})
+    with Image.open(plot_evaluation(harder, tmp_path / "more.png")) as wider:
+        assert wider.width == image.width * 4 // 3  # a panel more
 
 
 def test_the_package_is_imported_without_the_data_libraries():

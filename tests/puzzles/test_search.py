@@ -154,8 +154,8 @@ def test_an_evaluation_reports_the_search_apart_from_the_model():
     assert found["search_nodes_without_model_mean"] == np.mean(nodes)
     assert found["search_nodes_without_model_most"] == max(nodes) and found["search_nodes_most"] > 1
     assert {name for name in found if name not in plain} == {
-        "search_exact_accuracy", "search_nodes_mean", "search_nodes_most", "search_nodes_without_model_mean",
-        "search_nodes_without_model_most",
+        "search_exact_accuracy", "search_exact_accuracy_interval", "search_nodes_mean", "search_nodes_most",
+        "search_nodes_without_model_mean", "search_nodes_without_model_most",
     }  # fmt: skip
     one_known = np.where(np.arange(3)[:, None] == 0, labels, -100)
     found = evaluate_puzzles(model, boards, one_known, search=True)

@@ -13,30 +13,15 @@ from typing import Any
 import numpy as np
 
 from ...models.processing_hrm_go_coder import DECISIONS
+from ...trainer.intervals import wilson_interval
 
 
 RESAMPLES = 10_000  # of a bootstrap
-Z_95 = 1.959963984540054
 
 
 def rate(flags: Sequence[bool]) -> float | None:
     """Share of true ones; None for no flags."""
     return sum(map(bool, flags)) / len(flags) if len(flags) else None
-
-
-def wilson_interval(successes: int, total: int, z: float = Z_95) -> tuple[float, float] | None:
-    """Score interval of a share (Wilson 1927), 95 % by default; None for no trials.
-
-    Unlike the normal approximation it stays within 0 and 1 and says something of 0 successes: 0 of 154 is at
-    most 2.4 %.
-    """
-    if not total:
-        return None
-    share, weight = successes / total, z * z / total
-    centre = (share + weight / 2) / (1 + weight)
-    half = z * math.sqrt(share * (1 - share) / total + weight / (4 * total)) / (1 + weight)
-    # Rounding must not leave 0 or 1 out of the interval of none or all.
-    return (max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < total else 1.0)
 
 
 def rate_with_interval(name: str, flags: Sequence[bool]) -> dict[str, Any]:

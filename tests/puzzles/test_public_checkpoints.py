@@ -73,6 +73,15 @@ def test_a_repository_of_hrm_gives_the_golden_logits(hub, tmp_path):
     assert not any("README" in path for method, path in hub.requests)  # only what is needed is fetched
 
 
+def test_a_converted_model_is_scored(hub, tmp_path):
+    state = {name: value[:1] if "puzzle_emb" in name else value for name, value in compiled(HRM).items()}
+    publish("org/hrm", {"checkpoint": saved(state), "all_config.yaml": run_config("hrm", fields_of(HRM))})
+    convert("hrm", "org/hrm", tmp_path)
+    call("data", "sudoku", "--clues", "70", "--num-train", "1", "--num-test", "2", "--out", tmp_path / "data")
+    scored = call("eval", "puzzles", tmp_path / "ours", tmp_path / "data", "--halt", "fixed", "--json").stdout
+    assert json.loads(scored)["metrics"]["exact_accuracy"] == 0  # its weights are noise
+
+
 @pytest.mark.parametrize(
     "name, fields, task",
     [
@@ -118,6 +127,28 @@ def test_weights_without_a_configuration_take_a_preset(alphaxiv, tmp_path, monke
     result, model = convert("trm", source, tmp_path, "--config", "trm-5m-mlp")
     assert_golden(model, TRM_MLP)
     assert result["config"] == "preset trm-5m-mlp" and result["seq_len"] == 81
+
+
+@pytest.mark.parametrize(
+    "name, preset, task",
+    [
+        ("alphaXiv/trm-model-sudoku/step_39060_sudoku_60k_epoch_attn_type", "trm-7m", "sudoku"),
+        ("alphaXiv/trm-model-maze/maze_hard_step_32550", "trm-7m-maze", "maze"),
+        ("alphaXiv/trm-model-arc-agi-1/step_259320_arc_ag1_attn_type_h3l4", "trm-7m-arc", "arc"),
+    ],
+)
+def test_each_preset_takes_the_weights_that_its_task_has(name, preset, task, hub, tmp_path, monkeypatch):
+    width = {"hidden_size": 32, "num_attention_heads": 2, "puzzle_emb_ndim": 32}
+    monkeypatch.setitem(TrmPuzzleConfig._presets, preset, {**TrmPuzzleConfig._presets[preset], **width})
+    made = TrmPuzzleForSolving(TrmPuzzleConfig.from_preset(preset, num_puzzle_identifiers=3))
+    repo, _, file = name.rpartition("/")
+    state = {f"_orig_mod.{original_name(key)}": value for key, value in made.state_dict().items()}
+    publish(repo, {file: saved(state)})
+    result, model = convert("trm", name, tmp_path, "--config", preset)
+    assert_copied(model.state_dict(), made.state_dict())
+    kept = ("seq_len", "vocab_size", "H_cycles", "L_cycles", "num_puzzle_identifiers")
+    assert {key: getattr(model.config, key) for key in kept} == {key: getattr(made.config, key) for key in kept}
+    assert (result["task"], model.config.forward_dtype) == (task, "bfloat16")
 
 
 def test_weights_without_a_configuration_take_the_originals_arch_file(alphaxiv, tmp_path):

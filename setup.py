@@ -13,6 +13,7 @@ from setuptools.command.build_py import build_py
 HERE = Path(__file__).parent
 RESOURCES = (
     "model_cards/*.md",
+    "pretrained/*/*",
     "training/*.py",
     "training/recipes/*.yaml",
     "training/recipes/data/*",

@@ -9,7 +9,13 @@ from .report import validate_model
 
 
 def show(
-    models: Annotated[list[str], typer.Argument(help="Checkpoint folders, or models on the Hub; a tab for each.")],
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Checkpoint folders, or models on the Hub; a tab for each. By default the puzzle solvers that come "
+            "with hrm_hf."
+        ),
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on; 0.0.0.0 is every one.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="Port to listen on.")] = 7860,
     share: Annotated[bool, typer.Option("--share", help="Also a public link through Gradio's servers.")] = False,
@@ -24,6 +30,9 @@ def show(
 
     Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
     """
+    from ..puzzles.shipped import SHIPPED, shipped_model
+
+    models = models or [shipped_model(task) for task in SHIPPED]
     for name in models:
         validate_model(name)
     from ..app import build_app, launch, validate_gradio

@@ -34,10 +34,13 @@ ExitWhenStill = Annotated[
 
 
 def solve(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
     puzzles: Annotated[
         list[str] | None,
-        typer.Argument(help="Puzzles (Sudoku: 81 cells, . or 0 blank), ARC files, or - for stdin."),
+        typer.Argument(
+            metavar="[MODEL] PUZZLE...",
+            help="Checkpoint folder or model on the Hub, by default one that comes with hrm_hf (9x9 Sudoku, 15x15 "
+            "mazes); then puzzles (Sudoku: 81 cells, . or 0 blank), ARC files, or - for stdin.",
+        ),
     ] = None,
     file: Annotated[Path | None, typer.Option(help="CSV or JSONL with a puzzle column, or an ARC JSON.")] = None,
     max_steps: Annotated[int | None, typer.Option(min=1, help="Most ACT steps; more than trained may help.")] = None,
@@ -65,13 +68,18 @@ def solve(
 ):
     """Solve puzzles with a trained model; answers that break the rules say so.
 
+    Example: hrm-hf solve 53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
+
     Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
 
     With --search the answer is no longer the model's: it is found by the rules, which the model helps.
     """
     options = dict(locals())
     del options["as_json"]
-    validate_model(model)
+    from ..puzzles.shipped import model_and_puzzles
+
+    options["model"], options["puzzles"] = model_and_puzzles(puzzles or [])
+    validate_model(options["model"])
     from ..puzzles.solve import solve_puzzles, text_board
 
     results, config = call(solve_puzzles, options)

@@ -1,6 +1,6 @@
 """`pipeline("puzzle-solving", model=...)`: puzzles in, checked answers out, with test-time scaling.
 
-    solve = pipeline("puzzle-solving", model="org/hrm-sudoku")
+    solve = pipeline("puzzle-solving")  # a trained 9x9 Sudoku solver comes with the package; or model="org/hrm-sudoku"
     solve("53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79")["text"]
 
 Three ways to spend more compute on a puzzle, all of them inference only:
@@ -32,6 +32,7 @@ from .arc_pipeline import puzzle_task
 from .breadth import boards_per_call, choice_of_answers, seeded
 from .dataset import IDENTIFIERS_FILE
 from .search import searched_answer, validate_searchable
+from .shipped import shipped_model
 from .tasks import QUESTION_NAMES, Candidate, Puzzle
 
 
@@ -314,5 +315,9 @@ def _candidate(output: dict[str, np.ndarray], row: int) -> Candidate:
 
 
 PIPELINE_REGISTRY.register_pipeline(
-    "puzzle-solving", PuzzleSolvingPipeline, pt_model=(AutoModelForPuzzleSolving,), type="text"
+    "puzzle-solving",
+    PuzzleSolvingPipeline,
+    pt_model=(AutoModelForPuzzleSolving,),
+    default={"model": (shipped_model("sudoku"), "main")},
+    type="text",
 )

@@ -29,27 +29,18 @@ from hrm_hf.trainer.recipes import ModelArguments, build_config, library_version
 
 
 class Row(NamedTuple):
-    """What a row has beside `COMMON`: fields of its config (and model_type), and training arguments."""
+    """What a row has beside `COMMON`: model_type, preset and fields of its config, and training arguments."""
 
     name: str
     model: dict[str, Any]
     training: dict[str, Any] = {}
 
 
-STEP = {
-    "H_cycles": 2,
-    "L_cycles": 2,
-    "L_layers": 2,
-    "halt_max_steps": 8,
-    "puzzle_emb_ndim": 0,
-    "pos_encodings": "none",
-}
-TRM = {**STEP, "model_type": "trm_puzzle", "hidden_size": 64, "num_attention_heads": 2, "mlp_t": True}
-SYMBOLS = {
-    **STEP, "model_type": "se_rrm_puzzle", "mixing": "mlp_t", "two_states": True, "special_symbols": False,
-    "add_tokens": 0, "hidden_size": 24, "num_attention_heads": 1, "intermediate_size": 64,
-    "position_intermediate_size": 108, "halt_exploration_prob": 0.0, "loss_type": "softmax",
+TRM = {
+    "model_type": "trm_puzzle", "hidden_size": 64, "num_attention_heads": 2, "L_layers": 2, "H_cycles": 2,
+    "L_cycles": 2, "mlp_t": True, "pos_encodings": "none", "puzzle_emb_ndim": 0, "halt_max_steps": 4,
 }  # fmt: skip
+SYMBOLS = {"model_type": "se_rrm_puzzle", "preset": "symbol-mlp", "halt_max_steps": 4}
 EQR = {"update_rate": 0.95, "noise_scale": 0.01, "random_initial_states": True}
 SYMMETRIES = {"augment": True}
 COSINE = {**SYMMETRIES, "lr_min_ratio": 0.1}
@@ -65,7 +56,7 @@ ROWS = (
     Row("+ EqR noise and starts", {**SYMBOLS, **EQR}, LATER),
 )
 COMMON = {
-    "per_device_train_batch_size": 64, "learning_rate": 2e-3, "weight_decay": 0.1, "warmup_steps": 50,
+    "per_device_train_batch_size": 32, "learning_rate": 3e-3, "weight_decay": 0.1, "warmup_steps": 40,
     "lr_min_ratio": 1.0, "ema_rate": 0.99, "per_device_eval_batch_size": 25, "eval_halt": "fixed",
 }  # fmt: skip
 EVAL_STEPS = 16
@@ -133,8 +124,9 @@ def settings_of(run: dict[str, Any], args: argparse.Namespace) -> dict[str, Any]
 
 
 def config_of(row: Row, args: argparse.Namespace):
-    fields = {name: value for name, value in row.model.items() if name != "model_type"}
-    arguments = ModelArguments(model_type=row.model["model_type"], config_overrides=json.dumps(fields))
+    fields = dict(row.model)
+    model = {name: fields.pop(name, None) for name in ("model_type", "preset")}
+    arguments = ModelArguments(**model, config_overrides=json.dumps(fields))
     return build_config(arguments, **load_puzzle_info(DATA[args.quick][0]).config_fields())
 
 

@@ -151,16 +151,18 @@ def resume_arguments(out: Path) -> list[str]:
 
 
 def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(arguments, puzzles, tmp_path):
-    run(arguments("one", weights="plain", per_device_train_batch_size=8))
-    shared = {"per_device_eval_batch_size": 3}  # two batches for one process, one for the other
-    run(arguments("two", weights="plain", per_device_train_batch_size=4, **shared), processes=2)
+    # Sums over rows are taken in another order. Sign descent turns that into a whole step where a gradient is all but
+    # zero, so its steps are small here. Of the three batches of the evaluation one process takes two.
+    options = {"weights": "plain", "puzzle_emb_lr": 1e-4, "per_device_eval_batch_size": 3}
+    run(arguments("one", per_device_train_batch_size=8, **options))
+    run(arguments("two", per_device_train_batch_size=4, **options), processes=2)
     one, two = tmp_path / "one", tmp_path / "two"
     parts = [torch.load(two / "checkpoint-12" / f"act_state_{rank}.pt", weights_only=True) for rank in range(2)]
     assert [part["stream"]["world_size"] for part in parts] == [2, 2]
     together = torch.cat([part["carry"]["steps"] for part in parts])
     alone = torch.load(one / "checkpoint-12" / "act_state_0.pt", weights_only=True)["carry"]
     assert together.tolist() == alone["steps"].tolist() and len(set(together.tolist())) > 1
-    # Sums over rows are taken in another order; 12 steps of lr 1e-3 amplify that to less than 1e-5.
+    # 12 steps of lr 1e-3 amplify the difference to less than 1e-5.
     assert losses(two) == pytest.approx(losses(one), abs=1e-5)
     expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
     for name, value in expected.items():

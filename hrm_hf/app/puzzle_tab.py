@@ -12,6 +12,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
+from ..models.modeling_puzzle import DEFAULT_NOISE
 from ..puzzles import maze, sudoku
 from ..puzzles.pipeline import PuzzleSolvingPipeline
 from ..puzzles.tasks import SudokuTask
@@ -20,6 +21,7 @@ from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 
 
+MOST_STEPS = 1024
 PLAY_SECONDS = 0.45  # a step is shown for
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
@@ -113,7 +115,7 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
 
     Args:
         value: cells of a Sudoku, "" for a blank; or the text of another puzzle.
-        options: of the pipeline: max_steps, votes, restarts, halt, prefer_valid, seed.
+        options: of the pipeline: max_steps, votes, restarts, noise, halt, prefer_valid, seed, ...
 
     Raises:
         ValueError: what was typed is no puzzle of this model, or an option is out of range.
@@ -196,7 +198,9 @@ def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
     view = [shown, said, chart]
     everything = [boards, step, play, which, answer, *view]
 
-    def solve_typed(typed, max_steps, votes, restarts, halt, prefer_valid, seed):
+    def solve_typed(
+        typed, max_steps, votes, restarts, halt, prefer_valid, seed, noise, noise_at, choose, exit_when_still
+    ):
         found = solve_board(
             solver,
             typed,
@@ -206,6 +210,10 @@ def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
             halt=halt,
             prefer_valid=prefer_valid,
             seed=int(seed),
+            noise=noise if restarts > 1 else None,
+            noise_at=noise_at,
+            choose=choose,
+            exit_when_still=exit_when_still or None,
         )
         return [found, *opened(found, 0)]
 
@@ -270,16 +278,38 @@ def _options(config) -> list:
     with gr.Accordion("Options", open=False):
         most = config.halt_max_steps
         with gr.Row():
-            max_steps = gr.Slider(1, 4 * most, value=most, step=1, label="Most ACT steps", info=f"Trained: {most}.")
+            max_steps = gr.Slider(
+                1, max(4 * most, MOST_STEPS), value=most, step=1, label="Most ACT steps", info=f"Trained: {most}."
+            )
             votes = gr.Slider(1, 16, value=1, step=1, label="Votes", info="Symmetric views that vote.")
         with gr.Row():
-            restarts = gr.Slider(1, 8, value=1, step=1, label="Restarts", info="Runs from noisy states.")
+            restarts = gr.Slider(1, 8, value=1, step=1, label="Restarts", info="Runs; all but the first have noise.")
+            usual = 0 if config.draws_random_numbers else DEFAULT_NOISE
+            noise = gr.Slider(0, 2, value=usual, step=0.01, label="Noise", info="Its standard deviation.")
+        with gr.Row():
+            noise_at = gr.Radio(
+                [("at the start", "start"), ("at every step", "every_step")], value="start", label="Noise is added"
+            )
+            choose = gr.Radio(
+                [
+                    ("surest", "q"),
+                    ("stillest", "residual"),
+                    ("most frequent", "vote"),
+                    ("valid (uses the rules)", "rules"),
+                ],
+                value="q",
+                label="Of the restarts, that answer stands which is",
+            )
+        with gr.Row():
+            exit_when_still = gr.Slider(
+                0, 0.1, value=0, step=0.001, label="Stop when still", info="Share by which the state moves; 0: never."
+            )
             seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
         halt = gr.Radio(
             [("when the model prefers to", "q"), ("after all steps", "fixed")], value="q", label="A puzzle stops"
         )
         prefer_valid = gr.Checkbox(label="An answer that obeys the rules wins (this uses the rules)")
-    return [max_steps, votes, restarts, halt, prefer_valid, seed]
+    return [max_steps, votes, restarts, halt, prefer_valid, seed, noise, noise_at, choose, exit_when_still]
 
 
 def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:

@@ -10,7 +10,7 @@ from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
 from .evaluate_lm import lm
 from .report import AsJson, Device, UpdateCard, run
-from .solve import Halt
+from .solve import Choose, ExitWhenStill, Halt, Noise, NoiseAt, Restarts
 
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
@@ -39,8 +39,19 @@ def puzzles(
         float, typer.Option(min=0, max=1, help="Least confidence at which to stop; the model's own choice by default.")
     ] = 0.0,
     halt: Annotated[Halt, typer.Option(help="q: adaptive; fixed: all steps, as the original evaluates.")] = "q",
-    batch_size: Annotated[int, typer.Option(min=1, help="Puzzles at a time.")] = 64,
+    restarts: Restarts = 1,
+    noise: Noise = None,
+    noise_at: NoiseAt = "start",
+    choose: Choose = "q",
+    exit_when_still: ExitWhenStill = None,
+    search: Annotated[
+        bool, typer.Option("--search", help="Add what a search finds whose guesses the model orders; for Sudoku.")
+    ] = False,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Puzzles at a time; as many as stay in a CPU's cache by default.")
+    ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first rows of the split.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the noise.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and evaluation.png.")] = None,
     device: Device = None,
     by_difficulty: Annotated[

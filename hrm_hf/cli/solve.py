@@ -13,7 +13,24 @@ from .report import call, validate_model
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
 
 
+# Options of `hrm-hf eval puzzles`, too.
 Halt = Literal["q", "fixed"]  # when a puzzle stops
+Restarts = Annotated[int, typer.Option(min=1, help="Runs of each puzzle; all but the first have noise.")]
+Noise = Annotated[float | None, typer.Option(min=0, help="Std of that noise. [default: 0.2, where it is needed]")]
+NoiseAt = Annotated[
+    Literal["start", "every_step"],
+    typer.Option(help="On the initial states, or before every ACT step."),
+]
+Choose = Annotated[
+    Literal["q", "residual", "vote", "rules"],
+    typer.Option(
+        help="Which run stands: the surest, the stillest, the answer of most, or the first that obeys the rules."
+    ),
+]
+ExitWhenStill = Annotated[
+    float | None,
+    typer.Option(min=0, max=1, help="A run also stops when its state moves by less than this share, such as 0.001."),
+]
 
 
 def solve(
@@ -29,11 +46,17 @@ def solve(
         float, typer.Option(min=0, max=1, help="Least confidence at which to stop; the model's own choice by default.")
     ] = 0.0,
     votes: Annotated[int, typer.Option(min=1, help="Symmetric views that vote.")] = 1,
-    restarts: Annotated[int, typer.Option(min=1, help="Runs from noisy states, ranked by q_halt.")] = 1,
-    noise: Annotated[float | None, typer.Option(min=0, help="Std of that noise. [default: 0.2]")] = None,
+    restarts: Restarts = 1,
+    noise: Noise = None,
+    noise_at: NoiseAt = "start",
+    choose: Choose = "q",
+    exit_when_still: ExitWhenStill = None,
     halt: Annotated[Halt, typer.Option(help="q: stop when the model prefers to; fixed: use all steps.")] = "q",
     prefer_valid: Annotated[
         bool, typer.Option("--prefer-valid", help="An answer that obeys the rules wins; this uses the rules.")
+    ] = False,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search with backtracking, the model orders the guesses; for Sudoku.")
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Puzzles at a time.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of votes and noise.")] = 0,
@@ -43,6 +66,8 @@ def solve(
     """Solve puzzles with a trained model; answers that break the rules say so.
 
     Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
+
+    With --search the answer is no longer the model's: it is found by the rules, which the model helps.
     """
     options = dict(locals())
     del options["as_json"]
@@ -85,9 +110,18 @@ def _status(answer: dict[str, Any]) -> str:
         parts.append(f"{answer['votes']['agree']} of {answer['votes']['of']} votes")
     if answer["valid"] and "attempts" not in answer:
         parts.append("obeys the rules")
+    if "search" in answer:
+        parts.append(_search_status(answer["search"]))
     if "correct" in answer:
         parts.append("correct" if answer["correct"] else "not the given solution")
     return ", ".join(parts)
+
+
+def _search_status(search: dict[str, Any]) -> str:
+    nodes = f"{search['nodes']} nodes, {search['nodes_without_model']} without the model"
+    if search["solved"]:
+        return f"found by search ({nodes})"
+    return f"search {'found that there is no solution' if search['complete'] else 'was stopped'} ({nodes})"
 
 
 def _summary(results: list[dict[str, Any]]) -> str:

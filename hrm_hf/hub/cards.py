@@ -25,7 +25,9 @@ CARD_FILE, RESULTS_FOLDER = "README.md", ".eval_results"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
 TRAINING_START, TRAINING_END = "<!-- hrm_hf training -->", "<!-- end of hrm_hf training -->"
 LICENSE_NOT_STATED = "not stated; name one here and in the metadata"
-HALTING_SETTINGS = ("max_steps", "min_steps", "min_confidence", "halt")
+SOLVING_SETTINGS = (
+    "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
+)  # fmt: skip
 # How fast a run was and where it stood say nothing about the model's quality.
 NO_QUALITIES = (
     "puzzles_per_second", "maps_per_second", "tokens_per_second", "samples_per_second", "steps_per_second", "epoch",
@@ -36,12 +38,12 @@ NO_QUALITIES = (
 def record_evaluation(
     folder: str | Path, metrics: dict[str, Any], dataset: str, split: str, parameters: int, **settings: Any
 ) -> Path:
-    """Records what an evaluation returned in a checkpoint's card: qualities as results, halting as settings.
+    """Records what an evaluation returned in a checkpoint's card: qualities as results, how it was solved as settings.
 
     `metrics` are those of `evaluate_puzzles`, or of `Trainer.evaluate` with or without their `eval_`.
     """
     metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-    settings = {name: metrics[name] for name in HALTING_SETTINGS if name in metrics} | settings
+    settings = {name: metrics[name] for name in SOLVING_SETTINGS if name in metrics} | settings
     qualities = {name: value for name, value in metrics.items() if name not in (*settings, *NO_QUALITIES)}
     return update_model_card(folder, qualities, dataset, split, settings, parameters)
 

@@ -7,7 +7,7 @@ without an end.
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -77,10 +77,19 @@ def validate_commit(sha: object, repo_id: str) -> str:
     return sha
 
 
-def files_of(api: HfApi, repo_id: str, commit: str, limits: Limits) -> dict[str, Entry]:
-    """Name -> file of every file of a commit. HubError for a listing that is not to be believed or above `limits`."""
+def files_of(
+    api: HfApi,
+    repo_id: str,
+    commit: str,
+    limits: Limits,
+    choose: Callable[[list[str]], Iterable[str]] | None = None,
+) -> dict[str, Entry]:
+    """Name -> file of every file of a commit. HubError for a listing that is not to be believed or above `limits`.
+
+    Args:
+        choose: gets all names and returns those that are wanted; only their bytes count.
+    """
     entries: dict[str, Entry] = {}
-    total = 0
     for line in _lines(api, repo_id, commit, limits):
         entry = _checked(line, repo_id)
         if entry is None:
@@ -88,17 +97,18 @@ def files_of(api: HfApi, repo_id: str, commit: str, limits: Limits) -> dict[str,
         if entry.path in entries:
             raise _untrusted(repo_id, f"{_quoted(entry.path)} is listed twice")
         entries[entry.path] = entry
-        total += entry.size
-        if total > limits.size:
-            raise HubError(
-                f"{repo_id} at {commit} has more than {limits.size:,} bytes, which is the most that is pulled; "
-                "nothing was downloaded. If you want it all, raise --max-size (max_size)"
-            )
     for name in entries:
         parts = name.split("/")
         for depth in range(1, len(parts)):
             if (parent := "/".join(parts[:depth])) in entries:
                 raise _untrusted(repo_id, f"{_quoted(parent)} is at once a file and a folder")
+    if choose is not None:
+        entries = {name: entries[name] for name in choose(list(entries))}
+    if sum(entry.size for entry in entries.values()) > limits.size:
+        raise HubError(
+            f"{repo_id} at {commit} has more than {limits.size:,} bytes, which is the most that is pulled; "
+            "nothing was downloaded. If you want it all, raise --max-size (max_size)"
+        )
     return entries
 
 

@@ -80,6 +80,7 @@ def pull_checkpoint(
     token: str | None = None,
     max_size: int = Limits.size,
     max_files: int = Limits.files,
+    choose: Callable[[list[str]], Iterable[str]] | None = None,
 ) -> PullResult:
     """Downloads a repository at one commit and compares every file with the Hub's digest.
 
@@ -92,6 +93,7 @@ def pull_checkpoint(
         token: that you are logged in with if None.
         max_size: most bytes that all files may have together; a larger repository is refused before the download.
         max_files: most files and folders that it may have.
+        choose: gets the names of its files and returns those to download; all if None. What it raises is passed on.
 
     Raises:
         ValueError: `out` holds files that were not pulled from `repo_id`, or links that lead out of it.
@@ -105,7 +107,7 @@ def pull_checkpoint(
     api = HfApi(token=token)
     with hub_errors("pull", repo_id, revision, token):
         source = Source(api, repo_id, commit_of(api, repo_id, revision))
-        entries = files_of(api, repo_id, source.commit, limits)
+        entries = files_of(api, repo_id, source.commit, limits, choose)
         if out is None:
             path = _pull_into_cache(source, revision, entries)
         else:

@@ -1,28 +1,100 @@
-"""Weights of other projects' checkpoints: read as plain tensors, or refused."""
+"""Weights of other projects' checkpoints: read as plain tensors, or refused.
+
+A file holds a state_dict, or the whole state of a training with the model's state_dict in it, and then perhaps an
+average of its weights and the run's configuration. Nothing is unpickled but tensors and plain values: of the classes
+that such files are known to mention (configurations of OmegaConf, arrays of NumPy, a carry) only the fields are kept,
+as those of an object without methods; any other class is refused.
+"""
 
 import pickle
 import re
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from .bounded_files import MAX_YAML_VALUES
+
+
+MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # of a whole training state
+INERT = (
+    *(f"builtins.{name}" for name in ("dict", "list", "int", "float", "str", "bool")),
+    *("collections.defaultdict", "typing.Any", "omegaconf.base.ContainerMetadata", "omegaconf.base.Metadata"),
+    *("omegaconf.dictconfig.DictConfig", "omegaconf.listconfig.ListConfig"),
+    *(f"omegaconf.nodes.{kind}Node" for kind in ("Any", "String", "Integer", "Float", "Boolean")),
+    *(f"numpy.{core}.multiarray.{name}" for core in ("core", "_core") for name in ("_reconstruct", "scalar")),
+    *("numpy.ndarray", "numpy.dtype", "models.eqr.ModelCarry", "models.eqr.LatentCarry"),
+)
+
+
+class StoredModel(NamedTuple):
+    """A model's tensors by name, the configuration that was stored with them, and whether they are an average."""
+
+    state: dict[str, torch.Tensor]
+    config: dict[str, Any] | None = None
+    averaged: bool = False
+
+
+class _Inert:
+    """An object of a class in `INERT`, reduced to its fields."""
+
+    def __new__(cls, *arguments: Any):
+        made = super().__new__(cls)
+        made.fields = {}
+        return made
+
+    def __setstate__(self, state: Any) -> None:
+        self.fields = state if isinstance(state, dict) else {}
+
 
 def read_state_dict(file: Path, wrappers: re.Pattern) -> dict[str, torch.Tensor]:
-    """Tensors by name, from a safetensors file or from `torch.save(model.state_dict())`. Refuses pickled code.
+    """The tensors of `read_stored_model`."""
+    return read_stored_model(file, wrappers).state
+
+
+def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
+    """The model of a safetensors file, of `torch.save(model.state_dict())`, or of a training state. Runs no code.
+
+    Of a training state with an average of weights (`ema`) the average is taken, for which it was made, and from the
+    model what is not averaged.
 
     Args:
-        wrappers: what wrapping modules put in front of names, and is removed.
+        wrappers: what wrapping modules put into names, and is removed.
 
     Raises:
-        ValueError: a corrupted file, one that holds more than tensors, or names that coincide without `wrappers`.
+        ValueError: a corrupted file, one that holds other objects or no tensors, or names that coincide without
+            `wrappers`.
     """
+    content = _load(file)
+    if not isinstance(content, dict):
+        raise ValueError(f"{file} holds {type(content).__name__}; expected a state_dict, that is tensors by name")
+    model = next((content[name] for name in MODEL_ENTRIES if _is_state_dict(content.get(name))), content)
+    if content and not _is_state_dict(model):
+        kinds = sorted({type(value).__name__ for value in content.values()})
+        raise ValueError(
+            f"{file} holds {kinds}; expected a state_dict, that is tensors by name, or a dict with one under "
+            f"{' or '.join(MODEL_ENTRIES)}"
+        )
+    state = _unwrapped(model, wrappers, file)
+    if model is content:
+        return StoredModel(state)
+    config = _plain(content.get("config"), file)
+    average = content.get("ema")
+    average = average.get("shadow", average) if isinstance(average, dict) else None
+    averaged = _is_state_dict(average)
+    if averaged:
+        state |= _unwrapped(average, wrappers, file)
+    return StoredModel(state, config if isinstance(config, dict) else None, averaged)
+
+
+def _load(file: Path) -> Any:
     try:
         if file.suffix == ".safetensors":
-            state = load_file(file)
-        else:
-            state = torch.load(file, map_location="cpu", weights_only=True)
+            return load_file(file)
+        with torch.serialization.safe_globals([(_Inert, name) for name in INERT]):
+            return torch.load(file, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
             f"{file} is no plain state_dict: it is corrupted, or holds Python objects, which are never loaded because "
@@ -30,10 +102,37 @@ def read_state_dict(file: Path, wrappers: re.Pattern) -> dict[str, torch.Tensor]
         ) from error
     except (SafetensorError, RuntimeError, EOFError, OSError) as error:
         raise ValueError(f"{file} cannot be read, it is truncated or corrupted; fetch it again. ({error})") from error
-    if not isinstance(state, dict) or not all(isinstance(value, torch.Tensor) for value in state.values()):
-        kinds = {type(value).__name__ for value in state.values()} if isinstance(state, dict) else type(state).__name__
-        raise ValueError(f"{file} holds {kinds}; expected a state_dict, that is tensors by name")
+
+
+def _is_state_dict(value: Any) -> bool:
+    return isinstance(value, dict) and bool(value) and all(isinstance(each, torch.Tensor) for each in value.values())
+
+
+def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path) -> dict[str, torch.Tensor]:
     unwrapped = {wrappers.sub("", str(name)): tensor for name, tensor in state.items()}
     if len(unwrapped) < len(state):
         raise ValueError(f"{file}: tensors coincide once {wrappers.pattern} is removed from {sorted(state)}")
     return unwrapped
+
+
+def _plain(value: Any, file: Path) -> Any:
+    """Dicts, lists, texts and numbers of a stored configuration; None for what is none of these."""
+    left = MAX_YAML_VALUES
+
+    def convert(value: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise ValueError(f"{file}: the configuration in it comes to more than {MAX_YAML_VALUES:,} values")
+        if isinstance(value, _Inert):  # a node of OmegaConf
+            return convert(value.fields.get("_content", value.fields.get("_val")))
+        if isinstance(value, dict):
+            return {str(key): convert(each) for key, each in value.items()}
+        if isinstance(value, (list, tuple)):
+            return [convert(each) for each in value]
+        return value if isinstance(value, (str, int, float)) else None
+
+    try:
+        return convert(value)
+    except RecursionError as error:
+        raise ValueError(f"{file}: the configuration in it is nested too deeply, or in itself") from error

@@ -164,6 +164,11 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         """Latent positions T = P + S."""
         return self.prefix_len + self.seq_len
 
+    @property
+    def draws_random_numbers(self) -> bool:
+        """Whether two runs on the same board differ."""
+        return False
+
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
         """Shapes of z_H and z_L of B rows, [B, T, D] each."""
         shape = (batch_size, self.max_position_embeddings, self.hidden_size)

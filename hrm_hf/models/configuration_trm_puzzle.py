@@ -58,6 +58,10 @@ class TrmPuzzleConfig(HrmPuzzleConfig):
         },
     }  # fmt: skip
 
+    @property
+    def draws_random_numbers(self) -> bool:
+        return bool(self.noise_scale) or self.random_initial_states
+
     def parameter_estimate(self) -> int:
         length = self.max_position_embeddings
         inner = round(self.expansion * length * 2 / 3) + 256

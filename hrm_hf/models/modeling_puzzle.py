@@ -7,6 +7,7 @@ The loop over steps is Python: the trainer's, with one optimizer step per ACT st
 Left out on purpose: generation, masks and key-value caches; these models see the whole board at once.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +40,21 @@ from .puzzle_layers import (
     ReasoningLevel,
     truncated_normal_,
 )
+from .puzzle_restarts import (
+    RESIDUAL_WINDOW,
+    Accepts,
+    AnswerPool,
+    PuzzleSolution,
+    Settles,
+    relative_change,
+    validate_choice,
+)
 
 
 MAX_BLOCKS_IN_ONE_GRAPH = 32
+DEFAULT_NOISE = 0.2  # of restarts; the initial latent states themselves have a std of 1
+CACHED_BYTES = 4 * 2**20  # of latent states that are read and written fast on a CPU
+TOKENS_PER_CALL = 65_536  # elsewhere, so that restarts of large puzzles fit into memory
 
 
 @dataclass
@@ -78,25 +91,6 @@ class PuzzleSolvingOutput(ModelOutput):
     carry: ActCarry | None = None
     metrics: dict[str, torch.Tensor] | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
-
-
-@dataclass
-class PuzzleSolution:
-    """Answers of `solve`.
-
-    Attributes:
-        predictions: token ids [B, S]. steps: ACT steps used [B]. q_halt: logit [B] of the answer being right.
-        logits: [B, S, V] of the answer.
-        trajectory: predictions after each step [steps, B, S] if asked for; a finished row repeats its answer.
-        q_trajectory: q_halt after each step [steps, B], likewise.
-    """
-
-    predictions: torch.Tensor
-    steps: torch.Tensor
-    q_halt: torch.Tensor
-    logits: torch.Tensor
-    trajectory: torch.Tensor | None = None
-    q_trajectory: torch.Tensor | None = None
 
 
 class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
@@ -524,8 +518,18 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         for level in levels:
             level.compile(fullgraph=True, **kwargs)
 
-    @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")
+    @property
+    def boards_per_call(self) -> int:
+        """Boards that `solve` is best given at a time, so that votes and restarts fit into memory.
+
+        On a CPU as many as have 4 MiB of state, which stays in its cache (25 boards of 9 x 9 for a width of 512, or
+        with a symbol axis for one of 48); elsewhere 65,536 cells.
+        """
+        if self.device.type != "cpu":
+            return max(1, TOKENS_PER_CALL // self.config.seq_len)
+        z_H, _ = self.config.state_shapes(1)
+        return max(1, CACHED_BYTES // (math.prod(z_H) * self.compute_dtype.itemsize))
+
     def solve(
         self,
         input_ids: torch.Tensor,
@@ -534,8 +538,14 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         min_steps: int = 1,
         min_confidence: float = 0.0,
         halt: str = "q",
-        noise: float = 0.0,
+        noise: float | None = None,
         return_trajectory: bool = False,
+        *,
+        noise_at: str = "start",
+        restarts: int = 1,
+        choose: str = "q",
+        accepts: Accepts | None = None,
+        exit_when_still: float | None = None,
     ) -> PuzzleSolution:
         """Runs ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
 
@@ -547,49 +557,145 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
                 answer is more likely right than not; a higher bar buys accuracy with steps.
             halt: "q" stops a row when the model prefers halting; "fixed" runs `max_steps` for all rows, as the
                 original's evaluation does.
-            noise: std of a normal added to the initial latent states, for restarts.
+            noise: std of a normal added to the latent states; of several runs the first is undisturbed. By default
+                0.2 if there are restarts and the model draws no random numbers of its own, else none.
             return_trajectory: keep the predictions after every step.
+            noise_at: "start" adds the noise to the initial states, "every_step" before every ACT step (PTRM).
+            restarts: runs of each board. At a time there are as many as boards were given, or `boards_per_call` if
+                these are more; boards whose answer no further run can change get no further run.
+            choose: which answer stands: "q", "residual", "vote" or "rules", as `AnswerPool` says.
+            accepts: tells which answers obey the rules of the task: these then beat all others. With choose="rules"
+                a run ends at the first step whose answer they accept, and so do the restarts of its board.
+            exit_when_still: a row stops, with halt="fixed" too, when its last three steps moved z_H by less than this
+                share of its norm on average (`PuzzleSolution.residual`): 1e-3, for example. With noise at every step
+                nothing stands stiller than the noise.
+
+        Raises:
+            ValueError: an option that is out of range, or restarts that would all give the same.
         """
-        max_steps = self.config.halt_max_steps if max_steps is None else max_steps
+        validate_choice(choose, accepts, restarts)
+        noise = self._validated_noise(noise, noise_at, restarts)
+        options = {
+            "max_steps": self.config.halt_max_steps if max_steps is None else max_steps,
+            "min_steps": min_steps,
+            "min_confidence": min_confidence,
+            "halt": halt,
+            "return_trajectory": return_trajectory,
+            "noise_at": noise_at,
+            "exit_when_still": exit_when_still,
+            "with_residual": choose == "residual",
+        }
+
+        def settles(boards: torch.Tensor) -> Settles | None:
+            return (lambda rows, answers: accepts(boards[rows], answers)) if choose == "rules" else None
+
+        quiet = noise if restarts == 1 else 0.0
+        first = self.run(input_ids, puzzle_identifiers, noise=quiet, until=settles(input_ids), **options)
+        if restarts == 1:
+            return first
+        pool, runs_left = AnswerPool(input_ids, first, choose, accepts), restarts - 1
+        most = max(len(input_ids), self.boards_per_call)
+        while len(boards := pool.undecided(runs_left)):
+            runs = min(runs_left, max(1, most // len(boards)))
+            boards, runs_left = boards.repeat(runs), runs_left - runs
+            ids, puzzles = input_ids[boards], None if puzzle_identifiers is None else puzzle_identifiers[boards]
+            pool.add(boards, self.run(ids, puzzles, noise=noise, until=settles(ids), **options))
+        return pool.solution()
+
+    def _validated_noise(self, noise: float | None, noise_at: str, restarts: int) -> float:
+        """The std of the noise, by default what restarts need."""
+        if noise_at not in ("start", "every_step"):
+            raise ValueError(f'noise_at={noise_at!r}; expected "start" or "every_step"')
+        if noise is None:
+            noise = DEFAULT_NOISE if restarts > 1 and not self.config.draws_random_numbers else 0.0
+        if not 0 <= noise < math.inf:
+            raise ValueError(f"noise={noise}; expected a standard deviation, 0 or more")
+        if restarts > 1 and not noise and not self.config.draws_random_numbers:
+            raise ValueError(f"restarts={restarts} with noise={noise} would all give the same; restarts need noise")
+        return noise
+
+    @torch.no_grad()
+    @torch.compiler.set_stance("force_eager")
+    def run(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        *,
+        max_steps: int,
+        min_steps: int = 1,
+        min_confidence: float = 0.0,
+        halt: str = "q",
+        noise: float = 0.0,
+        noise_at: str = "start",
+        exit_when_still: float | None = None,
+        with_residual: bool = False,
+        until: Settles | None = None,
+        return_trajectory: bool = False,
+    ) -> PuzzleSolution:
+        """One run of `solve`, whose arguments these are.
+
+        Args:
+            with_residual: measure how much the last steps moved the state, as an exit by stillness does.
+            until: a row stops at the first step whose answer this accepts: index [N] of rows and answers [N, S] to
+                bool [N].
+        """
         if halt not in ("q", "fixed"):
             raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
         if not 1 <= min_steps <= max_steps:
             raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
+        if exit_when_still is not None and not 0 <= exit_when_still < 1:
+            raise ValueError(f"exit_when_still={exit_when_still} is no share of the state's norm, 0 to 1")
         x, rotary = self.model.embed(
             input_ids, self.model.puzzle_rows(puzzle_identifiers, input_ids.shape[0]), self.compute_dtype
         )
         z_H, z_L = self.model.fresh_states(x, noise)
         batch_size, seq_len = input_ids.shape
         active = torch.arange(batch_size, device=x.device)
+        with_residual = with_residual or exit_when_still is not None
+        moves = torch.empty(batch_size, 0, device=x.device)  # of the state in the last steps of active rows
         solution = PuzzleSolution(
             predictions=torch.empty_like(input_ids, dtype=torch.long),
             steps=torch.zeros(batch_size, dtype=torch.int32, device=x.device),
             q_halt=torch.zeros(batch_size, device=x.device),
             logits=x.new_empty(batch_size, seq_len, self.config.vocab_size),
+            residual=torch.zeros(batch_size, device=x.device) if with_residual else None,
         )
         trajectory, q_trajectory = [], []
         for step in range(1, max_steps + 1):
+            if noise and noise_at == "every_step" and step > 1:  # fresh states have had theirs
+                z_H, z_L = (z + noise * torch.randn_like(z) for z in (z_H, z_L))
+            before = z_H
             z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
-            q_halt, q_continue = self.q_values(z_H)
+            logits = self.read_out(z_H) if return_trajectory or until is not None else None
+            q_halt, q_continue = self.q_values(z_H, logits)
             done = torch.full_like(active, step == max_steps, dtype=torch.bool)
-            if halt == "q" and step >= min_steps:
-                prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
-                done |= prefers & (torch.sigmoid(q_halt) >= min_confidence)
+            if with_residual:
+                moves = torch.cat((moves, relative_change(z_H, before).unsqueeze(1)), dim=1)[:, -RESIDUAL_WINDOW:]
+            if step >= min_steps:
+                if halt == "q":
+                    prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
+                    done |= prefers & (torch.sigmoid(q_halt) >= min_confidence)
+                if exit_when_still is not None and step >= RESIDUAL_WINDOW:
+                    done |= moves.mean(dim=1) <= exit_when_still
+                if until is not None:
+                    done |= until(active, logits.argmax(-1))
             answered = torch.ones_like(done) if return_trajectory else done
             if answered.any():
                 rows = active[answered]
-                logits = self.read_out(z_H[answered])
+                logits = self.read_out(z_H[answered]) if logits is None else logits[answered]
                 solution.logits[rows], solution.predictions[rows] = logits, logits.argmax(-1)
                 solution.q_halt[rows], solution.steps[rows] = q_halt[answered], step
+                if with_residual:
+                    solution.residual[rows] = moves[answered].mean(dim=1)
             if return_trajectory:
                 trajectory.append(solution.predictions.clone())
                 q_trajectory.append(solution.q_halt.clone())
             if done.all():
                 break
             if done.any():
-                x, z_H, z_L, active = x[~done], z_H[~done], z_L[~done], active[~done]
+                x, z_H, z_L, active, moves = (value[~done] for value in (x, z_H, z_L, active, moves))
         if return_trajectory:
             solution.trajectory, solution.q_trajectory = torch.stack(trajectory), torch.stack(q_trajectory)
         return solution

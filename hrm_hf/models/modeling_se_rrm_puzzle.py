@@ -18,7 +18,7 @@ With `mixing` other than "attention", cheap means take the place of both attenti
 and with `two_states` z_H and z_L are updated as in TRM.
 
 Difference from the original code: the halves of a head that turn with rows and with columns are side by side, as in
-`PuzzleAttention`, so the original's projections have to be permuted by rows; there is no converter yet.
+`PuzzleAttention`, so `hrm-hf convert se_rrm` permutes rows of the original's projections.
 """
 
 import math
@@ -29,7 +29,7 @@ from torch import nn
 
 from .act import ActCarry
 from .configuration_se_rrm_puzzle import NEVER, SPECIAL_SYMBOLS, SeRrmPuzzleConfig
-from .modeling_puzzle import PuzzleReasoner, PuzzleSolution, PuzzleSolvingHead
+from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
 from .puzzle_layers import (
     CastedLinear,
     PuzzleAttention,
@@ -41,6 +41,7 @@ from .puzzle_layers import (
     linear_class,
     rms_norm,
 )
+from .puzzle_restarts import PuzzleSolution, Settles
 
 
 class SymbolInputEmbedding(PuzzleInputEmbedding):
@@ -244,16 +245,17 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
             q_halt = torch.logit(least, eps=torch.finfo(torch.float32).eps)
         return q_halt, torch.zeros_like(q_halt)
 
-    def solve(self, input_ids: torch.Tensor, *args, **kwargs) -> PuzzleSolution:
-        """As `PuzzleSolvingHead.solve`, on boards whose symbols are named anew by their first occurrence.
+    def run(self, input_ids: torch.Tensor, *args, until: Settles | None = None, **kwargs) -> PuzzleSolution:
+        """As `PuzzleSolvingHead.run`, on boards whose symbols are named anew by their first occurrence.
 
         Two boards that differ by a permutation of symbols so become the same tensor, and their answers and logits
         differ by that permutation exactly. (Two symbols that a board lacks differ by rounding at most.)
         """
         if not self.config.equivariant_symbols:
-            return super().solve(input_ids, *args, **kwargs)
+            return super().run(input_ids, *args, until=until, **kwargs)
         to_new, to_old = canonical_symbols(input_ids, self.config.vocab_size)
-        solution = super().solve(to_new.gather(1, input_ids.long()), *args, **kwargs)
+        settles = None if until is None else lambda rows, answers: until(rows, to_old[rows].gather(1, answers))
+        solution = super().run(to_new.gather(1, input_ids.long()), *args, until=settles, **kwargs)
         solution.predictions = to_old.gather(1, solution.predictions)
         solution.logits = solution.logits.gather(2, to_new.unsqueeze(1).expand_as(solution.logits))
         if solution.trajectory is not None:

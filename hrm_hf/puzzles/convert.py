@@ -1,96 +1,71 @@
-"""Checkpoints of the original HRM and TRM code, converted to ours and back without changing a value.
+"""Checkpoints of the original HRM, TRM, EqR and SE-RRM code as ours, and of the first two back; no value changes.
 
     result = convert_original("HRM/checkpoints/Sudoku/run", "hrm-sudoku", architecture="hrm")
+    result = convert_original("locuslab/EqR-model/sudoku-extreme/eqr.pth", "eqr-sudoku", architecture="eqr")
     convert_to_original("hrm-sudoku", "back")
 
-An original checkpoint is a folder with
+A checkpoint, a folder here or a model of the Hub, has
 
-    step_N               torch.save of the state_dict of loss head > ACT wrapper > inner model, possibly compiled
-    all_config.yaml      the run's configuration; the architecture under `arch`
+    step_N               torch.save of the state_dict of loss head > ACT wrapper > inner model, possibly compiled; or
+                         safetensors, or a whole training state with `model`, `ema` and `config` (EqR)
+    all_config.yaml      the run's configuration; the architecture under `arch`. Also STEM.yaml of the weights
     identifiers.json     names of the puzzle identifiers (from the data folder; without it the table has no meaning)
 
-Pickled code is never run: files are read with `weights_only=True`. Problems are collected and raised before anything
-is written. What all_config.yaml does not say (positions, vocabulary, number of puzzles) is read from the shapes of the
-weights, from the data folder it names, or from the vocabularies of the known tasks, in that order.
+Pickled code is never run (`io/state_dicts.py`). Problems are collected and raised before anything is written. What the
+configuration does not say (positions, vocabulary, number of puzzles) is read from the shapes of the weights, from the
+data folder it names, or guessed from the known tasks, in that order; a guess that nothing confirms is a warning.
 
-Left out: variants of TRM with other states (single z, six z_L), URM, optimizer states (the originals save none).
+Left out: variants of TRM with other states (single z, six z_L), URM, FPRM, optimizer states.
 """
 
 import logging
 import re
 import shutil
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
-from ..io.bounded_files import load_json, load_yaml
-from ..io.state_dicts import read_state_dict
+from ..hub import HubAddress, HubError, hub_address, pull_checkpoint
+from ..io.bounded_files import load_json
+from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
-from ..models.configuration_trm_puzzle import TrmPuzzleConfig
-from ..models.modeling_hrm_puzzle import HrmPuzzleForSolving
-from ..models.modeling_trm_puzzle import TrmPuzzleForSolving
+from ..models.configuration_se_rrm_puzzle import SPECIAL_SYMBOLS
 from .dataset import IDENTIFIERS_FILE
 from .npy_layout import guess_task
+from .original_config import (
+    ARCHITECTURES,
+    arch_of_preset,
+    architecture_of,
+    board_of,
+    config_fields,
+    data_folders,
+    original_arch,
+    presets_of,
+    read_run,
+    with_arch,
+)
+from .original_sizes import Sizes, find_sizes, validate_sizes
+from .original_tensors import (
+    BATCH_COPIES,
+    ORIGINAL_PREFIX,
+    WRAPPERS,
+    original_label,
+    original_name,
+    our_tensors,
+    se_rrm_tensors,
+)
 
 
 logger = logging.getLogger(__name__)
 
-
-class Architecture(NamedTuple):
-    """Our classes, the name the original gives its model (`arch.name` is `module@class`), and its `pos_encodings`."""
-
-    config: type[HrmPuzzleConfig]
-    model: type[torch.nn.Module]
-    original_name: str
-    original_loss: str
-    positions: tuple[str, ...]
-
-
-ARCHITECTURES = {
-    "hrm": Architecture(
-        HrmPuzzleConfig,
-        HrmPuzzleForSolving,
-        "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
-        "losses@ACTLossHead",
-        ("rope", "learned"),
-    ),
-    "trm": Architecture(
-        TrmPuzzleConfig,
-        TrmPuzzleForSolving,
-        "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
-        "losses@ACTLossHead",
-        ("rope", "learned", "none"),
-    ),
-}
 CONFIG_FILE = "all_config.yaml"
-
-# Fields of `arch` with our name and type; the second table has the defaults of the original code, the first none.
-REQUIRED_FIELDS = {
-    "H_cycles": ("H_cycles", int),
-    "L_cycles": ("L_cycles", int),
-    "H_layers": ("H_layers", int),
-    "L_layers": ("L_layers", int),
-    "hidden_size": ("hidden_size", int),
-    "num_heads": ("num_attention_heads", int),
-    "expansion": ("expansion", float),
-    "pos_encodings": ("pos_encodings", str),
-    "halt_max_steps": ("halt_max_steps", int),
-    "halt_exploration_prob": ("halt_exploration_prob", float),
-}
-OPTIONAL_FIELDS = {
-    "puzzle_emb_ndim": ("puzzle_emb_ndim", int, 0),
-    "rms_norm_eps": ("rms_norm_eps", float, 1e-5),
-    "forward_dtype": ("forward_dtype", str, "bfloat16"),
-}
-TRM_FIELDS = {"puzzle_emb_len": ("puzzle_emb_len", int, 16), "mlp_t": ("mlp_t", bool, False)}
-READ_APART = {"name", "loss", "rope_theta", "no_ACT_continue"}
-LOSS_SUFFIX = "_cross_entropy"
-
-# Positions of a puzzle by vocabulary, for the tasks that the originals publish: Sudoku, mazes, ARC.
-SEQ_LEN_OF_VOCAB = {11: 81, 6: 900, 12: 900}
+STEP = re.compile(r"step_(\d+)")
+WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names of weights
 
 # What the original's evaluate.py wants to find besides `arch`: its published Sudoku recipe, to be edited for training.
 ORIGINAL_RUN_FIELDS = {
@@ -110,30 +85,6 @@ ORIGINAL_RUN_FIELDS = {
 DATA_FOLDER = "data"
 
 
-# Names of tensors
-
-WRAPPERS = re.compile(r"^(?:_orig_mod\.|model\.|inner\.)*")  # torch.compile, the loss head, the ACT wrapper
-ORIGINAL_PREFIX = "model.inner."
-OUR_NAMES = {
-    "embed_tokens.embedding_weight": "model.embed.tokens.weight",
-    "embed_pos.embedding_weight": "model.embed.positions.weight",
-    "puzzle_emb.weights": "model.puzzle_emb.weight",
-}
-ORIGINAL_NAMES = {ours: original for original, ours in OUR_NAMES.items()}
-HEADS = ("lm_head.", "q_head.")
-
-
-def our_name(original: str) -> str:
-    """Our name of a tensor of the original, whose wrappers' prefixes may be present or not."""
-    unwrapped = WRAPPERS.sub("", original)
-    return OUR_NAMES.get(unwrapped, unwrapped if unwrapped.startswith(HEADS) else f"model.{unwrapped}")
-
-
-def original_name(ours: str) -> str:
-    """The original's name, as its loss head saves it, of one of our tensors; the inverse of `our_name`."""
-    return ORIGINAL_PREFIX + ORIGINAL_NAMES.get(ours, ours.removeprefix("model."))
-
-
 # Original to ours
 
 
@@ -143,53 +94,45 @@ def convert_original(
     architecture: str = "hrm",
     seq_len: int | None = None,
     step: int | None = None,
+    vocab_size: int | None = None,
+    config: str | Path | None = None,
+    revision: str | None = None,
 ) -> dict[str, Any]:
     """Converts a checkpoint of the original code into a folder that `from_pretrained` reads.
 
     Args:
-        src: folder with `step_N` (or `checkpoint`) and `all_config.yaml`, or the weights file in such a folder.
+        src: folder with weights and configuration, or the weights file in such a folder; or a model of the Hub, as
+            OWNER/NAME, OWNER/NAME/FILE or an address there, from which only these files are fetched, into the cache.
         out: folder to write.
-        architecture: "hrm" or "trm".
-        seq_len: positions of a puzzle, where neither weights nor data tell.
+        architecture: "hrm", "trm", "eqr" or "se_rrm".
+        seq_len, vocab_size: positions and tokens of a puzzle, where neither weights nor data tell.
         step: which `step_N` to convert; the largest N by default.
+        config: configuration file, or a preset of ours for weights without any; by default the file beside them, or
+            what is stored with them.
+        revision: branch, tag or sha on the Hub.
 
     Returns:
         What was converted: file, sizes, where `seq_len` was learnt, number of parameters.
 
     Raises:
-        FileNotFoundError: no weights, or no all_config.yaml.
+        FileNotFoundError: no weights, or no configuration.
+        HubError: the Hub refused, or could not be reached.
         ValueError: an unreadable file, an architecture that cannot be expressed, or tensors that do not fit; the
             message lists every tensor concerned. Nothing is written then.
     """
-    family = _family(architecture)
-    weights_file = find_weights(Path(src), step)
-    folder = weights_file.parent
-    run = _read_config(folder / CONFIG_FILE)
-    state = read_state_dict(weights_file, WRAPPERS)
-    data = data_folders(run)
-
-    fields = config_fields(run["arch"], architecture, folder / CONFIG_FILE)
-    sizes = {
-        "vocab_size": _rows(state, "lm_head.weight"),
-        "num_puzzle_identifiers": _rows(state, "puzzle_emb.weights"),
-    }
-    sizes["vocab_size"] = _rows(state, "embed_tokens.embedding_weight", sizes["vocab_size"])
-    seq_len, origin = find_seq_len(seq_len, state, fields, sizes["vocab_size"], data)
-    try:  # no tensor depends on an unknown seq_len, so the comparison below is right with any
-        config = family.config(**fields, **sizes, **_board(seq_len, sizes["vocab_size"]))
-    except StrictDataclassError as error:
-        raise ValueError(f"{folder / CONFIG_FILE}: {str(error).splitlines()[-1].strip()}") from error
-    tensors = _fit(state, config, family, weights_file)
-    if seq_len is None:
-        raise ValueError(
-            f"{weights_file}: the number of cells of a puzzle is neither in the weights nor in a data folder "
-            f"({[str(path) for path in data]}), and vocab_size={config.vocab_size} is that of no known task "
-            f"({sorted(SEQ_LEN_OF_VOCAB)}). Pass it: --seq-len N"
-        )
-    identifiers = _find_identifiers(folder, data, config)
+    architecture_of(architecture)
+    address = hub_address(str(src), revision)
+    weights_file, commit = (find_weights(Path(src), step), None) if address is None else _fetch(address, step)
+    stored = read_stored_model(weights_file, WRAPPERS)
+    state = {name: tensor for name, tensor in stored.state.items() if not BATCH_COPIES.fullmatch(name)}
+    run, place = _find_run(weights_file, config, stored.config, architecture)
+    our_config, sizes = _our_config(state, run, place, architecture, Sizes(seq_len, vocab_size))
+    tensors = _fit(state, our_config, architecture, weights_file, place)
+    validate_sizes(sizes, weights_file, data_folders(run))
+    identifiers = _find_identifiers(weights_file.parent, data_folders(run), our_config)
 
     with torch.device("meta"):
-        model = family.model(config)
+        model = architecture_of(architecture).model(our_config)
     model.load_state_dict(tensors, assign=True)
     model.save_pretrained(out)
     if identifiers is not None:
@@ -197,196 +140,195 @@ def convert_original(
     return {
         "out": str(out),
         "source": str(weights_file),
-        "architecture": config.model_type,
+        **({"repository": address.repo_id, "commit": commit} if address else {}),
+        "config": str(place),
+        "architecture": our_config.model_type,
         "parameters": model.num_parameters(),
-        "puzzle_identifiers": config.num_puzzle_identifiers,
+        "averaged_weights": stored.averaged,
+        "puzzle_identifiers": our_config.num_puzzle_identifiers,
         "identifiers_file": str(identifiers) if identifiers else None,
-        "vocab_size": config.vocab_size,
-        "seq_len": config.seq_len,
-        "seq_len_from": origin,
-        "task": config.task,
-        "forward_dtype": config.forward_dtype,
+        "vocab_size": our_config.vocab_size,
+        "seq_len": our_config.seq_len,
+        "seq_len_from": sizes.seq_len_from,
+        "task": our_config.task,
+        "forward_dtype": our_config.forward_dtype,
     }
 
 
+# Files
+
+
 def find_weights(src: Path, step: int | None = None) -> Path:
-    """The weights file: `src` itself, or in the folder `src` the `step_N` of the largest N, or `checkpoint`."""
+    """The weights file: `src` itself, or in the folder `src` the one that `choose_weights` takes."""
     if src.is_file():
         return src
     if not src.is_dir():
         raise FileNotFoundError(f"{src} does not exist; expected a folder with step_N and {CONFIG_FILE}")
-    steps = {int(path.name[5:]): path for path in src.iterdir() if re.fullmatch(r"step_\d+", path.name)}
-    if step is not None and step not in steps:
-        raise FileNotFoundError(f"{src} has no step_{step}; it has {[f'step_{n}' for n in sorted(steps)]}")
-    if steps:
-        return steps[max(steps) if step is None else step]
-    if (src / "checkpoint").is_file():
-        return src / "checkpoint"
-    raise FileNotFoundError(
-        f"{src} holds no step_N and no `checkpoint`; it holds {sorted(p.name for p in src.iterdir())}"
-    )
+    return src / choose_weights([path.name for path in src.iterdir() if path.is_file()], str(src), step)
 
 
-def config_fields(arch: dict[str, Any], architecture: str, file: Path) -> dict[str, Any]:
-    """Fields of our config from the original's `arch` section; `file` is named in errors.
+def choose_weights(names: Iterable[str], place: str, step: int | None = None) -> str:
+    """Of the files of a folder, the `step_N` of the largest N, else `checkpoint`, else the only one of weights.
 
     Raises:
-        ValueError: missing or malformed fields, another architecture, or a mode the original itself cannot run.
+        FileNotFoundError: there is none, or there are several; the message names them.
     """
-    other = {family.original_name.split("@")[1]: key for key, family in ARCHITECTURES.items() if key != architecture}
-    class_name = str(arch.get("name", "")).split("@")[-1]
-    if class_name in other:
-        raise ValueError(f"{file}: arch.name={arch['name']!r} is {other[class_name]!r}, not {architecture!r}")
-    if architecture == "trm" and not arch.get("no_ACT_continue", True):
-        raise ValueError(
-            f"{file}: arch.no_ACT_continue=False does not work in the original TRM (it unpacks five values from a "
-            "three-tuple), so it cannot have trained this checkpoint. Our TRM halts by q_halt alone, as with True; if "
-            "that is what you want, set the field to True and convert again"
-        )
-    optional = OPTIONAL_FIELDS | (TRM_FIELDS if architecture == "trm" else {})
-    missing = sorted(REQUIRED_FIELDS.keys() - arch.keys())
-    if missing:
-        raise ValueError(f"{file}: arch lacks {missing}")
-    ignored = sorted(arch.keys() - REQUIRED_FIELDS.keys() - optional.keys() - READ_APART)
-    if ignored:
-        logger.warning("%s: fields of arch that our %s does not have are ignored: %s", file, architecture, ignored)
-
-    fields = {ours: _parse(arch[name], kind, name, file) for name, (ours, kind) in REQUIRED_FIELDS.items()}
-    for name, (ours, kind, default) in optional.items():
-        fields[ours] = _parse(arch.get(name, default), kind, name, file)
-    if architecture == "trm":
-        fields["H_layers"] = 0  # one network for both states; the original ignores the field
-    rope_theta = _parse(arch.get("rope_theta", 10000.0), float, "rope_theta", file)
-    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": rope_theta}
-    loss_type = (arch.get("loss") or {}).get("loss_type", "stablemax_cross_entropy")
-    fields["loss_type"] = loss_type.removesuffix(LOSS_SUFFIX)
-    return fields
+    names = sorted(names)
+    steps = {int(found[1]): name for name in names if (found := STEP.fullmatch(name))}
+    if step is not None and step not in steps:
+        raise FileNotFoundError(f"{place} has no step_{step}; it has {[f'step_{n}' for n in sorted(steps)]}")
+    if steps:
+        return steps[max(steps) if step is None else step]
+    if "checkpoint" in names:
+        return "checkpoint"
+    others = [name for name in names if WEIGHTS.fullmatch(name)]
+    if len(others) == 1:
+        return others[0]
+    what = f"several files of weights: name one of {others}" if others else f"no other weights; it holds {names}"
+    raise FileNotFoundError(f"{place} holds no step_N and no `checkpoint`, and {what}")
 
 
-def find_seq_len(
-    given: int | None, state: dict[str, torch.Tensor], fields: dict[str, Any], vocab_size: int, data: list[Path]
-) -> tuple[int | None, str]:
-    """Positions S of a puzzle and where that is known from; None if nothing tells."""
-    if given is not None:
-        return given, "--seq-len"
-    prefix = fields["puzzle_emb_ndim"] and (
-        fields.get("puzzle_emb_len") or -(-fields["puzzle_emb_ndim"] // fields["hidden_size"])
-    )
-    for name, tensor in state.items():
-        if name == "embed_pos.embedding_weight":
-            return tensor.shape[0] - prefix, name
-        if name.endswith("mlp_t.gate_up_proj.weight"):
-            return tensor.shape[-1] - prefix, name
-    for file in (folder / split / "dataset.json" for folder in data for split in ("train", "test")):
-        if file.is_file():
-            meta = _read_json(file)
-            if meta.get("vocab_size") != vocab_size:
-                raise ValueError(
-                    f"{file} has vocab_size={meta.get('vocab_size')}, the checkpoint {vocab_size}: not the data it "
-                    "was trained on. Pass --seq-len N"
-                )
-            return int(meta["seq_len"]), str(file)
-    return SEQ_LEN_OF_VOCAB.get(vocab_size), f"vocab_size={vocab_size}"
+def config_names(weights: str) -> list[str]:
+    """Names of a configuration beside a weights file, the likeliest first."""
+    stem = Path(weights).stem if WEIGHTS.fullmatch(weights) and "." in weights else weights
+    return [f"{stem}.yaml", f"{stem}.yml", CONFIG_FILE, "config.yaml"]
 
 
-def data_folders(run: dict[str, Any]) -> list[Path]:
-    """Data folders that all_config.yaml names (HRM: data_path, TRM: data_paths), relative to the working folder."""
-    named = run.get("data_paths") or run.get("data_path") or []
-    return [Path(path) for path in ([named] if isinstance(named, str) else named)]
+def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
+    """The weights file in the cache, with what belongs to it beside it, and the commit."""
+    weights = None
 
+    def choose(names: list[str]) -> list[str]:
+        nonlocal weights
+        weights = address.path if address.path in names else _weights_in(names, address, step)
+        folder, _, name = weights.rpartition("/")
+        beside = [f"{folder}/{each}".lstrip("/") for each in (*config_names(name), IDENTIFIERS_FILE)]
+        return [weights, *(each for each in beside if each in names)]
 
-def _family(architecture: str) -> Architecture:
-    if architecture not in ARCHITECTURES:
-        raise ValueError(f"architecture={architecture!r} is not one of {sorted(ARCHITECTURES)}")
-    return ARCHITECTURES[architecture]
-
-
-def _read_config(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        raise FileNotFoundError(
-            f"{file} is missing; the original saves it beside step_N, and shapes alone do not tell"
-        )
     try:
-        run = load_yaml(file)
-    except ValueError as error:
-        raise ValueError(f"{file} is not YAML of plain values: {error}") from error
-    if not isinstance(run, dict) or not isinstance(run.get("arch"), dict):
-        raise ValueError(f"{file} has no section `arch`; expected the all_config.yaml that the original saved")
-    return run
+        pulled = pull_checkpoint(address.repo_id, revision=address.revision, choose=choose)
+    except HubError as error:
+        raise HubError(f"{address} is no file or folder here, and on the Hub: {error}") from error
+    return pulled.path / weights, pulled.commit
 
 
-def _read_json(file: Path) -> Any:
-    return load_json(file)
+def _weights_in(names: list[str], address: HubAddress, step: int | None) -> str:
+    """As `choose_weights`, of the folder of a repository that `address` names."""
+    prefix = f"{address.path}/" if address.path else ""
+    below = [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
+    try:
+        return prefix + choose_weights([name for name in below if "/" not in name], str(address), step)
+    except FileNotFoundError as error:
+        deeper = [f"{address}/{name}" for name in below if "/" in name and WEIGHTS.fullmatch(Path(name).name)]
+        if not deeper:
+            raise
+        raise FileNotFoundError(f"{error}; or of those in its folders: {deeper}") from error
 
 
-def _parse(value: Any, kind: type, name: str, file: Path) -> Any:
-    """YAML reads 1e-5 as text; everything else already has its type."""
-    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    elif type(value) is kind:
-        return value
-    raise ValueError(f"{file}: arch.{name}={value!r} is not of type {kind.__name__}")
+def _find_run(
+    weights: Path, config: str | Path | None, stored: dict[str, Any] | None, architecture: str
+) -> tuple[dict[str, Any], str | Path]:
+    """The run's configuration, and where it stands: as told, beside the weights, or stored with them."""
+    if config is not None:
+        if Path(config).is_file():
+            return read_run(Path(config)), config
+        return {"arch": arch_of_preset(str(config), architecture)}, f"preset {config}"
+    beside = [weights.with_name(name) for name in config_names(weights.name)]
+    if found := next((file for file in beside if file.is_file()), None):
+        return read_run(found), found
+    if stored is not None:
+        place = f"the configuration in {weights}"
+        return with_arch(stored, place), place
+    raise FileNotFoundError(
+        f"{weights.with_name(CONFIG_FILE)} is missing; the original saves it beside step_N, and shapes alone do not "
+        f"tell. Name the file with --config FILE, or say which of our presets it is: "
+        f"{', '.join(presets_of(architecture))} (--config PRESET)"
+    )
 
 
-def _board(seq_len: int | None, vocab_size: int) -> dict[str, Any]:
-    """seq_len, and for the originals' tasks what they are."""
-    task, grid_shape, box_shape = guess_task(seq_len or 1, vocab_size)
-    known = {"task": task, "grid_shape": list(grid_shape), "box_shape": list(box_shape) if box_shape else None}
-    return {"seq_len": seq_len or 1, **(known if task != "generic" else {})}
+# Model
 
 
-def _rows(state: dict[str, torch.Tensor], name: str, default: int = 1) -> int:
-    return state[name].shape[0] if name in state and state[name].dim() else default
+def _our_config(
+    state: dict[str, torch.Tensor], run: dict[str, Any], place: str | Path, architecture: str, given: Sizes
+) -> tuple[HrmPuzzleConfig, Sizes]:
+    """Our configuration, in which unknown sizes are small (no tensor depends on them), and the sizes."""
+    table = state.get("puzzle_emb.weights")
+    rows, columns = table.shape if table is not None and table.dim() == 2 else (1, 0)
+    fields = config_fields({"puzzle_emb_ndim": columns} | run["arch"], architecture, place)
+    sizes = find_sizes(given, state, fields, run, data_folders(run), architecture)
+    seq_len, vocab_size = sizes.seq_len or 1, sizes.vocab_size or SPECIAL_SYMBOLS + 1
+    if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # there it only says that there is a table
+        fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
+    task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
+    if task == "generic":
+        board = {"grid_shape": board_of(run["arch"], seq_len, fields["pos_encodings"])}
+    else:
+        board = {"task": task, "grid_shape": list(grid_shape), "box_shape": list(box_shape) if box_shape else None}
+    known = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": rows}
+    try:
+        return architecture_of(architecture).config(**fields, **board, **known), sizes
+    except StrictDataclassError as error:
+        raise ValueError(f"{place}: {str(error).splitlines()[-1].strip()}") from error
 
 
 def _fit(
-    state: dict[str, torch.Tensor], config: HrmPuzzleConfig, family: Architecture, file: Path
+    state: dict[str, torch.Tensor],
+    config: HrmPuzzleConfig,
+    architecture: str,
+    file: Path,
+    place: str | Path,
 ) -> dict[str, torch.Tensor]:
     """The tensors under our names, in float32. Raises one ValueError that lists all that do not fit."""
     with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in family.model(config).state_dict().items()}
-    ours = {our_name(name): tensor for name, tensor in state.items()}
-    problems = [f"missing: {_short_name(name)} {shapes[name]}" for name in shapes if name not in ours]
-    problems += [f"unexpected: {_short_name(name)} {tuple(ours[name].shape)}" for name in ours if name not in shapes]
+        model = architecture_of(architecture).model(config)
+    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
+    try:
+        ours = (
+            se_rrm_tensors(state, config.num_attention_heads, config.pos_encodings)
+            if architecture == "se_rrm"
+            else our_tensors(state)
+        )
+    except (RuntimeError, IndexError) as error:  # of a product of shapes
+        raise ValueError(
+            f"{file}: its tensors have not the shapes of {architecture} with the fields of {place} ({error})"
+        ) from error
+    label = partial(original_label, architecture=architecture)
+    problems = [f"missing: {label(name)} {shapes[name]}" for name in shapes if name not in ours]
+    problems += [f"unexpected: {label(name)} {tuple(ours[name].shape)}" for name in ours if name not in shapes]
     problems += [
-        f"wrong shape: {_short_name(name)} is {tuple(ours[name].shape)}, expected {shape}"
+        f"wrong shape: {label(name)} is {tuple(ours[name].shape)}, expected {shape}"
         for name, shape in shapes.items()
         if name in ours and tuple(ours[name].shape) != shape
     ]
     if problems:
         listing = "\n  ".join(problems)
-        raise ValueError(f"{file} does not fit the architecture that its {CONFIG_FILE} describes:\n  {listing}")
+        raise ValueError(f"{file} does not fit the architecture that {place} describes:\n  {listing}")
     # Initial states are stored in forward_dtype: float32 holds the same values, and the forward casts them back.
     return {name: ours[name].to(torch.float32).contiguous() for name in shapes}
 
 
-def _short_name(name: str) -> str:
-    return original_name(name).removeprefix(ORIGINAL_PREFIX)
-
-
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
     """identifiers.json of the checkpoint, or of the one data folder it names; checked against the table's size."""
-    candidates = [folder / IDENTIFIERS_FILE] + [data[0] / IDENTIFIERS_FILE] * (len(data) == 1)
-    found = next((file for file in candidates if file.is_file()), None)
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
-    if found is None:
-        if rows > 1:
-            logger.warning(
-                "no %s in %s: the %d rows of the puzzle table cannot be told apart, so it cannot be used for known "
-                "puzzles. Copy the file from the data folder that the run was trained on, and convert again",
-                IDENTIFIERS_FILE, [str(file.parent) for file in candidates], rows,
-            )  # fmt: skip
-        return None
-    count = len(_read_json(found))
-    if rows and count != rows:
-        raise ValueError(
-            f"{found} names {count} puzzles, the checkpoint's table has {rows} rows: not the data it was trained on. "
-            f"Put the right {IDENTIFIERS_FILE} into {folder}, or remove the wrong one"
-        )
-    return found
+    beside, in_data = folder / IDENTIFIERS_FILE, [path / IDENTIFIERS_FILE for path in data][:1] * (len(data) == 1)
+    for file in (beside, *in_data):
+        if not file.is_file():
+            continue
+        count = len(load_json(file))
+        if not rows or count == rows:
+            return file
+        wrong = f"{file} names {count} puzzles, the checkpoint's table has {rows} rows: not the data it was trained on"
+        if file == beside:
+            raise ValueError(f"{wrong}. Put the right {IDENTIFIERS_FILE} into {folder}, or remove the wrong one")
+        logger.warning("%s. It is not used", wrong)  # another data set may lie at the place that the run names
+    if rows > 1:
+        logger.warning(
+            "no %s in %s: the %d rows of the puzzle table cannot be told apart, so it cannot be used for known "
+            "puzzles. Copy the file from the data folder that the run was trained on, and convert again",
+            IDENTIFIERS_FILE, [str(folder), *(str(file.parent) for file in in_data)], rows,
+        )  # fmt: skip
+    return None
 
 
 # Ours to original
@@ -409,11 +351,14 @@ def convert_to_original(
     """
     from ..registry import AutoModelForPuzzleSolving
 
+    families = {key: family for key, family in ARCHITECTURES.items() if family.way_back}
+    if architecture not in (None, *families):
+        raise ValueError(f"there is no way back to {architecture!r}, only to {' and '.join(families)}")
     model = AutoModelForPuzzleSolving.from_pretrained(src)
     config = model.config
-    key = next((key for key, family in ARCHITECTURES.items() if family.config is type(config)), None)
+    key = next((key for key, family in families.items() if family.config is type(config)), None)
     if key is None or key != (architecture or key):
-        raise ValueError(f"{src} is a {config.model_type!r}; expected {architecture or sorted(ARCHITECTURES)}")
+        raise ValueError(f"{src} is a {config.model_type!r}; expected {architecture or sorted(families)}")
     arch = original_arch(config, key, model.compute_dtype)
 
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}
@@ -435,29 +380,3 @@ def convert_to_original(
         "parameters": model.num_parameters(),
         "identifiers_file": str(identifiers) if identifiers.is_file() else None,
     }
-
-
-def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The original's `arch` section; the inverse of `config_fields`."""
-    family = ARCHITECTURES[architecture]
-    slots = -(-config.puzzle_emb_ndim // config.hidden_size)
-    obstacles = []
-    if config.rope_parameters.get("rope_type", "default") != "default":
-        obstacles.append(f"rope_parameters={config.rope_parameters} (only the plain rotary embedding)")
-    if architecture == "hrm" and config.prefix_len != slots:
-        obstacles.append(f"puzzle_emb_len={config.puzzle_emb_len} (always {slots} for these sizes)")
-    if config.pos_encodings not in family.positions:
-        obstacles.append(f"pos_encodings={config.pos_encodings!r} ({' or '.join(family.positions)})")
-    plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # else it is EqR
-    obstacles += [
-        f"{name}={getattr(config, name)}" for name, value in plain.items() if getattr(config, name, value) != value
-    ]
-    if obstacles:
-        raise ValueError(f"the original {architecture} cannot express: {'; '.join(obstacles)}")
-    loss = {"name": family.original_loss, "loss_type": config.loss_type + LOSS_SUFFIX}
-    arch = {"name": family.original_name, "loss": loss}
-    fields = REQUIRED_FIELDS | OPTIONAL_FIELDS | (TRM_FIELDS if architecture == "trm" else {})
-    arch.update({name: getattr(config, entry[0]) for name, entry in fields.items()})
-    arch["forward_dtype"] = str(dtype).removeprefix("torch.")
-    arch["rope_theta"] = config.rope_parameters["rope_theta"]
-    return arch | ({"no_ACT_continue": True} if architecture == "trm" else {})

@@ -26,6 +26,7 @@ from ..registry import AutoModelForPuzzleSolving, architecture_of, model_types_o
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
 from .accuracy import (
+    IGNORE_LABEL,
     accuracies,
     accuracy_by_difficulty,
     correct_cells,
@@ -35,13 +36,16 @@ from .accuracy import (
 )
 from .arc_pipeline import puzzle_task
 from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
+from .breadth import boards_per_call, choice_of_answers, seeded
 from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
+from .search import search_sudoku, validate_searchable
 from .sudoku_rules import BLANK
 from .tasks import PuzzleTask, sigmoid
 
 
 NUM_BINS = 10
 DIFFICULTY_COLUMNS = ("rating", "path_length")
+PLAIN_RUN = {"restarts": 1, "noise": None, "noise_at": "start", "choose": "q", "exit_when_still": None}
 VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
 
 # Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and what the model made of them.
@@ -54,16 +58,19 @@ def evaluate_puzzles(
     labels: Any,
     puzzle_identifiers: Any = None,
     *,
-    batch_size: int = 64,
+    batch_size: int | None = None,
     max_steps: int | None = None,
     min_steps: int = 1,
     min_confidence: float = 0.0,
     halt: str = "q",
     check_rules: bool = True,
+    search: bool = False,
+    seed: int = 0,
     progress: bool | None = False,
     on_batch: OnBatch | None = None,
     shared: bool = False,
     difficulty: Mapping[str, Any] | None = None,
+    **breadth: Any,
 ) -> dict[str, Any]:
     """Solves puzzles with known answers and says how well; numbers, lists and strings only, ready for JSON.
 
@@ -72,13 +79,19 @@ def evaluate_puzzles(
         input_ids, labels: token ids [N, S], numpy arrays, tensors or lists; labels are -100 where ignored. Rows
             without labels are solved, but not scored.
         puzzle_identifiers: [N]; 0 if None.
+        batch_size: puzzles at a time; those of `model.boards_per_call` by default.
         max_steps, min_steps, min_confidence, halt: as for `model.solve`.
         check_rules: add "valid_fraction" for Sudoku and mazes, judged by the rules, not by the labels.
+        search: Sudoku only: add what a search finds whose guesses the model orders (see `search.py`).
+        seed: of the noise of restarts, and of models that draw random numbers themselves.
         progress: a progress bar; None shows it on a terminal only.
         on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
         shared: all processes of the group call this with the same arguments; each solves every N-th batch (and calls
             `on_batch` with it), and all return the figures of all rows, which are those of one process.
         difficulty: measures of difficulty by name, a number for each row [N].
+        breadth: restarts, noise, noise_at, choose and exit_when_still of `model.solve`. With choose="rules" the
+            figures are those of a model that is told which of its answers are right (Sudoku and mazes; other tasks
+            fall back to "q").
 
     Returns:
         count, cell_accuracy, exact_accuracy (see `accuracy.py`); NAME_interval: [low, high], the Wilson interval of
@@ -86,16 +99,23 @@ def evaluate_puzzles(
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], puzzles by steps used;
         q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
-        valid_fraction, where the task has rules; puzzles_per_second (of solving alone, by all
-        processes); by_difficulty, a table of `accuracy_by_difficulty` for each measure, if there are any; and the
-        halting settings.
+        average_steps_of_all_runs, with restarts;
+        valid_fraction, where the task has rules; search_exact_accuracy and the nodes of the search (mean and most),
+        with the model and without it, after a search;
+        puzzles_per_second (of solving alone, by all processes); by_difficulty, a table of `accuracy_by_difficulty` for
+        each measure, if there are any; and the settings: those of halting, and of breadth where not plain.
 
     Raises:
-        ValueError: shapes disagree with each other or the model, or no row has a label.
+        ValueError: shapes disagree with each other or the model, no row has a label, or there is no search.
     """
     from tqdm.auto import tqdm
 
+    if search:
+        validate_searchable(model.config.task)
     max_steps = model.config.halt_max_steps if max_steps is None else max_steps
+    batch_size = batch_size or boards_per_call(model)
+    breadth = _unusual(breadth)
+    choice = choice_of_answers(puzzle_task(model.config), breadth["choose"]) if "choose" in breadth else {}
     arrays = _checked(model, input_ids, labels, puzzle_identifiers)
     rules = _task_with_rules(model.config) if check_rules else None
     hide_bar = None if progress is None else not progress
@@ -112,18 +132,20 @@ def evaluate_puzzles(
                     torch.as_tensor(np.array(a[start : start + batch_size])).long() for a in arrays
                 )
                 started = time.perf_counter()
-                solution = model.solve(
-                    batch.to(model.device),
-                    identifiers.to(model.device),
-                    max_steps=max_steps,
-                    min_steps=min_steps,
-                    min_confidence=min_confidence,
-                    halt=halt,
-                    return_trajectory=True,
-                )
+                with seeded(model.device, seed, start):  # the same in whatever process
+                    solution = model.solve(
+                        batch.to(model.device),
+                        identifiers.to(model.device),
+                        max_steps=max_steps,
+                        min_steps=min_steps,
+                        min_confidence=min_confidence,
+                        halt=halt,
+                        return_trajectory=True,
+                        **(breadth | choice),
+                    )
                 steps = solution.steps.cpu()  # waits for the device, so that the time is that of the work
                 seconds = time.perf_counter() - started
-                tallies.append(_Tally(max_steps, rules))
+                tallies.append(_Tally(max_steps, rules, search))
                 tallies[-1].add(batch, right, steps, solution, seconds)
                 if on_batch is not None:
                     on_batch(batch, identifiers, solution)
@@ -131,19 +153,32 @@ def evaluate_puzzles(
     finally:
         model.train(was_training)
     settings = {"max_steps": max_steps, "min_steps": min_steps, "min_confidence": min_confidence, "halt": halt}
-    tally = _Tally(max_steps, rules)
+    tally = _Tally(max_steps, rules, search)
     tally.take(tallies, len(starts), processes)
     result = tally.result()
     if difficulty:
         result["by_difficulty"] = tally.by_difficulty(difficulty)
-    return {**result, **settings}
+    return {**result, **settings, **breadth}
+
+
+def _unusual(breadth: dict[str, Any]) -> dict[str, Any]:
+    """The options of breadth that are not those of one plain run.
+
+    Raises:
+        TypeError: an option that there is not.
+    """
+    if unknown := sorted(breadth.keys() - PLAIN_RUN.keys()):
+        raise TypeError(f"evaluate_puzzles has no option {unknown[0]!r}; of breadth there are {list(PLAIN_RUN)}")
+    return {name: value for name, value in breadth.items() if value != PLAIN_RUN[name]}
 
 
 class _Tally:
     """Per-row figures of a batch, or of all of them."""
 
-    def __init__(self, max_steps: int, rules: PuzzleTask | None):
+    def __init__(self, max_steps: int, rules: PuzzleTask | None, search: bool = False):
         self.max_steps, self.rules, self.seconds = max_steps, rules, 0.0
+        self.steps_of_all_runs: list[np.ndarray] = []
+        self.searches: list[tuple[bool, int, int]] | None = [] if search else None
         self.num_correct, self.num_labels, self.steps, self.q_halt, self.valid, self.exact = ([] for _ in range(6))
 
     def take(self, batches: "list[_Tally]", count: int, processes: int) -> None:
@@ -182,6 +217,12 @@ class _Tally:
         if self.rules is not None:
             rows = zip(batch.numpy(), predictions.numpy(), num_labels.numpy())
             self.valid += [not self.rules.violations(*pair) for *pair, labelled in rows if labelled]
+        if solution.steps_of_all_runs is not None:
+            self.steps_of_all_runs.append(solution.steps_of_all_runs.cpu().numpy())
+        if self.searches is not None:
+            scores = solution.logits.float().softmax(-1).cpu().numpy()
+            scored = (num_labels > 0).numpy()
+            self.searches += map(_searched, batch.numpy()[scored], labels.numpy()[scored], scores[scored])
 
     def result(self) -> dict[str, Any]:
         num_correct, num_labels, steps, q_halt = map(
@@ -201,6 +242,13 @@ class _Tally:
         }
         if self.rules is not None:
             result |= share_of("valid_fraction", self.valid)
+        if self.steps_of_all_runs:
+            result["average_steps_of_all_runs"] = float(np.concatenate(self.steps_of_all_runs)[scored].mean())
+        if self.searches is not None:
+            right, nodes, plain = np.array(self.searches).T
+            result |= share_of("search_exact_accuracy", right)
+            for name, count in (("search_nodes", nodes), ("search_nodes_without_model", plain)):
+                result |= {f"{name}_mean": float(count.mean()), f"{name}_most": int(count.max())}
         return {**result, "puzzles_per_second": len(num_labels) / max(self.seconds, 1e-9)}
 
     def by_difficulty(self, difficulty: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
@@ -208,6 +256,13 @@ class _Tally:
         scored = num_labels > 0
         right = (num_correct == num_labels)[scored]
         return {name: accuracy_by_difficulty(np.asarray(values)[scored], right) for name, values in difficulty.items()}
+
+
+def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
+    """Whether a search finds the solution, and its nodes with the model and without it."""
+    found, plain = search_sudoku(question, scores), search_sudoku(question)
+    right = found.tokens is not None and bool(((labels == IGNORE_LABEL) | (found.tokens == labels)).all())
+    return right, found.nodes, plain.nodes
 
 
 def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_BINS) -> dict[str, Any]:
@@ -281,18 +336,22 @@ def evaluate_checkpoint(
     min_steps: int = 1,
     min_confidence: float = 0.0,
     halt: str = "q",
-    batch_size: int = 64,
+    batch_size: int | None = None,
     limit: int | None = None,
+    search: bool = False,
+    seed: int = 0,
     out: Path | None = None,
     device: str | None = None,
     update_card: bool = False,
     shared: bool = False,
     by_difficulty: bool = False,
+    **breadth: Any,
 ) -> dict[str, Any]:
     """Evaluates a saved model on a data set, with pass@K by voting for ARC.
 
     Args:
         model, data: folders, or names on the Hub.
+        max_steps, min_steps, min_confidence, halt, batch_size, search, seed, breadth: as for `evaluate_puzzles`.
         limit: only the first rows of the split.
         out: folder for results.json and evaluation.png.
         device: the best there is by default.
@@ -329,10 +388,13 @@ def evaluate_checkpoint(
             min_steps=min_steps,
             min_confidence=min_confidence,
             halt=halt,
+            search=search,
+            seed=seed,
             progress=None if is_first else False,
             on_batch=partial(_vote, voting) if voting else None,
             shared=shared,
             difficulty=difficulty,
+            **breadth,
         )
         if voting and shared:
             voting.replace_votes(gather_object([voting.votes]))

@@ -7,7 +7,9 @@ Three ways to spend more compute on a puzzle, all of them inference only:
 
 - `max_steps` beyond the number of ACT steps in training;
 - `votes`: the puzzle is shown in several symmetric views, and the answers, brought back, vote;
-- `restarts`: noise on the initial latent states, the best of the runs chosen by q_halt (for each view, if both).
+- `restarts`: runs with noise on the latent states, of which `choose` takes the best (for each view, if both).
+
+And one that is no longer the model's own answer: `search`, for Sudoku (`search.py`).
 
 What a puzzle looks like, its rules and its symmetries are in `tasks.py` and `arc_pipeline.py`.
 """
@@ -27,12 +29,12 @@ from ..io.pipeline_batches import OwnBatchesMixin
 from ..io.sources import parse_json, shorten
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
+from .breadth import boards_per_call, choice_of_answers, seeded
 from .dataset import IDENTIFIERS_FILE
+from .search import searched_answer, validate_searchable
 from .tasks import QUESTION_NAMES, Candidate, Puzzle
 
 
-TOKENS_PER_CALL = 65_536  # of one `model.solve`, so that votes and restarts of large puzzles fit into memory
-DEFAULT_NOISE = 0.2  # the initial latent states themselves have a std of 1
 TABLE_KINDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
 NOISE_STREAM = 1  # keeps the noise independent of the views that the same seed draws
 
@@ -65,10 +67,20 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             bands and stacks; mazes: up to the 8 symmetries of the square; ARC: the task's own augmentations (those in
             `identifiers.json`, so with a puzzle row of their own). Votes are weighted by sigmoid(q_halt); ARC answers
             are ranked by number of votes first, as its scores are.
-        restarts (`int`, 1): runs of each view. The first is undisturbed, the others start with noise.
-        noise (`float`, 0.2): std of that noise. Which noise a puzzle gets depends on its neighbours in the batch.
+        restarts (`int`, 1): runs of each view. The first is undisturbed, the others have noise.
+        noise (`float`, 0.2; 0 for a model that draws random numbers itself): std of that noise. Which noise a puzzle
+            gets depends on its neighbours in the batch.
+        noise_at (`str`, "start"): "start" adds it to the initial latent states, "every_step" before every ACT step.
+        choose (`str`, "q"): which of the runs of a view stands: "q", that of the highest q_halt; "residual", that
+            whose last steps moved the state least; "vote", the answer of most runs; "rules", the first that obeys the
+            rules, at the first step that it does (this *uses the rules*, as `prefer_valid`; Sudoku and mazes, while
+            other tasks fall back to "q").
+        exit_when_still (`float`): a run also stops when its last three steps moved the state by less than this share
+            of its norm; 1e-3, for example. For `max_steps` far beyond training.
         prefer_valid (`bool`, False): among several candidates, one that obeys the rules wins whatever its votes. This
             *uses the rules* of the task, which the model was not told: say so where you report results.
+        search (`bool`, False): Sudoku only. The answer is found by a search with backtracking, whose guesses the
+            model orders; it is right whenever there is one, and *not the model's answer*.
         return_trajectory (`bool`, False): adds "trajectory", the tokens [steps, S] after each ACT step of the winning
             candidate, for `hrm_hf.puzzles.plots`, and "confidences" [steps].
         seed (`int`, 0): of views and noise.
@@ -82,6 +94,8 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         votes: {"agree": votes for the answer, "of": all votes, "answers": different answers}.
         attempts: ARC only, the two best grids. tests: ARC tasks with several test inputs, a dict for each of them.
         correct: if a solution was given (ARC: whether one of the attempts is right).
+        search: with `search`, {"solved", "complete", "nodes", "nodes_without_model"}: boards that were looked at, and
+            those of the same search with the digits ascending. Steps and confidence are those of the model's answer.
     """
 
     _load_tokenizer = False
@@ -108,7 +122,11 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         votes: int | None = None,
         restarts: int | None = None,
         noise: float | None = None,
+        noise_at: str | None = None,
+        choose: str | None = None,
+        exit_when_still: float | None = None,
         prefer_valid: bool | None = None,
+        search: bool | None = None,
         return_trajectory: bool | None = None,
         seed: int | None = None,
     ) -> tuple[dict, dict, dict]:
@@ -121,9 +139,12 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             "return_trajectory": return_trajectory,
             "restarts": restarts,
             "noise": noise,
+            "noise_at": noise_at,
+            "choose": choose,
+            "exit_when_still": exit_when_still,
             "seed": seed,
         }
-        postprocess = {"prefer_valid": prefer_valid}
+        postprocess = {"prefer_valid": prefer_valid, "search": search}
         for name, value in (("votes", votes), ("restarts", restarts)):
             if value is not None and value < 1:
                 raise ValueError(f"{name}={value}; expected at least 1")
@@ -163,57 +184,67 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
 
     def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict[str, Any]]:
         params = dict(forward_params)
-        restarts, noise = params.pop("restarts", 1), params.pop("noise", None)
-        if noise is not None and (noise > 0) != (restarts > 1):
+        restarts, noise = params.get("restarts", 1), params.get("noise")
+        if noise and restarts == 1:
             raise ValueError(f"restarts={restarts} with noise={noise}: restarts need noise, and noise needs restarts")
-        levels = [0.0] + [DEFAULT_NOISE if noise is None else noise] * (restarts - 1)
+        if search := postprocess_params.get("search", False):
+            validate_searchable(self.puzzle_task.name)
+        prefer_valid = postprocess_params.get("prefer_valid", False)
+        if prefer_valid or "choose" in params:
+            params |= choice_of_answers(self.puzzle_task, params.get("choose", "q"), prefer_valid)
         names = ("input_ids", "puzzle_identifiers")
         rows = {name: torch.from_numpy(np.concatenate([item[name] for item in batch])) for name in names}
-        seed = params.pop("seed", 0)
-        solved = [self._solve_rows(rows, level, params, (seed, NOISE_STREAM, i)) for i, level in enumerate(levels)]
+        with seeded(self.device, params.pop("seed", 0), NOISE_STREAM):
+            solved = self._solve_rows(rows, params, search)
         start = 0
         for item in batch:
             stop = start + len(item["input_ids"])
-            outputs = {"puzzle": item["puzzle"], "views": item["views"], "runs": [run[start:stop] for run in solved]}
+            outputs = {"puzzle": item["puzzle"], "views": item["views"], "candidates": solved[start:stop]}
             yield self.postprocess(outputs, **postprocess_params)
             start = stop
 
-    def _solve_rows(self, rows: dict[str, torch.Tensor], noise: float, params: dict, seed) -> list[Candidate]:
-        """One run of all rows, in pieces that fit into memory; answers are those to the views."""
-        count = max(1, TOKENS_PER_CALL // rows["input_ids"].shape[1])
-        devices = [self.device] if self.device.type == "cuda" else []
+    def _solve_rows(self, rows: dict[str, torch.Tensor], params: dict, with_probabilities: bool) -> list[Candidate]:
+        """Answers to the views, in pieces that are fast and fit into memory."""
+        count = boards_per_call(self.model)
         candidates: list[Candidate] = []
-        with torch.random.fork_rng(devices=devices):
-            torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
-            for start in range(0, len(rows["input_ids"]), count):
-                piece = {name: values[start : start + count] for name, values in rows.items()}
-                output = {name: value.numpy() for name, value in self.forward(piece, noise=noise, **params).items()}
-                candidates += [_candidate(output, i) for i in range(len(output["steps"]))]
+        for start in range(0, len(rows["input_ids"]), count):
+            piece = {name: values[start : start + count] for name, values in rows.items()}
+            found = self.forward(piece, with_probabilities=with_probabilities, **params)
+            output = {name: value.numpy() for name, value in found.items()}
+            candidates += [_candidate(output, i) for i in range(len(output["steps"]))]
         return candidates
 
-    def _forward(self, input_tensors: dict[str, torch.Tensor], **forward_params: Any) -> dict[str, torch.Tensor]:
+    def _forward(
+        self, input_tensors: dict[str, torch.Tensor], with_probabilities: bool = False, **forward_params: Any
+    ) -> dict[str, torch.Tensor]:
         solution = self.model.solve(**input_tensors, **forward_params)
         output = {"predictions": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
         if solution.trajectory is not None:
             output |= {"trajectory": solution.trajectory, "q_trajectory": solution.q_trajectory.float()}
+        if with_probabilities:
+            output["probabilities"] = solution.logits.float().softmax(-1)
         return output
 
-    def postprocess(self, model_outputs: dict[str, Any], prefer_valid: bool = False) -> dict[str, Any]:
-        """Undoes the views, takes the best restart of each, and lets them vote."""
-        puzzle, views, task = model_outputs["puzzle"], model_outputs["views"], self.puzzle_task
+    def postprocess(
+        self, model_outputs: dict[str, Any], prefer_valid: bool = False, search: bool = False
+    ) -> dict[str, Any]:
+        """Undoes the views and lets them vote, or order the guesses of a search."""
+        puzzle, views = model_outputs["puzzle"], model_outputs["views"]
         num_questions = len(puzzle.questions)
         chosen: list[list[Candidate]] = [[] for _ in range(num_questions)]
-        for row, restarts in enumerate(zip(*model_outputs["runs"])):
-            view, question = views[row // num_questions], row % num_questions
-            for candidate in restarts:
-                candidate.tokens = view.undo(candidate.tokens)
-                if candidate.trajectory is not None:
-                    candidate.trajectory = view.undo(candidate.trajectory)
-            ranked = sorted(restarts, key=lambda candidate: -candidate.q_halt)
-            if prefer_valid:
-                ranked.sort(key=lambda found: bool(task.violations(puzzle.questions[question], found.tokens)))
-            chosen[question].append(ranked[0])
-        return task.result(puzzle, chosen, prefer_valid)
+        for row, candidate in enumerate(model_outputs["candidates"]):
+            view = views[row // num_questions]
+            candidate.tokens = view.undo(candidate.tokens)
+            if candidate.trajectory is not None:
+                candidate.trajectory = view.undo(candidate.trajectory)
+            if candidate.probabilities is not None:
+                candidate.probabilities = view.undo_scores(candidate.probabilities)
+            chosen[row % num_questions].append(candidate)
+        result = self.puzzle_task.result(puzzle, chosen, prefer_valid)
+        if search:
+            scores = np.mean([candidate.probabilities for candidate in chosen[0]], axis=0)
+            result |= searched_answer(self.puzzle_task, puzzle, scores)
+        return result
 
 
 def load_identifiers(model) -> list[str] | None:
@@ -277,6 +308,8 @@ def _candidate(output: dict[str, np.ndarray], row: int) -> Candidate:
     if "trajectory" in output:
         candidate.trajectory = output["trajectory"][:steps, row]
         candidate.q_trajectory = output["q_trajectory"][:steps, row]
+    if "probabilities" in output:
+        candidate.probabilities = output["probabilities"][row]
     return candidate
 
 

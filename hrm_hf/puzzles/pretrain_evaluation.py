@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ..io.bounded_files import load_yaml
-from .convert import CONFIG_FILE, convert_original, data_folders, find_weights
+from .convert import CONFIG_FILE, convert_original, find_weights
 from .dataset import INFO_FILE
+from .original_config import data_folders
 from .pretrain_options import data_size
 
 

@@ -27,9 +27,9 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
-from .convert import LOSS_SUFFIX
 from .dataset import INFO_FILE
 from .npy_layout import META_FILE
+from .original_config import LOSS_SUFFIX
 
 
 SCRIPT = ROOT / "training" / "run_puzzle.py"

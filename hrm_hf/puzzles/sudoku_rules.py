@@ -5,7 +5,7 @@ d + 1, as in the original HRM. Making puzzles and data sets is the business of `
 this module too.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Any
@@ -191,22 +191,29 @@ def masks_to_board(masks: list[int]) -> np.ndarray:
     return np.array([mask.bit_length() for mask in masks], dtype=np.uint8)
 
 
-def search(board: list[int], limit: int, found: list[list[int]], rng: np.random.Generator | None = None) -> int:
+def search(
+    board: list[int],
+    limit: int,
+    found: list[list[int]],
+    rng: np.random.Generator | None = None,
+    order: Callable[[int, list[int]], Iterable[int]] | None = None,
+) -> int:
     """Appends up to `limit` solutions to `found` and returns the number of guesses that failed on the way.
 
     Args:
         board: digits, 0 for a blank.
         found: gets one list of bit masks per solution (bit d - 1 is digit d); see `masks_to_board`.
         rng: tries the digits of a guess in random order; ascending if None.
+        order: gives the masks of a cell's digits (arguments: cell, masks) in the order in which to try them.
     """
     shape = sudoku_shape(int(len(board) ** 0.5))
     full = (1 << shape.size) - 1
     masks = [1 << (digit - 1) if digit else full for digit in board]
     clues = [cell for cell, digit in enumerate(board) if digit]
-    return _search(masks, shape, limit, found, rng) if _propagate(masks, clues, shape) else 0
+    return _search(masks, shape, limit, found, rng, order) if _propagate(masks, clues, shape) else 0
 
 
-def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[int]], rng) -> int:
+def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[int]], rng, order) -> int:
     """Depth-first search below a propagated board; returns how many guesses led to no solution."""
     counts = [mask.bit_count() for mask in masks]
     open_counts = [count for count in counts if count > 1]
@@ -218,11 +225,11 @@ def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[i
     if rng is not None:
         rng.shuffle(bits)
     failed = 0
-    for bit in bits:
+    for bit in bits if order is None else order(cell, bits):
         branch, before = masks.copy(), len(found)
         branch[cell] = bit
         if _propagate(branch, [cell], shape):
-            failed += _search(branch, shape, limit, found, rng)
+            failed += _search(branch, shape, limit, found, rng, order)
         if len(found) >= limit:
             return failed
         failed += len(found) == before

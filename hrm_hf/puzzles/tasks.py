@@ -17,7 +17,7 @@ from . import maze, sudoku
 from .augment import NUM_DIHEDRAL, dihedral
 from .dataset import PAD_ID
 from .readers import COLUMN_NAMES
-from .sudoku_rules import DIGIT_OFFSET
+from .sudoku_rules import BLANK, DIGIT_OFFSET
 
 
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
@@ -39,6 +39,12 @@ class View:
         """Tokens [..., S] of this view as the puzzle has them."""
         original = np.empty_like(tokens)
         original[..., self.cells] = np.argsort(self.symbols)[tokens]
+        return original
+
+    def undo_scores(self, scores: np.ndarray) -> np.ndarray:
+        """Scores [S, V] of the tokens of this view as the puzzle has them."""
+        original = np.empty_like(scores)
+        original[self.cells] = scores[:, self.symbols]
         return original
 
 
@@ -65,6 +71,7 @@ class Candidate:
     Attributes:
         tokens: int [S]. steps: ACT steps used. q_halt: logit of the answer being right.
         trajectory: tokens [steps, S] after each step; q_trajectory: q_halt [steps]; where they were asked for.
+        probabilities: [S, V] of the tokens, where a search asks for them.
     """
 
     tokens: np.ndarray
@@ -72,6 +79,7 @@ class Candidate:
     q_halt: float
     trajectory: np.ndarray | None = None
     q_trajectory: np.ndarray | None = None
+    probabilities: np.ndarray | None = None
 
     @property
     def confidence(self) -> float:
@@ -98,6 +106,7 @@ class PuzzleTask:
 
     name = "generic"
     has_rules = False
+    rules_prove = False  # an answer that obeys the rules is a right one
     ballot_size = 1  # answers reported per question
 
     def __init__(self, config):
@@ -161,6 +170,10 @@ class PuzzleTask:
         """Returns the rules of the task that `answer` to `question` (both tokens [S]) breaks."""
         return []
 
+    def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
+        """Which `answers` to `questions` (tokens [N, S] both) break no rule, bool [N]."""
+        return np.array([not self.violations(*pair) for pair in zip(questions, answers)], dtype=bool)
+
     # voting
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
@@ -208,7 +221,7 @@ class SudokuTask(PuzzleTask):
     """Sudoku of size 4, 6 or 9; votes are random permutations of digits, rows, columns, bands and stacks."""
 
     name = "sudoku"
-    has_rules = True
+    has_rules = rules_prove = True
 
     def __init__(self, config):
         super().__init__(config)
@@ -235,6 +248,13 @@ class SudokuTask(PuzzleTask):
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
         return sudoku.validate_solution(self.text(question), self.text(answer))
 
+    def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
+        """As `violations` says, fast enough to be asked after every step."""
+        units = np.array([cells for _, cells in self.board.units])
+        digits = np.arange(1, self.board.size + 1) + DIGIT_OFFSET
+        complete = (np.sort(answers[:, units], axis=-1) == digits).all(axis=(1, 2))
+        return complete & ((questions == answers) | (questions <= BLANK)).all(axis=1)
+
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
         unchanged = super().views(puzzle, 1, rng)
         return unchanged + [self._random_view(puzzle.identifier, rng) for _ in range(votes - 1)]
@@ -259,7 +279,7 @@ class MazeTask(PuzzleTask):
     """Mazes; votes are the eight symmetries of a square, or the four of other rectangles."""
 
     name = "maze"
-    has_rules = True
+    has_rules = rules_prove = True
 
     def __init__(self, config):
         super().__init__(config)

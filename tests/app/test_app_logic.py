@@ -69,6 +69,13 @@ def test_a_typed_board_is_answered_as_the_pipeline_answers_it(solver):
     assert solver.puzzle_task.text(board.at(board.last_step)) == expected["text"]
 
 
+def test_a_board_is_solved_with_the_options_of_restarts(solver):
+    options = {"restarts": 3, "noise": 0.5, "noise_at": "every_step", "choose": "vote", "exit_when_still": 0.01}
+    (board,) = solve_board(solver, ["1", *[""] * 15], seed=3, max_steps=6, **options)
+    expected = solver("1" + "." * 15, seed=3, max_steps=6, **options)
+    assert board.result["grid"] == expected["grid"] and board.last_step == expected["steps"]
+
+
 def test_a_digit_above_the_size_is_named_with_its_cell(solver):
     with pytest.raises(ValueError, match="row 1, column 2: digit 10 is above the board's size 4"):
         solve_board(solver, ["1", "10", *[""] * 14])

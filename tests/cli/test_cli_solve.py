@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from huggingface_hub import ModelCard
+from transformers import pipeline
 from typer.testing import CliRunner
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
@@ -65,6 +66,28 @@ def test_solve_reads_a_file_and_sums_up(model, tmp_path):
     result = run("solve", model, "--file", tmp_path / "puzzles.csv")
     assert result.exit_code == 0, result.output
     assert "2 puzzles, 2.00 steps on average, 0 of 2 valid, 0 of 1 correct" in result.output
+
+
+BREADTH = {"restarts": 3, "noise": 0.4, "noise_at": "every_step", "choose": "vote", "exit_when_still": 0.01}
+FLAGS = [word for name, value in BREADTH.items() for word in (f"--{name.replace('_', '-')}", value)]
+
+
+def test_solve_takes_the_options_of_restarts(model):
+    result = run("solve", model, PUZZLE, "--json", "--max-steps", 5, "--seed", 3, *FLAGS)
+    assert result.exit_code == 0, result.output
+    solve = pipeline("puzzle-solving", model=str(model))
+    assert json.loads(result.stdout) == [solve(PUZZLE, max_steps=5, seed=3, **BREADTH)]
+
+
+def test_eval_takes_the_options_of_restarts_and_the_card_tells_them(model, data):
+    result = run("eval", "puzzles", model, data[0], "--json", "--update-card", *FLAGS)
+    assert result.exit_code == 0, result.output
+    metrics = json.loads(result.stdout)["metrics"]
+    assert {name: metrics[name] for name in BREADTH} == BREADTH
+    assert metrics["average_steps_of_all_runs"] > metrics["average_steps"]
+    results = ModelCard.load(model / "README.md").data.eval_results
+    assert all(BREADTH.items() <= result.metric_args.items() for result in results)
+    assert "restarts" not in {result.metric_type for result in results}
 
 
 @pytest.mark.parametrize("kind", ["png", "gif"])

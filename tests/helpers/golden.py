@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
-from hrm_hf.puzzles.convert import our_name
+from hrm_hf.puzzles.original_tensors import our_name
 
 
 COMPLETE = Path(__file__).parents[3] / "shared" / "golden"
@@ -59,6 +59,11 @@ def original_arch(case: Case) -> dict:
     info = _read(case.file)[1]
     arch = dict(info["variants"][case.prefix]["config"] if case.prefix else info["config"])
     return {**arch, "loss": {"name": "losses@ACTLossHead", "loss_type": info["loss_type"]}}
+
+
+def variant(case: Case) -> dict:
+    """The original's `arch` fields of a case of EqR or SE-RRM."""
+    return dict(_read(case.file)[1]["variants"][case.prefix.strip("/")])
 
 
 def our_config(case: Case, **overrides):

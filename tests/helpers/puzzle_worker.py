@@ -23,16 +23,20 @@ CASES = {
     "one batch": (5, 8, {"halt": "q"}),
     "confident": (12, 5, {"halt": "q", "min_confidence": 0.6}),
     "unlabelled": (12, 4, {"halt": "fixed", "max_steps": 3}),
+    "restarts": (10, 3, {"halt": "q", "restarts": 3, "noise": 0.5, "choose": "vote"}),
+    "noise of the model": (10, 3, {"halt": "q"}),
+    "search": (10, 3, {"halt": "fixed", "max_steps": 2, "search": True}),
 }
+NOISE = {"noise_scale": 0.5, "random_initial_states": True}
 
 
 def figures(shared: bool) -> dict:
     """What each case comes to, and the rows that this process solved."""
     splits, _ = generated_sudoku(4, num_train=1, num_test=12)
     rows = PuzzleRows(splits["test"])
-    model = tiny.model("trm", task="sudoku", box_shape=[2, 2])
     found = {}
     for name, (count, batch_size, options) in CASES.items():
+        model = tiny.model("trm", task="sudoku", box_shape=[2, 2], **(NOISE if "noise" in name else {}))
         labels = rows.labels[:count].astype(np.int64)
         if name == "unlabelled":
             labels[4:9] = -100

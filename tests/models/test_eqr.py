@@ -12,6 +12,7 @@ from hrm_hf import TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.export.torch_export import export_torch
 from hrm_hf.models.act import ActCarry
 from hrm_hf.models.puzzle_layers import truncated_normal_like
+from hrm_hf.puzzles.original_tensors import our_name
 
 
 TENSORS = load_file(FOLDER / "eqr_tiny.safetensors")
@@ -23,11 +24,6 @@ VARIANTS = {
 ROWS = 3
 # As the golden file suggests.
 FIRST_STEP, LATER_STEPS, GRADIENTS = 1e-4, 2e-3, 5e-4
-
-
-def our_name(name: str) -> str:
-    name = name.removeprefix("model.inner.").replace("embed_tokens.embedding_weight", "model.embed.tokens.weight")
-    return f"model.{name}" if name.startswith("L_level") else name
 
 
 def group(variant: str, start: str) -> dict[str, torch.Tensor]:

@@ -13,6 +13,7 @@ from tolerances import assert_copied
 
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
 from hrm_hf.models.modeling_se_rrm_puzzle import NeighbourMean, UnitMeans, canonical_symbols
+from hrm_hf.puzzles.original_tensors import se_rrm_tensors
 from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
 
@@ -32,34 +33,9 @@ def group(variant: str, start: str) -> dict[str, torch.Tensor]:
     return {name[len(start) :]: value for name, value in TENSORS.items() if name.startswith(start)}
 
 
-def side_by_side(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Rows of a fused projection whose heads turn as row, column, row, column, as row, row, column, column."""
-    parts = weight.unflatten(0, (3, heads, 4, -1))
-    turned = parts[:2][:, :, [0, 2, 1, 3]]
-    return torch.cat((turned, parts[2:])).flatten(0, 3)
-
-
 def ours(variant: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights, or their gradients, of the original under our names and in our layout."""
-    fields = VARIANTS[variant]
-    tensors = {name.removeprefix("model.inner."): value for name, value in tensors.items()}
-    found = {"lm_head.weight": tensors["lm_head.weight"]}
-    for name, value in tensors.items():
-        if name.startswith("L_level."):
-            if fields["pos_encodings"] == "rope2d" and name.endswith("attn.qkv_proj.weight"):
-                value = side_by_side(value, fields["num_heads"])
-            found["model." + name.replace(".attn.", ".self_attn.").replace(".attn_t.", ".symbol_attn.")] = value
-    symbols = ["embed_special_tokens", "embed_symbol_tokens", "embed_symbols"]
-    found["model.embed.tokens.weight"] = torch.cat([tensors[name] for name in symbols if name in tensors], 1)[0, :, 0]
-    if extra := [tensors[name] for name in ("add_tokens_special", "add_tokens") if name in tensors]:
-        found["model.embed.extra.weight"] = torch.cat(extra, 1)[0].flatten(0, 1)
-    if "pos_embedding" in tensors:
-        found["model.embed.positions.weight"] = tensors["pos_embedding"][0, 0]
-    if "puzzle_emb.weights" in tensors:
-        found["model.puzzle_emb.weight"] = tensors["puzzle_emb.weights"]
-    if "Z_init" in tensors:
-        found["model.H_init"] = tensors["Z_init"]
-    return found
+    return se_rrm_tensors(tensors, VARIANTS[variant]["num_heads"], VARIANTS[variant]["pos_encodings"])
 
 
 def golden_model(variant: str) -> SeRrmPuzzleForSolving:

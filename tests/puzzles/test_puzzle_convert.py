@@ -12,7 +12,8 @@ from golden import CASES, HRM, TRM, TRM_MLP
 
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.cli import main
-from hrm_hf.puzzles.convert import convert_original, convert_to_original, our_name
+from hrm_hf.puzzles.convert import convert_original, convert_to_original
+from hrm_hf.puzzles.original_tensors import our_name
 
 
 NAMES = {"hrm": "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1"}
@@ -152,7 +153,11 @@ def test_a_truncated_file_is_named(write_original, tmp_path, size):
         convert_original(folder, tmp_path / "ours")
 
 
-@pytest.mark.parametrize("content", [[1, 2], {"model": {"a": torch.zeros(1)}}], ids=["list", "nested"])
+@pytest.mark.parametrize(
+    "content",
+    [[1, 2], {"weights": {"a": torch.zeros(1)}}, {"model": {"a": [1]}, "config": {}}],
+    ids=["list", "nested", "model"],
+)
 def test_something_else_than_a_state_dict_is_refused(write_original, tmp_path, content):
     with pytest.raises(ValueError, match="expected a state_dict"):
         convert_original(write_original(HRM, content), tmp_path / "ours")

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import torch
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, metrics
 from hrm_hf.puzzles import sudoku
 from hrm_hf.puzzles.accuracy import accuracies, accuracy_by_difficulty, correct_cells, wilson_interval
+from hrm_hf.puzzles.breadth import seeded
 from hrm_hf.puzzles.evaluation import calibration, evaluate_puzzles
 from hrm_hf.trainer.plots import plot_evaluation
 
@@ -104,6 +106,73 @@ def test_fixed_halting_uses_every_step_and_q_halting_may_stop_earlier(data):
     assert evaluate_puzzles(model, *data, halt="fixed")["average_steps"] == 4
     assert evaluate_puzzles(model, *data, halt="q")["average_steps"] == 1
     assert evaluate_puzzles(model, *data, halt="q", min_steps=3)["average_steps"] == 3
+
+
+def random_model(**fields):
+    torch.manual_seed(0)
+    model = HrmPuzzleForSolving(HrmPuzzleConfig(**{**CONFIG, **fields}))
+    with torch.no_grad():
+        model.q_head.weight.normal_()
+    return model.eval()
+
+
+def test_restarts_are_those_of_solve_and_are_told(data):
+    model = random_model()
+    options = {"restarts": 3, "noise": 0.7, "noise_at": "every_step", "choose": "residual", "exit_when_still": 0.01}
+    seen = []
+    found = evaluate_puzzles(
+        model, *data, batch_size=10, max_steps=5, seed=4, on_batch=lambda *found: seen.append(found[2]), **options
+    )
+    with seeded(model.device, 4):
+        expected = model.solve(torch.from_numpy(data[0]).long(), max_steps=5, **options)
+    assert torch.equal(seen[0].predictions, expected.predictions) and torch.equal(seen[0].steps, expected.steps)
+    assert found["average_steps"] == expected.steps.float().mean().item()
+    assert found["average_steps_of_all_runs"] == expected.steps_of_all_runs.float().mean().item()
+    assert {name: found[name] for name in options} == options
+
+
+def test_a_batch_is_by_default_what_stays_in_the_cache(data, monkeypatch):
+    rows = []
+    monkeypatch.setattr(HrmPuzzleForSolving, "boards_per_call", 3)
+    evaluate_puzzles(random_model(), *data, on_batch=lambda ids, *_: rows.append(len(ids)))
+    assert rows == [3, 3, 3, 1]
+
+
+def test_one_plain_run_is_not_told_and_an_unknown_option_is_named(data):
+    plain = {"restarts": 1, "noise": None, "noise_at": "start", "choose": "q", "exit_when_still": None}
+    assert not {*plain, "average_steps_of_all_runs"} & run(Scripted(data[1]), data, **plain).keys()
+    with pytest.raises(TypeError, match="no option 'restart'; of breadth there are"):
+        run(Scripted(data[1]), data, restart=2)
+
+
+def test_the_same_seed_gives_the_same_evaluation_and_leaves_other_random_numbers_alone(data):
+    model = random_model()
+    options = {"restarts": 3, "noise": 2.0, "batch_size": 4, "max_steps": 3}
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(len(results))
+        state = torch.get_rng_state()
+        results.append(evaluate_puzzles(model, *data, seed=seed, **options))
+        assert torch.equal(torch.get_rng_state(), state)
+        del results[-1]["puzzles_per_second"]
+    assert results[0] == results[1] != results[2]
+
+
+def test_the_rules_choose_where_the_task_has_rules_that_prove(data):
+    """A model that is right in its second run, and less sure of it."""
+
+    class Second(HrmPuzzleForSolving):
+        def run(self, input_ids, puzzle_identifiers, *, noise, **options):
+            found = super().run(input_ids, puzzle_identifiers, noise=noise, **options)
+            solved = torch.from_numpy(np.stack([sudoku.solve(row - 1) for row in input_ids.numpy()])).long() + 1
+            answer = solved if noise else torch.zeros_like(solved)
+            return replace(found, predictions=answer, q_halt=torch.full((len(answer),), -9.0 if noise else 9.0))
+
+    model = Second(HrmPuzzleConfig(**CONFIG)).eval()
+    for choose, expected in (("q", 0), ("rules", 1)):
+        assert evaluate_puzzles(model, *data, restarts=2, choose=choose)["exact_accuracy"] == expected
+    model.config.task = "generic"  # falls back to q
+    assert evaluate_puzzles(model, *data, restarts=2, choose="rules")["exact_accuracy"] == 0
 
 
 def test_training_mode_is_restored(data):

@@ -34,13 +34,14 @@ class Oracle(HrmPuzzleForSolving):
         super().__init__(config)
         self.answer, self.q_halt, self.calls = answer, q_halt, []
 
-    def solve(self, input_ids, puzzle_identifiers=None, noise=0.0, return_trajectory=False, **options):
+    def run(self, input_ids, puzzle_identifiers, *, noise, return_trajectory, with_residual, until, **options):
         self.calls.append(
             {"rows": len(input_ids), "noise": noise, "identifiers": puzzle_identifiers.tolist(), **options}
         )
         predictions = torch.stack([torch.as_tensor(np.asarray(self.answer(row.numpy()))) for row in input_ids]).long()
         q_halt = torch.tensor([float(self.q_halt(row.numpy(), noise)) for row in input_ids])
-        solution = PuzzleSolution(predictions, torch.full((len(input_ids),), 2), q_halt, logits=torch.empty(0))
+        sure = 9.0 * torch.nn.functional.one_hot(predictions, self.config.vocab_size)
+        solution = PuzzleSolution(predictions, torch.full((len(input_ids),), 2), q_halt, logits=sure)
         if return_trajectory:
             solution.trajectory = torch.stack([input_ids, predictions, predictions])
             solution.q_trajectory = torch.stack([q_halt] * 3)
@@ -169,7 +170,7 @@ def test_restarts_start_undisturbed_once_and_are_ranked_by_q_halt():
     solve, model = solver_of(SUDOKU_4, lambda tokens: next(answers), q_halt=lambda row, noise: next(q_values))
     result = solve(puzzles_4x4(1)[0], restarts=3, noise=0.5)
     assert result["text"] == "2" * 16  # token 3 is the digit 2
-    assert [call["noise"] for call in model.calls] == [0.0, 0.5, 0.5]
+    assert [(call["rows"], call["noise"]) for call in model.calls] == [(1, 0.0), (2, 0.5)]
 
 
 def test_the_same_seed_gives_the_same_restarts():
@@ -191,12 +192,74 @@ def test_noise_and_restarts_need_each_other(options):
         solve(puzzles_4x4(1)[0], **options)
 
 
+def run_of(answers, q_values):
+    """An oracle whose runs, one board a time, give these answers with these q values."""
+    answers, q_values = iter(answers), iter(q_values)
+    return solver_of(SUDOKU_4, lambda tokens: next(answers), q_halt=lambda row, noise: next(q_values))
+
+
+def test_each_choice_of_restarts_takes_its_answer():
+    puzzle = puzzles_4x4(1)[0]
+    right = solve_sudoku(sudoku.encode(puzzle))
+    answers = [np.full(16, 2), np.full(16, 3), right, np.full(16, 2)]
+    for options, expected in (
+        ({"choose": "q"}, answers[1]),
+        ({"choose": "vote"}, answers[0]),
+        ({"choose": "rules"}, right),
+        ({"prefer_valid": True}, right),
+        ({}, answers[1]),
+    ):
+        solve, _ = run_of(answers, [0.0, 3.0, 1.0, -1.0])
+        result = solve(puzzle, restarts=4, noise=0.5, **options)
+        assert result["text"] == sudoku.decode(expected), options
+
+
+def test_what_the_rules_accept_needs_no_further_run():
+    puzzle = puzzles_4x4(1)[0]
+    solve, model = run_of([solve_sudoku(sudoku.encode(puzzle))], [-1.0])
+    assert solve(puzzle, restarts=100, choose="rules")["valid"] and len(model.calls) == 1
+
+
+def test_tasks_whose_rules_prove_nothing_are_chosen_by_q():
+    solve, model = solver_of(config("generic", 2, 3, 5), lambda tokens: tokens)
+    answers, q_values = iter([np.full(6, n) for n in (1, 2, 3)]), iter([0.0, 2.0, 1.0])
+    model.answer, model.q_halt = lambda tokens: next(answers), lambda row, noise: next(q_values)
+    assert solve([0, 1, 2, 3, 4, 0], restarts=3, choose="rules")["grid"] == [[2] * 3] * 2
+
+
+def test_noise_where_it_is_added_and_stillness_reach_the_model():
+    solve, model = solver_of(SUDOKU_4, solve_sudoku)
+    solve(puzzles_4x4(1)[0], restarts=2, noise=0.4, noise_at="every_step", exit_when_still=1e-3)
+    found = [(call["noise"], call["noise_at"], call["exit_when_still"]) for call in model.calls]
+    assert found == [(0.0, "every_step", 1e-3), (0.4, "every_step", 1e-3)]
+
+
+@pytest.mark.parametrize("size", [4, 6, 9])
+def test_the_fast_check_of_answers_agrees_with_the_rules(size):
+    task, rng = puzzle_task(config("sudoku", size, size, size + 2)), np.random.default_rng(0)
+    pairs = [np.stack(pair) + 1 for pair in sudoku.generate(size, 20, {4: 6, 6: 14, 9: 40}[size], seed=1)]
+    questions, answers = np.stack(pairs, axis=1).astype(int)
+    answers[5:15, 0] = rng.integers(0, size + 2, 10)  # a cell that another digit, a blank or padding may be in
+    answers[15:] = np.roll(answers[15:], 1, axis=0)  # valid boards, of other puzzles
+    expected = [not task.violations(*pair) for pair in zip(questions, answers)]
+    assert task.obeys(questions, answers).tolist() == expected
+    assert sum(expected[:5]) == 5 and not any(expected[15:]) and not all(expected[5:15])
+
+
+def test_the_check_of_mazes_agrees_with_the_rules():
+    task = puzzle_task(config("maze", 7, 7, 6))
+    mazes = np.stack([np.stack(pair) for pair in maze.generate(7, 7, 4, seed=1)], axis=1).reshape(2, 4, 49)
+    questions, answers = mazes.astype(int)
+    answers[0] = answers[1]
+    assert task.obeys(questions, answers).tolist() == [False, True, True, True]
+
+
 def test_steps_and_halting_reach_the_model():
     solve, model = solver_of(SUDOKU_4, solve_sudoku)
     solve(puzzles_4x4(3), max_steps=40, min_steps=2, halt="fixed", batch_size=3)
-    assert model.calls == [
-        {"rows": 3, "noise": 0.0, "identifiers": [0, 0, 0], "max_steps": 40, "min_steps": 2, "halt": "fixed"}
-    ]
+    asked = {"max_steps": 40, "min_steps": 2, "halt": "fixed"}
+    usual = {"min_confidence": 0.0, "noise_at": "start", "exit_when_still": None}
+    assert model.calls == [{"rows": 3, "noise": 0.0, "identifiers": [0, 0, 0], **asked, **usual}]
 
 
 def test_trajectory_is_that_of_the_winning_view_in_the_puzzles_own_orientation():

@@ -24,7 +24,7 @@ gr = pytest.importorskip("gradio", reason="the app needs gradio: pip install hrm
 UPLOAD = 2**20
 API = "/gradio_api"
 BOARD = ["1", *[""] * 15]
-SOLVE = [BOARD, 2, 1, 1, "q", False, 0]
+SOLVE = [BOARD, 2, 1, 1, "q", False, 0, 0.2, "start", "q", 0]
 WRITE = ["Once", 8, 0.8, 1, 0, 0, 2, "fixed", ""]
 INFER = [0.31, 0.81, 0, 0, 1, "fixed"]
 
@@ -142,6 +142,10 @@ NUMBERS = {
     "restarts above": ("solve", SOLVE, 3, 10**6),
     "a seed of 10^40": ("solve", SOLVE, 6, 10**40),
     "a halting rule of none": ("solve", SOLVE, 4, "never"),
+    "a noise that is NaN": ("solve", SOLVE, 7, float("nan")),
+    "noise at no place": ("solve", SOLVE, 8, "end"),
+    "a choice of none": ("solve", SOLVE, 9, "best"),
+    "stillness below 0": ("solve", SOLVE, 10, -1),
     "tokens above": ("write", WRITE, 1, 10**9),
     "a temperature that is NaN": ("write", WRITE, 2, float("nan")),
     "top p that is NaN": ("write", WRITE, 3, float("nan")),

@@ -361,6 +361,15 @@ def test_a_pull_has_limits_that_can_be_set(options, said, model, tmp_path):
     pull("folder", tmp_path, max_size=10**6, max_files=3)
 
 
+@pytest.mark.parametrize("where", ["folder", "cache"])
+def test_of_chosen_files_only_their_bytes_count_and_no_other_is_fetched(where, model, tmp_path):
+    result = pull(where, tmp_path, choose=lambda names: [name for name in names if name == "small.txt"], max_size=100)
+    assert (result.path / "small.txt").read_bytes() == SMALL and result.bytes == len(SMALL)
+    assert not any("large.bin" in path for _, path in model.requests)
+    with pytest.raises(HubError, match="has more than 100 bytes"):
+        pull(where, tmp_path, choose=lambda names: ["large.bin"], max_size=100)
+
+
 def test_the_limits_are_flags(model, tmp_path):
     out = ("pull", NAME, "--out", tmp_path / "pulled")
     assert "more than 1,000 bytes" in str(call(*out, "--max-size", "1KB", status=1).exception)

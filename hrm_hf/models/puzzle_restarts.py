@@ -1,0 +1,180 @@
+"""Several runs of a puzzle model on the same boards, and which of their answers stands.
+
+Runs differ by noise on the latent states (PTRM, arXiv 2605.19943, where the highest q wins) or by random initial
+states (EqR, arXiv 2605.21488, where the smallest residual does). Tensors in, tensors out: the runs themselves are
+those of `PuzzleSolvingHead.solve`. B boards of S cells, V tokens; N answers, several to a board.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+
+import torch
+
+
+CHOICES = ("q", "residual", "vote", "rules")
+RESIDUAL_WINDOW = 3  # last steps over which a residual is the mean
+
+# Whether the rules of a task accept answers: boards and answers, token ids [N, S] both, to bool [N].
+Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+# Whether answers end a run: index [N] of its rows and answers [N, S], to bool [N].
+Settles = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+
+
+@dataclass
+class PuzzleSolution:
+    """Answers of `solve`.
+
+    Attributes:
+        predictions: token ids [B, S]. steps: ACT steps used [B]. q_halt: logit [B] of the answer being right.
+        logits: [B, S, V] of the answer.
+        trajectory: predictions after each step [steps, B, S] if asked for; a finished row repeats its answer.
+        q_trajectory: q_halt after each step [steps, B], likewise.
+        residual: [B], how much the last steps moved the state, where the choice or an exit asks for it: the mean over
+            the last three steps of ||z_t - z_{t-1}|| / ||z_t|| (z_H).
+        steps_of_all_runs: ACT steps [B] of all restarts of a board, those of the answer included.
+    """
+
+    predictions: torch.Tensor
+    steps: torch.Tensor
+    q_halt: torch.Tensor
+    logits: torch.Tensor
+    trajectory: torch.Tensor | None = None
+    q_trajectory: torch.Tensor | None = None
+    residual: torch.Tensor | None = None
+    steps_of_all_runs: torch.Tensor | None = None
+
+    def select(self, rows: torch.Tensor) -> "PuzzleSolution":
+        """The answers of an index [N] of rows."""
+        return _each_field(lambda value, axis: value.index_select(axis, rows), self)
+
+
+class AnswerPool:
+    """Answers of several runs, of which those are kept that may still win.
+
+    An answer that the rules accept beats every other. Among equals in that, `choose` decides:
+
+    - "q": the highest q_halt;
+    - "residual": the smallest residual;
+    - "vote": the answer that most runs gave, between equal counts that of the highest q_halt;
+    - "rules": the first that the rules accept, and where they accept none, the highest q_halt.
+
+    Args:
+        input_ids: the boards, [B, S].
+        first: answers of the first run, one for each board.
+        accepts: the rules; without them no answer is better than another by them.
+    """
+
+    def __init__(self, input_ids: torch.Tensor, first: PuzzleSolution, choose: str, accepts: Accepts | None = None):
+        self.input_ids, self.choose, self.accepts = input_ids, choose, accepts
+        self.boards = self.votes = torch.empty(0, dtype=torch.long, device=input_ids.device)
+        self.accepted = self.boards.bool()
+        self.found: PuzzleSolution | None = None
+        self.steps = torch.zeros(len(input_ids), dtype=first.steps.dtype, device=input_ids.device)
+        self.add(torch.arange(len(input_ids), device=input_ids.device), first)
+
+    def add(self, boards: torch.Tensor, found: PuzzleSolution) -> None:
+        """Takes the answers of another run, in the order of runs, to an index [N] of boards."""
+        accepted = torch.zeros_like(boards, dtype=torch.bool)
+        if self.accepts is not None:
+            accepted = self.accepts(self.input_ids[boards], found.predictions)
+        self.steps.index_add_(0, boards, found.steps)
+        self.boards, self.accepted = torch.cat((self.boards, boards)), torch.cat((self.accepted, accepted))
+        self.votes = torch.cat((self.votes, torch.ones_like(boards)))
+        self.found = found if self.found is None else _joined(self.found, found)
+        self._drop_losers()
+
+    def undecided(self, runs_left: int) -> torch.Tensor:
+        """Index of the boards whose answer `runs_left` more runs might change."""
+        everything = torch.arange(len(self.input_ids), device=self.boards.device)
+        if runs_left == 0:
+            return everything[:0]
+        best = self._best()
+        if self.choose == "rules":
+            return everything[~self.accepted[best]]
+        if self.choose == "vote":
+            others = self.votes.clone()
+            others[best] = 0
+            second = torch.zeros_like(everything).scatter_reduce(0, self.boards, others, "amax")
+            decided = self.votes[best] > second + runs_left
+            return everything[~decided if self.accepts is None else ~(decided & self.accepted[best])]
+        return everything
+
+    def solution(self) -> PuzzleSolution:
+        """The answer to each board."""
+        return replace(self.found.select(self._best()), steps_of_all_runs=self.steps)
+
+    def _drop_losers(self) -> None:
+        """Keeps the best answer to each board, or in a vote the surest of each group of equal answers."""
+        names = self.boards.unsqueeze(1)
+        if self.choose == "vote":
+            names = torch.cat((names, self.found.predictions), dim=1)
+        groups = torch.unique(names, dim=0, return_inverse=True)[1]
+        self.votes = torch.zeros_like(groups).index_add_(0, groups, self.votes)[groups]
+        kept = _first_of_each(groups, self._order()).sort().values  # in the order of runs
+        self.boards, self.accepted, self.votes = self.boards[kept], self.accepted[kept], self.votes[kept]
+        self.found = self.found.select(kept)
+
+    def _best(self) -> torch.Tensor:
+        """Index [B] of the answer that stands for each board."""
+        return _first_of_each(self.boards, self._order())
+
+    def _order(self) -> torch.Tensor:
+        """Index of all answers, best first; equals in the order of runs."""
+        score = -self.found.residual if self.choose == "residual" else self.found.q_halt
+        if self.choose == "rules":
+            score = score.masked_fill(self.accepted, torch.inf)
+        order = torch.argsort(score, descending=True, stable=True)
+        for key in (self.votes, self.accepted.int()) if self.choose == "vote" else (self.accepted.int(),):
+            order = order[torch.argsort(key[order], descending=True, stable=True)]
+        return order
+
+
+def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
+    """For each group number of `groups` [N], ascending, the entry that `order` [N] names first."""
+    order = order[torch.argsort(groups[order], stable=True)]
+    sorted_groups = groups[order]
+    first = torch.ones_like(sorted_groups, dtype=torch.bool)
+    first[1:] = sorted_groups[1:] != sorted_groups[:-1]
+    return order[first]
+
+
+def _joined(one: PuzzleSolution, other: PuzzleSolution) -> PuzzleSolution:
+    """The answers of both, those of `one` first; the shorter trajectories repeat their last step."""
+    if one.trajectory is not None:
+        length = max(len(one.trajectory), len(other.trajectory))
+        one, other = _lengthened(one, length), _lengthened(other, length)
+    return _each_field(lambda value, axis, more: torch.cat((value, more), dim=axis), one, other)
+
+
+def _lengthened(found: PuzzleSolution, length: int) -> PuzzleSolution:
+    last = torch.arange(length, device=found.steps.device).clamp(max=len(found.trajectory) - 1)
+    return replace(found, trajectory=found.trajectory[last], q_trajectory=found.q_trajectory[last])
+
+
+def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
+    """`change(value, axis of the rows, values of others)` of each field that has a value."""
+    changed = {}
+    for name in (field.name for field in fields(found)):
+        if (value := getattr(found, name)) is not None:
+            axis = 1 if name in ("trajectory", "q_trajectory") else 0
+            changed[name] = change(value, axis, *(getattr(other, name) for other in others))
+    return PuzzleSolution(**changed)
+
+
+def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """||new - old|| / ||new|| of each row, float32 [N] of states [N, ...]."""
+    new, old = new.float().flatten(1), old.float().flatten(1)
+    return torch.linalg.vector_norm(new - old, dim=1) / torch.linalg.vector_norm(new, dim=1).clamp_min(1e-12)
+
+
+def validate_choice(choose: str, accepts: Accepts | None, restarts: int) -> None:
+    """Raises ValueError for a choice of answers that `solve` cannot make."""
+    if restarts < 1:
+        raise ValueError(f"restarts={restarts}; expected at least 1")
+    if choose not in CHOICES:
+        raise ValueError(f"choose={choose!r}; expected one of {CHOICES}")
+    if choose == "rules" and accepts is None:
+        raise ValueError(
+            'choose="rules" needs accepts, a function of boards and answers that tells which answers obey the rules; '
+            "the pipeline gives that of its task"
+        )

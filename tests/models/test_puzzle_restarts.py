@@ -1,0 +1,381 @@
+"""Several runs on a board, the choice among their answers, noise at every step, and the exit of a state that is still.
+
+Referees: single runs of the same model, and answers that are made up so that each rule has one right choice.
+"""
+
+from itertools import pairwise
+
+import pytest
+import tiny
+import torch
+from tolerances import assert_equal_but_for_rounding
+
+from hrm_hf import PuzzleSolution, TrmPuzzleForSolving
+from hrm_hf.models.modeling_puzzle import DEFAULT_NOISE
+from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
+from hrm_hf.models.puzzle_restarts import RESIDUAL_WINDOW, AnswerPool
+
+
+MODELS = {
+    "hrm": lambda: tiny.model("hrm"),
+    "trm": lambda: tiny.model("trm"),
+    "trm-mlp": lambda: tiny.model("trm-mlp"),
+    "se_rrm": tiny.se_rrm,
+}
+models = pytest.mark.parametrize("name", MODELS)
+ALONE = {"choose": "q", "noise": 0.0, "restarts": 1, "noise_at": "start", "exit_when_still": None, "accepts": None}
+FIELDS = ("predictions", "steps", "q_halt", "logits", "trajectory", "q_trajectory")
+
+
+def inputs(rows=8):
+    data = tiny.batch(rows)
+    return {name: data[name] for name in ("input_ids", "puzzle_identifiers")}
+
+
+def assert_same(found, expected, names=FIELDS):
+    for name in names:
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+
+
+# One run
+
+
+@models
+def test_one_run_without_noise_is_the_plain_loop_to_the_bit(name):
+    model, data = MODELS[name](), inputs(16)
+    if name == "se_rrm":  # solves boards whose symbols it has named by first occurrence: here they have these names
+        to_new, _ = canonical_symbols(data["input_ids"], tiny.VOCAB_SIZE)
+        data["input_ids"] = to_new.gather(1, data["input_ids"])
+    found = model.solve(**data, **ALONE, return_trajectory=True)
+    assert_same(model.solve(**data, return_trajectory=True), found)
+    carry, open_rows = None, torch.ones(16, dtype=torch.bool)
+    first = found.steps.min()
+    with torch.no_grad():
+        for step in range(1, first + 1):  # until the batch shrinks, the chain of evaluation steps has its shapes
+            output = model(**data, carry=carry)
+            carry = output.carry
+            assert torch.equal(found.trajectory[step - 1], output.logits.argmax(-1))
+            assert torch.equal(found.q_trajectory[step - 1], output.q_halt_logits)
+    open_rows = found.steps > first
+    assert torch.equal(found.logits[~open_rows], output.logits[~open_rows])
+
+
+@models
+def test_a_batch_gives_what_its_rows_give_alone_with_an_exit_by_stillness(name):
+    # In float64, since random weights enlarge the differences that another shape of a product makes.
+    model, data = MODELS[name]().double(), inputs()
+    options = {"halt": "fixed", "max_steps": 4, "choose": "residual"}
+    options["exit_when_still"] = model.solve(**data, **options).residual.median().item()
+    options["max_steps"] = 8
+    together = model.solve(**data, **options)
+    assert len(together.steps.unique()) > 1, "the rows of this test have to stop at different steps"
+    for row in range(8):
+        alone = model.solve(**{key: value[row : row + 1] for key, value in data.items()}, **options)
+        assert alone.steps.item() == together.steps[row]
+        torch.testing.assert_close(alone.logits[0], together.logits[row], atol=1e-6, rtol=0)
+        torch.testing.assert_close(alone.residual[0], together.residual[row], atol=1e-6, rtol=1e-5)
+
+
+# Noise
+
+
+@models
+def test_noise_at_every_step_has_the_stated_std_and_at_the_start_comes_once(name, monkeypatch):
+    model, data = MODELS[name](), inputs(64)
+
+    def states(**options):
+        seen = []
+        monkeypatch.setattr(
+            model.model, "reason", lambda x, rotary, z_H, z_L: (seen.append((z_H, z_L)), (z_H, z_L))[1]
+        )
+        torch.manual_seed(0)
+        model.solve(**data, halt="fixed", max_steps=4, **options)
+        return seen
+
+    still = states()[0]
+    for noise_at, steps in (("start", [1, 1, 1, 1]), ("every_step", [1, 2, 3, 4])):
+        for found, times in zip(states(noise=0.3, noise_at=noise_at), steps):
+            for noisy, quiet in zip(found, still):
+                if quiet.numel():  # SE-RRM has one state
+                    assert (noisy - quiet).std().item() == pytest.approx(0.3 * times**0.5, rel=0.05)
+                    assert abs((noisy - quiet).mean().item()) < 0.02
+
+
+def test_noise_at_every_step_disturbs_each_step_anew():
+    model, data = tiny.model("trm"), inputs()
+
+    def solve(**options):
+        torch.manual_seed(0)
+        return model.solve(**data, halt="fixed", max_steps=3, noise=0.5, return_trajectory=True, **options)
+
+    start, every = solve(), solve(noise_at="every_step")
+    assert torch.equal(start.q_trajectory[0], every.q_trajectory[0])
+    assert (start.q_trajectory[1:] != every.q_trajectory[1:]).all(dim=1).all()
+
+
+# Restarts
+
+
+@models
+def test_restarts_are_runs_and_the_surest_stands(name):
+    model, data = MODELS[name](), inputs()
+    torch.manual_seed(3)
+    found = model.solve(**data, restarts=4, noise=0.5, max_steps=6, return_trajectory=True)
+    torch.manual_seed(3)
+    runs = [model.solve(**data, max_steps=6, return_trajectory=True)]
+    rows = {key: value.repeat(3, *[1] * (value.dim() - 1)) for key, value in data.items()}
+    noisy = model.solve(**rows, noise=0.5, max_steps=6, return_trajectory=True)  # the three go together
+    runs += [noisy.select(torch.arange(8) + 8 * number) for number in range(3)]
+    best = torch.stack([run.q_halt for run in runs]).argmax(0)
+    assert len(best.unique()) > 1, "different runs have to win, or this test shows nothing"
+    for row, run in enumerate(best):
+        chosen = runs[run]
+        assert_same(found.select(torch.tensor([row])), chosen.select(torch.tensor([row])), FIELDS[:4])
+        steps = found.steps[row]
+        assert torch.equal(found.trajectory[:steps, row], chosen.trajectory[:steps, row])
+        assert (found.trajectory[steps:, row] == found.predictions[row]).all()
+    assert torch.equal(found.steps_of_all_runs, sum(run.steps for run in runs))
+
+
+def test_restarts_have_noise_by_default_unless_the_model_draws_numbers_itself(monkeypatch):
+    asked = []
+    run = TrmPuzzleForSolving.run
+
+    def spy(self, input_ids, *args, noise, **options):
+        asked.append((len(input_ids), noise))
+        return run(self, input_ids, *args, noise=noise, **options)
+
+    monkeypatch.setattr(TrmPuzzleForSolving, "run", spy)
+    tiny.model("trm").solve(**inputs(2), restarts=3, max_steps=1)
+    tiny.model("trm", random_initial_states=True).solve(**inputs(2), restarts=3, max_steps=1)
+    assert asked == [(2, 0.0), (4, DEFAULT_NOISE), (2, 0.0), (4, 0.0)]
+
+
+def test_as_many_runs_go_together_as_the_cache_holds_boards(monkeypatch):
+    sizes = []
+    run = TrmPuzzleForSolving.run
+    monkeypatch.setattr(
+        TrmPuzzleForSolving, "run", lambda self, ids, *a, **k: (sizes.append(len(ids)), run(self, ids, *a, **k))[1]
+    )
+    model = tiny.model("trm")
+    assert model.boards_per_call == 4 * 2**20 // ((2 + tiny.SEQ_LEN) * 32 * 4)
+    monkeypatch.setattr(TrmPuzzleForSolving, "boards_per_call", 10)
+    model.solve(**inputs(4), restarts=8, max_steps=1)
+    assert sizes == [4, 8, 8, 8, 4]
+    sizes.clear()
+    model.solve(**inputs(16), restarts=3, max_steps=1)
+    assert sizes == [16, 16, 16]
+
+
+def test_a_board_that_the_rules_have_settled_gets_no_further_run_nor_step(monkeypatch):
+    model, data = tiny.model("trm"), inputs(4)
+    plain = model.solve(**data, halt="fixed", max_steps=3, return_trajectory=True)
+    wanted = plain.trajectory[1, 2]  # what board 2 answers after its second step
+    sizes = []
+    run = TrmPuzzleForSolving.run
+    monkeypatch.setattr(
+        TrmPuzzleForSolving, "run", lambda self, ids, *a, **k: (sizes.append(len(ids)), run(self, ids, *a, **k))[1]
+    )
+    boards = data["input_ids"]
+
+    def accepts(questions, answers):
+        return (questions == boards[2]).all(1) & (answers == wanted).all(1)
+
+    found = model.solve(**data, halt="fixed", max_steps=3, restarts=2, choose="rules", accepts=accepts, noise=1.0)
+    assert sizes == [4, 3]
+    assert torch.equal(found.predictions[2], wanted) and found.steps.tolist() == [3, 3, 2, 3]
+    assert found.steps_of_all_runs.tolist() == [6, 6, 2, 6]
+
+
+def test_the_rules_judge_the_boards_as_they_are_given_whatever_names_a_model_gives_their_symbols():
+    model, data = tiny.se_rrm(), inputs(16)
+    to_new, _ = canonical_symbols(data["input_ids"], tiny.VOCAB_SIZE)
+    assert (to_new != torch.arange(tiny.VOCAB_SIZE)).any()
+    judged = []
+
+    def accepts(boards, answers):
+        judged.append(bool((boards.unsqueeze(1) == data["input_ids"]).all(-1).any(1).all()))
+        return answers[:, 0] == 3
+
+    plain = model.solve(**data, halt="fixed", max_steps=4, return_trajectory=True)
+    found = model.solve(**data, halt="fixed", max_steps=4, restarts=2, choose="rules", accepts=accepts, noise=0.1)
+    hits = plain.trajectory[:, :, 0] == 3
+    settled = hits.any(0)
+    assert 0 < settled.sum() < 16 and all(judged)
+    assert torch.equal(found.steps[settled], hits.int().argmax(0)[settled].int() + 1)
+    assert (found.predictions[settled, 0] == 3).all()
+
+
+# The choice, on answers that are made up
+
+
+def answers(*rows):
+    """Answers of one run each to the same board: (number that is the answer, q_halt, residual)."""
+    numbers, q_halt, residual = (torch.tensor(column) for column in zip(*rows))
+    predictions = numbers.unsqueeze(1).expand(-1, 3).long()
+    steps = torch.arange(1, len(rows) + 1, dtype=torch.int32)
+    logits = torch.nn.functional.one_hot(predictions, 9).float()
+    return PuzzleSolution(predictions, steps, q_halt.float(), logits, residual=residual.float())
+
+
+def chosen(choose, rows, accepts=None, at_once=False):
+    """Step count of the answer that stands, which is its number in `rows`, from 1."""
+    runs = answers(*rows)
+    pool = AnswerPool(torch.zeros(1, 3), runs.select(torch.tensor([0])), choose, accepts)
+    for numbers in [range(1, len(rows))] if at_once else [[number] for number in range(1, len(rows))]:
+        numbers = torch.tensor(list(numbers))
+        pool.add(torch.zeros_like(numbers), runs.select(numbers))
+    solution = pool.solution()
+    assert solution.steps_of_all_runs.item() == sum(range(1, len(rows) + 1))
+    return solution.steps.item()
+
+
+def is_even(boards, found):
+    return found[:, 0] % 2 == 0
+
+
+ROWS = [(1, 0.0, 0.3), (3, 4.0, 0.2), (5, 1.0, 0.1), (1, 2.0, 0.5), (2, -1.0, 0.4), (4, -0.5, 0.6)]
+
+
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(
+    "choose, accepts, expected",
+    [
+        ("q", None, 2),
+        ("residual", None, 3),
+        ("vote", None, 4),  # 1 has two votes, and its second run is the surer
+        ("rules", is_even, 5),  # the first that is accepted, though 4 is surer
+        ("rules", lambda boards, found: found[:, 0] > 8, 2),  # none is: by q
+        ("q", is_even, 6),  # of those that are accepted, the surest
+        ("residual", is_even, 5),
+        ("vote", is_even, 6),
+    ],
+)
+def test_each_rule_chooses_its_answer(choose, accepts, expected, at_once):
+    assert chosen(choose, ROWS, accepts, at_once) == expected
+
+
+def test_equal_counts_of_votes_are_decided_by_q():
+    assert chosen("vote", [(1, 0.0, 0), (2, 3.0, 0), (1, 1.0, 0), (2, -3.0, 0)]) == 2
+    assert chosen("vote", [(1, 0.0, 0), (2, 3.0, 0), (1, 4.0, 0), (2, -3.0, 0)]) == 3
+    assert chosen("q", [(1, 2.0, 0), (2, 2.0, 0)]) == 1  # equals: the first run
+
+
+def test_a_vote_that_no_run_can_change_is_decided():
+    pool = AnswerPool(torch.zeros(2, 3), answers((1, 0.0, 0), (1, 0.0, 0)), "vote")
+    assert pool.undecided(1).tolist() == [0, 1] and pool.undecided(0).tolist() == []
+    pool.add(torch.tensor([0, 1]), answers((1, 0.0, 0), (2, 0.0, 0)))
+    assert pool.undecided(2).tolist() == [0, 1]  # two more could still draw level with board 0
+    assert pool.undecided(1).tolist() == [1]
+
+
+@pytest.mark.parametrize("choose", ["q", "residual", "vote"])
+def test_leaving_decided_boards_alone_changes_no_answer(choose, monkeypatch):
+    model, data = tiny.model("trm"), inputs(16)
+    model.lm_head.weight.data[:4] = 0  # few different answers, so that they agree at times
+    options = {"restarts": 6, "noise": 0.3, "max_steps": 2, "choose": choose}
+    monkeypatch.setattr(TrmPuzzleForSolving, "boards_per_call", 1)  # a run at a time
+
+    def solve():
+        torch.manual_seed(0)
+        return model.solve(**data, **options)
+
+    first = solve()
+    assert torch.equal(solve().predictions, first.predictions)
+    monkeypatch.setattr(AnswerPool, "undecided", lambda self, left: torch.arange(len(self.input_ids) if left else 0))
+    full = solve()
+    assert (first.steps_of_all_runs <= full.steps_of_all_runs).all()
+    if choose != "vote":  # in a vote, the noise of later runs goes to other boards
+        assert_same(first, full, FIELDS[:4])
+
+
+# Exit by stillness
+
+
+def residual_of(states):
+    """As the docstring says, from the states before and after each step [steps + 1, N, ...]; in another way."""
+    norms = [((a - b).square().sum((1, 2)) / a.square().sum((1, 2))).sqrt() for b, a in pairwise(states)]
+    return torch.stack(norms[-RESIDUAL_WINDOW:]).mean(0)
+
+
+def scripted(model, monkeypatch, shrink=0.5):
+    """The state of row b moves from 1 towards 2 by steps that shrink; rows with an even number do not move at all."""
+    ones = torch.ones(8, model.config.max_position_embeddings, model.config.hidden_size)
+    moving = (torch.arange(8) % 2).view(-1, 1, 1)
+    monkeypatch.setattr(model.model, "fresh_states", lambda x, noise=0.0: (ones[: len(x)], ones[: len(x)]))
+    numbers = []
+    monkeypatch.setattr(model, "q_values", lambda z_H, logits=None: (torch.full((len(z_H),), -1.0),) * 2)
+
+    def reason(x, rotary, z_H, z_L):
+        moves = z_H + shrink * (2 - z_H) if len(z_H) < 8 else torch.where(moving > 0, z_H + shrink * (2 - z_H), z_H)
+        numbers.append(len(z_H))
+        return moves, z_L
+
+    monkeypatch.setattr(model.model, "reason", reason)
+    return numbers
+
+
+def test_a_row_stops_when_its_last_steps_moved_the_state_by_less_than_the_tolerance(monkeypatch):
+    model, data = tiny.model("trm"), inputs()
+    sizes = scripted(model, monkeypatch)
+    solution = model.solve(**data, halt="fixed", max_steps=30, exit_when_still=0.01)
+    z, residuals = [torch.ones(1, 1, 1)], []
+    for _ in range(30):
+        z.append(z[-1] + 0.5 * (2 - z[-1]))
+        residuals.append(residual_of(z).item() if len(z) > RESIDUAL_WINDOW else 1.0)
+    expected = next(step for step, residual in enumerate(residuals, 1) if residual <= 0.01)
+    assert expected > RESIDUAL_WINDOW + 1
+    assert solution.steps.tolist() == [RESIDUAL_WINDOW, expected] * 4
+    assert sizes == [8] * RESIDUAL_WINDOW + [4] * (expected - RESIDUAL_WINDOW)  # still rows have left the batch
+    assert_equal_but_for_rounding(solution.residual[1::2], torch.full((4,), residuals[expected - 1]))
+    assert solution.residual[::2].tolist() == [0.0] * 4
+
+
+def test_stillness_waits_for_the_fewest_steps_and_never_comes_by_default(monkeypatch):
+    model, data = tiny.model("trm"), inputs()
+    scripted(model, monkeypatch)
+    later = model.solve(**data, halt="fixed", max_steps=30, min_steps=20, exit_when_still=0.01)
+    assert later.steps.tolist() == [20] * 8
+    assert model.solve(**data, halt="fixed", max_steps=30).steps.tolist() == [30] * 8
+
+
+@models
+def test_the_residual_is_that_of_the_states(name):
+    model, data = MODELS[name](), inputs()
+    states = []
+    hook, reason = model.model.fresh_states, model.model.reason
+    model.model.fresh_states = lambda x, noise=0.0: (states.append(hook(x)[0]), hook(x))[1]
+    model.model.reason = lambda *args: (result := reason(*args), states.append(result[0]))[0]
+    solution = model.solve(**data, halt="fixed", max_steps=5, choose="residual")
+    assert_equal_but_for_rounding(solution.residual, residual_of([state.flatten(2) for state in states]))
+    assert model.solve(**data, max_steps=1).residual is None
+
+
+def test_of_1024_steps_those_after_a_fixed_point_are_spared_and_the_answer_is_the_last(monkeypatch):
+    model, data = tiny.model("trm"), inputs()
+    sizes = scripted(model, monkeypatch)
+    short = model.solve(**data, halt="fixed", max_steps=1024, exit_when_still=0.0)
+    assert len(sizes) == short.steps.max() < 40 and short.residual.tolist() == [0.0] * 8
+    full = model.solve(**data, halt="fixed", max_steps=1024)
+    assert full.steps.tolist() == [1024] * 8 and torch.equal(short.predictions, full.predictions)
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"restarts": 0}, "restarts=0; expected at least 1"),
+        ({"choose": "luck"}, r"choose='luck'; expected one of \('q', 'residual', 'vote', 'rules'\)"),
+        ({"choose": "rules"}, 'choose="rules" needs accepts'),
+        ({"noise_at": "end"}, 'noise_at=\'end\'; expected "start" or "every_step"'),
+        ({"noise": -0.1}, r"noise=-0\.1; expected a standard deviation"),
+        ({"noise": float("nan")}, "noise=nan; expected a standard deviation"),
+        ({"restarts": 2, "noise": 0.0}, r"restarts=2 with noise=0\.0 would all give the same"),
+        ({"exit_when_still": -1.0}, r"exit_when_still=-1\.0 is no share"),
+    ],
+)
+def test_impossible_options_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        tiny.model("hrm").solve(**inputs(), **arguments)

@@ -1,0 +1,455 @@
+"""`hrm-hf convert` on files in the layouts of the public checkpoints, served by a loopback Hub.
+
+Referees: the originals' golden tensors, and where there are none for a layout, the model that the file was made from.
+docs/pretrained.md lists the checkpoints and what is known of each one's layout.
+"""
+
+import json
+import os
+from collections import defaultdict
+
+import golden
+import pytest
+import tiny
+import torch
+import yaml
+from golden import HRM, TRM, TRM_MLP, Case
+from hub_here import call
+from huggingface_hub import HfApi
+from public_checkpoints import (
+    arch_section,
+    compiled,
+    publish,
+    run_config,
+    saved,
+    training_state,
+)
+from safetensors.torch import save as save_safetensors
+from tolerances import assert_copied
+
+from hrm_hf import AutoModelForPuzzleSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.models.act import ActCarry
+from hrm_hf.puzzles.convert import convert_original, convert_to_original
+from hrm_hf.puzzles.original_tensors import original_name
+
+
+EQR = Case("eqr_tiny", "rope2d/", "eqr")
+SE_RRM = [Case("se_rrm_tiny", f"{name}/", "se_rrm") for name in ("puzzle_emb", "not_equivariant")]
+FIRST_STEP = 1e-4  # as the golden files suggest
+IDENTIFIERS = json.dumps(["<blank>"] + ["a"] * 7).encode()
+
+
+def convert(architecture, source, tmp_path, *options):
+    """What the command prints, and the model it wrote."""
+    out = tmp_path / "ours"
+    result = json.loads(call("convert", architecture, source, out, *options, "--json").stdout)
+    return result, AutoModelForPuzzleSolving.from_pretrained(out).eval()
+
+
+def assert_golden(model, case):
+    with torch.no_grad():
+        logits = model(**golden.batch(case, "A")).logits
+    torch.testing.assert_close(logits, golden.tensors(case, "eval/step1/")["logits"], rtol=0, atol=FIRST_STEP)
+
+
+def fields_of(case):
+    return golden.original_arch(case)
+
+
+# ---- HRM: sapientinc/HRM-checkpoint-*, bnsh/HRM-checkpoint-sudoku-full ----
+
+
+def test_a_repository_of_hrm_gives_the_golden_logits(hub, tmp_path):
+    files = {
+        "checkpoint": saved(compiled(HRM)),
+        "all_config.yaml": run_config("hrm", fields_of(HRM)),
+        "README.md": b"-",
+    }
+    commit = publish("sapientinc/HRM-checkpoint-sudoku-extreme", {**files, "identifiers.json": IDENTIFIERS})
+    result, model = convert("hrm", "sapientinc/HRM-checkpoint-sudoku-extreme", tmp_path)
+    assert_golden(model, HRM)
+    assert result["repository"] == "sapientinc/HRM-checkpoint-sudoku-extreme" and result["commit"] == commit
+    assert (tmp_path / "ours/identifiers.json").read_bytes() == IDENTIFIERS
+    assert not any("README" in path for method, path in hub.requests)  # only what is needed is fetched
+
+
+def test_a_converted_model_is_scored(hub, tmp_path):
+    state = {name: value[:1] if "puzzle_emb" in name else value for name, value in compiled(HRM).items()}
+    publish("org/hrm", {"checkpoint": saved(state), "all_config.yaml": run_config("hrm", fields_of(HRM))})
+    convert("hrm", "org/hrm", tmp_path)
+    call("data", "sudoku", "--clues", "70", "--num-train", "1", "--num-test", "2", "--out", tmp_path / "data")
+    scored = call("eval", "puzzles", tmp_path / "ours", tmp_path / "data", "--halt", "fixed", "--json").stdout
+    assert json.loads(scored)["metrics"]["exact_accuracy"] == 0  # its weights are noise
+
+
+@pytest.mark.parametrize(
+    "name, fields, task",
+    [
+        ("sapientinc/HRM-checkpoint-maze-30x30-hard", {"vocab_size": 6, "seq_len": 900}, "maze"),
+        ("sapientinc/HRM-checkpoint-ARC-2", {"vocab_size": 12, "seq_len": 900, "num_puzzle_identifiers": 9}, "arc"),
+        (
+            "bnsh/HRM-checkpoint-sudoku-full",
+            {"vocab_size": 11, "seq_len": 81, "pos_encodings": "learned", "loss_type": "softmax"},
+            "sudoku",
+        ),
+    ],
+)
+def test_other_repositories_of_hrm_give_the_model_they_were_made_from(name, fields, task, hub, tmp_path):
+    made = tiny.model("hrm", task="generic", grid_shape=None, box_shape=None, **fields)
+    made.save_pretrained(tmp_path / "made")
+    convert_to_original(tmp_path / "made", tmp_path / "original")
+    files = {"checkpoint": (tmp_path / "original/step_0").read_bytes()}
+    publish(name, {**files, "all_config.yaml": (tmp_path / "original/all_config.yaml").read_bytes()})
+    result, model = convert("hrm", name, tmp_path)
+    assert_copied(dict(model.named_parameters()), dict(made.named_parameters()))
+    kept = ("seq_len", "vocab_size", "num_puzzle_identifiers", "pos_encodings", "loss_type", "halt_max_steps")
+    assert {key: getattr(model.config, key) for key in kept} == {key: getattr(made.config, key) for key in kept}
+    assert result["task"] == task and result["identifiers_file"] is None
+
+
+# ---- TRM: alphaXiv/trm-model-* have weights and no configuration ----
+
+
+@pytest.fixture
+def alphaxiv(hub):
+    """Two kinds of weights under the released names, of another kind each, and nothing else."""
+    files = {"step_32550_sudoku_epoch50k": TRM_MLP, "step_39060_sudoku_60k_epoch_attn_type": TRM}
+    publish("alphaXiv/trm-model-sudoku", {name: saved(compiled(case)) for name, case in files.items()})
+
+
+def test_weights_without_a_configuration_take_a_preset(alphaxiv, tmp_path, monkeypatch):
+    fields = golden.our_config(TRM_MLP).to_dict()
+    same = ("hidden_size", "num_attention_heads", "H_cycles", "L_cycles", "puzzle_emb_ndim", "puzzle_emb_len",
+            "halt_max_steps", "mlp_t", "pos_encodings", "expansion")  # fmt: skip
+    preset = {**{name: fields[name] for name in same}, "forward_dtype": "float32"}
+    monkeypatch.setitem(TrmPuzzleConfig._presets, "trm-5m-mlp", preset)  # the real one has the released sizes
+    source = "alphaXiv/trm-model-sudoku/step_32550_sudoku_epoch50k"
+    result, model = convert("trm", source, tmp_path, "--config", "trm-5m-mlp")
+    assert_golden(model, TRM_MLP)
+    assert result["config"] == "preset trm-5m-mlp" and result["seq_len"] == 81
+
+
+@pytest.mark.parametrize(
+    "name, preset, task",
+    [
+        ("alphaXiv/trm-model-sudoku/step_39060_sudoku_60k_epoch_attn_type", "trm-7m", "sudoku"),
+        ("alphaXiv/trm-model-maze/maze_hard_step_32550", "trm-7m-maze", "maze"),
+        ("alphaXiv/trm-model-arc-agi-1/step_259320_arc_ag1_attn_type_h3l4", "trm-7m-arc", "arc"),
+    ],
+)
+def test_each_preset_takes_the_weights_that_its_task_has(name, preset, task, hub, tmp_path, monkeypatch):
+    width = {"hidden_size": 32, "num_attention_heads": 2, "puzzle_emb_ndim": 32}
+    monkeypatch.setitem(TrmPuzzleConfig._presets, preset, {**TrmPuzzleConfig._presets[preset], **width})
+    made = TrmPuzzleForSolving(TrmPuzzleConfig.from_preset(preset, num_puzzle_identifiers=3))
+    repo, _, file = name.rpartition("/")
+    state = {f"_orig_mod.{original_name(key)}": value for key, value in made.state_dict().items()}
+    publish(repo, {file: saved(state)})
+    result, model = convert("trm", name, tmp_path, "--config", preset)
+    assert_copied(model.state_dict(), made.state_dict())
+    kept = ("seq_len", "vocab_size", "H_cycles", "L_cycles", "num_puzzle_identifiers")
+    assert {key: getattr(model.config, key) for key in kept} == {key: getattr(made.config, key) for key in kept}
+    assert (result["task"], model.config.forward_dtype) == (task, "bfloat16")
+
+
+def test_weights_without_a_configuration_take_the_originals_arch_file(alphaxiv, tmp_path):
+    arch = arch_section("trm", fields_of(TRM))
+    arch["puzzle_emb_ndim"] = "${.hidden_size}"
+    (tmp_path / "trm.yaml").write_text(yaml.safe_dump(arch))
+    source = "https://huggingface.co/alphaXiv/trm-model-sudoku/resolve/main/step_39060_sudoku_60k_epoch_attn_type"
+    _, model = convert("trm", source, tmp_path, "--config", tmp_path / "trm.yaml")
+    assert_golden(model, TRM)
+
+
+def test_what_is_missing_of_weights_alone_is_said(alphaxiv, tmp_path):
+    failed = call("convert", "trm", "alphaXiv/trm-model-sudoku", tmp_path / "ours", status=1).exception
+    assert "name one of ['step_32550_sudoku_epoch50k', 'step_39060_sudoku_60k_epoch_attn_type']" in str(failed)
+    source = "alphaXiv/trm-model-sudoku/step_32550_sudoku_epoch50k"
+    assert "--config FILE, or say which of our presets it is: trm-5m-mlp, trm-7m" in str(
+        call("convert", "trm", source, tmp_path / "ours", status=1).exception
+    )
+    failed = call("convert", "trm", source, tmp_path / "ours", "--config", "trm-6m", status=1).exception
+    assert "neither a file nor a preset of trm (trm-5m-mlp, trm-7m, trm-7m-arc, trm-7m-maze)" in str(failed)
+
+
+def test_a_preset_of_other_puzzles_is_a_warning_and_tells_no_size(tmp_path, caplog):
+    torch.save({name: value[:6] if "embed" in name or "lm_head" in name else value
+                for name, value in compiled(TRM).items()}, tmp_path / "maze_hard_step_32550")  # fmt: skip
+    arch = {**arch_section("trm", fields_of(TRM)), "vocab_size": 11, "seq_len": 81}
+    (tmp_path / "trm.yaml").write_text(yaml.safe_dump(arch))
+    result = convert_original(tmp_path, tmp_path / "ours", "trm", config=tmp_path / "trm.yaml")
+    assert (result["vocab_size"], result["seq_len"], result["task"]) == (6, 900, "maze")
+    assert "has vocab_size=11, the weights 6" in caplog.text
+
+
+def test_the_preset_has_as_many_values_as_the_file_released_for_sudoku():
+    with torch.device("meta"):
+        state = TrmPuzzleForSolving(TrmPuzzleConfig.from_preset("trm-5m-mlp")).state_dict()
+    assert sum(value.numel() for value in state.values()) == 5_030_402  # as its readers have counted
+
+
+# ---- EqR: locuslab/EqR-model ----
+
+
+@pytest.mark.parametrize("as_nodes", [True, False], ids=["OmegaConf", "plain"])
+def test_a_training_state_of_eqr_gives_its_average_and_the_golden_states(hub, tmp_path, as_nodes):
+    average = compiled(EQR)
+    raw = {name: torch.zeros_like(value) for name, value in average.items()}
+    config = {"arch": {**arch_section("eqr", golden.variant(EQR)), "short_name": "EqR"}, "data_path": "data/x"}
+    publish("locuslab/EqR-model", {"sudoku-extreme/eqr.pth": training_state(raw, average, config, as_nodes)})
+    result, model = convert("eqr", "locuslab/EqR-model/sudoku-extreme", tmp_path)
+    assert result["averaged_weights"] and result["architecture"] == "trm_puzzle"
+    assert (model.config.update_rate, model.config.noise_scale) == (0.95, 0.0)
+    assert model.config.random_initial_states and model.config.grid_shape == [9, 9]
+    batch = {name: golden.tensors(EQR, f"batch/{original}")[""].long()
+             for name, original in (("input_ids", "inputs"), ("labels", "labels"))}  # fmt: skip
+    fresh = model.initial_carry(**batch)
+    states = (golden.tensors(EQR, f"start/{name}")[""] for name in ("z_H", "z_L"))
+    carry = ActCarry(*states, fresh.steps, torch.zeros_like(fresh.halted), fresh.current_data | batch)
+    with torch.no_grad():
+        output = model(**batch, carry=carry)
+    expected = golden.tensors(EQR, "eval/step1/")
+    torch.testing.assert_close(output.logits, expected["logits"], rtol=0, atol=FIRST_STEP)
+    torch.testing.assert_close(output.carry.z_H, expected["z_H"], rtol=0, atol=FIRST_STEP)
+
+
+@pytest.mark.parametrize(
+    "file, puzzles, positions",
+    [
+        ("sudoku-extreme/eqr.pth", {"vocab_size": 11, "seq_len": 81}, {"mlp_t": True, "pos_encodings": "none"}),
+        ("maze-unique/eqr.pth", {"vocab_size": 6, "seq_len": 900}, {"mlp_t": False, "pos_encodings": "rope"}),
+    ],
+)
+def test_what_the_average_of_eqr_lacks_comes_from_the_model(file, puzzles, positions, hub, tmp_path):
+    """As in the released files: a puzzle table, which is no parameter and so is not averaged."""
+    fields = {"L_layers": 1, "hidden_size": 32, "puzzle_emb_ndim": 32, "puzzle_emb_len": 2, **positions}
+    made = TrmPuzzleForSolving(
+        TrmPuzzleConfig(**fields, **puzzles, num_attention_heads=1, random_initial_states=True, update_rate=0.9)
+    )
+    made.model.puzzle_emb.weight.normal_()
+    arch = {**fields, "num_heads": 1, "H_layers": 0, "H_cycles": 3, "L_cycles": 6, "expansion": 4, "lambda_": 0.9,
+            "halt_max_steps": 16, "halt_exploration_prob": 0.1}  # fmt: skip
+    state = {f"_orig_mod.{original_name(name)}": value for name, value in made.state_dict().items()}
+    average = {name: value for name, value in state.items() if "puzzle_emb" not in name}
+    raw = {name: value if "puzzle_emb" in name else value + 1 for name, value in state.items()}
+    config = {"arch": arch, "dataset": {"data_path": "data/maze-30x30-unique-1k"}}
+    publish("locuslab/EqR-model", {file: training_state(raw, average, config)})
+    _, model = convert("eqr", f"locuslab/EqR-model/{file}", tmp_path)
+    assert_copied(model.state_dict(), made.state_dict())
+    kept = {**puzzles, "update_rate": 0.9, "noise_scale": 0.01, "forward_dtype": "bfloat16"}
+    assert {name: getattr(model.config, name) for name in kept} == kept
+
+
+def test_files_deeper_in_a_repository_are_named(hub, tmp_path):
+    publish("locuslab/EqR-model", {"sudoku-extreme/eqr.pth": b"-", "maze-unique/eqr.pth": b"-"})
+    failed = str(call("convert", "eqr", "locuslab/EqR-model", tmp_path / "ours", status=1).exception)
+    assert "locuslab/EqR-model/maze-unique/eqr.pth" in failed and "locuslab/EqR-model/sudoku-extreme/eqr.pth" in failed
+
+
+# ---- SE-RRM ----
+
+
+@pytest.mark.parametrize("case", SE_RRM, ids=str)
+def test_se_rrm_gives_the_golden_logits(case, hub, tmp_path):
+    state = golden.tensors(case, "state_dict/")
+    files = {"step_7": saved(state), "all_config.yaml": run_config("se_rrm", golden.variant(case))}
+    publish("some/se-rrm", files)
+    result, model = convert("se_rrm", "some/se-rrm", tmp_path, "--seq-len", "16")
+    assert result["architecture"] == "se_rrm_puzzle" and result["vocab_size"] == 6
+    names = {"input_ids": "inputs", "labels": "labels", "puzzle_identifiers": "puzzle_identifiers"}
+    batch = {ours: golden.tensors(case, f"batch/{name}")[""].long() for ours, name in names.items()}
+    with torch.no_grad():
+        logits = model(**batch).logits
+    torch.testing.assert_close(logits, golden.tensors(case, "eval/step1/")["logits"], rtol=0, atol=FIRST_STEP)
+
+
+def without_table(case=SE_RRM[0]):
+    state = {name: value for name, value in golden.tensors(case, "state_dict/").items() if "puzzle_emb" not in name}
+    return state, {**golden.variant(case), "puzzle_emb_ndim": 0}
+
+
+def test_the_vocabulary_of_se_rrm_comes_from_its_data_or_is_asked_for(tmp_path, caplog):
+    state, fields = without_table()
+    (tmp_path / "run").mkdir()
+    torch.save(state, tmp_path / "run/step_7")
+    config = tmp_path / "run/all_config.yaml"
+    config.write_bytes(run_config("se_rrm", fields))
+    with pytest.raises(ValueError, match=r"number of tokens is neither .* --vocab-size N"):
+        convert_original(tmp_path / "run", tmp_path / "ours", "se_rrm")
+    result = convert_original(tmp_path / "run", tmp_path / "4x4", "se_rrm", seq_len=16, vocab_size=6)
+    assert (result["seq_len"], result["vocab_size"], caplog.text) == (16, 6, "")
+    config.write_bytes(run_config("se_rrm", fields, data_paths=["data/sudoku-extreme-1k-aug-1000"]))
+    result = convert_original(tmp_path / "run", tmp_path / "9x9", "se_rrm")
+    assert (result["seq_len"], result["vocab_size"], result["task"], caplog.text) == (81, 11, "sudoku", "")
+
+
+def test_tensors_that_are_no_se_rrm_are_named(tmp_path):
+    state, fields = without_table()
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/all_config.yaml").write_bytes(run_config("se_rrm", fields))
+    name = "model.inner.L_level.layers.0.attn.qkv_proj.weight"
+    for value, message in (
+        ({"model.inner.embed_symbol_tokens": None}, r"wrong shape: embed_special_tokens, embed_symbol_tokens"),
+        ({name: None}, r"missing: L_level.layers.0.attn.qkv_proj.weight"),
+        ({name: torch.zeros(7, 32)}, "have not the shapes of se_rrm"),
+    ):
+        changed = {key: each for key, each in {**state, **value}.items() if each is not None}
+        torch.save(changed, tmp_path / "run/step_7")
+        with pytest.raises(ValueError, match=message):
+            convert_original(tmp_path / "run", tmp_path / "ours", "se_rrm", seq_len=16, vocab_size=6)
+    assert not (tmp_path / "ours").exists()
+
+
+@pytest.mark.parametrize("architecture", ["eqr", "se_rrm"])
+def test_there_is_no_way_back_to_the_successors(architecture, puzzle, tmp_path):
+    failed = call("convert", architecture, puzzle, tmp_path / "back", "--to-original", status=2)
+    assert f"there is no way back to {architecture}" in failed.stderr
+    with pytest.raises(ValueError, match="there is no way back"):
+        convert_to_original(puzzle, tmp_path / "back", architecture=architecture)
+
+
+# ---- forms that any repository may have ----
+
+
+@pytest.mark.parametrize(
+    "weights, config, prefix",
+    [
+        ("model.safetensors", "model.yaml", "model.inner."),
+        ("trm.pt", "all_config.yaml", "_orig_mod.model.inner."),
+        ("runs/a/best.ckpt", "runs/a/config.yaml", "model."),
+        ("step_9", "step_9.yaml", "module._orig_mod.model.inner._orig_mod."),
+    ],
+)
+def test_weights_and_configuration_are_found_by_their_names(weights, config, prefix, hub, tmp_path):
+    state = {name.replace("model.inner.", prefix): value for name, value in golden.tensors(TRM, "state_dict/").items()}
+    content = save_safetensors(state) if weights.endswith("safetensors") else saved(state)
+    wandb = {"arch": {"desc": None, "value": arch_section("trm", fields_of(TRM))}}  # as W&B writes it
+    publish("some/trm", {weights: content, config: yaml.safe_dump(wandb).encode()})
+    source = "some/trm/" + weights.rpartition("/")[0]
+    _, model = convert("trm", source.rstrip("/"), tmp_path)
+    assert_golden(model, TRM)
+
+
+def test_a_revision_is_fetched(hub, tmp_path):
+    files = {"step_1": saved(compiled(HRM)), "all_config.yaml": run_config("hrm", fields_of(HRM))}
+    publish("org/hrm", {"README.md": b"-"})
+    HfApi().create_branch("org/hrm", branch="weights")
+    for name, content in files.items():
+        HfApi().upload_file(path_or_fileobj=content, path_in_repo=name, repo_id="org/hrm", revision="weights")
+    result, _ = convert("hrm", "org/hrm", tmp_path, "--revision", "weights")
+    assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
+    result, _ = convert("hrm", f"{hub.url}/org/hrm/tree/weights", tmp_path)
+    assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
+    assert "no other weights" in str(call("convert", "hrm", "org/hrm", tmp_path / "ours", status=1).exception)
+
+
+@pytest.mark.parametrize(
+    "source, revision, message",
+    [
+        ("https://example.org/org/model/resolve/main/step_1", None, "is not on the Hub"),
+        ("http://huggingface.co/org/model", None, "is not on the Hub"),
+        ("https://huggingface.co@example.org/org/model", None, "is not on the Hub"),
+        ("file:///etc/passwd", None, "is not on the Hub"),
+        ("https://huggingface.co/datasets/org/model", None, "is no address of a model"),
+        ("https://huggingface.co/org", None, "is no address of a model"),
+        ("https://huggingface.co/org/model/commits/main", None, "is no address of a model"),
+        ("https://huggingface.co/org/model/tree/a", "b", "give one"),
+        ("org/model/../../x", None, "is no file of a repository"),
+        ("org/mo del", None, "Repo id must"),
+        ("./folder", "main", "is for a model of the Hub"),
+        ("nowhere", None, "does not exist"),
+    ],
+)
+def test_what_names_no_model_is_bad_usage_and_asks_nobody(source, revision, message, hub, tmp_path):
+    options = ["--revision", revision] if revision else []
+    assert message in call("convert", "hrm", source, tmp_path / "ours", *options, status=2).stderr
+    assert not hub.requests
+
+
+def test_a_name_that_is_neither_here_nor_there_says_so(hub, tmp_path):
+    failed = str(call("convert", "hrm", "runs/typo", tmp_path / "ours", status=1).exception)
+    assert "runs/typo is no file or folder here, and on the Hub: runs/typo does not exist" in failed
+
+
+def test_a_language_model_on_the_hub_is_converted_with_what_lies_beside_it(hub, tmp_path):
+    publish("org/text", {"final/config.json": b"{}", "final/model.safetensors": save_safetensors({}), "x": b"-"})
+    failed = call("convert", "hrm_lm", "org/text/final", tmp_path / "ours", status=1).exception
+    assert "/final/" in str(failed) and "token_embeddings" in str(failed)
+    assert not any(path.endswith("/x") for method, path in hub.requests)
+
+
+# ---- guesses ----
+
+
+def guessing(tmp_path, vocab_size, **run):
+    made = tiny.model("hrm", vocab_size=vocab_size, seq_len=900, grid_shape=None, box_shape=None)
+    made.save_pretrained(tmp_path / "made")
+    convert_to_original(tmp_path / "made", tmp_path / "run")
+    file = tmp_path / "run/all_config.yaml"
+    file.write_text(yaml.safe_dump({**yaml.safe_load(file.read_text()), "data_path": None, **run}))
+    return tmp_path / "run"
+
+
+def test_a_guess_that_nothing_confirms_is_a_warning_with_its_mend(tmp_path, caplog):
+    run = guessing(tmp_path, 12)
+    assert convert_original(run, tmp_path / "ours")["seq_len"] == 900
+    assert "vocab_size=12 is that of arc, so seq_len=900" in caplog.text and "--seq-len N" in caplog.text
+
+
+@pytest.mark.parametrize("options, run", [({"seq_len": 49}, {}), ({}, {"data_path": "data/arc-aug-1000"})])
+def test_what_is_known_is_no_guess(options, run, tmp_path, caplog):
+    convert_original(guessing(tmp_path, 12, **run), tmp_path / "ours", **options)
+    assert "a guess" not in caplog.text
+
+
+def test_data_of_another_vocabulary_at_the_place_of_the_runs_own_are_a_warning(tmp_path, caplog):
+    (tmp_path / "data/train").mkdir(parents=True)
+    (tmp_path / "data/train/dataset.json").write_text(json.dumps({"seq_len": 49, "vocab_size": 14}))
+    (tmp_path / "data/identifiers.json").write_text(json.dumps(["<blank>"] * 3))
+    result = convert_original(guessing(tmp_path, 12, data_path=str(tmp_path / "data")), tmp_path / "ours")
+    assert result["seq_len"] == 900 and result["identifiers_file"] is None
+    assert "vocab_size=14, the checkpoint 12" in caplog.text and "is not used" in caplog.text
+    assert "names 3 puzzles" in caplog.text
+
+
+def test_an_architecture_that_we_do_not_know_is_a_warning_where_its_tensors_fit(tmp_path, caplog):
+    (tmp_path / "run").mkdir()
+    torch.save(golden.tensors(TRM, "state_dict/"), tmp_path / "run/step_1")
+    config = yaml.safe_load(run_config("trm", fields_of(TRM)))
+    config["arch"]["name"] = "recursive_reasoning.trm_singlez@TinyRecursiveReasoningModel_ACTV1_SingleZ"
+    (tmp_path / "run/all_config.yaml").write_text(yaml.safe_dump(config))
+    convert_original(tmp_path / "run", tmp_path / "ours", "trm")
+    assert "SingleZ" in caplog.text and "compare the accuracy" in caplog.text
+
+
+# ---- what a file may not do ----
+
+
+class Malicious:
+    def __reduce__(self):
+        return os.mkdir, (os.environ["HRM_HF_TEST_TARGET"],)
+
+
+@pytest.mark.parametrize("config", [Malicious(), defaultdict(dict, arch=Malicious())], ids=["object", "in a dict"])
+def test_code_in_a_stored_configuration_is_refused_and_not_run(config, tmp_path, monkeypatch):
+    monkeypatch.setenv("HRM_HF_TEST_TARGET", str(tmp_path / "pwned"))
+    (tmp_path / "eqr.pth").write_bytes(saved({"model": compiled(EQR), "config": config}))
+    with pytest.raises(ValueError, match="never loaded"):
+        convert_original(tmp_path / "eqr.pth", tmp_path / "ours", "eqr")
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_a_configuration_stored_in_itself_is_refused(tmp_path):
+    loop = {}
+    loop["arch"] = loop
+    (tmp_path / "eqr.pth").write_bytes(saved({"model": compiled(EQR), "config": loop}))
+    with pytest.raises(ValueError, match="nested too deeply, or in itself"):
+        convert_original(tmp_path / "eqr.pth", tmp_path / "ours", "eqr")
+
+
+def test_a_configuration_of_too_many_values_is_refused(tmp_path):
+    values = [1]
+    for _ in range(30):
+        values = [values, values]
+    (tmp_path / "eqr.pth").write_bytes(saved({"model": compiled(EQR), "config": {"arch": values}}))
+    with pytest.raises(ValueError, match="more than 100,000 values"):
+        convert_original(tmp_path / "eqr.pth", tmp_path / "ours", "eqr")

@@ -1,6 +1,6 @@
 """Measures the cost of Sudoku puzzles: making them, rating them, and their canonical forms.
 
-    python benchmarks/puzzle_generation.py [--quick] [--puzzles 6000] [--peer 100]
+    python benchmarks/puzzle_generation.py [--quick] [--puzzles 6800] [--peer 100]
 
 CPU time of one process for one 9x9 puzzle with one solution, rated, from a random grid to its last proof. The peer is
 the plain generator of `hrm_hf.puzzles.sudoku_rules`: the same order of work, one board after another in Python, as
@@ -28,7 +28,7 @@ def main() -> None:
     from hrm_hf.trainer.recipes import library_versions
 
     parser = make_parser(__doc__, quick="one range, few puzzles")
-    parser.add_argument("--puzzles", type=int, default=6000, help="of each range")
+    parser.add_argument("--puzzles", type=int, default=6800, help="of each range")
     parser.add_argument("--peer", type=int, default=100, help="puzzles of each range by the peer, and turn")
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()

@@ -29,7 +29,8 @@ PUZZLE_RECIPE = {
 
 def puzzle_boards(path: Path) -> Path:
     """A data set of 4x4 boards with several puzzle identifiers, two boards to a puzzle."""
-    splits, _ = generated_sudoku(4, num_train=40, num_test=8)
+    # Of seed 1, since rounding grows at different rates on different boards, and tests compare runs after 12 steps.
+    splits, _ = generated_sudoku(4, num_train=40, num_test=8, seed=1)
     built = DatasetDict()
     for name, split in splits.items():
         rows = PuzzleRows(split)

@@ -139,6 +139,7 @@ class PuzzleExporter(Exporter):
     def settings_of(self, model: PreTrainedModel) -> dict[str, Any]:
         return {
             **super().settings_of(model),
+            "halt_confidence": self.config.halt_confidence,
             "latent_shapes": dict(zip(("z_H", "z_L"), (list(shape[1:]) for shape in self.config.state_shapes(1)))),
             "has_continue_value": model.has_continue_value,
         }

@@ -87,6 +87,7 @@ class OnnxPuzzleSolver:
             raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
+        min_confidence = max(min_confidence, settings.get("halt_confidence", 0.0))  # older exports have none
         data = self._checked(input_ids, puzzle_identifiers)
         batch, seq_len = data["input_ids"].shape
         solution = OnnxPuzzleSolution(

@@ -165,6 +165,11 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         return self.prefix_len + self.seq_len
 
     @property
+    def halt_confidence(self) -> float:
+        """Least sigmoid(q_halt) at which a row may stop, whatever is asked for."""
+        return 0.0
+
+    @property
     def draws_random_numbers(self) -> bool:
         """Whether two runs on the same board differ."""
         return False

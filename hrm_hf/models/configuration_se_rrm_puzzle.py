@@ -33,6 +33,8 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
         attention_dropout (`float`, defaults to 0.0): of both attentions, in training.
         equivariant_symbols (`bool`, defaults to True): False gives every symbol a vector of its own, and the head all
             symbols.
+        halt_confidence (`float`, defaults to 0.9): `solve` with halt="q" takes an answer when every cell has a symbol
+            of at least this probability; no halting is learned.
         puzzle_emb_ndim (`int`, defaults to 0): 0, or hidden_size + vocab_size: a row of the puzzle table is a vector
             for all symbols and a number for each.
 
@@ -66,6 +68,7 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
     symbol_head_dim: int = bounded(64, WIDTH)
     add_tokens: int = bounded(4, whole(0, 2**20))
     attention_dropout: float | int = bounded(0.0, PROBABILITY)
+    halt_confidence: float | int = bounded(0.9, PROBABILITY)
     equivariant_symbols: bool = True
     special_symbols: bool = True
     mixing: str = "attention"

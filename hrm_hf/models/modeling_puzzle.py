@@ -645,6 +645,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
+        min_confidence = max(min_confidence, self.config.halt_confidence)
         if exit_when_still is not None and not 0 <= exit_when_still < 1:
             raise ValueError(f"exit_when_still={exit_when_still} is no share of the state's norm, 0 to 1")
         x, rotary = self.model.embed(

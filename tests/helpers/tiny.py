@@ -59,7 +59,7 @@ def se_rrm(seed: int = 0, **overrides) -> SeRrmPuzzleForSolving:
         "hidden_size": 32, "num_attention_heads": 2, "symbol_num_heads": 2, "symbol_head_dim": 8, "L_layers": 1,
         "H_cycles": 2, "L_cycles": 2, "expansion": 1, "seq_len": SEQ_LEN, "vocab_size": VOCAB_SIZE,
         "puzzle_emb_ndim": 32 + VOCAB_SIZE, "num_puzzle_identifiers": PUZZLES, "halt_max_steps": 16,
-        "grid_shape": [4, 4], "add_tokens": 2,
+        "grid_shape": [4, 4], "add_tokens": 2, "halt_confidence": 0.5,
     }  # fmt: skip
     built = SeRrmPuzzleForSolving(SeRrmPuzzleConfig(**{**fields, **overrides})).eval()
     with torch.no_grad():

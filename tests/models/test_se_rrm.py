@@ -290,3 +290,14 @@ def test_symbols_are_named_by_their_first_occurrence():
     to_new, to_old = canonical_symbols(torch.tensor([[1, 4, 1, 2, 4], [1, 1, 1, 1, 1]]), 6)
     assert to_new.tolist() == [[0, 1, 3, 4, 2, 5], [0, 1, 2, 3, 4, 5]]
     assert to_old.tolist() == [[0, 1, 4, 2, 3, 5], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("confidence", [0.5, 0.7])
+def test_a_row_stops_at_the_first_step_at_which_every_cell_is_sure(confidence):
+    model = tiny.se_rrm(halt_confidence=confidence, puzzle_emb_ndim=0)
+    boards = tiny.batch(16, settings=model.config)["input_ids"]
+    sure = model.solve(boards, max_steps=8, halt="fixed", return_trajectory=True).q_trajectory.sigmoid() >= confidence
+    sure[-1] = True
+    expected = 1 + sure.to(torch.uint8).argmax(0)
+    assert len(expected.unique()) > 1
+    assert model.solve(boards, max_steps=8).steps.tolist() == expected.tolist()

@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 
 .PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench clean
 help:
-	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process"
+	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process;"
+	@echo "                MODEL=units (the default), trm, eqr, hrm or se_rrm"
 	@echo "make demo-go    train a Go coder on the Go standard library, then plan, write, validate and repair with it"
 	@echo "make test       the default tests           make test-slow  the tests that take minutes; SHARD=1/4 a quarter of them"
 	@echo "make test-isa   the numeric tests under the kernels of other processors, with one and two threads"
@@ -25,7 +26,7 @@ $(STAMP): setup.cfg constraints.txt
 	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
 	@touch $(STAMP)
 
-MODEL ?= trm
+MODEL ?= units
 demo: $(STAMP)
 	$(BIN)/hrm-hf demo --model $(MODEL)
 

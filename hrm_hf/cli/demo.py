@@ -8,12 +8,14 @@ from .report import call
 
 
 def demo(
-    model: Annotated[str, typer.Option(help="Architecture to train: trm or hrm.")] = "trm",
+    model: Annotated[
+        str, typer.Option(help="What to train: units (with a symbol axis), trm, eqr, hrm, se_rrm.")
+    ] = "units",
     extra: Annotated[str, typer.Option(help="More flags of run_puzzle.py, e.g. '--max_steps 50'.")] = "",
 ):
     """Train a small Sudoku solver on the CPU (minutes), then evaluate and use the saved checkpoint.
 
-    Example: hrm-hf demo --model hrm
+    Example: hrm-hf demo --model trm
     """
     options = dict(locals())
     from ..puzzles.demo import run_demo

@@ -40,6 +40,7 @@ from .puzzle_layers import (
     ReasoningLevel,
     truncated_normal_,
 )
+from .puzzle_mixers import UnitMeans
 from .puzzle_restarts import (
     RESIDUAL_WINDOW,
     Accepts,
@@ -122,6 +123,8 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
             if self.config.rotary_parts:
                 for buffer, table in zip((module.cos, module.sin), module.rotary_tables()):
                     init.copy_(buffer, table)
+        elif isinstance(module, UnitMeans):
+            init.copy_(module.members, module.member_table())
         elif isinstance(module, PuzzleReasoner):
             for state in (module.H_init, module.L_init):
                 if state is not None:

@@ -36,11 +36,11 @@ from .puzzle_layers import (
     PuzzleBlock,
     PuzzleInputEmbedding,
     ReasoningLevel,
-    SwiGLU,
     last_cycle_gradient,
     linear_class,
     rms_norm,
 )
+from .puzzle_mixers import MIXERS
 from .puzzle_restarts import PuzzleSolution, Settles
 
 
@@ -102,53 +102,6 @@ class SymbolBlock(PuzzleBlock):
         hidden_states = rms_norm(by_position + attended, self.eps).transpose(1, 2)
         # Three axes: the 8-bit product of bitsandbytes takes no more.
         return rms_norm(hidden_states + self.mlp(hidden_states.flatten(0, 1)).unflatten(0, (-1, V)), self.eps)
-
-
-class UnitMeans(nn.Module):
-    """For every cell, linear maps of the means over its row, its column and its box; [N, S, D]."""
-
-    def __init__(self, config: SeRrmPuzzleConfig):
-        super().__init__()
-        self.config = config
-        linear, D = linear_class(config), config.hidden_size
-        self.row, self.column, self.box = (linear(D, D, bias=False) for _ in range(3))
-
-    def forward(self, hidden_states):
-        (rows, columns), (box_rows, box_columns) = self.config.grid_shape, self.config.box_shape
-        board = hidden_states.unflatten(1, (rows, columns))
-        boxes = board.unflatten(2, (-1, box_columns)).unflatten(1, (-1, box_rows))  # [N, bands, r, stacks, c, D]
-        bands, stacks = boxes.shape[1], boxes.shape[3]
-        of_row, of_column = self.row(board.mean(2)).unsqueeze(2), self.column(board.mean(1)).unsqueeze(1)
-        of_box = self.box(boxes.mean((2, 4)).flatten(1, 2)).unflatten(1, (bands, 1, stacks, 1))
-        of_box = of_box.expand_as(boxes).flatten(3, 4).flatten(1, 2)
-        return (of_row + of_column + of_box).flatten(1, 2)
-
-
-class NeighbourMean(nn.Module):
-    """For every cell, a linear map of the mean over the four next to it, zero beyond the border; [N, S, D]."""
-
-    def __init__(self, config: SeRrmPuzzleConfig):
-        super().__init__()
-        self.grid_shape = config.grid_shape
-        self.linear = linear_class(config)(config.hidden_size, config.hidden_size, bias=False)
-
-    def forward(self, hidden_states):
-        wide = F.pad(hidden_states.unflatten(1, self.grid_shape), (0, 0, 1, 1, 1, 1))
-        around = wide[:, :-2, 1:-1] + wide[:, 2:, 1:-1] + wide[:, 1:-1, :-2] + wide[:, 1:-1, 2:]
-        return self.linear(0.25 * around.flatten(1, 2))
-
-
-class PositionSwiGLU(SwiGLU):
-    """The SwiGLU over the position axis, as TRM's mlp_t; [N, S, D]."""
-
-    def __init__(self, config: SeRrmPuzzleConfig):
-        super().__init__(config.seq_len, config, config.position_intermediate_size)
-
-    def forward(self, hidden_states):
-        return super().forward(hidden_states.transpose(1, 2)).transpose(1, 2)
-
-
-MIXERS = {"mlp_t": PositionSwiGLU, "units": UnitMeans, "neighbours": NeighbourMean}
 
 
 class SymbolMeanBlock(PuzzleBlock):

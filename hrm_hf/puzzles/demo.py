@@ -18,11 +18,11 @@ from .sudoku import decode
 print = partial(print, flush=True)  # in order with what the processes print
 
 
-def run_demo(model: str = "trm", extra: str = "") -> bool:
+def run_demo(model: str = "units", extra: str = "") -> bool:
     """Trains, evaluates and uses a small Sudoku solver on the CPU, and tells how it goes.
 
     Args:
-        model: "trm" or "hrm".
+        model: one of `demo_models()`.
         extra: more flags of run_puzzle.py.
 
     Returns:
@@ -35,7 +35,7 @@ def run_demo(model: str = "trm", extra: str = "") -> bool:
     training = resource("training")
     recipe = training / "recipes" / f"sudoku_demo_{model}.yaml"
     if not recipe.exists():
-        raise UsageError(f"--model {model}: choose one of trm, hrm")
+        raise UsageError(f"--model {model}: choose one of {', '.join(demo_models())}")
     flags = extra.split()
     try:
         validate_compiler(torch.device("cpu"))
@@ -46,7 +46,9 @@ def run_demo(model: str = "trm", extra: str = "") -> bool:
     fields = yaml.safe_load(recipe.read_text())
     folder, data = fields["output_dir"], fields["data_path"]
     tool = [sys.executable, "-m", "hrm_hf.cli"]
-    rows = ["--limit", str(fields["max_eval_rows"]), "--max-steps", str(fields["eval_max_steps"])]
+    rows = ["--max-steps", str(fields["eval_max_steps"])]
+    if "max_eval_rows" in fields:
+        rows += ["--limit", str(fields["max_eval_rows"])]
     print("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
     run_process(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
     trained, reloaded = _exact_accuracy(folder), _exact_accuracy(f"{folder}/eval_fixed")
@@ -57,6 +59,12 @@ def run_demo(model: str = "trm", extra: str = "") -> bool:
     print("\nAnother process solves one of them through the pipeline:")
     run_process(*tool, "solve", folder, _held_out_board(data), "--plot", f"{folder}/board.gif")
     return same
+
+
+def demo_models() -> list[str]:
+    """Names of the models that a recipe for the demo exists for."""
+    start = "sudoku_demo_"
+    return sorted(file.stem.removeprefix(start) for file in resource("training/recipes").glob(f"{start}*.yaml"))
 
 
 def _exact_accuracy(folder: str) -> float:

@@ -12,7 +12,8 @@ from safetensors.torch import load_file
 from tolerances import assert_copied
 
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
-from hrm_hf.models.modeling_se_rrm_puzzle import NeighbourMean, UnitMeans, canonical_symbols
+from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
+from hrm_hf.models.puzzle_mixers import NeighbourMean, UnitMeans
 from hrm_hf.puzzles.original_tensors import se_rrm_tensors
 from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
@@ -229,7 +230,9 @@ def test_units_are_the_rows_columns_and_boxes_of_the_rules():
     """Referee: the units of Sudoku's rules, one after the other."""
     torch.manual_seed(0)
     config = SeRrmPuzzleConfig.from_preset("symbol-units-small", seq_len=36, grid_shape=[6, 6], box_shape=[2, 3])
-    mixer, states = UnitMeans(config).double(), torch.randn(2, 36, 32, dtype=torch.float64)
+    model = SeRrmPuzzleForSolving(config).double()
+    mixer, states = model.model.L_level.layers[0].positions, torch.randn(2, 36, 32, dtype=torch.float64)
+    assert isinstance(mixer, UnitMeans)
     expected = torch.zeros_like(states)
     for name, cells in SudokuShape(6).units:
         weight = getattr(mixer, name.split()[0]).weight

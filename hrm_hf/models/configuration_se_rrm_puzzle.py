@@ -32,7 +32,7 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
         add_tokens (`int`, defaults to 4): extra positions behind the board, which do not turn.
         attention_dropout (`float`, defaults to 0.0): of both attentions, in training.
         equivariant_symbols (`bool`, defaults to True): False gives every symbol a vector of its own, and the head all
-            symbols.
+            symbols; with a `mixing` by means the state then has no axis of symbols (V is 1).
         halt_confidence (`float`, defaults to 0.9): `solve` with halt="q" takes an answer when every cell has a symbol
             of at least this probability; no halting is learned.
         puzzle_emb_ndim (`int`, defaults to 0): 0, or hidden_size + vocab_size: a row of the puzzle table is a vector
@@ -43,8 +43,8 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
         mixing (`str`, defaults to "attention"): what exchanges information. "attention": as published, over positions
             and over symbols. All others mix symbols by a linear map of their mean, and positions thus: "mlp_t" by a
             SwiGLU over the position axis, as TRM, which knows no rule; "units" by means over the rows, columns and
-            boxes of the board (`grid_shape`, `box_shape`), a linear map for each; "neighbours" by the mean over the
-            cells above, below, left and right (`grid_shape`). These are ours: no published code has them.
+            boxes of the board (`grid_shape`, `box_shape`), a linear map for each; "neighbours" by the cells above,
+            below, left and right (`grid_shape`), a linear map for each. These are ours: no published code has them.
         two_states (`bool`, defaults to False): z_H and z_L, updated as in TRM: L_cycles times z_L, then z_H once.
         intermediate_size, position_intermediate_size (`int`, *optional*): widths of the SwiGLUs over channels and over
             positions ("mlp_t"); by default what `expansion` gives.
@@ -86,7 +86,7 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
             "position_intermediate_size": 108,
         },
         "symbol-maze": {
-            **SUDOKU_UNITS, "mixing": "neighbours", "hidden_size": 32, "intermediate_size": 64, "vocab_size": 6,
+            **SUDOKU_UNITS, "mixing": "neighbours", "hidden_size": 64, "intermediate_size": 128, "vocab_size": 6,
             "seq_len": 225, "grid_shape": [15, 15], "box_shape": None, "special_symbols": True,
             "equivariant_symbols": False,
         },
@@ -105,6 +105,8 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
     @property
     def state_symbols(self) -> int:
         """Symbols V of the state."""
+        if self.mixing != "attention" and not self.equivariant_symbols:
+            return 1
         return self.vocab_size - (0 if self.special_symbols else SPECIAL_SYMBOLS)
 
     def state_shapes(self, batch_size: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -158,10 +160,10 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
             inner = self.position_intermediate_size or round(self.expansion * S * 2 / 3) + 256
             block += D * D + 3 * S * inner
         else:
-            block += D * D * {"units": 4, "neighbours": 2}[self.mixing]
+            block += D * D * {"units": 4, "neighbours": 5}[self.mixing]
         positions = self.seq_len if self.pos_encodings == "learned" else 0
         vectors = self.symbol_kinds * (1 + self.add_tokens) + positions
-        head = D * (1 if self.equivariant_symbols else self.state_symbols**2)
+        head = D * (1 if self.equivariant_symbols else self.state_symbols * self.vocab_size)
         table = self.num_puzzle_identifiers * self.puzzle_emb_ndim
         return self.L_layers * block + vectors * D + head + table
 

@@ -65,7 +65,9 @@ class SymbolInputEmbedding(PuzzleInputEmbedding):
         self.validate_length(input_ids)
         V, D = config.state_symbols, config.hidden_size
         kind = torch.arange(V, device=input_ids.device)
-        if config.special_symbols:
+        if V == 1:
+            x = math.sqrt(D) * self.tokens(input_ids).to(dtype).unsqueeze(1)
+        elif config.special_symbols:
             if config.equivariant_symbols:
                 kind = kind.clamp(max=SPECIAL_SYMBOLS)
             given = F.one_hot(input_ids.long(), V).transpose(1, 2).unsqueeze(-1).to(dtype)  # [B, V, S, 1]
@@ -179,7 +181,9 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
     def make_heads(self, config: SeRrmPuzzleConfig) -> None:
         V, D = config.state_symbols, config.hidden_size
         self.lm_head = (
-            CastedLinear(D, 1, bias=False) if config.equivariant_symbols else CastedLinear(V * D, V, bias=False)
+            CastedLinear(D, 1, bias=False)
+            if config.equivariant_symbols
+            else CastedLinear(V * D, config.vocab_size, bias=False)
         )
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:

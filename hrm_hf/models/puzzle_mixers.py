@@ -42,18 +42,18 @@ class UnitMeans(nn.Module):
         return members.T @ torch.cat([linear(part) for linear, part in parts], dim=1)
 
 
-class NeighbourMean(nn.Module):
-    """For every cell, a linear map of the mean over the four next to it, zero beyond the border."""
+class Neighbours(nn.Module):
+    """For every cell, linear maps of the cells above, below, left and right, which are zero beyond the border."""
 
     def __init__(self, config: SeRrmPuzzleConfig):
         super().__init__()
         self.grid_shape = config.grid_shape
-        self.linear = linear_class(config)(config.hidden_size, config.hidden_size, bias=False)
+        self.linear = linear_class(config)(4 * config.hidden_size, config.hidden_size, bias=False)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         wide = F.pad(hidden_states.unflatten(1, self.grid_shape), (0, 0, 1, 1, 1, 1))
-        around = wide[:, :-2, 1:-1] + wide[:, 2:, 1:-1] + wide[:, 1:-1, :-2] + wide[:, 1:-1, 2:]
-        return self.linear(0.25 * around.flatten(1, 2))
+        around = (wide[:, :-2, 1:-1], wide[:, 2:, 1:-1], wide[:, 1:-1, :-2], wide[:, 1:-1, 2:])
+        return self.linear(torch.cat(around, dim=-1).flatten(1, 2))
 
 
 class PositionSwiGLU(SwiGLU):
@@ -66,4 +66,4 @@ class PositionSwiGLU(SwiGLU):
         return super().forward(hidden_states.transpose(1, 2)).transpose(1, 2)
 
 
-MIXERS = {"mlp_t": PositionSwiGLU, "units": UnitMeans, "neighbours": NeighbourMean}
+MIXERS = {"mlp_t": PositionSwiGLU, "units": UnitMeans, "neighbours": Neighbours}

@@ -13,7 +13,7 @@ from tolerances import assert_copied
 
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
 from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
-from hrm_hf.models.puzzle_mixers import NeighbourMean, UnitMeans
+from hrm_hf.models.puzzle_mixers import Neighbours, UnitMeans
 from hrm_hf.puzzles.original_tensors import se_rrm_tensors
 from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
@@ -180,7 +180,7 @@ def test_presets_have_their_number_of_parameters():
         "symbol-units-small": 20_608,
         "symbol-units": 82_176,
         "symbol-mlp": 62_952,
-        "symbol-maze": 17_728,
+        "symbol-maze": 90_880,
     }
 
 
@@ -243,13 +243,14 @@ def test_units_are_the_rows_columns_and_boxes_of_the_rules():
 def test_neighbours_are_the_cells_above_below_left_and_right():
     torch.manual_seed(0)
     config = SeRrmPuzzleConfig.from_preset("symbol-maze", seq_len=12, grid_shape=[3, 4])
-    mixer, states = NeighbourMean(config).double(), torch.randn(2, 12, 32, dtype=torch.float64)
+    mixer, states = Neighbours(config).double(), torch.randn(2, 12, 64, dtype=torch.float64)
+    weights = mixer.linear.weight.split(64, dim=1)
     for cell in range(12):
         row, column = divmod(cell, 4)
         places = [(row - 1, column), (row + 1, column), (row, column - 1), (row, column + 1)]
-        near = [4 * i + j for i, j in places if 0 <= i < 3 and 0 <= j < 4]
-        expected = states[:, near].sum(1) / 4 @ mixer.linear.weight.T
-        torch.testing.assert_close(mixer(states)[:, cell], expected, rtol=0, atol=1e-13)
+        near = [(4 * i + j, weight) for (i, j), weight in zip(places, weights) if 0 <= i < 3 and 0 <= j < 4]
+        expected = sum(states[:, place] @ weight.T for place, weight in near)
+        torch.testing.assert_close(mixer(states)[:, cell], expected, rtol=0, atol=1e-12)
 
 
 def test_two_states_move_as_in_trm():
@@ -264,6 +265,12 @@ def test_two_states_move_as_in_trm():
         z_H = level(z_H, z_L, rotary)
     out = model.model(boards)
     torch.testing.assert_close((out.z_H, out.z_L), (z_H, z_L), rtol=0, atol=1e-12)
+
+
+def test_symbols_that_differ_need_no_axis():
+    model = cheap("neighbours", equivariant_symbols=False)
+    out = model(**tiny.batch(3, settings=model.config))
+    assert out.carry.z_H.shape == (3, 1, 16, 32) and out.logits.shape == (3, 16, model.config.vocab_size)
 
 
 @pytest.mark.parametrize("mixing", ["units", "neighbours"])

@@ -1,0 +1,73 @@
+"""The trained models in the package: there, small, used where no model is named, and like any other on a Hub."""
+
+import json
+from pathlib import Path
+
+import pytest
+from hub_here import NAME, call
+from safetensors import safe_open
+from transformers import pipeline
+
+from hrm_hf import AutoModelForPuzzleSolving
+from hrm_hf.hub import pull_checkpoint, push_checkpoint
+from hrm_hf.puzzles.shipped import SHIPPED, model_and_puzzles, shipped_model
+from hrm_hf.puzzles.sudoku_rules import validate_solution
+
+
+NEWSPAPER = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
+SOLUTION = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"
+MAZE = "S  \n## \nG  "
+
+
+@pytest.mark.parametrize("task", SHIPPED)
+def test_a_model_in_the_package_is_at_most_a_megabyte_and_says_how_it_was_made(task):
+    folder = Path(shipped_model(task))
+    assert sum(file.stat().st_size for file in folder.iterdir()) <= 10**6
+    with safe_open(folder / "model.safetensors", "pt") as weights:
+        stored = sum(weights.get_tensor(name).numel() for name in weights.keys())
+    model = AutoModelForPuzzleSolving.from_pretrained(folder)
+    assert model.config.task == task
+    assert stored - model.num_parameters() == 2 * model.config.hidden_size  # the initial states
+    card = (folder / "README.md").read_text()
+    assert "training/recipes/" in card and f"{model.num_parameters():,}" in card and "%" in card
+
+
+def test_the_pipeline_without_a_model_solves_a_newspaper_sudoku():
+    answer = pipeline("puzzle-solving")(NEWSPAPER)
+    assert answer["text"] == SOLUTION
+    assert answer["valid"] and not validate_solution(NEWSPAPER, answer["text"])
+
+
+def test_the_command_needs_no_model_either():
+    answers = json.loads(call("solve", NEWSPAPER, "--json").stdout)
+    assert [answer["text"] for answer in answers] == [SOLUTION]
+    answers = json.loads(call("solve", shipped_model(), NEWSPAPER, "--json").stdout)
+    assert [answer["text"] for answer in answers] == [SOLUTION]
+
+
+@pytest.mark.parametrize(
+    "arguments, model, puzzles",
+    [
+        ([NEWSPAPER], shipped_model("sudoku"), [NEWSPAPER]),
+        ([NEWSPAPER, NEWSPAPER], shipped_model("sudoku"), [NEWSPAPER, NEWSPAPER]),
+        (["-"], shipped_model("sudoku"), ["-"]),
+        ([], shipped_model("sudoku"), []),
+        (["runs/demo", NEWSPAPER], "runs/demo", [NEWSPAPER]),
+        (["org/model"], "org/model", []),
+        (["2026", NEWSPAPER], "2026", [NEWSPAPER]),
+    ],
+)
+def test_the_first_argument_is_a_model_unless_it_is_a_puzzle(arguments, model, puzzles):
+    assert model_and_puzzles(arguments) == (model, puzzles)
+
+
+def test_a_task_without_a_model_is_named():
+    with pytest.raises(ValueError, match="no trained model for 'arc' comes with the package; there are sudoku"):
+        shipped_model("arc")
+
+
+def test_a_model_in_the_package_is_pushed_and_pulled_as_any_other(hub, tmp_path):
+    push_checkpoint(shipped_model("sudoku"), NAME)
+    pull_checkpoint(NAME, tmp_path / "pulled")
+    assert {"model.safetensors", "modeling_se_rrm_puzzle.py", "README.md"} <= set(hub.files(NAME))
+    assert pipeline("puzzle-solving", model=str(tmp_path / "pulled"))(NEWSPAPER)["text"] == SOLUTION

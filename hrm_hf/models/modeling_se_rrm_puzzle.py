@@ -250,8 +250,10 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
 
         Two boards that differ by a permutation of symbols so become the same tensor, and their answers and logits
         differ by that permutation exactly. (Two symbols that a board lacks differ by rounding at most.)
+
+        A puzzle table tells symbols apart, since its rows have a number for each: boards then keep their names.
         """
-        if not self.config.equivariant_symbols:
+        if not self.config.equivariant_symbols or self.model.puzzle_emb is not None:
             return super().run(input_ids, *args, until=until, **kwargs)
         to_new, to_old = canonical_symbols(input_ids, self.config.vocab_size)
         settles = None if until is None else lambda rows, answers: until(rows, to_old[rows].gather(1, answers))

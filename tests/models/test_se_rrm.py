@@ -360,6 +360,19 @@ def test_symbols_are_named_by_their_first_occurrence():
     assert to_old.tolist() == [[0, 1, 4, 2, 3, 5], [0, 1, 2, 3, 4, 5]]
 
 
+@pytest.mark.parametrize("puzzle_emb_ndim", [0, 32 + tiny.VOCAB_SIZE])
+def test_solving_takes_the_steps_of_the_forward_whatever_tells_symbols_apart(puzzle_emb_ndim):
+    """A puzzle's row has a number for each symbol, which stays with it."""
+    model = tiny.se_rrm(puzzle_emb_ndim=puzzle_emb_ndim).double()
+    inputs = tiny.batch(8, settings=model.config)
+    del inputs["labels"]
+    with torch.no_grad():
+        forward = model(**inputs).logits
+    # Without rows symbols are renamed, and sums over them taken in another order: float64 leaves its own rounding.
+    solved = model.solve(**inputs, max_steps=1).logits
+    torch.testing.assert_close(solved, forward, rtol=0, atol=1e-11)
+
+
 @pytest.mark.parametrize("confidence", [0.5, 0.7])
 def test_a_row_stops_at_the_first_step_at_which_every_cell_is_sure(confidence):
     model = tiny.se_rrm(halt_confidence=confidence, puzzle_emb_ndim=0)

@@ -1,4 +1,4 @@
-"""Configuration of the puzzle reasoners: what HRM and TRM share, and HRM's presets."""
+"""Configuration of the puzzle reasoners: what HRM and TRM share, HRM's presets, and the fields of EqR."""
 
 from typing import Any, ClassVar
 
@@ -184,4 +184,31 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         return self.H_layers + self.L_layers
 
 
-__all__ = ["HrmPuzzleConfig"]
+@strict
+class EquilibriumConfig(HrmPuzzleConfig):
+    r"""Fields of the Equilibrium Reasoner (EqR, arXiv 2605.21488), for models of one level that updates z_H and z_L.
+
+    With their defaults a model is what it is without them, to the bit.
+
+    Args:
+        update_rate (`float`, defaults to 1.0): lambda: a pass of the network moves a state to
+            (1 - lambda) z + lambda f(z).
+        noise_scale (`float`, defaults to 0.0): std of a normal added to a state after every pass, in training and in
+            evaluation.
+        random_initial_states (`bool`, defaults to False): draw fresh states anew for every row, from a truncated
+            normal for each element; there are no stored initial states then.
+        H_init_std, L_init_std (`float`, defaults to 1.0): std of those draws.
+    """
+
+    update_rate: float | int = bounded(1.0, number(1e-6, 1.0))
+    noise_scale: float | int = bounded(0.0, number(0.0, 1e3))
+    random_initial_states: bool = False
+    H_init_std: float | int = bounded(1.0, number(1e-6, 1e3))
+    L_init_std: float | int = bounded(1.0, number(1e-6, 1e3))
+
+    @property
+    def draws_random_numbers(self) -> bool:
+        return bool(self.noise_scale) or self.random_initial_states
+
+
+__all__ = ["EquilibriumConfig", "HrmPuzzleConfig"]

@@ -5,7 +5,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from .bounds import CYCLES, HEADS, LAYERS, PROBABILITY, WIDTH, bounded, whole
-from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .configuration_hrm_puzzle import EquilibriumConfig
 
 
 SPECIAL_SYMBOLS = 2  # padding and empty, which are not to be exchanged with others
@@ -18,14 +18,14 @@ SUDOKU_UNITS = {
 
 
 @strict
-class SeRrmPuzzleConfig(HrmPuzzleConfig):
+class SeRrmPuzzleConfig(EquilibriumConfig):
     r"""Configuration of SE-RRM, the symbol-equivariant recurrent reasoning model (arXiv 2603.02193).
 
     The state has an axis of symbols. All symbols but the first two (padding, empty) are treated alike, so that with
     rotary positions and without a puzzle table no weight depends on `vocab_size` and `seq_len`: a model of 9x9 boards
     loads for 4x4 or 16x16 (`from_pretrained(..., vocab_size=18, seq_len=256, grid_shape=[16, 16])`).
 
-    Fields of `HrmPuzzleConfig`, with other defaults, and:
+    Fields of `HrmPuzzleConfig`, with other defaults, those of `EquilibriumConfig` (with `two_states` only), and:
 
     Args:
         symbol_num_heads, symbol_head_dim (`int`, defaults to 2 and 64): heads of the attention over symbols.
@@ -149,6 +149,16 @@ class SeRrmPuzzleConfig(HrmPuzzleConfig):
             raise ValueError(
                 "special_symbols=False needs equivariant_symbols=True and a vocab_size above "
                 f"{SPECIAL_SYMBOLS}; they are {self.equivariant_symbols} and {self.vocab_size}"
+            )
+
+    def validate_states(self):
+        """Part of `@strict` validation: what one state does not have."""
+        plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False, "H_init_std": 1, "L_init_std": 1}
+        given = [f"{name}={getattr(self, name)}" for name, value in plain.items() if getattr(self, name) != value]
+        if given and not self.two_states:
+            raise ValueError(
+                f"{', '.join(given)}: the fields of EqR are for models of two states; set two_states=True, or leave "
+                "them at their defaults"
             )
 
     def parameter_estimate(self) -> int:

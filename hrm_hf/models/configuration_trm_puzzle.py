@@ -4,29 +4,22 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .bounds import CYCLES, LAYERS, bounded, number, whole
-from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .bounds import CYCLES, LAYERS, bounded, whole
+from .configuration_hrm_puzzle import EquilibriumConfig
 
 
 EQR = {"update_rate": 0.95, "noise_scale": 0.01, "random_initial_states": True}
 
 
 @strict
-class TrmPuzzleConfig(HrmPuzzleConfig):
+class TrmPuzzleConfig(EquilibriumConfig):
     r"""Configuration of the Tiny Recursive Model (Jolicoeur-Martineau 2025, arXiv 2510.04871).
 
-    Fields of `HrmPuzzleConfig`, with other defaults, and:
+    Fields of `HrmPuzzleConfig`, with other defaults, those of `EquilibriumConfig`, and:
 
     Args:
         mlp_t (`bool`, defaults to False): replace attention by a SwiGLU over the position axis, for puzzles of a fixed
             small size (Sudoku). Use with pos_encodings="none".
-        update_rate (`float`, defaults to 1.0): lambda of the Equilibrium Reasoner (EqR, arXiv 2605.21488): a pass of
-            the network moves a state to (1 - lambda) z + lambda f(z).
-        noise_scale (`float`, defaults to 0.0): std of a normal added to a state after every pass, in training and in
-            evaluation.
-        random_initial_states (`bool`, defaults to False): draw fresh states anew for every row, from a truncated
-            normal for each element; there are no stored initial states then.
-        H_init_std, L_init_std (`float`, defaults to 1.0): std of those draws.
 
     There is one network (`L_level`, `L_layers` blocks) for both updates; `H_layers` is not used. EqR is TRM with
     lambda 0.95, noise 0.01 and random initial states, with attention and "rope2d" or with `mlp_t`.
@@ -40,11 +33,6 @@ class TrmPuzzleConfig(HrmPuzzleConfig):
     L_cycles: int = bounded(6, CYCLES)
     puzzle_emb_len: int = bounded(16, whole(0, 2**20))
     mlp_t: bool = False
-    update_rate: float | int = bounded(1.0, number(1e-6, 1.0))
-    noise_scale: float | int = bounded(0.0, number(0.0, 1e3))
-    random_initial_states: bool = False
-    H_init_std: float | int = bounded(1.0, number(1e-6, 1e3))
-    L_init_std: float | int = bounded(1.0, number(1e-6, 1e3))
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "trm-7m": {},
@@ -57,10 +45,6 @@ class TrmPuzzleConfig(HrmPuzzleConfig):
             "seq_len": 900, "vocab_size": 6, "grid_shape": [30, 30], "pos_encodings": "rope2d",
         },
     }  # fmt: skip
-
-    @property
-    def draws_random_numbers(self) -> bool:
-        return bool(self.noise_scale) or self.random_initial_states
 
     def parameter_estimate(self) -> int:
         length = self.max_position_embeddings

@@ -30,7 +30,7 @@ from .act import (
     sequence_correctness,
     wants_to_halt,
 )
-from .configuration_hrm_puzzle import HrmPuzzleConfig
+from .configuration_hrm_puzzle import EquilibriumConfig, HrmPuzzleConfig
 from .modeling_utils import CheckpointCodeMixin
 from .puzzle_layers import (
     CastedLinear,
@@ -38,7 +38,9 @@ from .puzzle_layers import (
     PuzzleInputEmbedding,
     QHead,
     ReasoningLevel,
+    last_cycle_gradient,
     truncated_normal_,
+    truncated_normal_like,
 )
 from .puzzle_mixers import UnitMeans
 from .puzzle_restarts import (
@@ -215,6 +217,38 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
             z_H, z_L = self.fresh_states(x)
         z_H, z_L = self.reason(x, rotary, z_H, z_L)
         return PuzzleModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L)
+
+
+class EquilibriumReasoner(PuzzleReasoner):
+    """A reasoner whose one level, `L_level`, updates both states as in TRM, or as in EqR (arXiv 2605.21488).
+
+    z <- (1 - update_rate) z + update_rate L_level(z, injection) + noise_scale * normal, in training and in evaluation.
+    """
+
+    config: EquilibriumConfig
+
+    def __init__(self, config: EquilibriumConfig):
+        super().__init__(config)
+        if config.random_initial_states:
+            self.H_init = self.L_init = None
+
+    def reason(self, x, rotary, z_H, z_L, num_queries=None):
+        cycles = (self.config.H_cycles, self.config.L_cycles)
+        return last_cycle_gradient(self._pass, cycles, x, rotary, z_H, z_L, num_queries)
+
+    def _pass(self, z, injection, rotary, num_queries=None):
+        rate, noise_scale = self.config.update_rate, self.config.noise_scale
+        new = self.L_level(z, injection, rotary, num_queries)
+        if rate != 1:
+            new = (1 - rate) * z[:, :num_queries] + rate * new
+        return new + noise_scale * torch.randn_like(new) if noise_scale else new
+
+    def fresh_states(self, x, noise=0.0):
+        if not self.config.random_initial_states:
+            return super().fresh_states(x, noise)
+        stds = (self.config.H_init_std, self.config.L_init_std)
+        z_H, z_L = (truncated_normal_like(x, std) for std in stds)
+        return (z_H + noise * torch.randn_like(x), z_L + noise * torch.randn_like(x)) if noise else (z_H, z_L)
 
 
 class PuzzleTableMixin:

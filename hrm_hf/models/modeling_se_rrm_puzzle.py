@@ -15,7 +15,7 @@ With `mixing` other than "attention", cheap means take the place of both attenti
 
     block: h <- RMS(h + positions(h) + W mean_v(h)); h <- RMS(h + SwiGLU(h))
 
-and with `two_states` z_H and z_L are updated as in TRM.
+and with `two_states` z_H and z_L are updated as in TRM, or with the fields of EqR as there.
 
 Difference from the original code: the halves of a head that turn with rows and with columns are side by side, as in
 `PuzzleAttention`, so `hrm-hf convert se_rrm` permutes rows of the original's projections.
@@ -29,14 +29,13 @@ from torch import nn
 
 from .act import ActCarry
 from .configuration_se_rrm_puzzle import NEVER, SPECIAL_SYMBOLS, SeRrmPuzzleConfig
-from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
+from .modeling_puzzle import EquilibriumReasoner, PuzzleSolvingHead
 from .puzzle_layers import (
     CastedLinear,
     PuzzleAttention,
     PuzzleBlock,
     PuzzleInputEmbedding,
     ReasoningLevel,
-    last_cycle_gradient,
     linear_class,
     rms_norm,
 )
@@ -122,7 +121,7 @@ class SymbolMeanBlock(PuzzleBlock):
         return rms_norm(hidden_states + self.mlp(hidden_states.flatten(0, 1)).unflatten(0, (-1, V)), self.eps)
 
 
-class SeRrmPuzzleModel(PuzzleReasoner):
+class SeRrmPuzzleModel(EquilibriumReasoner):
     """SE-RRM without its head. One forward is one ACT step, the last cycle of which has a gradient."""
 
     config: SeRrmPuzzleConfig
@@ -145,8 +144,9 @@ class SeRrmPuzzleModel(PuzzleReasoner):
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
         if self.config.two_states:
-            cycles = (self.config.H_cycles, self.config.L_cycles)
-            return last_cycle_gradient(self.L_level, cycles, x, rotary, z_H, z_L)
+            return super().reason(
+                x, rotary, z_H, z_L
+            )  # num_queries counts positions, and these states have symbols first
         passes = self.config.H_cycles * self.config.L_cycles
         with torch.no_grad():
             for _ in range(passes - self.config.L_cycles):
@@ -207,8 +207,10 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
 
         Two boards that differ by a permutation of symbols so become the same tensor, and their answers and logits
         differ by that permutation exactly. (Two symbols that a board lacks differ by rounding at most.)
+
+        A puzzle table tells symbols apart, since its rows have a number for each: boards then keep their names.
         """
-        if not self.config.equivariant_symbols:
+        if not self.config.equivariant_symbols or self.model.puzzle_emb is not None:
             return super().run(input_ids, *args, until=until, **kwargs)
         to_new, to_old = canonical_symbols(input_ids, self.config.vocab_size)
         settles = None if until is None else lambda rows, answers: until(rows, to_old[rows].gather(1, answers))

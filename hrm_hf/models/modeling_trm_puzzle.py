@@ -9,11 +9,9 @@ With `update_rate`, `noise_scale` and `random_initial_states` it is the Equilibr
 Difference from the original code: `mlp_t` blocks and attention blocks are two classes instead of one with a switch.
 """
 
-import torch
-
 from .configuration_trm_puzzle import TrmPuzzleConfig
-from .modeling_puzzle import PuzzleReasoner, PuzzleSolvingHead
-from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, last_cycle_gradient, rms_norm, truncated_normal_like
+from .modeling_puzzle import EquilibriumReasoner, PuzzleSolvingHead
+from .puzzle_layers import PuzzleBlock, ReasoningLevel, SwiGLU, rms_norm
 
 
 class PositionMixingBlock(PuzzleBlock):
@@ -29,35 +27,15 @@ class PositionMixingBlock(PuzzleBlock):
         return rms_norm(hidden_states + self.mlp(hidden_states), self.eps)
 
 
-class TrmPuzzleModel(PuzzleReasoner):
+class TrmPuzzleModel(EquilibriumReasoner):
     """TRM without heads. One forward is one ACT step: H_cycles * (L_cycles + 1) passes of the one level."""
 
     config: TrmPuzzleConfig
 
     def __init__(self, config: TrmPuzzleConfig):
         super().__init__(config)
-        if config.random_initial_states:
-            self.H_init = self.L_init = None
         self.L_level = ReasoningLevel(config, config.L_layers, PositionMixingBlock if config.mlp_t else PuzzleBlock)
         self.post_init()
-
-    def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        cycles = (self.config.H_cycles, self.config.L_cycles)
-        return last_cycle_gradient(self._pass, cycles, x, rotary, z_H, z_L, num_queries)
-
-    def _pass(self, z, injection, rotary, num_queries=None):
-        rate, noise_scale = self.config.update_rate, self.config.noise_scale
-        new = self.L_level(z, injection, rotary, num_queries)
-        if rate != 1:
-            new = (1 - rate) * z[:, :num_queries] + rate * new
-        return new + noise_scale * torch.randn_like(new) if noise_scale else new
-
-    def fresh_states(self, x, noise=0.0):
-        if not self.config.random_initial_states:
-            return super().fresh_states(x, noise)
-        stds = (self.config.H_init_std, self.config.L_init_std)
-        z_H, z_L = (truncated_normal_like(x, std) for std in stds)
-        return (z_H + noise * torch.randn_like(x), z_L + noise * torch.randn_like(x)) if noise else (z_H, z_L)
 
 
 class TrmPuzzleForSolving(PuzzleSolvingHead):

@@ -1,4 +1,4 @@
-"""What changes over a run of puzzle training, and from row to row: difficulty, later iterations, growing cycles.
+"""The things that change over a run of puzzle training and from row to row: difficulty, late starts, growing cycles.
 
 Functions of the progress of a run, 0 to 1, which is its step over its steps, and of positions in the order of training
 (see `dataloader`). They keep no state, so that a resumed run goes on as it would have.

@@ -477,7 +477,7 @@ def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
 
 
 def _difficulty(rows: dict[str, Any], info: PuzzleInfo) -> dict[str, Any]:
-    """What says how hard each row is.
+    """The column that says how hard each row is.
 
     Raises:
         UsageError: nothing does.

@@ -196,7 +196,7 @@ def all_grids_4x4() -> np.ndarray:
 
 
 class _Source(NamedTuple):
-    """What decides the puzzles of a stream, and where its portions are kept."""
+    """All that decides the puzzles of a stream, and where its portions are kept."""
 
     size: int
     low: int

@@ -21,7 +21,7 @@ BATCH = 1024  # puzzles at once: some dozens of arrangements of each are in memo
 
 
 class _Pairs(NamedTuple):
-    """What a second row under a first one can be, by its code, and the orders of columns that make it smallest.
+    """The kinds of a second row under a first one, by its code, and the orders of columns that make it smallest.
 
     A pair of rows is a permutation of the columns: for each, the one where the first row has the second row's digit.
     """

@@ -273,6 +273,74 @@ def test_symbols_that_differ_need_no_axis():
     assert out.carry.z_H.shape == (3, 1, 16, 32) and out.logits.shape == (3, 16, model.config.vocab_size)
 
 
+EQR = {"update_rate": 0.9, "noise_scale": 0.05, "random_initial_states": True}
+
+
+@pytest.mark.parametrize("mixing", CHEAP)
+def test_a_pass_over_symbols_moves_a_state_by_a_share_of_the_way(mixing):
+    """The same passes as EqR's, written out, without what is random."""
+    model = cheap(mixing, H_cycles=2, L_cycles=1, update_rate=0.75).double()
+    boards = tiny.batch(2, settings=model.config)["input_ids"]
+    x, rotary = model.model.embed(boards, None, torch.float64)
+    (z_H, z_L), level = model.model.fresh_states(x), model.model.L_level
+    for _ in range(2):
+        z_L = 0.25 * z_L + 0.75 * level(z_L, z_H + x, rotary)
+        z_H = 0.25 * z_H + 0.75 * level(z_H, z_L, rotary)
+    out = model.model(boards)
+    torch.testing.assert_close((out.z_H, out.z_L), (z_H, z_L), rtol=0, atol=1e-12)
+
+
+def test_every_pass_over_symbols_has_noise_of_the_std_that_was_asked_for():
+    model = cheap("units", noise_scale=0.5).model
+    z = torch.zeros(16, tiny.VOCAB_SIZE, 16, 32)
+    with torch.no_grad():
+        noise = model._pass(z, z, None) - model._pass(z, z, None)
+    assert noise.shape == z.shape
+    assert noise.std().item() == pytest.approx(0.5 * 2**0.5, rel=0.02)  # 49,152 draws
+
+
+def test_states_with_symbols_start_at_random_with_their_stds_and_a_seed_repeats_them():
+    model = cheap("units", random_initial_states=True, H_init_std=0.5, L_init_std=2.0)
+    assert not [name for name in model.state_dict() if "init" in name]
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append(model.model.fresh_states(torch.empty(16, tiny.VOCAB_SIZE, 16, 32)))
+    (z_H, z_L), again = found
+    assert torch.equal(z_H, again[0]) and torch.equal(z_L, again[1])
+    assert [z.std().item() for z in (z_H, z_L)] == pytest.approx([0.5, 2.0], rel=0.02)
+    assert len({tuple(row.flatten().tolist()) for row in z_H.flatten(0, 1)}) == 16 * tiny.VOCAB_SIZE
+
+
+def test_a_seed_repeats_the_answers_of_a_model_with_noise_and_without_one_they_differ(tmp_path):
+    cheap("units", **EQR).save_pretrained(tmp_path)
+    model = AutoModelForPuzzleSolving.from_pretrained(tmp_path).eval()
+    boards = tiny.batch(4, settings=model.config)["input_ids"]
+    found = []
+    for _ in range(2):
+        torch.manual_seed(3)
+        found.append(model.solve(boards, max_steps=3, halt="fixed").logits)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0], model.solve(boards, max_steps=3, halt="fixed").logits)
+    model.solve(boards, restarts=3, max_steps=1)  # which needs no noise of its own
+
+
+def test_a_step_with_noise_compiles_and_trains():
+    model = cheap("mlp_t", **EQR).train()
+    model.compile_act_step(backend="aot_eager")
+    inputs = tiny.batch(4, settings=model.config)
+    loss = model(**inputs).loss
+    loss.backward()
+    assert loss.isfinite() and all(p.grad is not None for p in model.parameters())
+
+
+@pytest.mark.parametrize("field, value", [*EQR.items(), ("H_init_std", 0.5), ("L_init_std", 0.5)])
+def test_one_state_has_no_fields_of_eqr(field, value):
+    with pytest.raises(StrictDataclassError, match=f"{field}={value}: .* set two_states=True"):
+        SeRrmPuzzleConfig(**{field: value})
+    SeRrmPuzzleConfig(**{field: value}, two_states=True)
+
+
 @pytest.mark.parametrize("mixing", ["units", "neighbours"])
 def test_a_mixer_that_knows_no_position_loads_for_another_size(mixing, tmp_path):
     cheap(mixing, special_symbols=False).save_pretrained(tmp_path)
@@ -300,6 +368,19 @@ def test_symbols_are_named_by_their_first_occurrence():
     to_new, to_old = canonical_symbols(torch.tensor([[1, 4, 1, 2, 4], [1, 1, 1, 1, 1]]), 6)
     assert to_new.tolist() == [[0, 1, 3, 4, 2, 5], [0, 1, 2, 3, 4, 5]]
     assert to_old.tolist() == [[0, 1, 4, 2, 3, 5], [0, 1, 2, 3, 4, 5]]
+
+
+@pytest.mark.parametrize("puzzle_emb_ndim", [0, 32 + tiny.VOCAB_SIZE])
+def test_solving_takes_the_steps_of_the_forward_whatever_tells_symbols_apart(puzzle_emb_ndim):
+    """A puzzle's row has a number for each symbol, which stays with it."""
+    model = tiny.se_rrm(puzzle_emb_ndim=puzzle_emb_ndim).double()
+    inputs = tiny.batch(8, settings=model.config)
+    del inputs["labels"]
+    with torch.no_grad():
+        forward = model(**inputs).logits
+    # Without rows symbols are renamed, and sums over them taken in another order: float64 leaves its own rounding.
+    solved = model.solve(**inputs, max_steps=1).logits
+    torch.testing.assert_close(solved, forward, rtol=0, atol=1e-11)
 
 
 @pytest.mark.parametrize("confidence", [0.5, 0.7])

@@ -9,10 +9,19 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.cli.app import validate_port
+from hrm_hf.puzzles.shipped import shipped_model
 
 
 def run(*arguments: str):
     return CliRunner().invoke(app, ["app", *arguments])
+
+
+def test_without_a_model_the_page_shows_those_of_the_package(monkeypatch):
+    shown = []
+    monkeypatch.setattr("hrm_hf.app.build_app", shown.append)
+    monkeypatch.setattr("hrm_hf.app.launch", lambda demo, **options: None)
+    assert run().exit_code == 0
+    assert shown == [[shipped_model("sudoku"), shipped_model("maze")]]
 
 
 def test_a_folder_that_does_not_exist_is_bad_usage():

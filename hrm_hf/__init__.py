@@ -15,7 +15,7 @@ _MODULES = {
     "ActCarry": "models.act",
     "AutoModelForPuzzleSolving": "registry",
     "CosmologyRegressionPipeline": "cosmology.pipeline",
-    "PuzzleSolution": "models.modeling_puzzle",
+    "PuzzleSolution": "models.puzzle_restarts",
     "PuzzleSolvingOutput": "models.modeling_puzzle",
     "PuzzleSolvingPipeline": "puzzles.pipeline",
     "RlmPipeline": "text.rlm.pipeline",

@@ -80,6 +80,8 @@ def solve(
 
     options["model"], options["puzzles"] = model_and_puzzles(puzzles or [])
     validate_model(options["model"])
+    if not options["puzzles"] and file is None:
+        raise typer.BadParameter("no puzzle given; expected PUZZLE arguments, - for stdin, or --file")
     from ..puzzles.solve import solve_puzzles, text_board
 
     results, config = call(solve_puzzles, options)

@@ -34,11 +34,9 @@ def solve_puzzles(
         The results, and the config of the model.
 
     Raises:
-        UsageError: no puzzle, or several puzzles to plot.
-        ValueError: what cannot be read as a puzzle, by its number.
+        UsageError: several puzzles to plot.
+        ValueError: no puzzle, or what cannot be read as one, by its number.
     """
-    if not puzzles and file is None:
-        raise UsageError("no puzzle given; expected PUZZLE arguments, - for stdin, or --file")
     if plot and plot.suffix not in (".png", ".gif"):
         raise UsageError(f"{plot} must end in .png or .gif", "--plot")
     solver = pipeline("puzzle-solving", model=model)
@@ -69,7 +67,7 @@ def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
         rows = read_puzzle_file(file)
         inputs += [str(file)] if rows is None else rows
     if not inputs:
-        raise ValueError("stdin holds no puzzle")
+        raise ValueError("no puzzle given, or stdin holds none")
     return inputs
 
 

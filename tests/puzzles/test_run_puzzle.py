@@ -151,9 +151,9 @@ def resume_arguments(out: Path) -> list[str]:
 
 
 def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(arguments, puzzles, tmp_path):
-    # Sums over rows are taken in another order. Sign descent turns that into a whole step where a gradient is all but
-    # zero, so its steps are small here. Of the three batches of the evaluation one process takes two.
-    options = {"weights": "plain", "puzzle_emb_lr": 1e-4, "per_device_eval_batch_size": 3}
+    # Of the three batches of the evaluation one process takes two.
+    lr = 1e-4
+    options = {"weights": "plain", "puzzle_emb_lr": lr, "per_device_eval_batch_size": 3}
     run(arguments("one", per_device_train_batch_size=8, **options))
     run(arguments("two", per_device_train_batch_size=4, **options), processes=2)
     one, two = tmp_path / "one", tmp_path / "two"
@@ -165,11 +165,17 @@ def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(arguments,
     # 12 steps of lr 1e-3 amplify the difference to less than 1e-5.
     assert losses(two) == pytest.approx(losses(one), abs=1e-5)
     expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=0, atol=1e-5, msg=name)
+    # Sums over rows are taken in another order. Where the gradient of a puzzle row is all but zero, its sign may differ
+    # by that, and sign descent then goes one step of lr the other way: few entries, by whole double steps.
+    table = "model.puzzle_emb.weight"
+    double_steps = (found[table] - expected[table]) / (2 * lr)
+    torch.testing.assert_close(double_steps, double_steps.round(), rtol=0, atol=1e-5 / (2 * lr))
+    assert (double_steps.round() != 0).float().mean() < 0.05
+    for name in expected.keys() - {table}:
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5, msg=name)
     before = tiny.model("trm").model.puzzle_emb.weight
     # The table is a buffer, which `module.to(device)` may replace by a copy that the optimizer does not know.
-    moved = (found["model.puzzle_emb.weight"] - before).abs().amax(dim=1)
+    moved = (found[table] - before).abs().amax(dim=1)
     assert moved[0] == 0 and (moved[1:] > 0).all()
     evaluated = json.loads((two / "results.json").read_text())["metrics"]
     rows = PuzzleRows(load_puzzle_dataset(puzzles, "test"))

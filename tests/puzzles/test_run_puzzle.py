@@ -165,8 +165,8 @@ def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(arguments,
     # 12 steps of lr 1e-3 amplify the difference to less than 1e-5.
     assert losses(two) == pytest.approx(losses(one), abs=1e-5)
     expected, found = (load_file(folder / "model.safetensors") for folder in (one, two))
-    # Sums over rows are taken in another order. Where the gradient of a puzzle row is all but zero, its sign may differ
-    # by that, and sign descent then goes one step of lr the other way: few entries, by whole double steps.
+    # Sums over rows are taken in another order. Where the gradient of a puzzle row is all but zero, its sign may
+    # differ by that, and sign descent then goes one step of lr the other way: few entries, by whole double steps.
     table = "model.puzzle_emb.weight"
     double_steps = (found[table] - expected[table]) / (2 * lr)
     torch.testing.assert_close(double_steps, double_steps.round(), rtol=0, atol=1e-5 / (2 * lr))

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from .configuration_se_rrm_puzzle import SeRrmPuzzleConfig
+from .configuration_hrm_puzzle import HrmPuzzleConfig
 from .puzzle_layers import SwiGLU, linear_class
 
 
@@ -18,7 +18,7 @@ class UnitMeans(nn.Module):
     unit: on a CPU four times faster than means over axes of the board.
     """
 
-    def __init__(self, config: SeRrmPuzzleConfig):
+    def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
         (rows, columns), (box_rows, box_columns) = config.grid_shape, config.box_shape
         self.grid_shape, self.box_shape = config.grid_shape, config.box_shape
@@ -45,7 +45,7 @@ class UnitMeans(nn.Module):
 class Neighbours(nn.Module):
     """For every cell, linear maps of the cells above, below, left and right, which are zero beyond the border."""
 
-    def __init__(self, config: SeRrmPuzzleConfig):
+    def __init__(self, config: HrmPuzzleConfig):
         super().__init__()
         self.grid_shape = config.grid_shape
         self.linear = linear_class(config)(4 * config.hidden_size, config.hidden_size, bias=False)
@@ -59,7 +59,7 @@ class Neighbours(nn.Module):
 class PositionSwiGLU(SwiGLU):
     """A SwiGLU over the position axis."""
 
-    def __init__(self, config: SeRrmPuzzleConfig):
+    def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config.seq_len, config, config.position_intermediate_size)
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

@@ -45,7 +45,7 @@ VARIANTS = {
         "symbols apart": {"equivariant_symbols": False},
         "units": {**tiny.MEANS, "mixing": "units", "special_symbols": False, "puzzle_emb_ndim": 0},
         "mlp": {**tiny.MEANS, "mixing": "mlp_t", "position_intermediate_size": 24},
-        "neighbours": {**tiny.MEANS, "mixing": "neighbours", "equivariant_symbols": False},
+        "neighbours": {**tiny.MEANS, "mixing": "neighbours", "equivariant_symbols": False, "puzzle_emb_ndim": 33},
     },
     "hrm_lm": {"one segment": {"halt_max_steps": 1}},
     "rlm_mhc": tiny_mhc.VARIANTS,

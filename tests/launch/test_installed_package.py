@@ -25,7 +25,7 @@ from hub_server import HubServer
 ROOT = Path(__file__).parents[2]
 BUILD = "import sys; from setuptools import build_meta; getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2])"
 GENERATED = shutil.ignore_patterns("__pycache__", "*.pyc", "*.egg-info", "*_quick.json")
-RESOURCES = ("model_cards", "training", "accelerate_configs", "benchmarks/results/puzzle_presets.json")
+RESOURCES = ("model_cards", "pretrained", "training", "accelerate_configs", "benchmarks/results/puzzle_presets.json")
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
@@ -41,7 +41,7 @@ def packages(tmp_path_factory) -> dict[str, Path]:
     """The wheel and the source distribution of this checkout."""
     folder = tmp_path_factory.mktemp("packages")
     source = folder / "checkout"  # a copy: builds leave files behind
-    for name in ("hrm_hf", "training", "model_cards", "accelerate_configs", "benchmarks/results"):
+    for name in ("hrm_hf", "training", "model_cards", "pretrained", "accelerate_configs", "benchmarks/results"):
         shutil.copytree(ROOT / name, source / name, ignore=GENERATED)
     for file in ROOT.iterdir():
         if file.is_file() and file.suffix in (".py", ".cfg", ".toml", ".in", ".md", ".txt", ""):

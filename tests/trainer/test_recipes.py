@@ -29,7 +29,7 @@ PUZZLES = [path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("c
 RECIPES = sorted(path for path in PUZZLES if "data_path" in yaml.safe_load(path.read_text()))
 CLASSES = (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments)
 FROM_DATA = {
-    "task": "generic", "grid_shape": [4, 4], "box_shape": None, "seq_len": 16, "vocab_size": 6,
+    "task": "generic", "grid_shape": [4, 4], "box_shape": [2, 2], "seq_len": 16, "vocab_size": 6,
     "num_puzzle_identifiers": 3,
 }  # fmt: skip
 

@@ -41,7 +41,7 @@ from hrm_hf.trainer.recipes import ModelArguments
 
 
 METHODS = ("lora", "dora")
-LEARNING_RATES = {"hrm_lm": 3e-3, "hrm_go_coder": 5e-3, "hrm_cosmo": 5e-3, "cosmo_cnn": 3e-3}
+LEARNING_RATES = {"hrm_lm": 3e-3, "se_rrm_puzzle": 5e-3, "hrm_go_coder": 5e-3, "hrm_cosmo": 5e-3, "cosmo_cnn": 3e-3}
 ROWS = 4
 QUANTISED = tuple(name for name in every.ARCHITECTURES if name != "cosmo_cnn")
 TIMES = ("per_second", "epoch")

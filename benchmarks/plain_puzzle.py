@@ -3,8 +3,9 @@
 Same arithmetic, eager, no fusion, nothing reused: the input is embedded for both forwards of a training step, the
 second forward computes token logits nobody reads, every parameter is updated by its own operations. Weights come from
 a model of the package, so that both sides can be checked to give the same losses. Attention is written out, what
-transformers calls "eager"; `fused_attention` takes torch's fused kernel and is the stronger opponent. Only what the
-benchmark needs: rotary positions, attention blocks, stablemax loss.
+transformers calls "eager"; `fused_attention` takes torch's fused kernel and is the stronger opponent, and `compiled`
+compiles the forwards too. Activations have the config's forward_dtype, to which weights are cast on use, as in the
+original code. Only what the benchmark needs: rotary positions, attention blocks, stablemax loss.
 """
 
 import math
@@ -17,9 +18,19 @@ class PlainReasoner:
     """HRM (`cycle="hrm"`) or TRM (`cycle="trm"`) with persistent carry, losses and both optimizers."""
 
     def __init__(
-        self, model, lr=1e-4, weight_decay=1.0, puzzle_lr=1e-4, puzzle_weight_decay=1.0, fused_attention=False
+        self,
+        model,
+        lr=1e-4,
+        weight_decay=1.0,
+        puzzle_lr=1e-4,
+        puzzle_weight_decay=1.0,
+        fused_attention=False,
+        compiled=False,
     ):
         self.fused_attention = fused_attention
+        if compiled:
+            self.inner = torch.compile(self.inner)
+        self.device, self.dtype = model.device, model.compute_dtype
         self.config = model.config
         self.is_hrm = model.has_continue_value
         self.params = {name: p.detach().clone().requires_grad_() for name, p in model.named_parameters()}
@@ -30,18 +41,22 @@ class PlainReasoner:
         self.updates = 0
         self.carry = None
 
+    def linear(self, x, name, bias=None):
+        return F.linear(x, self.params[name].to(x.dtype), None if bias is None else self.params[bias].to(x.dtype))
+
     def rms_norm(self, x):
-        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.config.rms_norm_eps)).to(x.dtype)
 
     def rotate(self, x, cos, sin):
         first, second = x.chunk(2, dim=-1)
-        return x * cos + torch.cat((-second, first), dim=-1) * sin
+        return (x * cos + torch.cat((-second, first), dim=-1) * sin).to(x.dtype)
 
     def block(self, x, prefix, cos, sin):
         batch, length, width = x.shape
         heads = self.config.num_attention_heads
         q, k, v = (
-            F.linear(x, self.params[prefix + "self_attn.qkv_proj.weight"])
+            self.linear(x, prefix + "self_attn.qkv_proj.weight")
             .view(batch, length, 3 * heads, -1)
             .transpose(1, 2)
             .split(heads, dim=1)
@@ -52,9 +67,9 @@ class PlainReasoner:
         else:
             attended = (q @ k.transpose(-1, -2) / math.sqrt(self.config.head_dim)).softmax(-1) @ v
         attended = attended.transpose(1, 2).reshape(batch, length, width)
-        x = self.rms_norm(x + F.linear(attended, self.params[prefix + "self_attn.o_proj.weight"]))
-        gate, up = F.linear(x, self.params[prefix + "mlp.gate_up_proj.weight"]).chunk(2, dim=-1)
-        return self.rms_norm(x + F.linear(F.silu(gate) * up, self.params[prefix + "mlp.down_proj.weight"]))
+        x = self.rms_norm(x + self.linear(attended, prefix + "self_attn.o_proj.weight"))
+        gate, up = self.linear(x, prefix + "mlp.gate_up_proj.weight").chunk(2, dim=-1)
+        return self.rms_norm(x + self.linear(F.silu(gate) * up, prefix + "mlp.down_proj.weight"))
 
     def level(self, name, z, injection, cos, sin):
         z = z + injection
@@ -67,9 +82,10 @@ class PlainReasoner:
         config = self.config
         x = F.embedding(data["input_ids"], self.params["model.embed.tokens.weight"])
         rows = F.pad(rows, (0, config.prefix_len * config.hidden_size - rows.shape[1]))
-        x = math.sqrt(config.hidden_size) * torch.cat((rows.view(len(rows), -1, config.hidden_size), x), dim=1)
-        frequencies = 10000.0 ** (-torch.arange(0, config.head_dim, 2) / config.head_dim)
-        angles = torch.arange(x.shape[1])[:, None] * torch.cat((frequencies, frequencies))
+        x = torch.cat((rows.view(len(rows), -1, config.hidden_size), x), dim=1)
+        x = math.sqrt(config.hidden_size) * x.to(self.dtype)
+        frequencies = 10000.0 ** (-torch.arange(0, config.head_dim, 2, device=self.device) / config.head_dim)
+        angles = torch.arange(x.shape[1], device=self.device)[:, None] * torch.cat((frequencies, frequencies))
         cos, sin = angles.cos(), angles.sin()
         slow = "H_level" if self.is_hrm else "L_level"
         with torch.no_grad():
@@ -85,8 +101,8 @@ class PlainReasoner:
         for _ in range(1 if self.is_hrm else config.L_cycles):
             z_L = self.level("L_level", z_L, z_H + x, cos, sin)
         z_H = self.level(slow, z_H, z_L, cos, sin)
-        logits = F.linear(z_H, self.params["lm_head.weight"])[:, config.prefix_len :]
-        q = F.linear(z_H[:, 0], self.params["q_head.weight"], self.params["q_head.bias"])
+        logits = self.linear(z_H, "lm_head.weight")[:, config.prefix_len :]
+        q = self.linear(z_H[:, 0], "q_head.weight", "q_head.bias").float()
         return z_H, z_L, logits, q[:, 0], q[:, 1]
 
     def train_step(self, batch):
@@ -95,11 +111,12 @@ class PlainReasoner:
         if self.carry is None:
             shape = (size, config.max_position_embeddings, config.hidden_size)
             data = {name: torch.zeros_like(value) for name, value in batch.items()}
-            self.carry = [torch.zeros(shape), torch.zeros(shape), torch.zeros(size, dtype=torch.int32),
-                          torch.ones(size, dtype=torch.bool), data]  # fmt: skip
+            steps = torch.zeros(size, dtype=torch.int32, device=self.device)
+            states = [torch.zeros(shape, dtype=self.dtype, device=self.device) for _ in range(2)]
+            self.carry = [*states, steps, torch.ones_like(steps, dtype=torch.bool), data]
         z_H, z_L, steps, halted, data = self.carry
-        z_H = torch.where(halted[:, None, None], self.H_init, z_H)
-        z_L = torch.where(halted[:, None, None], self.L_init, z_L)
+        z_H = torch.where(halted[:, None, None], self.H_init.to(self.dtype), z_H)
+        z_L = torch.where(halted[:, None, None], self.L_init.to(self.dtype), z_L)
         steps = torch.where(halted, 0, steps)
         data = {n: torch.where(halted.view(-1, *[1] * (v.dim() - 1)), batch[n], v) for n, v in data.items()}
         ids = data["puzzle_identifiers"].long()
@@ -109,8 +126,8 @@ class PlainReasoner:
         last = steps >= config.halt_max_steps
         with torch.no_grad():
             wants = q_halt > q_continue if self.is_hrm else q_halt > 0
-            explore = torch.rand(size) < config.halt_exploration_prob
-            min_steps = explore * torch.randint(2, config.halt_max_steps + 1, (size,))
+            explore = torch.rand(size, device=self.device) < config.halt_exploration_prob
+            min_steps = explore * torch.randint(2, config.halt_max_steps + 1, (size,), device=self.device)
             halted = (last | wants) & (steps >= min_steps)
             if self.is_hrm:
                 _, _, _, next_halt, next_continue = self.inner(data, rows, z_H, z_L)
@@ -137,7 +154,7 @@ class PlainReasoner:
     @torch.no_grad()
     def update(self, ids, row_grads):
         unique, inverse = torch.unique(ids, return_inverse=True)
-        total = torch.zeros(len(unique), row_grads.shape[1]).index_add_(0, inverse, row_grads)
+        total = row_grads.new_zeros(len(unique), row_grads.shape[1]).index_add_(0, inverse, row_grads)
         self.table[unique] = self.table[unique] * (1 - self.puzzle_lr * self.puzzle_wd) - self.puzzle_lr * total.sign()
         self.updates += 1
         for name, p in self.params.items():

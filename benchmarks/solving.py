@@ -1,7 +1,7 @@
 """Accuracy against ACT steps x restarts x choice of the answer, with CPU time; for Sudoku also with search.
 
     python benchmarks/solving.py MODEL DATA [--split test] [--limit 200] [--steps 16 64 256 1024] [--restarts 1 8]
-        [--choose q residual vote rules] [--noise 0.2] [--noise-at start] [--exit-when-still 0.001]
+        [--choose q residual vote rules] [--noise 0.2] [--noise-at start] [--exit-when-still 0.001] [--device cpu]
     python benchmarks/solving.py --quick
 
 Every cell of the table solves the same boards anew, all steps unless a state is still or the rules accept the answer
@@ -47,6 +47,8 @@ def main() -> None:
     parser.add_argument("--exit-when-still", type=float)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--no-search", action="store_true", help="leave out search, which is not fast on a GPU")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
     if args.quick:
@@ -72,7 +74,7 @@ def random_example(folder: str) -> str:
 
 def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     """Measures and prints every row."""
-    model = AutoModelForPuzzleSolving.from_pretrained(args.model).eval()
+    model = AutoModelForPuzzleSolving.from_pretrained(args.model).eval().to(args.device)
     rows = load_puzzle_dataset(args.data, args.split).with_format("torch")[: args.limit]
     inputs = {name: rows[name].long() for name in ("input_ids", "puzzle_identifiers")}
     labels = rows["labels"].long()
@@ -88,7 +90,7 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
         table.append({"choose": choose, **options, **solved(model, inputs, labels, args.seed, **options, **choice)})
         print_row(table[-1])
     report = {"model": args.model, "data": args.data, "split": args.split, "table": table}
-    if model.config.task == "sudoku":
+    if model.config.task == "sudoku" and not args.no_search:
         start = time.process_time()
         found = evaluate_puzzles(model, inputs["input_ids"], labels, inputs["puzzle_identifiers"], search=True)
         report["search"] = {name: value for name, value in found.items() if name.startswith("search_")}

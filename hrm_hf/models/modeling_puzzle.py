@@ -547,6 +547,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         matter. `solve` stays uncompiled: its batch shrinks at every step.
         """
         kwargs = {"dynamic": False, **kwargs}
+        if self.config.draws_random_numbers and self.device.type == "cpu":
+            torch._inductor.config.fallback_random = True  # its own generator is several times slower there
         levels = [module for module in self.model.children() if isinstance(module, ReasoningLevel)]
         passes = self.config.H_cycles * (self.config.L_cycles + 1) * (1 + self.has_continue_value)
         if passes * max(len(level.layers) for level in levels) <= MAX_BLOCKS_IN_ONE_GRAPH:

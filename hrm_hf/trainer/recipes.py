@@ -19,6 +19,7 @@ from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser, PreTrainedConfig, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
+from .._version import __version__
 from ..io.bounded_files import load_yaml
 from ..registry import architecture_of
 
@@ -191,8 +192,9 @@ def library_versions() -> dict[str, str]:
     """Versions that a result depends on."""
     from importlib.metadata import version
 
-    names = ("hrm_hf", "torch", "transformers", "accelerate", "datasets")
-    return {"python": platform.python_version(), **{name: version(name) for name in names}}
+    names = ("torch", "transformers", "accelerate", "datasets")
+    # Our own is not asked of the installation: a checkout on PYTHONPATH has none.
+    return {"python": platform.python_version(), "hrm_hf": __version__, **{name: version(name) for name in names}}
 
 
 def _recipe_option():

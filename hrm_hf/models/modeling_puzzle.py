@@ -196,10 +196,15 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         return self.puzzle_emb(puzzle_identifiers)
 
     def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """Initial z_H and z_L like x [B, T, D]; `noise` is the std of a normal added to each."""
-        z_H, z_L = (z.to(x.dtype).expand_as(x) for z in (self.H_init, self.L_init))
+        """`initial_states`; `noise` is the std of a normal added to each."""
+        z_H, z_L = self.initial_states(x)
         if noise:
-            z_H, z_L = z_H + noise * torch.randn_like(x), z_L + noise * torch.randn_like(x)
+            z_H, z_L = (z + noise * torch.randn(z.shape, dtype=z.dtype, device=z.device) for z in (z_H, z_L))
+        return z_H, z_L
+
+    def initial_states(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """z_H and z_L of fresh rows, like x [B, T, D]."""
+        z_H, z_L = (z.to(x.dtype).expand_as(x) for z in (self.H_init, self.L_init))
         return z_H, z_L
 
     def forward(
@@ -243,12 +248,11 @@ class EquilibriumReasoner(PuzzleReasoner):
             new = (1 - rate) * z[:, :num_queries] + rate * new
         return new + noise_scale * torch.randn_like(new) if noise_scale else new
 
-    def fresh_states(self, x, noise=0.0):
+    def initial_states(self, x):
         if not self.config.random_initial_states:
-            return super().fresh_states(x, noise)
-        stds = (self.config.H_init_std, self.config.L_init_std)
-        z_H, z_L = (truncated_normal_like(x, std) for std in stds)
-        return (z_H + noise * torch.randn_like(x), z_L + noise * torch.randn_like(x)) if noise else (z_H, z_L)
+            return super().initial_states(x)
+        z_H, z_L = (truncated_normal_like(x, std) for std in (self.config.H_init_std, self.config.L_init_std))
+        return z_H, z_L
 
 
 class PuzzleTableMixin:

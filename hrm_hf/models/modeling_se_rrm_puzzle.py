@@ -100,12 +100,15 @@ class SymbolBlock(PuzzleBlock):
         hidden_states = rms_norm(hidden_states + attended, self.eps)
         by_position = hidden_states.transpose(1, 2)
         attended = self.symbol_attn(by_position.flatten(0, 1), None).unflatten(0, (-1, T))
-        hidden_states = rms_norm(by_position + attended, self.eps).transpose(1, 2)
-        # Three axes: the 8-bit product of bitsandbytes takes no more.
-        return rms_norm(hidden_states + self.mlp(hidden_states.flatten(0, 1)).unflatten(0, (-1, V)), self.eps)
+        return self.transition(rms_norm(by_position + attended, self.eps).transpose(1, 2))
+
+    def transition(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """The SwiGLU of a block and the norm after it, [B, V, T, D]."""
+        flat = hidden_states.flatten(0, 1)  # three axes: the 8-bit product of bitsandbytes takes no more
+        return rms_norm(hidden_states + self.mlp(flat).unflatten(0, hidden_states.shape[:2]), self.eps)
 
 
-class SymbolMeanBlock(PuzzleBlock):
+class SymbolMeanBlock(SymbolBlock):
     """Post-norm block over [B, V, S, D]: positions by a cheap mixer and symbols by their mean, then SwiGLU."""
 
     def mix_positions(self, config, layer_idx):
@@ -116,9 +119,7 @@ class SymbolMeanBlock(PuzzleBlock):
         V = hidden_states.shape[1]
         of_symbols = self.symbols(hidden_states.mean(1)).unsqueeze(1)
         of_positions = self.positions(hidden_states.flatten(0, 1)).unflatten(0, (-1, V))
-        hidden_states = rms_norm(hidden_states + of_positions + of_symbols, self.eps)
-        # Three axes: the 8-bit product of bitsandbytes takes no more.
-        return rms_norm(hidden_states + self.mlp(hidden_states.flatten(0, 1)).unflatten(0, (-1, V)), self.eps)
+        return self.transition(rms_norm(hidden_states + of_positions + of_symbols, self.eps))
 
 
 class SeRrmPuzzleModel(EquilibriumReasoner):
@@ -136,17 +137,14 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
         )
         self.post_init()
 
-    def fresh_states(self, x, noise=0.0):
+    def initial_states(self, x):
         if self.config.two_states:
-            return super().fresh_states(x, noise)
-        z = self.H_init.to(x.dtype).expand_as(x)
-        return z + noise * torch.randn_like(x) if noise else z, x.new_empty((x.shape[0], 0))
+            return super().initial_states(x)
+        return self.H_init.to(x.dtype).expand_as(x), x.new_empty((x.shape[0], 0))
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        if self.config.two_states:
-            return super().reason(
-                x, rotary, z_H, z_L
-            )  # num_queries counts positions, and these states have symbols first
+        if self.config.two_states:  # num_queries counts positions, and these states have symbols first
+            return super().reason(x, rotary, z_H, z_L)
         passes = self.config.H_cycles * self.config.L_cycles
         with torch.no_grad():
             for _ in range(passes - self.config.L_cycles):

@@ -38,8 +38,8 @@ def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
 def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
     """Draws of the distribution of `truncated_normal_`, in a form that compiles to fast code.
 
-    What lies beyond two scales is drawn anew, up to three times; of 230,000 numbers one is beyond even then, and cut. (The
-    inverse of the error function, which would be exact, takes a compiled step on a CPU longer than a pass.)
+    What lies beyond two scales is drawn anew, up to three times; of 230,000 numbers one is beyond even then, and cut
+    off. (The inverse of the error function, which would be exact, takes a compiled step longer than a pass on a CPU.)
     """
     draw = torch.randn_like(tensor, dtype=torch.float32)
     for _ in range(REDRAWS):

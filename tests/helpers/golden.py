@@ -48,10 +48,20 @@ def _read(file: str) -> tuple[dict, dict]:
     return load_file(FOLDER / f"{file}.safetensors"), json.loads((FOLDER / f"{file}.json").read_text())
 
 
-def tensors(case: Case, group: str = "") -> dict[str, torch.Tensor]:
-    """Tensors whose names start with `group`, by the rest of their names."""
-    start = case.prefix + group
-    return {name[len(start) :]: value for name, value in _read(case.file)[0].items() if name.startswith(start)}
+def group(file: str, start: str) -> dict[str, torch.Tensor]:
+    """Tensors of a file whose names begin with `start`, by the rest of their names."""
+    return {name[len(start) :]: value for name, value in _read(file)[0].items() if name.startswith(start)}
+
+
+def tensors(case: Case, start: str = "") -> dict[str, torch.Tensor]:
+    """Tensors of a case whose names begin with `start`, by the rest of their names."""
+    return group(case.file, case.prefix + start)
+
+
+def variants(file: str) -> dict[str, dict]:
+    """The original's `arch` fields of each variant of EqR or SE-RRM whose tensors are in the file."""
+    kept, info = _read(file)
+    return {name: fields for name, fields in info["variants"].items() if f"{name}/batch/inputs" in kept}
 
 
 def original_arch(case: Case) -> dict:

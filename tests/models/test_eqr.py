@@ -1,12 +1,9 @@
 """EqR as fields of TRM. Referee: tensors of the original (tests/fixtures/README.md), and what the paper states."""
 
-import json
-
 import pytest
 import torch
-from golden import FOLDER
+from golden import group, variants
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import load_file
 
 from hrm_hf import TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.export.torch_export import export_torch
@@ -15,20 +12,14 @@ from hrm_hf.models.puzzle_layers import truncated_normal_like
 from hrm_hf.puzzles.original_tensors import our_name
 
 
-TENSORS = load_file(FOLDER / "eqr_tiny.safetensors")
-VARIANTS = {
-    name: fields
-    for name, fields in json.loads((FOLDER / "eqr_tiny.json").read_text())["variants"].items()
-    if f"{name}/batch/inputs" in TENSORS
-}
+VARIANTS = variants("eqr_tiny")
 ROWS = 3
 # As the golden file suggests.
 FIRST_STEP, LATER_STEPS, GRADIENTS = 1e-4, 2e-3, 5e-4
 
 
-def group(variant: str, start: str) -> dict[str, torch.Tensor]:
-    start = f"{variant}/{start}"
-    return {name[len(start) :]: value for name, value in TENSORS.items() if name.startswith(start)}
+def tensors(variant: str, start: str) -> dict[str, torch.Tensor]:
+    return group("eqr_tiny", f"{variant}/{start}")
 
 
 def golden_model(variant: str) -> TrmPuzzleForSolving:
@@ -41,18 +32,18 @@ def golden_model(variant: str) -> TrmPuzzleForSolving:
         grid_shape=[fields["board_height"], fields["board_width"]],
     )  # fmt: skip
     model = TrmPuzzleForSolving(config)
-    model.load_state_dict({our_name(name): value for name, value in group(variant, "state_dict/").items()})
+    model.load_state_dict({our_name(name): value for name, value in tensors(variant, "state_dict/").items()})
     return model.eval()
 
 
 def start(variant: str, model: TrmPuzzleForSolving) -> tuple[ActCarry, dict[str, torch.Tensor]]:
     """A carry in the golden initial states, which no row leaves by a reset, and the batch."""
     batch = {
-        "input_ids": TENSORS[f"{variant}/batch/inputs"].long(),
-        "labels": TENSORS[f"{variant}/batch/labels"].long(),
+        "input_ids": tensors(variant, "batch/")["inputs"].long(),
+        "labels": tensors(variant, "batch/")["labels"].long(),
     }
     fresh = model.initial_carry(**batch)
-    states = (TENSORS[f"{variant}/start/{name}"] for name in ("z_H", "z_L"))
+    states = (tensors(variant, "start/")[name] for name in ("z_H", "z_L"))
     data = fresh.current_data | batch
     return ActCarry(*states, fresh.steps, torch.zeros_like(fresh.halted), data), batch
 
@@ -69,7 +60,7 @@ def test_evaluation_equals_the_originals(variant):
             "logits": output.logits, "q_halt_logits": output.q_halt_logits, "halted": carry.halted,
             "loss": output.loss * ROWS, "z_H": carry.z_H, "z_L": carry.z_L,
         }  # fmt: skip
-        for name, expected in group(variant, f"eval/step{step}/").items():
+        for name, expected in tensors(variant, f"eval/step{step}/").items():
             bound = FIRST_STEP if step == 1 else LATER_STEPS
             torch.testing.assert_close(
                 found[name].to(expected.dtype), expected, rtol=0, atol=bound, msg=f"{step} {name}"
@@ -82,9 +73,9 @@ def test_gradients_equal_the_originals(variant):
     carry, batch = start(variant, model)
     loss = model(**batch, carry=carry).loss * ROWS
     loss.backward()
-    assert loss.item() == pytest.approx(TENSORS[f"{variant}/train/step1/loss"].item(), abs=FIRST_STEP)
+    assert loss.item() == pytest.approx(tensors(variant, "train/step1/")["loss"].item(), abs=FIRST_STEP)
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    for name, expected in group(variant, "train/step1/grad/").items():
+    for name, expected in tensors(variant, "train/step1/grad/").items():
         torch.testing.assert_close(gradients[our_name(name)], expected, rtol=0, atol=GRADIENTS, msg=name)
 
 

@@ -1,14 +1,11 @@
 """SE-RRM. Referee: tensors of the original (tests/fixtures/README.md), and the symmetry that the paper states."""
 
-import json
-
 import pytest
 import tiny
 import torch
 import torch.nn.functional as F
-from golden import FOLDER
+from golden import group, variants
 from huggingface_hub.errors import StrictDataclassError
-from safetensors.torch import load_file
 from tolerances import assert_copied
 
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
@@ -18,25 +15,19 @@ from hrm_hf.puzzles.original_tensors import se_rrm_tensors
 from hrm_hf.puzzles.sudoku_rules import SudokuShape
 
 
-TENSORS = load_file(FOLDER / "se_rrm_tiny.safetensors")
-VARIANTS = {
-    name: fields
-    for name, fields in json.loads((FOLDER / "se_rrm_tiny.json").read_text())["variants"].items()
-    if f"{name}/batch/inputs" in TENSORS
-}
+VARIANTS = variants("se_rrm_tiny")
 ROWS = 3
 # As the golden file suggests.
 FIRST_STEP, LATER_STEPS, GRADIENTS = 1e-4, 2e-3, 5e-4
 
 
-def group(variant: str, start: str) -> dict[str, torch.Tensor]:
-    start = f"{variant}/{start}"
-    return {name[len(start) :]: value for name, value in TENSORS.items() if name.startswith(start)}
+def tensors(variant: str, start: str) -> dict[str, torch.Tensor]:
+    return group("se_rrm_tiny", f"{variant}/{start}")
 
 
-def ours(variant: str, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def ours(variant: str, values: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Weights, or their gradients, of the original under our names and in our layout."""
-    return se_rrm_tensors(tensors, VARIANTS[variant]["num_heads"], VARIANTS[variant]["pos_encodings"])
+    return se_rrm_tensors(values, VARIANTS[variant]["num_heads"], VARIANTS[variant]["pos_encodings"])
 
 
 def golden_model(variant: str) -> SeRrmPuzzleForSolving:
@@ -51,13 +42,13 @@ def golden_model(variant: str) -> SeRrmPuzzleForSolving:
         puzzle_emb_ndim=fields["hidden_size"] + fields["vocab_size"] if fields["puzzle_emb_ndim"] else 0,
     )  # fmt: skip
     model = SeRrmPuzzleForSolving(config)
-    model.load_state_dict(ours(variant, group(variant, "state_dict/")))
+    model.load_state_dict(ours(variant, tensors(variant, "state_dict/")))
     return model.eval()
 
 
 def batch(variant: str) -> dict[str, torch.Tensor]:
     names = {"input_ids": "inputs", "labels": "labels", "puzzle_identifiers": "puzzle_identifiers"}
-    return {ours: TENSORS[f"{variant}/batch/{name}"].long() for ours, name in names.items()}
+    return {ours: tensors(variant, "batch/")[name].long() for ours, name in names.items()}
 
 
 def printed_loss(output) -> torch.Tensor:
@@ -78,7 +69,7 @@ def test_evaluation_equals_the_originals(variant):
             "logits": output.logits, "q_halt_logits": output.q_halt_logits.sigmoid(), "halted": carry.halted,
             "loss": printed_loss(output), "z": carry.z_H,
         }  # fmt: skip
-        for name, expected in group(variant, f"eval/step{step}/").items():
+        for name, expected in tensors(variant, f"eval/step{step}/").items():
             bound = FIRST_STEP if step == 1 else LATER_STEPS
             found_here = found[name].to(expected.dtype)
             torch.testing.assert_close(found_here, expected, rtol=0, atol=bound, msg=f"{step} {name}")
@@ -89,10 +80,11 @@ def test_gradients_equal_the_originals(variant):
     model = golden_model(variant).train()
     output = model(**batch(variant))
     (output.loss * ROWS).backward()
-    assert printed_loss(output).item() == pytest.approx(TENSORS[f"{variant}/train/step1/loss"].item(), abs=FIRST_STEP)
+    expected = tensors(variant, "train/step1/")["loss"].item()
+    assert printed_loss(output).item() == pytest.approx(expected, abs=FIRST_STEP)
     gradients = {name: p.grad for name, p in model.named_parameters()}
-    expected = group(variant, "train/step1/grad/")
-    rows, ids = expected.pop("puzzle_emb_rows", None), TENSORS.get(f"{variant}/train/step1/grad_ids/puzzle_emb_rows")
+    expected = tensors(variant, "train/step1/grad/")
+    rows, ids = expected.pop("puzzle_emb_rows", None), tensors(variant, "train/step1/grad_ids/").get("puzzle_emb_rows")
     for name, value in ours(variant, expected).items():
         torch.testing.assert_close(gradients[name], value, rtol=0, atol=GRADIENTS, msg=name)
     if rows is not None:

@@ -1,6 +1,6 @@
 """Puzzle reasoners on one GPU, on hard Sudokus: held-out accuracy along training, for the time that there is.
 
-    python benchmarks/puzzle_gpu.py DATA [--split test_mixed] [--runs trm eqr units wide] [--steps-scale 1.0] [--out DIR]
+    python benchmarks/puzzle_gpu.py DATA [--split test_mixed] [--runs trm eqr units wide] [--steps-scale 1.0]
     python benchmarks/puzzle_gpu.py --quick
 
 DATA is a puzzle data set with a rated, held-out part, such as `hrm-hf data sudoku --clues 22-50 --num-train 100000
@@ -21,8 +21,8 @@ from typing import Any
 import torch
 from report import machine, make_parser, write_report
 
-from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
+from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.trainer.recipes import library_versions
 
 

@@ -1,12 +1,14 @@
 """Accuracy against ACT steps x restarts x choice of the answer, with CPU time; for Sudoku also with search.
 
     python benchmarks/solving.py MODEL DATA [--split test] [--limit 200] [--steps 16 64 256 1024] [--restarts 1 8]
-        [--choose q residual vote rules] [--noise 0.2] [--noise-at start] [--exit-when-still 0.001] [--device cpu]
+        [--choose q residual vote rules] [--noise 0.2] [--noise-at start] [--exit-when-still 0.001] [--halt fixed]
+        [--device cpu]
     python benchmarks/solving.py --quick
 
-Every cell of the table solves the same boards anew, all steps unless a state is still or the rules accept the answer
-(choice "rules", which is told what is right). Times are CPU seconds of the process, reading out the answers included.
-With --quick and no model, a random model on boards of 4 x 4 shows that the table can be made.
+Every cell of the table solves the same boards anew, all steps unless a state is still, the model prefers to halt (with
+--halt q) or the rules accept the answer (choice "rules", which is told what is right). Times are CPU seconds of the
+process, reading out the answers included. With --quick and no model, a random model on boards of 4 x 4 shows that the
+table can be made.
 """
 
 import argparse
@@ -45,6 +47,7 @@ def main() -> None:
     parser.add_argument("--noise", type=float)
     parser.add_argument("--noise-at", choices=("start", "every_step"), default="start")
     parser.add_argument("--exit-when-still", type=float)
+    parser.add_argument("--halt", choices=("fixed", "q"), default="fixed")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
@@ -83,13 +86,18 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
     for steps, restarts, choose in itertools.product(args.steps, args.restarts, args.choose):
         if restarts == 1 and choose in ("residual", "vote"):
             continue  # nothing to choose from
-        options = {"max_steps": steps, "restarts": restarts, "exit_when_still": args.exit_when_still}
+        options = {
+            "max_steps": steps,
+            "restarts": restarts,
+            "exit_when_still": args.exit_when_still,
+            "halt": args.halt,
+        }
         if restarts > 1:
             options |= {"noise": args.noise, "noise_at": args.noise_at}
         choice = choice_of_answers(puzzle_task(model.config), choose)
         table.append({"choose": choose, **options, **solved(model, inputs, labels, args.seed, **options, **choice)})
         print_row(table[-1])
-    report = {"model": args.model, "data": args.data, "split": args.split, "table": table}
+    report = {"model": args.model, "data": args.data, "split": args.split, "boards": len(labels), "table": table}
     if model.config.task == "sudoku" and not args.no_search:
         start = time.process_time()
         found = evaluate_puzzles(model, inputs["input_ids"], labels, inputs["puzzle_identifiers"], search=True)
@@ -107,7 +115,7 @@ def solved(model, inputs: dict[str, torch.Tensor], labels: torch.Tensor, seed: i
     with seeded(model.device, seed):
         for rows in torch.arange(len(labels)).split(model.boards_per_call):
             piece = {name: value[rows].to(model.device) for name, value in inputs.items()}
-            solution = model.solve(**piece, halt="fixed", **options)
+            solution = model.solve(**piece, **options)
             right, labelled = correct_cells(solution.predictions.cpu(), labels[rows])
             exact += int((right == labelled).sum())
             spent = solution.steps if solution.steps_of_all_runs is None else solution.steps_of_all_runs

@@ -44,8 +44,6 @@ def main() -> None:
     for name in names:
         report = {"config": name, "threads": args.threads, "device": args.device, "dtype": args.dtype}
         report |= measure(name, args) | {"machine": machine(), "versions": library_versions()}
-        if args.device != "cpu":
-            report["machine"]["accelerator"] = torch.cuda.get_device_name()
         cpu = (args.device, args.dtype) == ("cpu", "float32")
         write_report(args, f"puzzle_{name}" if cpu else f"puzzle_{name}_{args.device}_{args.dtype}", report)
         for line, value in report["ratios"].items():

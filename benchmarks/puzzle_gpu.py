@@ -73,6 +73,8 @@ def main() -> None:
             ended = [name for name, process in running.items() if process.poll() is not None]
             for name in ended:
                 if code := running.pop(name).returncode:
+                    for process in running.values():
+                        process.terminate()
                     raise SystemExit(f"the run {name} ended with status {code}")
                 report[name] = {"seconds": time.time() - start, **outcome(args.models / name)}
                 print(name, report[name]["held_out"][-1], flush=True)
@@ -80,15 +82,13 @@ def main() -> None:
     together = not (args.one_by_one or args.quick)
     report = {"runs": report, "runs_share_the_gpu": together, "data": args.data, "split": args.split}
     report |= {"machine": machine(), "versions": library_versions()}
-    if torch.cuda.is_available():
-        report["machine"]["accelerator"] = torch.cuda.get_device_name()
     write_report(args, "puzzle_gpu", report)
 
 
 def recipe(name: str, args: Any) -> Path:
     """Writes the recipe of a run."""
     model_type, preset, fields, training, steps = RUNS[name]
-    steps = max(EVALUATIONS, round(steps * args.steps_scale)) if not args.quick else EVALUATIONS
+    steps = EVALUATIONS if args.quick else max(EVALUATIONS, round(steps * args.steps_scale))
     fields = {"halt_max_steps": 16, "forward_dtype": "bfloat16", **fields}
     options = {**COMMON, **training, "torch_compile": True, "max_steps": steps, "eval_steps": steps // EVALUATIONS}
     if args.quick:
@@ -110,7 +110,8 @@ def outcome(folder: Path) -> dict[str, Any]:
         for entry in history
         if "eval_exact_accuracy" in entry
     ]
-    return {"held_out": held_out, "results": json.loads((folder / "results.json").read_text())["metrics"]}
+    results = json.loads((folder / "results.json").read_text())
+    return {"held_out": held_out, "results": results["metrics"], "parameters": results["parameters"]}
 
 
 if __name__ == "__main__":

@@ -29,8 +29,9 @@ def machine() -> dict[str, Any]:
     """Describes the machine of the measurements."""
     import torch  # not above: worker processes of `cosmology_generation.py` need none
 
-    return {
+    found = {
         "cores": os.cpu_count(),
         "processor": platform.machine(),
         "vectors": torch.backends.cpu.get_cpu_capability(),
     }
+    return found | ({"accelerator": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from .._version import __version__
 from ..io.sources import IDENTIFIERS_FILE
 from .checkpoint import complete_folder_or_nothing, validate_installed
 from .gguf_tokenizer import find_file
@@ -31,6 +32,7 @@ from .torch_export import compare, describe, export_graph, load_exportable
 OPSETS = range(18, 24)  # torch writes 18; onnx converts to the others
 DEFAULT_OPSET = 18  # the one that most runtimes read
 META_FILE = "onnx.json"
+LIBRARIES = ("torch", "transformers", "onnx", "onnxscript")  # whose versions a graph depends on
 RUNTIME_FILE = "onnx_runtime.py"
 COPIED = (
     "config.json", IDENTIFIERS_FILE, "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -122,7 +124,7 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
         "opset": opset,
         "graphs": {f"{name}.onnx": _describe(network, graph) for name, graph in parts.items()},
         "settings": exporter_of(network.config, type(network).__name__).settings_of(network),
-        "versions": {name: version(name) for name in ("hrm_hf", "torch", "transformers", "onnx", "onnxscript")},
+        "versions": {"hrm_hf": __version__, **{name: version(name) for name in LIBRARIES}},
     }
 
 

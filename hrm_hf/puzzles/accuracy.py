@@ -15,6 +15,7 @@ from ..trainer.intervals import wilson_interval
 IGNORE_LABEL = -100
 MOST_VALUES = 36  # of a measure of difficulty that are bins of their own
 NUM_BINS = 8  # of one with more values, each with about as many puzzles
+CALIBRATION_BINS = 10  # of confidence
 
 
 def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
@@ -90,3 +91,26 @@ def with_bounds(metrics: dict[str, Any]) -> dict[str, Any]:
     """Metrics and, for logs and cards, which hold numbers only, exact_accuracy_low and _high of its interval."""
     bounds = metrics.get("exact_accuracy_interval") or ()
     return metrics | dict(zip(("exact_accuracy_low", "exact_accuracy_high"), bounds))
+
+
+def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = CALIBRATION_BINS) -> dict[str, Any]:
+    """Reliability table, with Wilson intervals of 95 % of its accuracies, and expected calibration error.
+
+    Args:
+        confidence: [N], 0 to 1. right: bool [N].
+
+    Returns:
+        `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece"}`; empty
+        bins have no means.
+    """
+    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    table, error = [], 0.0
+    for i in range(num_bins):
+        inside = bins == i
+        row = {"low": i / num_bins, "high": (i + 1) / num_bins, "count": int(inside.sum())}
+        means = (float(confidence[inside].mean()), float(right[inside].mean())) if inside.any() else (None, None)
+        interval = wilson_interval(int(right[inside].sum()), row["count"])
+        row |= {"confidence": means[0], "accuracy": means[1], "accuracy_interval": interval and list(interval)}
+        table.append(row)
+        error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
+    return {"reliability": table, "ece": error / len(confidence)}

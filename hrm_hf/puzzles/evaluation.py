@@ -29,9 +29,9 @@ from .accuracy import (
     IGNORE_LABEL,
     accuracies,
     accuracy_by_difficulty,
+    calibration,
     correct_cells,
     share_of,
-    wilson_interval,
     with_bounds,
 )
 from .arc_pipeline import puzzle_task
@@ -43,7 +43,6 @@ from .sudoku_rules import BLANK
 from .tasks import PuzzleTask, sigmoid
 
 
-NUM_BINS = 10
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 PLAIN_RUN = {"restarts": 1, "noise": None, "noise_at": "start", "choose": "q", "exit_when_still": None}
 VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
@@ -263,29 +262,6 @@ def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> t
     found, plain = search_sudoku(question, scores), search_sudoku(question)
     right = found.tokens is not None and bool(((labels == IGNORE_LABEL) | (found.tokens == labels)).all())
     return right, found.nodes, plain.nodes
-
-
-def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = NUM_BINS) -> dict[str, Any]:
-    """Reliability table, with Wilson intervals of 95 % of its accuracies, and expected calibration error.
-
-    Args:
-        confidence: [N], 0 to 1. right: bool [N].
-
-    Returns:
-        `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece"}`; empty
-        bins have no means.
-    """
-    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
-    table, error = [], 0.0
-    for i in range(num_bins):
-        inside = bins == i
-        row = {"low": i / num_bins, "high": (i + 1) / num_bins, "count": int(inside.sum())}
-        means = (float(confidence[inside].mean()), float(right[inside].mean())) if inside.any() else (None, None)
-        interval = wilson_interval(int(right[inside].sum()), row["count"])
-        row |= {"confidence": means[0], "accuracy": means[1], "accuracy_interval": interval and list(interval)}
-        table.append(row)
-        error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
-    return {"reliability": table, "ece": error / len(confidence)}
 
 
 def _place_in_group() -> tuple[int, int]:

@@ -8,6 +8,8 @@ Left out on purpose: generation, masks and key-value caches; these models see th
 """
 
 import math
+import threading
+from contextlib import ContextDecorator
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,6 +60,32 @@ MAX_BLOCKS_IN_ONE_GRAPH = 32
 DEFAULT_NOISE = 0.2  # of restarts; the initial latent states themselves have a std of 1
 CACHED_BYTES = 4 * 2**20  # of latent states that are read and written fast on a CPU
 TOKENS_PER_CALL = 65_536  # elsewhere, so that restarts of large puzzles fit into memory
+
+
+class _Uncompiled(ContextDecorator):
+    """Nothing is compiled while any thread is inside.
+
+    The compiler's stance belongs to the process. Were each thread to put back what it found, two that overlap would
+    leave everything uncompiled for good: so the last one out puts back what the first one in found.
+    """
+
+    def __init__(self):
+        self._lock, self._threads, self._stance = threading.Lock(), 0, None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._threads += 1
+
+    def __exit__(self, *exception) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self._stance.__exit__(*exception)
+
+
+uncompiled = _Uncompiled()
 
 
 @dataclass
@@ -471,7 +499,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
 
     @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")
+    @uncompiled
     def run_ahead(
         self,
         carry: ActCarry,
@@ -658,7 +686,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         return noise
 
     @torch.no_grad()
-    @torch.compiler.set_stance("force_eager")
+    @uncompiled
     def run(
         self,
         input_ids: torch.Tensor,

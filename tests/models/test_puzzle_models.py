@@ -1,5 +1,7 @@
 """Puzzle models as Hugging Face models: sizes, initial values, solving, saving, the puzzle table, errors."""
 
+import threading
+
 import pytest
 import tiny
 import torch
@@ -215,6 +217,38 @@ def test_finished_rows_leave_the_batch():
     steps = model.solve(**data).steps
     passes = 2  # H_cycles
     assert sizes == [int((steps >= step).sum()) for step in range(1, steps.max() + 1) for _ in range(passes)]
+
+
+def test_runs_that_overlap_in_threads_leave_the_compiler_on():
+    seen = []
+
+    def count(graph, inputs):
+        seen.append(graph)
+        return graph.forward
+
+    compiled = torch.compile(lambda x: x.sin(), backend=count)
+    model, data = tiny.model("trm"), {"input_ids": tiny.batch()["input_ids"], "max_steps": 1}
+    inside, leave = threading.Event(), threading.Event()
+
+    def first_in_first_out(rows, answers):
+        inside.set()
+        assert leave.wait(30)
+        return torch.ones_like(rows, dtype=torch.bool)
+
+    def second_in_last_out(rows, answers):
+        leave.set()
+        first.join()
+        compiled(torch.ones(3))
+        assert not seen  # nothing is compiled as long as one of them runs
+        return torch.ones_like(rows, dtype=torch.bool)
+
+    first = threading.Thread(target=model.run, kwargs={**data, "until": first_in_first_out})
+    first.start()
+    assert inside.wait(30)
+    model.run(**data, until=second_in_last_out)
+    compiled(torch.ones(3))
+    torch._dynamo.reset()
+    assert len(seen) == 1
 
 
 def test_fewest_and_most_steps_bound_every_row():

@@ -103,7 +103,7 @@ class ArchitectureSpec:
         abilities: names in `ABILITIES`.
         quantizable: False for a body of convolutions, which bitsandbytes does not quantize.
         app_tabs: titles and "module:function" of what the app shows: of a pipeline, or of a causal language model and
-            its tokenizer.
+            its tokenizer; and of the state that changes when the tab is first shown.
         exporter: "module:class", an `hrm_hf.export.graphs.Exporter`, for ONNX and torch.export.
         gguf_layout: "module:function" of a config and a name, to `hrm_hf.export.gguf.Layout`.
         memory_shape: "module:function" of a config, to fields of `hrm_hf.launch.memory.ModelShape`.

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from ..puzzles import maze
-from ..puzzles.plots import ARC_COLORS, MAZE_COLORS, used_window, wrong_cells
+from ..puzzles.plots import ARC_COLORS, MAZE_COLORS, changed_cells, used_window, wrong_cells
 from ..puzzles.sudoku_rules import BLANK, DIGIT_OFFSET
 from ..puzzles.tasks import PuzzleTask
 
@@ -26,38 +26,40 @@ class SolvedBoard:
     """One question and how its answer came to be; S cells.
 
     Attributes:
-        puzzle: tokens [S]. states: tokens [steps, S] after each ACT step.
+        states: tokens [1 + steps, S], the puzzle and the answer after each ACT step.
         confidences: sigmoid(q_halt) [steps]. result: what the pipeline returned.
     """
 
-    puzzle: np.ndarray
     states: np.ndarray
     confidences: list[float]
     result: dict[str, Any]
 
     @property
-    def last_step(self) -> int:
-        return len(self.states)
+    def puzzle(self) -> np.ndarray:
+        return self.states[0]
 
-    def at(self, step: int) -> np.ndarray:
-        """The tokens [S] after a step; 0 is the puzzle."""
-        return self.states[step - 1] if step else self.puzzle
+    @property
+    def last_step(self) -> int:
+        return len(self.states) - 1
 
 
 def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
-    """The board after a step: what was given, filled in, changed by this step, and what breaks the rules."""
-    tokens = board.at(step)
-    changed = tokens != board.at(step - 1) if step > 1 else np.zeros(len(tokens), dtype=bool)
+    """The board after a step: what was given, filled in, changed by this step, and what breaks the rules.
+
+    A given cell is never marked as changed: a model that changes it breaks a rule.
+    """
+    tokens = board.states[step]
+    given, changed = task.given(board.puzzle), changed_cells(task, board.states, step)
     wrong = wrong_cells(task, board.puzzle, tokens) if step else np.zeros(len(tokens), dtype=bool)
     rows, columns = task.grid_shape
     if task.name == "arc":
-        rows, columns = used_window(np.concatenate((board.puzzle[None], board.states)), task.grid_shape)
+        rows, columns = used_window(board.states, task.grid_shape)
     cells = []
     for cell in range(len(tokens)):
         row, column = divmod(cell, task.grid_shape[1])
         if row >= rows or column >= columns:
             continue
-        text, style, classes = _cell(task, int(board.puzzle[cell]), int(tokens[cell]))
+        text, style, classes = _cell(task, bool(given[cell]), int(tokens[cell]))
         classes += ["wrong"] if wrong[cell] else ["changed"] if changed[cell] else []
         classes += box_edges(task, row, column)
         place = f"row {row + 1}, column {column + 1}"
@@ -68,8 +70,8 @@ def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def board_size(rows: int, columns: int) -> str:
-    """The style of a board's size in cells."""
-    return f"--columns: {columns}; --cell: {min(MAX_CELL, BOARD_PIXELS // max(rows, columns))}px"
+    """The style of a board's size in cells; a narrow page makes them smaller."""
+    return f"--columns: {columns}; --most: {min(MAX_CELL, BOARD_PIXELS // max(rows, columns))}px"
 
 
 def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
@@ -82,7 +84,7 @@ def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
     return ["box-right"] * right + ["box-bottom"] * bottom
 
 
-def _cell(task: PuzzleTask, given: int, token: int) -> tuple[str, str, list[str]]:
+def _cell(task: PuzzleTask, given: bool, token: int) -> tuple[str, str, list[str]]:
     """Text, style and classes of a cell."""
     if task.name == "maze":
         letter = {maze.START: "S", maze.GOAL: "G"}.get(token, "")
@@ -91,7 +93,7 @@ def _cell(task: PuzzleTask, given: int, token: int) -> tuple[str, str, list[str]
         return "", f"background: {ARC_COLORS[token if token < len(ARC_COLORS) else 0]}", []
     if task.name == "sudoku":
         digit = str(token - DIGIT_OFFSET) if BLANK < token < task.board.vocab_size else ""
-        return digit, "", ["given" if given > BLANK else "filled"]
+        return digit, "", ["given" if given else "filled"]
     return str(token), "", ["filled"]
 
 
@@ -117,7 +119,7 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
     if not step:
         return "**The puzzle**, before the first step."
     parts = [f"**Step {step} of {board.last_step}**", f"confidence {board.confidences[step - 1]:.3f}"]
-    problems = task.violations(board.puzzle, board.at(step))
+    problems = task.violations(board.puzzle, board.states[step])
     if task.has_rules and not problems:
         parts.append("a grid" if task.name == "arc" else "obeys the rules")
     if step == board.last_step:

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import gradio as gr
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, pipeline
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, pipeline
 
 from ..export.checkpoint import load_config
 from ..registry import ARCHITECTURES, architecture_of, load_function
+from .about import model_html
 from .limits import CACHE_SECONDS
+from .messages import PAGE_EVENT
 
 
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
@@ -22,8 +24,12 @@ def build(models: list[str], title: str) -> gr.Blocks:
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
-        for name, config, short in zip(models, configs, _short_names(models)):
-            _add_tabs(name, config, short)
+        shown = [
+            state
+            for name, config, short in zip(models, configs, _short_names(models))
+            for state in _add_tabs(name, config, short)
+        ]
+        demo.load(lambda: True, None, shown[0], **PAGE_EVENT)  # nobody selects the first tab
     return demo
 
 
@@ -45,8 +51,12 @@ def _short_names(models: list[str]) -> list[str]:
     return [last if short.count(last) == 1 else name for name, last in zip(models, short)]
 
 
-def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> None:
-    """Loads a model and adds the tabs that its row names; `short` tells models of one kind apart."""
+def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> list[gr.State]:
+    """Loads a model and adds the tabs that its row names; `short` tells models of one kind apart.
+
+    Each tab has a state that becomes true when the tab is first shown to a visitor, and runs its example then: not all
+    tabs at once, since a model answers one question at a time.
+    """
     row = architecture_of(config)
     if AutoModelForCausalLM in row.head_auto_classes:
         tokenizer = AutoTokenizer.from_pretrained(name)
@@ -54,9 +64,16 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> None:
     else:
         served = (pipeline(row.pipeline, model=name),)
     task = getattr(config, "task", None)
+    about = model_html(name, short, served[0] if isinstance(served[0], PreTrainedModel) else served[0].model)
+    states = []
     for title, function in row.app_tabs:
-        with gr.Tab(f"{PUZZLE_NAMES.get(task, task) or title} · {short}"):
-            load_function(function)(*served)
+        with gr.Tab(f"{PUZZLE_NAMES.get(task, task) or title} · {short}") as tab:
+            shown = gr.State(False)
+            gr.HTML(about)
+            load_function(function)(*served, shown=shown)
+        tab.select(lambda: True, None, shown, **PAGE_EVENT)
+        states.append(shown)
+    return states
 
 
 def _device() -> torch.device:

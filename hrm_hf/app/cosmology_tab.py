@@ -132,7 +132,7 @@ def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, f
 
 
 def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
-    """Remarks in Markdown: segments used, and whether the map's amplitude is that of training."""
+    """Remarks as HTML: segments used, and whether the map's amplitude is that of training."""
     words = f"{result['steps']} {'segment' if result['steps'] == 1 else 'segments'} used."
     if config.pixel_std:
         observed = item["map"] if "mask" not in item else item["map"][:, item["mask"]]
@@ -140,14 +140,17 @@ def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
             f" Standard deviation of the map: {float(np.std(observed)):.4g}; "
             f"of the maps in training: {config.pixel_std[0]:.4g}."
         )
-    return words
+    return f"<p>{words}</p>"
 
 
 # ---------------------------------------------------------------------------------------------------- page
 
 
-def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
-    """Adds the components and events of one model to the page that is being built."""
+def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> None:
+    """Adds the components and events of one model to the page that is being built.
+
+    Its example runs when the state `shown` changes.
+    """
     config = regressor.model.config
     bounds = FALLBACK_BOUNDS | dict(zip(config.target_names, config.prior_bounds or ()))
     recurrent = architecture_of(config).halts
@@ -193,11 +196,11 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
                 buttons=["download", "fullscreen"],
                 elem_classes="cosmology-posterior",
             )
-            said = gr.Markdown(elem_classes="caption")
+            said = gr.HTML(elem_classes="caption")
             table = gr.Dataframe(headers=COLUMNS, interactive=False, label="Posterior in numbers")
     outputs = [picture, corner, said, table]
 
-    def shown(item, truth, max_steps, halting):
+    def answered(item, truth, max_steps, halting):
         result = infer(regressor, item, int(max_steps) if recurrent else None, halting)
         names = config.reported_names
         image, rows = posterior_image(result, names, truth), posterior_rows(result, names, truth)
@@ -205,18 +208,20 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline) -> None:
 
     def sampled(omega, sigma, shape_noise, number, max_steps, halting):
         item = sample_map(config, omega, sigma, int(number), shape_noise)
-        return shown(item, true_values(omega, sigma), max_steps, halting)
+        return answered(item, true_values(omega, sigma), max_steps, halting)
 
     def uploaded(path, max_steps, halting):
         item, count = read_map(regressor, path)
         if count > 1:
             gr.Info(f"The file holds {count} maps; the first one is shown.")
-        return shown(item, {}, max_steps, halting)
+        return answered(item, {}, max_steps, halting)
 
     controls = [omega_m, sigma_8, noise, seed, most, halt]
-    asked = {"fn": checked(sampled, controls), "inputs": controls, "outputs": outputs, **MODEL_EVENT}
+    refused = lambda words: [None, None, words, None]  # noqa: E731
+    asked = {"fn": checked(sampled, controls, refused), "inputs": controls, "outputs": outputs, **MODEL_EVENT}
     start.click(**asked, api_name="infer")
+    shown.change(**asked, **PAGE_EVENT)
     sent = [file, most, halt]
-    file.upload(checked(uploaded, sent), sent, outputs, **MODEL_EVENT, **PAGE_EVENT)
+    file.upload(checked(uploaded, sent, refused), sent, outputs, **MODEL_EVENT, **PAGE_EVENT)
     for (_, *given), button in zip(EXAMPLES, examples):
         button.click(lambda given=given: given, None, [omega_m, sigma_8], **PAGE_EVENT).then(**asked, **PAGE_EVENT)

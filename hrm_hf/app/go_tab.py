@@ -126,8 +126,11 @@ def _code(code: str, feedback: Feedback | None) -> str:
 # ---------------------------------------------------------------------------------------------------- page
 
 
-def go_tab(coder, tokenizer) -> None:
-    """Adds the components and events of one model to the page that is being built."""
+def go_tab(coder, tokenizer, shown: gr.State) -> None:
+    """Adds the components and events of one model to the page that is being built.
+
+    Its example runs when the state `shown` changes.
+    """
     config = coder.config
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
@@ -152,7 +155,7 @@ def go_tab(coder, tokenizer) -> None:
                     seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
         with gr.Column(scale=6, min_width=420):
             note = gr.Markdown()
-            shown = gr.HTML("<p>Plan, attempt, verdict and repair appear here.</p>", elem_classes="shown-attempts")
+            cards = gr.HTML("<p>Plan, attempt, verdict and repair appear here.</p>", elem_classes="shown-attempts")
             chosen = gr.Code(label="The attempt that was chosen", language=None, lines=3, visible=False)
 
     def show(text, begins, kind, attempts, threshold, budget, temperature, seed):
@@ -172,7 +175,10 @@ def go_tab(coder, tokenizer) -> None:
         return words, attempts_html(result), gr.Code(result.codes[0], visible=True)
 
     controls = [task, signature, kind, attempts, threshold, budget, temperature, seed]
-    asked = {"fn": checked(show, controls), "inputs": controls, "outputs": [note, shown, chosen], **MODEL_EVENT}
+    refused = lambda words: ["", words, gr.Code("", visible=False)]  # noqa: E731
+    asked = {"fn": checked(show, controls, refused), "inputs": controls, "outputs": [note, cards, chosen]}
+    asked |= MODEL_EVENT
     start.click(**asked, api_name="write_go")
+    shown.change(**asked, **PAGE_EVENT)
     for (_, *given), button in zip(EXAMPLES, examples):
         button.click(lambda given=given: given, None, [task, signature], **PAGE_EVENT).then(**asked, **PAGE_EVENT)

@@ -33,8 +33,11 @@ CACHE_SECONDS = 3600  # after which uploaded files are deleted
 SHARED = "*.gradio.live"  # where --share makes the page known
 
 
-def checked(handler: Callable, inputs: Any) -> Callable:
-    """An event handler that looks at the values of its inputs first; what is wrong is a message on the page."""
+def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> Callable:
+    """An event handler that looks at the values of its inputs first; what is wrong is a message on the page.
+
+    `refused` is that of `with_messages`.
+    """
     components = list(inputs) if isinstance(inputs, Sequence) else [inputs]
 
     def validate(values: Sequence[Any]) -> None:
@@ -48,14 +51,14 @@ def checked(handler: Callable, inputs: Any) -> Callable:
             validate(values)
             yield from handler(*values)
 
-        return with_messages(streamed)
+        return with_messages(streamed, refused)
 
     @functools.wraps(handler)
     def called(*values: Any):
         validate(values)
         return handler(*values)
 
-    return with_messages(called)
+    return with_messages(called, refused)
 
 
 def validate_value(component: Any, value: Any) -> None:

@@ -1,4 +1,4 @@
-"""Bad input ends in a message on the page, in the words of the pipeline, never in a traceback."""
+"""Bad input ends in a message in place of the old answer, in the words of the pipeline, never in a traceback."""
 
 import functools
 import html
@@ -10,14 +10,21 @@ import gradio as gr
 
 
 EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
+TITLE = "Not possible"
 # Options of every event that asks a model something: one at a time, whichever tab it comes from.
 MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models"}
 # Options of the other events: those that only serve the page are no part of its API.
 PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}
 
 
-def with_messages(handler: Callable) -> Callable:
-    """The same event handler, whose expected errors are shown as warnings and leave the page as it is."""
+def with_messages(handler: Callable, refused: Callable[[str], list]) -> Callable:
+    """The same event handler, whose expected errors are warnings and clear its outputs.
+
+    An answer to an earlier question must not stand beside a question that has none.
+
+    Args:
+        refused: values of the outputs without an answer; its argument is HTML that says why.
+    """
     if inspect.isgeneratorfunction(handler):
 
         @functools.wraps(handler)
@@ -25,8 +32,7 @@ def with_messages(handler: Callable) -> Callable:
             try:
                 yield from handler(*args)
             except EXPECTED as error:
-                warn(error)
-                yield gr.skip()
+                yield refused(warn(error))
 
         return streamed
 
@@ -35,12 +41,13 @@ def with_messages(handler: Callable) -> Callable:
         try:
             return handler(*args)
         except EXPECTED as error:
-            warn(error)
-            return gr.skip()
+            return refused(warn(error))
 
     return called
 
 
-def warn(error: Exception) -> None:
-    """Shows an error's message; it may quote what somebody typed, and messages are HTML."""
-    gr.Warning(html.escape(str(error)), title="Not possible")
+def warn(error: Exception) -> str:
+    """Shows an error's message, and returns it as HTML; it may quote what somebody typed."""
+    words = html.escape(str(error))
+    gr.Warning(words, title=TITLE)
+    return f'<p class="hrm-refused"><b>{TITLE}:</b> {words}</p>'

@@ -54,6 +54,12 @@ def gain_rows(sites: list[dict]) -> list[list[Any]]:
     return rows
 
 
+def summary(sites: list[dict]) -> str:
+    """What the gains come to, as HTML."""
+    most = max(max(site["composite_forward"], site["composite_backward"]) for site in sites)
+    return f"<p>Largest gain of the product of all maps: {most:.6g} (1: a signal neither grows nor fades).</p>"
+
+
 def gain_image(sites: list[dict]) -> Image.Image:
     """Row and column gains of each site's own map, and of the product of all maps up to it."""
     from matplotlib.figure import Figure
@@ -89,8 +95,11 @@ def gain_image(sites: list[dict]) -> Image.Image:
 # ---------------------------------------------------------------------------------------------------- page
 
 
-def mhc_tab(model, tokenizer) -> None:
-    """Adds the components and events of one model to the page that is being built."""
+def mhc_tab(model, tokenizer, shown: gr.State) -> None:
+    """Adds the components and events of one model to the page that is being built.
+
+    Its example runs when the state `shown` changes.
+    """
     with gr.Row():
         prompt = gr.Textbox(
             PROMPTS[1], label="Prompt", lines=2, scale=5, info="Its tokens' maps are averaged.", max_length=MAX_TEXT
@@ -98,14 +107,17 @@ def mhc_tab(model, tokenizer) -> None:
         start = gr.Button("Measure", variant="primary", scale=1, min_width=120)
     with gr.Row():
         examples = [gr.Button(text.strip(), size="sm") for text in PROMPTS]
+    said = gr.HTML(elem_classes="caption")
     picture = gr.Image(label="Gains", type="pil", format="png", buttons=["download"], elem_classes="mhc-gains")
     table = gr.Dataframe(headers=COLUMNS, label="By layer", interactive=False, wrap=True)
 
     def measure(text):
         sites = prompt_gains(model, tokenizer, text)
-        return gain_image(sites), gain_rows(sites)
+        return summary(sites), gain_image(sites), gain_rows(sites)
 
-    asked = {"fn": checked(measure, prompt), "inputs": prompt, "outputs": [picture, table], **MODEL_EVENT}
+    fn = checked(measure, prompt, lambda words: [words, None, None])
+    asked = {"fn": fn, "inputs": prompt, "outputs": [said, picture, table], **MODEL_EVENT}
     start.click(**asked, api_name="mhc_gains")
+    shown.change(**asked, **PAGE_EVENT)
     for text, button in zip(PROMPTS, examples):
         button.click(lambda text=text: text, None, prompt, **PAGE_EVENT).then(**asked, **PAGE_EVENT)

@@ -22,6 +22,7 @@ from .messages import MODEL_EVENT, PAGE_EVENT
 
 
 MOST_STEPS = 1024
+MOST_LINES = 32  # of a typed puzzle, or an answer, that are shown without scrolling
 PLAY_SECONDS = 0.45  # a step is shown for
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
 MAX_EXAMPLE_SEED = 2**31
@@ -34,6 +35,7 @@ ARC_EXAMPLE = {
     ],
     "test": [{"input": [[0, 0, 1], [1, 0, 1], [1, 1, 1]]}],
 }
+INVITATION = "<p>Solve a puzzle to see the answer take shape, step by step.</p>"
 HINTS = {
     "maze": "Rows of '#' (wall) and ' ' (open), with one S and one G.",
     "arc": 'A task as JSON: {"name": ..., "train": [{"input", "output"}, ...], "test": [{"input"}, ...]}. '
@@ -123,7 +125,7 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
     puzzle = solver.read_puzzle(read_board(solver, value))
     result = solver(puzzle, return_trajectory=True, **options)
     return [
-        SolvedBoard(question, np.asarray(answer["trajectory"]), answer["confidences"], answer)
+        SolvedBoard(np.array([question, *answer["trajectory"]]), answer["confidences"], answer)
         for question, answer in zip(puzzle.questions, result.get("tests", [result]))
     ]
 
@@ -160,6 +162,17 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
     return typed_value(solver, np.random.default_rng(seed).integers(0, task.vocab_size, task.seq_len))
 
 
+def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
+    """The hardest of three examples that the model answers by the rules; the easiest if there is none, or no rules."""
+    for level in (2, 1):
+        if not solver.puzzle_task.has_rules:
+            break
+        value = example(solver, level, 0)
+        if all(board.result["valid"] for board in solve_board(solver, value)):
+            return value
+    return example(solver, 0, 0)
+
+
 def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
     """Board, caption and chart of a step."""
     step = min(max(int(step), 0), board.last_step)
@@ -169,33 +182,39 @@ def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
 # ---------------------------------------------------------------------------------------------------- page
 
 
-def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
-    """Adds the components and events of one model to the page that is being built."""
+def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
+    """Adds the components and events of one model to the page that is being built.
+
+    Its example runs when the state `shown` changes.
+    """
     task, config = solver.puzzle_task, solver.model.config
     boards = gr.State([])
     with gr.Row():
         with gr.Column(scale=5, min_width=400):
             board = _board_input(solver)
             with gr.Row():
-                solve = gr.Button("Solve", variant="primary")
-                clear = gr.Button("Clear")
+                solve = gr.Button("Solve", variant="primary", min_width=120)
+                clear = gr.Button("Clear", min_width=120)
             with gr.Row():
-                levels = [gr.Button(name, size="sm") for name in _level_names(task.name)]
+                levels = [gr.Button(name, size="sm", min_width=90) for name in _level_names(task.name)]
             options = _options(config)
-            answer = gr.Textbox(
-                label="Answer", lines=2, max_lines=9, buttons=["copy"], visible=False, elem_classes="answer-text"
-            )
         with gr.Column(scale=6, min_width=420):
-            shown = gr.HTML(
-                "<p>Solve a puzzle to see the answer take shape, step by step.</p>", elem_classes="shown-board"
-            )
+            answer_board = gr.HTML(INVITATION, elem_classes="shown-board")
             with gr.Row(equal_height=True):
                 step = gr.Slider(0, 1, value=0, step=1, label="ACT step (0 is the puzzle)", visible=False, scale=4)
                 play = gr.Button("Play", visible=False, scale=1, min_width=80)
             which = gr.Radio([], label="Test input", visible=False)
             said = gr.Markdown(elem_classes="caption")
             chart = gr.HTML()
-    view = [shown, said, chart]
+            answer = gr.Textbox(
+                label="Answer",
+                lines=2,
+                max_lines=MOST_LINES,
+                buttons=["copy"],
+                visible=False,
+                elem_classes="answer-text hrm-mono",
+            )
+    view = [answer_board, said, chart]
     everything = [boards, step, play, which, answer, *view]
 
     def solve_typed(
@@ -216,6 +235,10 @@ def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
             exit_when_still=exit_when_still or None,
         )
         return [found, *opened(found, 0)]
+
+    def no_answer(words: str = INVITATION) -> list:
+        hidden = [gr.Slider(visible=False), gr.Button(visible=False), gr.Radio(visible=False)]
+        return [[], *hidden, gr.Textbox("", visible=False), words, "", ""]
 
     def opened(found: Sequence[SolvedBoard], index: int) -> list:
         last = found[index].last_step
@@ -238,13 +261,15 @@ def puzzle_tab(solver: PuzzleSolvingPipeline) -> None:
             time.sleep(PLAY_SECONDS)
 
     inputs = [board, *options]
-    asked = {"fn": checked(solve_typed, inputs), "inputs": inputs, "outputs": everything, **MODEL_EVENT}
+    asked = {"fn": checked(solve_typed, inputs, no_answer), "inputs": inputs, "outputs": everything, **MODEL_EVENT}
     solve.click(**asked, api_name="solve")
+    shown.change(**asked, **PAGE_EVENT)
     step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
     which.input(lambda found, name: opened(found, int(name) - 1), [boards, which], everything[1:], **PAGE_EVENT)
     play.click(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
     clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
+    clear.click(no_answer, None, everything, **PAGE_EVENT)
     for level, button in enumerate(levels):
         draw = functools.partial(_any_example, solver, level)
         button.click(draw, None, board, **PAGE_EVENT).then(**asked, **PAGE_EVENT)
@@ -260,7 +285,7 @@ def _level_names(task_name: str) -> tuple[str, ...]:
 
 def _board_input(solver: PuzzleSolvingPipeline):
     task = solver.puzzle_task
-    first = example(solver, 0, 0)
+    first = first_example(solver)
     if task.name == "sudoku":
         return sudoku_input(task, first, elem_classes="sudoku-input")
     return gr.Textbox(
@@ -268,7 +293,7 @@ def _board_input(solver: PuzzleSolvingPipeline):
         label="Puzzle",
         info=HINTS[task.name],
         lines=10,
-        max_lines=32,
+        max_lines=MOST_LINES,
         max_length=MAX_PUZZLE_TEXT,
         elem_classes="puzzle-text hrm-mono",
     )

@@ -21,7 +21,7 @@ from . import validate_gradio
 # What the tabs import; those of the last line only for Go without a toolchain, and for maps in FITS files.
 REQUIREMENTS = (
     "torch", "transformers", "accelerate", "huggingface_hub", "safetensors", "numpy", "scipy", "pyyaml", "typer",
-    "tqdm", "packaging", "psutil", "matplotlib", "pillow", "gradio",
+    "tqdm", "packaging", "psutil", "matplotlib", "pillow", "gradio", "markdown-it-py",
     "tree-sitter", "tree-sitter-go", "astropy",
 )  # fmt: skip
 PACKAGE, MODELS = "hrm_hf", "models"

@@ -16,8 +16,10 @@ THEME = gr.themes.Default(
 # Boards keep their own colors in dark mode: what a color means must not change.
 CSS = """
 .html-container { padding: 0 !important; }
-.hrm-board { display: inline-grid; grid-template-columns: repeat(var(--columns), var(--cell)); background: #c3ccd5;
-  gap: 1px; border: 2px solid #1f2933; color: #1f2933; }
+.hrm-mono textarea { font-family: var(--font-mono); }
+.hrm-board { --cell: min(var(--most), calc((100vw - 48px) / var(--columns) - 1px)); display: inline-grid;
+  grid-template-columns: repeat(var(--columns), var(--cell)); background: #c3ccd5; gap: 1px;
+  border: 2px solid #1f2933; color: #1f2933; }
 .hrm-board > * { width: var(--cell); height: var(--cell); box-sizing: border-box; display: flex; align-items: center;
   justify-content: center; background: #ffffff; font-size: calc(var(--cell) * 0.52); line-height: 1; margin: 0; }
 .hrm-board > .box-right { border-right: 2px solid #1f2933; }
@@ -45,6 +47,23 @@ CSS = """
 .hrm-text .depth { color: #1f2933; border-radius: 2px; }
 .hrm-text .depth.deep { color: #ffffff; }
 .hrm-text .prompt { text-decoration: underline dotted; text-underline-offset: 4px; }
+.hrm-refused { border-left: 4px solid #b3261e; padding: 6px 12px; color: var(--body-text-color);
+  overflow-wrap: anywhere; }
+.hrm-about { font-size: 14px; color: var(--body-text-color); overflow-wrap: anywhere; }
+.hrm-about p { margin: 0 0 4px; }
+.hrm-about summary { cursor: pointer; padding: 6px 0; }
+.hrm-about details[open] { border: 1px solid var(--border-color-primary); border-radius: 6px; padding: 4px 14px 12px;
+  max-height: 70vh; overflow: auto; }
+.hrm-about :is(h1, h2, h3) { font-weight: 600; margin: 14px 0 4px; }
+.hrm-about h1 { font-size: 18px; }
+.hrm-about h2 { font-size: 16px; }
+.hrm-about :is(ul, ol) { padding-left: 20px; list-style: disc; }
+.hrm-about pre { overflow-x: auto; padding: 8px 10px; background: var(--background-fill-secondary); }
+.hrm-about code { font-family: ui-monospace, Menlo, monospace; font-size: 13px; }
+.hrm-about table { border-collapse: collapse; display: block; overflow-x: auto; }
+.hrm-about :is(td, th) { border: 1px solid var(--border-color-primary); padding: 2px 8px; }
+.hrm-about code > span { display: inline-block; max-width: 100%; }
+.hrm-about a { text-decoration: underline; }
 .hrm-attempt { border: 1px solid var(--border-color-primary); border-left: 4px solid #2563a8; border-radius: 6px;
   padding: 10px 14px; margin-bottom: 12px; color: var(--body-text-color); }
 .hrm-attempt.failed { border-left-color: #c8372d; }
@@ -61,6 +80,12 @@ CSS = """
   color: #ffffff; background: #52606d; }
 .hrm-badge.good { background: #1f7a39; }
 .hrm-badge.bad { background: #b3261e; }
+/* A phone: little margin, and nothing to touch that is lower than a finger. */
+@media (max-width: 640px) {
+  .gradio-container > main { padding: 12px !important; }
+  button { min-height: 40px; }
+  h1 { font-size: 22px !important; }
+}
 """
 
 

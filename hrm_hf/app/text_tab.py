@@ -171,8 +171,11 @@ def _legend(depths: list[int] | None, most: int) -> str:
 # ---------------------------------------------------------------------------------------------------- page
 
 
-def text_tab(model, tokenizer) -> None:
-    """Adds the components and events of one model to the page that is being built."""
+def text_tab(model, tokenizer, shown: gr.State) -> None:
+    """Adds the components and events of one model to the page that is being built.
+
+    Its example runs when the state `shown` changes.
+    """
     halts = architecture_of(model).halts
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
@@ -185,12 +188,12 @@ def text_tab(model, tokenizer) -> None:
             thinking = _thinking(model) if halts else []
             controls = _sampling(model) + thinking
         with gr.Column(scale=6, min_width=420):
-            shown = gr.HTML("<p>The text appears here.</p>", elem_classes="shown-text")
+            text = gr.HTML("<p>The text appears here.</p>", elem_classes="shown-text")
             plain = gr.Textbox(
                 label="As plain text", lines=4, max_lines=10, buttons=["copy"], elem_classes="plain-text"
             )
 
-    def stream(text, most_new, temperature, top_p, top_k, seed, segments=None, criterion=None, threshold=None):
+    def stream(begins, most_new, temperature, top_p, top_k, seed, segments=None, criterion=None, threshold=None):
         options = TextOptions(
             int(most_new),
             float(temperature),
@@ -201,17 +204,18 @@ def text_tab(model, tokenizer) -> None:
             criterion,
             read_threshold(threshold),
         )
-        prompt_tokens = encode_prompt(model, tokenizer, text).shape[1]
+        prompt_tokens = encode_prompt(model, tokenizer, begins).shape[1]
         most = options.num_segments or (model.config.halt_max_steps if halts else 1)
-        for ids in write(model, tokenizer, text, options):
+        for ids in write(model, tokenizer, begins, options):
             depths = token_depths(model, ids, options)
             yield text_html(tokenizer, ids, prompt_tokens, depths, most), tokenizer.decode(ids)
 
     inputs = [prompt, *controls]
-    asked = {"fn": checked(stream, inputs), "inputs": inputs, "outputs": [shown, plain], **MODEL_EVENT}
-    running = [start.click(**asked, api_name="write")]
-    for text, button in zip(PROMPTS, examples):
-        running.append(button.click(lambda text=text: text, None, prompt, **PAGE_EVENT).then(**asked, **PAGE_EVENT))
+    asked = {"fn": checked(stream, inputs, lambda words: [words, ""]), "inputs": inputs, "outputs": [text, plain]}
+    asked |= MODEL_EVENT
+    running = [start.click(**asked, api_name="write"), shown.change(**asked, **PAGE_EVENT)]
+    for given, button in zip(PROMPTS, examples):
+        running.append(button.click(lambda given=given: given, None, prompt, **PAGE_EVENT).then(**asked, **PAGE_EVENT))
     stop.click(None, cancels=running, **PAGE_EVENT)
 
 

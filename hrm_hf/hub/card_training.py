@@ -5,14 +5,13 @@ data say what on, and a LICENSE file is that of the checkpoint. What none of the
 out, and licenses are "not stated". The words are in the templates.
 """
 
-import json
 import os
 import shlex
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from ..io.bounded_files import load_json, load_yaml
 from ..io.sources import HUB_PREFIX, is_hub_source
 from .escaping import Verbatim, in_code
 from .licenses import NOT_STATED, UNKNOWN_LICENSE, known_source, license_of
@@ -20,8 +19,7 @@ from .licenses import NOT_STATED, UNKNOWN_LICENSE, known_source, license_of
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """Recipe and results of a checkpoint folder; what is not there, or belongs to another tool, is empty."""
-    recipe = _read(folder / "recipe.yaml", yaml.safe_load, yaml.YAMLError)
-    return recipe, _read(folder / "results.json", json.loads, ValueError)
+    return _read(folder / "recipe.yaml", load_yaml), _read(folder / "results.json", load_json)
 
 
 def training_context(folder: Path) -> dict[str, Any]:
@@ -55,6 +53,23 @@ def training_sources(recipe: dict[str, Any]) -> list[str]:
     return sources or [f"hrm-hf data {command}"]
 
 
+def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
+    """Words for the data of a run, commands that generated them or names, and the weights that it started from.
+
+    Raises:
+        ValueError: a recipe that none of our scripts wrote.
+    """
+    names = [recipe.get(name) for name in ("build_data", "data_path", "train_data", "model_name_or_path")]
+    if not all(name is None or isinstance(name, str | list) for name in names):
+        raise ValueError("the recipe names its data by neither a text nor a list")
+    if build := recipe.get("build_data"):
+        sources = ["hrm-hf data " + " ".join(_without_folders(word) for word in shlex.split(str(build)))]
+    else:
+        sources = [_without_folders(str(source)) for source in training_sources(recipe)]
+    started_from = recipe.get("model_name_or_path")
+    return sources, _without_folders(str(started_from)) if started_from else None
+
+
 def hub_datasets(folder: Path) -> list[str]:
     """Names of the data sets of the Hub that the model was trained on."""
     recipe, _ = read_run(folder)
@@ -76,12 +91,12 @@ def license_of_checkpoint(folder: Path) -> str | None:
     return None if license == UNKNOWN_LICENSE else license
 
 
-def _read(file: Path, parse, error: type[Exception]) -> dict[str, Any]:
+def _read(file: Path, load: Callable[[Path], Any]) -> dict[str, Any]:
     if not file.exists():
         return {}
     try:
-        values = parse(file.read_text(encoding="utf-8"))
-    except error as problem:
+        values = load(file)
+    except ValueError as problem:
         raise ValueError(f"{file} cannot be read ({problem}); mend or delete it to write a model card") from problem
     return values if isinstance(values, dict) else {}
 
@@ -110,7 +125,7 @@ def _licenses_of(source: str) -> list[tuple[str, str]]:
 
 def _counted_licenses(file: Path) -> list[tuple[str, str]]:
     """Reads the licenses that `hrm-hf data go` counted in its records."""
-    counted = _read(file.parent / "report.json", json.loads, ValueError).get("licences")
+    counted = _read(file.parent / "report.json", load_json).get("licences")
     if not isinstance(counted, dict):
         return []
     return [(file.name, ", ".join(f"{name} ({count:,} records of the set)" for name, count in counted.items()))]
@@ -118,7 +133,7 @@ def _counted_licenses(file: Path) -> list[tuple[str, str]]:
 
 def _sources_of_puzzles(folder: Path) -> list[tuple[str, str]]:
     """Reads the sources that `hrm-hf data sudoku`, `maze` and `arc` noted."""
-    info = _read(folder / "puzzle.json", json.loads, ValueError)
+    info = _read(folder / "puzzle.json", load_json)
     options = info.get("options", {})
     if options.get("source") == "generate":
         return [_generated(f"hrm-hf data {info['task']}")]
@@ -128,7 +143,7 @@ def _sources_of_puzzles(folder: Path) -> list[tuple[str, str]]:
 
 def _generated_maps(folder: Path) -> list[tuple[str, str]]:
     """Whether `hrm-hf data cosmology` simulated the maps; of maps that it read, nothing is known."""
-    simulated = "generator_version" in _read(folder / "cosmology.json", json.loads, ValueError)
+    simulated = "generator_version" in _read(folder / "cosmology.json", load_json)
     return [_generated("hrm-hf data cosmology")] if simulated else []
 
 

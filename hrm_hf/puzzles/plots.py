@@ -1,8 +1,8 @@
 """Pictures of a board over the ACT steps: how an answer takes shape.
 
 `.png` gives small multiples, one board per step; `.gif` an animation. Sudoku boards show their boxes, clues bold;
-mazes and ARC grids are colored. Amber marks a cell that changed in this step; red one that is wrong by the known
-solution, or, without one, a changed clue or a clash with another cell of its unit.
+mazes and ARC grids are colored. Amber marks a cell that changed in this step, but never a given one; red one that is
+wrong by the known solution, or, without one, a changed clue or a clash with another cell of its unit.
 """
 
 import io
@@ -85,7 +85,7 @@ class _Boards:
 
     def draw(self, axes, step: int) -> None:
         tokens = self.states[step]
-        changed = tokens != self.states[step - 1] if step > 1 else np.zeros(len(tokens), dtype=bool)
+        changed = changed_cells(self.task, self.states, step)
         wrong = self._wrong(tokens) if step else np.zeros(len(tokens), dtype=bool)
         if self.task_name in ("maze", "arc"):
             self._draw_colors(axes, tokens, changed, wrong)
@@ -116,7 +116,7 @@ class _Boards:
 
         rows, columns = self.shape
         is_sudoku = self.task_name == "sudoku"
-        clues = self.puzzle > BLANK if is_sudoku else np.zeros(len(tokens), dtype=bool)
+        clues = self.task.given(self.puzzle)
         size = 118 / max(rows, columns)  # points: a board is about 2.2 inches wide
         for cell, token in enumerate(tokens.tolist()):
             row, column = divmod(cell, columns)
@@ -155,6 +155,16 @@ class _Boards:
                 for row, column in np.argwhere(grid == token):
                     style = {"color": "white", "weight": "bold", "fontsize": 110 / max(rows, columns)}
                     axes.text(column + 0.5, row + 0.53, name, ha="center", va="center", **style)
+
+
+def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray:
+    """Cells that a step changed, bool [S]; `states` [1 + steps, S] are the puzzle and the answer after each step.
+
+    The first step changes all that it fills in, so it marks none. A given cell is right or wrong, but not changed.
+    """
+    if step < 2:
+        return np.zeros(states.shape[1], dtype=bool)
+    return (states[step] != states[step - 1]) & ~task.given(states[0])
 
 
 def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.ndarray:

@@ -166,6 +166,10 @@ class PuzzleTask:
         """The board as a string; `encode` reads it for tasks that take strings."""
         return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
 
+    def given(self, question: np.ndarray) -> np.ndarray:
+        """Cells of a question (tokens [S]) that an answer leaves as they are: clues, walls; bool [S]."""
+        return np.zeros(len(question), dtype=bool)
+
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
         """Returns the rules of the task that `answer` to `question` (both tokens [S]) breaks."""
         return []
@@ -245,6 +249,9 @@ class SudokuTask(PuzzleTask):
     def text(self, tokens: np.ndarray) -> str:
         return sudoku.decode(self._legal(tokens))
 
+    def given(self, question: np.ndarray) -> np.ndarray:
+        return question > BLANK
+
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
         return sudoku.validate_solution(self.text(question), self.text(answer))
 
@@ -317,6 +324,9 @@ class MazeTask(PuzzleTask):
 
     def text(self, tokens: np.ndarray) -> str:
         return "\n".join("".join(row) for row in self.grid(tokens))
+
+    def given(self, question: np.ndarray) -> np.ndarray:
+        return question != maze.OPEN
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
         return maze.validate_solution(question, self._legal(answer), self.grid_shape)

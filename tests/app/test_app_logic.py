@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import hrm_hf  # noqa: F401 - registers the architectures
 from hrm_hf.app import build_app
-from hrm_hf.app.boards import board_html, caption, confidence_chart
+from hrm_hf.app.boards import SolvedBoard, board_html, caption, confidence_chart
 from hrm_hf.app.cosmology_tab import (
     infer,
     map_image,
@@ -24,11 +24,13 @@ from hrm_hf.app.cosmology_tab import (
 from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of, write_code
 from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
-from hrm_hf.app.puzzle_tab import answer_text, example, read_board, show_step, solve_board
+from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
 from hrm_hf.app.text_tab import TextOptions, depth_color, text_html, text_pieces, token_depths, write
 from hrm_hf.models.processing_hrm_go_coder import Feedback
-from hrm_hf.puzzles import sudoku
+from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.plots import wrong_cells
+from hrm_hf.puzzles.shipped import shipped_model
+from hrm_hf.puzzles.tasks import MazeTask, SudokuTask
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
@@ -66,7 +68,7 @@ def test_a_typed_board_is_answered_as_the_pipeline_answers_it(solver):
     assert board.result["grid"] == expected["grid"]
     assert answer_text("sudoku", board.result).replace("\n", "") == expected["text"].replace(".", "0")
     assert board.last_step == expected["steps"]
-    assert solver.puzzle_task.text(board.at(board.last_step)) == expected["text"]
+    assert solver.puzzle_task.text(board.states[-1]) == expected["text"]
 
 
 def test_a_board_is_solved_with_the_options_of_restarts(solver):
@@ -91,15 +93,30 @@ def test_the_rendered_board_marks_given_changed_and_wrong_cells(solver):
     for step in range(board.last_step + 1):
         page = board_html(task, board, step)
         classes = [found.split() for found in re.findall(r'<span class="([^"]*)" style="" title=', page)]
-        tokens = board.at(step)
+        tokens = board.states[step]
         assert len(classes) == 16
         assert [("given" in found) for found in classes] == [True, *[False] * 15]
         wrong = wrong_cells(task, board.puzzle, tokens) if step else np.zeros(16, bool)
-        changed = (tokens != board.at(step - 1)) & ~wrong if step > 1 else np.zeros(16, bool)
+        changed = (tokens != board.states[step - 1]) & ~wrong if step > 1 else np.zeros(16, bool)
+        changed[0] = False  # the clue
         assert [("wrong" in found) for found in classes] == wrong.tolist()
         assert [("changed" in found) for found in classes] == changed.tolist()
         shown = re.findall(r'title="row \d, column \d">([^<]*)</span>', page)
         assert "".join(text or "." for text in shown) == task.text(tokens)
+
+
+def test_a_given_cell_is_never_marked_as_changed():
+    """Not even by a model that overwrites clues and then puts them back: then it broke a rule, and does no more."""
+    sudoku_task = SudokuTask(every.model("hrm_puzzle", task="sudoku").config)
+    given, other = sudoku_task.encode("1" + "." * 15), sudoku_task.encode("21" + "." * 14)
+    board = SolvedBoard(np.array([given, other, given, other]), [0.5] * 3, {})
+    marks = [re.findall(r'<span class="([^"]*)"', board_html(sudoku_task, board, step))[:2] for step in (2, 3)]
+    assert marks == [["given", "filled wrong box-right"], ["given wrong", "filled changed box-right"]]
+    maze_task = MazeTask(every.model("trm_puzzle", task="maze", seq_len=30, grid_shape=[5, 6], vocab_size=6).config)
+    walls = maze_task.encode("S ####" + "\n######" * 3 + "\n#####G")
+    opened = np.where(np.arange(30) == 2, maze.OPEN, walls)
+    board = SolvedBoard(np.array([walls, opened, walls]), [0.5] * 2, {})
+    assert "changed" not in board_html(maze_task, board, 2).split("hrm-legend")[0]
 
 
 def test_a_caption_says_which_rules_are_broken(solver):
@@ -122,6 +139,14 @@ def test_examples_are_puzzles_with_one_solution_and_fewer_clues_when_harder(solv
     typed = example(solver, level, seed=5)
     assert sudoku.count_solutions("".join(cell or "." for cell in typed)) == 1
     assert sum(bool(cell) for cell in typed) == (10, 8, 6)[level]
+
+
+def test_the_first_example_is_the_hardest_that_the_model_solves_by_the_rules(solver):
+    assert first_example(solver) == example(solver, 0, 0)  # random weights solve none
+    trained = pipeline("puzzle-solving", model=shipped_model("sudoku"))
+    first = first_example(trained)
+    assert sum(map(bool, first)) == 32
+    assert solve_board(trained, first)[0].result["valid"]
 
 
 def test_a_maze_is_typed_as_rows_and_wrong_rows_are_named(maze_solver):
@@ -309,7 +334,7 @@ def test_a_file_that_is_no_map_is_called_by_its_name(regressor, tmp_path):
 # ---- the page ----
 
 
-def test_expected_errors_become_warnings_without_markup(monkeypatch):
+def test_expected_errors_become_warnings_without_markup_and_clear_the_outputs(monkeypatch):
     said = []
     monkeypatch.setattr("gradio.Warning", lambda message, title: said.append(message))
 
@@ -320,12 +345,16 @@ def test_expected_errors_become_warnings_without_markup(monkeypatch):
         yield "first"
         raise OSError("gone")
 
-    with_messages(failing)("<b>")
-    assert next(with_messages(streaming)("x")) == "first"
-    list(with_messages(streaming)("x"))
+    def refused(words):
+        return [words, None]
+
+    page, answer = with_messages(failing, refused)("<b>")
+    assert page == '<p class="hrm-refused"><b>Not possible:</b> &lt;b&gt; is wrong</p>' and answer is None
+    first, (page, answer) = with_messages(streaming, refused)("x")
+    assert first == "first" and "gone" in page and answer is None
     assert said == ["&lt;b&gt; is wrong", "gone"]
     with pytest.raises(ZeroDivisionError):
-        with_messages(lambda: 1 / 0)()
+        with_messages(lambda: 1 / 0, refused)()
 
 
 def test_each_kind_of_model_gets_its_tabs(checkpoints):
@@ -335,6 +364,8 @@ def test_each_kind_of_model_gets_its_tabs(checkpoints):
         "Sudoku · sudoku", "Maze · maze", "ARC · arc", "Text · hrm_lm", "Text · rlm_mhc", "mHC · rlm_mhc",
         "Go coder · hrm_go_coder", "Cosmology · hrm_cosmo", "Cosmology · cosmo_cnn",
     ]  # fmt: skip
+    about = [block.value for block in demo.blocks.values() if "hrm-about" in str(getattr(block, "value", ""))]
+    assert len(about) == len(labels)
     public = {function.api_name for function in demo.fns.values() if function.api_visibility == "public"}
     assert {"solve", "write", "write_go", "mhc_gains", "infer"} <= public
 

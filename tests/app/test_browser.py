@@ -16,6 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import hrm_hf  # noqa: F401 - registers the architectures
 from hrm_hf.app import build_app, launch
 from hrm_hf.app.text_tab import TextOptions, text_pieces, write
+from hrm_hf.puzzles.shipped import shipped_model
 
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
@@ -30,15 +31,37 @@ QUIET = [
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 SHOWN = ("sudoku", "maze", "hrm_lm", "rlm_mhc", "hrm_go_coder", "hrm_cosmo")
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 WAIT = 20_000  # milliseconds, for an answer on a busy machine
 ANSWER = ".answer-text textarea:visible"
-BOARD = "[...document.querySelectorAll('.shown-board .hrm-board > span')].map((cell) => cell.textContent)"
+TYPED = "[...document.querySelectorAll('.sudoku-input input')].filter((e) => e.offsetParent).map((e) => e.value)"
+BOARD = (
+    "[...document.querySelectorAll('.shown-board .hrm-board > span')].filter((e) => e.offsetParent)"
+    ".map((cell) => cell.textContent)"
+)
+# What is on a tab when its example has been answered.
+ANSWERED = {
+    "Sudoku · sudoku": ANSWER,
+    "Maze · maze": ANSWER,
+    "Text · hrm_lm": ".hrm-text .depth",
+    "Text · rlm_mhc": ".hrm-text span",
+    "mHC · rlm_mhc": ".mhc-gains img",
+    "Go coder · hrm_go_coder": ".hrm-attempt",
+    "Cosmology · hrm_cosmo": ".cosmology-posterior img",
+    "Sudoku · sudoku-9x9": ANSWER,
+}
+FRESH = ("Text · rlm_mhc", "mHC · rlm_mhc", "Cosmology · hrm_cosmo")  # the others have weights of the tests
+BUTTONS = """[...document.querySelectorAll('button')].filter((e) => e.offsetParent && e.textContent.trim().length > 1)
+    .map((e) => [e.textContent.trim(), e.getBoundingClientRect()])
+    .map(([text, box]) => [text, box.left, box.right, box.height])"""
+BOARDS = """[...document.querySelectorAll('.hrm-board')].filter((e) => e.offsetParent)
+    .map((e) => e.getBoundingClientRect()).map((box) => [box.left, box.right])"""
 
 
 @pytest.fixture(scope="module")
 def served(checkpoints):
     """Address of the page with all models."""
-    demo = build_app([str(checkpoints[name]) for name in SHOWN])
+    demo = build_app([*(str(checkpoints[name]) for name in SHOWN), shipped_model("sudoku")])
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -48,21 +71,32 @@ def served(checkpoints):
 
 
 @pytest.fixture(scope="module")
-def visited(served):
-    """The page in a browser, and what went wrong on it: requests to elsewhere, errors of the console."""
-    wrong = []
+def browser():
     with playwright.sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        page = browser.new_page(viewport={"width": 1440, "height": 900})
-        page.set_default_timeout(WAIT)
-        page.on("request", lambda request: wrong.append(request.url) if is_outside(request.url) else None)
-        page.on("websocket", lambda opened: wrong.append(opened.url) if is_outside(opened.url) else None)
-        page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
-        page.on("pageerror", lambda error: wrong.append(str(error)))
-        page.goto(served)
-        page.get_by_role("tab").first.wait_for()
-        yield page, wrong
+        yield browser
         browser.close()
+
+
+def visit(browser, address: str, **options):
+    """The page in a window of its own, its first example answered; and what goes wrong on it from now on."""
+    page, wrong = browser.new_context(**options).new_page(), []
+    page.set_default_timeout(WAIT)
+    page.on("request", lambda request: wrong.append(request.url) if is_outside(request.url) else None)
+    page.on("websocket", lambda opened: wrong.append(opened.url) if is_outside(opened.url) else None)
+    page.on("console", lambda message: wrong.append(message.text) if message.type == "error" else None)
+    page.on("pageerror", lambda error: wrong.append(str(error)))
+    page.goto(address)
+    page.locator(ANSWER).wait_for()
+    return page, wrong
+
+
+@pytest.fixture(scope="module")
+def visited(browser, served):
+    """The page on a desk, and what went wrong on it: requests to elsewhere, errors of the console."""
+    page, wrong = visit(browser, served, viewport={"width": 1440, "height": 900})
+    yield page, wrong
+    page.context.close()
 
 
 def is_outside(url: str) -> bool:
@@ -136,14 +170,20 @@ def test_a_pasted_puzzle_fills_the_board_and_arrow_keys_move(page):
     assert page.evaluate("document.activeElement.getAttribute('aria-label')") == "row 2, column 2"
 
 
-def test_a_digit_too_large_gives_the_pipelines_message_and_keeps_the_board(page):
+def test_a_digit_too_large_gives_the_pipelines_message_in_place_of_the_old_answer(page):
     open_tab(page, "Sudoku · sudoku")
-    page.get_by_label("row 1, column 2").fill("10")
-    before = page.evaluate(BOARD)
+    cell = page.get_by_label("row 1, column 2").filter(visible=True)
+    cell.fill("10")
+    before = page.evaluate(TYPED)
     press(page, "Solve")
-    page.get_by_text("row 1, column 2: digit 10 is above the board's size 4").wait_for()
-    assert page.evaluate(BOARD) == before
-    page.get_by_label("row 1, column 2").fill("")
+    refused = page.locator(".shown-board .hrm-refused:visible")
+    playwright.expect(refused).to_contain_text("row 1, column 2: digit 10 is above the board's size 4")
+    assert page.locator(ANSWER).count() == page.locator(".hrm-chart:visible").count() == 0
+    assert page.evaluate(TYPED) == before
+    cell.fill("")
+    press(page, "Solve")
+    page.locator(ANSWER).wait_for()
+    assert refused.count() == 0
 
 
 def test_an_example_fills_and_solves_with_one_click(page):
@@ -164,7 +204,8 @@ def test_a_maze_is_solved_from_its_rows_and_wrong_rows_are_named(page, checkpoin
     playwright.expect(page.locator(ANSWER)).to_have_value(solver(rows)["text"], timeout=WAIT)
     puzzle.fill("##\n##")
     press(page, "Solve")
-    page.get_by_text("the maze has 2 lines of [2] cells; expected 5 of 6").wait_for()
+    page.get_by_text("the maze has 2 lines of [2] cells; expected 5 of 6").first.wait_for()
+    assert page.locator(ANSWER).count() == 0
     puzzle.fill(rows)
 
 
@@ -178,7 +219,11 @@ def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
     page.get_by_role("textbox", name="Prompt").filter(visible=True).fill("Once")
     press(page, "Write")
     pieces = text_pieces(tokenizer, ids)
-    page.wait_for_function(f"document.querySelectorAll('.hrm-text .depth').length === {len(pieces)}")
+    page.wait_for_function(
+        "(count) => { const found = [...document.querySelectorAll('.hrm-text .depth')]; return found.length === count"
+        " && found.slice(0, 4).map((e) => e.textContent).join('') === 'Once'; }",
+        arg=len(pieces),
+    )
     shown = page.evaluate(
         "[...document.querySelectorAll('.hrm-text .depth')].map((e) => [e.textContent, e.dataset.depth])"
     )
@@ -225,4 +270,51 @@ def test_a_drawn_and_an_uploaded_map_have_posteriors(page, checkpoints, tmp_path
     page.get_by_text("unknown").filter(visible=True).first.wait_for()
     (tmp_path / "sky.fits").write_bytes(b"no FITS at all")
     upload.set_input_files(tmp_path / "sky.fits")
-    page.get_by_text(re.compile("^sky.fits")).first.wait_for()
+    page.get_by_text(re.compile("sky.fits")).first.wait_for()
+    assert page.locator(".cosmology-posterior img:visible").count() == 0
+
+
+def test_every_tab_says_its_model_and_runs_its_example_when_first_opened(browser, served):
+    page, wrong = visit(browser, served, viewport={"width": 1440, "height": 900})
+    solver = pipeline("puzzle-solving", model=shipped_model("sudoku"))
+    for name, answered in ANSWERED.items():
+        open_tab(page, name)
+        page.locator(answered).filter(visible=True).first.wait_for()
+        about = page.locator(".hrm-about:visible").inner_text()
+        assert about.startswith(f"{name.split(' · ')[1]}: ") and " parameters. " in about
+        assert ("untrained" in about) == (name in FRESH), about
+    assert "Trained on hrm-hf data sudoku" in about and "82,176 parameters" in about
+    page.locator(".hrm-about summary:visible").click()
+    assert page.get_by_role("heading", name="Results").filter(visible=True).count() == 1
+    typed = "".join(digit or "." for digit in page.evaluate(TYPED))
+    assert page.locator(ANSWER).input_value().replace("\n", "") == solver(typed)["text"]
+    press(page, "Clear")
+    page.locator(ANSWER).wait_for(state="detached")
+    open_tab(page, "Maze · maze")
+    open_tab(page, "Sudoku · sudoku-9x9")
+    page.wait_for_timeout(500)
+    assert page.locator(ANSWER).count() == 0  # an example runs once
+    assert wrong == []
+    page.context.close()
+
+
+def test_every_tab_fits_a_phone(browser, served, tmp_path):
+    """390 pixels: nothing beside the page, no button too small to touch, and digits of at least 15 pixels."""
+    page, wrong = visit(browser, served, **PHONE)
+    for name, answered in ANSWERED.items():
+        tab = page.get_by_role("tab", name=name, exact=True).filter(visible=True)
+        if not tab.count():  # the tabs that have no room are in a menu
+            page.locator(".overflow-menu > button").tap()
+            tab = page.locator(".overflow-dropdown button").filter(has_text=re.compile(f"^\\s*{re.escape(name)}\\s*$"))
+        tab.first.tap()
+        page.locator(answered).filter(visible=True).first.wait_for()
+        page.screenshot(path=tmp_path / f"{name.split()[-1]}.png", full_page=True)
+        assert page.evaluate("document.documentElement.scrollWidth") == 390, name
+        for text, left, right, height in page.evaluate(BUTTONS):
+            assert 0 <= left < right <= 390 and height >= 40, (name, text, left, right, height)
+        for left, right in page.evaluate(BOARDS):
+            assert 0 <= left < right <= 390, (name, left, right)
+    size = page.evaluate("getComputedStyle(document.querySelectorAll('.shown-board .hrm-board > span')[0]).fontSize")
+    assert float(size.removesuffix("px")) >= 15
+    assert wrong == []
+    page.context.close()

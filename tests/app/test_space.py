@@ -117,7 +117,7 @@ def test_a_space_runs_from_its_own_copy_and_answers(space, checkpoints, tmp_path
             address = f"http://127.0.0.1:{port}/"
             _wait_for(address, program, log)
             client = Client(address, verbose=False, analytics_enabled=False, download_files=False)
-            _, table = client.predict("To be", api_name="/mhc_gains")
+            *_, table = client.predict("To be", api_name="/mhc_gains")
         finally:
             program.terminate()
             program.wait(30)

@@ -7,7 +7,8 @@ from PIL import Image
 from hrm_hf import HrmPuzzleConfig
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import encode_grid
-from hrm_hf.puzzles.plots import MAX_PANELS, _Boards, _clashes, plot_trajectory
+from hrm_hf.puzzles.arc_pipeline import puzzle_task
+from hrm_hf.puzzles.plots import MAX_PANELS, _Boards, _clashes, changed_cells, plot_trajectory
 
 
 SUDOKU = HrmPuzzleConfig(task="sudoku", grid_shape=[4, 4], seq_len=16, vocab_size=6)
@@ -55,6 +56,16 @@ def test_without_a_solution_clashes_and_changed_clues_are_wrong(board):
     blank = solution.copy()
     blank[free] = 1
     assert np.flatnonzero(_clashes(blank, puzzle, shape)).tolist() == [free]
+
+
+def test_a_clue_that_is_put_back_is_not_marked_as_changed(board):
+    puzzle, solution = board
+    clue, free = np.flatnonzero(puzzle > 1)[0], np.flatnonzero(puzzle == 1)[0]
+    overwritten = solution.copy()
+    overwritten[[clue, free]] = solution[[clue, free]] % 4 + 2
+    states, task = np.stack([puzzle, overwritten, solution]), puzzle_task(SUDOKU)
+    assert np.flatnonzero(changed_cells(task, states, 2)).tolist() == [free]
+    assert not changed_cells(task, states, 1).any()
 
 
 def test_with_a_solution_cells_that_differ_are_wrong(board):

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import os
+import re
 import socket
 import urllib.error
 import urllib.request
@@ -307,3 +308,70 @@ def test_no_event_takes_a_picture(page):
     """So no visitor's picture is unpacked; Pillow would have to bound that."""
     taken = [type(one).__name__ for fn in page[1].fns.values() for one in fn.inputs]
     assert "Image" not in taken and "UploadButton" in taken
+
+
+# ---- what a checkpoint says of itself ----
+
+
+CARDS = {
+    "a script": "<script>alert(1)</script>",
+    "a picture with a script": '<img src=x onerror="alert(1)">',
+    "a picture from elsewhere": "![x](https://evil.example/pixel.png)",
+    "a picture by reference": "![x][1]\n\n[1]: https://evil.example/pixel.png",
+    "a link that is a script": "[x](javascript:alert(1))",
+    "a link that is data": "[x](data:text/html,<script>alert(1)</script>)",
+    "a frame": '<iframe src="https://evil.example"></iframe>',
+    "a comment that hides": "<!<!-- -->-- --><script>alert(1)</script>",
+    "a picture in a link": "[![x](https://evil.example/pixel.png)](https://evil.example)",
+}
+
+
+@pytest.mark.parametrize("name", CARDS)
+def test_a_card_brings_no_markup_and_fetches_nothing(name, tmp_path):
+    from hrm_hf.app.about import card_html
+
+    (tmp_path / "README.md").write_text(CARDS[name], encoding="utf-8")
+    tags = re.findall(r"<[^>]*>", card_html(str(tmp_path)))
+    assert {tag.split()[0].strip("</>") for tag in tags} <= {"p", "a"}
+    assert not any("javascript" in tag or "data:" in tag or "src" in tag for tag in tags)
+
+
+def test_a_card_of_a_gigabyte_is_read_in_part(tmp_path):
+    from hrm_hf.app.about import MAX_CARD_BYTES, card_html
+
+    with open(tmp_path / "README.md", "wb") as file:
+        file.truncate(2**30)
+    page = card_html(str(tmp_path))
+    assert len(page) < 4 * MAX_CARD_BYTES and "The card is longer." in page
+
+
+RECIPES = {
+    "aliases": "a0: &a0 [x, x]\n"
+    + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 8)}]\n" for n in range(8))
+    + "train_data: [*a8]\n",
+    "a tag": "train_data: !!python/object/apply:os.system ['true']\n",
+    "an open quote": 'build_data: "sudoku \'"\n',
+    "a number": "build_data: 7\n",
+    "a map": "train_data: {a: b}\n",
+    "no map": "- 1\n",
+}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_that_no_run_wrote_is_no_failure_of_the_page(name, tmp_path):
+    from hrm_hf.app.about import training_html
+
+    model = every.model("hrm_puzzle")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "recipe.yaml").write_text(RECIPES[name], encoding="utf-8")
+    words = training_html(str(tmp_path), model)
+    assert words.startswith("How it was trained")
+
+
+def test_markup_in_a_recipe_stays_text(tmp_path):
+    from hrm_hf.app.about import training_html
+
+    model = every.model("hrm_puzzle")
+    model.save_pretrained(tmp_path)
+    (tmp_path / "recipe.yaml").write_text("train_data: '<img src=x onerror=alert(1)>.txt'\n", encoding="utf-8")
+    assert "<img" not in training_html(str(tmp_path), model)

@@ -1,0 +1,128 @@
+"""Says above each tab which model it shows: its name, size and data, whether it was trained at all, and its card.
+
+All of that is read from files that a stranger may have written: recipe and results are read within bounds, and of a
+card only text, lists, tables and links are shown, no HTML and no pictures, which would be fetched from elsewhere.
+"""
+
+import html
+import math
+import re
+import textwrap
+from pathlib import Path
+
+import torch
+from markdown_it import MarkdownIt
+from transformers import PreTrainedModel
+
+from ..export.gguf_tokenizer import find_file
+from ..hub.card_training import read_run, training_data
+from ..hub.cards import CARD_FILE
+
+
+MAX_CARD_BYTES = 2**17  # of a card that is shown; the longest of ours has some kilobytes
+MAX_DATA_WORDS = 300  # characters
+SAMPLING_ERRORS = 5.0  # that two fresh draws of a weight may differ by: one pair in a million does by more
+ROUNDING = 1e-6
+UNTRAINED = (
+    '<span class="hrm-badge bad">untrained</span> Its weights are as they were drawn at random: what it answers means '
+    "nothing."
+)
+
+
+def model_html(name: str, short: str, model: PreTrainedModel) -> str:
+    """What a tab says of its model.
+
+    Args:
+        name: checkpoint folder or name on the Hub. short: what the page calls it.
+    """
+    kind, size = html.escape(model.config.model_type), f"{model.num_parameters():,}"
+    trained = training_html(name, model)
+    parts = [f"<p><b>{html.escape(short)}</b>: <code>{kind}</code>, {size} parameters. {trained}</p>"]
+    card = card_html(name)
+    hub = ""
+    if not Path(name).is_dir():
+        address = html.escape(f"https://huggingface.co/{name}")
+        hub = f'<p><a href="{address}" target="_blank" rel="noopener noreferrer">{html.escape(name)}</a></p>'
+    if card or hub:
+        parts.append(f"<details><summary>Model card</summary>{hub}{card}</details>")
+    else:
+        parts.append("<p>It has no model card.</p>")
+    return f'<div class="hrm-about">{"".join(parts)}</div>'
+
+
+def training_html(name: str, model: PreTrainedModel) -> str:
+    """What a model was trained on and for how long by its folder; by its weights, whether it was trained at all."""
+    files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
+    try:
+        recipe, results = read_run(Path(files[0]).parent)
+        data, started_from = training_data(recipe)
+    except ValueError:
+        return "How it was trained cannot be read from its recipe.yaml and results.json."
+    if not data or results.get("steps") == 0:
+        return UNTRAINED if is_untrained(model) else "How it was trained is not stated."
+    words = f"Trained on {' and '.join(map(_code, data))}"
+    if isinstance(steps := results.get("steps"), int):
+        words += f", {steps:,} {'step' if steps == 1 else 'steps'}"
+    return words + (f", from the weights of {_code(started_from)}." if started_from else ".")
+
+
+def _code(words: str) -> str:
+    """Words as code that breaks between them only: an option's dashes stay with it."""
+    spans = (f"<span>{html.escape(word)}</span>" for word in textwrap.shorten(words, MAX_DATA_WORDS).split())
+    return f"<code>{' '.join(spans)}</code>"
+
+
+def is_untrained(model: PreTrainedModel) -> bool:
+    """Whether every weight is as the architecture draws it: with that mean and spread, or that constant.
+
+    Training moves the constants at its first step (heads of zeros, norms of ones) and the spread of most matrices
+    within some hundred.
+    """
+    if getattr(model, "is_quantized", False):  # nobody quantises a random draw, and its weights are no plain tensors
+        return False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        fresh = dict(type(model)(model.config).named_parameters())
+    return all(
+        _same_draw(weight.detach().cpu().double(), fresh[name].detach().double())
+        for name, weight in model.named_parameters()
+    )
+
+
+def _same_draw(weight: torch.Tensor, fresh: torch.Tensor) -> bool:
+    count, spread = fresh.numel(), fresh.std(correction=0).item()
+    mean_apart = abs(weight.mean() - fresh.mean()).item()
+    spread_apart = abs(weight.std(correction=0).item() - spread)
+    return (
+        mean_apart <= SAMPLING_ERRORS * spread * math.sqrt(2 / count) + ROUNDING
+        and spread_apart <= SAMPLING_ERRORS * spread / math.sqrt(count) + ROUNDING
+    )
+
+
+def card_html(name: str) -> str:
+    """The text of a model's card; "" if it has none."""
+    file = find_file(name, CARD_FILE)
+    if file is None:
+        return ""
+    with open(file, "rb") as stream:
+        text = stream.read(MAX_CARD_BYTES + 1)
+    more = "\n\n(The card is longer.)" if len(text) > MAX_CARD_BYTES else ""
+    text = text[:MAX_CARD_BYTES].decode("utf-8", errors="replace").replace("\r\n", "\n")
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, count=1, flags=re.DOTALL)
+    return _markdown().render(re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL) + more)
+
+
+def _markdown() -> MarkdownIt:
+    """Markdown whose HTML stays text, whose pictures are their captions, and whose links open elsewhere."""
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+    def caption(self, tokens, index, options, env) -> str:
+        return html.escape(f"(picture: {tokens[index].content})") if tokens[index].content else ""
+
+    def link(self, tokens, index, options, env) -> str:
+        tokens[index].attrs |= {"target": "_blank", "rel": "noopener noreferrer"}
+        return self.renderToken(tokens, index, options, env)
+
+    reader.add_render_rule("image", caption)
+    reader.add_render_rule("link_open", link)
+    return reader

@@ -24,11 +24,12 @@ def build(models: list[str], title: str) -> gr.Blocks:
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
-        shown = [
-            state
-            for name, config, short in zip(models, configs, _short_names(models))
-            for state in _add_tabs(name, config, short)
-        ]
+        with gr.Tabs(overflow_behavior="wrap"):  # the other is a menu, which a visitor with a phone has to find
+            shown = [
+                state
+                for name, config, short in zip(models, configs, _short_names(models))
+                for state in _add_tabs(name, config, short)
+            ]
         demo.load(lambda: True, None, shown[0], **PAGE_EVENT)  # nobody selects the first tab
     return demo
 

@@ -15,7 +15,7 @@ from ..registry import architecture_of
 from ..trainer.plots import ACCENT, EXTRA
 from .limits import MAX_SEED, UPLOAD_PIXELS, checked, own_uploads
 from .messages import MODEL_EVENT, PAGE_EVENT
-from .style import figure_image
+from .style import figure_image, figure_output
 
 
 COLUMNS = ["parameter", "mean", "std", "68 %", "95 %", "true value"]
@@ -91,7 +91,7 @@ def map_image(item: dict[str, np.ndarray]) -> Image.Image:
         shown = channel if mask is None else np.where(mask, channel, np.nan)
         low, high = np.nanpercentile(shown, [0.5, 99.5])
         image = axes.imshow(shown, cmap="magma", vmin=low, vmax=high, interpolation="nearest")
-        axes.set(xticks=[], yticks=[], title=f"Channel {number}" if len(kappa) > 1 else "")
+        axes.set(xticks=[], yticks=[], title=f"Convergence, channel {number}" if len(kappa) > 1 else "Convergence")
         figure.colorbar(image, ax=axes, shrink=0.9)
     return figure_image(figure)
 
@@ -127,6 +127,7 @@ def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, f
         if column == 0 and row:
             axes.set_ylabel(SYMBOLS.get(second, second))
     words = "line and band: mean and 68 %\ncontours: 68 and 95 %" + ("\ndashed: true values" if truth else "")
+    figure.suptitle("Posterior", fontsize="medium")
     figure.text(0.98, 0.93, words, ha="right", va="top", fontsize="small")
     return figure_image(figure)
 
@@ -179,23 +180,9 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> No
                     value=config.halt_max_steps if recurrent else 1,
                 )  # fmt: skip
                 halt = gr.Radio(["fixed", "adaptive"], value="fixed", label="Halting")
-            picture = gr.Image(
-                label="Map (convergence)",
-                type="pil",
-                format="png",
-                height=280,
-                buttons=["download", "fullscreen"],
-                elem_classes="cosmology-map",
-            )
+            picture = figure_output("Map", elem_classes="cosmology-map", height=300)
         with gr.Column(scale=6, min_width=420):
-            corner = gr.Image(
-                label="Posterior",
-                type="pil",
-                format="png",
-                height=560,
-                buttons=["download", "fullscreen"],
-                elem_classes="cosmology-posterior",
-            )
+            corner = figure_output("Posterior", elem_classes="cosmology-posterior", height=560)
             said = gr.HTML(elem_classes="caption")
             table = gr.Dataframe(headers=COLUMNS, interactive=False, label="Posterior in numbers")
     outputs = [picture, corner, said, table]

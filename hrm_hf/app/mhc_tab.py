@@ -8,7 +8,7 @@ from PIL import Image
 from ..trainer.plots import ACCENT, EXTRA, INK, MUTED
 from .limits import MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
-from .style import figure_image
+from .style import figure_image, figure_output
 from .text_tab import PROMPTS, encode_prompt
 
 
@@ -60,35 +60,33 @@ def summary(sites: list[dict]) -> str:
     return f"<p>Largest gain of the product of all maps: {most:.6g} (1: a signal neither grows nor fades).</p>"
 
 
-def gain_image(sites: list[dict]) -> Image.Image:
-    """Row and column gains of each site's own map, and of the product of all maps up to it."""
+def gain_image(sites: list[dict], product: bool) -> Image.Image:
+    """Row and column gains of each site's own map, or of the product of all maps up to it."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(9.4, 3.7), layout="constrained")
-    own, composite = figure.subplots(1, 2)
+    figure = Figure(figsize=(5.4, 3.6), layout="constrained")
+    axes = figure.subplots()
     depth = range(1, len(sites) + 1)
-    for axes, prefix, column in ((own, "", "min_column"), (composite, "composite_", "composite_min_column")):
-        lines = (
-            (f"{prefix}forward", "row gain (forward)", ACCENT, "o"),
-            (f"{prefix}backward", "column gain (backward)", EXTRA[0], "s"),
-            (column, "smallest column", EXTRA[1], "v"),
-        )
-        for name, label, color, marker in lines:
-            axes.plot(depth, [site[name] for site in sites], color=color, marker=marker, markersize=4, label=label)
-        if not prefix:
-            largest = [site["largest_entry"] for site in sites]
-            label = "largest entry (1: streams stay apart)"
-            axes.plot(depth, largest, color=MUTED, marker="d", markersize=4, linestyle=":", label=label)
-            axes.legend(frameon=False, fontsize="small")
-        axes.axhline(1.0, color=INK, linewidth=0.8, linestyle="--")
-        low, high = axes.get_ylim()
-        axes.set_ylim(min(low, 1 - FLAT), max(high, 1 + FLAT))
-        axes.set_xticks([site + 0.5 for site in depth][::2], [str(site["layer"] + 1) for site in sites[::2]])
-        axes.grid(axis="y", color=MUTED, alpha=0.4)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.set_xlabel("layer (attention, then feed-forward)")
-    own.set(title="Map of each site", ylabel="gain (1: neither grows nor fades)")
-    composite.set_title("Product of all maps so far")
+    prefix = "composite_" if product else ""
+    lines = [
+        (f"{prefix}forward", "row gain (forward)", ACCENT, "o", "-"),
+        (f"{prefix}backward", "column gain (backward)", EXTRA[0], "s", "-"),
+        (f"{prefix}min_column", "smallest column", EXTRA[1], "v", "-"),
+    ]
+    if not product:
+        lines.append(("largest_entry", "largest entry (1: streams stay apart)", MUTED, "d", ":"))
+    for name, label, color, marker, style in lines:
+        values = [site[name] for site in sites]
+        axes.plot(depth, values, color=color, marker=marker, markersize=4, linestyle=style, label=label)
+    axes.legend(frameon=False, fontsize="small")
+    axes.axhline(1.0, color=INK, linewidth=0.8, linestyle="--")
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(low, 1 - FLAT), max(high, 1 + FLAT))
+    axes.set_xticks([site + 0.5 for site in depth][::2], [str(site["layer"] + 1) for site in sites[::2]])
+    axes.grid(axis="y", color=MUTED, alpha=0.4)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="layer (attention, then feed-forward)", ylabel="gain (1: neither grows nor fades)")
+    axes.set_title("Product of all maps so far" if product else "Map of each site")
     return figure_image(figure)
 
 
@@ -102,21 +100,33 @@ def mhc_tab(model, tokenizer, shown: gr.State) -> None:
     """
     with gr.Row():
         prompt = gr.Textbox(
-            PROMPTS[1], label="Prompt", lines=2, scale=5, info="Its tokens' maps are averaged.", max_length=MAX_TEXT
+            PROMPTS[1],
+            label="Prompt",
+            lines=2,
+            scale=5,
+            min_width=320,
+            info="Its tokens' maps are averaged.",
+            max_length=MAX_TEXT,
         )
         start = gr.Button("Measure", variant="primary", scale=1, min_width=120)
     with gr.Row():
-        examples = [gr.Button(text.strip(), size="sm") for text in PROMPTS]
+        examples = [gr.Button(text.strip(), size="sm", min_width=60) for text in PROMPTS]
     said = gr.HTML(elem_classes="caption")
-    picture = gr.Image(label="Gains", type="pil", format="png", buttons=["download"], elem_classes="mhc-gains")
-    table = gr.Dataframe(headers=COLUMNS, label="By layer", interactive=False, wrap=True)
+    with gr.Row():
+        pictures = [
+            figure_output("Gains of each map", elem_classes="mhc-gains", min_width=320),
+            figure_output("Gains of their product", elem_classes="mhc-product", min_width=320),
+        ]
+    table = gr.Dataframe(
+        headers=COLUMNS, label="By layer", interactive=False, wrap=True, column_widths=["80px"] + ["130px"] * 5
+    )
 
     def measure(text):
         sites = prompt_gains(model, tokenizer, text)
-        return summary(sites), gain_image(sites), gain_rows(sites)
+        return summary(sites), *(gain_image(sites, product) for product in (False, True)), gain_rows(sites)
 
-    fn = checked(measure, prompt, lambda words: [words, None, None])
-    asked = {"fn": fn, "inputs": prompt, "outputs": [said, picture, table], **MODEL_EVENT}
+    fn = checked(measure, prompt, lambda words: [words, None, None, None])
+    asked = {"fn": fn, "inputs": prompt, "outputs": [said, *pictures, table], **MODEL_EVENT}
     start.click(**asked, api_name="mhc_gains")
     shown.change(**asked, **PAGE_EVENT)
     for text, button in zip(PROMPTS, examples):

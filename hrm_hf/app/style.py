@@ -1,6 +1,7 @@
 """How the pages look: one theme with fonts of the reader's own machine, one style sheet, figures as images."""
 
 import io
+from typing import Any
 
 import gradio as gr
 from PIL import Image
@@ -11,13 +12,17 @@ THEME = gr.themes.Default(
     neutral_hue="slate",
     font=("system-ui", "-apple-system", "Segoe UI", "sans-serif"),
     font_mono=("ui-monospace", "SFMono-Regular", "Menlo", "monospace"),
+).set(  # the theme's own grey is too pale for small words
+    block_info_text_color="*neutral_500",
+    body_text_color_subdued="*neutral_500",
+    input_placeholder_color="*neutral_500",
 )
 
 # Boards keep their own colors in dark mode: what a color means must not change.
 CSS = """
-.html-container { padding: 0 !important; }
+.html-container { padding: 0 !important; container-type: inline-size; }
 .hrm-mono textarea { font-family: var(--font-mono); }
-.hrm-board { --cell: min(var(--most), calc((100vw - 48px) / var(--columns) - 1px)); display: inline-grid;
+.hrm-board { --cell: min(var(--most), calc((100cqw - 4px) / var(--columns) - 1px)); display: inline-grid;
   grid-template-columns: repeat(var(--columns), var(--cell)); background: #c3ccd5; gap: 1px;
   border: 2px solid #1f2933; color: #1f2933; }
 .hrm-board > * { width: var(--cell); height: var(--cell); box-sizing: border-box; display: flex; align-items: center;
@@ -82,11 +87,21 @@ CSS = """
 .hrm-badge.bad { background: #b3261e; }
 /* A phone: little margin, and nothing to touch that is lower than a finger. */
 @media (max-width: 640px) {
-  .gradio-container > main { padding: 12px !important; }
-  button { min-height: 40px; }
+  .gradio-container > .main { padding: 16px !important; }
+  button:is(.sm, .md, .lg, .label-wrap, [role=tab]) { min-height: 40px; align-items: center; }
   h1 { font-size: 22px !important; }
+  .hrm-figure { height: auto !important; }
 }
 """
+
+
+def figure_output(label: str, **options: Any) -> gr.Image:
+    """Where a figure is shown. Its label is read aloud only: it would lie on the figure, which has a title."""
+    classes = f"hrm-figure {options.pop('elem_classes', '')}".split()
+    return gr.Image(
+        label=label, show_label=False, type="pil", format="png", buttons=["download", "fullscreen"],
+        elem_classes=classes, **options,
+    )  # fmt: skip
 
 
 def figure_image(figure) -> Image.Image:

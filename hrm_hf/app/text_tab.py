@@ -181,8 +181,8 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
         with gr.Column(scale=4, min_width=340):
             prompt = gr.Textbox(PROMPTS[0], label="Prompt", lines=3, max_length=MAX_TEXT)
             with gr.Row():
-                start = gr.Button("Write", variant="primary")
-                stop = gr.Button("Stop")
+                start = gr.Button("Write", variant="primary", min_width=120)
+                stop = gr.Button("Stop", min_width=120)
             with gr.Row():
                 examples = [gr.Button(text.strip(), size="sm", min_width=60) for text in PROMPTS]
             thinking = _thinking(model) if halts else []
@@ -193,7 +193,8 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
                 label="As plain text", lines=4, max_lines=10, buttons=["copy"], elem_classes="plain-text"
             )
 
-    def stream(begins, most_new, temperature, top_p, top_k, seed, segments=None, criterion=None, threshold=None):
+    def stream(begins, most_new, temperature, top_p, top_k, seed, *chosen):  # Gradio would send defaults as inputs
+        segments, criterion, threshold = chosen or (None, None, None)
         options = TextOptions(
             int(most_new),
             float(temperature),

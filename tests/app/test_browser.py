@@ -32,7 +32,7 @@ QUIET = [
 ]  # fmt: skip
 SHOWN = ("sudoku", "maze", "hrm_lm", "rlm_mhc", "hrm_go_coder", "hrm_cosmo")
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
-WAIT = 20_000  # milliseconds, for an answer on a busy machine
+WAIT = 60_000  # milliseconds, for an answer on a busy machine
 ANSWER = ".answer-text textarea:visible"
 TYPED = "[...document.querySelectorAll('.sudoku-input input')].filter((e) => e.offsetParent).map((e) => e.value)"
 BOARD = (
@@ -216,6 +216,7 @@ def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
     with torch.no_grad():
         depths = model(torch.tensor([ids])).halt_steps[0].tolist()
     open_tab(page, "Text · hrm_lm")
+    press(page, "Stop")  # the example, which would be written first
     page.get_by_role("textbox", name="Prompt").filter(visible=True).fill("Once")
     press(page, "Write")
     pieces = text_pieces(tokenizer, ids)

@@ -1,10 +1,10 @@
-"""Takes the pictures of docs/app.md: tabs of the app with trained models, a model card, the front page of the docs.
+"""Takes the pictures of docs/app.md: tabs of the app with trained models on a desk and on a phone, and two more.
 
-    python docs/take_screenshots.py --sudoku runs/sudoku_demo --text runs/hrm_lm --go runs/go_demo \
-        --mhc runs/rlm_mhc --cosmology runs/cosmo --card runs/sudoku_demo --site site
+    python docs/take_screenshots.py --sudoku pretrained/sudoku-9x9 --maze pretrained/maze-15x15 --text runs/hrm_lm \
+        --go runs/go_demo --mhc runs/rlm_mhc --cosmology runs/cosmo --card runs/sudoku_demo --site site
 
-Only the pictures whose models are given are taken. Needs the extra `app`, playwright, Chromium, and for the card the
-package `markdown`.
+The others are a model card and the front page of the documentation. Only pictures whose models are given are taken.
+Needs the extra `app`, playwright, Chromium, and for the card the package `markdown`.
 """
 
 import argparse
@@ -15,17 +15,17 @@ import threading
 import time
 from pathlib import Path
 
-from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import Browser, Page, sync_playwright
 
 
 SIZE = {"width": 1280, "height": 900}
+PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 QUIET = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
 WAIT = 180_000  # milliseconds
-SETTLE = 1.5  # seconds, for images and animations
-TRIES = 20
+SETTLE = 3  # seconds, for images, animations and the rest of an answer
 CARD_STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1f2933; max-width: 860px; margin: 24px auto; }
 table { border-collapse: collapse; } td, th { border: 1px solid #c3ccd5; padding: 3px 10px; }
@@ -35,62 +35,39 @@ img { max-width: 100%; } h1 { border-bottom: 1px solid #c3ccd5; }
 """
 
 
-def take_sudoku(page: Page) -> None:
-    """Examples are drawn at random: one that is solved, and not in a step or two, is a picture worth taking."""
-    for _ in range(TRIES):
-        page.get_by_role("button", name="Medium example").click()
-        time.sleep(2 * SETTLE)
-        said = page.locator(".caption").filter(visible=True).first.inner_text()
-        if "obeys the rules" in said and int(said.split()[3]) >= 4:
-            break
-    page.locator("input[type=range]:visible").first.fill("2")
-    page.wait_for_selector(".shown-board [data-step='2']")
-
-
-def take_text(page: Page) -> None:
-    page.get_by_role("button", name="Write", exact=True).filter(visible=True).click()
-    page.wait_for_function("document.querySelectorAll('.hrm-text .depth').length > 240", timeout=WAIT)
-
-
-def take_go(page: Page) -> None:
-    page.get_by_role("button", name="Max", exact=True).click()
-    page.wait_for_selector(".hrm-attempt", timeout=WAIT)
-
-
-def take_mhc(page: Page) -> None:
-    page.get_by_role("button", name="Measure").click()
-    page.wait_for_function("document.querySelector('.mhc-gains img')?.naturalWidth > 500", timeout=WAIT)
-
-
-def take_cosmology(page: Page) -> None:
-    page.get_by_role("button", name="Sample a map and infer").click()
-    page.wait_for_function("document.querySelector('.cosmology-posterior img')?.naturalWidth > 300", timeout=WAIT)
-
-
+# Label of the tab, and what is on it when its example has been answered.
 TABS = {
-    "sudoku": ("Sudoku", take_sudoku),
-    "text": ("Text", take_text),
-    "go": ("Go coder", take_go),
-    "mhc": ("mHC ·", take_mhc),
-    "cosmology": ("Cosmology", take_cosmology),
+    "sudoku": ("Sudoku", ".answer-text textarea"),
+    "maze": ("Maze", ".answer-text textarea"),
+    "text": ("Text", ".hrm-text .depth >> nth=200"),
+    "go": ("Go coder", ".hrm-attempt"),
+    "mhc": ("mHC ·", ".mhc-gains img"),
+    "cosmology": ("Cosmology", ".cosmology-posterior img"),
 }
 
 
-def take_tabs(page: Page, models: dict[str, str], out: Path) -> None:
-    """Pictures of the tabs of `models`, by the keys of TABS."""
+def take_tabs(browser: Browser, models: dict[str, str], out: Path) -> None:
+    """Pictures of the tabs of `models`, by the keys of TABS: what fits on a screen, and all that a phone scrolls."""
     from hrm_hf.app import build_app, launch
 
     demo = build_app(list(dict.fromkeys(models.values())))
     _, address, _ = launch(demo, server_name="127.0.0.1", prevent_thread_lock=True)
-    page.goto(address)
-    for kind in models:
-        label, take = TABS[kind]
-        page.get_by_role("tab", name=label).first.click()
-        take(page)
-        page.mouse.move(640, 5)
-        time.sleep(SETTLE)
-        page.screenshot(path=out / f"app_{kind}.png")
-        shrink(out / f"app_{kind}.png")
+    for suffix, options in (("", {"viewport": SIZE}), ("_phone", PHONE)):
+        page = browser.new_context(**options).new_page()
+        page.set_default_timeout(WAIT)
+        page.goto(address)
+        for kind in models:
+            label, answered = TABS[kind]
+            page.get_by_role("tab", name=label).first.click()
+            page.locator(answered).locator("visible=true").first.wait_for()
+            if kind == "sudoku":  # the second of several steps has changed cells, and errors
+                page.locator("input[type=range]:visible").first.fill("2")
+                page.wait_for_selector(".shown-board [data-step='2']")
+            page.mouse.move(SIZE["width"] // 2, 5)
+            time.sleep(SETTLE)
+            page.screenshot(path=out / f"app_{kind}{suffix}.png", full_page=bool(suffix))
+            shrink(out / f"app_{kind}{suffix}.png")
+        page.context.close()
     demo.close(verbose=False)
 
 
@@ -151,7 +128,7 @@ def main() -> None:
         page = browser.new_page(viewport=SIZE)
         page.set_default_timeout(WAIT)
         if models:
-            take_tabs(page, models, arguments.out)
+            take_tabs(browser, models, arguments.out)
         if arguments.card:
             take_card(page, arguments.card, arguments.out)
         if arguments.site:

@@ -67,6 +67,7 @@ def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
     else:
         sources = [_without_folders(str(source)) for source in training_sources(recipe)]
     started_from = recipe.get("model_name_or_path")
+    sources = list(dict.fromkeys(sources))  # two files of one name in two folders
     return sources, _without_folders(str(started_from)) if started_from else None
 
 

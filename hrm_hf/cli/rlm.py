@@ -36,7 +36,7 @@ def rlm(
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
-    validate_model(model)
+    validate_model(model, "LANGUAGE_MODEL")
     from ..text.rlm.executors import InProcessExecutor, MontyExecutor
 
     executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()

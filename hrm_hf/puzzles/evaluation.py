@@ -17,12 +17,12 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
+from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ..io.usage import UsageError
 from ..models.modeling_puzzle import PuzzleSolution
-from ..registry import AutoModelForPuzzleSolving, architecture_of, model_types_of
+from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
 from .accuracy import (
@@ -342,13 +342,15 @@ def evaluate_checkpoint(
 
     Raises:
         UsageError: a path that is no folder, or a device that is not here, or not one for each process.
-        ValueError: a model of another kind, one that was not made for such data, or a split without puzzles.
+        ModelError: a model that is nowhere, or of another kind.
+        ValueError: a model that was not made for such data, or a split without puzzles.
     """
     validate_evaluation(model, out, update_card)
+    config = load_config(model, PUZZLE_SOLVER)
     validate_data(data, "puzzle data set")
     device = chosen_device(device)
     info = load_puzzle_info(data)
-    _validate_fit(load_config(model), info, model, data)
+    _validate_fit(config, info, model, data)
     rows = _load_rows(data, split, limit)
     difficulty = _difficulty(rows, info) if by_difficulty else None
     voting = _voting(data, info)
@@ -418,12 +420,6 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
 
 def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
     """A model for puzzles meets only data of its own shape and table."""
-    architecture = architecture_of(config)
-    if architecture is None or architecture.pipeline != "puzzle-solving":
-        raise ValueError(
-            f"{model} is a model of type {config.model_type}; expected {model_types_of('puzzle-solving')} (for others "
-            "there are hrm-hf eval lm, go and cosmo)"
-        )
     wanted, names = info.config_fields(), ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
     names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim else []

@@ -190,7 +190,7 @@ def test_an_interval_must_divide_the_epochs_and_fill_a_batch():
 
 def test_a_missing_data_set_is_an_error_that_says_how_to_build_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="does not exist") as stop:
+    with pytest.raises(FileNotFoundError, match="does not exist") as stop:
         script("pretrain.py", BASIC.split(), monkeypatch)
     command = str(stop.value).splitlines()[-1].split()
     assert command[:3] == ["hrm-hf", "data", "sudoku"] and command[-1] == "data/sudoku-extreme-small"

@@ -1,6 +1,7 @@
 """Recipes: YAML first, flags override, unknown keys are named, and a saved recipe is the run it was saved from."""
 
 import json
+import re
 import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -28,6 +29,7 @@ from hrm_hf.trainer.recipes import (
 FOLDER = Path(__file__).parents[2] / "training" / "recipes"
 PUZZLES = [path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("cosmo_")]  # test_run_cosmo.py has those
 RECIPES = sorted(path for path in PUZZLES if "data_path" in yaml.safe_load(path.read_text()))
+ROOT = Path(__file__).parents[2]
 CLASSES = (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments)
 FROM_DATA = {
     "task": "generic", "grid_shape": [4, 4], "box_shape": [2, 2], "seq_len": 16, "vocab_size": 6,
@@ -121,6 +123,12 @@ def test_a_missing_recipe_is_bad_usage(tmp_path):
 def test_an_unknown_flag_is_bad_usage_that_names_the_nearest():
     message = refused(CLASSES, ["--output_dir", "x", "--puzzle_emb_lrr", "1"])
     assert "unknown flag 'puzzle_emb_lrr'; did you mean 'puzzle_emb_lr'?" in message
+
+
+def test_every_recipe_that_a_script_names_exists():
+    for script in (ROOT / "training").glob("*.py"):
+        for name in re.findall(r"training/recipes/\w+\.yaml", script.read_text()):
+            assert (ROOT / name).is_file(), (script.name, name)
 
 
 # ---- configs ----

@@ -113,11 +113,11 @@ def run_training(run_class: Any, arguments: Sequence[type], description: str | N
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     settle_base(model_args, tuning_args)
-    if model_args.model_name_or_path:
-        load_config(model_args.model_name_or_path, run.kind)
     if "wandb" in args.report_to and not is_wandb_available():  # the library notices it when the data have been read
         raise RuntimeError("report_to=wandb, and wandb is not installed: pip install wandb, or --report_to none")
     run.validate_options()
+    if model_args.model_name_or_path:
+        load_config(model_args.model_name_or_path, run.kind)
     run.load_data()
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # before it may be sharded

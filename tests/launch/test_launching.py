@@ -167,7 +167,7 @@ def test_bad_usage_exits_with_two(flags):
 @pytest.mark.parametrize(
     "flags, message",
     [
-        (("--max_step", "5"), "unknown flag 'max_step'; did you mean 'max_steps'?"),
+        (("--max_stepps", "5"), "unknown flag 'max_stepps'; did you mean 'max_steps'?"),
         (("--max_steps", "many"), "argument --max_steps/--max-steps: invalid int value: 'many'"),
         (("--lr_scheduler_type", "cosinus"), "invalid choice: 'cosinus'"),
         (("--eval_strategy", "no"), "early_stopping_patience=10 needs evaluations"),  # which the recipe asks for

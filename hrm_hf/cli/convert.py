@@ -55,7 +55,7 @@ def convert(
     from ..io.usage import as_usage_errors
 
     with usage_errors():
-        if not Path(src).exists() and ("/" not in src or is_below_here(src)):
+        if revision is None and not Path(src).exists() and ("/" not in src or is_below_here(src)):
             raise ModelError(f"{src} does not exist; expected a checkpoint folder, or OWNER/NAME on the Hub")
         from ..hub import hub_address, pull_address
 

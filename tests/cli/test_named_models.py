@@ -6,6 +6,7 @@ import sys
 
 import every
 import pytest
+from huggingface_hub import HfApi
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
@@ -172,3 +173,14 @@ def test_a_name_of_the_hub_is_asked_for_there_once_and_a_path_never(hub, tmp_pat
         with pytest.raises(ModelError, match="is no folder"):
             find_model(name)
     assert len(hub.requests) == asked
+
+
+def test_a_model_of_the_hub_is_found_and_its_kind_is_asked_for(hub, models):
+    api = HfApi()
+    api.create_repo("me/maps")
+    api.upload_file(
+        path_or_fileobj=models / "cosmo_cnn" / "config.json", path_in_repo="config.json", repo_id="me/maps"
+    )
+    find_model("me/maps")
+    with pytest.raises(ModelError, match="me/maps is a model of type cosmo_cnn; expected a puzzle solver"):
+        kinds.load_config("me/maps", kinds.PUZZLE_SOLVER)

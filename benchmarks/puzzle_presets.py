@@ -4,8 +4,9 @@
 
 Each point is a process of its own that takes two steps (the second has the optimizer's state) in float32, uncompiled.
 On the CPU it reports by how much its peak resident memory rose above what it had once libraries were loaded and warm;
-on CUDA the most that the allocator reserved. A line through the points gives bytes that are always there and bytes of
-a sequence (or map). What `puzzle_memory.py` counts tensor by tensor is the least it can be.
+on CUDA the most that the allocator reserved. A line through the points gives bytes that are always there (at least
+weights, gradients and moments) and bytes of a sequence (or map). What `puzzle_memory.py` counts tensor by tensor is
+the least it can be.
 """
 
 import argparse
@@ -41,7 +42,7 @@ def main() -> None:
     for task, table in (("puzzle", puzzles), ("cosmo", maps)):
         for name, batches in table.items():
             points = {batch: _in_own_process(task, name, batch, args.device) for batch in batches}
-            result[task][name] = row = fitted(points)
+            result[task][name] = row = fitted(points, counted(task, name))
             print(f"{name:10} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
     result["versions"] = library_versions()
     args.out.mkdir(parents=True, exist_ok=True)
@@ -49,13 +50,29 @@ def main() -> None:
     (args.out / f"{RESULTS.stem}{suffix}.json").write_text(json.dumps(result, indent=1))
 
 
-def fitted(points: dict[int, int]) -> dict:
-    """The points, and the least-squares line through them, its constant never below 0."""
-    slope, constant = np.polyfit(list(points), list(points.values()), 1)
+def counted(task: str, name: str) -> int:
+    """Bytes of weights, gradients and the optimizer's two moments, float32."""
+    with torch.device("meta"):
+        if task == "cosmo":
+            model = HrmCosmoForRegression(HrmCosmoConfig.from_preset(name))
+        else:
+            model = AutoModelForPuzzleSolving.from_config(puzzle_config(name))
+    return 16 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def fitted(points: dict[int, int], least: int) -> dict:
+    """The points, and a line through them: what is always there, not below `least`, and what an example adds.
+
+    Peaks of resident memory scatter by a share of their size. So relative errors decide about the constant, or the
+    scatter of the largest batch does and puts a small model below a smaller one; the slope is that of the absolute
+    errors, because memory runs out at the largest batch.
+    """
+    batches, sizes = np.array(list(points)), np.array(list(points.values()))
+    constant = max(least, round(np.polyfit(batches, sizes, 1, w=1 / sizes)[1]))
     return {
         "points": {str(batch): size for batch, size in points.items()},
-        "fixed_bytes": max(0, round(constant)),
-        "bytes_per_example": round(slope),
+        "fixed_bytes": constant,
+        "bytes_per_example": round(float(batches @ (sizes - constant) / (batches @ batches))),
     }
 
 

@@ -12,6 +12,7 @@ import shlex
 import sys
 
 from hrm_hf import cli
+from hrm_hf.io.failures import one_line_errors
 from hrm_hf.puzzles.pretrain_evaluation import evaluation_arguments
 
 
@@ -21,14 +22,12 @@ def main() -> None:
         return
     if os.environ.get("RANK", "0") != "0":
         return  # one process evaluates
-    try:
-        arguments = evaluation_arguments(sys.argv[1:])
-    except (ValueError, OSError) as error:
-        sys.exit(f"evaluate.py: error: {error}")
+    arguments = evaluation_arguments(sys.argv[1:])
     print(shlex.join(["hrm-hf", *arguments]) + "\n", flush=True)
     sys.argv = ["hrm-hf", *arguments]
     cli.main()
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -10,9 +10,18 @@ The same as `hrm-hf launch`. Flags that it does not know go to run_clm.py.
 
 import sys
 
-from hrm_hf.cli import main
+import typer
+
+from hrm_hf.cli.launch import CONTEXT, launch
+from hrm_hf.io.failures import one_line_errors
+
+
+def main() -> None:
+    app = typer.Typer(add_completion=False)
+    app.command(context_settings=CONTEXT)(launch)
+    app(prog_name=f"python {sys.argv[0]}")
 
 
 if __name__ == "__main__":
-    sys.argv.insert(1, "launch")
-    main()
+    with one_line_errors():
+        main()

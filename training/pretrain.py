@@ -1,7 +1,7 @@
 """Takes the original HRM's training command as it is typed there, and runs it with training/run_puzzle.py.
 
-    python training/pretrain.py data_path=data/sudoku-extreme-small epochs=500 eval_interval=100 global_batch_size=4 \
-        lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 \
+    python training/pretrain.py data_path=data/sudoku-extreme-small epochs=500 eval_interval=100 global_batch_size=4 \\
+        lr=1e-4 puzzle_emb_lr=1e-4 weight_decay=1.0 puzzle_emb_weight_decay=1.0 \\
         arch.hidden_size=32 arch.H_layers=1 arch.L_layers=1 arch.num_heads=1 arch.expansion=2
     torchrun --nproc_per_node 2 training/pretrain.py data_path=... epochs=500 ...
 
@@ -23,6 +23,7 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
 import runpy
 import sys
 
+from hrm_hf.io.failures import one_line_errors
 from hrm_hf.puzzles.pretrain_options import SCRIPT, data_size, keys_help, machine, original_run, parse_command
 
 
@@ -31,12 +32,9 @@ def main() -> None:
     if {"-h", "--help"} & set(words):
         print(__doc__ + keys_help())
         return
-    try:
-        options, flags = parse_command(words)
-        run = original_run(options, data_size(options["data_path"]), machine(os.environ))
-        recipe = run.save()
-    except (ValueError, OSError) as error:
-        sys.exit(f"pretrain.py: error: {error}")
+    options, flags = parse_command(words)
+    run = original_run(options, data_size(options["data_path"]), machine(os.environ))
+    recipe = run.save()
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(f"{name}: {text}" for name, text in run.notes.items()))
         print(f"recipe: {recipe}\n\n{run.command(flags)}\n", flush=True)
@@ -46,4 +44,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

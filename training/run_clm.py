@@ -15,6 +15,7 @@ import signal
 if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
+from hrm_hf.io.failures import one_line_errors
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.text.run import CausalLMRun
 from hrm_hf.trainer.run import run_training
@@ -25,4 +26,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

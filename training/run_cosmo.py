@@ -16,6 +16,7 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
 
 from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.run import RegressionRun
+from hrm_hf.io.failures import one_line_errors
 from hrm_hf.trainer.run import run_training
 
 
@@ -24,4 +25,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

@@ -19,6 +19,7 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
 
 from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.run import GoCoderRun
+from hrm_hf.io.failures import one_line_errors
 from hrm_hf.trainer.run import run_training
 
 
@@ -27,4 +28,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

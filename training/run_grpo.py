@@ -19,6 +19,7 @@ if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signa
 from functools import partial
 
 from hrm_hf.golang.rewards import RewardArguments, reward_functions
+from hrm_hf.io.failures import one_line_errors
 from hrm_hf.text.arguments import AnswerDataArguments
 from hrm_hf.text.post_training import GrpoArguments, GrpoRun
 from hrm_hf.trainer.run import run_training
@@ -29,4 +30,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

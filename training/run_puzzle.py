@@ -1,6 +1,6 @@
 """Trains a puzzle reasoner (HRM, TRM) on Sudoku, mazes, ARC or your own grids.
 
-    python training/run_puzzle.py --recipe training/recipes/sudoku_demo.yaml
+    python training/run_puzzle.py --recipe training/recipes/sudoku_demo_hrm.yaml
     accelerate launch training/run_puzzle.py --recipe training/recipes/sudoku_extreme_1k.yaml --learning_rate 7e-5
     torchrun --nproc_per_node 2 training/run_puzzle.py --recipe ... --use_cpu true
 
@@ -14,6 +14,7 @@ import signal
 if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
 
+from hrm_hf.io.failures import one_line_errors
 from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.puzzles.run import PuzzleRun
 from hrm_hf.trainer.run import run_training
@@ -24,4 +25,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with one_line_errors():
+        main()

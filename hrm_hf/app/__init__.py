@@ -23,8 +23,7 @@ def build_app(models: list[str], title: str = "Recursive reasoning models") -> "
 
     Raises:
         ImportError: without gradio.
-        ValueError: no model, a model that does not exist, an adapter, or a model without a tab. None is loaded then.
-        OSError: a path that is no folder.
+        ValueError: no model; a ModelError for one that is nowhere, an adapter, or without a tab. None is loaded then.
     """
     validate_gradio()
     from .build import build

@@ -6,7 +6,8 @@ import gradio as gr
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, pipeline
 
-from ..export.checkpoint import load_config
+from ..hub.kinds import load_config
+from ..io.model_names import ModelError
 from ..registry import ARCHITECTURES, architecture_of, load_function
 from .about import model_html
 from .limits import CACHE_SECONDS
@@ -35,14 +36,12 @@ def build(models: list[str], title: str) -> gr.Blocks:
 
 
 def _config(name: str) -> PreTrainedConfig:
-    """That of a model with a tab. Raises ValueError or OSError for anything else."""
-    if (name[:1] in "./~" or Path(name).exists()) and not Path(name).expanduser().is_dir():
-        raise OSError(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
+    """That of a model with a tab. Raises ModelError for anything else."""
     config = load_config(name)
     row = architecture_of(config)
     if row is None or not row.app_tabs:
         known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.app_tabs)
-        raise ValueError(f"{name} is a {config.model_type}, which has no tab; expected one of {known}")
+        raise ModelError(f"{name} is a model of type {config.model_type}, which has no tab; expected one of {known}")
     return config
 
 

@@ -15,6 +15,7 @@ from huggingface_hub.utils import validate_repo_id
 
 from ..hub import checkpoint_contents
 from ..hub.escaping import in_markdown
+from ..io.model_names import is_path
 from . import validate_gradio
 
 
@@ -103,7 +104,7 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
 
 
 def _is_local(name: str) -> bool:
-    return name[:1] in "./~" or Path(name).is_dir()
+    return is_path(name)
 
 
 def _copy(contents: dict[str, Path | bytes], target: Path) -> None:

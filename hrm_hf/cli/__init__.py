@@ -3,8 +3,6 @@
 What a command needs is imported inside it: help and usage errors load neither torch nor transformers.
 """
 
-import os
-import sys
 from typing import Annotated
 
 import typer
@@ -61,22 +59,15 @@ def _options(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ):
-    """Recursive reasoning models in the Hugging Face ecosystem."""
+    """Recursive reasoning models in the Hugging Face ecosystem.
+
+    An error is one line; with HRM_HF_DEBUG=1 in the environment its traceback is shown too.
+    """
 
 
 def main() -> None:
     """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
-    try:
+    from ..io.failures import one_line_errors
+
+    with one_line_errors():
         app()
-    except Exception as error:
-        if os.environ.get("HRM_HF_DEBUG") or not _is_expected(error):
-            raise
-        message = error.args[0] if isinstance(error, KeyError) and error.args else error
-        sys.stderr.write(f"error: {message}\n(set HRM_HF_DEBUG=1 for the traceback)\n")
-        sys.exit(1)
-
-
-def _is_expected(error: Exception) -> bool:
-    from huggingface_hub.errors import StrictDataclassError  # a quarter of a second, which help does not need
-
-    return isinstance(error, ValueError | OSError | RuntimeError | ImportError | KeyError | StrictDataclassError)

@@ -51,13 +51,15 @@ def convert(
     Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run hrm-sudoku;
     hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth eqr-sudoku
     """
-    from ..hub import hub_address, pull_address
+    from ..io.model_names import ModelError, is_below_here
     from ..io.usage import as_usage_errors
 
     with usage_errors():
+        if revision is None and not Path(src).exists() and ("/" not in src or is_below_here(src)):
+            raise ModelError(f"{src} does not exist; expected a checkpoint folder, or OWNER/NAME on the Hub")
+        from ..hub import hub_address, pull_address
+
         address = as_usage_errors(hub_address, src, revision)
-    if address is None and not Path(src).exists():
-        raise typer.BadParameter(f"{src} does not exist; expected a checkpoint folder", param_hint="SRC")
     options = {"--seq-len": seq_len, "--vocab-size": vocab_size, "--config": config}
     given = [name for name, value in options.items() if value is not None]
     if to_original and given:
@@ -82,7 +84,8 @@ def convert(
     elif to_original:
         from ..puzzles.convert import convert_to_original
 
-        result = convert_to_original(src, out, step=step or 0, architecture=architecture)
+        with usage_errors():
+            result = convert_to_original(src, out, step=step or 0, architecture=architecture)
     else:
         from ..puzzles.convert import convert_original
 

@@ -9,7 +9,7 @@ import typer
 from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
 from .evaluate_lm import lm
-from .report import AsJson, Device, UpdateCard, run
+from .report import AsJson, Device, UpdateCard, run, validate_model
 from .solve import Choose, ExitWhenStill, Halt, Noise, NoiseAt, Restarts
 
 
@@ -31,7 +31,7 @@ def _group() -> None:
 @app.command()
 def puzzles(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
-    data: Annotated[str, typer.Argument(help="Puzzle data set: folder, or a data set on the Hub.")],
+    data: Annotated[str, typer.Argument(help="Puzzle data set: ours or the original's .npy arrays, or on the Hub.")],
     split: Annotated[str, typer.Option(help="Split to evaluate.")] = "test",
     max_steps: Annotated[int | None, typer.Option(min=1, help="Most ACT steps; the config's by default.")] = None,
     min_steps: Annotated[int, typer.Option(min=1, help="Fewest ACT steps.")] = 1,
@@ -69,6 +69,7 @@ def puzzles(
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
     options = dict(locals())
+    validate_model(model)
     from ..puzzles.evaluation import evaluate_checkpoint
 
     run(evaluate_checkpoint, options | {"shared": int(os.environ.get("WORLD_SIZE", "1")) > 1}, _on_screen)

@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import AsJson, Device, UpdateCard, run
+from .report import AsJson, Device, UpdateCard, run, validate_model
 
 
 Steps = Literal["fixed", "adaptive"]  # how many segments of recurrence a map gets
@@ -41,6 +41,7 @@ def cosmo(
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """
     options = dict(locals())
+    validate_model(model)
     from ..cosmology.evaluation_run import evaluate_checkpoint
 
     run(evaluate_checkpoint, options, _on_screen)

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .report import AsJson, BadLines, Device, GoValidator, UpdateCard, run
+from .report import AsJson, BadLines, Device, GoValidator, UpdateCard, run, validate_model
 
 
 def go(
@@ -51,6 +51,7 @@ def go(
     --out runs/go_nano/eval --benchmark humaneval-go=humaneval_go.jsonl.gz
     """
     options = dict(locals())
+    validate_model(model)
     from ..golang.evaluation.run import evaluate_checkpoint
 
     run(evaluate_checkpoint, options | {"on_skip": _say_left_out}, _on_screen)

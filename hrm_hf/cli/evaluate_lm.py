@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import AsJson, BadLines, Device, UpdateCard, run
+from .report import AsJson, BadLines, Device, UpdateCard, run, validate_model
 
 
 SCREEN_METRICS = (
@@ -64,6 +64,7 @@ def lm(
     Example: hrm-hf eval lm runs/hrm_lm --data input.txt --last-percentage 5 --num-segments 1 --out runs/hrm_lm/eval
     """
     options = dict(locals())
+    validate_model(model)
     from ..text.evaluation import evaluate_checkpoint
 
     run(evaluate_checkpoint, options, _on_screen)

@@ -33,27 +33,26 @@ def recommend(
 
 def describe(advice) -> str:
     """The advice in lines of text."""
+    from ..launch.memory import in_words
+
     lines = [
-        f"memory     {_gib(advice.memory)}, of which {_gib(advice.usable)} for a step (the rest: context, libraries)"
+        f"memory     {in_words(advice.memory)}, of which {in_words(advice.usable)} for a step "
+        f"({in_words(advice.memory - advice.usable)} kept: context, libraries, fragments)"
     ]
     lines.append(f"measured   {advice.measured_on}")
     if advice.guide:
         size = advice.guide.size(advice.guide_batch)
         read = "" if advice.guide_batch <= advice.guide.measured_batch else ", read off the line"
         share = f"{size / advice.usable:.1%} of it" if size <= advice.usable else "MORE THAN THERE IS"
-        lines.append(f"guide      {advice.guide.title}, batch {advice.guide_batch}: {_gib(size)}{read}, {share}")
+        lines.append(f"guide      {advice.guide.title}, batch {advice.guide_batch}: {in_words(size)}{read}, {share}")
     best = advice.best
-    size = _gib(best.size(best.largest_batch))
+    size = in_words(best.size(best.largest_batch))
     lines += [f"what fits  {best.title}, batch {best.largest_batch}: {size}", ""]
     width = max(len(row.name) for row in advice.rows)
     lines.append(f"{'preset'.ljust(width)}  {'always':>10}  {'an example':>10}  largest batch here")
     for row in advice.rows:
         fits = row.largest_batch or "none"
-        lines.append(f"{row.name.ljust(width)}  {_gib(row.fixed):>10}  {_gib(row.per_example):>10}  {fits}")
+        lines.append(f"{row.name.ljust(width)}  {in_words(row.fixed):>10}  {in_words(row.per_example):>10}  {fits}")
     for name, command in advice.commands.items():
         lines += ["", f"{name}:", f"  {command}"]
     return "\n".join(lines)
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.2f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

@@ -49,10 +49,14 @@ def call(function: Callable[..., Any], options: dict[str, Any]) -> Any:
 @contextmanager
 def usage_errors() -> Iterator[None]:
     """Bad usage that the library has found: exit status 2. A program that failed: its own status."""
+    from ..io.model_names import ModelError
     from ..io.usage import UsageError
 
     try:
         yield
+    except ModelError as error:  # one line: how the command is used has nothing to do with it
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
     except UsageError as error:
         raise typer.BadParameter(str(error), param_hint=error.option) from error
     except CalledProcessError as error:  # the program has said what is wrong
@@ -65,9 +69,17 @@ def report(result: dict[str, Any], as_json: bool) -> None:
         typer.echo(json.dumps(result) if as_json else "\n".join(f"{key}: {value}" for key, value in result.items()))
 
 
-def validate_model(name: str) -> None:
-    """Refuses a path that is no folder, before anything heavy is loaded."""
-    from ..io import usage
+def validate_model(name: str, kind: str | None = None) -> None:
+    """Refuses a model that is nowhere, before anything heavy is loaded; then one that is not `hrm_hf.hub.kinds.KIND`.
+
+    Args:
+        kind: name in that module, as LANGUAGE_MODEL, where the library's function does not ask for one.
+    """
+    from ..io.model_names import find_model
 
     with usage_errors():
-        usage.validate_model(name)
+        find_model(name)
+        if kind:
+            from ..hub import kinds
+
+            kinds.load_config(name, getattr(kinds, kind), adapters=True)

@@ -19,7 +19,9 @@ def rlm(
     max_turns: Annotated[int, typer.Option(min=1, help="Replies of the model.")] = 30,
     max_sub_calls: Annotated[int, typer.Option(min=1, help="Calls of llm_query and rlm_query.")] = 100,
     max_depth: Annotated[int, typer.Option(min=1, help="2 or more: sub-calls may have REPLs of their own.")] = 1,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Of each reply.")] = 1024,
+    max_new_tokens: Annotated[
+        int | None, typer.Option(min=1, help="Of each reply. [default: 1024, or a quarter of a smaller window]")
+    ] = None,
     max_wall_seconds: Annotated[float, typer.Option(min=0.001, help="Of the whole run.")] = 600.0,
     max_output_chars: Annotated[int, typer.Option(min=1, help="Printed characters shown after a turn.")] = 20_000,
     max_answer_chars: Annotated[int, typer.Option(min=1, help="Characters of the answer.")] = 1_000_000,
@@ -36,7 +38,7 @@ def rlm(
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
-    validate_model(model)
+    validate_model(model, "LANGUAGE_MODEL")
     from ..text.rlm.executors import InProcessExecutor, MontyExecutor
 
     executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()

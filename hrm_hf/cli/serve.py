@@ -19,26 +19,9 @@ def serve(context: typer.Context):
     for argument in context.args:
         if argument.startswith("-"):
             break
-        _validate_language_model(argument)
+        if ":" not in argument:  # FOLDER:FILE.gguf
+            # Which code a model of the Hub needs is known to the server, by --trust-remote-code.
+            validate_model(argument, "LANGUAGE_MODEL" if Path(argument).is_dir() else None)
     from ..text.serving.server import command
 
     command()(context.args, prog_name="hrm-hf serve")
-
-
-def _validate_language_model(name: str) -> None:
-    """Refuses a path that is no folder, and one with another kind of model; names of the Hub are the library's."""
-    from transformers import AutoModelForCausalLM
-
-    from ..export.checkpoint import load_config
-    from ..registry import ARCHITECTURES
-
-    if ":" not in name:  # FOLDER:FILE.gguf
-        validate_model(name)
-    if not Path(name).is_dir():
-        return
-    config = load_config(name)
-    row = ARCHITECTURES.get(type(config))
-    if row and AutoModelForCausalLM not in row.heads:
-        raise ValueError(
-            f"{name} is a model of type {config.model_type}, no causal language model; show it with hrm-hf app"
-        )

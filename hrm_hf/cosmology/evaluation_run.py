@@ -7,8 +7,8 @@ from typing import Any
 
 from transformers import AutoFeatureExtractor, AutoModelForImageClassification
 
-from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
+from ..hub.kinds import REGRESSOR, load_config
 from ..io.evaluation import (
     RESULTS_FILE,
     chosen_device,
@@ -18,7 +18,6 @@ from ..io.evaluation import (
     write_results,
 )
 from ..io.usage import UsageError
-from ..registry import architecture_of, model_types_of
 from ..trainer.recipes import library_versions
 from . import plots
 from .baselines import MapSet, run_baseline
@@ -60,9 +59,11 @@ def evaluate_checkpoint(
 
     Raises:
         UsageError: a path, a device or a baseline that is none, or adaptive steps of a model with one segment.
-        ValueError: a model of another kind, or data sets of different skies.
+        ModelError: a model that is nowhere, or of another kind.
+        ValueError: data sets of different skies.
     """
     validate_evaluation(model, out, update_card)
+    load_config(model, REGRESSOR)
     validate_data(data, "cosmology data set")
     if shift_data:
         validate_data(shift_data, "cosmology data set")
@@ -171,10 +172,6 @@ class Evaluation:
 
 
 def _load(name: str, device: str):
-    config = load_config(name)
-    architecture = architecture_of(config)
-    if architecture is None or architecture.pipeline != TASK:
-        raise ValueError(f"{name} is a model of type {config.model_type}; expected {model_types_of(TASK)}")
     model = AutoModelForImageClassification.from_pretrained(name).to(device).eval()
     return model, AutoFeatureExtractor.from_pretrained(name)
 

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from ..hub.kinds import REGRESSOR
 from ..trainer.plots import plot_cosmo_training
 from ..trainer.run import TrainingRun
 from .evaluation import card_figures
@@ -24,7 +25,7 @@ from .trainer import RegressionTrainer
 class RegressionRun(TrainingRun):
     """Trains a regressor on maps; `data_args` is a `CosmoDataArguments`, `args` a `CosmoTrainingArguments`."""
 
-    task = "cosmology-regression"
+    task, kind = "cosmology-regression", REGRESSOR
 
     def load_data(self) -> None:
         data_args = self.data_args

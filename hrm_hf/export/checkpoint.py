@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from ..hub.kinds import IS_ADAPTER
 from ..hub.manifests import MANIFEST, TORCH_CANNOT_WRITE, find_corruption
 from .gguf_tokenizer import find_file
 
@@ -20,21 +21,6 @@ def validate_installed(module: str, message: str) -> None:
     """Raises ImportError with `message` if a package is not installed."""
     if find_spec(module) is None:
         raise ImportError(message)
-
-
-def load_config(model: str) -> PreTrainedConfig:
-    """The config of a folder or a model on the Hub. Raises ValueError if there is none, or an adapter."""
-    validate_complete_model(model)
-    try:
-        return AutoConfig.from_pretrained(model)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{model} is no model: expected a folder with config.json or a Hub name ({error})") from error
-
-
-def validate_complete_model(model: str) -> None:
-    """Raises ValueError for a folder that holds a PEFT adapter and no model."""
-    if Path(model, "adapter_config.json").is_file() and not Path(model, "config.json").is_file():
-        raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
 
 
 def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: Any) -> PreTrainedModel:
@@ -51,7 +37,7 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
     if (Path(model) / MANIFEST).is_file() and (found := find_corruption(model)):
         raise ValueError(f"checkpoint {model} is corrupted: {'; '.join(found)}. Nothing was written")
     if find_file(model, "adapter_config.json") is not None:
-        raise ValueError(f"{model} is a PEFT adapter; merge it first (merge_and_unload) and save the whole model")
+        raise ValueError(f"{model} {IS_ADAPTER}")
     try:
         network, info = auto_class.from_pretrained(
             model, use_safetensors=True, output_loading_info=True, **{"dtype": "auto", **options}

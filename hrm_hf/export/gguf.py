@@ -23,8 +23,9 @@ import torch
 from huggingface_hub import ModelCard
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
+from ..hub.kinds import load_config
 from ..registry import architecture_of, load_function
-from .checkpoint import complete_or_nothing, load_config, load_model, validate_installed
+from .checkpoint import complete_or_nothing, load_model, validate_installed
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
 
 

@@ -15,8 +15,9 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
+from ..hub.kinds import load_config
 from ..registry import architecture_of
-from .checkpoint import complete_or_nothing, load_config, load_model
+from .checkpoint import complete_or_nothing, load_model
 from .graphs import Graph, exporter_of, graphs, random_inputs
 
 

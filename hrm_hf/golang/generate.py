@@ -5,9 +5,9 @@ from typing import Any
 
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
+from ..hub.kinds import GO_CODER, load_config
 from ..io.usage import UsageError
 from ..models.generation_hrm_go_coder import RefinementOutput
-from ..models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from .data.records import read_records
 from .evaluation.run import spread
 from .validators.go_validators import best_validator
@@ -42,12 +42,12 @@ def generate_code(
 
     Raises:
         UsageError: neither prompts nor records, or prefixes that are not one for each prompt.
-        ValueError: a model of another kind, or a file without records.
+        ModelError: a model that is nowhere, or of another kind.
+        ValueError: a file without records.
     """
+    load_config(model, GO_CODER, adapters=True)
     tasks = _tasks(prompts, prefix, records, limit)
     coder = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
-    if not isinstance(coder, HrmGoCoderForCausalLM):
-        raise ValueError(f"{model} is a {coder.config.model_type}, no Go coder (hrm_go_coder)")
     tokenizer = AutoTokenizer.from_pretrained(model)
     set_seed(seed)
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}

@@ -2,7 +2,7 @@
 
 `push.py` and `pull.py` move files; `contents.py` decides what a checkpoint consists of, `secrets.py` and `paths.py`
 what must not leave with it, `addresses.py` what names a model there, `listing.py` what of a Hub's answers is believed,
-`errors.py` says what went wrong.
+`errors.py` says what went wrong. `kinds.py` says which kind of model a name stands for, here or there.
 `model.push_to_hub` and `Trainer(push_to_hub=True)` are in `models/modeling_utils.py` and `trainer/pushing.py`.
 """
 

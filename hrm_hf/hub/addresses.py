@@ -7,6 +7,7 @@ from urllib.parse import unquote, urlsplit
 from huggingface_hub import constants
 from huggingface_hub.utils import validate_repo_id
 
+from ..io.model_names import is_below_here
 from .listing import name_problem
 from .pull import pull_checkpoint
 
@@ -36,7 +37,7 @@ def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
     huggingface_hub is set to (HF_ENDPOINT), as ever.
 
     Args:
-        text: what exists here, or begins as a path does (".", "/", "~"), is a path.
+        text: what exists here, or begins as a path does (".", "/", "~") or with a folder that is here, is a path.
         revision: branch, tag or sha.
 
     Raises:
@@ -44,7 +45,7 @@ def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
     """
     if "://" in text:
         found = _of_address(text, revision)
-    elif text[:1] in "./~" or "/" not in text.strip("/") or Path(text).exists():
+    elif "/" not in text.strip("/") or is_below_here(text):
         if revision is not None:
             raise ValueError(f"revision={revision!r} is for a model of the Hub, and {text} is a path; {EXPECTED}")
         return None

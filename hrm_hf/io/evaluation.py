@@ -8,15 +8,15 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .usage import UsageError, is_no_folder, validate_model
+from .model_names import is_no_folder
+from .usage import UsageError
 
 
 RESULTS_FILE = "results.json"
 
 
 def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None:
-    """Raises UsageError for a model that is no folder, and for a card or an output that cannot be written."""
-    validate_model(model)
+    """Raises UsageError for a card or an output that cannot be written."""
     if update_card and not Path(model).is_dir():
         raise UsageError(f"{model} is no local folder; its card cannot be written", "--update-card")
     if update_card and not os.access(model, os.W_OK):

@@ -5,7 +5,6 @@ import inspect
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
@@ -20,17 +19,6 @@ class UsageError(ValueError):
     def __init__(self, message: str, option: str | None = None):
         super().__init__(message)
         self.option = option
-
-
-def is_no_folder(name: str) -> bool:
-    """Whether this is a path, and not of a folder: it must not be looked up as a name on the Hub."""
-    return (name[:1] in "./~" or Path(name).exists()) and not Path(name).is_dir()
-
-
-def validate_model(name: str) -> None:
-    """Raises UsageError for a path that is no folder."""
-    if is_no_folder(name):
-        raise UsageError(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -28,7 +28,8 @@ from ..registry import ARCHITECTURES, load_function
 
 MIB, GIB = 2**20, 2**30
 FREE_SHARE = 0.1  # of a device: fragmentation, attention workspace
-FREE_BYTES = {"cuda": GIB, "cpu": GIB // 2}  # CUDA context, NCCL and cuBLAS buffers; libraries of a CPU process
+# CUDA context, NCCL and cuBLAS buffers, of a small device no more than half; libraries of a CPU process.
+FREE_BYTES = {"cuda": GIB, "cpu": GIB // 2}
 
 # Bytes that autograd saves for one token in one layer visit, as multiples of the widths of (residual stream, queries,
 # keys, feed-forward), in float32 and under bfloat16 autocast (where norms and the residual stream stay float32).
@@ -213,7 +214,13 @@ def largest_batch(shape: ModelShape, sequence_length: int, usable: int, **option
 
 def usable_memory(total: int, device: str = "cuda") -> int:
     """The part of a device's memory that the terms of `training_memory` may take."""
-    return max(0, int(total * (1 - FREE_SHARE)) - FREE_BYTES[device])
+    libraries = min(FREE_BYTES[device], total // 2) if device == "cuda" else FREE_BYTES[device]
+    return max(0, int(total * (1 - FREE_SHARE)) - libraries)
+
+
+def in_words(size: int) -> str:
+    """Bytes as a person reads them: 1.50 GiB, 7.2 MiB."""
+    return f"{size / GIB:.2f} GiB" if size >= GIB else f"{size / MIB:.1f} MiB"
 
 
 def _stream_bytes(shape: ModelShape) -> int:

@@ -7,7 +7,7 @@ The memory model (`memory.py`) chooses how many sequences a device takes at once
 takes in all is a decision of the recipe, which no number of GPUs changes. The original launcher's table of batches by
 number of GPUs is `batch_table="guide"`.
 
-Left out: several machines (accelerate_configs/multi_node.yaml) and checking the flags of run_clm.py, which does so.
+Left out: several machines (accelerate_configs/multi_node.yaml), and what run_clm.py says of its flags (`run.py`).
 """
 
 import json
@@ -24,6 +24,7 @@ from transformers import PreTrainedConfig
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import strtobool
 
+from ..hub.kinds import LANGUAGE_MODEL, load_config
 from ..io.bounded_files import load_yaml
 from ..registry import ARCHITECTURES
 from ..resources import ROOT, resource, typed_path
@@ -192,9 +193,7 @@ def recipe_of(model: str) -> Path | None:
 def config_of(values: dict[str, Any]) -> PreTrainedConfig:
     """The config that run_clm.py would build, but for the size of the vocabulary, which its tokenizer decides."""
     if values.get("model_name_or_path"):
-        from transformers import AutoConfig
-
-        return AutoConfig.from_pretrained(values["model_name_or_path"])
+        return load_config(str(values["model_name_or_path"]), LANGUAGE_MODEL)
     overrides = values.get("config_overrides")
     if isinstance(overrides, dict):
         overrides = json.dumps(overrides)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from ..registry import architecture_of
 from ..resources import ROOT, resource, typed_path
-from .memory import GIB, largest_batch, model_shape, training_memory, usable_memory
+from .memory import GIB, in_words, largest_batch, model_shape, training_memory, usable_memory
 from .planner import config_of, known_models, run_values
 
 
@@ -97,8 +97,9 @@ def recommend(memory: int, task: str = "puzzle", device: str = "cuda", results: 
     if not fitting:
         least = min(row.size(1) for row in rows)
         raise ValueError(
-            f"{memory / GIB:.2f} GiB is too little: of it {usable / GIB:.2f} can be used (the rest is the device's "
-            f"context and libraries), and the smallest step takes {least / GIB:.2f}; give --memory more"
+            f"{in_words(memory)} is too little: of it {in_words(usable)} can be used ({in_words(memory - usable)} "
+            f"are kept for the device's context, libraries and fragments), and the smallest step takes "
+            f"{in_words(least)}; give --memory more"
         )
     worth = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]]
     best = worth[-1] if worth else fitting[0]

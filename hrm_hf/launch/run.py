@@ -10,11 +10,15 @@ from pathlib import Path
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from ..io.usage import UsageError
+from ..text.arguments import LmDataArguments, LmTrainingArguments
+from ..trainer.adapters import TuningArguments
+from ..trainer.recipes import ModelArguments, parse_recipe
 from . import planner
 from .planner import LaunchPlan, known_models, parse_memory, plan_launch
 
 
 PLAN_FILE = "launch_plan.json"
+SCRIPT_ARGUMENTS = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # of run_clm.py
 
 
 def plan_run(
@@ -40,7 +44,7 @@ def plan_run(
         options: of `plan_launch`.
 
     Raises:
-        UsageError: options that do not fit together, or an unknown model.
+        UsageError: options that do not fit together, an unknown model, or flags that run_clm.py refuses.
         ValueError: fewer GPUs than asked for.
     """
     if cpu and (gpus or gpu_memory or gpu_capability):
@@ -52,7 +56,24 @@ def plan_run(
     if model not in known_models() and model not in CONFIG_MAPPING:
         raise UsageError(f"{model!r} is unknown; choose one of {', '.join(known_models())}", "--model")
     devices, hypothetical = _devices(cpu, processes, gpus, gpu_memory, gpu_capability, dry_run)
-    return plan_launch(model, arguments, devices, hypothetical=hypothetical, **options)
+    plan = plan_launch(model, arguments, devices, hypothetical=hypothetical, **options)
+    _validate_flags(plan)
+    return plan
+
+
+def _validate_flags(plan: LaunchPlan) -> None:
+    """Raises UsageError for flags that run_clm.py would refuse, before a process of it is started.
+
+    Whether the devices can do what is asked for is left to the script: here they may be assumed.
+    """
+    script = next(i for i, word in enumerate(plan.command) if word.endswith("run_clm.py"))
+    anywhere = ("--use_cpu", "true", "--bf16", "false", "--fp16", "false", "--tf32", "false")
+    environment = dict(os.environ)
+    try:
+        parse_recipe(SCRIPT_ARGUMENTS, [*plan.command[script + 1 :], *anywhere])
+    finally:  # TrainingArguments tell accelerate by variables what they are set to
+        os.environ.clear()
+        os.environ.update(environment)
 
 
 def start(plan: LaunchPlan) -> None:

@@ -31,6 +31,7 @@ import yaml
 from huggingface_hub.errors import StrictDataclassError
 
 from ..hub import HubAddress, HubError, hub_address, pull_checkpoint
+from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.bounded_files import load_json
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
@@ -347,13 +348,15 @@ def convert_to_original(
         architecture: "hrm" or "trm" to insist on one; None takes what the checkpoint is.
 
     Raises:
-        ValueError: not a puzzle model, another architecture, or a config that the original cannot express.
+        ModelError: no puzzle model.
+        ValueError: another architecture, or a config that the original cannot express.
     """
     from ..registry import AutoModelForPuzzleSolving
 
     families = {key: family for key, family in ARCHITECTURES.items() if family.way_back}
     if architecture not in (None, *families):
         raise ValueError(f"there is no way back to {architecture!r}, only to {' and '.join(families)}")
+    load_config(str(src), PUZZLE_SOLVER)
     model = AutoModelForPuzzleSolving.from_pretrained(src)
     config = model.config
     key = next((key for key, family in families.items() if family.config is type(config)), None)

@@ -17,12 +17,12 @@ import torch
 from accelerate import PartialState
 from accelerate.utils import gather_object
 
-from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
+from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ..io.usage import UsageError
 from ..models.modeling_puzzle import PuzzleSolution
-from ..registry import AutoModelForPuzzleSolving, architecture_of, model_types_of
+from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
 from .accuracy import (
@@ -38,6 +38,7 @@ from .arc_pipeline import puzzle_task
 from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
 from .breadth import boards_per_call, choice_of_answers, seeded
 from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
+from .npy_layout import is_original, read_original
 from .search import search_sudoku, validate_searchable
 from .sudoku_rules import BLANK
 from .tasks import PuzzleTask, sigmoid
@@ -326,7 +327,7 @@ def evaluate_checkpoint(
     """Evaluates a saved model on a data set, with pass@K by voting for ARC.
 
     Args:
-        model, data: folders, or names on the Hub.
+        model, data: folders, or names on the Hub; data also in the layout of the original, of .npy arrays.
         max_steps, min_steps, min_confidence, halt, batch_size, search, seed, breadth: as for `evaluate_puzzles`.
         limit: only the first rows of the split.
         out: folder for results.json and evaluation.png.
@@ -342,14 +343,16 @@ def evaluate_checkpoint(
 
     Raises:
         UsageError: a path that is no folder, or a device that is not here, or not one for each process.
-        ValueError: a model of another kind, one that was not made for such data, or a split without puzzles.
+        ModelError: a model that is nowhere, or of another kind.
+        ValueError: a model that was not made for such data, or a split without puzzles.
     """
     validate_evaluation(model, out, update_card)
+    config = load_config(model, PUZZLE_SOLVER)
     validate_data(data, "puzzle data set")
     device = chosen_device(device)
-    info = load_puzzle_info(data)
-    _validate_fit(load_config(model), info, model, data)
-    rows = _load_rows(data, split, limit)
+    info, dataset = _open(data, split)
+    _validate_fit(config, info, model, data)
+    rows = _load_rows(dataset, limit, f"{data}, split {split!r}")
     difficulty = _difficulty(rows, info) if by_difficulty else None
     voting = _voting(data, info)
     with _process_group(device, shared) as (device, is_first):
@@ -418,12 +421,6 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
 
 def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
     """A model for puzzles meets only data of its own shape and table."""
-    architecture = architecture_of(config)
-    if architecture is None or architecture.pipeline != "puzzle-solving":
-        raise ValueError(
-            f"{model} is a model of type {config.model_type}; expected {model_types_of('puzzle-solving')} (for others "
-            "there are hrm-hf eval lm, go and cosmo)"
-        )
     wanted, names = info.config_fields(), ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
     names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim else []
@@ -436,19 +433,29 @@ def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
         raise ValueError(f"{model} was not made for {data}; model and data differ in {'; '.join(wrong)}")
 
 
-def _load_rows(data: str, split: str, limit: int | None) -> dict[str, Any]:
+def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
+    """A data set's description and one split, from our layout or from the original's arrays as they are."""
+    if not is_original(data):
+        info = load_puzzle_info(data)
+        return info, load_puzzle_dataset(data, split)
+    splits, info = read_original(data, only=split)
+    if split not in splits:
+        raise ValueError(f"{data} has no split {split!r} in the original's layout; expected train or test")
+    return info, splits[split]
+
+
+def _load_rows(dataset, limit: int | None, where: str) -> dict[str, Any]:
     """Columns of the split as numpy arrays; int8 for tokens, so that a large ARC split fits."""
-    dataset = load_puzzle_dataset(data, split)
     dataset = dataset.select(range(min(limit, len(dataset)))) if limit else dataset
     names = ["input_ids", "labels", "puzzle_identifiers"]
     difficulty = [name for name in DIFFICULTY_COLUMNS if name in dataset.column_names]
     if missing := [name for name in names if name not in dataset.column_names]:
         raise ValueError(
-            f"{data}, split {split!r}: no column {', '.join(missing)}, it has {', '.join(dataset.column_names)}; "
+            f"{where}: no column {', '.join(missing)}, it has {', '.join(dataset.column_names)}; "
             "build the data set anew with hrm-hf data"
         )
     if not len(dataset):
-        raise ValueError(f"{data}: split {split!r} holds no puzzle")
+        raise ValueError(f"{where} holds no puzzle")
     return dataset.select_columns(names + difficulty).with_format("numpy")[:]
 
 

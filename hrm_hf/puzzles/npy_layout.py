@@ -23,7 +23,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..io.bounded_files import load_json
-from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID, ROW_COLUMNS, PuzzleInfo, puzzle_features
+from .dataset import (
+    BLANK_IDENTIFIER,
+    IDENTIFIERS_FILE,
+    IGNORE_LABEL,
+    INFO_FILE,
+    PAD_ID,
+    ROW_COLUMNS,
+    PuzzleInfo,
+    puzzle_features,
+)
 
 
 if TYPE_CHECKING:
@@ -97,7 +106,14 @@ def working_folder(cache_dir: str | Path | None = None) -> Path:
     return folder
 
 
-def read_original(path: str | Path, cache_dir: str | Path | None = None) -> tuple["datasets.DatasetDict", PuzzleInfo]:
+def is_original(path: str | Path) -> bool:
+    """Whether a folder has the original's arrays, and not (also) ours."""
+    return not Path(path, INFO_FILE).is_file() and any(Path(path, name, META_FILE).is_file() for name in FOLDERS)
+
+
+def read_original(
+    path: str | Path, cache_dir: str | Path | None = None, only: str | None = None
+) -> tuple["datasets.DatasetDict", PuzzleInfo]:
     """Reads a folder that the original HRM or TRM builders wrote.
 
     The task is guessed from the shapes: S 81 with 11 tokens is Sudoku, S 900 with 6 tokens a maze and with 12 tokens
@@ -106,6 +122,7 @@ def read_original(path: str | Path, cache_dir: str | Path | None = None) -> tupl
     Args:
         path: folder with `identifiers.json`, `train/` and/or `test/`.
         cache_dir: where the Arrow files go; see `working_folder`.
+        only: a split; no other arrays than its folder's are read.
 
     Raises:
         FileNotFoundError: a file of the layout is missing.
@@ -122,6 +139,8 @@ def read_original(path: str | Path, cache_dir: str | Path | None = None) -> tupl
     work = working_folder(cache_dir)
     splits, dtypes = DatasetDict(), {}
     for folder, meta in metas.items():
+        if only is not None and folder != only.partition("_")[0]:
+            continue
         for set_name in meta["sets"]:
             split = folder if set_name == DEFAULT_SET else f"{folder}_{set_name}"
             arrays = _read_set(path / folder, set_name, meta)

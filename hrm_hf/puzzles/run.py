@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, set_seed
 
+from ..hub.kinds import PUZZLE_SOLVER
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation, plot_training
 from ..trainer.recipes import build_config
@@ -17,6 +18,8 @@ from .trainer import PuzzleTrainer
 
 class PuzzleRun(TrainingRun):
     """Trains a puzzle reasoner; `data_args` is a `PuzzleDataArguments`, `args` a `PuzzleTrainingArguments`."""
+
+    kind = PUZZLE_SOLVER
 
     def validate_options(self) -> None:
         if self.data_args.freeze_weights and self.tuning_args.adapts:

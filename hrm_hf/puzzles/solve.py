@@ -7,6 +7,7 @@ from typing import Any
 
 from transformers import PreTrainedConfig, pipeline
 
+from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.usage import UsageError
 from .pipeline import read_puzzle_file
 from .plots import plot_trajectory
@@ -35,10 +36,12 @@ def solve_puzzles(
 
     Raises:
         UsageError: several puzzles to plot.
+        ModelError: a model that is nowhere, or of another kind.
         ValueError: no puzzle, or what cannot be read as one, by its number.
     """
     if plot and plot.suffix not in (".png", ".gif"):
         raise UsageError(f"{plot} must end in .png or .gif", "--plot")
+    load_config(model, PUZZLE_SOLVER, adapters=True)
     solver = pipeline("puzzle-solving", model=model)
     inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(_gather(puzzles or [], file, solver))]
     if plot and len(inputs) != 1:

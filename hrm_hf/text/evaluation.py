@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from transformers import (
-    MODEL_FOR_CAUSAL_LM_MAPPING,
     AutoModelForCausalLM,
     PreTrainedModel,
     PreTrainedTokenizerBase,
@@ -20,8 +19,8 @@ from transformers import (
     default_data_collator,
 )
 
-from ..export.checkpoint import load_config
 from ..hub.cards import record_evaluation
+from ..hub.kinds import LANGUAGE_MODEL, load_config
 from ..io.evaluation import chosen_device, validate_evaluation, write_results
 from ..io.usage import UsageError, as_usage_errors
 from ..models.early_exit import EXIT_CRITERIA, exit_class
@@ -77,7 +76,8 @@ def evaluate_checkpoint(
 
     Raises:
         UsageError: a path or a device that is none, or options that do not fit together or to the model.
-        ValueError: a model of another kind, or one with fewer embeddings than the tokenizer has tokens.
+        ModelError: a model that is nowhere, or of another kind.
+        ValueError: a model without segments that is to have some, or with fewer embeddings than there are tokens.
     """
     validate_evaluation(model, out, update_card)
     device = device and chosen_device(device)
@@ -138,13 +138,8 @@ def _validate_exit(criterion: str | None, threshold: float | None) -> None:
 
 
 def _validate_kind(name: str, thinking: dict[str, Any]) -> None:
-    """Only a causal language model can be measured, and only one with segments can be told how long to think."""
-    config = load_config(name)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(
-            f"{name} is a model of type {config.model_type}, no causal language model; for ours that are none "
-            "there are hrm-hf eval puzzles and hrm-hf eval cosmo"
-        )
+    """Only a model with segments can be told how long to think."""
+    config = load_config(name, LANGUAGE_MODEL)
     flags = ["--" + field.replace("_", "-") for field, value in thinking.items() if value is not None]
     if flags and not has_ability(config, "recurrent_depth"):
         raise ValueError(

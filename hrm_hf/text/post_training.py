@@ -31,6 +31,7 @@ from transformers.trainer_utils import unwrap_peft_model
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from ..hub.cards import CARD_FILE, new_card_text
+from ..hub.kinds import LANGUAGE_MODEL
 from ..models.early_exit import exit_class
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
@@ -194,6 +195,7 @@ def _plain_continuations(model: PreTrainedModel) -> Iterator[None]:
 class PostTrainingRun(TrainingRun):
     """Trains on prompts and answers; `data_args` is an `AnswerDataArguments`, `args` are those of TRL."""
 
+    kind = LANGUAGE_MODEL
     trainer_class: type[PostTraining]
 
     def validate_options(self) -> None:

@@ -5,6 +5,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, default_data_collator
 
+from ..hub.kinds import LANGUAGE_MODEL
 from ..registry import has_ability
 from ..trainer.plots import plot_lm_training
 from ..trainer.run import TrainingRun
@@ -17,7 +18,7 @@ from .trainer import CausalLMTrainer
 class CausalLMRun(TrainingRun):
     """Trains a causal language model on text; `data_args` is a `LmDataArguments`, `args` a `LmTrainingArguments`."""
 
-    task = "causal-lm"
+    task, kind = "causal-lm", LANGUAGE_MODEL
 
     def load_data(self) -> None:
         self.tokenizer = load_tokenizer(self.data_args.tokenizer_name, self.model_args.model_name_or_path)

@@ -28,6 +28,7 @@ from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 
+from ..io.model_names import find_model
 from ..registry import architecture_of
 from .recipes import ModelArguments
 
@@ -124,6 +125,7 @@ def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
     """Makes `model_args` name the weights that an adapter changes: given, or those that a saved adapter was made for.
 
     Raises:
+        ModelError: the saved adapter is nowhere.
         ValueError: the weights are an adapter's folder, or there are none to adapt.
     """
     given = model_args.model_name_or_path
@@ -133,6 +135,8 @@ def settle_base(model_args: ModelArguments, arguments: TuningArguments) -> None:
             f"model_name_or_path={given!r} is an adapter of {base}: go on from it with --adapter {given}, or merge it "
             "and start from the complete checkpoint"
         )
+    if arguments.adapter:
+        find_model(arguments.adapter)
     if arguments.adapter and given is None:
         model_args.model_name_or_path = LoraConfig.from_pretrained(arguments.adapter).base_model_name_or_path
     elif arguments.adapts and given is None:

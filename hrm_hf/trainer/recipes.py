@@ -8,6 +8,7 @@ import difflib
 import json
 import platform
 import sys
+from argparse import ArgumentDefaultsHelpFormatter, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
@@ -21,6 +22,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .._version import __version__
 from ..io.bounded_files import load_yaml
+from ..io.usage import UsageError
 from ..registry import architecture_of
 
 
@@ -45,9 +47,9 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
     """Instances of `dataclasses` from `--recipe FILE` (optional) and flags.
 
     Raises:
-        SystemExit: bad usage, with status 2 and a message that names the key and the nearest valid one.
+        UsageError: names the key and the nearest valid one.
     """
-    parser = HfArgumentParser(list(dataclasses), description=description)
+    parser = _Parser(dataclasses, description)
     parser.add_argument("--recipe", help="YAML file with any of the options below; flags override it.")
     args = list(sys.argv[1:] if args is None else args)
     known = {action.dest for action in parser._actions}
@@ -69,6 +71,19 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
     if unknown:
         parser.error(_unknown_key(unknown[0].lstrip("-").split("=")[0], known, "flag"))
     return tuple(parsed)
+
+
+class _Parser(HfArgumentParser):
+    def __init__(self, dataclasses: Sequence[type], description: str):
+        super().__init__(list(dataclasses), description=description, formatter_class=_HelpFormatter)
+
+    def error(self, message: str):
+        """Raises UsageError: the usage above a message would be hundreds of options."""
+        raise UsageError(message)
+
+
+class _HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
+    """Defaults beside the options, and the description in its own lines, some of which are commands."""
 
 
 def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
@@ -197,9 +212,7 @@ def library_versions() -> dict[str, str]:
     return {"python": platform.python_version(), "hrm_hf": __version__, **{name: version(name) for name in names}}
 
 
-def _recipe_option():
-    from argparse import ArgumentParser
-
+def _recipe_option() -> ArgumentParser:
     parser = ArgumentParser(add_help=False)
     parser.add_argument("--recipe")
     return parser

@@ -14,6 +14,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, Trainer
 from transformers.integrations import is_wandb_available
 
 from ..hub.cards import record_evaluation
+from ..hub.kinds import Kind, load_config
 from ..registry import architecture_of
 from .adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 from .preemption import exit_if_preempted
@@ -26,11 +27,13 @@ class TrainingRun:
 
     Attributes:
         task: what results.json calls it.
+        kind: what saved weights have to be.
         train, validation: the data, set by `load_data`; None without.
         parameters: sizes of the model, for results.json.
     """
 
     task: str
+    kind: Kind
     train: Any = None
     validation: Any = None
     parameters: dict[str, int]
@@ -113,6 +116,8 @@ def run_training(run_class: Any, arguments: Sequence[type], description: str | N
     if "wandb" in args.report_to and not is_wandb_available():  # the library notices it when the data have been read
         raise RuntimeError("report_to=wandb, and wandb is not installed: pip install wandb, or --report_to none")
     run.validate_options()
+    if model_args.model_name_or_path:
+        load_config(model_args.model_name_or_path, run.kind)
     run.load_data()
     model = run.load_model(quantization_config(tuning_args, model_args.model_name_or_path, bool(args.bf16)))
     run.parameters = run.count_parameters(model)  # before it may be sharded

@@ -26,6 +26,7 @@ from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
 from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
 from hrm_hf.app.text_tab import TextOptions, depth_color, text_html, text_pieces, token_depths, write
+from hrm_hf.io.model_names import ModelError
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.plots import wrong_cells
@@ -373,10 +374,10 @@ def test_each_kind_of_model_gets_its_tabs(checkpoints):
 def test_no_model_and_a_model_without_a_tab_are_refused(tmp_path):
     with pytest.raises(ValueError, match="no model given"):
         build_app([])
-    with pytest.raises(OSError, match="is no folder"):
+    with pytest.raises(ModelError, match="is no folder"):
         build_app([str(tmp_path / "nothing")])
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
-    with pytest.raises(ValueError, match="is a gpt2, which has no tab"):
+    with pytest.raises(ValueError, match="is a model of type gpt2, which has no tab"):
         build_app([str(tmp_path)])
     (tmp_path / "adapter").mkdir()
     (tmp_path / "adapter" / "adapter_config.json").write_text("{}")

@@ -50,13 +50,9 @@ class Place:
         path.write_text(text)
         return path
 
-    def usage(self, *args: str) -> None:
-        """Bad usage of a script: exit status 2, its message raised as a ValueError."""
-        try:
-            parse_recipe(CLASSES, args)
-        except SystemExit as exit_:
-            assert exit_.code == 2
-            raise ValueError(self.capsys.readouterr().err.split("error: ")[-1]) from exit_
+
+def usage(*flags: str) -> None:
+    parse_recipe(CLASSES, ("--output_dir", "x", "--report_to", "none", *flags))
 
 
 def rows(**columns) -> Dataset:
@@ -168,7 +164,6 @@ def wrong_batch_for_carry(place: Place) -> None:
     model(**tiny.batch(4), carry=model.initial_carry(**tiny.batch(8)))
 
 
-GOOD_USAGE = ("--output_dir", "x", "--report_to", "none")
 CONFIG_ERROR = (StrictDataclassError, ValueError)
 
 # (what is wrong, what is called with a `Place`, exception, what its message has to say)
@@ -206,13 +201,13 @@ CASES = [
      "unknown model_type 'hrm_puzzel'; did you mean 'hrm_puzzle'"),
     # recipes
     ("an unknown recipe key",
-     lambda p: p.usage(*GOOD_USAGE, "--recipe", str(p.file("r.yaml", "learnin_rate: 1\n"))), ValueError,
+     lambda p: usage("--recipe", str(p.file("r.yaml", "learnin_rate: 1\n"))), ValueError,
      r"r\.yaml: unknown key 'learnin_rate'; did you mean 'learning_rate'"),
-    ("an unknown flag", lambda p: p.usage(*GOOD_USAGE, "--puzle_emb_lr", "1"), ValueError,
+    ("an unknown flag", lambda p: usage("--puzle_emb_lr", "1"), ValueError,
      "unknown flag 'puzle_emb_lr'; did you mean 'puzzle_emb_lr'"),
-    ("broken YAML in a recipe", lambda p: p.usage(*GOOD_USAGE, "--recipe", str(p.file("r.yaml", "a: [\n"))),
+    ("broken YAML in a recipe", lambda p: usage("--recipe", str(p.file("r.yaml", "a: [\n"))),
      ValueError, r"r\.yaml is not valid YAML"),
-    ("a recipe that is no mapping", lambda p: p.usage(*GOOD_USAGE, "--recipe", str(p.file("r.yaml", "- 1\n"))),
+    ("a recipe that is no mapping", lambda p: usage("--recipe", str(p.file("r.yaml", "- 1\n"))),
      ValueError, r"r\.yaml must be a mapping of option: value, it is a list"),
     # data sets
     ("data of another length than the model's",
@@ -297,7 +292,7 @@ CASES = [
     ("no data set named", lambda p: ensure_built(None, None), ValueError, "data_path"),
     ("no model named", lambda p: config(model_type=None), ValueError, "give --model_type .*or --model_name_or_path"),
     ("overrides that are broken JSON", lambda p: parse_overrides('{"H_cycles": 3'), ValueError, "config_overrides"),
-    ("a recipe key that is a number", lambda p: p.usage(*GOOD_USAGE, "--recipe", str(p.file("r.yaml", "3: 1\n"))),
+    ("a recipe key that is a number", lambda p: usage("--recipe", str(p.file("r.yaml", "3: 1\n"))),
      ValueError, "unknown key"),
     ("a table smaller than the model's, loaded",
      lambda p: AutoModelForPuzzleSolving.from_pretrained(saved_with_other_table(p)), (ValueError, RuntimeError),

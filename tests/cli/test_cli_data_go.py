@@ -100,6 +100,16 @@ def test_a_tokenizer_skips_broken_lines_and_counts_them(tmp_path):
     assert "t.jsonl, line 2" in result["not_read"]["examples"]["unreadable line"][0]
 
 
+def test_splits_that_few_packages_leave_empty_are_named(tmp_path):
+    for number in range(2):
+        (tmp_path / f"p{number}").mkdir()
+        (tmp_path / f"p{number}" / "work.go").write_text(GO.format(n=number))
+    said = "note: validation and test: no record. A split gets whole groups, each by chance, and there are only 2"
+    assert said in call("go", "--source", tmp_path, "--out", tmp_path / "o").stdout
+    none = ("--validation-share", "0", "--test-share", "0")  # they are not asked for
+    assert "note: " not in call("go", "--source", tmp_path, "--out", tmp_path / "none", *none).stdout
+
+
 def test_trajectories_are_labelled_by_a_validator(tree, tmp_path):
     pytest.importorskip("tree_sitter_go")
     options = ("--trajectories", "2", "--validator", "tree-sitter", "--validation-share", "0", "--test-share", "0")

@@ -150,7 +150,7 @@ def test_results_are_written_and_go_into_the_card(models, text, tmp_path):
         ("hrm_lm", ("--device", "cuda:9"), 2, "cuda:9 is not here"),
         ("hrm_lm", ("--device", "abacus"), 2, "abacus is not here"),
         ("nowhere", (), 2, "is no folder"),
-        ("puzzle", (), 1, "type hrm_puzzle, no causal language model"),
+        ("puzzle", (), 2, "type hrm_puzzle; expected a language model"),
     ],
 )
 def test_bad_usage_is_explained(model, options, code, message, models, text, tmp_path):
@@ -210,9 +210,9 @@ def bad(tmp_path_factory):
         ("puzzles solver boards --out empty.jsonl/here", 2, "empty.jsonl is a file; expected a folder"),
         ("puzzles solver empty.jsonl", 2, "empty.jsonl is no folder; expected a puzzle data set"),
         ("puzzles solver ./nothing", 2, "./nothing is no folder; expected a puzzle data set"),
-        ("puzzles empty.jsonl boards", 2, "empty.jsonl is no folder; expected a checkpoint"),
-        ("puzzles adapter boards", 1, "adapter is a PEFT adapter; merge it first"),
-        ("puzzles cosmo_cnn boards", 1, "is a model of type cosmo_cnn; expected hrm_puzzle or"),
+        ("puzzles empty.jsonl boards", 2, "empty.jsonl is no folder; expected the folder of a model"),
+        ("puzzles adapter boards", 2, "adapter is a PEFT adapter; merge it first"),
+        ("puzzles cosmo_cnn boards", 2, "is a model of type cosmo_cnn; expected a puzzle solver (hrm_puzzle, "),
         ("puzzles solver no_labels", 1, "no column labels, it has input_ids"),
         ("puzzles solver no_rows", 1, "holds no"),
         ("cosmo cosmo_cnn --data boards --device cuda:9", 2, "cuda:9 is not here"),
@@ -224,8 +224,8 @@ def bad(tmp_path_factory):
         ("go hrm_go_coder --records boards", 2, "boards is a folder; expected a file of JSON Lines"),
         ("go hrm_go_coder --records empty.jsonl", 1, "empty.jsonl: no record"),
         ("go hrm_go_coder --trajectories records.jsonl", 1, "no record has attempts"),
-        ("go hrm_puzzle --records records.jsonl", 1, "is a model of type hrm_puzzle; expected a Go coder"),
-        ("lm adapter --data records.jsonl", 1, "adapter is a PEFT adapter; merge it first"),
+        ("go hrm_puzzle --records records.jsonl", 2, "is a model of type hrm_puzzle; expected a language model"),
+        ("lm adapter --data records.jsonl", 2, "adapter is a PEFT adapter; merge it first"),
     ],
 )
 def test_what_cannot_be_evaluated_is_said_before_the_work(arguments, code, message, bad, monkeypatch):

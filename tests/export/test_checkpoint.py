@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from hrm_hf.export.checkpoint import complete_folder_or_nothing, complete_or_nothing, load_config
+from hrm_hf.export.checkpoint import complete_folder_or_nothing, complete_or_nothing
+from hrm_hf.hub.kinds import load_config
 
 
 FULL = Path("/dev/full")

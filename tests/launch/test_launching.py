@@ -164,6 +164,33 @@ def test_bad_usage_exits_with_two(flags):
     assert invoke(*flags).exit_code == 2
 
 
+@pytest.mark.parametrize(
+    "flags, message",
+    [
+        (("--max_stepps", "5"), "unknown flag 'max_stepps'; did you mean 'max_steps'?"),
+        (("--max_steps", "many"), "argument --max_steps/--max-steps: invalid int value: 'many'"),
+        (("--lr_scheduler_type", "cosinus"), "invalid choice: 'cosinus'"),
+        (("--eval_strategy", "no"), "early_stopping_patience=10 needs evaluations"),  # which the recipe asks for
+        (("--model_name_or_path", "./nowhere"), "./nowhere is no folder"),
+    ],
+)
+def test_a_dry_run_refuses_what_the_script_would_refuse(flags, message):
+    before = dict(os.environ)
+    result = invoke("--model", "hrm-lm-50m", "--gpus", "2", "--dry_run", *flags)
+    assert result.exit_code == 2 and message in result.output
+    assert dict(os.environ) == before  # the run that may follow gets the environment as it was
+
+
+def test_whether_devices_that_are_not_here_can_do_it_is_left_to_the_script():
+    assert plan_of("--model", "hrm-lm-50m", "--gpus", "2", "--tf32", "true", "--bf16", "true")["bf16"]
+
+
+def test_help_of_the_script_shows_the_words_that_one_types():
+    command = [sys.executable, "training/launch.py", "--help"]
+    shown = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    assert "Usage: python training/launch.py [OPTIONS]" in shown and "--model" in shown
+
+
 def test_cpu_processes_are_started_by_torchrun_never_by_accelerate():
     plan = plan_of("--model", "hrm-lm-10m-byte", "--cpu", "--processes", "2")
     assert plan["command"][:3] == ["torchrun", "--nproc_per_node", "2"]

@@ -105,8 +105,22 @@ def test_a_size_that_is_none_is_bad_usage(size):
 
 
 def test_too_little_memory_is_an_error_with_the_figures():
-    with pytest.raises(ValueError, match=r"0\.50 GiB is too little: of it 0\.00 can be used"):
-        recommend(GIB // 2)
+    said = r"2\.0 MiB is too little: of it 0\.8 MiB can be used \(1\.2 MiB are kept for .*smallest step takes 1\.7 MiB"
+    with pytest.raises(ValueError, match=said):
+        recommend(2 * 2**20)
+
+
+def test_a_small_device_keeps_half_for_its_context_and_says_what_it_keeps():
+    """A GPU of 1 GB has no gigabyte to keep, and a model of hidden size 16 takes megabytes."""
+    assert "1.00 GiB, of which 409.6 MiB for a step (614.4 MiB kept: " in invoke("--memory", "1GB").output
+    assert recommend(GIB).best.largest_batch
+    assert usable_memory(24 * GIB) == int(24 * GIB * 0.9) - GIB  # as ever where there is enough
+
+
+def test_a_larger_model_is_never_said_to_take_less():
+    rows = recommend(4 * GIB).rows
+    for sizes in ([row.fixed for row in rows], [row.per_example for row in rows]):
+        assert sizes == sorted(set(sizes)) and sizes[0] > 0
 
 
 def test_missing_measurements_are_an_error_that_says_how_to_make_them(tmp_path):

@@ -4,6 +4,7 @@ Referees: the numbers of the original's published run (26,041 steps), the parser
 run_puzzle.py itself, whose main the script runs.
 """
 
+import ast
 import json
 import re
 import runpy
@@ -22,7 +23,8 @@ from hrm_hf.cli import app
 from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.puzzles.convert import convert_to_original
 from hrm_hf.puzzles.dataset import load_puzzle_info, save_puzzle_dataset
-from hrm_hf.puzzles.npy_layout import write_original
+from hrm_hf.puzzles.evaluation import evaluate_checkpoint
+from hrm_hf.puzzles.npy_layout import read_original, write_original
 from hrm_hf.puzzles.pretrain_evaluation import evaluation_arguments
 from hrm_hf.puzzles.pretrain_options import (
     KEYS,
@@ -190,7 +192,7 @@ def test_an_interval_must_divide_the_epochs_and_fill_a_batch():
 
 def test_a_missing_data_set_is_an_error_that_says_how_to_build_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(SystemExit, match="does not exist") as stop:
+    with pytest.raises(FileNotFoundError, match="does not exist") as stop:
         script("pretrain.py", BASIC.split(), monkeypatch)
     command = str(stop.value).splitlines()[-1].split()
     assert command[:3] == ["hrm-hf", "data", "sudoku"] and command[-1] == "data/sudoku-extreme-small"
@@ -250,6 +252,29 @@ def test_a_command_trains_and_its_checkpoint_is_evaluated(original_folder, tmp_p
     command, result = capsys.readouterr().out.strip().split("\n\n")
     assert "--halt fixed" in command
     assert json.loads(result)["metrics"]["count"] == 6
+
+
+def test_a_model_is_evaluated_on_arrays_of_the_original_as_on_the_set_they_become(original_folder, tmp_path):
+    """Referee: `hrm-hf data import`, which writes the same puzzles in our layout."""
+    splits, info = read_original(original_folder)
+    save_puzzle_dataset(splits, info, tmp_path / "ours")
+    fields = info.config_fields() | {"halt_max_steps": 2}
+    tiny.model("hrm", **fields).save_pretrained(tmp_path / "model")
+    found = [
+        evaluate_checkpoint(str(tmp_path / "model"), str(data), device="cpu")["metrics"]
+        for data in (original_folder, tmp_path / "ours")
+    ]
+    for metrics in found:
+        metrics.pop("puzzles_per_second", None)
+    assert found[0] == found[1] and found[0]["count"] == 6
+    with pytest.raises(ValueError, match="has no split 'validation' in the original's layout; expected train or test"):
+        evaluate_checkpoint(str(tmp_path / "model"), str(original_folder), split="validation", device="cpu")
+
+
+def test_the_help_shows_commands_as_they_are_typed():
+    shown = ast.get_docstring(ast.parse((TRAINING / "pretrain.py").read_text()), clean=False)
+    assert max(map(len, shown.splitlines())) <= 120
+    assert shown.count(" \\\n        ") == 2  # a command in three lines
 
 
 def test_a_checkpoint_of_the_original_is_converted_and_meets_its_data(original_folder, tmp_path, monkeypatch):

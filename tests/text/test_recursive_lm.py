@@ -16,6 +16,7 @@ import hrm_hf  # noqa: F401 - registers the task
 from hrm_hf import RlmPipeline
 from hrm_hf.cli import app
 from hrm_hf.cli.rlm import read_context
+from hrm_hf.text.rlm.chat import ChatModel
 from hrm_hf.text.rlm.executors import InProcessExecutor
 
 
@@ -209,6 +210,18 @@ def test_old_turns_are_left_out_when_the_conversation_outgrows_the_model():
     assert all(len(call["prompts"][0]) <= 4900 for call in model.calls)
 
 
+@pytest.mark.parametrize("window, reply", [(1024, 256), (2048, 512), (4096, 1024), (131072, 1024)])
+def test_a_reply_takes_by_default_no_more_than_a_quarter_of_a_small_window(window, reply):
+    model = LlamaForCausalLM(config_of(max_position_embeddings=window))
+    chat = ChatModel(model, tokenizer_of())
+    assert chat.usual_reply() == reply and chat.room(reply) == window - reply
+
+
+def test_the_length_of_a_reply_that_nobody_gave_is_in_the_trajectory():
+    ask, _ = ask_of(["FINAL(1)"], max_position_embeddings=20_000)
+    assert events(ask("?", context=""), "caps")[0]["max_new_tokens"] == 1024
+
+
 @pytest.mark.parametrize("cap", ["max_turns", "max_sub_calls", "max_depth", "max_new_tokens", "max_wall_seconds"])
 @pytest.mark.parametrize("value", [0, -1, True, "3"])
 def test_caps_that_are_not_above_zero_are_refused(cap, value):
@@ -373,7 +386,7 @@ def test_mistakes_are_named_before_anything_runs():
         RlmPipeline(Scripted([]), tokenizer_of(), executor=unsafe, max_turns=3)
     ask, _ = ask_of([], executor=unsafe, max_position_embeddings=100)
     with pytest.raises(ValueError, match="leaves no room"):
-        ask("?", context="")
+        ask("?", context="", max_new_tokens=100)
     with pytest.raises(ValueError, match="rules, question and the last turn take"):
         ask("?", context="", max_new_tokens=10)
     with pytest.raises(TypeError, match="question"):

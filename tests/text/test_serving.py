@@ -161,4 +161,4 @@ def test_what_is_no_language_model_is_refused_before_a_server_starts(tmp_path):
     found = runner.invoke(cli, ["serve", "./nowhere"])
     assert found.exit_code == 2 and "./nowhere is no folder" in found.output
     found = runner.invoke(cli, ["serve", str(every.save("cosmo_cnn", tmp_path / "maps")), "--port", "1"])
-    assert found.exit_code == 1 and "no causal language model; show it with hrm-hf app" in str(found.exception)
+    assert found.exit_code == 2 and "of type cosmo_cnn; expected a language model" in found.output

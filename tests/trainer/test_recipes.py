@@ -1,6 +1,7 @@
 """Recipes: YAML first, flags override, unknown keys are named, and a saved recipe is the run it was saved from."""
 
 import json
+import re
 import shlex
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -12,6 +13,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
 from hrm_hf.cli.data import app as data_app
+from hrm_hf.io.usage import UsageError
 from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.trainer.recipes import (
     ModelArguments,
@@ -27,6 +29,7 @@ from hrm_hf.trainer.recipes import (
 FOLDER = Path(__file__).parents[2] / "training" / "recipes"
 PUZZLES = [path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("cosmo_")]  # test_run_cosmo.py has those
 RECIPES = sorted(path for path in PUZZLES if "data_path" in yaml.safe_load(path.read_text()))
+ROOT = Path(__file__).parents[2]
 CLASSES = (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments)
 FROM_DATA = {
     "task": "generic", "grid_shape": [4, 4], "box_shape": [2, 2], "seq_len": 16, "vocab_size": 6,
@@ -56,12 +59,11 @@ def recipe(tmp_path):
     return write
 
 
-def refused(capsys, classes, args) -> str:
-    """What bad usage prints on stderr; the status has to be 2."""
-    with pytest.raises(SystemExit) as exit_:
+def refused(classes, args) -> str:
+    """What is said of bad usage."""
+    with pytest.raises(UsageError) as error:
         parse_recipe(classes, args)
-    assert exit_.value.code == 2
-    return capsys.readouterr().err
+    return str(error.value)
 
 
 # ---- reading ----
@@ -84,8 +86,8 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(recipe):
     assert options.rate == 1e-4
 
 
-def test_an_option_that_nobody_gives_is_asked_for(recipe, capsys):
-    assert "required: --needed" in refused(capsys, [Options], ["--recipe", recipe({"word": "x"})])
+def test_an_option_that_nobody_gives_is_asked_for(recipe):
+    assert "required: --needed" in refused([Options], ["--recipe", recipe({"word": "x"})])
 
 
 @pytest.mark.parametrize(
@@ -98,8 +100,8 @@ def test_an_option_that_nobody_gives_is_asked_for(recipe, capsys):
         ("needed: many\n", "argument --needed: invalid int value: 'many'"),
     ],
 )
-def test_a_faulty_recipe_is_bad_usage_with_file_and_reason(recipe, capsys, text, message):
-    assert message in refused(capsys, [Options], ["--recipe", recipe(text)])
+def test_a_faulty_recipe_is_bad_usage_with_file_and_reason(recipe, text, message):
+    assert message in refused([Options], ["--recipe", recipe(text)])
 
 
 @pytest.mark.parametrize(
@@ -110,17 +112,23 @@ def test_a_faulty_recipe_is_bad_usage_with_file_and_reason(recipe, capsys, text,
         "needed: 1.5\n",
     ],
 )
-def test_keys_and_values_of_the_wrong_type_are_bad_usage(recipe, capsys, text):
-    refused(capsys, [Options], ["--recipe", recipe(text)])
+def test_keys_and_values_of_the_wrong_type_are_bad_usage(recipe, text):
+    refused([Options], ["--recipe", recipe(text)])
 
 
-def test_a_missing_recipe_is_bad_usage(capsys, tmp_path):
-    assert "No such file" in refused(capsys, [Options], ["--recipe", str(tmp_path / "none.yaml")])
+def test_a_missing_recipe_is_bad_usage(tmp_path):
+    assert "No such file" in refused([Options], ["--recipe", str(tmp_path / "none.yaml")])
 
 
-def test_an_unknown_flag_is_bad_usage_that_names_the_nearest(capsys):
-    message = refused(capsys, CLASSES, ["--output_dir", "x", "--puzzle_emb_lrr", "1"])
+def test_an_unknown_flag_is_bad_usage_that_names_the_nearest():
+    message = refused(CLASSES, ["--output_dir", "x", "--puzzle_emb_lrr", "1"])
     assert "unknown flag 'puzzle_emb_lrr'; did you mean 'puzzle_emb_lr'?" in message
+
+
+def test_every_recipe_that_a_script_names_exists():
+    for script in (ROOT / "training").glob("*.py"):
+        for name in re.findall(r"training/recipes/\w+\.yaml", script.read_text()):
+            assert (ROOT / name).is_file(), (script.name, name)
 
 
 # ---- configs ----

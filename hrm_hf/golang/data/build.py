@@ -97,6 +97,8 @@ def build_records(
     if not any(splits.values()):
         raise ValueError(f"no records in {', '.join(source)}; {_why(read, selection.dropped)}")
     report = {"out": str(out), "records_read": counts, **_write(out, splits)}
+    if empty := _empty_splits(splits, validation_share, test_share):
+        report["note"] = empty
     report["groups"] = {name: len({record["group"] for record in splits[name]}) for name in SPLITS}
     report["licences"] = _counted(record["licence"] for name in SPLITS for record in splits[name])
     if trajectories:
@@ -192,6 +194,20 @@ def _texts(source: str, dropped) -> Iterator[str]:
 
 def _write(out: Path, splits: dict[str, Iterable[dict]]) -> dict[str, int]:
     return {f"{name}_rows": write_records(out / f"{name}.jsonl", records) for name, records in splits.items()}
+
+
+def _empty_splits(splits: dict[str, list[dict]], validation_share: float, test_share: float) -> str | None:
+    """A sentence if a split that was asked for has no record."""
+    shares = {"train": 1 - validation_share - test_share, "validation": validation_share, "test": test_share}
+    empty = [name for name in SPLITS if shares[name] and not splits[name]]
+    if not empty:
+        return None
+    groups = len({record["group"] for records in splits.values() for record in records})
+    return (
+        f"{' and '.join(empty)}: no record. A split gets whole groups, each by chance, and there "
+        f"{'is only 1' if groups == 1 else f'are only {groups}'}: give larger --validation-share and --test-share, "
+        "another --seed, or more sources"
+    )
 
 
 def _write_trajectories(out: Path, splits: dict[str, list[dict]], kind: str, seed: int, per_record: int) -> dict:

@@ -6,10 +6,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ...export.checkpoint import load_config
 from ...hub.cards import record_evaluation
+from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, validate_evaluation, validate_files, write_results
 from ...io.usage import UsageError
 from ...text.evaluation import model_positions
@@ -92,9 +92,11 @@ def evaluate_checkpoint(
 
     Raises:
         UsageError: nothing to evaluate on, or a path or a device that is none.
-        ValueError: a model of another kind, or files without records.
+        ModelError: a model that is nowhere, or of another kind.
+        ValueError: files without records.
     """
     validate_evaluation(model, out, update_card)
+    load_config(model, LANGUAGE_MODEL)
     if not (records or trajectories or benchmark):
         raise UsageError("nothing to evaluate on; give --records, --trajectories or --benchmark")
     if benchmark and out is None:
@@ -182,11 +184,6 @@ def _named_file(text: str) -> tuple[str, Path]:
 
 
 def _load(name: str, device: str):
-    config = load_config(name)
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        raise ValueError(
-            f"{name} is a model of type {config.model_type}; expected a Go coder or another language model"
-        )
     return AutoModelForCausalLM.from_pretrained(name).to(device).eval(), AutoTokenizer.from_pretrained(name)
 
 

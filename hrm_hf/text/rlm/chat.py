@@ -16,6 +16,7 @@ from .prompts import OLD_TURNS, drop_thinking, parse_reply
 
 
 Message = dict[str, str]
+REPLY = 1024  # tokens of a reply of a model whose window does not ask for less
 OWN_ARGUMENTS = ("input_ids", "attention_mask", "max_new_tokens", "max_length", "max_time", "num_return_sequences")
 PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
 SHORTEST_OUTPUT = 200  # characters; nothing is cut further than that
@@ -76,6 +77,10 @@ class ChatModel:
             messages = [first, *messages[2:]]
         text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
+
+    def usual_reply(self) -> int:
+        """Tokens of a reply where nobody says: a small window has to keep room for the rules and the conversation."""
+        return REPLY if self.window is None else max(1, min(REPLY, self.window // 4))
 
     def room(self, max_new_tokens: int) -> int | None:
         """Tokens that a prompt may have, or None if the model sets no bound.

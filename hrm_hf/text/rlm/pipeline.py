@@ -14,7 +14,7 @@ A small fresh model cannot drive this; take an instruct model that writes code.
 import json
 import time
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +59,7 @@ class RlmResult:
 
 @dataclass(frozen=True)
 class RlmCaps:
-    """Bounds of one run; see `RlmPipeline`.
+    """Bounds of one run; see `RlmPipeline`. What is None depends on the model.
 
     Raises:
         ValueError: one is not above 0.
@@ -68,7 +68,7 @@ class RlmCaps:
     max_turns: int = 30
     max_sub_calls: int = 100
     max_depth: int = 1
-    max_new_tokens: int = 1024
+    max_new_tokens: int | None = None
     max_wall_seconds: float = 600.0
     max_output_chars: int = 20_000
     max_answer_chars: int = 1_000_000
@@ -77,6 +77,8 @@ class RlmCaps:
 
     def __post_init__(self):
         for name, value in vars(self).items():
+            if value is None and name == "max_new_tokens":
+                continue
             kinds, what = ((int, float), "number") if name == "max_wall_seconds" else (int, "whole number")
             if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
                 raise ValueError(f"{name}={value!r}; expected a {what} above 0")
@@ -99,7 +101,7 @@ class RlmPipeline(Pipeline):
         max_turns (`int`, 30): replies of the model; of each child too.
         max_sub_calls (`int`, 100): prompts of sub-calls, over all depths.
         max_depth (`int`, 1): 1: sub-calls are plain. 2: `rlm_query` opens a child with a REPL of its own; and so on.
-        max_new_tokens (`int`, 1024): of each reply.
+        max_new_tokens (`int` or None): of each reply; by default 1024, or a quarter of a window below 4096 tokens.
         max_wall_seconds (`float`, 600): of the whole run; its last tenth is kept for the answer asked for at the end.
             It can be passed by one forward step of the model and a second of the executor.
         max_output_chars (`int`, 20000): printed characters that the model is shown after each turn.
@@ -169,6 +171,8 @@ class RlmPipeline(Pipeline):
 
     def _forward(self, request: "_Request") -> RlmResult:
         chat = ChatModel(self.model, self.tokenizer, self.window, self.generation_kwargs)
+        if request.caps.max_new_tokens is None:
+            request = replace(request, caps=replace(request.caps, max_new_tokens=chat.usual_reply()))
         devices = [self.device] if self.device.type == "cuda" else []
         with _Trajectory(request.trajectory) as trajectory, torch.random.fork_rng(devices):
             torch.manual_seed(request.seed)

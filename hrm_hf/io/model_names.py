@@ -1,0 +1,112 @@
+"""A model as a command line names it: a folder of this machine, or OWNER/NAME on the Hub.
+
+`find_model` says at once where there is none. A library that loads a name tries the Hub again and again instead, also
+for what is meant as a path, and for a minute where there is no connection. Nothing heavy is imported for it.
+"""
+
+import difflib
+import os
+from pathlib import Path
+
+from .usage import UsageError
+
+
+CONFIGS = ("config.json", "adapter_config.json")  # one of them makes a folder a model
+HUB_SECONDS = 5.0  # for the one question whether the Hub has a model
+EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
+
+
+class ModelError(UsageError):
+    """The model that was named is not there, or is of another kind; the message is one line."""
+
+
+def is_path(name: str) -> bool:
+    """Whether a name means a place on this machine and not OWNER/NAME on the Hub.
+
+    It exists, begins as a path does (".", "/", "~"), has more parts than a name on the Hub, or begins with a folder
+    that is here (`runs/...`).
+    """
+    return name.count("/") > 1 or is_below_here(name)
+
+
+def is_below_here(text: str) -> bool:
+    """The same of what may also be a file on the Hub, OWNER/NAME/FILE."""
+    owner, slash, _ = text.partition("/")
+    return text[:1] in "./~" or Path(text).exists() or (bool(slash) and Path(owner).is_dir())
+
+
+def is_no_folder(name: str) -> bool:
+    """Whether this is a path, and not of a folder: it must not be looked up as a name on the Hub."""
+    return is_path(name) and not Path(name).is_dir()
+
+
+def find_model(name: str) -> None:
+    """Makes sure that there is a model of that name: here, in the cache of huggingface_hub, or on the Hub.
+
+    The Hub is asked once, and not at all with HF_HUB_OFFLINE.
+
+    Raises:
+        ModelError: there is none, or the Hub cannot be asked; says what was found and what was expected.
+    """
+    folder = Path(name)
+    if folder.is_dir():
+        if not any((folder / config).is_file() for config in CONFIGS):
+            raise ModelError(f"{name} holds no model: config.json is missing{_checkpoints(folder)}; {EXPECTED}")
+    elif is_path(name):
+        here = "" if folder.exists() else " here"
+        raise ModelError(f"{name} is no folder{here}; {EXPECTED}{_nearest(folder)}")
+    else:
+        _find_on_hub(name)
+
+
+def _find_on_hub(name: str) -> None:
+    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
+    from huggingface_hub.errors import (
+        EntryNotFoundError,
+        GatedRepoError,
+        HFValidationError,
+        HTTPError,
+        RepositoryNotFoundError,
+    )
+
+    try:
+        if any(isinstance(try_to_load_from_cache(name, config), str) for config in CONFIGS):
+            return
+        if constants.is_offline_mode():
+            raise ModelError(
+                f"{name} is no folder here, it is not in the cache of huggingface_hub, and HF_HUB_OFFLINE forbids to "
+                f"ask the Hub; {EXPECTED}"
+            )
+        get_hf_file_metadata(hf_hub_url(name, CONFIGS[0]), timeout=HUB_SECONDS)
+    except (GatedRepoError, EntryNotFoundError):
+        return  # it is there; what it lacks, or who may read it, is said by who loads it
+    except HFValidationError as error:
+        raise ModelError(f"{name!r} is no folder here and no name on the Hub; {EXPECTED}") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(
+            f"{name} is no folder here, and on the Hub there is no such model, or it is private (`hf auth login`, or "
+            f"set HF_TOKEN); {EXPECTED}"
+        ) from error
+    except (HTTPError, OSError) as error:
+        said = " ".join(str(error).split())[:120]
+        raise ModelError(
+            f"{name} is no folder here, and the Hub ({constants.ENDPOINT}) cannot be asked for it "
+            f"({type(error).__name__}: {said}); {EXPECTED}"
+        ) from error
+
+
+def _nearest(folder: Path) -> str:
+    """Something like it in the nearest folder above that exists."""
+    above = next((each for each in folder.parents if each.is_dir()), None)
+    if above is None or folder.parent != above:
+        return ""
+    models = [each.name for each in above.iterdir() if any((each / config).is_file() for config in CONFIGS)]
+    close = difflib.get_close_matches(folder.name, models, n=1)
+    return f". Did you mean {above / close[0]}?" if close else ""
+
+
+def _checkpoints(folder: Path) -> str:
+    """What a run that did not end has left."""
+    steps = [each.name for each in folder.glob("checkpoint-*") if (each / CONFIGS[0]).is_file()]
+    newest = max(steps, key=lambda name: int(name.rpartition("-")[2]) if name[11:].isdecimal() else -1, default=None)
+    return f" (of its checkpoints {os.path.join(folder, newest)} is the newest)" if newest else ""

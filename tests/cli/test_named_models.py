@@ -1,0 +1,186 @@
+"""The model that a command is given: it is nowhere, or of another kind, and one line says so at once."""
+
+import json
+import subprocess
+import sys
+
+import every
+import pytest
+from huggingface_hub import HfApi
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.hub import kinds
+from hrm_hf.io.model_names import ModelError, find_model, is_path
+
+
+# Each command with MODEL for the model's name. What else they need is not looked at before.
+COMMANDS = (
+    "solve MODEL 123", "eval puzzles MODEL data", "eval lm MODEL --data text.txt", "eval go MODEL --records r.jsonl",
+    "eval cosmo MODEL --data maps", "go MODEL x", "rlm MODEL --question q --context-file here.txt", "serve MODEL",
+    "app MODEL", "export onnx MODEL out", "export torch MODEL out.pt2", "export gguf MODEL out.gguf",
+    "convert hrm MODEL out", "convert trm MODEL out --to-original",
+)  # fmt: skip
+# Runs each command in turn: status, what it prints, and which of the heavy packages are loaded after it.
+SCRIPT = """
+import contextlib, io, json, sys
+from hrm_hf.cli import main
+found = {}
+for command in json.loads(sys.argv[1]):
+    sys.argv = ["hrm-hf", *command.split()]
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            main()
+            code = 0
+        except SystemExit as exit_:
+            code = exit_.code
+    heavy = [name for name in ("torch", "transformers", "datasets") if name in sys.modules]
+    found[command] = [code, said.getvalue(), heavy]
+print(json.dumps(found))
+"""
+UNREACHABLE = "http://127.0.0.1:9"  # the port of the discard service, where nothing listens
+
+
+@pytest.fixture(scope="module")
+def nowhere(tmp_path_factory):
+    """What every command says of a model below a folder that is here, and of one of a Hub that is not there."""
+    folder = tmp_path_factory.mktemp("work")
+    (folder / "runs").mkdir()
+    (folder / "here.txt").write_text("x")
+    commands = [command.replace("MODEL", "runs/nothere") for command in COMMANDS]
+    commands.append("solve nobody/nothing 123")
+    environment = {"PATH": "", "HF_ENDPOINT": UNREACHABLE, "HF_HOME": str(folder / "home"), "COLUMNS": "80"}
+    environment["PYTHONPATH"] = ":".join(sys.path)
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(commands)], cwd=folder, env=environment, capture_output=True,
+        text=True, timeout=120, check=True,
+    )  # fmt: skip
+    assert "Retrying" not in process.stderr
+    return json.loads(process.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_path_that_does_not_exist_is_named_in_one_line_before_anything_heavy_is_loaded(nowhere, command):
+    code, said, heavy = nowhere[command.replace("MODEL", "runs/nothere")]
+    assert code == 2 and said.count("\n") == 1 and not set(heavy) & {"torch", "datasets"}
+    assert said.startswith(("error: runs/nothere is no folder here; expected", "error: runs/nothere does not exist; "))
+
+
+def test_a_hub_that_cannot_be_reached_is_asked_once(nowhere):
+    code, said, heavy = nowhere["solve nobody/nothing 123"]
+    assert code == 2 and said.count("\n") == 1 and "torch" not in heavy
+    assert f"nobody/nothing is no folder here, and the Hub ({UNREACHABLE}) cannot be asked for it (" in said
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    root = tmp_path_factory.mktemp("models")
+    for name in ("trm_puzzle", "hrm_lm", "cosmo_cnn"):
+        every.save(name, root / name)
+    for name, config in (("bert", '{"model_type": "bert"}'), ("strange", '{"model_type": "x"}'), ("broken", "{")):
+        (root / name).mkdir()
+        (root / name / "config.json").write_text(config)
+    (root / "run" / "checkpoint-9").mkdir(parents=True)
+    (root / "run" / "checkpoint-20").mkdir()
+    for step in ("checkpoint-9", "checkpoint-20"):
+        (root / "run" / step / "config.json").write_text("{}")
+    (root / "here.txt").write_text("x")
+    return root
+
+
+SOLVER = "a puzzle solver (hrm_puzzle, se_rrm_puzzle or trm_puzzle)"
+CODER, LM = "a Go coder (hrm_go_coder)", "a language model (hrm_go_coder, hrm_lm, rlm_mhc or one of transformers)"
+
+
+@pytest.mark.parametrize(
+    "command, model, wanted, instead",
+    [
+        ("solve MODEL 123", "hrm_lm", SOLVER, "For a language model there are hrm-hf eval lm, rlm, serve and app"),
+        (
+            "eval puzzles MODEL data",
+            "cosmo_cnn",
+            SOLVER,
+            "For a regressor of maps there are hrm-hf eval cosmo and app",
+        ),
+        ("convert trm MODEL out --to-original", "hrm_lm", SOLVER, "eval lm"),
+        ("go MODEL x", "trm_puzzle", CODER, "For a puzzle solver there are hrm-hf solve, eval puzzles and app"),
+        ("go MODEL x", "hrm_lm", CODER, "For a language model"),
+        ("eval go MODEL --records r.jsonl", "trm_puzzle", LM, "For a puzzle solver"),
+        ("eval lm MODEL --data text.txt", "cosmo_cnn", LM, "For a regressor of maps"),
+        ("rlm MODEL --question q --context-file here.txt", "trm_puzzle", LM, "For a puzzle solver"),
+        ("serve MODEL", "trm_puzzle", LM, "For a puzzle solver"),
+        ("eval cosmo MODEL --data maps", "hrm_lm", "a regressor of maps (cosmo_cnn or hrm_cosmo)", "For a language"),
+    ],
+)
+def test_a_model_of_another_kind_is_named_with_what_is_for_it(models, monkeypatch, command, model, wanted, instead):
+    monkeypatch.chdir(models)
+    found = CliRunner().invoke(app, command.replace("MODEL", model).split())
+    assert found.exit_code == 2 and found.output.count("\n") == 1
+    assert f"error: {model} is a model of type {model}; expected {wanted}" in found.output and instead in found.output
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [
+        ("hrm_ml", "hrm_ml is no folder here, it is not in the cache of huggingface_hub, and HF_HUB_OFFLINE forbids"),
+        ("./hrm_ml", r"./hrm_ml is no folder here; .*\. Did you mean hrm_lm\?"),
+        ("run", "run holds no model: config.json is missing .of its checkpoints run/checkpoint-20 is the newest"),
+        ("here.txt", "here.txt is no folder; expected the folder of a model, or OWNER/NAME on the Hub"),
+        ("a b/c", "'a b/c' is no folder here and no name on the Hub"),
+    ],
+)
+def test_what_is_no_model_is_said_to_be_what_it_is(models, monkeypatch, name, said):
+    monkeypatch.chdir(models)
+    with pytest.raises(ModelError, match=said):
+        find_model(name)
+
+
+@pytest.mark.parametrize(
+    "name, said",
+    [("strange", "has model type `x` but Transformers"), ("broken", "not a valid JSON file")],
+)
+def test_a_config_that_cannot_be_read_is_one_line(models, name, said):
+    with pytest.raises(ModelError, match=f"{name} is no model that can be read: .*{said}") as error:
+        kinds.load_config(str(models / name))
+    assert "\n" not in str(error.value) and len(str(error.value)) < 500
+
+
+def test_a_language_model_may_be_one_of_transformers_and_a_solver_may_not(models):
+    assert kinds.load_config(str(models / "bert"), kinds.LANGUAGE_MODEL).model_type == "bert"
+    with pytest.raises(ModelError, match="is a model of type bert; expected a puzzle solver"):
+        kinds.load_config(str(models / "bert"), kinds.PUZZLE_SOLVER)
+
+
+def test_an_adapter_is_of_the_kind_of_its_base(models, tmp_path):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": str(models / "trm_puzzle")}))
+    assert kinds.load_config(str(tmp_path), kinds.PUZZLE_SOLVER, adapters=True).model_type == "trm_puzzle"
+    with pytest.raises(ModelError, match="of type trm_puzzle; expected a Go coder"):
+        kinds.load_config(str(tmp_path), kinds.GO_CODER, adapters=True)
+    with pytest.raises(ModelError, match="is a PEFT adapter; merge it first"):
+        kinds.load_config(str(tmp_path), kinds.PUZZLE_SOLVER)
+
+
+def test_a_name_of_the_hub_is_asked_for_there_once_and_a_path_never(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ModelError, match="me/nothing is no folder here, and on the Hub there is no such model"):
+        find_model("me/nothing")
+    assert len([path for _, path in hub.requests if "/me/nothing" in path]) == 1
+    asked = len(hub.requests)
+    for name in ("runs/nothing", "./me", "a/b/c"):
+        assert is_path(name)
+        with pytest.raises(ModelError, match="is no folder"):
+            find_model(name)
+    assert len(hub.requests) == asked
+
+
+def test_a_model_of_the_hub_is_found_and_its_kind_is_asked_for(hub, models):
+    api = HfApi()
+    api.create_repo("me/maps")
+    api.upload_file(
+        path_or_fileobj=models / "cosmo_cnn" / "config.json", path_in_repo="config.json", repo_id="me/maps"
+    )
+    find_model("me/maps")
+    with pytest.raises(ModelError, match="me/maps is a model of type cosmo_cnn; expected a puzzle solver"):
+        kinds.load_config("me/maps", kinds.PUZZLE_SOLVER)

@@ -75,14 +75,13 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
                 f"num_labels={kwargs['num_labels']}, but target_names={self.target_names}: the labels "
                 "are the targets, so give target_names instead"
             )
-        given = self.id2label
-        super().__post_init__(**kwargs)
-        self.num_labels = len(self.target_names)
-        if given is not None and list(self.id2label.values()) not in (self.target_names, _unnamed(self.num_labels)):
+        unnamed = [f"LABEL_{index}" for index in range(len(self.target_names))]  # in older checkpoints
+        if self.id2label is not None and list(self.id2label.values()) not in (self.target_names, unnamed):
             raise ValueError(
-                f"id2label={given}, but target_names={self.target_names}: the labels are the targets, so give "
-                "target_names instead"
+                f"id2label={self.id2label}, but target_names={self.target_names}: the labels are the targets, so "
+                "give target_names instead"
             )
+        super().__post_init__(**kwargs)
         self.id2label = dict(enumerate(self.target_names))
         self.label2id = {name: index for index, name in self.id2label.items()}
 
@@ -126,11 +125,6 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     def reported_names(self) -> list[str]:
         """Names of the columns of posterior samples and of `CosmoRegressionOutput.reported_means`."""
         return [*self.target_names, S_8] if self.derived_s8 else list(self.target_names)
-
-
-def _unnamed(count: int) -> list[str]:
-    """The library's names, which checkpoints of earlier versions have."""
-    return [f"LABEL_{index}" for index in range(count)]
 
 
 __all__ = ["CosmoRegressionConfig"]

@@ -131,8 +131,8 @@ def test_an_evaluation_is_the_mean_over_all_maps(tmp_path):
     for name in ("omega_m", "sigma_8", "s_8"):
         assert found[f"eval_rmse_{name}"] == pytest.approx(math.sqrt(outputs.metrics[f"mse_{name}"]), rel=1e-5)
     predicted = one.predict(one.eval_dataset)
-    torch.testing.assert_close(torch.from_numpy(predicted.predictions[0]), outputs.logits)
-    torch.testing.assert_close(torch.from_numpy(predicted.predictions[1]), outputs.std)
+    for found, name in zip(predicted.predictions, ("logits", "std", "s_8", "s_8_std"), strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), outputs[name])
 
 
 def test_repeated_maps_are_not_counted(tmp_path):

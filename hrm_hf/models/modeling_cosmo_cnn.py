@@ -16,7 +16,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_cosmo_cnn import CosmoCnnConfig
 from .cosmo_layers import validate_maps, wrap
-from .modeling_utils import CheckpointCodeMixin, refuse_attentions
+from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
 
 
@@ -99,7 +99,7 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         Raises:
             ValueError: maps of another shape than the config's, or of integers; or attention weights are asked for.
         """
-        refuse_attentions(self, output_attentions)
+        validate_no_attentions(self, output_attentions)
         validate_maps(pixel_values, self.config)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states

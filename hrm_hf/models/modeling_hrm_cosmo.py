@@ -19,7 +19,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_hrm_cosmo import HrmCosmoConfig
 from .cosmo_layers import CosmoStem, MapStatistics
-from .modeling_utils import CheckpointCodeMixin, Float32Linear, refuse_attentions
+from .modeling_utils import CheckpointCodeMixin, Float32Linear, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead, PosteriorMixin
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 
@@ -105,7 +105,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         output_attentions: bool | None = None,
     ) -> HrmCosmoModelOutput:
         """One segment on maps, or on `tokens` of `embed`, from the states z_H, z_L [B, tokens, D] (zeros if None)."""
-        refuse_attentions(self, output_attentions)
+        validate_no_attentions(self, output_attentions)
         if (pixel_values is None) == (tokens is None):
             raise ValueError("give either pixel_values or tokens, which embed(pixel_values) returns")
         x = self.embed(pixel_values) if tokens is None else tokens
@@ -153,7 +153,7 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
         Raises:
             ValueError: an option that is out of range, or attention weights, which are not kept.
         """
-        refuse_attentions(self, output_attentions)
+        validate_no_attentions(self, output_attentions)
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
             raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')

@@ -33,7 +33,7 @@ from .act import (
     wants_to_halt,
 )
 from .configuration_hrm_puzzle import EquilibriumConfig, HrmPuzzleConfig
-from .modeling_utils import CheckpointCodeMixin, refuse_attentions
+from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
 from .puzzle_layers import (
     CastedLinear,
     PuzzleEmbedding,
@@ -187,7 +187,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
 
     def wants_hidden_states(self, asked: bool | None) -> bool:
-        """What a call asked for, or else the config."""
+        """Whether a call asks for them, or else the config."""
         return self.config.output_hidden_states if asked is None else asked
 
 
@@ -256,7 +256,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         output_attentions: bool | None = None,
     ) -> PuzzleModelOutput:
         """One ACT step from the given latent states, or from the initial ones. input_ids [B, S]."""
-        refuse_attentions(self, output_attentions)
+        validate_no_attentions(self, output_attentions)
         rows = self.puzzle_rows(puzzle_identifiers, input_ids.shape[0])
         x, rotary = self.embed(input_ids, rows, self.compute_dtype)
         if z_H is None or z_L is None:
@@ -445,7 +445,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         Raises:
             ValueError: the batch disagrees with the config or with the carry, or attention weights are asked for.
         """
-        refuse_attentions(self, output_attentions)
+        validate_no_attentions(self, output_attentions)
         incoming = _incoming(input_ids, puzzle_identifiers, labels)
         if carry is None:
             carry = self.initial_carry(input_ids, puzzle_identifiers, labels)

@@ -69,7 +69,7 @@ def _unread(model: nn.Module, name: str, known: list[str]) -> str:
     return f"{type(model).__name__} has no argument {name}; {hint}"
 
 
-def refuse_attentions(model: nn.Module, asked: bool | None) -> None:
+def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:
     """Raises ValueError if attention weights are asked for, of a model that keeps none."""
     if model.config.output_attentions if asked is None else asked:
         raise ValueError(

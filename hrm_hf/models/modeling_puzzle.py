@@ -90,10 +90,7 @@ uncompiled = _Uncompiled()
 
 @dataclass
 class PuzzleModelOutput(ModelOutput):
-    """Latent states after one ACT step, [B, T, D] with T = prefix slots + S.
-
-    `last_hidden_state` is z_H, and `hidden_states` (z_L, z_H) if asked for.
-    """
+    """Latent states after one ACT step, [B, prefix slots + S, D]; `last_hidden_state` is z_H."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
@@ -136,7 +133,7 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["PuzzleBlock"]
-    # Vectors beside the levels: transformers 5.23 forgets them when it divides a model, and they follow the states.
+    # transformers 5.23 forgets vectors beside the levels when it divides a model; these follow the states.
     _no_placement_params = {"model.H_init", "model.L_init", "H_init", "L_init"}
     _keep_in_fp32_modules = ["q_head"]  # nor is it quantized: halting hangs on small differences of its values
     _supports_sdpa = True
@@ -242,8 +239,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
 
     def initial_states(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """z_H and z_L of fresh rows, like x [B, T, D]."""
-        z_H, z_L = (z.to(x).expand_as(x) for z in (self.H_init, self.L_init))
-        return z_H, z_L
+        return self.H_init.to(x).expand_as(x), self.L_init.to(x).expand_as(x)
 
     @can_return_tuple
     def forward(
@@ -461,9 +457,9 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         min_steps = None
         if self.training and self.config.halt_max_steps > 1:
             min_steps = self.sample_min_steps(carry)
-        new_carry, outputs, (z_L, z_H) = self.act_step(carry, incoming, rows, min_steps)
-        states = (z_L, z_H) if self.wants_hidden_states(output_hidden_states) else None
-        return PuzzleSolvingOutput(**outputs, carry=new_carry, hidden_states=states)
+        new_carry, outputs, states = self.act_step(carry, incoming, rows, min_steps)
+        wanted = self.wants_hidden_states(output_hidden_states)
+        return PuzzleSolvingOutput(**outputs, carry=new_carry, hidden_states=states if wanted else None)
 
     def act_step(
         self,

@@ -435,7 +435,7 @@ def predict_maps(
                 inputs = extractor(maps[rows], mask=None if masks is None else masks[rows])
                 started = time.perf_counter()
                 output = model(inputs["pixel_values"].to(model.device), max_steps=max_steps, halt=halt)
-                tensors = (output.logits, output.std, output.steps, output.segment_means)
+                tensors = (output.reported_means, output.reported_stds, output.steps, output.segment_means)
                 found = tuple(tensor.float().cpu().numpy() for tensor in tensors)  # waits for the device
                 seconds += time.perf_counter() - started
                 draws = model.sample_posterior(output, num_samples, generator).float().cpu().numpy()

@@ -20,6 +20,7 @@ from ..models.map_files import MAX_PIXELS
 from ..models.posterior_head import CosmoRegressionOutput
 
 
+POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # of a model's output
 INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
 
 
@@ -112,7 +113,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
 
     def _forward(self, input_tensors: dict[str, torch.Tensor], **forward_params: Any) -> dict[str, torch.Tensor]:
         outputs = self.model(**input_tensors, **forward_params)
-        parts = {name: outputs[name].float() for name in ("logits", "std", "log_weights", "loc", "scale_tril")}
+        parts = {name: outputs[name].float() for name in POSTERIOR if name in outputs}
         return parts | {"steps": outputs["steps"]}
 
     def postprocess(
@@ -128,7 +129,8 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         samples = self.model.sample_posterior(outputs, num_samples, generator)[0].numpy()
         result: dict[str, Any] = {}
         for column, name in enumerate(self.model.config.reported_names):
-            result[name] = {"mean": outputs.logits[0, column].item(), "std": outputs.std[0, column].item()}
+            mean, std = outputs.reported_means[0, column], outputs.reported_stds[0, column]
+            result[name] = {"mean": mean.item(), "std": std.item()}
             for key, share in INTERVALS.items():
                 ends = np.quantile(samples[:, column], [(1 - share) / 2, (1 + share) / 2])
                 result[name][key] = [float(end) for end in ends]

@@ -14,7 +14,7 @@ from ..trainer.base import HrmTrainer
 from .arguments import CosmoTrainingArguments
 
 
-PREDICTED = ("logits", "std")  # what `predict` returns
+PREDICTED = ("logits", "std", "s_8", "s_8_std")  # what `predict` returns, so far as the model has it
 MSE, RMSE = "mse_", "rmse_"
 
 
@@ -95,7 +95,7 @@ class RegressionTrainer(HrmTrainer):
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
         """As in the library; maps that accelerate repeats to give each process as many are not counted twice.
 
-        `predict` gets posterior means and standard deviations.
+        `predict` gets posterior means and standard deviations: of the targets [N, T], and of s_8 [N].
         """
         inputs = self._prepare_inputs(inputs)
         rows = len(inputs["pixel_values"])
@@ -106,7 +106,8 @@ class RegressionTrainer(HrmTrainer):
         if prediction_loss_only:
             return loss, None, None
         # Processes gather as many rows of each, and drop the repeated ones afterwards.
-        predicted = tuple(pad(outputs[name], (0, 0, 0, rows - len(outputs[name]))) for name in PREDICTED)
+        found = [outputs[name] for name in PREDICTED if name in outputs]
+        predicted = tuple(pad(value, (0, 0) * (value.dim() - 1) + (0, rows - len(value))) for value in found)
         return loss, predicted, inputs["labels"]
 
 

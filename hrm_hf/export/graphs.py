@@ -195,7 +195,7 @@ class PosteriorOfMaps(nn.Module):
 
     def forward(self, pixel_values):
         output = self.model(pixel_values=pixel_values)
-        return tuple(output[field] for field in self.fields)
+        return tuple(getattr(output, field) for field in self.fields)
 
 
 class RegressionExporter(Exporter):
@@ -276,7 +276,7 @@ class RecurrentRegressionExporter(RegressionExporter):
 
 def field_of(output: str) -> str:
     """The field of `CosmoRegressionOutput` behind an output's name."""
-    return {"posterior_mean": "logits", "posterior_std": "std"}.get(output, output)
+    return {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}.get(output, output)
 
 
 def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:

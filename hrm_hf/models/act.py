@@ -58,6 +58,10 @@ class ActCarry:
         return ActCarry(self.z_H[rows], self.z_L[rows], self.steps[rows], self.halted[rows], data)
 
 
+# For torch.export, which takes and returns containers that it knows alone.
+torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__module__}.{ActCarry.__name__}")
+
+
 def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     """`new` in the rows of a mask, bool [B], and `old` in the others; both [B, ...]."""
     return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)

@@ -23,6 +23,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             map: that would delete the amplitude. The feature extractor applies them; here they are a record.
     Targets:
         target_names (`list[str]`, defaults to `["omega_m", "sigma_8"]`): free parameters, the order of the labels.
+            `id2label` and `label2id` are made of them.
         derived_s8 (`bool`, defaults to `True`): also report s_8 = sigma_8 (omega_m / 0.3)^0.5, which is not free.
         prior_bounds (`list[list[float]]`, *optional*): [low, high] of each target under a flat prior. With them the
             posterior is a density on the box; without, on all numbers.
@@ -38,7 +39,11 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "cosmo_regression"
-    keys_to_ignore_at_inference = ["metrics", "hidden_states"]
+    # A Trainer's predictions are then means and standard deviations: of the labels, and of s_8.
+    keys_to_ignore_at_inference = [
+        "nll_loss", "mse_loss", "halt_loss", "log_weights", "loc", "scale_tril", "halt_logits", "steps",
+        "segment_means", "metrics", "hidden_states",
+    ]  # fmt: skip
 
     chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound
     image_size: int = bounded(64, whole(1, 65_536))
@@ -70,8 +75,15 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
                 f"num_labels={kwargs['num_labels']}, but target_names={self.target_names}: the labels "
                 "are the targets, so give target_names instead"
             )
+        unnamed = [f"LABEL_{index}" for index in range(len(self.target_names))]  # in older checkpoints
+        if self.id2label is not None and list(self.id2label.values()) not in (self.target_names, unnamed):
+            raise ValueError(
+                f"id2label={self.id2label}, but target_names={self.target_names}: the labels are the targets, so "
+                "give target_names instead"
+            )
         super().__post_init__(**kwargs)
-        self.num_labels = len(self.target_names)
+        self.id2label = dict(enumerate(self.target_names))
+        self.label2id = {name: index for index, name in self.id2label.items()}
 
     def validate_architecture(self):
         """Part of `@strict` validation: relations between fields."""
@@ -111,7 +123,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def reported_names(self) -> list[str]:
-        """Names of the columns of `logits`, `std` and posterior samples."""
+        """Names of the columns of posterior samples and of `CosmoRegressionOutput.reported_means`."""
         return [*self.target_names, S_8] if self.derived_s8 else list(self.target_names)
 
 

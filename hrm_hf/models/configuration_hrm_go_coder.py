@@ -62,6 +62,10 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     """
 
     model_type = "hrm_go_coder"
+    keys_to_ignore_at_inference = [
+        "past_key_values", "plan_loss", "code_loss", "refinement_loss", "planner_states", "generator_states",
+        "metrics",
+    ]  # fmt: skip
     base_model_tp_plan = None
     base_model_pp_plan = None  # both stacks read the same embeddings, which no plan can name
 

@@ -54,7 +54,11 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     """
 
     model_type = "hrm_puzzle"
-    keys_to_ignore_at_inference = ["carry", "metrics"]
+    # A Trainer's predictions are then (logits, q_halt_logits), of one ACT step.
+    keys_to_ignore_at_inference = [
+        "lm_loss", "q_halt_loss", "q_continue_loss", "q_continue_logits", "target_q_continue", "carry", "metrics",
+        "hidden_states",
+    ]  # fmt: skip
     attribute_map = {"num_heads": "num_attention_heads"}
 
     chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound

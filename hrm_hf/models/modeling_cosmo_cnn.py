@@ -16,7 +16,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_cosmo_cnn import CosmoCnnConfig
 from .cosmo_layers import validate_maps, wrap
-from .modeling_utils import CheckpointCodeMixin
+from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
 
 
@@ -86,7 +86,10 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
 
     @can_return_tuple
     def forward(
-        self, pixel_values: torch.Tensor | None = None, output_hidden_states: bool | None = None, **kwargs
+        self,
+        pixel_values: torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> BaseModelOutputWithPoolingAndNoAttention:
         """Features of each pixel after the last stage, and their mean over the map as `pooler_output` [B, F].
 
@@ -94,8 +97,9 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
             pixel_values: [B, C, S, S], as `CosmoMapFeatureExtractor` makes them.
 
         Raises:
-            ValueError: maps of another shape than the config's, or of integers.
+            ValueError: maps of another shape than the config's, or of integers; or attention weights are asked for.
         """
+        validate_no_attentions(self, output_attentions)
         validate_maps(pixel_values, self.config)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -125,7 +129,7 @@ class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
         pixel_values: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
         output_hidden_states: bool | None = None,
-        **kwargs,
+        output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
         """Predicts, and scores the prediction if the truth is given.
 
@@ -135,12 +139,16 @@ class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
             output_hidden_states: also return the features of each stage.
         """
         config, head = self.config, self.posterior_head
-        features = self.model(pixel_values, output_hidden_states=output_hidden_states, return_dict=True)
+        features = self.model(
+            pixel_values,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=True,
+        )
         posterior = head(features.pooler_output)
         mean, std = head.moments(posterior)
         output = CosmoRegressionOutput(
-            logits=mean,
-            std=std,
+            **head.summary(mean, std),
             log_weights=posterior.log_weights,
             loc=posterior.loc,
             scale_tril=posterior.scale_tril,

@@ -10,7 +10,6 @@ Unlike the puzzles, a training step runs all segments of a batch: the stem costs
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -20,7 +19,7 @@ from transformers.utils import ModelOutput, can_return_tuple
 
 from .configuration_hrm_cosmo import HrmCosmoConfig
 from .cosmo_layers import CosmoStem, MapStatistics
-from .modeling_utils import CheckpointCodeMixin, Float32Linear
+from .modeling_utils import CheckpointCodeMixin, Float32Linear, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead, PosteriorMixin
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 
@@ -103,9 +102,10 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         z_H: torch.Tensor | None = None,
         z_L: torch.Tensor | None = None,
         output_hidden_states: bool | None = None,
-        **kwargs: Any,
+        output_attentions: bool | None = None,
     ) -> HrmCosmoModelOutput:
         """One segment on maps, or on `tokens` of `embed`, from the states z_H, z_L [B, tokens, D] (zeros if None)."""
+        validate_no_attentions(self, output_attentions)
         if (pixel_values is None) == (tokens is None):
             raise ValueError("give either pixel_values or tokens, which embed(pixel_values) returns")
         x = self.embed(pixel_values) if tokens is None else tokens
@@ -138,7 +138,7 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
         max_steps: int | None = None,
         halt: str = "fixed",
         output_hidden_states: bool | None = None,
-        **kwargs: Any,
+        output_attentions: bool | None = None,
     ) -> CosmoRegressionOutput:
         """All segments of a batch of maps.
 
@@ -149,7 +149,11 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
             halt: "fixed" runs all of them, "adaptive" ends a map's when the expected gain is below
                 `config.halt_threshold` (not in training).
             output_hidden_states: also return (z_L, z_H) [B, tokens, D] after the last segment.
+
+        Raises:
+            ValueError: an option that is out of range, or attention weights, which are not kept.
         """
+        validate_no_attentions(self, output_attentions)
         steps = self.config.halt_max_steps if max_steps is None else max_steps
         if steps < 1 or halt not in ("fixed", "adaptive"):
             raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
@@ -202,8 +206,7 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
         moments = [head.moments(posterior) for posterior in posteriors]
         last, (mean, std) = posteriors[-1], moments[-1]
         output = CosmoRegressionOutput(
-            logits=mean,
-            std=std,
+            **head.summary(mean, std),
             log_weights=last.log_weights,
             loc=last.loc,
             scale_tril=last.scale_tril,
@@ -225,7 +228,7 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
         output.halt_loss = (output.halt_logits - gained).square().mean()
         parts = config.nll_loss_weight * nll + config.mse_loss_weight * mse
         output.loss = parts.mean() + config.halt_loss_weight * output.halt_loss
-        output.metrics = head.metrics(output.logits, output.std, labels) | {"steps": output.steps.float().mean()}
+        output.metrics = head.metrics(*moments[-1], labels) | {"steps": output.steps.float().mean()}
 
     def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
         """Scales the statistics of maps by those of the training set; once, before training.

@@ -50,7 +50,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_hrm_go_coder import HrmGoCoderConfig
 from .generation_hrm_go_coder import GoCoderGenerationMixin
-from .modeling_utils import CheckpointCodeMixin
+from .modeling_utils import CheckpointCodeMixin, validate_call
 from .processing_hrm_go_coder import (
     CATEGORIES,
     DECISION_TOKENS,
@@ -357,6 +357,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         feedback_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmGoCoderModelOutput:
+        validate_call(self, kwargs)
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -591,7 +592,6 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         use_cache: bool | None = None,
         logits_to_keep: int | torch.Tensor = 0,
         decision_positions: torch.LongTensor | None = None,
-        decision_labels: torch.LongTensor | None = None,
         feedback_ids: torch.LongTensor | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmGoCoderOutput:
@@ -600,11 +600,21 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
             labels: [B, S], compared with the logits one position earlier; -100 is not learned. A target counts to the
                 refinement loss if it is a decision token, else to the code or plan loss by the stack that predicts it.
             decision_positions: [B, K], where attempts end (</CODE>), for the refinement head; needs `input_ids`.
-            decision_labels: [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 for none.
             feedback_ids: [B, K, 4], see `Feedback.token_ids`; without, nobody validated.
-            kwargs: `shift_labels` [B, S], labels that are shifted already, instead of `labels`.
+            kwargs: `shift_labels` [B, S], labels that are shifted already, instead of `labels`; `decision_labels`
+                [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 for none.
+
+        Raises:
+            ValueError: in training, decisions without their labels.
         """
-        targets = kwargs.pop("shift_labels", None)  # no argument of its own: a trainer would ask for it
+        # No arguments of their own: a Trainer would ask for them, and give no loss without.
+        decision_labels, targets = kwargs.pop("decision_labels", None), kwargs.pop("shift_labels", None)
+        validate_call(self, kwargs)
+        if self.training and decision_positions is not None and decision_labels is None:
+            raise ValueError(
+                "decision_positions without decision_labels: the refinement head would learn nothing. A Trainer drops "
+                "columns that forward does not name: set remove_unused_columns=False"
+            )
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         outputs: HrmGoCoderModelOutput = self.model(

@@ -48,7 +48,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .act import exploration_min_steps
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import FixedExit, SegmentState, exit_class, segment_losses
-from .modeling_utils import CheckpointCodeMixin
+from .modeling_utils import CheckpointCodeMixin, validate_call
 from .recurrent_cache import RecurrentCache, VisitedLayersMixin
 
 
@@ -214,7 +214,9 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["HrmLmDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values", "key_values"]
+    _skip_keys_device_placement = ["past_key_values", "key_values", "logits_fn"]
+    # A vector beside the stacks: transformers 5.23 forgets it when it divides a model, and it follows the states.
+    _no_placement_params = {"model.z_L_init", "z_L_init"}
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -298,6 +300,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             exit_threshold: of the criterion.
             logits_fn: hidden states to logits, for the criteria that look at distributions.
         """
+        validate_call(self, kwargs)
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
@@ -324,7 +327,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             **kwargs,
         }
 
-        z_H, z_L = x, self.z_L_init.to(x.dtype).expand_as(x)
+        z_H, z_L = x, self.z_L_init.to(x).expand_as(x)
         hidden, key_values, q_logits, states = x, None, [], []
         halt_steps = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         active = _real_tokens(attention_mask, x)
@@ -463,6 +466,7 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
             kwargs: `shift_labels` [B, T], labels that are shifted already, instead of `labels`.
             Others: see `HrmLmModel.forward`.
         """
+        validate_call(self, kwargs)
         shift_labels = kwargs.pop("shift_labels", None)  # no argument of its own: a trainer would ask for it
         with_loss = labels is not None or shift_labels is not None
         if use_cache is None and with_loss:

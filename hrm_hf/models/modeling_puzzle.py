@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, can_return_tuple
 
 from .act import (
     LOSSES,
@@ -33,7 +33,7 @@ from .act import (
     wants_to_halt,
 )
 from .configuration_hrm_puzzle import EquilibriumConfig, HrmPuzzleConfig
-from .modeling_utils import CheckpointCodeMixin
+from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
 from .puzzle_layers import (
     CastedLinear,
     PuzzleEmbedding,
@@ -90,11 +90,12 @@ uncompiled = _Uncompiled()
 
 @dataclass
 class PuzzleModelOutput(ModelOutput):
-    """Latent states after one ACT step, [B, T, D] with T = prefix slots + S; `last_hidden_state` is z_H."""
+    """Latent states after one ACT step, [B, prefix slots + S, D]; `last_hidden_state` is z_H."""
 
     last_hidden_state: torch.Tensor | None = None
     z_H: torch.Tensor | None = None
     z_L: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
@@ -132,6 +133,8 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     main_input_name = "input_ids"
     supports_gradient_checkpointing = True
     _no_split_modules = ["PuzzleBlock"]
+    # transformers 5.23 forgets vectors beside the levels when it divides a model; these follow the states.
+    _no_placement_params = {"model.H_init", "model.L_init", "H_init", "L_init"}
     _keep_in_fp32_modules = ["q_head"]  # nor is it quantized: halting hangs on small differences of its values
     _supports_sdpa = True
     _supports_flash_attn = True
@@ -180,6 +183,10 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         """dtype of activations: `config.forward_dtype`, or that of the weights."""
         return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
 
+    def wants_hidden_states(self, asked: bool | None) -> bool:
+        """Whether a call asks for them, or else the config."""
+        return self.config.output_hidden_states if asked is None else asked
+
 
 class PuzzleReasoner(PuzzlePreTrainedModel):
     """Base model: input embedding and the recursion of an architecture, given by `reason`."""
@@ -220,7 +227,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         if self.puzzle_emb is None:
             return None
         if puzzle_identifiers is None:
-            puzzle_identifiers = torch.zeros(batch_size, dtype=torch.int32, device=self.puzzle_emb.weight.device)
+            puzzle_identifiers = torch.zeros(batch_size, dtype=torch.int32, device=self.device)
         return self.puzzle_emb(puzzle_identifiers)
 
     def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
@@ -232,24 +239,27 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
 
     def initial_states(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """z_H and z_L of fresh rows, like x [B, T, D]."""
-        z_H, z_L = (z.to(x.dtype).expand_as(x) for z in (self.H_init, self.L_init))
-        return z_H, z_L
+        return self.H_init.to(x).expand_as(x), self.L_init.to(x).expand_as(x)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor,
         puzzle_identifiers: torch.Tensor | None = None,
         z_H: torch.Tensor | None = None,
         z_L: torch.Tensor | None = None,
-        **kwargs: Any,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
     ) -> PuzzleModelOutput:
         """One ACT step from the given latent states, or from the initial ones. input_ids [B, S]."""
+        validate_no_attentions(self, output_attentions)
         rows = self.puzzle_rows(puzzle_identifiers, input_ids.shape[0])
         x, rotary = self.embed(input_ids, rows, self.compute_dtype)
         if z_H is None or z_L is None:
             z_H, z_L = self.fresh_states(x)
         z_H, z_L = self.reason(x, rotary, z_H, z_L)
-        return PuzzleModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L)
+        states = (z_L, z_H) if self.wants_hidden_states(output_hidden_states) else None
+        return PuzzleModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states)
 
 
 class EquilibriumReasoner(PuzzleReasoner):
@@ -411,6 +421,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         steps = torch.zeros(batch_size, dtype=torch.int32, device=input_ids.device)
         return ActCarry(z_H, z_L, steps, torch.ones_like(steps, dtype=torch.bool), data)
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -418,9 +429,8 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         labels: torch.Tensor | None = None,
         carry: ActCarry | None = None,
         output_hidden_states: bool | None = None,
-        return_dict: bool | None = None,
-        **kwargs: Any,
-    ) -> PuzzleSolvingOutput | tuple:
+        output_attentions: bool | None = None,
+    ) -> PuzzleSolvingOutput:
         """One ACT step.
 
         Args:
@@ -429,8 +439,9 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             carry: what the previous call returned; None starts every row afresh.
 
         Raises:
-            ValueError: the batch disagrees with the config or with the carry.
+            ValueError: the batch disagrees with the config or with the carry, or attention weights are asked for.
         """
+        validate_no_attentions(self, output_attentions)
         incoming = _incoming(input_ids, puzzle_identifiers, labels)
         if carry is None:
             carry = self.initial_carry(input_ids, puzzle_identifiers, labels)
@@ -446,11 +457,9 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         min_steps = None
         if self.training and self.config.halt_max_steps > 1:
             min_steps = self.sample_min_steps(carry)
-        new_carry, outputs, (z_L, z_H) = self.act_step(carry, incoming, rows, min_steps)
-        output = PuzzleSolvingOutput(
-            **outputs, carry=new_carry, hidden_states=(z_L, z_H) if output_hidden_states else None
-        )
-        return output.to_tuple() if return_dict is False else output
+        new_carry, outputs, states = self.act_step(carry, incoming, rows, min_steps)
+        wanted = self.wants_hidden_states(output_hidden_states)
+        return PuzzleSolvingOutput(**outputs, carry=new_carry, hidden_states=states if wanted else None)
 
     def act_step(
         self,

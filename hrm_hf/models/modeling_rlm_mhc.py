@@ -37,7 +37,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
-from .modeling_utils import CheckpointCodeMixin
+from .modeling_utils import CheckpointCodeMixin, validate_call
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view
 
 
@@ -197,6 +197,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         use_cache: bool | None = None,
         **kwargs: Unpack[TransformersKwargs],
     ) -> RlmMhcModelOutput:
+        validate_call(self, kwargs)
         if (input_ids is None) ^ (inputs_embeds is not None):
             raise ValueError("You must specify exactly one of input_ids or inputs_embeds")
         if inputs_embeds is None:
@@ -255,6 +256,7 @@ class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
         logits_to_keep: int | torch.Tensor = 0,
         **kwargs: Unpack[TransformersKwargs],
     ) -> RlmMhcOutput:
+        validate_call(self, kwargs)
         outputs: RlmMhcModelOutput = self.model(
             input_ids=input_ids,
             attention_mask=attention_mask,

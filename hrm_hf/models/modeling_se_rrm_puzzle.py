@@ -140,7 +140,7 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
     def initial_states(self, x):
         if self.config.two_states:
             return super().initial_states(x)
-        return self.H_init.to(x.dtype).expand_as(x), x.new_empty((x.shape[0], 0))
+        return self.H_init.to(x).expand_as(x), x.new_empty((x.shape[0], 0))
 
     def reason(self, x, rotary, z_H, z_L, num_queries=None):
         if self.config.two_states:  # num_queries counts positions, and these states have symbols first

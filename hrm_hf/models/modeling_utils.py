@@ -2,7 +2,9 @@
 
 - `PresetsMixin`: named configurations, as data at the end of a config class.
 - `CheckpointCodeMixin`: a checkpoint carries its code and names every head of its architecture, not only the one that
-  was saved; it goes to the Hub with a card of ours where it would get the library's empty one.
+  was saved; it goes to the Hub with a card of ours where it would get the library's empty one. `device` is right for
+  weights that accelerate keeps elsewhere.
+- `validate_call`: a forward that hands keyword arguments on refuses those that nothing reads.
 - `Float32Buffers`, `Float32Linear`: modules that compute in float32 inside a model that was cast to half precision.
 - `repair_4bit_layers`, `dequantize_weight`: 4-bit weights of bitsandbytes on the CPU, right for every width, and
   trained through after an evaluation.
@@ -17,6 +19,8 @@ bitsandbytes 0.50 has three faults on the CPU, found by measurement; its GPU cod
 - and a layer that is repacked passes no gradient on when training goes on.
 """
 
+import difflib
+import inspect
 import math
 from collections.abc import Callable
 from functools import partial
@@ -25,6 +29,53 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers.utils import TransformersKwargs
+
+
+# What transformers hands to a forward that takes **kwargs, whether that forward reads it or not.
+LIBRARY_ARGUMENTS = frozenset(
+    (
+        *TransformersKwargs.__annotations__, "cache_position", "debug_io", "debug_io_dir", "ignore_index",
+        "prune_layers", "return_dict", "shift_labels", "token_type_ids", "use_cache",
+    )
+)  # fmt: skip
+ATTENTION = ("eager", "sdpa", "flex_attention")  # functions that read no other; a serving engine's has its own
+
+
+def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
+    """Checks what a causal language model's forward hands on to its layers.
+
+    Raises:
+        TypeError: a keyword argument that nothing reads, such as a misspelt one.
+        ValueError: attention weights are asked for, and the attention function computes none.
+    """
+    attention = model.config._attn_implementation
+    recorded = [f"output_{name}" for name in type(model)._can_record_outputs or ()]
+    unread = [name for name in kwargs if name not in LIBRARY_ARGUMENTS and name not in recorded]
+    if unread and attention in ATTENTION:
+        raise TypeError(_unread(model, unread[0], [*LIBRARY_ARGUMENTS, *recorded]))
+    asked = kwargs.get("output_attentions")
+    if (model.config.output_attentions if asked is None else asked) and attention != "eager":
+        raise ValueError(
+            f"output_attentions=True: attn_implementation={attention!r} computes no attention weights; load the model "
+            'with attn_implementation="eager", or call model.set_attn_implementation("eager")'
+        )
+
+
+def _unread(model: nn.Module, name: str, known: list[str]) -> str:
+    known = [*inspect.signature(type(model).forward).parameters, *known]
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else "leave it out"
+    return f"{type(model).__name__} has no argument {name}; {hint}"
+
+
+def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:
+    """Raises ValueError if attention weights are asked for, of a model that keeps none."""
+    if model.config.output_attentions if asked is None else asked:
+        raise ValueError(
+            f"output_attentions=True: {type(model).__name__} keeps no attention weights, since its layers run many "
+            "times a forward or it has none; leave it out"
+        )
 
 
 class PresetsMixin:
@@ -54,6 +105,21 @@ class CheckpointCodeMixin:
 
     _auto_map: dict[str, str] | None = None
     _complete_push: Callable[[str, str], None] | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where inputs go: as in transformers, and for weights that accelerate keeps elsewhere where it computes.
+
+        Between two calls offloaded weights are on the meta device, and inputs sent there would lose their values.
+        """
+        device = super().device
+        if device.type == "meta":
+            for module in self.modules():
+                hook = getattr(module, "_hf_hook", None)
+                for one in getattr(hook, "hooks", (hook,)):  # accelerate may have put several on a module
+                    if getattr(one, "execution_device", None) is not None:
+                        return torch.device(one.execution_device)
+        return device
 
     def save_pretrained(self, save_directory, **kwargs):
         """As in transformers."""

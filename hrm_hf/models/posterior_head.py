@@ -35,8 +35,9 @@ class CosmoRegressionOutput(ModelOutput):
         nll_loss: negative log likelihood of the labels in nats, the density per physical unit; of the last segment.
         mse_loss: mean squared error of the targets' posterior means over their prior variance; of the last segment.
         halt_loss: squared error of the expected gains.
-        logits: posterior means [B, R] in physical units, in the order of `config.reported_names`.
-        std: posterior standard deviations [B, R].
+        logits: posterior means [B, T] in physical units, in the order of `config.target_names` and so of the labels.
+        std: posterior standard deviations [B, T].
+        s_8, s_8_std: posterior mean and standard deviation of s_8 [B]; None without `config.derived_s8`.
         log_weights: [B, K] of the mixture. loc: [B, K, T] and scale_tril: [B, K, T, T] of its Gaussians, in u.
         halt_logits: gain in nats that is expected from the segments that were left, after each segment [B, segments].
         steps: int64 [B], segments used.
@@ -51,6 +52,8 @@ class CosmoRegressionOutput(ModelOutput):
     halt_loss: torch.Tensor | None = None
     logits: torch.Tensor | None = None
     std: torch.Tensor | None = None
+    s_8: torch.Tensor | None = None
+    s_8_std: torch.Tensor | None = None
     log_weights: torch.Tensor | None = None
     loc: torch.Tensor | None = None
     scale_tril: torch.Tensor | None = None
@@ -59,6 +62,20 @@ class CosmoRegressionOutput(ModelOutput):
     segment_means: torch.Tensor | None = None
     metrics: dict[str, torch.Tensor] | None = None
     hidden_states: tuple[torch.Tensor, ...] | None = None
+
+    @property
+    def reported_means(self) -> torch.Tensor:
+        """Posterior means [B, R], in the order of `config.reported_names`."""
+        return _with_column(self.logits, self.s_8)
+
+    @property
+    def reported_stds(self) -> torch.Tensor:
+        """Posterior standard deviations [B, R], in the order of `config.reported_names`."""
+        return _with_column(self.std, self.s_8_std)
+
+
+def _with_column(columns: torch.Tensor, last: torch.Tensor | None) -> torch.Tensor:
+    return columns if last is None else torch.cat((columns, last.unsqueeze(-1)), dim=-1)
 
 
 @dataclass
@@ -132,7 +149,9 @@ class PosteriorHead(Float32Buffers):
         if self.config.prior_bounds is None:
             return (labels - first) / second, -second.log().sum().expand(len(labels))
         share = (labels - first) / (second - first)
-        if labels.device.type == "cpu" and not ((share > -EDGE) & (share < 1 + EDGE)).all():
+        # On another device looking would wait for it, and in a graph there is nobody to look.
+        looks = labels.device.type == "cpu" and not torch.compiler.is_compiling()
+        if looks and not ((share > -EDGE) & (share < 1 + EDGE)).all():
             row, column = ((share <= -EDGE) | (share >= 1 + EDGE) | share.isnan()).nonzero()[0].tolist()
             raise ValueError(
                 f"label {self.config.target_names[column]}={labels[row, column]:g} of row {row} is outside the prior "
@@ -168,6 +187,12 @@ class PosteriorHead(Float32Buffers):
         mean = (weights * values).sum((1, 2))
         variance = (weights * (values - mean[:, None, None]).square()).sum((1, 2))
         return mean, variance.clamp_min(1e-12).sqrt()
+
+    def summary(self, mean: torch.Tensor, std: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The fields of the output for means and standard deviations [B, R]."""
+        targets = self.shape[1]
+        fields = {"logits": mean[:, :targets], "std": std[:, :targets]}
+        return fields | ({"s_8": mean[:, targets], "s_8_std": std[:, targets]} if self.config.derived_s8 else {})
 
     def squared_error(self, mean: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Squared error of the targets' means [B, R] over their variance under the prior, averaged over targets, [B].

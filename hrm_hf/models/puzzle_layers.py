@@ -101,7 +101,8 @@ class PuzzleEmbedding(nn.Module):
 
     def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
         """Rows [B, ndim] of the identifiers [B]. Raises ValueError on the CPU for one outside the table."""
-        if puzzle_identifiers.device.type == "cpu":  # elsewhere, looking would wait for the device
+        # On another device looking would wait for it, and in a graph there is nobody to look.
+        if puzzle_identifiers.device.type == "cpu" and not torch.compiler.is_compiling():
             low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
             if low < 0 or high >= len(self.weight):
                 raise ValueError(f"puzzle identifiers span {low}..{high}; the table has {len(self.weight)} rows")
@@ -329,7 +330,9 @@ class PuzzleInputEmbedding(nn.Module):
             rows = F.pad(puzzle_rows.to(dtype), (0, config.prefix_len * config.hidden_size - config.puzzle_emb_ndim))
             x = torch.cat((rows.view(-1, config.prefix_len, config.hidden_size), x), dim=1)
         if config.pos_encodings == "learned":
-            x = math.sqrt(0.5) * (x + self.positions.weight.to(dtype))  # keeps the variance of one embedding
+            # A call, not the bare weight: what is offloaded comes back when a module is called.
+            positions = self.positions(torch.arange(x.shape[1], device=x.device))
+            x = math.sqrt(0.5) * (x + positions.to(dtype))  # keeps the variance of one embedding
         return math.sqrt(config.hidden_size) * x, self.rotary()
 
     def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:

@@ -131,8 +131,8 @@ def test_an_evaluation_is_the_mean_over_all_maps(tmp_path):
     for name in ("omega_m", "sigma_8", "s_8"):
         assert found[f"eval_rmse_{name}"] == pytest.approx(math.sqrt(outputs.metrics[f"mse_{name}"]), rel=1e-5)
     predicted = one.predict(one.eval_dataset)
-    torch.testing.assert_close(torch.from_numpy(predicted.predictions[0]), outputs.logits)
-    torch.testing.assert_close(torch.from_numpy(predicted.predictions[1]), outputs.std)
+    for found, name in zip(predicted.predictions, ("logits", "std", "s_8", "s_8_std"), strict=True):
+        torch.testing.assert_close(torch.from_numpy(found), outputs[name])
 
 
 def test_repeated_maps_are_not_counted(tmp_path):
@@ -142,7 +142,7 @@ def test_repeated_maps_are_not_counted(tmp_path):
         one._rows_that_count = lambda _, counting=counting: counting  # as on a process whose last rows are repeated
         one._eval_metrics = type(one.train_metrics)()
         _, predicted, _ = one.prediction_step(one.model.eval(), batch, False)
-        assert [len(values) for values in predicted] == [10, 10]  # processes gather as many
+        assert [len(values) for values in predicted] == [10] * 4  # processes gather as many
         one._eval_metrics.keep()
         sums, _, _ = one._eval_metrics.drain(one.accelerator, 0)
         # Names also without maps: processes must have the same to add up.

@@ -27,12 +27,12 @@ def test_outputs_are_those_of_every_cosmology_regressor():
     model = tiny(num_components=2).eval()
     maps, labels = maps_and_labels()
     output = model(maps, labels=labels)
-    assert output.logits.shape == output.std.shape == (8, 3)  # omega_m, sigma_8, s_8
+    assert output.reported_means.shape == output.reported_stds.shape == (8, 3)  # omega_m, sigma_8, s_8
     assert output.loc.shape == (8, 2, 2) and output.scale_tril.shape == (8, 2, 2, 2)
-    assert output.steps.tolist() == [1] * 8 and torch.equal(output.segment_means[:, 0], output.logits)
+    assert output.steps.tolist() == [1] * 8 and torch.equal(output.segment_means[:, 0], output.reported_means)
     samples = model.sample_posterior(output, 1000, torch.Generator().manual_seed(0))
     assert samples.shape == (8, 1000, 3)
-    torch.testing.assert_close(samples.mean(1), output.logits, atol=0.02, rtol=0)
+    torch.testing.assert_close(samples.mean(1), output.reported_means, atol=0.02, rtol=0)
     low, high = torch.tensor(BOUNDS).T
     assert (samples[..., :2] >= low).all() and (samples[..., :2] <= high).all()
 

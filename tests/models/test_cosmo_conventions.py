@@ -1,6 +1,7 @@
 """What every model of transformers does, done by the regressors: tuples, half precision, loading, compilation."""
 
 import copy
+import json
 
 import pytest
 import torch
@@ -188,6 +189,14 @@ def test_labels_of_another_shape_are_refused(kind, shape):
 def test_a_number_of_labels_that_is_not_that_of_the_targets_is_refused(kind):
     with pytest.raises(ValueError, match="num_labels=3, but target_names"):
         config_of(kind, num_labels=3)
+
+
+def test_labels_are_named_by_the_targets_alone(kind):
+    named = config_of(kind)
+    assert type(named).from_dict(json.loads(named.to_json_string())).id2label == {0: "omega_m", 1: "sigma_8"}
+    assert config_of(kind, id2label={0: "LABEL_0", 1: "LABEL_1"}).id2label == named.id2label  # of an older checkpoint
+    with pytest.raises(ValueError, match=r"id2label=.*give target_names instead"):
+        config_of(kind, id2label={0: "a", 1: "b"})
 
 
 @pytest.mark.parametrize("reentrant", [True, False])

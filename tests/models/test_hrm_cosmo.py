@@ -34,7 +34,8 @@ def test_parameters_of_presets(preset, parameters):
 def test_outputs_have_the_documented_shapes():
     model, (maps, labels) = model_of(num_components=2), batch()
     output = model(maps, labels=labels, output_hidden_states=True)
-    assert output.logits.shape == output.std.shape == (3, 3)
+    assert output.logits.shape == output.std.shape == (3, 2) and output.s_8.shape == output.s_8_std.shape == (3,)
+    assert output.reported_means.shape == output.reported_stds.shape == (3, 3)
     assert output.log_weights.shape == (3, 2) and output.loc.shape == (3, 2, 2)
     assert output.scale_tril.shape == (3, 2, 2, 2)
     assert output.halt_logits.shape == (3, 2) and output.segment_means.shape == (3, 2, 3)

@@ -1,0 +1,133 @@
+"""Every architecture is what transformers, accelerate and torch expect of a model, without helpers of this package.
+
+The checks are those of `benchmarks/citizens.py`, whose referees are these libraries: what their plain functions return
+is compared with the model itself.
+"""
+
+import sys
+from pathlib import Path
+
+import every
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload
+from tolerances import assert_equal_but_for_rounding
+from transformers import Trainer, TrainingArguments
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
+
+import citizens
+
+
+CASES = [
+    pytest.param(one.function, name, id=f"{one.claim}-{name}", marks=pytest.mark.slow if one.slow else ())
+    for one in citizens.CHECKS
+    for name in one.architectures
+]
+
+
+@pytest.mark.parametrize(("check", "architecture"), CASES)
+def test_a_library_finds_what_it_expects(check, architecture):
+    check(architecture)
+
+
+def test_a_check_that_fails_is_told_with_its_reason_and_the_others_go_on():
+    def fails_for_one(architecture):
+        if architecture == "hrm_lm":
+            raise ValueError("because of\nthis")
+
+    row = citizens.run(citizens.Check("claim", fails_for_one, (), False), ("hrm_lm", "rlm_mhc"))
+    assert row["failed"] == {"hrm_lm": "ValueError: because of this"} and row["passed"] == {"rlm_mhc": ""}
+
+
+# ---- weights elsewhere ----
+
+
+@pytest.mark.parametrize("place", ["memory", "disk"])
+@pytest.mark.parametrize("architecture", every.PUZZLES)
+def test_learned_positions_of_a_board_are_fetched_when_they_are_needed(architecture, place, tmp_path):
+    """Weights that are read without a layer's call: learned positions. Referee: the same model in memory."""
+
+    def use(model):
+        return model.solve(every.inputs(architecture)["input_ids"], max_steps=2).logits
+
+    fields = {"pos_encodings": "learned"}
+    model = every.model(architecture, **fields)
+    cpu_offload(model) if place == "memory" else disk_offload(model, str(tmp_path))
+    assert_equal_but_for_rounding(use(model), use(every.model(architecture, **fields)))
+
+
+def test_the_device_of_a_model_is_where_inputs_go_also_while_its_weights_are_elsewhere():
+    model = every.model("hrm_go_coder")
+    cpu_offload(model)
+    assert model.device == model.base_model.device == torch.device("cpu")
+    assert every.model("rlm_mhc").to("meta").device == torch.device("meta")  # nobody fetches these
+
+
+# ---- the Go coder's decisions ----
+
+
+def test_decisions_without_labels_are_refused_in_training_since_a_trainer_may_have_dropped_them():
+    model, given = every.model("hrm_go_coder"), citizens.labelled("hrm_go_coder")
+    given["decision_positions"] = torch.zeros(citizens.ROWS, 1, dtype=torch.long)
+    assert model(**given).loss.isfinite()
+    with pytest.raises(ValueError, match="remove_unused_columns=False"):
+        model.train()(**given)
+
+
+def test_a_plain_trainer_learns_decisions_and_evaluates_them(tmp_path):
+    """Referee: the model's own loss of the same batch."""
+    given = citizens.labelled("hrm_go_coder")
+    given["decision_positions"] = torch.full((citizens.ROWS, 1), 20)
+    given["decision_labels"] = torch.arange(citizens.ROWS).unsqueeze(1) % 3
+    rows = [{name: value[row] for name, value in given.items()} for row in range(citizens.ROWS)]
+    arguments = TrainingArguments(
+        str(tmp_path), use_cpu=True, report_to=[], disable_tqdm=True, remove_unused_columns=False,
+        per_device_eval_batch_size=citizens.ROWS,
+    )  # fmt: skip
+    trainer = Trainer(every.model("hrm_go_coder"), arguments, eval_dataset=rows)
+    expected = every.model("hrm_go_coder")(**given)
+    assert expected.refinement_loss > 0
+    found = trainer.predict(rows)
+    assert found.metrics["test_loss"] == pytest.approx(expected.loss.item(), rel=1e-5)
+    logits, decisions = found.predictions
+    assert logits.shape == expected.logits.shape and decisions.shape == expected.refinement_logits.shape
+
+
+# ---- arguments ----
+
+
+@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
+def test_a_misspelt_argument_names_the_one_that_was_meant(architecture):
+    model, given = every.model(architecture), every.inputs(architecture)
+    with pytest.raises(TypeError, match="has no argument lables; did you mean labels"):
+        model(**given, lables=given["input_ids"])
+    with pytest.raises(TypeError, match="has no argument pozition_ids; did you mean position_ids"):
+        model.base_model(**given, pozition_ids=None)
+    model(**given, token_type_ids=torch.zeros_like(given["input_ids"]))  # some tokenizers return them
+
+
+# ---- graphs ----
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", every.PUZZLES)
+def test_a_board_without_a_table_trains_as_one_graph(architecture):
+    """The reason that the docs give is the table: without one there is none. Referee: the step uncompiled."""
+    losses = []
+    for compiling in (False, True):
+        model = every.model(architecture, puzzle_emb_ndim=0, puzzle_emb_len=0).train()
+        forward = citizens.compiled(model) if compiling else model
+        torch.manual_seed(0)
+        losses.append(forward(**citizens.labelled(architecture)).loss)
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", citizens.PARTS_IN_A_GRAPH)
+def test_what_the_docs_say_is_no_graph_is_none(architecture):
+    """So that the docs, and the list, change with the model."""
+    model = every.model(architecture).train()
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException):
+        citizens.compiled(model, backend="eager")(**citizens.labelled(architecture))

@@ -70,8 +70,8 @@ logger = logging.getLogger(__name__)
 class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
     """transformers' output, of the code alone, and beside it how the code came about.
 
-    `sequences` [B, S] is prompt and code; `scores` and `logits` have an entry for each token of the code, with that of
-    </CODE> under </s>, which stands for it in `sequences`. Attentions and hidden states are those of the hidden stream.
+    `sequences` [B, S] is prompt and code, in which </s> stands for </CODE>. `scores` and `logits` have an entry for
+    each token of the code, and under </s> what </CODE> had. Attentions and hidden states are the hidden stream's.
 
     Attributes:
         plan_ids: the plan of each row, a list of ids without its tags.

@@ -27,7 +27,7 @@ _MODULES = {
 def _classes() -> dict[str, type]:
     from .registry import ARCHITECTURES
 
-    return {each.__name__: each for row in ARCHITECTURES.values() for each in (row.config, row.base, row.head)}
+    return {each.__name__: each for row in ARCHITECTURES.values() for each in (row.config, *row.heads.values())}
 
 
 def __getattr__(name: str):

@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -35,10 +37,25 @@ from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from .models.modeling_cosmo_cnn import CosmoCnnForRegression, CosmoCnnModel
 from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
-from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
-from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
+from .models.modeling_hrm_go_coder import (
+    HrmGoCoderForCausalLM,
+    HrmGoCoderForSequenceClassification,
+    HrmGoCoderForTokenClassification,
+    HrmGoCoderModel,
+)
+from .models.modeling_hrm_lm import (
+    HrmLmForCausalLM,
+    HrmLmForSequenceClassification,
+    HrmLmForTokenClassification,
+    HrmLmModel,
+)
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
-from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
+from .models.modeling_rlm_mhc import (
+    RlmMhcForCausalLM,
+    RlmMhcForSequenceClassification,
+    RlmMhcForTokenClassification,
+    RlmMhcModel,
+)
 from .models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving, SeRrmPuzzleModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 
@@ -73,6 +90,8 @@ COSMOLOGY = {
     "app_tabs": (("Cosmology", "hrm_hf.app.cosmology_tab:cosmology_tab"),),
 }
 
+# What loads the classifiers of a row, in their order.
+CLASSIFIERS = (AutoModelForSequenceClassification, AutoModelForTokenClassification)
 
 # What a head can do beyond forward and loss, and the methods that it has for that.
 ABILITIES = {
@@ -97,6 +116,7 @@ class ArchitectureSpec:
         head: the model that is trained and used.
         head_auto_classes: the Auto classes that load `head`.
         pipeline: name of the pipeline that serves it, which is also the task on its card.
+        classifiers: heads on the same body that label texts and tokens, loaded by `CLASSIFIERS`.
         feature_extractor: what `AutoFeatureExtractor` loads for it.
         modules_to_save: names of modules that an adapter holds a trained copy of, because they are small and have to
             follow the body: heads that read its states, the puzzle table, batch norms with their running statistics.
@@ -115,6 +135,7 @@ class ArchitectureSpec:
     head: type[PreTrainedModel]
     head_auto_classes: tuple[type, ...]
     pipeline: str
+    classifiers: tuple[type[PreTrainedModel], ...] = ()
     feature_extractor: type | None = None
     modules_to_save: tuple[str, ...] = ()
     abilities: tuple[str, ...] = ()
@@ -133,7 +154,8 @@ class ArchitectureSpec:
     @property
     def heads(self) -> dict[type, type[PreTrainedModel]]:
         """Model class of each Auto class."""
-        return {AutoModel: self.base, **dict.fromkeys(self.head_auto_classes, self.head)}
+        own = {AutoModel: self.base, **dict.fromkeys(self.head_auto_classes, self.head)}
+        return own | dict(zip(CLASSIFIERS, self.classifiers))
 
     @property
     def halts(self) -> bool:
@@ -167,6 +189,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmGoCoderModel,
             HrmGoCoderForCausalLM,
             **LANGUAGE | {"app_tabs": (("Go coder", "hrm_hf.app.go_tab:go_tab"),)},
+            classifiers=(HrmGoCoderForSequenceClassification, HrmGoCoderForTokenClassification),
             modules_to_save=("refinement_head", "feedback_encoder"),
             abilities=("parameter_groups", "refinement"),
             gguf_layout="hrm_hf.export.gguf:go_coder_layout",
@@ -176,6 +199,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmLmModel,
             HrmLmForCausalLM,
             **LANGUAGE,
+            classifiers=(HrmLmForSequenceClassification, HrmLmForTokenClassification),
             modules_to_save=("q_head",),
             abilities=("recurrent_depth",),
             memory_shape="hrm_hf.launch.memory:segments_shape",
@@ -186,6 +210,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             RlmMhcModel,
             RlmMhcForCausalLM,
             **LANGUAGE | {"app_tabs": (*LANGUAGE["app_tabs"], ("mHC", "hrm_hf.app.mhc_tab:mhc_tab"))},
+            classifiers=(RlmMhcForSequenceClassification, RlmMhcForTokenClassification),
             abilities=("hyper_connections",),
             memory_shape="hrm_hf.launch.memory:streams_shape",
         ),

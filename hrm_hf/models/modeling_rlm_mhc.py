@@ -26,7 +26,11 @@ from transformers import DynamicCache, GenerationMixin, LlamaForCausalLM, PreTra
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
@@ -37,7 +41,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
-from .modeling_utils import CheckpointCodeMixin
+from .modeling_utils import CheckpointCodeMixin, OwnModelMixin
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view
 
 
@@ -335,4 +339,22 @@ class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
         return model
 
 
-__all__ = ["RlmMhcForCausalLM", "RlmMhcModel", "RlmMhcPreTrainedModel"]
+class RlmMhcForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, RlmMhcPreTrainedModel):
+    """`logits` [B, num_labels] of the last token that is no padding: a classifier, or a reward model."""
+
+    _model_class = RlmMhcModel
+
+
+class RlmMhcForTokenClassification(OwnModelMixin, GenericForTokenClassification, RlmMhcPreTrainedModel):
+    """`logits` [B, T, num_labels] of every token."""
+
+    _model_class = RlmMhcModel
+
+
+__all__ = [
+    "RlmMhcForCausalLM",
+    "RlmMhcForSequenceClassification",
+    "RlmMhcForTokenClassification",
+    "RlmMhcModel",
+    "RlmMhcPreTrainedModel",
+]

@@ -3,6 +3,7 @@
 - `PresetsMixin`: named configurations, as data at the end of a config class.
 - `CheckpointCodeMixin`: a checkpoint carries its code and names every head of its architecture, not only the one that
   was saved; it goes to the Hub with a card of ours where it would get the library's empty one.
+- `OwnModelMixin`: transformers' generic heads on models that came with a checkpoint.
 - `Float32Buffers`, `Float32Linear`: modules that compute in float32 inside a model that was cast to half precision.
 - `repair_4bit_layers`, `dequantize_weight`: 4-bit weights of bitsandbytes on the CPU, right for every width, and
   trained through after an evaluation.
@@ -25,6 +26,7 @@ from typing import Any, ClassVar
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import AutoModel
 
 
 class PresetsMixin:
@@ -84,6 +86,21 @@ class CheckpointCodeMixin:
                 f"({lost[0]}, ...): use peft's PeftModel.from_pretrained(base, {str(peft_model_id)!r}), or merge it"
             )
         return info
+
+
+class OwnModelMixin:
+    """Before a generic head of transformers, which builds its model by AutoModel; `_model_class` is that model.
+
+    AutoModel does not know the code that came with a checkpoint, and would ask whether to trust it once more. The
+    class of the config is another one each time the code is loaded, so it is told here.
+    """
+
+    _model_class: type
+
+    def __init__(self, config):
+        AutoModel.register(type(config), self._model_class, exist_ok=True)
+        self._model_class.register_for_auto_class()  # and the model, saved apart, takes its code with it
+        super().__init__(config)
 
 
 class Float32Buffers(nn.Module):

@@ -692,7 +692,7 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
 
 
 class OneStackMixin(OwnModelMixin):
-    """For classifiers: which of two stacks speaks for a token is said by tags, and texts to be classified have none."""
+    """For classifiers: which of two stacks speaks for a token is said by tags, and texts to be labelled have none."""
 
     _model_class = HrmGoCoderModel
 

@@ -14,7 +14,7 @@ from .lazy_registration import register_when_needed
 _MODULES = {
     "ActCarry": "models.act",
     "AutoModelForPuzzleSolving": "registry",
-    "CosmologyRegressionPipeline": "cosmology.pipeline",
+    "CosmologyRegressionPipeline": "models.pipeline_cosmo",
     "PuzzleSolution": "models.puzzle_restarts",
     "PuzzleSolvingOutput": "models.modeling_puzzle",
     "PuzzleSolvingPipeline": "puzzles.pipeline",

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 
 
 CONFIGS = "transformers.models.auto.configuration_auto"
-PIPELINES = ("puzzles.pipeline", "cosmology.pipeline", "text.rlm.pipeline")
+PIPELINES = ("puzzles.pipeline", "text.rlm.pipeline")
 
 
 def register_when_needed() -> None:
@@ -42,9 +42,17 @@ def _complete_push(folder: str, repo_id: str) -> None:
 
 
 def _load_pipelines() -> None:
-    """Each registers itself when it is loaded."""
+    """Each registers itself when it is loaded, but for that which travels with checkpoints as it is."""
     for name in PIPELINES:
         import_module(f"hrm_hf.{name}")
+    from transformers import AutoModelForImageClassification
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    from .models.pipeline_cosmo import CosmologyRegressionPipeline
+
+    PIPELINE_REGISTRY.register_pipeline(
+        "cosmology-regression", CosmologyRegressionPipeline, pt_model=AutoModelForImageClassification, type="image"
+    )
 
 
 def _load_registry_on_unknown_types() -> None:

@@ -258,6 +258,7 @@ def register(complete_push: Callable[[str, str], None] | None = None) -> None:
     for row in ARCHITECTURES.values():
         AutoConfig.register(row.model_type, row.config, exist_ok=True)
         row.config.register_for_auto_class()
+        row.config._has_pipelines = True
         auto_map = {"AutoConfig": _code_name(row.config)}
         for auto_class, model_class in row.heads.items():
             auto_class.register(row.config, model_class, exist_ok=True)

@@ -11,7 +11,7 @@ import math
 import threading
 from contextlib import ContextDecorator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -55,6 +55,9 @@ from .puzzle_restarts import (
     validate_choice,
 )
 
+
+if TYPE_CHECKING:
+    from .pipeline_puzzle import PuzzlePipeline  # noqa: F401 - so that it travels
 
 MAX_BLOCKS_IN_ONE_GRAPH = 32
 DEFAULT_NOISE = 0.2  # of restarts; the initial latent states themselves have a std of 1
@@ -376,6 +379,9 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
     # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
     has_continue_value: bool
     learns_to_halt = True  # False: rows halt at random in training, and q_halt has no loss
+    _custom_pipelines = {
+        "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
+    }
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)

@@ -20,6 +20,7 @@ bitsandbytes 0.50 has three faults on the CPU, found by measurement; its GPU cod
 
 import math
 from collections.abc import Callable
+from copy import deepcopy
 from functools import partial
 from typing import Any, ClassVar
 
@@ -50,18 +51,27 @@ class PresetsMixin:
 class CheckpointCodeMixin:
     """For pretrained-model classes; `hrm_hf.registry` fills `_auto_map` with Auto class -> "module.Class".
 
+    `_custom_pipelines` is what config.json says of the pipeline that travels with a head: task -> "impl" (module and
+    class), "pt" (Auto classes of transformers), "type" of its inputs. Its module travels because that of the head
+    names it in an import, if only for type checkers.
+
     It also fills `_complete_push`, which adds a model card and the code's license to a folder (argument 1) that goes
     to a repository (2). Where the code runs without the package, a push has the library's card.
     """
 
     _auto_map: dict[str, str] | None = None
+    _custom_pipelines: dict[str, dict[str, Any]] | None = None
     _complete_push: Callable[[str, str], None] | None = None
 
     def save_pretrained(self, save_directory, **kwargs):
         """As in transformers."""
         if self._auto_map:
             self.config.auto_map = dict(self._auto_map)
+        if self._custom_pipelines:
+            self.config.custom_pipelines = deepcopy(self._custom_pipelines)
         super().save_pretrained(save_directory, **kwargs)
+        if self._custom_pipelines and self._auto_map:  # in the package its own pipelines serve, see BoundedFields
+            del self.config.custom_pipelines
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
         """The last step of `push_to_hub` in transformers, with a card that says what the model is."""

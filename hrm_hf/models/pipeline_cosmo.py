@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoModelForImageClassification, Pipeline
-from transformers.pipelines import PIPELINE_REGISTRY
+from transformers import Pipeline
 
-from ..io.pipeline_batches import OwnBatchesMixin
-from ..models.map_files import MAX_PIXELS
-from ..models.posterior_head import CosmoRegressionOutput
+from .map_files import MAX_PIXELS
+from .pipeline_batches import OwnBatchesMixin
+from .posterior_head import CosmoRegressionOutput
 
 
 INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
@@ -144,8 +143,3 @@ def _is_many(inputs: Any) -> bool:
         return False
     listed = isinstance(inputs, (list, tuple)) and not isinstance(inputs[0], (list, tuple))
     return listed or np.ndim(inputs) == 4
-
-
-PIPELINE_REGISTRY.register_pipeline(
-    "cosmology-regression", CosmologyRegressionPipeline, pt_model=(AutoModelForImageClassification,), type="image"
-)

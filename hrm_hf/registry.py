@@ -90,8 +90,11 @@ COSMOLOGY = {
     "app_tabs": (("Cosmology", "hrm_hf.app.cosmology_tab:cosmology_tab"),),
 }
 
-# What loads the classifiers of a row, in their order.
-CLASSIFIERS = (AutoModelForSequenceClassification, AutoModelForTokenClassification)
+# What loads the classifiers of a row, in their order, and the pipelines that serve them.
+CLASSIFIERS = {
+    AutoModelForSequenceClassification: "text-classification",
+    AutoModelForTokenClassification: "token-classification",
+}
 
 # What a head can do beyond forward and loss, and the methods that it has for that.
 ABILITIES = {
@@ -156,6 +159,11 @@ class ArchitectureSpec:
         """Model class of each Auto class."""
         own = {AutoModel: self.base, **dict.fromkeys(self.head_auto_classes, self.head)}
         return own | dict(zip(CLASSIFIERS, self.classifiers))
+
+    def task_of(self, config: PreTrainedConfig) -> str:
+        """The pipeline that serves the checkpoint of a config: of its classifier, where it is one."""
+        tasks = {head.__name__: task for head, task in zip(self.classifiers, CLASSIFIERS.values())}
+        return next((tasks[name] for name in config.architectures or () if name in tasks), self.pipeline)
 
     @property
     def halts(self) -> bool:

@@ -1,4 +1,4 @@
-"""What our pipelines share: batches of inputs that no tokenizer pads, and random numbers that repeat."""
+"""Parts that our pipelines share: batches of inputs that no tokenizer pads, and random numbers that repeat."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

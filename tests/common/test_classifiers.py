@@ -7,6 +7,7 @@ import clean_process
 import every
 import pytest
 import torch
+from datasets import Dataset
 from tolerances import assert_copied, assert_equal_but_for_rounding
 from transformers import (
     AutoConfig,
@@ -162,6 +163,24 @@ def test_texts_of_a_batch_need_a_padding_token():
     model.config.pad_token_id = None
     with pytest.raises(ValueError, match="no padding token is defined"):
         model(**every.inputs("hrm_lm"))
+
+
+@pytest.mark.slow
+@each_name
+def test_trls_reward_trainer_teaches_which_answer_is_chosen(name, tmp_path):
+    trl = pytest.importorskip("trl")
+    pairs = {"chosen": ["a good tale", "a good end"] * 8, "rejected": ["a bad tale", "a bad end"] * 8}
+    arguments = trl.RewardConfig(
+        tmp_path, max_steps=10, learning_rate=5e-3, use_cpu=True, bf16=False, logging_steps=5, save_strategy="no",
+        report_to="none", disable_tqdm=True,
+    )  # fmt: skip
+    trainer = trl.RewardTrainer(
+        classifier(name, AutoModelForSequenceClassification, labels=1), arguments,
+        train_dataset=Dataset.from_dict(pairs), processing_class=every.processor(name),
+    )  # fmt: skip
+    trainer.train()
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    assert losses[-1] < 0.1 < losses[0]
 
 
 @each_head

@@ -8,6 +8,8 @@ of the Go coder, `pipeline(..., trust_remote_code=True)` in a process that canno
 """
 
 import json
+import logging
+import os
 import subprocess
 import sys
 import tempfile
@@ -17,6 +19,8 @@ from pathlib import Path
 
 import torch
 import transformers
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 from transformers import (
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -141,7 +145,7 @@ def check_b7_hidden_states() -> str:
         assert [tuple(state.shape) for state in states] == [(2, 7, 32)] * (layers + 1), [s.shape for s in states]
         streams = model(ids, output_streams=True).streams
         shape = (2, 7, 3, 32) if model.config.mhc_enabled else (2, 7, 32)
-        assert [tuple(stream.shape) for stream in streams] == [shape] * (layers + 1)
+        assert [tuple(stream.shape) for stream in streams] == [shape] * layers
     return f"{len(states)} states, {len(streams)} streams"
 
 
@@ -226,8 +230,6 @@ def _prompt() -> torch.Tensor:
 
 def _said(call: Callable) -> str:
     """What a call logs as a warning through transformers' logger, or warns of."""
-    import logging
-
     lines = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
@@ -249,9 +251,6 @@ def _extractor(model):
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:
-    from tokenizers import Tokenizer
-    from tokenizers.models import WordLevel
-
     words = {"<pad>": PAD, **{f"w{i}": i for i in range(80) if i != PAD}}
     return PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WordLevel(words, unk_token="w0")), pad_token="<pad>")
 
@@ -287,9 +286,9 @@ def _elsewhere(code: str, folder: Path) -> str:
     """What a process prints that cannot import the package."""
     ended = subprocess.run(
         [sys.executable, "-c", WITHOUT_THE_PACKAGE + code], cwd=folder, stdin=subprocess.DEVNULL,
-        capture_output=True, text=True, timeout=300,
+        capture_output=True, text=True, timeout=300, env={**os.environ, "HF_HOME": str(folder / "hf_home")},
     )  # fmt: skip
-    assert ended.returncode == 0, ended.stderr[-6000:]
+    assert ended.returncode == 0, ended.stderr.strip().splitlines()[-1]
     return ended.stdout
 
 

@@ -21,10 +21,11 @@ import torch
 from report import machine, make_parser, write_report
 
 from hrm_hf import AutoModelForPuzzleSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.models.pipeline_batches import seeded
 from hrm_hf.models.puzzle_restarts import CHOICES
 from hrm_hf.puzzles.accuracy import correct_cells, wilson_interval
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
-from hrm_hf.puzzles.breadth import choice_of_answers, seeded
+from hrm_hf.puzzles.breadth import choice_of_answers
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.sudoku import generated_sudoku

@@ -14,7 +14,7 @@ from .lazy_registration import register_when_needed
 _MODULES = {
     "ActCarry": "models.act",
     "AutoModelForPuzzleSolving": "registry",
-    "CosmologyRegressionPipeline": "cosmology.pipeline",
+    "CosmologyRegressionPipeline": "models.pipeline_cosmo",
     "PuzzleSolution": "models.puzzle_restarts",
     "PuzzleSolvingOutput": "models.modeling_puzzle",
     "PuzzleSolvingPipeline": "puzzles.pipeline",
@@ -27,7 +27,7 @@ _MODULES = {
 def _classes() -> dict[str, type]:
     from .registry import ARCHITECTURES
 
-    return {each.__name__: each for row in ARCHITECTURES.values() for each in (row.config, row.base, row.head)}
+    return {each.__name__: each for row in ARCHITECTURES.values() for each in (row.config, *row.heads.values())}
 
 
 def __getattr__(name: str):

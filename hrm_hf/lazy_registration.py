@@ -13,7 +13,8 @@ from importlib.machinery import ModuleSpec
 
 
 CONFIGS = "transformers.models.auto.configuration_auto"
-PIPELINES = ("puzzles.pipeline", "cosmology.pipeline", "text.rlm.pipeline")
+TRAVELLING = "hrm_hf.models.pipeline_cosmo"
+PIPELINES = (TRAVELLING, "hrm_hf.puzzles.pipeline", "hrm_hf.text.rlm.pipeline")
 
 
 def register_when_needed() -> None:
@@ -42,9 +43,19 @@ def _complete_push(folder: str, repo_id: str) -> None:
 
 
 def _load_pipelines() -> None:
-    """Each registers itself when it is loaded."""
+    """Each registers itself when it is loaded, but for that which travels with checkpoints."""
     for name in PIPELINES:
-        import_module(f"hrm_hf.{name}")
+        import_module(name)
+
+
+def _register_travelling() -> None:
+    from transformers import AutoModelForImageClassification
+    from transformers.pipelines import PIPELINE_REGISTRY
+
+    pipeline_class = sys.modules[TRAVELLING].CosmologyRegressionPipeline
+    PIPELINE_REGISTRY.register_pipeline(
+        "cosmology-regression", pipeline_class, pt_model=(AutoModelForImageClassification,), type="image"
+    )
 
 
 def _load_registry_on_unknown_types() -> None:
@@ -71,6 +82,7 @@ AFTER_IMPORT: dict[str, Callable[[], None]] = {
     "transformers.pipelines": _load_pipelines,
     "hrm_hf.models": _load_registry,
     "hrm_hf.registry": _register,
+    TRAVELLING: _register_travelling,
 }
 
 

@@ -18,6 +18,8 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageClassification,
     AutoModelForMaskedLM,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     PreTrainedConfig,
     PreTrainedModel,
 )
@@ -35,10 +37,25 @@ from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from .models.modeling_cosmo_cnn import CosmoCnnForRegression, CosmoCnnModel
 from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
-from .models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
-from .models.modeling_hrm_lm import HrmLmForCausalLM, HrmLmModel
+from .models.modeling_hrm_go_coder import (
+    HrmGoCoderForCausalLM,
+    HrmGoCoderForSequenceClassification,
+    HrmGoCoderForTokenClassification,
+    HrmGoCoderModel,
+)
+from .models.modeling_hrm_lm import (
+    HrmLmForCausalLM,
+    HrmLmForSequenceClassification,
+    HrmLmForTokenClassification,
+    HrmLmModel,
+)
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
-from .models.modeling_rlm_mhc import RlmMhcForCausalLM, RlmMhcModel
+from .models.modeling_rlm_mhc import (
+    RlmMhcForCausalLM,
+    RlmMhcForSequenceClassification,
+    RlmMhcForTokenClassification,
+    RlmMhcModel,
+)
 from .models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving, SeRrmPuzzleModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
 
@@ -73,6 +90,11 @@ COSMOLOGY = {
     "app_tabs": (("Cosmology", "hrm_hf.app.cosmology_tab:cosmology_tab"),),
 }
 
+# What loads the classifiers of a row, in their order, and the pipelines that serve them.
+CLASSIFIERS = {
+    AutoModelForSequenceClassification: "text-classification",
+    AutoModelForTokenClassification: "token-classification",
+}
 
 # What a head can do beyond forward and loss, and the methods that it has for that.
 ABILITIES = {
@@ -97,6 +119,7 @@ class ArchitectureSpec:
         head: the model that is trained and used.
         head_auto_classes: the Auto classes that load `head`.
         pipeline: name of the pipeline that serves it, which is also the task on its card.
+        classifiers: heads on the same body that label texts and tokens, loaded by `CLASSIFIERS`.
         feature_extractor: what `AutoFeatureExtractor` loads for it.
         modules_to_save: names of modules that an adapter holds a trained copy of, because they are small and have to
             follow the body: heads that read its states, the puzzle table, batch norms with their running statistics.
@@ -115,6 +138,7 @@ class ArchitectureSpec:
     head: type[PreTrainedModel]
     head_auto_classes: tuple[type, ...]
     pipeline: str
+    classifiers: tuple[type[PreTrainedModel], ...] = ()
     feature_extractor: type | None = None
     modules_to_save: tuple[str, ...] = ()
     abilities: tuple[str, ...] = ()
@@ -133,7 +157,13 @@ class ArchitectureSpec:
     @property
     def heads(self) -> dict[type, type[PreTrainedModel]]:
         """Model class of each Auto class."""
-        return {AutoModel: self.base, **dict.fromkeys(self.head_auto_classes, self.head)}
+        own = {AutoModel: self.base, **dict.fromkeys(self.head_auto_classes, self.head)}
+        return own | dict(zip(CLASSIFIERS, self.classifiers))
+
+    def task_of(self, config: PreTrainedConfig) -> str:
+        """The pipeline that serves the checkpoint of a config: of its classifier, where it is one."""
+        tasks = {head.__name__: task for head, task in zip(self.classifiers, CLASSIFIERS.values())}
+        return next((tasks[name] for name in config.architectures or () if name in tasks), self.pipeline)
 
     @property
     def halts(self) -> bool:
@@ -167,6 +197,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmGoCoderModel,
             HrmGoCoderForCausalLM,
             **LANGUAGE | {"app_tabs": (("Go coder", "hrm_hf.app.go_tab:go_tab"),)},
+            classifiers=(HrmGoCoderForSequenceClassification, HrmGoCoderForTokenClassification),
             modules_to_save=("refinement_head", "feedback_encoder"),
             abilities=("parameter_groups", "refinement"),
             gguf_layout="hrm_hf.export.gguf:go_coder_layout",
@@ -176,6 +207,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             HrmLmModel,
             HrmLmForCausalLM,
             **LANGUAGE,
+            classifiers=(HrmLmForSequenceClassification, HrmLmForTokenClassification),
             modules_to_save=("q_head",),
             abilities=("recurrent_depth",),
             memory_shape="hrm_hf.launch.memory:segments_shape",
@@ -186,6 +218,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             RlmMhcModel,
             RlmMhcForCausalLM,
             **LANGUAGE | {"app_tabs": (*LANGUAGE["app_tabs"], ("mHC", "hrm_hf.app.mhc_tab:mhc_tab"))},
+            classifiers=(RlmMhcForSequenceClassification, RlmMhcForTokenClassification),
             abilities=("hyper_connections",),
             memory_shape="hrm_hf.launch.memory:streams_shape",
         ),
@@ -233,6 +266,7 @@ def register(complete_push: Callable[[str, str], None] | None = None) -> None:
     for row in ARCHITECTURES.values():
         AutoConfig.register(row.model_type, row.config, exist_ok=True)
         row.config.register_for_auto_class()
+        row.config._has_pipelines = True
         auto_map = {"AutoConfig": _code_name(row.config)}
         for auto_class, model_class in row.heads.items():
             auto_class.register(row.config, model_class, exist_ok=True)

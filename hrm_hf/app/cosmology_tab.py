@@ -7,10 +7,10 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ..cosmology.pipeline import INTERVALS, CosmologyRegressionPipeline
 from ..cosmology.plots import SYMBOLS, draw_region
 from ..cosmology.simulation.maps import MapSettings, generate_map
 from ..models.feature_extraction_cosmo import FILE_KINDS
+from ..models.pipeline_cosmo import INTERVALS, CosmologyRegressionPipeline
 from ..registry import architecture_of
 from ..trainer.plots import ACCENT, EXTRA
 from .limits import MAX_SEED, UPLOAD_PIXELS, checked, own_uploads

@@ -83,7 +83,7 @@ def update_model_card(
     dataset = Path(dataset).resolve().name if Path(dataset).exists() else dataset
     new = [
         EvalResult(
-            task_type=row.pipeline if row else "text-generation",
+            task_type=row.task_of(config) if row else "text-generation",
             dataset_type=dataset,
             dataset_name=Path(dataset).name,
             dataset_split=split,
@@ -122,6 +122,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     row, license = architecture_of(config), license_of_checkpoint(folder)
     metadata = ModelCardData(
         license=(license or UNKNOWN_LICENSE).lower(),
+        pipeline_tag=row.task_of(config),
         datasets=hub_datasets(folder) or None,
         base_model=base_model(folder),
     )
@@ -130,6 +131,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
         template_str="{% include card %}",  # the library's own environment finds no layouts and escapes nothing
         card=_environment().get_template(template.name),
         config=config,
+        task=row.task_of(config),
         name=folder.resolve().name,
         parameters=f"{_count_parameters(config) if parameters is None else parameters:,}",
         data=data_licenses(folder),

@@ -280,7 +280,7 @@ def _complete(contents: Contents, folder: Path) -> None:
 
 
 def _add_code(contents: Contents, folder: Path, config) -> None:
-    """The modules of the architecture as this package has them, every head in `auto_map`, the code's license."""
+    """The modules of the architecture as this package has them, what config.json says of them, the code's license."""
     modules = code_files(type(config))
     contents.files |= modules
     other = [
@@ -290,11 +290,14 @@ def _add_code(contents: Contents, folder: Path, config) -> None:
         contents.notes.append(f"{', '.join(other)}: as in this version of the package, not as in the folder")
     others = [file.name for file in sorted(folder.glob("*.py")) if file.name not in contents.files]
     contents.left_out |= dict.fromkeys(others, "no code of this architecture; --include adds it")
-    auto_map = ARCHITECTURES[type(config)].head._auto_map
+    head = ARCHITECTURES[type(config)].head
     content = json.loads((folder / CONFIG).read_text())
-    if content.get("auto_map") != auto_map:
-        contents.files[CONFIG] = (json.dumps({**content, "auto_map": auto_map}, indent=2) + "\n").encode()
-        contents.notes.append(f"{CONFIG}: auto_map names every head")
+    said = {"auto_map": head._auto_map}
+    if head._custom_pipelines and content.get("architectures") == [head.__name__]:
+        said["custom_pipelines"] = head._custom_pipelines
+    if content != content | said:
+        contents.files[CONFIG] = (json.dumps(content | said, indent=2) + "\n").encode()
+        contents.notes.append(f"{CONFIG}: names every head and the pipeline of the code ({', '.join(said)})")
     contents.files[CODE_LICENSE] = code_license()
 
 

@@ -14,7 +14,7 @@ import dataclasses
 import math
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
 
 MAX_PARAMETERS = 10**12  # the largest dense models published have about half of it; 2 TB in bfloat16
@@ -129,8 +129,14 @@ class BoundedFields:
                 field.metadata = MappingProxyType({**field.metadata, "validator": bound})
         super().__init_subclass__(*args, **kwargs)
 
+    # In the package, which sets it, `pipeline` takes the package's pipelines, and not what a checkpoint carries for
+    # processes without: that would have to be trusted first, and can do less.
+    _has_pipelines: ClassVar[bool] = False
+
     def __post_init__(self, **kwargs: Any):
         LABELS(kwargs.get("num_labels"))
+        if self._has_pipelines:
+            kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
 
     def validate_all_bounds(self):

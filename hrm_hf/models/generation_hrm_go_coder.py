@@ -8,18 +8,22 @@
     <PR_TITLE>..., <PR_BODY>...         a task, as the original's prompts
     anything else                       a stream of the training format: plain autoregression, nothing inserted
 
-In the first three cases plan and tags stay hidden: what is returned is the prompt and the code that follows.
+In the first three cases plan and tags stay hidden: what is returned is the prompt and the code that follows, and that
+is what criteria and processors of a caller see.
 `generate_with_refinement` goes on after the first attempt: a validator looks, the refinement head (or, in a unified
 model, the decision token) decides, and the attempt and the feedback are in the stream when the next one is written.
 """
 
 import copy
+import inspect
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers import GenerationMixin
+from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
@@ -56,19 +60,26 @@ IN_PLANS = {
     for token in ("<STEP>", *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{k}>" for k in TARGET_KINDS))
 }
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
+POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # behind inputs and generation_config
 LEAST_CODE = 16  # tokens for which a further attempt is worth starting
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
-class GoCoderGenerateOutput(ModelOutput):
-    """`sequences` [B, S]: prompt and code. `plan_ids`: the plan of each row, a list of ids without its tags.
+class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
+    """transformers' output, of the code alone, and beside it how the code came about.
 
-    `code` is transformers' own output of the code stage (scores, logits, ...), whose sequences have the hidden stream.
+    `sequences` [B, S] is prompt and code, in which </s> stands for </CODE>. `scores` and `logits` have an entry for
+    each token of the code, and under </s> what </CODE> had. Attentions and hidden states are the hidden stream's.
+
+    Attributes:
+        plan_ids: the plan of each row, a list of ids without its tags.
+        streams: [B, T], the hidden streams with plan and code, padded on the left.
     """
 
-    sequences: torch.LongTensor | None = None
     plan_ids: list[list[int]] | None = None
-    code: ModelOutput | None = None
+    streams: torch.LongTensor | None = None
 
 
 @dataclass
@@ -159,7 +170,9 @@ class GoCoderGenerationMixin(GenerationMixin):
             generation_config: as in transformers. Without a length, `code_budget` new tokens; plans have
                 `plan_budget` besides.
             plan_first: False continues every prompt as it is.
-            return_plan: return `GoCoderGenerateOutput`.
+            return_plan: return `GoCoderGenerateOutput`, as `return_dict_in_generate` does.
+
+        Embeddings show no tags: a prompt in `inputs_embeds` is continued as code, without plan, which is logged.
 
         Raises:
             ValueError: streams and prompts in one batch; a prompt too long for the model.
@@ -168,14 +181,21 @@ class GoCoderGenerationMixin(GenerationMixin):
         rows = None
         # An assistant drafts the stream of another model, as far as that has come.
         drafts = generation_config is not None and generation_config.is_assistant
-        begins = torch.is_tensor(ids) and kwargs.get("past_key_values") is None
+        begins = kwargs.get("past_key_values") is None
         if plan_first and self.config.tagged and begins and not drafts:
-            rows = self._tasks(ids, kwargs.get("attention_mask"))
+            if kwargs.get("inputs_embeds") is not None:
+                logger.warning(
+                    "inputs_embeds show no tags: they are continued as code, without a plan, and what is written may "
+                    "hold tags. Give input_ids alone for a plan, or plan_first=False if this is meant"
+                )
+            elif torch.is_tensor(ids):
+                rows = self._tasks(ids, kwargs.get("attention_mask"))
         if rows is None:
             return super().generate(inputs, generation_config, *args, **kwargs)
         kwargs.pop("input_ids", None)
         kwargs.pop("attention_mask", None)
-        return self._generate_planned(ids, rows, generation_config, return_plan, *args, **kwargs)
+        kwargs |= zip(POSITIONAL, args)
+        return self._generate_planned(ids, rows, generation_config, return_plan, **kwargs)
 
     def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[_Row] | None:
         """The rows of a batch as tasks, or None if they are streams."""
@@ -193,13 +213,14 @@ class GoCoderGenerationMixin(GenerationMixin):
             )
         return rows
 
-    def _generate_planned(self, ids, rows, generation_config, return_plan, *args, **kwargs):
+    def _generate_planned(self, ids, rows, generation_config, return_plan, **kwargs):
         settings = copy.deepcopy(generation_config if generation_config is not None else self.generation_config)
         kwargs = settings.update(**kwargs)
         width = ids.shape[1]
-        if settings.max_new_tokens is None:
-            longest = settings.max_length
-            settings.max_new_tokens = self.config.code_budget if longest is None else max(1, longest - width)
+        asked = settings.max_new_tokens
+        if asked is None and settings.max_length is not None:
+            asked = max(1, settings.max_length - width)
+        settings.max_new_tokens = self.config.code_budget if asked is None else asked
         settings.max_length = None
         wants_dict = settings.return_dict_in_generate or return_plan
         copies = settings.num_return_sequences or 1
@@ -207,29 +228,38 @@ class GoCoderGenerationMixin(GenerationMixin):
             rows = [copy.deepcopy(row) for row in rows for _ in range(copies)]
             settings.num_return_sequences = 1
         streamer = kwargs.pop("streamer", None)
+        own_ends = settings.eos_token_id or []  # the config's </s>, or what a caller ends with
+        own_ends = [own_ends] if isinstance(own_ends, int) else own_ends
         self._write_plans(rows, settings, kwargs)
         prompts = [[*row.stream(), *row.plan, CODE, *row.prefix] for row in rows]
+        start = max(map(len, prompts))
+        room = self.config.max_position_embeddings - start
+        if asked is not None and asked > room > 0:
+            logger.warning(
+                "%d new tokens were asked for, and at most %d are written: prompt and plan take %d of the model's %d "
+                "positions (max_position_embeddings)",
+                asked, room, start, self.config.max_position_embeddings,
+            )  # fmt: skip
         if streamer is not None:
             streamer = _CodeStreamer(streamer, ids)
+        kwargs |= _for_visible(kwargs, ids.repeat_interleave(len(rows) // len(ids), dim=0), start)
         output = self._continue(
-            prompts, settings, settings.max_new_tokens, {END_CODE}, {END_CODE}, *args, streamer=streamer, **kwargs
+            prompts, settings, settings.max_new_tokens, {END_CODE, *own_ends}, {END_CODE}, streamer=streamer, **kwargs
         )
-        sequences = output.sequences if isinstance(output, ModelOutput) else output
-        written = sequences[:, max(map(len, prompts)) :]
-        written = torch.where(written == END_CODE, TOKEN_IDS[EOS], written)
-        sequences = torch.cat([ids.repeat_interleave(copies, dim=0), written], dim=1)
+        streams = output.sequences if isinstance(output, ModelOutput) else output
+        written = streams[:, start:]
+        sequences = torch.cat([ids.repeat_interleave(copies, dim=0), _with_visible_end(written)], dim=1)
         if not wants_dict:
             return sequences
-        return GoCoderGenerateOutput(
-            sequences=sequences,
-            plan_ids=[_inside(row.plan) for row in rows],
-            code=output if isinstance(output, ModelOutput) else None,
-        )
+        parts = dict(output) if isinstance(output, ModelOutput) else {}
+        for name in {"scores", "logits"} & parts.keys():
+            _show_end(parts[name], written, parts.get("beam_indices"))
+        parts |= {"sequences": sequences, "plan_ids": [_inside(row.plan) for row in rows], "streams": streams}
+        return GoCoderGenerateOutput(**parts)
 
     def _write_plans(self, rows: list[_Row], settings, kwargs) -> None:
         """Gives each row a plan with its tags. What a caller asks of the code is not asked of the plan."""
-        settings = copy.deepcopy(settings)
-        settings.num_return_sequences, settings.return_dict_in_generate = 1, False
+        settings = _for_ids_alone(settings)
         settings.min_new_tokens = settings.stop_strings = None
         settings.min_length = 0
         kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY}
@@ -244,7 +274,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             row.plan = [PLAN, *text, END_PLAN]
             row.spent += len(text) + 1
 
-    def _continue(self, prompts, settings, budget: int, ends: set[int], tags: set[int], *args, **kwargs):
+    def _continue(self, prompts, settings, budget: int, ends: set[int], tags: set[int], **kwargs):
         """transformers' generate on prompts of different lengths; of all tags only `tags` and EOS can be written."""
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
@@ -254,7 +284,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             )
         settings = copy.deepcopy(settings)
         settings.max_new_tokens = min(budget, limit - longest)
-        settings.eos_token_id = [*ends, TOKEN_IDS[EOS]]
+        settings.eos_token_id = sorted({*ends, TOKEN_IDS[EOS]})
         settings.pad_token_id = TOKEN_IDS[PAD]
         hidden = [token for token in range(len(SPECIAL_TOKENS)) if token not in tags and token != TOKEN_IDS[EOS]]
         settings.suppress_tokens = [*(settings.suppress_tokens or []), *hidden]
@@ -264,7 +294,7 @@ class GoCoderGenerationMixin(GenerationMixin):
             ids[index, longest - len(prompt) :] = torch.tensor(prompt)
             mask[index, longest - len(prompt) :] = 1
         ids, mask = ids.to(self.device), mask.to(self.device)
-        return GenerationMixin.generate(self, ids, settings, *args, attention_mask=mask, **kwargs)
+        return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
     # ---- refinement ----
 
@@ -398,8 +428,7 @@ class GoCoderGenerationMixin(GenerationMixin):
                 row.stopped = "tokens"
 
     def _write_codes(self, rows, settings, kwargs, budget: int, most: int | None) -> list[list[int]]:
-        settings = copy.deepcopy(settings)
-        settings.num_return_sequences, settings.return_dict_in_generate = 1, False
+        settings = _for_ids_alone(settings)
         prompts = [[*row.stream(), CODE, *row.prefix] for row in rows]
         # </CODE> needs a place too, also behind code that was cut.
         budget = min(budget, self.config.max_position_embeddings - max(map(len, prompts)) - 1)
@@ -453,6 +482,53 @@ def _read_prompt(prompt: list[int]) -> _Row | None:
     if task and task[-1] in (END_PROBLEM, END_CONTEXT) and not {PLAN, CODE} & set(task):
         return _Row([bos, *task], [])
     return None
+
+
+def _for_ids_alone(settings):
+    """A copy of generation settings that returns one sequence a prompt, and nothing else."""
+    settings = copy.deepcopy(settings)
+    settings.num_return_sequences = 1
+    for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):
+        setattr(settings, name, False)
+    return settings
+
+
+def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
+    """A caller's criteria, processors and prefix function, shown `prompts` [B, W] instead of `start` hidden tokens."""
+
+    def visible(streams: torch.Tensor) -> torch.Tensor:  # [B * beams, T]
+        shown = prompts.to(streams.device).repeat_interleave(len(streams) // len(prompts), dim=0)
+        return torch.cat([shown, _with_visible_end(streams[:, start:])], dim=1)
+
+    def criterion(inner):
+        return lambda streams, scores, **more: inner(visible(streams), scores, **more)
+
+    def processor(inner):
+        return lambda streams, scores: inner(visible(streams), scores)
+
+    found = {}
+    for name, wrap in (("stopping_criteria", criterion), ("logits_processor", processor)):
+        if kwargs.get(name):
+            found[name] = type(kwargs[name])(map(wrap, kwargs[name]))
+    if allowed := kwargs.get("prefix_allowed_tokens_fn"):
+        found["prefix_allowed_tokens_fn"] = lambda row, stream: allowed(
+            row, torch.cat([prompts[row].to(stream.device), stream[start:]])
+        )
+    return found
+
+
+def _with_visible_end(written: torch.Tensor) -> torch.Tensor:
+    """</CODE> is shown as </s>, which every tokenizer's user takes for an end."""
+    return torch.where(written == END_CODE, TOKEN_IDS[EOS], written)
+
+
+def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indices: torch.Tensor | None) -> None:
+    """Exchanges the scores [B * beams, V] of </CODE> and </s> where </CODE> was written, in place."""
+    ends = [TOKEN_IDS[EOS], END_CODE]
+    places = (written == END_CODE).nonzero().tolist()
+    rows = {(step, row if beam_indices is None else int(beam_indices[row, step])) for row, step in places}
+    for step, row in rows:
+        scores[step][row, ends] = scores[step][row, ends[::-1]]
 
 
 def _until(tokens: list[int], ends: set[int]) -> list[int]:

@@ -32,7 +32,11 @@ from transformers import DynamicCache, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
 from transformers.models.llama.modeling_llama import (
@@ -50,7 +54,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_hrm_go_coder import HrmGoCoderConfig
 from .generation_hrm_go_coder import GoCoderGenerationMixin
-from .modeling_utils import CheckpointCodeMixin, validate_call
+from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .processing_hrm_go_coder import (
     CATEGORIES,
     DECISION_TOKENS,
@@ -697,6 +701,28 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         return total / weight[flat.clamp(min=0)].mul(known).sum().clamp(min=1e-9), known.sum()
 
 
+class OneStackMixin(OwnModelMixin):
+    """For classifiers: which of two stacks speaks for a token is said by tags, and texts to be labelled have none."""
+
+    _model_class = HrmGoCoderModel
+
+    def __init__(self, config: HrmGoCoderConfig):
+        if not config.unified:
+            raise ValueError(
+                "unified=False: a Go coder of two stacks has no classifier; use a unified one (preset 'unified': "
+                "unified=True, generator_layers=0)"
+            )
+        super().__init__(config)
+
+
+class HrmGoCoderForSequenceClassification(OneStackMixin, GenericForSequenceClassification, HrmGoCoderPreTrainedModel):
+    """`logits` [B, num_labels] of the last token that is no padding: a classifier, or a reward model."""
+
+
+class HrmGoCoderForTokenClassification(OneStackMixin, GenericForTokenClassification, HrmGoCoderPreTrainedModel):
+    """`logits` [B, T, num_labels] of every token."""
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def forward(ctx, hidden, weight, targets, token_weights):
@@ -750,4 +776,10 @@ def linear_cross_entropy(
     return _LinearCrossEntropy.apply(hidden, weight, targets, token_weights)
 
 
-__all__ = ["HrmGoCoderForCausalLM", "HrmGoCoderModel", "HrmGoCoderPreTrainedModel"]
+__all__ = [
+    "HrmGoCoderForCausalLM",
+    "HrmGoCoderForSequenceClassification",
+    "HrmGoCoderForTokenClassification",
+    "HrmGoCoderModel",
+    "HrmGoCoderPreTrainedModel",
+]

@@ -31,7 +31,11 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, DynamicCache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
 from transformers.models.llama.modeling_llama import (
@@ -48,7 +52,7 @@ from transformers.utils.output_capturing import capture_outputs
 from .act import exploration_min_steps
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import FixedExit, SegmentState, exit_class, segment_losses
-from .modeling_utils import CheckpointCodeMixin, validate_call
+from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .recurrent_cache import RecurrentCache, VisitedLayersMixin
 
 
@@ -533,4 +537,18 @@ def _real_tokens(attention_mask: torch.Tensor | None, x: torch.Tensor) -> torch.
     return torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
 
 
-__all__ = ["HrmLmForCausalLM", "HrmLmModel"]
+class HrmLmForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, HrmLmPreTrainedModel):
+    """`logits` [B, num_labels] of the last token that is no padding, where it halts: for classes or rewards."""
+
+    _model_class = HrmLmModel
+    _keep_in_fp32_modules = ["model.q_head"]
+
+
+class HrmLmForTokenClassification(OwnModelMixin, GenericForTokenClassification, HrmLmPreTrainedModel):
+    """`logits` [B, T, num_labels] of every token, where it halts."""
+
+    _model_class = HrmLmModel
+    _keep_in_fp32_modules = ["model.q_head"]
+
+
+__all__ = ["HrmLmForCausalLM", "HrmLmForSequenceClassification", "HrmLmForTokenClassification", "HrmLmModel"]

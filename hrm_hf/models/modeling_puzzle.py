@@ -8,10 +8,8 @@ Left out on purpose: generation, masks and key-value caches; these models see th
 """
 
 import math
-import threading
-from contextlib import ContextDecorator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -33,7 +31,7 @@ from .act import (
     wants_to_halt,
 )
 from .configuration_hrm_puzzle import EquilibriumConfig, HrmPuzzleConfig
-from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
+from .modeling_utils import CheckpointCodeMixin, uncompiled, validate_no_attentions
 from .puzzle_layers import (
     CastedLinear,
     PuzzleEmbedding,
@@ -56,36 +54,13 @@ from .puzzle_restarts import (
 )
 
 
+if TYPE_CHECKING:
+    from .pipeline_puzzle import PuzzlePipeline  # noqa: F401 - so that it travels
+
 MAX_BLOCKS_IN_ONE_GRAPH = 32
 DEFAULT_NOISE = 0.2  # of restarts; the initial latent states themselves have a std of 1
 CACHED_BYTES = 4 * 2**20  # of latent states that are read and written fast on a CPU
 TOKENS_PER_CALL = 65_536  # elsewhere, so that restarts of large puzzles fit into memory
-
-
-class _Uncompiled(ContextDecorator):
-    """Nothing is compiled while any thread is inside.
-
-    The compiler's stance belongs to the process. Were each thread to put back what it found, two that overlap would
-    leave everything uncompiled for good: so the last one out puts back what the first one in found.
-    """
-
-    def __init__(self):
-        self._lock, self._threads, self._stance = threading.Lock(), 0, None
-
-    def __enter__(self) -> None:
-        with self._lock:
-            if not self._threads:
-                self._stance = torch.compiler.set_stance("force_eager")
-            self._threads += 1
-
-    def __exit__(self, *exception) -> None:
-        with self._lock:
-            self._threads -= 1
-            if not self._threads:
-                self._stance.__exit__(*exception)
-
-
-uncompiled = _Uncompiled()
 
 
 @dataclass
@@ -386,6 +361,9 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
     # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
     has_continue_value: bool
     learns_to_halt = True  # False: rows halt at random in training, and q_halt has no loss
+    _custom_pipelines = {
+        "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
+    }
 
     def __init__(self, config: HrmPuzzleConfig):
         super().__init__(config)

@@ -26,7 +26,11 @@ from transformers import DynamicCache, GenerationMixin, LlamaForCausalLM, PreTra
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.modeling_utils import slice_logits_to_keep
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm, LlamaRotaryEmbedding
@@ -37,7 +41,7 @@ from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_rlm_mhc import RlmMhcConfig
 from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
-from .modeling_utils import CheckpointCodeMixin, validate_call
+from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view
 
 
@@ -46,16 +50,23 @@ STREAM_DECAY = 0.6  # of the stream factors' initial values
 
 @dataclass
 class RlmMhcModelOutput(BaseModelOutputWithPast):
-    """Llama's output; `mhc_matrices`, if asked for by `output_mhc_matrices=True`, has H_res [B, S, n, n] of each site
-    in the order they ran."""
+    """Llama's output, and what there is beside it on request.
 
+    Attributes:
+        hidden_states: [B, S, C] that each layer reads, in the order they ran, and the last, normed state.
+        streams: by `output_streams=True`; the streams [B, S, n, C] behind each layer.
+        mhc_matrices: by `output_mhc_matrices=True`; H_res [B, S, n, n] of each site in the order they ran.
+    """
+
+    streams: tuple[torch.Tensor, ...] | None = None
     mhc_matrices: tuple[torch.Tensor, ...] | None = None
 
 
 @dataclass
 class RlmMhcOutput(CausalLMOutputWithPast):
-    """Llama's output with `mhc_matrices` (see `RlmMhcModelOutput`)."""
+    """Llama's output with `streams` and `mhc_matrices` (see `RlmMhcModelOutput`)."""
 
+    streams: tuple[torch.Tensor, ...] | None = None
     mhc_matrices: tuple[torch.Tensor, ...] | None = None
 
 
@@ -87,17 +98,25 @@ class RlmMhcDecoderLayer(GradientCheckpointingLayer):
         hidden_states = self._residual(self.attn_hc, attention, hidden_states)
         return self._residual(self.ffn_hc, feed_forward, hidden_states)
 
-    def _residual(self, connection: HyperConnection | None, branch: Callable, x: torch.Tensor) -> torch.Tensor:
-        if connection is None:
-            return x + self.dropout(branch(x))
-        collapsed, post, h_res = connection(x)
-        return connection.merge(x, self.dropout(branch(collapsed)), post, h_res)
+    def _residual(self, connection: "HyperConnection | PlainConnection", branch: Callable, x: torch.Tensor):
+        read, post, h_res = connection(x)
+        return connection.merge(x, self.dropout(branch(read)), post, h_res)
 
 
-def build_connection(config: RlmMhcConfig) -> HyperConnection | None:
-    """The hyper-connection of a site by the config; None without mHC."""
+class PlainConnection(nn.Module):
+    """A site without mHC, as Llama's: the branch reads the state [B, S, C], and its output is added."""
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        return x, None, None
+
+    def merge(self, x: torch.Tensor, branch: torch.Tensor, post: None, h_res: None) -> torch.Tensor:
+        return x + branch
+
+
+def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
+    """The connection of a site by the config."""
     if not config.mhc_enabled:
-        return None
+        return PlainConnection()
     return HyperConnection(
         config.hidden_size,
         config.mhc_flows,
@@ -122,11 +141,15 @@ class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsM
     _supports_attention_backend = True
     _can_compile_fullgraph = True
     _can_record_outputs = {
-        "hidden_states": RlmMhcDecoderLayer,
+        # What a layer reads is the first output of its first site; behind the last layer comes the norm.
+        "hidden_states": [
+            OutputRecorder(nn.Module, layer_name="attn_hc", capture_initial_hidden_state=False),
+            OutputRecorder(LlamaRMSNorm, layer_name="norm", capture_initial_hidden_state=False),
+        ],
         "attentions": LlamaAttention,
+        "streams": OutputRecorder(RlmMhcDecoderLayer),
         "mhc_matrices": OutputRecorder(HyperConnection, index=2),
     }
-    _keep_in_fp32_modules_strict = ["attn_hc", "ffn_hc", "hc_head"]
 
     @property
     def visits_layers_again(self) -> bool:
@@ -166,6 +189,8 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             )
         if config.mhc_enabled and config.mhc_stream_init == "scaled":
             self.stream_scale = nn.Parameter(torch.empty(config.mhc_flows))
+        if config.mhc_enabled:
+            self._keep_in_fp32_modules_strict = ["attn_hc", "ffn_hc", *(["hc_head"] if self.hc_head else [])]
         self.gradient_checkpointing = False
         self.post_init()
 
@@ -276,6 +301,7 @@ class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
             past_key_values=outputs.past_key_values,
             hidden_states=outputs.hidden_states,
             attentions=outputs.attentions,
+            streams=outputs.streams,
             mhc_matrices=outputs.mhc_matrices,
         )
 
@@ -315,4 +341,22 @@ class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
         return model
 
 
-__all__ = ["RlmMhcForCausalLM", "RlmMhcModel", "RlmMhcPreTrainedModel"]
+class RlmMhcForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, RlmMhcPreTrainedModel):
+    """`logits` [B, num_labels] of the last token that is no padding: a classifier, or a reward model."""
+
+    _model_class = RlmMhcModel
+
+
+class RlmMhcForTokenClassification(OwnModelMixin, GenericForTokenClassification, RlmMhcPreTrainedModel):
+    """`logits` [B, T, num_labels] of every token."""
+
+    _model_class = RlmMhcModel
+
+
+__all__ = [
+    "RlmMhcForCausalLM",
+    "RlmMhcForSequenceClassification",
+    "RlmMhcForTokenClassification",
+    "RlmMhcModel",
+    "RlmMhcPreTrainedModel",
+]

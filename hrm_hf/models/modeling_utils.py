@@ -5,6 +5,8 @@
   was saved; it goes to the Hub with a card of ours where it would get the library's empty one. `device` is right for
   weights that accelerate keeps elsewhere.
 - `validate_call`: a forward that hands keyword arguments on refuses those that nothing reads.
+- `OwnModelMixin`: transformers' generic heads on models that came with a checkpoint.
+- `uncompiled`: a block or function in which nothing is compiled.
 - `Float32Buffers`, `Float32Linear`: modules that compute in float32 inside a model that was cast to half precision.
 - `repair_4bit_layers`, `dequantize_weight`: 4-bit weights of bitsandbytes on the CPU, right for every width, and
   trained through after an evaluation.
@@ -22,13 +24,17 @@ bitsandbytes 0.50 has three faults on the CPU, found by measurement; its GPU cod
 import difflib
 import inspect
 import math
+import threading
 from collections.abc import Callable
+from contextlib import ContextDecorator
+from copy import deepcopy
 from functools import partial
 from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
 from torch import nn
+from transformers import AutoModel
 from transformers.utils import TransformersKwargs
 
 
@@ -78,6 +84,32 @@ def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:
         )
 
 
+class _Uncompiled(ContextDecorator):
+    """Nothing is compiled while any thread is inside.
+
+    The compiler's stance belongs to the process. Were each thread to put back what it found, two that overlap would
+    leave everything uncompiled for good: so the last one out puts back what the first one in found.
+    """
+
+    def __init__(self):
+        self._lock, self._threads, self._stance = threading.Lock(), 0, None
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._threads:
+                self._stance = torch.compiler.set_stance("force_eager")
+            self._threads += 1
+
+    def __exit__(self, *exception) -> None:
+        with self._lock:
+            self._threads -= 1
+            if not self._threads:
+                self._stance.__exit__(*exception)
+
+
+uncompiled = _Uncompiled()
+
+
 class PresetsMixin:
     """`presets()` and `from_preset(name)` for a config class with a `_presets` table: name -> fields."""
 
@@ -99,11 +131,16 @@ class PresetsMixin:
 class CheckpointCodeMixin:
     """For pretrained-model classes; `hrm_hf.registry` fills `_auto_map` with Auto class -> "module.Class".
 
+    `_custom_pipelines` is what config.json says of the pipeline that travels with a head: task -> "impl" (module and
+    class), "pt" (Auto classes of transformers), "type" of its inputs. Its module travels because that of the head
+    names it in an import, if only for type checkers.
+
     It also fills `_complete_push`, which adds a model card and the code's license to a folder (argument 1) that goes
     to a repository (2). Where the code runs without the package, a push has the library's card.
     """
 
     _auto_map: dict[str, str] | None = None
+    _custom_pipelines: dict[str, dict[str, Any]] | None = None
     _complete_push: Callable[[str, str], None] | None = None
 
     @property
@@ -125,7 +162,11 @@ class CheckpointCodeMixin:
         """As in transformers."""
         if self._auto_map:
             self.config.auto_map = dict(self._auto_map)
+        if self._custom_pipelines:
+            self.config.custom_pipelines = deepcopy(self._custom_pipelines)
         super().save_pretrained(save_directory, **kwargs)
+        if self._custom_pipelines and self._auto_map:  # in the package its own pipelines serve, see BoundedFields
+            del self.config.custom_pipelines
 
     def _upload_modified_files(self, working_dir, repo_id, *args, **kwargs):
         """The last step of `push_to_hub` in transformers, with a card that says what the model is."""
@@ -150,6 +191,21 @@ class CheckpointCodeMixin:
                 f"({lost[0]}, ...): use peft's PeftModel.from_pretrained(base, {str(peft_model_id)!r}), or merge it"
             )
         return info
+
+
+class OwnModelMixin:
+    """Before a generic head of transformers, which builds its model by AutoModel; `_model_class` is that model.
+
+    AutoModel does not know the code that came with a checkpoint, and would ask whether to trust it once more. The
+    class of the config is another one each time the code is loaded, so it is told here.
+    """
+
+    _model_class: type
+
+    def __init__(self, config):
+        AutoModel.register(type(config), self._model_class, exist_ok=True)
+        self._model_class.register_for_auto_class()  # and the model, saved apart, takes its code with it
+        super().__init__(config)
 
 
 class Float32Buffers(nn.Module):

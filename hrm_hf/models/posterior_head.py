@@ -11,6 +11,7 @@ cosmology with moments.
 
 import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,10 @@ from transformers.utils import ModelOutput
 
 from .configuration_cosmo import CosmoRegressionConfig
 from .modeling_utils import Float32Buffers, Float32Linear
+
+
+if TYPE_CHECKING:
+    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - so that it travels
 
 
 NUM_POINTS = 128  # of each Gaussian, for moments; quasi-random, so exact to about 1 % of a standard deviation
@@ -246,6 +251,13 @@ class PosteriorMixin:
     """Methods of a model with a `posterior_head` besides its forward."""
 
     posterior_head: PosteriorHead
+    _custom_pipelines = {
+        "cosmology-regression": {
+            "impl": "pipeline_cosmo.CosmologyRegressionPipeline",
+            "pt": ["AutoModelForImageClassification"],
+            "type": "image",
+        }
+    }
 
     def sample_posterior(
         self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None

@@ -1,11 +1,8 @@
-"""Additions of a task and a seed to `model.solve`: rules as a judge of answers, and random numbers that repeat."""
+"""Additions of a task to `model.solve`: rules as a judge of answers, and how many boards it takes at a time."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 
 from .tasks import PuzzleTask
@@ -34,11 +31,3 @@ def _accepted(task: PuzzleTask, boards: torch.Tensor, answers: torch.Tensor) -> 
 def boards_per_call(model) -> int:
     """Boards of a call of `model.solve`. Code that an earlier version saved with a checkpoint does not say."""
     return getattr(model, "boards_per_call", CAUTIOUS_BOARDS)
-
-
-@contextmanager
-def seeded(device: torch.device, *seed: int) -> Iterator[None]:
-    """Random numbers of `device` and of the CPU that depend on `seed` alone; those of the caller are left alone."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
-        yield

@@ -22,6 +22,7 @@ from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ..io.usage import UsageError
 from ..models.modeling_puzzle import PuzzleSolution
+from ..models.pipeline_batches import seeded
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
@@ -36,7 +37,7 @@ from .accuracy import (
 )
 from .arc_pipeline import puzzle_task
 from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
-from .breadth import boards_per_call, choice_of_answers, seeded
+from .breadth import boards_per_call, choice_of_answers
 from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
 from .npy_layout import is_original, read_original
 from .search import search_sudoku, validate_searchable

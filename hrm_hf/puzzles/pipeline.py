@@ -25,11 +25,11 @@ from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import cached_file
 
 from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, csv_rows, load_json, validate_table_line
-from ..io.pipeline_batches import OwnBatchesMixin
 from ..io.sources import parse_json, shorten
+from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
-from .breadth import boards_per_call, choice_of_answers, seeded
+from .breadth import boards_per_call, choice_of_answers
 from .dataset import IDENTIFIERS_FILE
 from .search import searched_answer, validate_searchable
 from .shipped import shipped_model

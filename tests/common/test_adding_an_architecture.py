@@ -22,7 +22,8 @@ ROWS_BEGIN = "    for row in (\n"
 # What a process without the package takes of a puzzle model: no more than its classes and their siblings.
 CARRIED = {
     "act.py", "bounds.py", "configuration_hrm_puzzle.py", "configuration_plain_puzzle.py", "modeling_plain_puzzle.py",
-    "modeling_puzzle.py", "modeling_utils.py", "puzzle_layers.py", "puzzle_mixers.py", "puzzle_restarts.py",
+    "modeling_puzzle.py", "modeling_utils.py", "pipeline_batches.py", "pipeline_puzzle.py", "puzzle_layers.py",
+    "puzzle_mixers.py", "puzzle_restarts.py",
 }  # fmt: skip
 
 

@@ -46,7 +46,7 @@ def test_the_package_has_the_names_of_every_architecture():
     from hrm_hf.registry import ARCHITECTURES
 
     for row in ARCHITECTURES.values():
-        for each in (row.config, row.base, row.head):
+        for each in (row.config, *row.heads.values()):
             assert getattr(hrm_hf, each.__name__) is each and each.__name__ in hrm_hf.__all__
     assert set(hrm_hf.__all__) <= set(dir(hrm_hf))
     assert all(hasattr(hrm_hf, name) for name in hrm_hf.__all__)

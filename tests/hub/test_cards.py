@@ -20,6 +20,7 @@ from transformers import AutoModelForCausalLM
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
 from hrm_hf.hub.cards import card_for_repository, new_card_text, record_evaluation
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
+from hrm_hf.registry import CLASSIFIERS
 
 
 METRICS = {"eval_loss": 2.5, "eval_perplexity": 12.18, "eval_bits_per_byte": 1.9, "eval_runtime": 7.0, "epoch": 3.0}
@@ -86,7 +87,7 @@ def test_the_metadata_of_a_card_are_what_the_library_reads_and_writes(name, chec
     raw = metadata_load(checkpoints[name] / "README.md")
     assert ModelCardData(**raw).to_dict() == raw
     assert raw["library_name"] == "transformers" and raw["license"] == "unknown" and name in raw["tags"]
-    assert raw.get("pipeline_tag") == ("text-generation" if name in every.CAUSAL_LMS else None)
+    assert raw["pipeline_tag"] == TASKS[name]
     model_name, results = model_index_to_eval_results(raw["model-index"])
     assert model_name == f"my-{name}" and {result.task_type for result in results} == {TASKS[name]}
 
@@ -123,6 +124,27 @@ def test_the_examples_of_a_card_run(name, checkpoints, monkeypatch):
     assert len(blocks) == (3 if name == "hrm_go_coder" else 2)
     for block in blocks:
         exec(compile(block, f"card of {name}", "exec"), {})
+
+
+@pytest.mark.parametrize("auto_class", CLASSIFIERS, ids=CLASSIFIERS.values())
+@pytest.mark.parametrize("name", every.CAUSAL_LMS)
+def test_the_card_of_a_classifier_names_its_task_and_its_examples_label(
+    name, auto_class, tmp_path, monkeypatch, capsys
+):
+    fields = {"unified": True, "generator_layers": 0} if name == "hrm_go_coder" else {}
+    config = every.model(name, **fields).config
+    config.id2label = {0: "prose", 1: "verse"}
+    auto_class.from_config(config).save_pretrained(tmp_path / "labels")
+    every.processor(name).save_pretrained(tmp_path / "labels")
+    text = new_card_text(tmp_path / "labels")
+    assert (
+        f"pipeline_tag: {CLASSIFIERS[auto_class]}" in text and "prose, verse" in text and "max_new_tokens" not in text
+    )
+    monkeypatch.chdir(tmp_path)
+    for block in examples(text):
+        exec(compile(block, f"card of {name}", "exec"), {})
+    said = capsys.readouterr().out
+    assert ("prose" in said or "verse" in said or "[]" in said) and "tensor" in said
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import tiny_go
 import torch
 from tiny_go import TOKEN_IDS
+from tolerances import assert_equal_but_for_rounding
 from transformers import GenerationMixin, TextStreamer, pipeline
 
 from hrm_hf.models.processing_hrm_go_coder import INTENTS, SPECIAL_TOKENS, TARGET_KINDS, encode_text
@@ -136,11 +137,108 @@ def test_samples_of_one_prompt_have_plans_of_their_own():
     assert torch.equal(outputs[0].sequences[:, :width], batch["input_ids"].repeat_interleave(3, dim=0))
 
 
-def test_scores_come_with_the_output_as_a_dictionary():
-    batch = encoded(PROMPTS)
-    output = tiny_go.writer().generate(**batch, **GREEDY, return_dict_in_generate=True, output_scores=True)
-    assert len(output.code.scores) == output.sequences.shape[1] - batch["input_ids"].shape[1]
-    assert len(output.plan_ids) == 3
+SCORED = {"return_dict_in_generate": True, "output_scores": True}
+
+
+def hidden_log_probabilities(model, output, row: int) -> torch.Tensor:
+    """Of the tokens that a row wrote behind its hidden prompt, by one forward over the whole stream."""
+    stream = output.streams[row][output.streams[row] != PAD]
+    logits = model(stream[None], use_cache=False).logits[0]
+    logits[:, [token for token in range(len(SPECIAL_TOKENS)) if token not in IN_CODE]] = -torch.inf
+    chosen = logits[:-1].log_softmax(dim=-1).gather(1, stream[1:, None])[:, 0]
+    return chosen[(stream == TOKEN_IDS["<CODE>"]).nonzero()[-1] :]
+
+
+@each_shape
+@pytest.mark.parametrize(
+    "choice", [{}, {"do_sample": True, "num_return_sequences": 2, "top_k": 0}], ids=["greedy", "samples"]
+)
+def test_transition_scores_are_the_log_probabilities_of_the_hidden_stream(choice, fields):
+    model, batch = tiny_go.writer(bias={"</PLAN>": 1.5, "</CODE>": 4.0}, **fields), encoded(PROMPTS)
+    output = model.generate(**batch, **GREEDY | choice, **SCORED)
+    assert (output.streams == TOKEN_IDS["</CODE>"]).any()  # shown as </s>, whose own score is another
+    found = model.compute_transition_scores(output.sequences, output.scores, normalize_logits=True)
+    width = batch["input_ids"].shape[1]
+    assert found.shape == output.sequences[:, width:].shape and len(output.plan_ids) == len(found)
+    for row, scores in enumerate(found):
+        code = output.sequences[row, width:]
+        expected = hidden_log_probabilities(model, output, row)
+        given = len(without_end(batch["input_ids"][row * len(PROMPTS) // len(found)])) - 1  # less <s>
+        assert_equal_but_for_rounding(scores[code != PAD], expected[given:])
+
+
+@each_shape
+def test_transition_scores_of_beams_add_up_to_the_scores_of_the_sequences(fields):
+    model, batch = tiny_go.writer(bias={"</PLAN>": 1.5, "</CODE>": 6.0}, **fields), encoded(PROMPTS)
+    search = {"num_beams": 3, "num_return_sequences": 2, "length_penalty": 1.0, "do_sample": False}
+    output = model.generate(**batch, **search, max_new_tokens=6, **SCORED)
+    assert (output.streams == TOKEN_IDS["</CODE>"]).any()
+    found = model.compute_transition_scores(output.sequences, output.scores, output.beam_indices)
+    lengths = (output.beam_indices >= 0).sum(dim=1)
+    assert_equal_but_for_rounding(found.sum(dim=1) / lengths, output.sequences_scores)
+
+
+# What callers add: they see the prompt that they gave, and the code
+
+
+def test_a_stopping_criterion_sees_the_visible_text_and_so_do_processors_and_allowed_tokens():
+    model, batch, seen = tiny_go.writer(bias={}), encoded(PROMPTS), []
+
+    def note(ids, scores):
+        seen.append(ids)
+        return scores
+
+    def stop(ids, scores, **kwargs):
+        seen.append(ids)
+        return torch.full((len(ids),), ids.shape[1] >= batch["input_ids"].shape[1] + 5)
+
+    sequences = model.generate(**batch, **GREEDY, stopping_criteria=[stop], logits_processor=[note])
+    assert sequences.shape[1] == batch["input_ids"].shape[1] + 5 and len(seen) == 2 * 5
+    assert all(torch.equal(ids, sequences[:, : ids.shape[1]]) for ids in seen)
+
+    rows = []
+    model.generate(
+        **batch,
+        **GREEDY | {"max_new_tokens": 2},
+        prefix_allowed_tokens_fn=lambda row, ids: rows.append(ids) or [70, 71],
+    )
+    assert [torch.equal(ids, batch["input_ids"][row]) for row, ids in enumerate(rows[:3])] == [True] * 3
+
+
+def test_criteria_see_every_beam_and_sample_and_may_be_given_by_position():
+    model, batch, shapes = tiny_go.writer(bias={}), encoded(PROMPTS), []
+    width = batch["input_ids"].shape[1]
+
+    def stop(ids, scores, **kwargs):
+        shapes.append(tuple(ids.shape))
+        assert all(any(torch.equal(row, prompt) for prompt in batch["input_ids"]) for row in ids[:, :width])
+        return torch.full((len(ids),), ids.shape[1] >= width + 4)
+
+    mask = {"attention_mask": batch["attention_mask"]}
+    for options, rows in (({"num_beams": 3}, 9), ({"do_sample": True, "num_return_sequences": 2}, 6)):
+        model.generate(batch["input_ids"], None, None, [stop], **mask, **GREEDY | options)
+        assert shapes[-1][1] == width + 4 and shapes[-1][0] % rows == 0
+
+
+def test_a_caller_may_end_code_at_a_token_of_its_own():
+    model, batch = tiny_go.writer(bias={}), encoded(PROMPTS[:1])
+    written = continuations(model, batch)[0]
+    last = next(token for token in written if token not in written[: written.index(token)] and token != written[0])
+    ended = continuations(model, batch, eos_token_id=last)[0]
+    assert ended == written[: written.index(last) + 1]
+
+
+def test_embeddings_are_continued_without_a_plan_and_that_is_said(caplog):
+    model, ids = tiny_go.writer(), encoded(PROMPTS[:1])["input_ids"]
+    embeddings = {"inputs_embeds": model.get_input_embeddings()(ids)}
+    for given in ({}, {"input_ids": ids}):
+        expected = GenerationMixin.generate(model, **given, **embeddings, **GREEDY)
+        assert not caplog.records
+        assert torch.equal(model.generate(**given, **embeddings, **GREEDY), expected)
+        assert "inputs_embeds show no tags" in caplog.text
+        caplog.clear()
+    model.generate(**embeddings, **GREEDY, plan_first=False)
+    assert not caplog.records
 
 
 # Kinds of prompts
@@ -203,13 +301,18 @@ def test_new_tokens_are_those_of_the_code_alone_and_a_maximal_length_counts_the_
     assert lengths == [7, 9, model.config.code_budget]
 
 
-def test_a_prompt_without_room_is_refused_and_one_with_little_room_is_cut_at_the_limit():
+def test_a_prompt_without_room_is_refused_and_one_with_little_room_is_cut_at_the_limit_with_a_warning(caplog):
     model = tiny_go.writer(bias={}, max_position_embeddings=64)
     with pytest.raises(ValueError, match=r"a prompt needs .* the model has 64 positions .*shorten it"):
         model.generate(torch.full((1, 62), 100), **GREEDY)
     ids = torch.full((1, 15), 100)  # twice in the stream, with 16 of a plan and 6 tags
     output = model.generate(ids, do_sample=False, max_new_tokens=60, return_plan=True)
-    assert output.sequences.shape[1] - 15 == 64 - (2 * 15 + len(output.plan_ids[0]) + 6)
+    room = 64 - (2 * 15 + len(output.plan_ids[0]) + 6)
+    assert output.sequences.shape[1] - 15 == room
+    assert f"60 new tokens were asked for, and at most {room} are written" in caplog.text
+    caplog.clear()
+    for fitting in ({"max_new_tokens": room}, {}):  # without a number of one's own, what fits is meant
+        assert model.generate(ids, do_sample=False, **fitting).shape[1] - 15 == room and not caplog.records
 
 
 def test_a_plan_leaves_room_for_code():

@@ -245,7 +245,51 @@ def test_gradient_checkpointing_changes_no_gradient(fields, reentrant):
     torch.testing.assert_close(gradients[1], gradients[0], atol=1e-6, rtol=1e-5)
 
 
+# Recorded states
+
+
+@pytest.mark.parametrize("fields", tiny_mhc.VARIANTS.values(), ids=tiny_mhc.VARIANTS)
+def test_hidden_states_are_what_each_layer_reads_and_the_last_state(fields):
+    model, ids, read = tiny_mhc.model(**fields), tiny_mhc.ids(), []
+    for layer in model.model.layers:
+        layer.input_layernorm.register_forward_pre_hook(lambda module, args: read.append(args[0]))
+    output = model(ids, output_hidden_states=True, output_streams=True)
+    *states, last = output.hidden_states
+    assert len(states) == len(model.config.layer_order) and all(map(torch.equal, states, read))
+    assert {tuple(state.shape) for state in output.hidden_states} == {(2, 12, 32)}
+    assert torch.equal(model.lm_head(last), output.logits)
+
+    assert len(output.streams) == len(states)
+    normed = model.model.norm(model.model.reduce(output.streams[-1]))
+    assert torch.equal(normed, last)
+    assert model(ids).hidden_states is None and model(ids).streams is None
+
+
+def test_hidden_states_without_mhc_are_llamas():
+    reference, model = llama(), tiny_mhc.model(mhc_enabled=False, tie_word_embeddings=False)
+    model.load_state_dict(reference.state_dict())
+    found, expected = (m(tiny_mhc.ids(), output_hidden_states=True).hidden_states for m in (model, reference))
+    assert len(found) == len(expected) and all(map(torch.equal, found, expected))
+
+
+def test_generation_gives_the_hidden_states_of_new_tokens():
+    model, ids = tiny_mhc.model(), tiny_mhc.ids()
+    output = model.generate(
+        ids, max_new_tokens=3, do_sample=False, return_dict_in_generate=True, output_hidden_states=True
+    )
+    shapes = [{tuple(state.shape) for state in step} for step in output.hidden_states]
+    assert shapes == [{(2, 12, 32)}, {(2, 1, 32)}, {(2, 1, 32)}]
+
+
 # dtypes and files
+
+
+@pytest.mark.parametrize("fields", tiny_mhc.VARIANTS.values(), ids=tiny_mhc.VARIANTS)
+def test_every_module_that_stays_in_float32_is_there(fields):
+    model = tiny_mhc.model(**fields)
+    there = {part for name, _ in model.named_modules() for part in name.split(".")}
+    named = model._keep_in_fp32_modules_strict
+    assert named <= there and ("attn_hc" in named) == model.config.mhc_enabled
 
 
 def test_a_bfloat16_model_keeps_its_sites_in_float32_through_saving(tmp_path):
@@ -346,10 +390,12 @@ def test_padding_is_left_out_of_the_averaged_maps_and_training_mode_is_kept():
 
 def test_recorded_maps_are_those_of_the_sites_in_order():
     model, ids = tiny_mhc.model(**LOOPS), tiny_mhc.ids()
-    output = model(ids, output_mhc_matrices=True, output_hidden_states=True)
+    output = model(ids, output_mhc_matrices=True, output_streams=True)
     assert len(output.mhc_matrices) == 16 and output.mhc_matrices[0].shape == (2, 12, 4, 4)
-    first = model.model.layers[0].attn_hc.get_connection_matrix(output.hidden_states[0])
-    assert torch.equal(output.mhc_matrices[0], first)
+    before = [model.model.expand(model.get_input_embeddings()(ids)), *output.streams]
+    for visit, layer in enumerate(model.config.layer_order):
+        found = model.model.layers[layer].attn_hc.get_connection_matrix(before[visit])
+        assert torch.equal(output.mhc_matrices[2 * visit], found)
     assert model(ids).mhc_matrices is None
     assert len(model.get_mhc_metrics(ids)) == 8  # a pair for each visit of a layer
 

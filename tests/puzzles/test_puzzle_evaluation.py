@@ -13,9 +13,9 @@ import pytest
 import torch
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, metrics
+from hrm_hf.models.pipeline_batches import seeded
 from hrm_hf.puzzles import sudoku
 from hrm_hf.puzzles.accuracy import accuracies, accuracy_by_difficulty, calibration, correct_cells, wilson_interval
-from hrm_hf.puzzles.breadth import seeded
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.trainer.plots import plot_evaluation
 

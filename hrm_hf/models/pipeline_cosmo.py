@@ -12,12 +12,11 @@ from typing import Any
 import numpy as np
 import torch
 from torch.utils.data import Dataset
-from transformers import AutoModelForImageClassification, Pipeline
-from transformers.pipelines import PIPELINE_REGISTRY
+from transformers import Pipeline
 
-from ..io.pipeline_batches import OwnBatchesMixin
-from ..models.map_files import MAX_PIXELS
-from ..models.posterior_head import CosmoRegressionOutput
+from .map_files import MAX_PIXELS
+from .pipeline_batches import OwnBatchesMixin
+from .posterior_head import CosmoRegressionOutput
 
 
 POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # of a model's output
@@ -146,8 +145,3 @@ def _is_many(inputs: Any) -> bool:
         return False
     listed = isinstance(inputs, (list, tuple)) and not isinstance(inputs[0], (list, tuple))
     return listed or np.ndim(inputs) == 4
-
-
-PIPELINE_REGISTRY.register_pipeline(
-    "cosmology-regression", CosmologyRegressionPipeline, pt_model=(AutoModelForImageClassification,), type="image"
-)

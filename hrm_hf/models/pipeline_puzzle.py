@@ -1,0 +1,138 @@
+"""`pipeline(model="org/hrm-sudoku", trust_remote_code=True)`: boards in, answers out, where the package is not.
+
+    solve = pipeline(model="org/hrm-sudoku", trust_remote_code=True)
+    solve("53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79")["text"]
+
+What travels with a checkpoint is the notation of boards and what `model.solve` does by itself. All that needs the
+rules or the symmetries of a task is in the package's pipeline of the same name: checked answers, votes, search, files,
+ARC tasks. There `import hrm_hf` takes that one.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from transformers import Pipeline
+
+from .pipeline_batches import OwnBatchesMixin, seeded
+
+
+SETTINGS = (
+    "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
+)  # fmt: skip
+NAMES = ("puzzle", "question", "quizzes")
+MAZE = "?# SGo"  # the character of each token; padding is in no puzzle
+NOISE_STREAM = 1  # as in the package: the same seed gives the same noise
+
+
+class PuzzlePipeline(OwnBatchesMixin, Pipeline):
+    """Solves puzzles with the puzzle model that it came with.
+
+    A puzzle is a string (Sudoku: `.` or `0` for a blank; maze: `#`, blank, `S`, `G`, in lines or in one), rows of
+    cells, a flat list of cells, or a dict `{"puzzle": ..., "puzzle_identifier": row of the puzzle table}`. Of tasks
+    other than "sudoku" and "maze" the cells are tokens. A list of puzzles gives a list of results.
+
+    Parameters of the constructor and of every call:
+        max_steps, min_steps, min_confidence, halt, restarts, noise, noise_at, choose, exit_when_still: of
+            `model.solve`.
+        seed (`int`, 0): of the noise.
+        batch_size (`int`): puzzles at a time.
+
+    Returns, per puzzle, a dict: grid (rows of the answer), text (the same as a string), steps (ACT steps), confidence
+    (sigmoid of q_halt).
+    """
+
+    _load_tokenizer = False
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+
+    def __init__(self, model, *args: Any, **kwargs: Any):
+        super().__init__(model, *args, **kwargs)
+        self.model.eval()
+        config = model.config
+        side = math.isqrt(config.seq_len)
+        self.tokens, self.cells = {token: token for token in range(config.vocab_size)}, None  # of cells, and back
+        shape = (1, config.seq_len)
+        if config.task == "sudoku":
+            digits = range(1, side + 1)
+            self.tokens = {".": 1, "0": 1, 0: 1} | {cell: d + 1 for d in digits for cell in (d, str(d))}
+            self.cells, shape = [0, 0, *digits], (side, side)
+        elif config.task == "maze":
+            self.tokens |= {cell: token for token, cell in enumerate(MAZE) if token}
+            self.cells, shape = MAZE, (side, config.seq_len // side)
+        self.grid_shape = tuple(config.grid_shape or shape)
+
+    def _sanitize_parameters(self, seed: int | None = None, **given: Any) -> tuple[dict, dict, dict]:
+        if unknown := sorted(set(given) - set(SETTINGS)):
+            raise ValueError(
+                f"{', '.join(unknown)}: the pipeline that travels with a checkpoint takes {', '.join(SETTINGS)} and "
+                "seed; for more, pip install hrm_hf and import it"
+            )
+        return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
+
+    def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
+        """Solves one puzzle, or a list, generator or `Dataset` of them; see the class."""
+        if isinstance(inputs, torch.Tensor):
+            inputs = inputs.tolist()
+        if isinstance(inputs, (list, tuple)):
+            longest = max((len(self._flat(part)) for part in inputs if not isinstance(part, dict)), default=0)
+            if longest < max(2, self.model.config.seq_len) and not any(isinstance(part, dict) for part in inputs):
+                inputs = {"puzzle": inputs}  # a list is one puzzle if no part of it could be one
+        return super().__call__(inputs, **kwargs)
+
+    def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
+        """`input_ids` int64 [1, S] and `puzzle_identifiers` [1] of one puzzle.
+
+        Raises:
+            ValueError: a number of cells, a cell, a row of the puzzle table or a key that the model does not know.
+        """
+        config = self.model.config
+        item = dict(input_) if isinstance(input_, dict) else {"puzzle": input_}
+        row = int(item.pop("puzzle_identifier", 0))
+        if len(item) != 1 or not item.keys() <= set(NAMES) or not 0 <= row < max(1, config.num_puzzle_identifiers):
+            raise ValueError(
+                f"a puzzle has puzzle_identifier={row} and the keys {sorted(item)}; expected 0 to "
+                f"{max(1, config.num_puzzle_identifiers) - 1}, and one of {list(NAMES)}"
+            )
+        cells = self._flat(*item.values())
+        if len(cells) != config.seq_len:
+            raise ValueError(f"the puzzle has {len(cells)} cells; expected {config.seq_len}")
+        for place, cell in enumerate(cells, start=1):
+            if cell not in self.tokens:
+                raise ValueError(f"cell {place} is {cell!r}; expected one of {list(self.tokens)[:16]}")
+        tokens = [self.tokens[cell] for cell in cells]
+        return {"input_ids": torch.tensor([tokens]), "puzzle_identifiers": torch.tensor([row])}
+
+    def _flat(self, item: Any) -> list:
+        """The cells of a board, of a row, or of a part of these."""
+        if isinstance(item, str):  # open cells of a maze are spaces
+            return list(item.replace("\n", "") if self.model.config.task == "maze" else "".join(item.split()))
+        if isinstance(item, (list, tuple)):
+            return [cell for part in item for cell in self._flat(part)]
+        return [item]
+
+    def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict[str, Any]]:
+        rows = {name: torch.cat([item[name] for item in batch]) for name in batch[0]}
+        outputs = self.forward(rows, **forward_params)
+        for row in range(len(batch)):
+            yield self.postprocess({name: value[row] for name, value in outputs.items()}, **postprocess_params)
+
+    def _forward(self, input_tensors: dict[str, torch.Tensor], seed: int = 0, **settings: Any):
+        with seeded(self.device, seed, NOISE_STREAM):
+            solution = self.model.solve(**input_tensors, **settings)
+        return {"tokens": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
+
+    def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> dict[str, Any]:
+        """The answer as rows and as a string, with its steps and its confidence."""
+        grid = model_outputs["tokens"].reshape(self.grid_shape).tolist()
+        if self.cells:  # a larger vocabulary may yield tokens that are no cell: shown as padding
+            grid = [[self.cells[token if token < len(self.cells) else 0] for token in row] for row in grid]
+        if self.model.config.task == "sudoku":
+            text = "".join(str(cell or ".") for row in grid for cell in row)
+        else:
+            text = "\n".join(("" if self.cells else " ").join(map(str, row)) for row in grid)
+        steps, confidence = int(model_outputs["steps"]), model_outputs["q_halt"].sigmoid().item()
+        return {"grid": grid, "text": text, "steps": steps, "confidence": confidence}

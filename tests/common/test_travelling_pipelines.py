@@ -1,0 +1,169 @@
+"""`pipeline(..., trust_remote_code=True)` where the package cannot be imported: puzzles, maps of the sky, texts.
+
+Referee: the package's pipeline on the same checkpoint. With the package, its own pipelines serve as before.
+"""
+
+import json
+
+import clean_process
+import every
+import pytest
+import tiny
+import torch
+from transformers import AutoConfig, pipeline
+
+from hrm_hf import CosmologyRegressionPipeline, PuzzleSolvingPipeline
+
+
+SUDOKU, MAZE = "1..4..3..2..3..1", "S # \n #  \n  # \n#  G"
+ROWS = [[1, 0, 0, 4], [0, 0, 3, 0], [0, 2, 0, 0], [3, 0, 0, 1]]
+TOKENS = [1, 2, 3, 4] * 4
+# Name of a checkpoint -> architecture, fields of its config, and puzzles in every form that its task has.
+PUZZLES = {
+    **{name: (name, {"task": "sudoku"}, [SUDOKU, ROWS, {"puzzle": SUDOKU, "puzzle_identifier": 3}])
+       for name in every.PUZZLES},
+    "maze": ("trm_puzzle", {"task": "maze"}, [MAZE, MAZE.split("\n"), MAZE.replace("\n", "")]),
+    "tokens": ("hrm_puzzle", {"task": "generic"}, [TOKENS, {"question": TOKENS, "puzzle_identifier": 1}]),
+    "restarts": ("trm_puzzle", {"task": "sudoku"}, [SUDOKU]),
+}  # fmt: skip
+SETTINGS = {"restarts": {"restarts": 3, "noise": 0.5, "seed": 7, "choose": "residual"}}
+SAID = ("grid", "text", "steps", "confidence")
+
+# Runs where `import hrm_hf` fails; argv: a folder of checkpoints, each with asked.json; answers go beside it.
+SCRIPT = """
+import builtins, json, sys
+from pathlib import Path
+import torch
+from transformers import AutoModelForMaskedLM, AutoTokenizer, pipeline
+
+questions = []
+builtins.input = lambda question: questions.append(question) or "n"
+
+def raised(call, *args, **kwargs):
+    try:
+        call(*args, **kwargs)
+    except ValueError as error:
+        return str(error)
+
+home = Path(sys.argv[1])
+for folder in sorted(home.glob("puzzles/*")):
+    asked, answers = json.loads((folder / "asked.json").read_text()), []
+    AutoModelForMaskedLM.from_pretrained(folder, trust_remote_code=True).save_pretrained(folder / "by the model")
+    for source in (folder, folder / "by the model", folder / "by the pipeline"):
+        solve = pipeline(model=str(source), trust_remote_code=True)
+        assert type(solve).__module__.startswith("transformers_modules"), type(solve)
+        one_by_one = [solve(puzzle, **asked["settings"]) for puzzle in asked["puzzles"]]
+        at_once = [] if asked["settings"] else solve(asked["puzzles"], batch_size=2)
+        answers.append([one_by_one, at_once])
+        solve.save_pretrained(folder / "by the pipeline")
+    (folder / "answers.json").write_text(json.dumps(answers))
+errors = [raised(solve, *puzzle, **options) for puzzle, options in (
+    (["1234"], {}), (["1..4..3..2..3..x"], {}), ([[9] * 16], {}), ([asked["puzzles"][0]], {"votes": 3}),
+    ([{"puzzle": asked["puzzles"][0], "puzzle_identifier": 5}], {}),
+)]
+refused = raised(pipeline, "puzzle-solving", model=str(folder))
+questions.clear()
+for folder in sorted(home.glob("maps/*")):
+    infer = pipeline(model=str(folder), trust_remote_code=True)
+    (folder / "answers.json").write_text(json.dumps(infer(list(torch.load(folder / "maps.pt")))))
+for folder in sorted(home.glob("texts/*")):
+    assert not questions, questions
+    AutoTokenizer.from_pretrained(folder)
+    assert "custom code" in questions.pop() and not questions
+    AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+    texts = pipeline("text-generation", model=str(folder), trust_remote_code=True)
+    (folder / "answers.json").write_text(json.dumps(texts("a tale", max_new_tokens=4, do_sample=False)))
+assert not questions, questions
+(home / "errors.json").write_text(json.dumps([*errors, refused]))
+"""
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """Checkpoints of puzzles, maps and texts, with what a process without the package answered."""
+    home = tmp_path_factory.mktemp("home")
+    for name, (architecture, fields, puzzles) in PUZZLES.items():
+        every.model(architecture, **fields).save_pretrained(home / "puzzles" / name)
+        asked = {"puzzles": puzzles, "settings": SETTINGS.get(name, {})}
+        (home / "puzzles" / name / "asked.json").write_text(json.dumps(asked))
+    for architecture in every.REGRESSORS:
+        every.save(architecture, home / "maps" / architecture)
+        torch.save(every.inputs(architecture)["pixel_values"], home / "maps" / architecture / "maps.pt")
+    for architecture in every.CAUSAL_LMS:
+        every.save(architecture, home / "texts" / architecture)
+    finished = clean_process.run(SCRIPT, home, cwd=home, home=home / "hf_home")
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    return home
+
+
+@pytest.mark.parametrize("name", PUZZLES)
+def test_a_puzzle_is_solved_as_by_the_package_also_when_saved_again(name, home):
+    folder = home / "puzzles" / name
+    asked, solve = json.loads((folder / "asked.json").read_text()), pipeline("puzzle-solving", model=str(folder))
+    assert type(solve) is PuzzleSolvingPipeline
+    expected = [solve(puzzle, **asked["settings"]) for puzzle in asked["puzzles"]]
+    expected = [{key: answer[key] for key in SAID} for answer in expected]
+    for one_by_one, at_once in json.loads((folder / "answers.json").read_text()):
+        for found in (one_by_one, at_once or one_by_one):
+            assert [answer.pop("confidence") for answer in map(dict, found)] == pytest.approx(
+                [answer["confidence"] for answer in expected], rel=1e-4
+            )
+            assert [answer | {"confidence": None} for answer in found] == [
+                answer | {"confidence": None} for answer in expected
+            ]
+
+
+@pytest.mark.parametrize("architecture", every.REGRESSORS)
+def test_maps_give_the_posteriors_of_the_package(architecture, home):
+    folder = home / "maps" / architecture
+    expected = pipeline("cosmology-regression", model=str(folder))(list(torch.load(folder / "maps.pt")))
+    found = json.loads((folder / "answers.json").read_text())
+    assert len(found) == 2
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys() and one["steps"] == other["steps"]
+        for name in one.keys() - {"steps"}:
+            assert [one[name]["mean"], *one[name]["interval_68"]] == pytest.approx(
+                [other[name]["mean"], *other[name]["interval_68"]], rel=1e-4
+            )
+
+
+@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
+def test_a_text_goes_on_as_with_the_package_and_its_tokenizer_asks_nothing_if_it_is_trusted_too(architecture, home):
+    folder = home / "texts" / architecture
+    expected = pipeline("text-generation", model=str(folder))("a tale", max_new_tokens=4, do_sample=False)
+    assert json.loads((folder / "answers.json").read_text()) == expected
+
+
+def test_what_the_travelling_pipeline_does_not_know_is_refused_by_name(home):
+    size, cell, digit, votes, row, untrusted = json.loads((home / "errors.json").read_text())
+    assert "4 cells; expected 16" in size and "cell 16 is 'x'" in cell and "cell 1 is 9" in digit
+    assert "votes: the pipeline that travels" in votes and "pip install hrm_hf" in votes
+    assert "puzzle_identifier=5" in row and "0 to 4" in row
+    assert "trust_remote_code=True" in untrusted
+
+
+@pytest.mark.parametrize("architecture", (*every.PUZZLES, *every.REGRESSORS))
+def test_a_head_names_its_pipeline_in_what_is_saved_and_nowhere_else(architecture, tmp_path):
+    model, row = every.model(architecture), every.ROWS[architecture]
+    model.save_pretrained(tmp_path / "head")
+    model.base_model.save_pretrained(tmp_path / "base")
+    said = json.loads((tmp_path / "head" / "config.json").read_text())["custom_pipelines"]
+    assert said.keys() == {row.pipeline} and said[row.pipeline]["pt"] == [every.AUTO_CLASSES[architecture]]
+    module, name = said[row.pipeline]["impl"].split(".")
+    assert f"class {name}(" in (tmp_path / "head" / f"{module}.py").read_text()
+    assert "custom_pipelines" not in json.loads((tmp_path / "base" / "config.json").read_text())
+    for config in (model.config, AutoConfig.from_pretrained(tmp_path / "head")):
+        assert not hasattr(config, "custom_pipelines")  # `pipeline` would ask for trust, with the package too
+
+
+@pytest.mark.parametrize("kind", [PuzzleSolvingPipeline, CosmologyRegressionPipeline])
+def test_the_packages_pipeline_is_saved_and_loaded(kind, tmp_path):
+    if kind is PuzzleSolvingPipeline:
+        task, made, asked = "puzzle-solving", kind(tiny.model("trm", task="sudoku"), device="cpu"), SUDOKU
+    else:
+        model, beside = every.model("cosmo_cnn"), every.processor("cosmo_cnn")
+        task, made = "cosmology-regression", kind(model, feature_extractor=beside, device="cpu")
+        asked = every.inputs("cosmo_cnn")["pixel_values"][0]
+    made.save_pretrained(tmp_path)
+    again = pipeline(task, model=str(tmp_path))
+    assert type(again) is kind and again(asked) == made(asked)

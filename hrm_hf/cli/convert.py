@@ -51,13 +51,6 @@ def convert(
     Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run hrm-sudoku;
     hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth eqr-sudoku
     """
-    from ..hub import hub_address, pull_address
-    from ..io.usage import as_usage_errors
-
-    with usage_errors():
-        address = as_usage_errors(hub_address, src, revision)
-    if address is None and not Path(src).exists():
-        raise typer.BadParameter(f"{src} does not exist; expected a checkpoint folder", param_hint="SRC")
     options = {"--seq-len": seq_len, "--vocab-size": vocab_size, "--config": config}
     given = [name for name, value in options.items() if value is not None]
     if to_original and given:
@@ -69,6 +62,13 @@ def convert(
             f"there is no way back to {architecture}, only to {' and '.join(WITH_WAY_BACK)}",
             param_hint="--to-original",
         )
+    from ..hub import hub_address, pull_address
+    from ..io.usage import as_usage_errors
+
+    with usage_errors():
+        address = as_usage_errors(hub_address, src, revision)
+    if address is None and not Path(src).exists():
+        raise typer.BadParameter(f"{src} does not exist; expected a checkpoint folder", param_hint="SRC")
     if architecture in TEXT or to_original:
         src = Path(src) if address is None else pull_address(address)
     if architecture == "rlm_mhc":

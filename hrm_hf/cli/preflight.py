@@ -23,13 +23,14 @@ def preflight(
 
     Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
     """
-    from ..launch.planner import parse_memory
-    from ..launch.preflight import run_checks
+    from ..io.usage import parse_memory
 
     try:
         least = parse_memory(free)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--free") from error
+    from ..launch.preflight import run_checks
+
     checks = run_checks(processes, port, out, least, require_gpu, timeout)
     failed = [check for check in checks if check.status == "fail"]
     if as_json:

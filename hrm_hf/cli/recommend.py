@@ -20,13 +20,14 @@ def recommend(
 
     Example: hrm-hf recommend --memory 4GB
     """
-    from ..launch.planner import parse_memory
-    from ..launch.recommend import recommend as advise
+    from ..io.usage import parse_memory
 
     try:
         size = parse_memory(memory)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--memory") from error
+    from ..launch.recommend import recommend as advise
+
     advice = advise(size, task, "cpu" if cpu else "cuda")
     typer.echo(json.dumps(asdict(advice), indent=1) if as_json else describe(advice))
 

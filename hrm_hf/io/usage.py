@@ -2,6 +2,7 @@
 
 import argparse
 import inspect
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
@@ -31,6 +32,18 @@ def validate_model(name: str) -> None:
     """Raises UsageError for a path that is no folder."""
     if is_no_folder(name):
         raise UsageError(f"{name} is no folder; expected a checkpoint (or OWNER/NAME on the Hub)")
+
+
+def parse_memory(text: str) -> int:
+    """`24GB`, `24GiB`, `24` or `800MB` as bytes. GPUs are sold in binary gigabytes, so both spellings mean those.
+
+    Raises:
+        ValueError: another form, or no memory at all.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])?i?B?", text.strip(), re.IGNORECASE)
+    if not match or float(match[1]) == 0:
+        raise ValueError(f"memory {text!r} is not of the form 24GB or 800MB")
+    return int(float(match[1]) * (2**20 if (match[2] or "G").upper() == "M" else 2**30))
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

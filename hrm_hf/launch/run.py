@@ -1,18 +1,20 @@
 """A planned run of training/run_clm.py: from the options of a command to the process that it becomes."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from ..io.usage import UsageError, parse_memory
 
-from ..io.usage import UsageError
-from . import planner
-from .planner import LaunchPlan, known_models, parse_memory, plan_launch
 
+if TYPE_CHECKING:
+    from .planner import LaunchPlan
 
 PLAN_FILE = "launch_plan.json"
 
@@ -49,6 +51,10 @@ def plan_run(
         raise UsageError("the number of CPU processes needs --cpu; of GPUs it is --gpus", "--processes")
     if (gpu_memory or gpu_capability) and not dry_run:
         raise UsageError("GPUs that are not here can be planned for, with --dry_run, but not used")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # seconds, which the checks above spare
+
+    from .planner import known_models, plan_launch
+
     if model not in known_models() and model not in CONFIG_MAPPING:
         raise UsageError(f"{model!r} is unknown; choose one of {', '.join(known_models())}", "--model")
     devices, hypothetical = _devices(cpu, processes, gpus, gpu_memory, gpu_capability, dry_run)
@@ -73,6 +79,8 @@ def _devices(
     cpu: bool, processes: int | None, gpus: int | None, memory: str | None, capability: str | None, dry_run: bool
 ):
     """The devices to plan for, and whether some of them are assumed."""
+    from . import planner
+
     if cpu:
         return planner.cpu_devices(processes or 1), False
     found = planner.cuda_devices()

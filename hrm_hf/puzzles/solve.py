@@ -1,16 +1,17 @@
 """Solves puzzles as people give them: as arguments, in files or on stdin, and shows the boards as text."""
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedConfig, pipeline
+from typing import TYPE_CHECKING, Any
 
 from ..io.usage import UsageError
-from .pipeline import read_puzzle_file
-from .plots import plot_trajectory
-from .sudoku_rules import sudoku_shape
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def solve_puzzles(
@@ -39,6 +40,10 @@ def solve_puzzles(
     """
     if plot and plot.suffix not in (".png", ".gif"):
         raise UsageError(f"{plot} must end in .png or .gif", "--plot")
+    from transformers import pipeline  # seconds, which the check above spares
+
+    from .plots import plot_trajectory
+
     solver = pipeline("puzzle-solving", model=model)
     inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(_gather(puzzles or [], file, solver))]
     if plot and len(inputs) != 1:
@@ -56,6 +61,8 @@ def solve_puzzles(
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
     """All puzzles of the arguments, of `file` and of stdin."""
+    from .pipeline import read_puzzle_file
+
     inputs: list[Any] = []
     for puzzle in puzzles:
         if puzzle == "-":
@@ -96,6 +103,8 @@ def text_board(grid: list[list], config) -> str:
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         separator = "" if config.task == "maze" else " "
         return "\n".join(separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
+    from .sudoku_rules import sudoku_shape
+
     size = len(grid)
     box_rows, box_columns = sudoku_shape(size).box_shape
     rule = "+" + "+".join(["-" * (2 * box_columns + 1)] * (size // box_columns)) + "+"

@@ -13,7 +13,7 @@ from hrm_hf.io.startup import start_script
 
 
 if __name__ == "__main__":  # before the imports below
-    start_script()
+    start_script(extra="trl")
 
 from functools import partial
 

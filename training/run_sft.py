@@ -12,7 +12,7 @@ from hrm_hf.io.startup import start_script
 
 
 if __name__ == "__main__":  # before the imports below
-    start_script()
+    start_script(extra="trl")
 
 from hrm_hf.text.arguments import AnswerDataArguments
 from hrm_hf.text.post_training import SftArguments, SftRun

@@ -10,6 +10,8 @@ imported when an app is built. `space.py` packages the same app as a Space.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..io.extras import validate_extra
+
 
 if TYPE_CHECKING:
     import gradio
@@ -63,12 +65,7 @@ def validate_gradio() -> None:
     import os
 
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    try:
-        import gradio  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise ImportError('the app needs gradio: pip install "hrm_hf[app]"') from error
+    validate_extra("app", "the app needs gradio", "gradio")
 
 
 __all__ = ["build_app", "launch"]

@@ -20,6 +20,9 @@ def serve(context: typer.Context):
         if argument.startswith("-"):
             break
         _validate_language_model(argument)
+    from ..io.extras import validate_extra
+
+    validate_extra("serve", "serving needs fastapi, uvicorn and openai", "fastapi", "uvicorn", "openai")
     from ..text.serving.server import command
 
     command()(context.args, prog_name="hrm-hf serve")

@@ -1,6 +1,7 @@
 """The Go demo: a coder from nothing, on a laptop: sources, tokenizer, records, training, use."""
 
 import json
+import shlex
 import sys
 import time
 from functools import partial
@@ -70,7 +71,7 @@ def run_demo(
         "output_dir": out,
     }
     pairs = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    run_process(sys.executable, training / "run_go_coder.py", *pairs, *extra.split())
+    run_process(sys.executable, training / "run_go_coder.py", *pairs, *shlex.split(extra))
     print("\n4. Another process loads the checkpoint and writes three functions it has never seen")
     run_process(*tool, "go", out, "--records", data / "test.jsonl", "--max-iterations", 3, "--max-new-tokens", 160)
     print(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")

@@ -9,8 +9,11 @@ import logging
 import os
 import re
 import signal
+import sys
 import warnings
 from typing import NamedTuple
+
+from .extras import validate_extra
 
 
 class Message(NamedTuple):
@@ -51,8 +54,17 @@ def start_program() -> None:
             warnings.filterwarnings("ignore", words, source)
 
 
-def start_script() -> None:
-    """`start_program` of a training script: signals to stop, too, wait until training listens for them."""
+def start_script(extra: str | None = None) -> None:
+    """`start_program` of a training script: signals to stop, too, wait until training listens for them.
+
+    Args:
+        extra: without which the script can do nothing, and the module that it is for; it exits where that is missing.
+    """
+    if extra is not None:
+        try:
+            validate_extra(extra, f"this script needs {extra}", extra)
+        except ImportError as error:
+            sys.exit(f"{os.path.basename(sys.argv[0])}: error: {error}")
     if os.name == "posix":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
     start_program()

@@ -1,18 +1,15 @@
 """The Sudoku demo: learns from nothing, saves, and solves held-out boards in fresh processes."""
 
 import json
+import shlex
 import sys
 from functools import partial
 from pathlib import Path
 
-import torch
 import yaml
 
 from ..io.usage import UsageError, run_process
 from ..resources import resource
-from ..trainer import validate_compiler
-from .dataset import load_puzzle_dataset
-from .sudoku import decode
 
 
 print = partial(print, flush=True)  # in order with what the processes print
@@ -36,14 +33,22 @@ def run_demo(model: str = "units", extra: str = "") -> bool:
     recipe = training / "recipes" / f"sudoku_demo_{model}.yaml"
     if not recipe.exists():
         raise UsageError(f"--model {model}: choose one of {', '.join(demo_models())}")
-    flags = extra.split()
+    flags = shlex.split(extra)
+    fields = yaml.safe_load(recipe.read_text())
+    print(
+        f"Training as {recipe.name} says; boards are made first, unless {fields['data_path']} has them. In the lines "
+        "of progress,\n'exact' is the share of training boards that were solved entirely.\n"
+    )
+    import torch  # seconds, in which the lines above can be read
+
+    from ..trainer import validate_compiler
+
     try:
         validate_compiler(torch.device("cpu"))
     except RuntimeError as error:
         print(f"Training without torch.compile, more slowly: {error}")
         flags += ["--torch_compile", "false"]
     run_process(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
-    fields = yaml.safe_load(recipe.read_text())
     folder, data = fields["output_dir"], fields["data_path"]
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     rows = ["--max-steps", str(fields["eval_max_steps"])]
@@ -72,4 +77,7 @@ def _exact_accuracy(folder: str) -> float:
 
 
 def _held_out_board(data: str) -> str:
+    from .dataset import load_puzzle_dataset
+    from .sudoku import decode
+
     return decode(load_puzzle_dataset(data, "test")[0]["input_ids"])

@@ -52,8 +52,8 @@ def run_demo(model: str = "units", extra: str = "") -> bool:
     folder, data = fields["output_dir"], fields["data_path"]
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     rows = ["--max-steps", str(fields["eval_max_steps"])]
-    if "max_eval_rows" in fields:
-        rows += ["--limit", str(fields["max_eval_rows"])]
+    if "max_eval_samples" in fields:
+        rows += ["--limit", str(fields["max_eval_samples"])]
     print("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
     run_process(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
     trained, reloaded = _exact_accuracy(folder), _exact_accuracy(f"{folder}/eval_fixed")

@@ -27,8 +27,8 @@ class PuzzleRun(TrainingRun):
             ensure_built(self.data_args.data_path, self.data_args.build_data)
         self.info = load_puzzle_info(self.data_args.data_path)
         self.task = self.info.task
-        self.train = self._rows(self.data_args.train_split, self.data_args.max_train_rows)
-        self.validation = self._rows(self.data_args.eval_split, self.data_args.max_eval_rows)
+        self.train = self._rows(self.data_args.train_split, self.data_args.max_train_samples)
+        self.validation = self._rows(self.data_args.eval_split, self.data_args.max_eval_samples)
 
     def _rows(self, split: str | None, limit: int | None) -> PuzzleRows | None:
         if not split:

@@ -83,7 +83,7 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
     for package in ("bufio", "bytes", "container", "encoding", "errors", "flag", "fmt", "html", "io", "path", "sort"):
         shutil.copytree(std / package, tmp_path / "src" / package)
     out = tmp_path / "demo"
-    extra = "--max_steps 4 --max_eval_records 4"
+    extra = "--max_steps 4 --max_eval_samples 4"
     run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)
     said = capfd.readouterr().out
     assert said.count("attempt(s), stopped by") == 3

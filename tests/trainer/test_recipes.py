@@ -195,7 +195,7 @@ def test_a_saved_recipe_alone_gives_the_same_values(tmp_path):
     args = (
         "--model_type trm_puzzle --config_overrides hidden_size=32,mlp_t=true --data_path data/x --max_steps 7 "
         "--learning_rate 3e-4 --ema_rate 0.99 --drop_unplaced_rows true --use_cpu true --eval_strategy steps "
-        "--eval_steps 4 --puzzle_emb_lr 0.02 --lr_min_ratio 0.1 --max_train_rows 5 --seed 3"
+        "--eval_steps 4 --puzzle_emb_lr 0.02 --lr_min_ratio 0.1 --max_train_samples 5 --seed 3"
     )
     found = differences(*saved_and_read(tmp_path, *args.split()))
     found.pop("hub_token", None)  # a test of its own, below

@@ -64,8 +64,8 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
         drawn = re.search(r"--samples[ =](\d+)", command)
         if drawn and int(drawn[1]) < wanted:
             raise ValueError(
-                f"max_train_samples and val_samples want {wanted} maps, and build_data {command!r} draws {drawn[1]}; ask "
-                "for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
+                f"max_train_samples and val_samples want {wanted} maps, and build_data {command!r} draws {drawn[1]}; "
+                "ask for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
             )
         try:
             run_command(command, BUILDERS, out=Path(path))

@@ -255,8 +255,8 @@ def test_the_presets_have_the_numbers_of_the_original():
 def test_options_of_the_original_act(run):
     # --epochs, --batch-size, --lr, --train-samples, --val-samples, --num-workers, --seed
     flags = (
-        "--num_train_epochs 1 --per_device_train_batch_size 5 --learning_rate 2e-3 --max_train_samples 20 --val_samples 4 "
-        "--dataloader_num_workers 1 --dataloader_persistent_workers true --seed 7 --lr_min_ratio 1"
+        "--num_train_epochs 1 --per_device_train_batch_size 5 --learning_rate 2e-3 --max_train_samples 20 "
+        "--val_samples 4 --dataloader_num_workers 1 --dataloader_persistent_workers true --seed 7 --lr_min_ratio 1"
     )
     out = run("flags", *flags.split(), max_steps=None, eval_strategy="epoch", warmup_steps=0)
     results = json.loads((out / "results.json").read_text())

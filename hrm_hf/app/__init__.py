@@ -17,11 +17,14 @@ if TYPE_CHECKING:
     import gradio
 
 
-def build_app(models: list[str], title: str = "Recursive reasoning models") -> "gradio.Blocks":
+def build_app(
+    models: list[str], title: str = "Recursive reasoning models", device: str | None = None
+) -> "gradio.Blocks":
     """A page with the tabs of all models.
 
     Args:
         models: checkpoint folders, or names on the Hub.
+        device: where the models run, as "cpu" or "cuda"; the best there is by default.
 
     Raises:
         ImportError: without gradio.
@@ -31,7 +34,7 @@ def build_app(models: list[str], title: str = "Recursive reasoning models") -> "
     validate_gradio()
     from .build import build
 
-    return build(models, title)
+    return build(models, title, device)
 
 
 def launch(

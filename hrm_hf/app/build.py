@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import gradio as gr
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, pipeline
 
 from ..export.checkpoint import load_config
+from ..io.evaluation import chosen_device
 from ..registry import ARCHITECTURES, architecture_of, load_function
 from .limits import CACHE_SECONDS
 
@@ -14,16 +14,17 @@ from .limits import CACHE_SECONDS
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 
 
-def build(models: list[str], title: str) -> gr.Blocks:
+def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks:
     """See `hrm_hf.app.build_app`."""
     if not models:
         raise ValueError("no model given; expected checkpoint folders or names on the Hub")
     configs = [_config(name) for name in models]  # of all, before one is loaded
+    device = chosen_device(device)
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
         for name, config, short in zip(models, configs, _short_names(models)):
-            _add_tabs(name, config, short)
+            _add_tabs(name, config, short, device)
     return demo
 
 
@@ -45,20 +46,15 @@ def _short_names(models: list[str]) -> list[str]:
     return [last if short.count(last) == 1 else name for name, last in zip(models, short)]
 
 
-def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> None:
+def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> None:
     """Loads a model and adds the tabs that its row names; `short` tells models of one kind apart."""
     row = architecture_of(config)
     if AutoModelForCausalLM in row.head_auto_classes:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        served = AutoModelForCausalLM.from_pretrained(name).to(_device()).eval(), tokenizer
+        served = AutoModelForCausalLM.from_pretrained(name).to(device).eval(), tokenizer
     else:
-        served = (pipeline(row.pipeline, model=name),)
+        served = (pipeline(row.pipeline, model=name, device=device),)
     task = getattr(config, "task", None)
     for title, function in row.app_tabs:
         with gr.Tab(f"{PUZZLE_NAMES.get(task, task) or title} · {short}"):
             load_function(function)(*served)
-
-
-def _device() -> torch.device:
-    """Where pipelines put their models too: the accelerator, if there is one."""
-    return torch.accelerator.current_accelerator() or torch.device("cpu")

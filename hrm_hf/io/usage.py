@@ -8,7 +8,7 @@ import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
 
 class UsageError(ValueError):
@@ -107,6 +107,10 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, kind: An
     parser.add_argument(f"--{parameter.name.replace('_', '-')}", default=default, required=required, **how)
 
 
-def run_process(*command: object) -> None:
-    """Runs a program, whose output goes where ours does. Raises CalledProcessError, with its status, if it fails."""
-    subprocess.run([str(part) for part in command], check=True)
+def run_process(*command: object, out: TextIO | None = None) -> None:
+    """Runs a program, whose output goes where ours does, or to `out`.
+
+    Raises:
+        CalledProcessError: it failed; has its status.
+    """
+    subprocess.run([str(part) for part in command], check=True, stdout=out)

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..io.usage import UsageError, parse_memory
+from ..io.words import counted
 
 
 if TYPE_CHECKING:
@@ -87,8 +88,8 @@ def _devices(
     if not dry_run:
         if len(found) < (gpus or 1):
             raise ValueError(
-                f"{gpus or 1} GPUs needed, {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to "
-                "plan for GPUs that are not here"
+                f"{counted(gpus or 1, 'GPU')} needed, {len(found)} found; use fewer, --cpu to train on the CPU, or "
+                "--dry_run to plan for GPUs that are not here"
             )
         return found[:gpus], False
     try:

@@ -4,6 +4,7 @@ from typing import Any
 
 from transformers import PreTrainedModel, set_seed
 
+from ..io.words import counted
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation, plot_training
 from ..trainer.recipes import build_config
@@ -66,7 +67,7 @@ class PuzzleRun(TrainingRun):
 
     def describe(self) -> str:
         held_out = len(self.validation) if self.validation else 0
-        return f"{self.task}: {len(self.train):,} rows to train on, {held_out:,} held out"
+        return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out:,} held out"
 
     def save_options(self) -> None:
         super().save_options()

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..io.evaluation import chosen_device
 from ..io.usage import UsageError
 
 
@@ -20,6 +21,7 @@ def solve_puzzles(
     *,
     file: Path | None = None,
     plot: Path | None = None,
+    device: str | None = None,
     **options: Any,
 ) -> tuple[list[dict[str, Any]], PreTrainedConfig]:
     """Solves puzzles by the pipeline "puzzle-solving".
@@ -29,6 +31,7 @@ def solve_puzzles(
         puzzles: puzzles, ARC files, or "-" for stdin.
         file: CSV or JSONL with a puzzle column, or an ARC JSON.
         plot: picture of the ACT steps of a single puzzle, .png or .gif.
+        device: as of `chosen_device`.
         options: of the pipeline's call.
 
     Returns:
@@ -39,15 +42,15 @@ def solve_puzzles(
         ValueError: no puzzle, or what cannot be read as one, by its number.
     """
     if plot and plot.suffix not in (".png", ".gif"):
-        raise UsageError(f"{plot} must end in .png or .gif", "--plot")
+        raise UsageError(f"{plot} must end in .png or .gif", "--out")
     from transformers import pipeline  # seconds, which the check above spares
 
     from .plots import plot_trajectory
 
-    solver = pipeline("puzzle-solving", model=model)
+    solver = pipeline("puzzle-solving", model=model, device=chosen_device(device))
     inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(_gather(puzzles or [], file, solver))]
     if plot and len(inputs) != 1:
-        raise UsageError(f"a plot shows one puzzle, not {len(inputs)}", "--plot")
+        raise UsageError(f"a picture shows one puzzle, not {len(inputs)}", "--out")
     results = solver(inputs, return_trajectory=plot is not None, **options)
     config = solver.model.config
     if plot:

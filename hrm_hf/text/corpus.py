@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..io.sources import is_hub_source
+from ..io.words import counted
 from .filters import TextFilter, duplicate_finder, text_batches
 from .packing import Packing, pack_documents, pack_stream, tokenize_documents
 from .sources import open_source
@@ -60,8 +61,8 @@ class TextCorpus:
     def describe(self) -> str:
         """The same for people: a line for each split and each kind of removal."""
         lines = [
-            f"{name}: {size['documents']:,} documents, {size['tokens']:,} tokens of {size['bytes_per_token']:.3f} "
-            f"bytes, {size['blocks']:,} blocks"
+            f"{name}: {counted(size['documents'], 'document')}, {counted(size['tokens'], 'token')} of "
+            f"{size['bytes_per_token']:.3f} bytes, {counted(size['blocks'], 'block')}"
             for name, size in self.sizes.items()
         ]
         for name, one in self.filters.items():

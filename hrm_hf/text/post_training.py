@@ -31,6 +31,7 @@ from transformers.trainer_utils import unwrap_peft_model
 from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
 
 from ..hub.cards import CARD_FILE, new_card_text
+from ..io.words import counted
 from ..models.early_exit import exit_class
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
@@ -223,7 +224,7 @@ class PostTrainingRun(TrainingRun):
 
     def describe(self) -> str:
         held_out = len(self.validation) if self.validation else 0
-        return f"{self.task}: {len(self.train)} rows to train on, {held_out} to evaluate on"
+        return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out} to evaluate on"
 
     def save_options(self) -> None:
         """Options as they may be given again: GRPO derives one of two from the other, and takes only one of them."""

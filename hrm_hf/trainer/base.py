@@ -31,6 +31,7 @@ from transformers.trainer_callback import ProgressCallback, TrainerState
 
 from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
 from ..io.extras import validate_extra
+from ..io.words import counted
 from ..registry import architecture_of, load_function
 from .adapters import MAGNITUDE
 from .arguments import CarrylessTrainingArguments, HrmTrainingArguments
@@ -394,8 +395,9 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         """The library skips the batches that were trained on; warns if that comes to other ones here."""
         saved = len(list(folder.glob("rng_state*.pth")))
         if saved != self.args.world_size:
+            by = counted(saved, "process", "processes")
             warnings.warn(
-                f"{folder} was saved by {saved} processes, this run has {self.args.world_size}: it continues with "
+                f"{folder} was saved by {by}, this run has {self.args.world_size}: it continues with "
                 "other random numbers, and with other data unless the batch size over all processes is the same",
                 stacklevel=2,
             )

@@ -16,14 +16,15 @@ from .._version import __version__
 from ..io.startup import start_program
 
 
-# In the order of the help: the module of each, and the name there of its function or its group.
+# In the order of the help: the module of each, and the name there of its function or its group. No module is called
+# `app`: loading it would take the name of the command line below.
 COMMANDS = {
     "data": ("data", "app"),
     "convert": ("convert", "convert"),
     "eval": ("evaluate", "app"),
     "export": ("export", "app"),
     "solve": ("solve", "solve"),
-    "app": ("app", "show"),
+    "app": ("web_app", "show"),
     "rlm": ("rlm", "rlm"),
     "demo": ("demo", "demo"),
     "demo-go": ("demo_go", "demo_go"),

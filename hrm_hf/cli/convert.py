@@ -27,7 +27,7 @@ def convert(
         ),
     ],
     former_out: FormerOut = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write. [required]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write (required).")] = None,
     to_original: Annotated[bool, typer.Option("--to-original", help="Write the original's layout from ours.")] = False,
     config: Annotated[
         str | None,

@@ -23,7 +23,7 @@ def export():
 def gguf(
     model: Annotated[str, typer.Argument(help="Folder or Hub name: Go coder of the preset unified, Llama or GPT-2.")],
     former_out: FormerOut = None,
-    out: Annotated[Path | None, typer.Option(help="File to write, such as model.gguf. [required]")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write, such as model.gguf (required).")] = None,
     dtype: Annotated[Dtype, typer.Option(help="Type of the matrices; vectors stay f32.")] = "f16",
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     check: Annotated[
@@ -46,7 +46,7 @@ def gguf(
 def onnx(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
     former_out: FormerOut = None,
-    out: Annotated[Path | None, typer.Option(help="Folder to write. [required]")] = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write (required).")] = None,
     opset: Annotated[int, typer.Option(min=18, max=23, help="Version of ONNX's operators.")] = 18,
     check: Annotated[bool, typer.Option("--check", help="Compare ONNX Runtime with torch on random input.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite files there.")] = False,
@@ -67,7 +67,7 @@ def onnx(
 def torch_(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
     former_out: FormerOut = None,
-    out: Annotated[Path | None, typer.Option(help="File to write, ending in .pt2. [required]")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write, ending in .pt2 (required).")] = None,
     check: Annotated[bool, typer.Option("--check", help="Read the file back and compare on random input.")] = False,
     force: Annotated[bool, typer.Option("--force", help="Overwrite the file.")] = False,
     as_json: AsJson = False,

@@ -37,6 +37,10 @@ MESSAGES = (
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
     # transformers asks for pinned memory by default; where there is no GPU, there is nothing to be faster with it.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
+    # TRL and PEFT ask for activation checkpointing by its former name, which does the same.
+    Message(
+        FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated and will be removed in v6"
+    ),
 )
 # Bars of work that takes less than a second, such as loading a dozen tensors, are no progress to wait for.
 BAR_DELAY_SECONDS = "1"

@@ -23,6 +23,7 @@ LIMIT = 0.5  # seconds of CPU for help and a usage error
 SCRIPT = """
 import contextlib, io, json, sys
 from hrm_hf.cli import main
+HEAVY = ("torch", "transformers", "datasets", "numpy", "matplotlib", "huggingface_hub")
 found = {}
 for command in json.loads(sys.argv[1]):
     sys.argv = ["hrm-hf", *command.split()]
@@ -33,7 +34,7 @@ for command in json.loads(sys.argv[1]):
             code = 0
         except SystemExit as exit_:
             code = exit_.code or 0
-    heavy = [name for name in ("torch", "transformers", "datasets", "numpy", "matplotlib", "huggingface_hub") if name in sys.modules]
+    heavy = [name for name in HEAVY if name in sys.modules]
     found[command] = [code, out.getvalue() + err.getvalue(), heavy]
 print(json.dumps(found))
 """

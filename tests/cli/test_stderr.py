@@ -17,6 +17,8 @@ import tiny_answers
 import tiny_cosmo
 import tiny_go
 
+from hrm_hf.text.byte_tokenizer import byte_tokenizer
+
 
 SCRIPTS = Path(__file__).parents[2] / "training"
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
@@ -32,7 +34,8 @@ COMMANDS = {
     "go": "hrm-hf go coder Add --max-new-tokens 4 --max-iterations 1 --validator tree-sitter",
     "recommend": "hrm-hf recommend --memory 8GB",
     "run_puzzle": f"run_puzzle.py --model_name_or_path puzzle --data_path boards --train_split train {STEP}",
-    "run_clm": f"run_clm.py --model_name_or_path hrm_lm --train_data text.jsonl --block_size 32 {STEP}",
+    "run_clm": f"run_clm.py --model_type hrm_lm --config_overrides {WIDTHS},num_h_layers=1,num_l_layers=1,"
+    f"max_position_embeddings=64 --tokenizer_name byte --train_data text.jsonl --block_size 32 {STEP}",
     "run_cosmo": f"run_cosmo.py --model_type hrm_cosmo --preset test --data_path maps {STEP}",
     "run_go_coder": "run_go_coder.py --model_name_or_path coder --train_data train.jsonl --eval_data train.jsonl "
     f"--max_length 256 --plan_budget 48 {STEP}",
@@ -88,7 +91,10 @@ def inputs(tmp_path_factory):
     tiny_go.write(folder / "train.jsonl", tiny_go.records(12))
     tiny_go.writer(max_position_embeddings=256).save_pretrained(folder / "coder")
     tiny_go.tokenizer().save_pretrained(folder / "coder")
-    every.save("hrm_lm", folder / "hrm_lm")
+    tokenizer = byte_tokenizer()  # whose ids a trained model has; the library tells of others
+    ids = {name: getattr(tokenizer, name) for name in ("bos_token_id", "eos_token_id", "pad_token_id")}
+    every.model("hrm_lm", **ids).save_pretrained(folder / "hrm_lm")
+    tokenizer.save_pretrained(folder / "hrm_lm")
     for name in ("answers", "preferences", "prompts"):
         tiny_answers.write(folder / f"{name}.jsonl", getattr(tiny_answers, name)("hrm_lm"))
     return folder

@@ -38,9 +38,9 @@ MESSAGES = (
     # transformers asks for pinned memory by default; where there is no GPU, there is nothing to be faster with it.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
     # TRL and PEFT ask for activation checkpointing by its former name, which does the same.
-    Message(
-        FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated and will be removed in v6"
-    ),
+    Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"),
+    # Compiled steps are faster on a CPU, too.
+    Message("transformers.training_args", r"The speedups for torchdynamo mostly come with GPU Ampere or higher"),
 )
 # Bars of work that takes less than a second, such as loading a dozen tensors, are no progress to wait for.
 BAR_DELAY_SECONDS = "1"

@@ -40,12 +40,14 @@ COMMANDS = {
     "run_go_coder": "run_go_coder.py --model_name_or_path coder --train_data train.jsonl --eval_data train.jsonl "
     f"--max_length 256 --plan_budget 48 {STEP}",
 }
+COMPILED = {"run_puzzle_compiled": f"{COMMANDS['run_puzzle']} --torch_compile true"}
 BY_TRL = {
-    "run_sft": f"run_sft.py --use_cpu true --model_name_or_path hrm_lm --train_data answers.jsonl {STEP}",
-    "run_dpo": f"run_dpo.py --use_cpu true --model_name_or_path hrm_lm --train_data preferences.jsonl {STEP}",
+    "run_sft": f"run_sft.py --use_cpu true --max_length 128 --model_name_or_path hrm_lm --train_data answers.jsonl {STEP}",
+    "run_dpo": f"run_dpo.py --use_cpu true --max_length 128 --model_name_or_path hrm_lm --train_data preferences.jsonl {STEP}",
     "run_grpo": "run_grpo.py --use_cpu true --model_name_or_path hrm_lm --train_data prompts.jsonl --reward regex:^g "
     f"--num_generations 2 --max_completion_length 4 {STEP}",
 }
+SLOW = COMMANDS | COMPILED | BY_TRL
 # Runs commands in children of a process that has imported, once for all, what they would import.
 SERVER = """
 import json, os, runpy, sys, traceback
@@ -129,11 +131,11 @@ def test_nothing_is_said_that_is_not_about_the_work(said, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [*COMMANDS, *BY_TRL])
+@pytest.mark.parametrize("name", SLOW)
 def test_nothing_is_said_in_a_process_of_its_own(inputs, name, tmp_path):
     if name in BY_TRL:
         pytest.importorskip("trl")
-    words = words_of((COMMANDS | BY_TRL)[name], tmp_path / "out")
+    words = words_of(SLOW[name], tmp_path / "out")
     program = [sys.executable, *(["-m", "hrm_hf.cli", *words[1:]] if words[0] == "hrm-hf" else words)]
     done = subprocess.run(program, cwd=inputs, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
     assert (done.returncode, without_bars(done.stderr)) == (0, "")

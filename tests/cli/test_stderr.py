@@ -41,11 +41,12 @@ COMMANDS = {
     f"--max_length 256 --plan_budget 48 {STEP}",
 }
 COMPILED = {"run_puzzle_compiled": f"{COMMANDS['run_puzzle']} --torch_compile true"}
+TUNED = f"--use_cpu true --model_name_or_path hrm_lm {STEP}"
 BY_TRL = {
-    "run_sft": f"run_sft.py --use_cpu true --max_length 128 --model_name_or_path hrm_lm --train_data answers.jsonl {STEP}",
-    "run_dpo": f"run_dpo.py --use_cpu true --max_length 128 --model_name_or_path hrm_lm --train_data preferences.jsonl {STEP}",
-    "run_grpo": "run_grpo.py --use_cpu true --model_name_or_path hrm_lm --train_data prompts.jsonl --reward regex:^g "
-    f"--num_generations 2 --max_completion_length 4 {STEP}",
+    "run_sft": f"run_sft.py --train_data answers.jsonl --max_length 128 {TUNED}",
+    "run_dpo": f"run_dpo.py --train_data preferences.jsonl --max_length 128 {TUNED}",
+    "run_grpo": "run_grpo.py --train_data prompts.jsonl --reward regex:^g --num_generations 2 "
+    f"--max_completion_length 4 {TUNED}",
 }
 SLOW = COMMANDS | COMPILED | BY_TRL
 # Runs commands in children of a process that has imported, once for all, what they would import.

@@ -17,10 +17,10 @@ def run(*arguments: str):
 
 def test_without_a_model_the_page_shows_those_of_the_package(monkeypatch):
     shown = []
-    monkeypatch.setattr("hrm_hf.app.build_app", shown.append)
+    monkeypatch.setattr("hrm_hf.app.build_app", lambda models, device: shown.append((models, device)))
     monkeypatch.setattr("hrm_hf.app.launch", lambda demo, **options: None)
-    assert run().exit_code == 0
-    assert shown == [[shipped_model("sudoku"), shipped_model("maze")]]
+    assert run("--device", "cpu").exit_code == 0
+    assert shown == [([shipped_model("sudoku"), shipped_model("maze")], "cpu")]
 
 
 def test_a_folder_that_does_not_exist_is_bad_usage():

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..io.extras import validate_extra
 from ..io.usage import UsageError, parse_memory
 from ..io.words import counted
 
@@ -43,6 +44,7 @@ def plan_run(
         options: of `plan_launch`.
 
     Raises:
+        ImportError: DeepSpeed is to train, and it is not installed.
         UsageError: options that do not fit together, or an unknown model.
         ValueError: fewer GPUs than asked for.
     """
@@ -52,6 +54,9 @@ def plan_run(
         raise UsageError("the number of CPU processes needs --cpu; of GPUs it is --gpus", "--processes")
     if (gpu_memory or gpu_capability) and not dry_run:
         raise UsageError("GPUs that are not here can be planned for, with --dry_run, but not used")
+    strategy = options.get("strategy", "ddp")
+    if strategy.startswith("deepspeed") and not dry_run:
+        validate_extra("deepspeed", f"--strategy {strategy} needs deepspeed", "deepspeed", instead="take fsdp2")
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # seconds, which the checks above spare
 
     from .planner import known_models, plan_launch

@@ -37,6 +37,8 @@ MESSAGES = (
     Message("bitsandbytes.backends.cpu.ops", r"Failed to load CPU gemm_4bit_forward from kernels-community"),
     # transformers asks for pinned memory by default; where there is no GPU, there is nothing to be faster with it.
     Message(UserWarning, r"'pin_memory' argument is set as true but no accelerator is found"),
+    # accelerate's own call of DDP.
+    Message(FutureWarning, r"`broadcast_buffers` is deprecated"),
     # TRL and PEFT ask for activation checkpointing by its former name, which does the same.
     Message(FutureWarning, r"`(is_)?gradient_checkpointing(_enable|_disable)?` is deprecated"),
     # Compiled steps are faster on a CPU, too.

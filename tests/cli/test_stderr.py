@@ -40,7 +40,10 @@ COMMANDS = {
     "run_go_coder": "run_go_coder.py --model_name_or_path coder --train_data train.jsonl --eval_data train.jsonl "
     f"--max_length 256 --plan_budget 48 {STEP}",
 }
-COMPILED = {"run_puzzle_compiled": f"{COMMANDS['run_puzzle']} --torch_compile true"}
+OTHERWISE = {
+    "run_puzzle_compiled": f"{COMMANDS['run_puzzle']} --torch_compile true",
+    "run_puzzle_by_two": f"torchrun --standalone --nproc_per_node 2 {COMMANDS['run_puzzle']} --use_cpu true",
+}
 TUNED = f"--use_cpu true --model_name_or_path hrm_lm {STEP}"
 BY_TRL = {
     "run_sft": f"run_sft.py --train_data answers.jsonl --max_length 128 {TUNED}",
@@ -48,7 +51,7 @@ BY_TRL = {
     "run_grpo": "run_grpo.py --train_data prompts.jsonl --reward regex:^g --num_generations 2 "
     f"--max_completion_length 4 {TUNED}",
 }
-SLOW = COMMANDS | COMPILED | BY_TRL
+SLOW = COMMANDS | OTHERWISE | BY_TRL
 # Runs commands in children of a process that has imported, once for all, what they would import.
 SERVER = """
 import json, os, runpy, sys, traceback
@@ -104,8 +107,7 @@ def inputs(tmp_path_factory):
 
 
 def words_of(command: str, out: Path) -> list[str]:
-    program, *rest = command.format(out=out).split()
-    return [program if program == "hrm-hf" else str(SCRIPTS / program), *rest]
+    return [str(SCRIPTS / word) if word.endswith(".py") else word for word in command.format(out=out).split()]
 
 
 def without_bars(said: str) -> str:
@@ -137,8 +139,11 @@ def test_nothing_is_said_in_a_process_of_its_own(inputs, name, tmp_path):
     if name in BY_TRL:
         pytest.importorskip("trl")
     words = words_of(SLOW[name], tmp_path / "out")
-    program = [sys.executable, *(["-m", "hrm_hf.cli", *words[1:]] if words[0] == "hrm-hf" else words)]
-    done = subprocess.run(program, cwd=inputs, env=ENVIRONMENT, capture_output=True, text=True, timeout=600)
+    modules = {"hrm-hf": "hrm_hf.cli", "torchrun": "torch.distributed.run"}
+    program = ["-m", modules[words[0]], *words[1:]] if words[0] in modules else words
+    done = subprocess.run(
+        [sys.executable, *program], cwd=inputs, env=ENVIRONMENT, capture_output=True, text=True, timeout=600
+    )
     assert (done.returncode, without_bars(done.stderr)) == (0, "")
 
 

@@ -74,7 +74,7 @@ def write_json(result: Any, out: Path) -> None:
 
 
 def output(out: Path | None, argument: Path | None) -> Path:
-    """What is to be written: of --out, or of the argument that stood in its place before."""
+    """The file or folder to write: of --out, or of the argument that stood in its place before."""
     if (out is None) == (argument is None):
         raise typer.BadParameter("say once what to write", param_hint="--out")
     return out or argument

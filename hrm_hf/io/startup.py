@@ -1,4 +1,4 @@
-"""What a program of this package does before it imports libraries, which take seconds and speak.
+"""First steps of a program of this package, before it imports libraries, which take seconds and speak.
 
 `hrm-hf` and the training scripts call this; `import hrm_hf` does not, since what other libraries say to other programs
 is not its business. MESSAGES is the one place for what is not shown: each is named by who says it and by its words, so

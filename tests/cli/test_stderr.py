@@ -1,4 +1,4 @@
-"""What commands and training scripts say on stderr: progress, and what is about the user's work. Nothing else.
+"""Commands and training scripts say on stderr: progress, and what is about the user's work. Nothing else.
 
 Referee: the file that takes a process's stderr.
 """

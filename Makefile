@@ -1,7 +1,10 @@
-# Each target sets up what it needs: a virtual environment in .venv, pinned by constraints.txt.
+# Each target sets up what it needs: a virtual environment in .venv, pinned by constraints.txt. The demos need the
+# package alone, whoever works on it the extras, too.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
+CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
 .PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench clean
@@ -18,21 +21,26 @@ help:
 	@echo "make bench      every benchmark in its quick form"
 
 # One interpreter check instead of a puzzling pip error.
-$(STAMP): setup.cfg constraints.txt
+$(CORE): setup.cfg constraints.txt
 	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or newer is needed: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
-	$(BIN)/python -m pip install --quiet -c constraints.txt torch
-	$(BIN)/python -m pip install --quiet -c constraints.txt -e ".[dev]"
-	@touch $(STAMP)
+	$(INSTALL) torch
+	$(INSTALL) -e .
+	@touch $@
+
+$(STAMP): $(CORE)
+	$(INSTALL) -e ".[dev]"
+	@touch $@
 
 MODEL ?= units
-demo: $(STAMP)
+demo: $(CORE)
 	$(BIN)/hrm-hf demo --model $(MODEL)
 
 MINUTES ?= 20
 SOURCE ?= std
-demo-go: $(STAMP)
+demo-go: $(CORE)
+	$(INSTALL) -e ".[go]"
 	$(BIN)/hrm-hf demo-go --minutes $(MINUTES) --source $(SOURCE)
 
 # Files side by side in processes; the tests of one file stay together, as some share a server or a cluster. In the
@@ -66,7 +74,7 @@ style: $(STAMP)
 	$(BIN)/ruff format .
 
 # The job scripts of training/slurm, from their one template.
-slurm: $(STAMP)
+slurm: $(CORE)
 	$(BIN)/python -m hrm_hf.launch.slurm training/slurm
 
 docs: $(STAMP)

@@ -108,7 +108,7 @@ def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path
         return folder
     if args.evaluate_only:
         return None
-    options = ["--data_path", sets["noiseless"], "--build_data", "", "--model_type", kind, "--test_samples", 0]
+    options = ["--data_path", sets["noiseless"], "--build_data", "", "--model_type", kind, "--max_test_samples", 0]
     if name == "noisy":
         options += ["--noise_sigma", load_cosmology_info(sets["noisy"]).settings.pixel_noise]
     if args.quick:

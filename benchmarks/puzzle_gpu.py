@@ -40,7 +40,7 @@ RUNS: dict[str, tuple[str, str, dict[str, Any], dict[str, Any], int]] = {
 COMMON = {
     "augment": True, "difficulty": "hard_first", "difficulty_ramp": 1.0, "weight_decay": 0.1, "warmup_steps": 150,
     "lr_min_ratio": 0.02, "eval_max_steps": 16, "eval_halt": "fixed", "eval_strategy": "steps",
-    "save_strategy": "no", "report_to": "none", "logging_steps": 200, "max_eval_rows": 500,
+    "save_strategy": "no", "report_to": "none", "logging_steps": 200, "max_eval_samples": 500,
     "per_device_eval_batch_size": 500, "seed": 0,
 }  # fmt: skip
 TINY = {"hidden_size": 16, "num_attention_heads": 1, "L_cycles": 1, "H_cycles": 1}

@@ -7,6 +7,12 @@ The checkpoint is a run's folder of ours, or a step_N of the original, which is 
 equivalent `hrm-hf` command is printed; its flags may follow.
 """
 
+from hrm_hf.io.startup import start_program
+
+
+if __name__ == "__main__":  # before the imports below
+    start_program()
+
 import os
 import shlex
 import sys

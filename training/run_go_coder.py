@@ -10,12 +10,11 @@ A killed run continues with `--resume_from_checkpoint last`. `run_clm.py` pre-tr
 `--model_name_or_path` continues from there.
 """
 
-import os
-import signal
+from hrm_hf.io.startup import start_script
 
 
-if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+if __name__ == "__main__":  # before the imports below
+    start_script()
 
 from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.run import GoCoderRun

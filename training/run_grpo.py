@@ -9,12 +9,11 @@ Rows are prompts, see `hrm_hf/text/answers.py`; rewards are described in `hrm_hf
 continues with `--resume_from_checkpoint last`.
 """
 
-import os
-import signal
+from hrm_hf.io.startup import start_script
 
 
-if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+if __name__ == "__main__":  # before the imports below
+    start_script(extra="trl")
 
 from functools import partial
 

@@ -8,12 +8,11 @@ Rows are prompts with completions, conversations or texts, see `hrm_hf/text/answ
 `--resume_from_checkpoint last`.
 """
 
-import os
-import signal
+from hrm_hf.io.startup import start_script
 
 
-if __name__ == "__main__" and os.name == "posix":  # imports take seconds: signals to stop wait until training listens
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+if __name__ == "__main__":  # before the imports below
+    start_script(extra="trl")
 
 from hrm_hf.io.failures import one_line_errors
 from hrm_hf.text.arguments import AnswerDataArguments

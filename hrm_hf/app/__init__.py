@@ -10,16 +10,21 @@ imported when an app is built. `space.py` packages the same app as a Space.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from ..io.extras import validate_extra
+
 
 if TYPE_CHECKING:
     import gradio
 
 
-def build_app(models: list[str], title: str = "Recursive reasoning models") -> "gradio.Blocks":
+def build_app(
+    models: list[str], title: str = "Recursive reasoning models", device: str | None = None
+) -> "gradio.Blocks":
     """A page with the tabs of all models.
 
     Args:
         models: checkpoint folders, or names on the Hub.
+        device: where the models run, as "cpu" or "cuda"; the best there is by default.
 
     Raises:
         ImportError: without gradio.
@@ -28,7 +33,7 @@ def build_app(models: list[str], title: str = "Recursive reasoning models") -> "
     validate_gradio()
     from .build import build
 
-    return build(models, title)
+    return build(models, title, device)
 
 
 def launch(
@@ -62,12 +67,7 @@ def validate_gradio() -> None:
     import os
 
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
-    try:
-        import gradio  # noqa: F401
-    except ModuleNotFoundError as error:
-        if error.name != "gradio":
-            raise
-        raise ImportError('the app needs gradio: pip install "hrm_hf[app]"') from error
+    validate_extra("app", "the app needs gradio", "gradio")
 
 
 __all__ = ["build_app", "launch"]

@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import gradio as gr
-import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, pipeline
 
 from ..hub.kinds import load_config
+from ..io.evaluation import chosen_device
 from ..io.model_names import ModelError
 from ..registry import ARCHITECTURES, architecture_of, load_function
 from .about import model_html
@@ -17,11 +17,12 @@ from .messages import PAGE_EVENT
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
 
 
-def build(models: list[str], title: str) -> gr.Blocks:
+def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks:
     """See `hrm_hf.app.build_app`."""
     if not models:
         raise ValueError("no model given; expected checkpoint folders or names on the Hub")
     configs = [_config(name) for name in models]  # of all, before one is loaded
+    device = chosen_device(device)
     kept = (CACHE_SECONDS, CACHE_SECONDS)
     with gr.Blocks(title=title, analytics_enabled=False, delete_cache=kept) as demo:
         gr.Markdown(f"# {title}")
@@ -29,7 +30,7 @@ def build(models: list[str], title: str) -> gr.Blocks:
             shown = [
                 state
                 for name, config, short in zip(models, configs, _short_names(models))
-                for state in _add_tabs(name, config, short)
+                for state in _add_tabs(name, config, short, device)
             ]
         demo.load(lambda: True, None, shown[0], **PAGE_EVENT)  # nobody selects the first tab
     return demo
@@ -51,7 +52,7 @@ def _short_names(models: list[str]) -> list[str]:
     return [last if short.count(last) == 1 else name for name, last in zip(models, short)]
 
 
-def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> list[gr.State]:
+def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> list[gr.State]:
     """Loads a model and adds the tabs that its row names; `short` tells models of one kind apart.
 
     Each tab has a state that becomes true when the tab is first shown to a visitor, and runs its example then: not all
@@ -60,9 +61,9 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> list[gr.State]
     row = architecture_of(config)
     if AutoModelForCausalLM in row.head_auto_classes:
         tokenizer = AutoTokenizer.from_pretrained(name)
-        served = AutoModelForCausalLM.from_pretrained(name).to(_device()).eval(), tokenizer
+        served = AutoModelForCausalLM.from_pretrained(name).to(device).eval(), tokenizer
     else:
-        served = (pipeline(row.pipeline, model=name),)
+        served = (pipeline(row.pipeline, model=name, device=device),)
     task = getattr(config, "task", None)
     about = model_html(name, short, served[0] if isinstance(served[0], PreTrainedModel) else served[0].model)
     states = []
@@ -74,8 +75,3 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str) -> list[gr.State]
         tab.select(lambda: True, None, shown, **PAGE_EVENT)
         states.append(shown)
     return states
-
-
-def _device() -> torch.device:
-    """Where pipelines put their models too: the accelerator, if there is one."""
-    return torch.accelerator.current_accelerator() or torch.device("cpu")

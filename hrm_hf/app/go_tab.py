@@ -40,7 +40,7 @@ def validator_of(kind: str) -> tuple[Any, str]:
     except ImportError:  # tree-sitter, which "auto" falls back to
         if kind != "auto":
             raise
-        return None, "Neither Go nor tree-sitter is installed: nothing checks the syntax (pip install hrm_hf[go])."
+        return None, 'Neither Go nor tree-sitter is installed: nothing checks the syntax (pip install "hrm_hf[go]").'
     return found, f"Validator: {found.title}."
 
 

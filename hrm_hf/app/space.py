@@ -130,7 +130,8 @@ def _pins() -> str:
         try:
             lines.append(f"{name}=={version(name).split('+')[0]}\n")
         except PackageNotFoundError as error:
-            raise ImportError(f"a Space needs the version of {name}: pip install {name}") from error
+            needed = 'pip install "hrm_hf[app,cosmology,go]"'
+            raise ImportError(f"a Space needs the version of {name}: {needed}") from error
     return "".join(lines)
 
 

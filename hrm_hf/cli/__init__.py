@@ -1,50 +1,82 @@
 """`hrm-hf`: the command line. One module per subcommand; each exits 0 on success, 2 on bad usage, 1 on failure.
 
-What a command needs is imported inside it: help and usage errors load neither torch nor transformers.
+The module of a command is loaded when that command is asked for, and what its work needs is imported inside it: help
+and usage errors load neither torch nor transformers.
 """
 
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from .._version import __version__
-from .app import show
-from .convert import convert
-from .data import app as data_app
-from .demo import demo
-from .demo_go import demo_go
-from .evaluate import app as eval_app
-from .export import app as export_app
-from .go import go
-from .hub import pull, push
-from .launch import CONTEXT, launch
-from .preflight import preflight
-from .recommend import recommend
-from .rlm import rlm
-from .serve import CONTEXT as SERVE_CONTEXT
-from .serve import serve
-from .slurm import slurm
-from .solve import solve
+from ..io.startup import start_program
 
 
-app = typer.Typer(no_args_is_help=True, add_completion=False)
-app.add_typer(data_app, name="data")
-app.command("convert")(convert)
-app.add_typer(eval_app, name="eval")
-app.add_typer(export_app, name="export")
-app.command("solve")(solve)
-app.command("app")(show)
-app.command("rlm")(rlm)
-app.command("demo")(demo)
-app.command("demo-go")(demo_go)
-app.command("go")(go)
-app.command("push")(push)
-app.command("pull")(pull)
-app.command("slurm")(slurm)
-app.command("preflight")(preflight)
-app.command("recommend")(recommend)
-app.command("launch", context_settings=CONTEXT)(launch)
-app.command("serve", context_settings=SERVE_CONTEXT)(serve)
+# In the order of the help: the module of each, and the name there of its function or its group. No module is called
+# `app`: loading it would take the name of the command line below.
+COMMANDS = {
+    "data": ("data", "app"),
+    "convert": ("convert", "convert"),
+    "eval": ("evaluate", "app"),
+    "export": ("export", "app"),
+    "solve": ("solve", "solve"),
+    "app": ("web_app", "show"),
+    "rlm": ("rlm", "rlm"),
+    "demo": ("demo", "demo"),
+    "demo-go": ("demo_go", "demo_go"),
+    "go": ("go", "go"),
+    "push": ("hub", "push"),
+    "pull": ("hub", "pull"),
+    "slurm": ("slurm", "slurm"),
+    "preflight": ("preflight", "preflight"),
+    "recommend": ("recommend", "recommend"),
+    "launch": ("launch", "launch"),
+    "serve": ("serve", "serve"),
+}
+
+
+# Options by names that they had before one idea had one name.
+FORMER_OPTIONS = {"solve": {"--plot": "--out"}, "rlm": {"--trajectory": "--out"}}
+
+
+class CommandsWhenNeeded(TyperGroup):
+    """The group of all commands; `commands` has a command from the moment when `get_command` was asked for it."""
+
+    def __init__(self, **attributes: Any):
+        super().__init__(**attributes)
+        self.commands = dict.fromkeys(COMMANDS)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        present = FORMER_OPTIONS.get(args[0], {}) if args else {}
+        for place, word in enumerate(args):
+            name, sign, value = word.partition("=")
+            if name in present:
+                args[place] = present[name] + sign + value
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name in self.commands and self.commands[cmd_name] is None:
+            self.commands[cmd_name] = _load(cmd_name)
+        return super().get_command(ctx, cmd_name)
+
+
+def _load(name: str) -> Any:
+    """A command, or a group of commands, as click has it."""
+    module, attribute = COMMANDS[name]
+    module = import_module(f".{module}", __name__)
+    found, around = getattr(module, attribute), typer.Typer()
+    if isinstance(found, typer.Typer):
+        around.add_typer(found, name=name)
+    else:
+        around.command(name, context_settings=getattr(module, "CONTEXT", None))(found)
+    return typer.main.get_group(around).commands[name]
+
+
+app = typer.Typer(
+    cls=CommandsWhenNeeded, no_args_is_help=True, context_settings={"help_option_names": ["-h", "--help"]}
+)
 
 
 def _show_version(asked: bool) -> None:
@@ -69,5 +101,6 @@ def main() -> None:
     """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
     from ..io.failures import one_line_errors
 
+    start_program()
     with one_line_errors():
         app()

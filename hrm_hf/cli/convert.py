@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from .report import report, usage_errors
+from .report import AsJson, FormerOut, output, report, usage_errors
 
 
 Architecture = Literal["hrm", "trm", "eqr", "se_rrm", "rlm_mhc", "hrm_lm"]  # originals that can be converted
@@ -26,7 +26,8 @@ def convert(
             "OWNER/NAME/FILE, or its address. With --to-original, ours."
         ),
     ],
-    out: Annotated[Path, typer.Argument(help="Folder to write.")],
+    former_out: FormerOut = None,
+    out: Annotated[Path | None, typer.Option(help="Folder to write (required).")] = None,
     to_original: Annotated[bool, typer.Option("--to-original", help="Write the original's layout from ours.")] = False,
     config: Annotated[
         str | None,
@@ -44,13 +45,25 @@ def convert(
     step: Annotated[
         int | None, typer.Option(min=0, help="N of step_N: to read (largest), or to write with --to-original (0).")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Convert a checkpoint of the original code to ours; HRM and TRM also back (--to-original).
 
-    Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run hrm-sudoku;
-    hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth eqr-sudoku
+    Examples: hrm-hf convert hrm HRM/checkpoints/Sudoku/run --out hrm-sudoku;
+    hrm-hf convert eqr locuslab/EqR-model/sudoku-extreme/eqr.pth --out eqr-sudoku
     """
+    out = output(out, former_out)
+    options = {"--seq-len": seq_len, "--vocab-size": vocab_size, "--config": config}
+    given = [name for name, value in options.items() if value is not None]
+    if to_original and given:
+        raise typer.BadParameter("our checkpoints know it; leave it out with --to-original", param_hint=given[0])
+    if architecture in TEXT and (to_original or given or step is not None):
+        raise typer.BadParameter(f"{architecture} takes SRC and --out only; {TEXT[architecture]}")
+    if to_original and architecture not in WITH_WAY_BACK:
+        raise typer.BadParameter(
+            f"there is no way back to {architecture}, only to {' and '.join(WITH_WAY_BACK)}",
+            param_hint="--to-original",
+        )
     from ..io.model_names import ModelError, is_below_here
     from ..io.usage import as_usage_errors
 
@@ -60,17 +73,6 @@ def convert(
         from ..hub import hub_address, pull_address
 
         address = as_usage_errors(hub_address, src, revision)
-    options = {"--seq-len": seq_len, "--vocab-size": vocab_size, "--config": config}
-    given = [name for name, value in options.items() if value is not None]
-    if to_original and given:
-        raise typer.BadParameter("our checkpoints know it; leave it out with --to-original", param_hint=given[0])
-    if architecture in TEXT and (to_original or given or step is not None):
-        raise typer.BadParameter(f"{architecture} takes SRC and OUT only; {TEXT[architecture]}")
-    if to_original and architecture not in WITH_WAY_BACK:
-        raise typer.BadParameter(
-            f"there is no way back to {architecture}, only to {' and '.join(WITH_WAY_BACK)}",
-            param_hint="--to-original",
-        )
     if architecture in TEXT or to_original:
         src = Path(src) if address is None else pull_address(address)
     if architecture == "rlm_mhc":

@@ -8,7 +8,7 @@ import typer
 from .data_cosmology import cosmology
 from .data_cosmology_files import cosmology_files
 from .data_go import go, go_tokenizer
-from .report import run
+from .report import AsJson, run
 
 
 app = typer.Typer(no_args_is_help=True, help="Build data sets (folders that datasets.load_dataset reads).")
@@ -31,7 +31,7 @@ def arc(
         str, typer.Option(help="Subsets whose test pairs form the test split, comma-separated.")
     ] = "evaluation",
     train_only: Annotated[bool, typer.Option("--train-only", help="Evaluate nothing: train on all pairs.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Build ARC-AGI / ConceptARC with augmentations; test_puzzles.json for voting is written beside it.
 
@@ -47,7 +47,7 @@ def arc(
 def import_npy(
     source: Annotated[Path, typer.Argument(help="Folder of the original layout: identifiers.json, train/, test/.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Convert a data set that the original HRM or TRM scripts built (.npy arrays) into ours.
 
@@ -63,7 +63,7 @@ def import_npy(
 def export(
     source: Annotated[str, typer.Argument(help="Puzzle data set: a folder of ours, or a data set on the Hub.")],
     out: Annotated[Path, typer.Option(help="Folder to write.")],
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Write a puzzle data set in the layout that the original HRM and TRM code trains on (.npy arrays).
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .report import run
+from .report import AsJson, run
 
 
 KIND_HELP = "lognormal, gaussian, 2lpt, des (survey with a mask), or legacy-synthetic, legacy-des, legacy-2lpt."
@@ -43,7 +43,7 @@ def cosmology(
     seed: Annotated[int, typer.Option(min=0, help="Of the whole set.")] = 0,
     workers: Annotated[int, typer.Option(min=1, help="Processes that draw maps, one thread each.")] = 1,
     shard_size: Annotated[int, typer.Option(min=1, help="Maps in a file.")] = 1000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Build a cosmology data set, or finish one that was interrupted: the same command again makes what is missing.
 

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .report import run
+from .report import AsJson, run
 
 
 FILES_HELP = "HEALPix files of one sky, a channel each; or FITS images; or Quijote cubes df_m_N_CIC_z=Z.npy."
@@ -48,7 +48,7 @@ def cosmology_files(
             help="Most pixels of a map or cells of a cube; default 268,435,456 (NSIDE 4096), cubes 1,073,741,824.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Cut maps out of local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes. Nothing is downloaded.
 

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .report import GoValidator, call, report
+from .report import AsJson, GoValidator, call, report
 
 
 SOURCE_HELP = (
@@ -63,7 +63,7 @@ def go_tokenizer(
     pre_tokenizer: Annotated[
         str, typer.Option(help="How text is split before merging, by llama.cpp's name: gpt-2 or qwen2.")
     ] = "gpt-2",
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Train a byte-level BPE tokenizer on Go source files.
 

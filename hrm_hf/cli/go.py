@@ -7,7 +7,8 @@ from typing import Annotated, Literal
 
 import typer
 
-from .report import GoValidator, call, validate_model
+from ..io.words import counted
+from .report import Device, GoValidator, call, validate_model, write_json
 
 
 def go(
@@ -30,7 +31,8 @@ def go(
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Of an attempt; the model's own budget.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
+    out: Annotated[Path | None, typer.Option(help="Also write everything into this file, as JSON.")] = None,
+    device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print everything as JSON.")] = False,
 ):
     """Plan, write, validate and repair Go code.
@@ -38,11 +40,13 @@ def go(
     Example: hrm-hf go runs/go_demo "Abs returns the absolute value of x." --prefix "func Abs(x int) int {"
     """
     options = dict(locals())
-    del options["as_json"]
+    del options["as_json"], options["out"]
     validate_model(model)
     from ..golang.generate import generate_code
 
     prompts, result = call(generate_code, options)
+    if out:
+        write_json(asdict(result), out)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
@@ -60,7 +64,7 @@ def _show(prompt: str, attempts: list, stopped: str) -> None:
         typer.echo(attempt.code)
         typer.echo(f"validator: {_verdict(attempt.feedback)}")
         typer.echo(f"decision: {attempt.decision} (P(DONE) {attempt.done_probability:.2f})\n")
-    typer.echo(f"{len(attempts)} attempt(s), stopped by: {stopped}")
+    typer.echo(f"{counted(len(attempts), 'attempt')}, stopped by: {stopped}")
 
 
 def _verdict(feedback) -> str:

@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from .report import report
+from ..io.words import counted
+from .report import AsJson, report
 
 
 def push(
@@ -33,7 +34,7 @@ def push(
     embed: Annotated[bool, typer.Option("--embed", help="Copy models of local folders into the demo.")] = False,
     title: Annotated[str | None, typer.Option(help="Of the demo. [default: the repository's name]")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, and list what would go.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Push a complete checkpoint in one commit: weights, code, tokenizer, card, recipe and results.
 
@@ -81,7 +82,7 @@ def pull(
         str, typer.Option(metavar="SIZE", help="Refuse a repository of more bytes in all: 500MB, 2TB, ...")
     ] = "50GB",
     max_files: Annotated[int, typer.Option(min=1, help="Refuse one of more files and folders.")] = 10_000,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Pull a model at one commit, check every file against the Hub's digest, and print the commit to pin.
 
@@ -144,7 +145,7 @@ def _report_plan(contents, repo_id: str, as_json: bool) -> None:
         total = {"repository": repo_id, "bytes": sum(sizes.values())}
         report({**total, "files": sizes, "left_out": contents.left_out, "notes": contents.notes}, True)
         return
-    typer.echo(f"to {repo_id}, {len(sizes)} files, {sum(sizes.values()):,} bytes:")
+    typer.echo(f"to {repo_id}, {counted(len(sizes), 'file')}, {counted(sum(sizes.values()), 'byte')}:")
     typer.echo("\n".join(f"{size:>15,}  {printable(name)}" for name, size in sizes.items()))
     typer.echo("\n".join(f"stays behind: {printable(name)} ({why})" for name, why in contents.left_out.items()))
     typer.echo("\n".join(f"note: {printable(note)}" for note in contents.notes))

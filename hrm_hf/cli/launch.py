@@ -6,6 +6,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from ..io.words import counted
 from .report import call
 
 
@@ -84,10 +85,10 @@ def describe(plan, verbose: bool = False) -> str:
     used = sum(plan.memory.values())
     lines = {
         "devices": f"{count} x {device.name}, {_gib(device.memory)}{capability}{assumed}",
-        "model": plan.model + (f", {plan.parameters:,} parameters" if plan.parameters else ""),
+        "model": plan.model + (f", {counted(plan.parameters, 'parameter')}" if plan.parameters else ""),
         "memory": f"{_gib(used)} of {_gib(plan.usable_memory)} that a device can give" if plan.memory else "unknown",
         "batch": f"{plan.per_device_train_batch_size} per device x {count} x {plan.gradient_accumulation_steps} "
-        f"accumulated = {plan.effective_batch} sequences of {plan.sequence_length} tokens",
+        f"accumulated = {counted(plan.effective_batch, 'sequence')} of {counted(plan.sequence_length, 'token')}",
         "learning rate": f"{plan.learning_rate:.6g}",
         "precision": "bf16" if plan.bf16 else "float32",
         "checkpointing": "on" if plan.activation_checkpointing else "off",

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from .report import AsJson
+
 
 def preflight(
     processes: Annotated[int, typer.Option(min=1, help="Training processes of this machine.")] = 2,
@@ -17,19 +19,20 @@ def preflight(
     free: Annotated[str, typer.Option(help="Space that must be free there, e.g. 20GB.")] = "1GB",
     require_gpu: Annotated[bool, typer.Option("--require-gpu", help="No GPU is a failure, not a note.")] = False,
     timeout: Annotated[float, typer.Option(min=1, help="Seconds until processes must have met.")] = 60.0,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ):
     """Check versions, GPUs, NCCL and gloo, port, disk, network, Slurm, compiler and threads; status 1 if any fails.
 
     Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
     """
-    from ..launch.planner import parse_memory
-    from ..launch.preflight import run_checks
+    from ..io.usage import parse_memory
 
     try:
         least = parse_memory(free)
     except ValueError as error:
         raise typer.BadParameter(str(error), param_hint="--free") from error
+    from ..launch.preflight import run_checks
+
     checks = run_checks(processes, port, out, least, require_gpu, timeout)
     failed = [check for check in checks if check.status == "fail"]
     if as_json:

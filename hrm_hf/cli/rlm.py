@@ -7,7 +7,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .report import validate_model
+from ..io.words import counted
+from .report import Device, usage_errors, validate_model
 
 
 def rlm(
@@ -28,7 +29,8 @@ def rlm(
     max_prompt_chars: Annotated[int, typer.Option(min=1, help="Of the prompts of one sub-call.")] = 20_000_000,
     batch_size: Annotated[int, typer.Option(min=1, help="Sub-calls at a time.")] = 16,
     seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
-    trajectory: Annotated[Path | None, typer.Option(help="Write every turn to this .jsonl file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write every turn to this .jsonl file.")] = None,
+    device: Device = None,
     unsafe_in_process: Annotated[
         bool, typer.Option("--unsafe-in-process", help="Run the model's code in this process, without isolation.")
     ] = False,
@@ -39,6 +41,7 @@ def rlm(
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
     validate_model(model, "LANGUAGE_MODEL")
+    from ..io.evaluation import chosen_device
     from ..text.rlm.executors import InProcessExecutor, MontyExecutor
 
     executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()
@@ -47,7 +50,9 @@ def rlm(
 
     import hrm_hf  # noqa: F401 - registers the architectures
 
-    result = pipeline("recursive-text-generation", model=model, executor=executor)(
+    with usage_errors():
+        device = chosen_device(device)
+    result = pipeline("recursive-text-generation", model=model, executor=executor, device=device)(
         question,
         context,
         max_turns=max_turns,
@@ -60,14 +65,15 @@ def rlm(
         max_prompt_chars=max_prompt_chars,
         batch_size=batch_size,
         seed=seed,
-        trajectory=trajectory,
+        trajectory=out,
     )
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
     typer.echo(result.answer)
-    counts = f"{result.turns} turns, {result.sub_calls} sub-calls, {result.tokens} tokens"
-    typer.echo(f"({result.stop_reason}; {counts})", err=True)
+    counts = {"turn": result.turns, "sub-call": result.sub_calls, "token": result.tokens}
+    said = ", ".join(counted(number, noun) for noun, number in counts.items())
+    typer.echo(f"({result.stop_reason}; {said})", err=True)
 
 
 def read_context(path: Path) -> str | list[Any] | dict[str, Any]:

@@ -22,6 +22,9 @@ def serve(context: typer.Context):
         if ":" not in argument:  # FOLDER:FILE.gguf
             # Which code a model of the Hub needs is known to the server, by --trust-remote-code.
             validate_model(argument, "LANGUAGE_MODEL" if Path(argument).is_dir() else None)
+    from ..io.extras import validate_extra
+
+    validate_extra("serve", "serving needs fastapi, uvicorn and openai", "fastapi", "uvicorn", "openai")
     from ..text.serving.server import command
 
     command()(context.args, prog_name="hrm-hf serve")

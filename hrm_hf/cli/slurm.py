@@ -1,5 +1,6 @@
 """`hrm-hf slurm`: write a job script for Slurm, or submit it."""
 
+import json
 import shutil
 import subprocess
 from enum import Enum
@@ -9,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ..launch.slurm import CLUSTERS, KINDS, LAUNCHERS, SlurmJob
+from .report import AsJson
 
 
 Kind = Enum("Kind", {name: name for name in KINDS}, type=str)
@@ -48,6 +50,7 @@ def slurm(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="File to write; standard output by default.")] = None,
     submit: Annotated[bool, typer.Option("--submit", help="Give it to sbatch, from the current folder.")] = False,
+    as_json: AsJson = False,
 ):
     """Write an sbatch script, or submit it with --submit. docs/hpc.md is the guide.
 
@@ -72,10 +75,12 @@ def slurm(
         answer = subprocess.run(["sbatch"], input=job.text(), capture_output=True, text=True)
         if answer.returncode:
             raise RuntimeError(f"sbatch refused the job: {answer.stderr.strip()}")
-        typer.echo(f"{answer.stdout.strip()}; log: {job.log_dir}")
+        result = {"sbatch": answer.stdout.strip(), "log_dir": job.log_dir}
+        words = "{sbatch}; log: {log_dir}".format(**result)
     elif out:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(job.text())
-        typer.echo(f"written: {out}; submit it from the checkout with: sbatch {out}")
+        words, result = f"written: {out}; submit it from the checkout with: sbatch {out}", {"out": str(out)}
     else:
-        typer.echo(job.text(), nl=False)
+        words, result = job.text().rstrip("\n"), {"script": job.text()}
+    typer.echo(json.dumps(result) if as_json else words)

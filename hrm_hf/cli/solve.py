@@ -7,10 +7,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import call, validate_model
+from ..io.words import counted
+from .report import Device, call, validate_model, write_json
 
 
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
+PICTURES = (".png", ".gif")
 
 
 # Options of `hrm-hf eval puzzles`, too.
@@ -63,7 +65,11 @@ def solve(
     ] = False,
     batch_size: Annotated[int, typer.Option(min=1, help="Puzzles at a time.")] = 32,
     seed: Annotated[int, typer.Option(min=0, help="Seed of votes and noise.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="Draw the ACT steps of a single puzzle: .png or .gif.")] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="File to write: .json, the results; .png or .gif, the ACT steps of a single puzzle."),
+    ] = None,
+    device: Device = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of results.")] = False,
 ):
     """Solve puzzles with a trained model; answers that break the rules say so.
@@ -75,7 +81,10 @@ def solve(
     With --search the answer is no longer the model's: it is found by the rules, which the model helps.
     """
     options = dict(locals())
-    del options["as_json"]
+    del options["as_json"], options["out"]
+    if out and out.suffix not in (".json", *PICTURES):
+        raise typer.BadParameter(f"{out} must end in .json, {' or '.join(PICTURES)}", param_hint="--out")
+    options["plot"] = out if out and out.suffix in PICTURES else None
     from ..puzzles.shipped import model_and_puzzles
 
     options["model"], options["puzzles"] = model_and_puzzles(puzzles or [])
@@ -85,6 +94,8 @@ def solve(
     from ..puzzles.solve import solve_puzzles, text_board
 
     results, config = call(solve_puzzles, options)
+    if out and not options["plot"]:
+        write_json(results, out)
     if as_json:
         typer.echo(json.dumps(results))
         return
@@ -95,8 +106,8 @@ def solve(
     typer.echo("\n\n".join(_describe(board, result) for result in results))
     if len(results) > 1:
         typer.echo(_summary(results))
-    if plot:
-        typer.echo(f"drawn: {plot}")
+    if out:
+        typer.echo(f"written: {out}")
 
 
 def _describe(board: Callable[[list[list]], str], result: dict[str, Any]) -> str:
@@ -115,7 +126,7 @@ def _describe(board: Callable[[list[list]], str], result: dict[str, Any]) -> str
 
 
 def _status(answer: dict[str, Any]) -> str:
-    parts = [f"{answer['steps']} steps", f"confidence {answer['confidence']:.3f}"]
+    parts = [counted(answer["steps"], "step"), f"confidence {answer['confidence']:.3f}"]
     if answer["votes"]["of"] > 1:
         parts.append(f"{answer['votes']['agree']} of {answer['votes']['of']} votes")
     if answer["valid"] and "attempts" not in answer:
@@ -128,14 +139,17 @@ def _status(answer: dict[str, Any]) -> str:
 
 
 def _search_status(search: dict[str, Any]) -> str:
-    nodes = f"{search['nodes']} nodes, {search['nodes_without_model']} without the model"
+    nodes = f"{counted(search['nodes'], 'node')}, {search['nodes_without_model']:,} without the model"
     if search["solved"]:
         return f"found by search ({nodes})"
     return f"search {'found that there is no solution' if search['complete'] else 'was stopped'} ({nodes})"
 
 
 def _summary(results: list[dict[str, Any]]) -> str:
-    parts = [f"{len(results)} puzzles", f"{sum(r['steps'] for r in results) / len(results):.2f} steps on average"]
+    parts = [
+        counted(len(results), "puzzle"),
+        f"{sum(r['steps'] for r in results) / len(results):.2f} steps on average",
+    ]
     for name, words in (("valid", "valid"), ("correct", "correct")):
         known = [result[name] for result in results if result.get(name) is not None]
         if known:

@@ -15,14 +15,14 @@ class CosmoDataArguments:
         default=None,
         metadata={"help": "Arguments of `hrm-hf data` that build or finish data_path; an error if it holds others."},
     )
-    train_samples: int | None = field(
+    max_train_samples: int | None = field(
         default=None, metadata={"help": "Train on the first maps only; on all that are not held out by default."}
     )
     val_samples: int | None = field(
         default=None,
         metadata={"help": "Last maps of the train split that are held out; a tenth, at most 10,000, by default."},
     )
-    test_samples: int | None = field(default=None, metadata={"help": "Test on the first maps only; 0 for none."})
+    max_test_samples: int | None = field(default=None, metadata={"help": "Test on the first maps only; 0 for none."})
     augment: bool = field(default=True, metadata={"help": "Turn and mirror training maps; move periodic ones."})
     noise_sigma: float = field(
         default=0.0,
@@ -31,7 +31,7 @@ class CosmoDataArguments:
     stretch: str = field(default="linear", metadata={"help": "linear, or asinh to tame bright pixels."})
 
     def __post_init__(self):
-        for name, least in {"train_samples": 1, "val_samples": 0, "test_samples": 0}.items():
+        for name, least in {"max_train_samples": 1, "val_samples": 0, "max_test_samples": 0}.items():
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
         if not 0 <= self.noise_sigma < float("inf"):

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..io.extras import validate_extra
 from .evaluation import CosmologyPredictions
 from .simulation.fields import map_power_spectrum
 
@@ -87,10 +88,7 @@ def run_baseline(
     """
     if method not in METHODS:
         raise ValueError(f"unknown baseline {method!r}; choose one of {', '.join(METHODS)}")
-    try:
-        import sklearn  # noqa: F401
-    except ImportError as error:
-        raise ImportError("baselines need scikit-learn: pip install 'hrm-hf[cosmology]'") from error
+    validate_extra("cosmology", "baselines need scikit-learn", "sklearn")
     if train.maps.shape[1:] != test.maps.shape[1:] or (train.masks is None) != (test.masks is None):
         raise ValueError(
             f"training maps have shape {train.maps.shape[1:]} and test maps {test.maps.shape[1:]}; "

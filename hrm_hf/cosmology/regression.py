@@ -64,8 +64,8 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
         drawn = re.search(r"--samples[ =](\d+)", command)
         if drawn and int(drawn[1]) < wanted:
             raise ValueError(
-                f"train_samples and val_samples want {wanted} maps, and build_data {command!r} draws {drawn[1]}; ask "
-                "for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
+                f"max_train_samples and val_samples want {wanted} maps, and build_data {command!r} draws {drawn[1]}; "
+                "ask for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
             )
         try:
             run_command(command, BUILDERS, out=Path(path))
@@ -88,7 +88,7 @@ def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
     rows = read_arrays(data_args.data_path, "train")
     labels = np.stack([rows[name] for name in info.target_names], axis=1)
     try:
-        train, held_out = split_rows(rows["cosmology_id"], data_args.train_samples, data_args.val_samples)
+        train, held_out = split_rows(rows["cosmology_id"], data_args.max_train_samples, data_args.val_samples)
     except ValueError as error:
         raise ValueError(f"{data_args.data_path}: {error}") from error
     parts = (rows["map"], labels, rows.get("mask"))
@@ -97,13 +97,15 @@ def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
 
 
 def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.ndarray] | None:
-    """The first `test_samples` maps of the test split as arrays by column, with fixed noise; None without any."""
+    """The first `max_test_samples` maps of the test split as arrays by column, with fixed noise; None without any."""
     info = load_cosmology_info(data_args.data_path)
-    if not info.counts["test"] or data_args.test_samples == 0:
+    if not info.counts["test"] or data_args.max_test_samples == 0:
         return None
-    wanted = data_args.test_samples or info.counts["test"]
+    wanted = data_args.max_test_samples or info.counts["test"]
     if wanted > info.counts["test"]:
-        raise ValueError(f"test_samples={wanted}: the test split of {data_args.data_path} has {info.counts['test']}")
+        raise ValueError(
+            f"max_test_samples={wanted}: the test split of {data_args.data_path} has {info.counts['test']}"
+        )
     rows = {name: values[:wanted] for name, values in read_arrays(data_args.data_path, "test").items()}
     if data_args.noise_sigma:
         maps = torch.from_numpy(rows["map"])

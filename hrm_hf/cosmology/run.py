@@ -30,7 +30,7 @@ class RegressionRun(TrainingRun):
     def load_data(self) -> None:
         data_args = self.data_args
         with self.args.main_process_first(desc="building the data set"):
-            wanted = (data_args.train_samples or 0) + (data_args.val_samples or 0)
+            wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
             ensure_maps(data_args.data_path, data_args.build_data, wanted)
         self.maps = load_maps(data_args)
         self.train, self.validation = self.maps.train, self.maps.validation

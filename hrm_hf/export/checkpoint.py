@@ -5,7 +5,6 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +14,6 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ..hub.kinds import IS_ADAPTER
 from ..hub.manifests import MANIFEST, TORCH_CANNOT_WRITE, find_corruption
 from .gguf_tokenizer import find_file
-
-
-def validate_installed(module: str, message: str) -> None:
-    """Raises ImportError with `message` if a package is not installed."""
-    if find_spec(module) is None:
-        raise ImportError(message)
 
 
 def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: Any) -> PreTrainedModel:

@@ -15,6 +15,7 @@ quantization below 8 bits, which llama.cpp's own `llama-quantize` does to our fi
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from huggingface_hub import ModelCard
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from ..hub.kinds import load_config
+from ..io.extras import validate_extra
 from ..registry import architecture_of, load_function
-from .checkpoint import complete_or_nothing, load_model, validate_installed
+from .checkpoint import complete_or_nothing, load_model
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
 
 
@@ -101,11 +103,9 @@ def export_gguf(
         ValueError: no such model, another architecture, another kind of tokenizer, none, a corrupted checkpoint, an
             unknown dtype, or with `check` a file that llama.cpp reads otherwise. Nothing is written then.
     """
-    validate_installed("gguf", 'writing GGUF files needs the gguf package: pip install "hrm_hf[gguf]"')
-    if check:
-        validate_installed(
-            "llama_cpp", "check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out"
-        )
+    validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
+    if check and find_spec("llama_cpp") is None:  # in no extra: it is compiled when it is installed
+        raise ImportError("check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out")
     if dtype not in DTYPES:
         raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
     with complete_or_nothing(Path(out), force) as unfinished:

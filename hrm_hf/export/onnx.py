@@ -22,8 +22,9 @@ import torch
 from transformers import PreTrainedModel
 
 from .._version import __version__
+from ..io.extras import validate_extra
 from ..io.sources import IDENTIFIERS_FILE
-from .checkpoint import complete_folder_or_nothing, validate_installed
+from .checkpoint import complete_folder_or_nothing
 from .gguf_tokenizer import find_file
 from .graphs import Graph, exporter_of, graphs
 from .torch_export import compare, describe, export_graph, load_exportable
@@ -38,7 +39,6 @@ COPIED = (
     "config.json", IDENTIFIERS_FILE, "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json",
     "chat_template.jinja",
 )  # fmt: skip
-MISSING = 'ONNX export needs onnx, onnxscript and onnxruntime: pip install "hrm_hf[onnx]"'
 
 
 def export_onnx(
@@ -65,8 +65,8 @@ def export_onnx(
         ImportError: a package is missing.
         ValueError: another opset or architecture, a corrupted checkpoint, or with `check` another result.
     """
-    for package in ("onnx", "onnxscript", "onnxruntime"):
-        validate_installed(package, MISSING)
+    needed = ("onnx", "onnxscript", "onnxruntime")
+    validate_extra("onnx", f"ONNX export needs {', '.join(needed)}", *needed)
     if opset not in OPSETS:
         raise ValueError(f"opset={opset} is not supported; expected {OPSETS.start} to {OPSETS.stop - 1}")
     with complete_folder_or_nothing(Path(out), force) as unfinished:

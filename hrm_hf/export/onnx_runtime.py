@@ -213,7 +213,7 @@ def open_graph(
     """A session of the file `name` in a folder, or of the file itself, and what `hrm-hf export onnx` wrote into it."""
     file = Path(path) / name if Path(path).is_dir() else Path(path)
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; write it with `hrm-hf export onnx MODEL FOLDER`")
+        raise FileNotFoundError(f"{file} does not exist; write it with `hrm-hf export onnx MODEL --out FOLDER`")
     try:
         session = onnxruntime.InferenceSession(str(file), sess_options=options, providers=list(providers))
     except UNREADABLE as error:

@@ -21,8 +21,8 @@ class GoDataArguments:
     )
     eval_data: list[str] = field(default_factory=list, metadata={"help": "Files of held-out records."})
     on_bad_line: str = field(default="stop", metadata={"help": "Lines that are no record: stop, or skip and count."})
-    max_train_records: int | None = field(default=None, metadata={"help": "Train on the first records only."})
-    max_eval_records: int | None = field(default=None, metadata={"help": "Evaluate on the first records only."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first records only."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first records only."})
     tokenizer_name: str | None = field(
         default=None, metadata={"help": "Folder of `hrm-hf data go-tokenizer`; that of the weights by default."}
     )
@@ -40,7 +40,7 @@ class GoDataArguments:
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
         if self.on_bad_line not in ("stop", "skip"):
             raise ValueError(f"on_bad_line={self.on_bad_line!r} is not one of stop, skip")
-        for name in ("max_train_records", "max_eval_records", "max_length", *BUDGETS):
+        for name in ("max_train_samples", "max_eval_samples", "max_length", *BUDGETS):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 

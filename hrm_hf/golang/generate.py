@@ -6,6 +6,7 @@ from typing import Any
 from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
 
 from ..hub.kinds import GO_CODER, load_config
+from ..io.evaluation import chosen_device
 from ..io.usage import UsageError
 from ..models.generation_hrm_go_coder import RefinementOutput
 from .data.records import read_records
@@ -26,7 +27,7 @@ def generate_code(
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
     seed: int = 0,
-    device: str = "cpu",
+    device: str | None = None,
 ) -> tuple[list[str], RefinementOutput]:
     """Writes code for prompts, or for `limit` records from all over a file.
 
@@ -36,6 +37,7 @@ def generate_code(
         validator: as of `best_validator`, or "none".
         max_iterations, threshold, max_new_tokens: as of `generate_with_refinement`; the model's own if None.
         temperature: 0 takes the likeliest token.
+        device: as of `chosen_device`.
 
     Returns:
         The prompts, and what was written for each.
@@ -47,6 +49,7 @@ def generate_code(
     """
     load_config(model, GO_CODER, adapters=True)
     tasks = _tasks(prompts, prefix, records, limit)
+    device = chosen_device(device)
     coder = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(model)
     set_seed(seed)

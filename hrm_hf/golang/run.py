@@ -37,11 +37,11 @@ class GoCoderRun(CausalLMRun):
         with self.args.main_process_first(desc="reading records and writing them as tokens"):
             self.train = load_go_streams(
                 data_args.train_data, self.builder, training=True, plain=self.args.refinement_warmup > 0,
-                max_records=data_args.max_train_records, **options,
+                max_records=data_args.max_train_samples, **options,
             )  # fmt: skip
             if data_args.eval_data:
                 self.validation = load_go_streams(
-                    data_args.eval_data, self.builder, training=False, max_records=data_args.max_eval_records,
+                    data_args.eval_data, self.builder, training=False, max_records=data_args.max_eval_samples,
                     **options,
                 )  # fmt: skip
 

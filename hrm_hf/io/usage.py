@@ -2,11 +2,12 @@
 
 import argparse
 import inspect
+import re
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping
 from types import NoneType
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any, TextIO, get_args, get_origin, get_type_hints
 
 
 class UsageError(ValueError):
@@ -19,6 +20,18 @@ class UsageError(ValueError):
     def __init__(self, message: str, option: str | None = None):
         super().__init__(message)
         self.option = option
+
+
+def parse_memory(text: str) -> int:
+    """`24GB`, `24GiB`, `24` or `800MB` as bytes. GPUs are sold in binary gigabytes, so both spellings mean those.
+
+    Raises:
+        ValueError: another form, or no memory at all.
+    """
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])?i?B?", text.strip(), re.IGNORECASE)
+    if not match or float(match[1]) == 0:
+        raise ValueError(f"memory {text!r} is not of the form 24GB or 800MB")
+    return int(float(match[1]) * (2**20 if (match[2] or "G").upper() == "M" else 2**30))
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -82,6 +95,10 @@ def _add(parser: argparse.ArgumentParser, parameter: inspect.Parameter, kind: An
     parser.add_argument(f"--{parameter.name.replace('_', '-')}", default=default, required=required, **how)
 
 
-def run_process(*command: object) -> None:
-    """Runs a program, whose output goes where ours does. Raises CalledProcessError, with its status, if it fails."""
-    subprocess.run([str(part) for part in command], check=True)
+def run_process(*command: object, out: TextIO | None = None) -> None:
+    """Runs a program, whose output goes where ours does, or to `out`.
+
+    Raises:
+        CalledProcessError: it failed; has its status.
+    """
+    subprocess.run([str(part) for part in command], check=True, stdout=out)

@@ -12,7 +12,6 @@ Left out: several machines (accelerate_configs/multi_node.yaml), and what run_cl
 
 import json
 import math
-import re
 import shlex
 import socket
 from collections.abc import Sequence
@@ -119,14 +118,6 @@ def assumed_devices(found: list[Device], count: int | None, memory: int | None, 
         return [like] * (count or len(found) or 1)
     count = count or len(found) or 1
     return found[:count] + [like] * (count - len(found))
-
-
-def parse_memory(text: str) -> int:
-    """`24GB`, `24GiB`, `24` or `800MB` as bytes. GPUs are sold in binary gigabytes, so both spellings mean those."""
-    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])?i?B?", text.strip(), re.IGNORECASE)
-    if not match or float(match[1]) == 0:
-        raise ValueError(f"memory {text!r} is not of the form 24GB or 800MB")
-    return int(float(match[1]) * (2**20 if (match[2] or "G").upper() == "M" else GIB))
 
 
 def free_port() -> int:

@@ -24,6 +24,8 @@ from pathlib import Path
 
 import torch
 
+from ..io.words import counted
+
 
 PACKAGE = "hrm_hf"
 TORCHRUN_PORT = 29500  # torchrun's and accelerate's own, when they are told none
@@ -360,15 +362,16 @@ def _all_reduce(backend: str, processes: int, timeout: float, environ: Mapping[s
     for rank in late:
         rank.kill()
     said = [rank.communicate()[1] for rank in ranks]
+    count = counted(processes, "process", "processes")
     if late and not failed:
         mend = f"try {backend.upper()}_SOCKET_IFNAME=lo, and look for a firewall; on a slow machine --timeout"
-        return Check(backend, "fail", f"{processes} processes did not meet in {timeout:g} s", mend)
+        return Check(backend, "fail", f"{count} did not meet in {timeout:g} s", mend)
     if failed:
         text = said[ranks.index(failed[0])]
         lines = [line.strip() for line in text.splitlines() if "Error" in line] or ["no message"]
         mend = f"see {backend.upper()}_SOCKET_IFNAME and hostname below; {backend.upper()}_DEBUG=INFO says more"
-        return Check(backend, "fail", f"{processes} processes: {lines[-1][:200]}", mend)
-    return Check(backend, "ok", f"{processes} processes added their numbers")
+        return Check(backend, "fail", f"{count}: {lines[-1][:200]}", mend)
+    return Check(backend, "ok", f"{count} added their numbers")
 
 
 def _interfaces_of_hostname(addresses: Mapping[str, list[str]]) -> list[str]:

@@ -1,24 +1,24 @@
 """A planned run of training/run_clm.py: from the options of a command to the process that it becomes."""
 
+from __future__ import annotations
+
 import json
 import os
 import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+from ..io.extras import validate_extra
+from ..io.usage import UsageError, parse_memory
+from ..io.words import counted
 
-from ..io.usage import UsageError
-from ..text.arguments import LmDataArguments, LmTrainingArguments
-from ..trainer.adapters import TuningArguments
-from ..trainer.recipes import ModelArguments, parse_recipe
-from . import planner
-from .planner import LaunchPlan, known_models, parse_memory, plan_launch
 
+if TYPE_CHECKING:
+    from .planner import LaunchPlan
 
 PLAN_FILE = "launch_plan.json"
-SCRIPT_ARGUMENTS = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # of run_clm.py
 
 
 def plan_run(
@@ -44,6 +44,7 @@ def plan_run(
         options: of `plan_launch`.
 
     Raises:
+        ImportError: DeepSpeed is to train, and it is not installed.
         UsageError: options that do not fit together, an unknown model, or flags that run_clm.py refuses.
         ValueError: fewer GPUs than asked for.
     """
@@ -53,6 +54,13 @@ def plan_run(
         raise UsageError("the number of CPU processes needs --cpu; of GPUs it is --gpus", "--processes")
     if (gpu_memory or gpu_capability) and not dry_run:
         raise UsageError("GPUs that are not here can be planned for, with --dry_run, but not used")
+    strategy = options.get("strategy", "ddp")
+    if strategy.startswith("deepspeed") and not dry_run:
+        validate_extra("deepspeed", f"--strategy {strategy} needs deepspeed", "deepspeed", instead="take fsdp2")
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # seconds, which the checks above spare
+
+    from .planner import known_models, plan_launch
+
     if model not in known_models() and model not in CONFIG_MAPPING:
         raise UsageError(f"{model!r} is unknown; choose one of {', '.join(known_models())}", "--model")
     devices, hypothetical = _devices(cpu, processes, gpus, gpu_memory, gpu_capability, dry_run)
@@ -66,11 +74,16 @@ def _validate_flags(plan: LaunchPlan) -> None:
 
     Whether the devices can do what is asked for is left to the script: here they may be assumed.
     """
+    from ..text.arguments import LmDataArguments, LmTrainingArguments
+    from ..trainer.adapters import TuningArguments
+    from ..trainer.recipes import ModelArguments, parse_recipe
+
     script = next(i for i, word in enumerate(plan.command) if word.endswith("run_clm.py"))
     anywhere = ("--use_cpu", "true", "--bf16", "false", "--fp16", "false", "--tf32", "false")
     environment = dict(os.environ)
     try:
-        parse_recipe(SCRIPT_ARGUMENTS, [*plan.command[script + 1 :], *anywhere])
+        arguments = (ModelArguments, LmDataArguments, LmTrainingArguments, TuningArguments)  # of run_clm.py
+        parse_recipe(arguments, [*plan.command[script + 1 :], *anywhere])
     finally:  # TrainingArguments tell accelerate by variables what they are set to
         os.environ.clear()
         os.environ.update(environment)
@@ -94,14 +107,16 @@ def _devices(
     cpu: bool, processes: int | None, gpus: int | None, memory: str | None, capability: str | None, dry_run: bool
 ):
     """The devices to plan for, and whether some of them are assumed."""
+    from . import planner
+
     if cpu:
         return planner.cpu_devices(processes or 1), False
     found = planner.cuda_devices()
     if not dry_run:
         if len(found) < (gpus or 1):
             raise ValueError(
-                f"{gpus or 1} GPUs needed, {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to "
-                "plan for GPUs that are not here"
+                f"{counted(gpus or 1, 'GPU')} needed, {len(found)} found; use fewer, --cpu to train on the CPU, or "
+                "--dry_run to plan for GPUs that are not here"
             )
         return found[:gpus], False
     try:

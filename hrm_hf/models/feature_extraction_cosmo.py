@@ -212,7 +212,7 @@ def _read_fits(path: Path, max_pixels: int) -> tuple[np.ndarray, np.ndarray | No
     try:
         from astropy.io import fits
     except ImportError as error:
-        raise ImportError(f"{path} needs astropy: pip install 'hrm-hf[cosmology]'") from error
+        raise ImportError(f'{path} needs astropy: pip install "hrm_hf[cosmology]"') from error
     validate_fits(path, max_pixels)
     try:
         with fits.open(path, memmap=False) as units:

@@ -19,8 +19,8 @@ class PuzzleDataArguments:
     )
     train_split: str = field(default="train", metadata={"help": "Split to train on."})
     eval_split: str | None = field(default="test", metadata={"help": "Split to evaluate on; empty for none."})
-    max_train_rows: int | None = field(default=None, metadata={"help": "Train on the first rows only."})
-    max_eval_rows: int | None = field(default=None, metadata={"help": "Evaluate on the first rows only."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first rows only."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first rows only."})
     puzzle_embeddings: str = field(
         default="keep",
         metadata={"help": "With --model_name_or_path: keep the table, reset it (new puzzles), or extend it."},

@@ -1,32 +1,33 @@
 """The Sudoku demo: learns from nothing, saves, and solves held-out boards in fresh processes."""
 
 import json
+import shlex
 import sys
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any, TextIO
 
-import torch
 import yaml
 
 from ..io.usage import UsageError, run_process
 from ..resources import resource
-from ..trainer import validate_compiler
-from .dataset import load_puzzle_dataset
-from .sudoku import decode
 
 
-print = partial(print, flush=True)  # in order with what the processes print
-
-
-def run_demo(model: str = "units", extra: str = "") -> bool:
+def run_demo(
+    model: str = "units", out: Path | None = None, extra: str = "", said: TextIO | None = None
+) -> dict[str, Any]:
     """Trains, evaluates and uses a small Sudoku solver on the CPU, and tells how it goes.
 
     Args:
         model: one of `demo_models()`.
+        out: folder of the run; the recipe's if None.
         extra: more flags of run_puzzle.py.
+        said: where it and the programs that it starts tell it; standard output if None.
 
     Returns:
-        Whether the saved model is as accurate as the trained one.
+        The folder, the exact accuracy on held-out boards, that of the saved model in a fresh process, and whether they
+        are the same.
 
     Raises:
         UsageError: another model.
@@ -36,29 +37,44 @@ def run_demo(model: str = "units", extra: str = "") -> bool:
     recipe = training / "recipes" / f"sudoku_demo_{model}.yaml"
     if not recipe.exists():
         raise UsageError(f"--model {model}: choose one of {', '.join(demo_models())}")
-    flags = extra.split()
+    tell = partial(print, file=said, flush=True)  # in order with what the processes say
+    run = partial(run_process, out=said)
+    fields = yaml.safe_load(recipe.read_text())
+    folder, data = str(out or fields["output_dir"]), fields["data_path"]
+    tell(
+        f"Training as {recipe.name} says; boards are made first, unless {data} has them. In the lines of progress, "
+        "'exact' is the share of\ntraining boards that were solved entirely."
+    )
+    flags = ["--output_dir", folder, *_compiler_flags(tell), *shlex.split(extra)]
+    run(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
+    tool = [sys.executable, "-m", "hrm_hf.cli"]
+    rows = ["--max-steps", str(fields["eval_max_steps"])]
+    if "max_eval_samples" in fields:
+        rows += ["--limit", str(fields["max_eval_samples"])]
+    tell("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
+    run(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
+    trained, reloaded = _exact_accuracy(folder), _exact_accuracy(f"{folder}/eval_fixed")
+    same = trained == reloaded
+    tell(f"exact accuracy after reload: {reloaded:.1%}, {'the same' if same else f'but {trained:.1%} before'}")
+    tell("\nThe same with adaptive halting:")
+    run(*tool, "eval", "puzzles", folder, data, *rows, "--min-steps", "6", "--out", f"{folder}/eval_adaptive")
+    tell("\nAnother process solves one of them through the pipeline:")
+    run(*tool, "solve", folder, _held_out_board(data), "--out", f"{folder}/board.gif")
+    return {"out": folder, "exact_accuracy": trained, "exact_accuracy_reloaded": reloaded, "same": same}
+
+
+def _compiler_flags(tell: Callable[[str], None]) -> list[str]:
+    """Flags of a machine without a compiler."""
+    import torch  # seconds, in which what was told before can be read
+
+    from ..trainer import validate_compiler
+
     try:
         validate_compiler(torch.device("cpu"))
     except RuntimeError as error:
-        print(f"Training without torch.compile, more slowly: {error}")
-        flags += ["--torch_compile", "false"]
-    run_process(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
-    fields = yaml.safe_load(recipe.read_text())
-    folder, data = fields["output_dir"], fields["data_path"]
-    tool = [sys.executable, "-m", "hrm_hf.cli"]
-    rows = ["--max-steps", str(fields["eval_max_steps"])]
-    if "max_eval_rows" in fields:
-        rows += ["--limit", str(fields["max_eval_rows"])]
-    print("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
-    run_process(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
-    trained, reloaded = _exact_accuracy(folder), _exact_accuracy(f"{folder}/eval_fixed")
-    same = trained == reloaded
-    print(f"exact accuracy after reload: {reloaded:.1%}, {'the same' if same else f'but {trained:.1%} before'}")
-    print("\nThe same with adaptive halting:")
-    run_process(*tool, "eval", "puzzles", folder, data, *rows, "--min-steps", "6", "--out", f"{folder}/eval_adaptive")
-    print("\nAnother process solves one of them through the pipeline:")
-    run_process(*tool, "solve", folder, _held_out_board(data), "--plot", f"{folder}/board.gif")
-    return same
+        tell(f"Training without torch.compile, more slowly: {error}")
+        return ["--torch_compile", "false"]
+    return []
 
 
 def demo_models() -> list[str]:
@@ -72,4 +88,7 @@ def _exact_accuracy(folder: str) -> float:
 
 
 def _held_out_board(data: str) -> str:
+    from .dataset import load_puzzle_dataset
+    from .sudoku import decode
+
     return decode(load_puzzle_dataset(data, "test")[0]["input_ids"])

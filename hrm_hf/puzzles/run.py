@@ -5,6 +5,7 @@ from typing import Any
 from transformers import PreTrainedModel, set_seed
 
 from ..hub.kinds import PUZZLE_SOLVER
+from ..io.words import counted
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation, plot_training
 from ..trainer.recipes import build_config
@@ -30,8 +31,8 @@ class PuzzleRun(TrainingRun):
             ensure_built(self.data_args.data_path, self.data_args.build_data)
         self.info = load_puzzle_info(self.data_args.data_path)
         self.task = self.info.task
-        self.train = self._rows(self.data_args.train_split, self.data_args.max_train_rows)
-        self.validation = self._rows(self.data_args.eval_split, self.data_args.max_eval_rows)
+        self.train = self._rows(self.data_args.train_split, self.data_args.max_train_samples)
+        self.validation = self._rows(self.data_args.eval_split, self.data_args.max_eval_samples)
 
     def _rows(self, split: str | None, limit: int | None) -> PuzzleRows | None:
         if not split:
@@ -69,7 +70,7 @@ class PuzzleRun(TrainingRun):
 
     def describe(self) -> str:
         held_out = len(self.validation) if self.validation else 0
-        return f"{self.task}: {len(self.train):,} rows to train on, {held_out:,} held out"
+        return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out:,} held out"
 
     def save_options(self) -> None:
         super().save_options()

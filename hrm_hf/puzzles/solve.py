@@ -1,17 +1,19 @@
 """Solves puzzles as people give them: as arguments, in files or on stdin, and shows the boards as text."""
 
+from __future__ import annotations
+
 import json
 import sys
 from pathlib import Path
-from typing import Any
-
-from transformers import PreTrainedConfig, pipeline
+from typing import TYPE_CHECKING, Any
 
 from ..hub.kinds import PUZZLE_SOLVER, load_config
+from ..io.evaluation import chosen_device
 from ..io.usage import UsageError
-from .pipeline import read_puzzle_file
-from .plots import plot_trajectory
-from .sudoku_rules import sudoku_shape
+
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 
 def solve_puzzles(
@@ -20,6 +22,7 @@ def solve_puzzles(
     *,
     file: Path | None = None,
     plot: Path | None = None,
+    device: str | None = None,
     **options: Any,
 ) -> tuple[list[dict[str, Any]], PreTrainedConfig]:
     """Solves puzzles by the pipeline "puzzle-solving".
@@ -29,6 +32,7 @@ def solve_puzzles(
         puzzles: puzzles, ARC files, or "-" for stdin.
         file: CSV or JSONL with a puzzle column, or an ARC JSON.
         plot: picture of the ACT steps of a single puzzle, .png or .gif.
+        device: as of `chosen_device`.
         options: of the pipeline's call.
 
     Returns:
@@ -40,12 +44,16 @@ def solve_puzzles(
         ValueError: no puzzle, or what cannot be read as one, by its number.
     """
     if plot and plot.suffix not in (".png", ".gif"):
-        raise UsageError(f"{plot} must end in .png or .gif", "--plot")
+        raise UsageError(f"{plot} must end in .png or .gif", "--out")
     load_config(model, PUZZLE_SOLVER, adapters=True)
-    solver = pipeline("puzzle-solving", model=model)
+    from transformers import pipeline  # seconds, which the check above spares
+
+    from .plots import plot_trajectory
+
+    solver = pipeline("puzzle-solving", model=model, device=chosen_device(device))
     inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(_gather(puzzles or [], file, solver))]
     if plot and len(inputs) != 1:
-        raise UsageError(f"a plot shows one puzzle, not {len(inputs)}", "--plot")
+        raise UsageError(f"a picture shows one puzzle, not {len(inputs)}", "--out")
     results = solver(inputs, return_trajectory=plot is not None, **options)
     config = solver.model.config
     if plot:
@@ -59,6 +67,8 @@ def solve_puzzles(
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
     """All puzzles of the arguments, of `file` and of stdin."""
+    from .pipeline import read_puzzle_file
+
     inputs: list[Any] = []
     for puzzle in puzzles:
         if puzzle == "-":
@@ -99,6 +109,8 @@ def text_board(grid: list[list], config) -> str:
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         separator = "" if config.task == "maze" else " "
         return "\n".join(separator.join(str(cell).rjust(width) for cell in row) for row in grid) or "(no grid)"
+    from .sudoku_rules import sudoku_shape
+
     size = len(grid)
     box_rows, box_columns = sudoku_shape(size).box_shape
     rule = "+" + "+".join(["-" * (2 * box_columns + 1)] * (size // box_columns)) + "+"

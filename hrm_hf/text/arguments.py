@@ -53,7 +53,7 @@ class LmDataArguments:
         default=0.8, metadata={"help": "Similarity (Jaccard, five-word sequences) from which documents are the same."}
     )
     max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first documents only."})
-    max_val_samples: int | None = field(
+    max_eval_samples: int | None = field(
         default=None, metadata={"help": "Validate on the first documents only; of a stream, hold them out."}
     )
     streaming: bool = field(default=False, metadata={"help": "Read training data while training; needs --max_steps."})
@@ -90,11 +90,11 @@ class LmDataArguments:
                 raise ValueError(f"{name}={getattr(self, name)!r} is not one of {', '.join(allowed)}")
         if self.streaming and self.deduplicate != "none":
             raise ValueError(f"deduplicate={self.deduplicate!r} has to see all documents first; leave out --streaming")
-        held_out = self.eval_data or self.max_val_samples or not self.validation_split_percentage
+        held_out = self.eval_data or self.max_eval_samples or not self.validation_split_percentage
         if self.streaming and not held_out:
             raise ValueError(
                 f"validation_split_percentage={self.validation_split_percentage:g} of a stream is unknown: give "
-                "--eval_data, hold out documents with --max_val_samples, or none with --validation_split_percentage 0"
+                "--eval_data, hold out documents with --max_eval_samples, or none with --validation_split_percentage 0"
             )
 
     def _validate_mixing(self):
@@ -111,7 +111,7 @@ class LmDataArguments:
             raise ValueError(f"validation_split_percentage={self.validation_split_percentage} is outside 0..100")
         if not 0 < self.near_duplicate_threshold <= 1:
             raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold} is outside 0..1")
-        counts = ("block_size", "max_train_samples", "max_val_samples", "max_text_length", "prompt_new_tokens")
+        counts = ("block_size", "max_train_samples", "max_eval_samples", "max_text_length", "prompt_new_tokens")
         for name in (*counts, "max_document_bytes", "max_unpacked_bytes"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..io.sources import is_hub_source
+from ..io.words import counted
 from .filters import TextFilter, duplicate_finder, text_batches
 from .packing import Packing, pack_documents, pack_stream, tokenize_documents
 from .sources import open_source
@@ -60,8 +61,8 @@ class TextCorpus:
     def describe(self) -> str:
         """The same for people: a line for each split and each kind of removal."""
         lines = [
-            f"{name}: {size['documents']:,} documents, {size['tokens']:,} tokens of {size['bytes_per_token']:.3f} "
-            f"bytes, {size['blocks']:,} blocks"
+            f"{name}: {counted(size['documents'], 'document')}, {counted(size['tokens'], 'token')} of "
+            f"{size['bytes_per_token']:.3f} bytes, {counted(size['blocks'], 'block')}"
             for name, size in self.sizes.items()
         ]
         for name, one in self.filters.items():
@@ -99,9 +100,9 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
         if options.validation_split_percentage and not options.streaming:
             train, held_out = zip(*[hold_out(rows, options.validation_split_percentage) for rows in train])
     mixed = _mix(list(train), options, seed)
-    if options.streaming and not held_out and options.max_val_samples:
-        held_out = [_materialize(mixed, options.max_val_samples)]
-        mixed = mixed.skip(options.max_val_samples)
+    if options.streaming and not held_out and options.max_eval_samples:
+        held_out = [_materialize(mixed, options.max_eval_samples)]
+        mixed = mixed.skip(options.max_eval_samples)
     return _pack(mixed, list(held_out), options, tokenizer, seed, filters)
 
 
@@ -124,7 +125,7 @@ def load_evaluation_text(
     rows = [_eval_documents(source, options, corpus.filters["validation"]) for source in options.eval_data]
     if last_percentage is not None:
         rows = [hold_out(one, last_percentage)[1] for one in rows]
-    rows = _first(concatenate_datasets(rows), options.max_val_samples)
+    rows = _first(concatenate_datasets(rows), options.max_eval_samples)
     corpus.validation = _pack_rows(rows, "validation", corpus, options, tokenizer, _packing(options, tokenizer))
     return corpus
 
@@ -169,9 +170,9 @@ def _train_documents(source: str, options: "LmDataArguments", text_filter: TextF
 
 def _eval_documents(source: str, options: "LmDataArguments", text_filter: TextFilter) -> "Dataset":
     """Validation data are never a stream: their size has to be known. Of a stream, the first documents are taken."""
-    if options.streaming and options.max_val_samples and is_hub_source(source):
+    if options.streaming and options.max_eval_samples and is_hub_source(source):
         stream = text_filter.apply_to_stream(_open(source, options.eval_split, options, streaming=True))
-        return _materialize(stream, options.max_val_samples)
+        return _materialize(stream, options.max_eval_samples)
     rows = text_filter.apply(_open(source, options.eval_split, options, streaming=False))
     _validate_documents(len(rows), source, text_filter)
     return rows
@@ -224,7 +225,7 @@ def _pack(mixed, held_out: list, options, tokenizer, seed: int, filters: dict[st
     packing = _packing(options, tokenizer)
     corpus = TextCorpus(train=None, validation=None, filters=filters)
     if held_out:
-        rows = _first(concatenate_datasets(held_out), options.max_val_samples)
+        rows = _first(concatenate_datasets(held_out), options.max_eval_samples)
         corpus.validation = _pack_rows(rows, "validation", corpus, options, tokenizer, packing)
     if options.streaming:
         mixed = _first(mixed, options.max_train_samples)

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ..io.extras import validate_extra
 from ..io.sources import BadLineError
 
 
@@ -164,13 +165,11 @@ def _exact_finder() -> Callable[[str], bool]:
 
 
 def _near_finder(threshold: float) -> Callable[[str], bool]:
-    try:
-        from datasketch import MinHash, MinHashLSH
-    except ImportError as error:
-        raise ImportError(
-            'near-duplicate removal needs the datasketch package: pip install "hrm_hf[dedup]", or give '
-            "--deduplicate exact"
-        ) from error
+    validate_extra(
+        "dedup", "near-duplicate removal needs datasketch", "datasketch", instead="give --deduplicate exact"
+    )
+    from datasketch import MinHash, MinHashLSH
+
     index = MinHashLSH(threshold=threshold, num_perm=128)
 
     def is_duplicate(text: str) -> bool:

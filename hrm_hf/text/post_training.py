@@ -32,6 +32,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 
 from ..hub.cards import CARD_FILE, new_card_text
 from ..hub.kinds import LANGUAGE_MODEL
+from ..io.words import counted
 from ..models.early_exit import exit_class
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
@@ -225,7 +226,7 @@ class PostTrainingRun(TrainingRun):
 
     def describe(self) -> str:
         held_out = len(self.validation) if self.validation else 0
-        return f"{self.task}: {len(self.train)} rows to train on, {held_out} to evaluate on"
+        return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out} to evaluate on"
 
     def save_options(self) -> None:
         """Options as they may be given again: GRPO derives one of two from the other, and takes only one of them."""

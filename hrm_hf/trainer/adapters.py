@@ -28,6 +28,7 @@ from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 
+from ..io.extras import validate_extra
 from ..io.model_names import find_model
 from ..registry import architecture_of
 from .recipes import ModelArguments
@@ -154,10 +155,12 @@ def quantization_config(
         bf16: 4-bit weights are multiplied in bfloat16, not in float32.
 
     Raises:
+        ImportError: bitsandbytes is not installed.
         ValueError: the model is made of convolutions, and nothing would be quantized.
     """
     if arguments.load_in == "none":
         return None
+    validate_extra("bitsandbytes", f"load_in={arguments.load_in} needs bitsandbytes", "bitsandbytes")
     row = architecture_of(AutoConfig.from_pretrained(model_name_or_path))
     if row and not row.quantizable:
         raise ValueError(

@@ -30,6 +30,8 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ProgressCallback, TrainerState
 
 from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
+from ..io.extras import validate_extra
+from ..io.words import counted
 from ..registry import architecture_of, load_function
 from .adapters import MAGNITUDE
 from .arguments import CarrylessTrainingArguments, HrmTrainingArguments
@@ -88,7 +90,8 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
             )
         self.nonfinite_steps = self.nonfinite_in_a_row = 0
         self.train_metrics = MetricAccumulator()
-        if args.torch_compile:
+        compiles = bool(args.torch_compile)  # `prepare_model` may take the option over
+        if compiles:
             validate_compiler(args.device)
         self.prepare_model(model, args)
         self.cache_at_inference = getattr(getattr(model, "config", None), "use_cache", None)
@@ -98,7 +101,7 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         self.add_callback(self.preemption)
         self.add_callback(OriginalNamesCallback(self))
         if self.pop_callback(ProgressCallback):
-            self.add_callback(LogLineCallback(self.log_format))
+            self.add_callback(LogLineCallback(self.log_format, compiles))
         if isinstance(args, CarrylessTrainingArguments) and args.early_stopping_patience is not None:
             self.add_callback(EarlyStoppingCallback(args.early_stopping_patience, args.early_stopping_threshold))
 
@@ -138,8 +141,13 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
 
     @staticmethod
     def get_optimizer_cls_and_kwargs(args: HrmTrainingArguments, model=None) -> tuple[Any, Any]:
-        """As in the library, with the learning rate that the arguments come to."""
-        optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        """As in the library, with the learning rate that the arguments come to; names a missing extra."""
+        try:
+            optimizer_class, options = Trainer.get_optimizer_cls_and_kwargs(args, model)
+        except ImportError as error:
+            if "bitsandbytes" in str(error):
+                validate_extra("bitsandbytes", f"optim={args.optim.value} needs bitsandbytes", "bitsandbytes")
+            raise
         return optimizer_class, options | {"lr": args.peak_learning_rate}
 
     def _decay_groups(self, model) -> list[dict[str, Any]]:
@@ -387,8 +395,9 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
         """The library skips the batches that were trained on; warns if that comes to other ones here."""
         saved = len(list(folder.glob("rng_state*.pth")))
         if saved != self.args.world_size:
+            by = counted(saved, "process", "processes")
             warnings.warn(
-                f"{folder} was saved by {saved} processes, this run has {self.args.world_size}: it continues with "
+                f"{folder} was saved by {by}, this run has {self.args.world_size}: it continues with "
                 "other random numbers, and with other data unless the batch size over all processes is the same",
                 stacklevel=2,
             )

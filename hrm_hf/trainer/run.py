@@ -11,15 +11,18 @@ from pathlib import Path
 from typing import Any
 
 from transformers import BitsAndBytesConfig, PreTrainedModel, Trainer
-from transformers.integrations import is_wandb_available
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
+from ..io.extras import validate_extra
 from ..registry import architecture_of
 from .adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 from .preemption import exit_if_preempted
 from .recipes import ModelArguments, hardware_of, parse_recipe, save_recipe, write_results
 from .run_folder import claim_run_folder
+
+
+TRACKERS = {"tensorboard", "trackio", "wandb"}  # each is an extra, a value of --report_to and a module
 
 
 class TrainingRun:
@@ -113,8 +116,8 @@ def run_training(run_class: Any, arguments: Sequence[type], description: str | N
     model_args, args, tuning_args = run.model_args, run.args, run.tuning_args
     claim_run_folder(args)
     settle_base(model_args, tuning_args)
-    if "wandb" in args.report_to and not is_wandb_available():  # the library notices it when the data have been read
-        raise RuntimeError("report_to=wandb, and wandb is not installed: pip install wandb, or --report_to none")
+    for tracker in TRACKERS.intersection(args.report_to):  # the library notices it when the data have been read
+        validate_extra(tracker, f"report_to={tracker} needs {tracker}", tracker, instead="--report_to none")
     run.validate_options()
     if model_args.model_name_or_path:
         load_config(model_args.model_name_or_path, run.kind)

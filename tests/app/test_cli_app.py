@@ -1,6 +1,5 @@
 """`hrm-hf app`: what is wrong is said in one line, before a model is loaded."""
 
-import builtins
 import socket
 import sys
 
@@ -8,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.cli.app import validate_port
+from hrm_hf.cli.web_app import validate_port
 from hrm_hf.puzzles.shipped import shipped_model
 
 
@@ -18,10 +17,10 @@ def run(*arguments: str):
 
 def test_without_a_model_the_page_shows_those_of_the_package(monkeypatch):
     shown = []
-    monkeypatch.setattr("hrm_hf.app.build_app", shown.append)
+    monkeypatch.setattr("hrm_hf.app.build_app", lambda models, device: shown.append((models, device)))
     monkeypatch.setattr("hrm_hf.app.launch", lambda demo, **options: None)
-    assert run().exit_code == 0
-    assert shown == [[shipped_model("sudoku"), shipped_model("maze")]]
+    assert run("--device", "cpu").exit_code == 0
+    assert shown == [([shipped_model("sudoku"), shipped_model("maze")], "cpu")]
 
 
 def test_a_folder_that_does_not_exist_is_bad_usage():
@@ -42,16 +41,7 @@ def test_a_port_that_is_taken_is_named_with_the_way_out(checkpoints):
 
 
 def test_without_gradio_the_extra_is_named(checkpoints, monkeypatch):
-    for name in [name for name in sys.modules if name == "gradio" or name.startswith("gradio.")]:
-        monkeypatch.delitem(sys.modules, name)
-    real = builtins.__import__
-
-    def missing(name, *arguments, **options):
-        if name == "gradio":
-            raise ModuleNotFoundError("No module named 'gradio'", name="gradio")
-        return real(name, *arguments, **options)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "gradio", None)
     found = run(str(checkpoints["sudoku"]))
     assert found.exit_code == 1
     with pytest.raises(ImportError, match=r'pip install "hrm_hf\[app\]"'):

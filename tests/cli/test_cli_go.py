@@ -1,6 +1,7 @@
 """`hrm-hf go` and `hrm-hf demo-go` as a user calls them."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def invoke(*arguments):
 
 def test_every_attempt_is_shown_with_plan_verdict_and_decision(coder):
     shown = invoke(coder, "Add two numbers.", "--prefix", "func Add(a, b int) int {", "--max-iterations", "2").stdout
-    attempts = int(shown.split(" attempt(s)")[0].split()[-1])
+    attempts = int(re.search(r"(\d+) attempts?, stopped by", shown)[1])
     assert shown.count("func Add(a, b int) int {") == shown.count("decision: ") == attempts
     assert shown.count("validator: ") == shown.count("plan ") == attempts and "# Add two numbers." in shown
 
@@ -40,10 +41,15 @@ def test_json_has_codes_that_begin_with_their_prefixes(coder):
     assert [len(one) for one in answer["attempts"]] == answer["iterations"]
 
 
+def test_everything_is_written_where_out_says(coder, tmp_path):
+    result = invoke(coder, "One.", "--max-iterations", "1", "--json", "--out", str(tmp_path / "code.json"))
+    assert json.loads((tmp_path / "code.json").read_text()) == json.loads(result.stdout)
+
+
 def test_prompts_can_come_from_records(coder, tmp_path):
     records = tiny_go.write(tmp_path / "test.jsonl", tiny_go.records(9))
     shown = invoke(coder, "--records", str(records), "--limit", "2", "--max-iterations", "1")
-    assert shown.exit_code == 0 and shown.stdout.count("attempt(s)") == 2
+    assert shown.exit_code == 0 and shown.stdout.count("1 attempt, stopped by") == 2
 
 
 def test_sampling_depends_on_the_seed_alone(coder):
@@ -83,10 +89,10 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
     for package in ("bufio", "bytes", "container", "encoding", "errors", "flag", "fmt", "html", "io", "path", "sort"):
         shutil.copytree(std / package, tmp_path / "src" / package)
     out = tmp_path / "demo"
-    extra = "--max_steps 4 --max_eval_records 4"
-    run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)
+    extra = "--max_steps 4 --max_eval_samples 4"
+    assert run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)["out"] == str(out)
     said = capfd.readouterr().out
-    assert said.count("attempt(s), stopped by") == 3
+    assert len(re.findall("attempts?, stopped by", said)) == 3
     assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in Path(out).iterdir()
     }

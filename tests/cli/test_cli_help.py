@@ -1,6 +1,8 @@
-"""Help, the version and usage errors load nothing that takes seconds."""
+"""Help, the version, usage errors and completion load nothing that takes seconds."""
 
 import json
+import os
+import resource
 import subprocess
 import sys
 
@@ -12,12 +14,16 @@ import hrm_hf
 COMMANDS = {
     "--help": 0, "--version": 0, "data --help": 0, "data sudoku --help": 0, "eval --help": 0, "eval lm --help": 0,
     "demo --help": 0, "launch --help": 0, "recommend --help": 0, "slurm --help": 0, "": 2, "no-such-command": 2,
-    "data sudoku": 2, "solve": 2, "solve ./no_folder": 2, "recommend": 2,
+    "data sudoku": 2, "solve": 2, "solve ./no_folder": 2, "recommend": 2, "-h": 0, "solve -h": 0, "eval puzzles -h": 0,
+    "recommend --memory 1XB": 2, "preflight --free much": 2, "demo --model none": 2, "solve 1 --out a.pdf": 2,
+    "launch --model x --processes 2": 2, "export onnx .": 2, "convert rlm_mhc a b --step 2": 2,
 }  # fmt: skip
+LIMIT = 0.5  # seconds of CPU for help and a usage error
 # Each command in turn, and which of the heavy packages are loaded after it.
 SCRIPT = """
 import contextlib, io, json, sys
 from hrm_hf.cli import main
+HEAVY = ("torch", "transformers", "datasets", "numpy", "matplotlib", "huggingface_hub")
 found = {}
 for command in json.loads(sys.argv[1]):
     sys.argv = ["hrm-hf", *command.split()]
@@ -28,7 +34,7 @@ for command in json.loads(sys.argv[1]):
             code = 0
         except SystemExit as exit_:
             code = exit_.code or 0
-    heavy = [name for name in ("torch", "transformers", "datasets", "numpy", "matplotlib") if name in sys.modules]
+    heavy = [name for name in HEAVY if name in sys.modules]
     found[command] = [code, out.getvalue() + err.getvalue(), heavy]
 print(json.dumps(found))
 """
@@ -53,3 +59,44 @@ def test_help_lists_every_command(found):
     for name in ("app", "convert", "data", "demo", "demo-go", "eval", "export", "go", "launch", "preflight", "pull",
                  "push", "recommend", "rlm", "serve", "slurm", "solve"):  # fmt: skip
         assert f" {name} " in found["--help"][1]
+
+
+def test_a_command_that_there_is_not_brings_the_nearest(found):
+    assert "No such command" in found["no-such-command"][1]
+    done = subprocess.run([sys.executable, "-m", "hrm_hf.cli", "slove"], capture_output=True, text=True)
+    assert "Did you mean 'solve'" in done.stderr
+
+
+def completions(words: str) -> list[str]:
+    """What the shell is offered for the last word."""
+    asked = {"_HRM_HF_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
+    program = "import sys; sys.argv[0] = 'hrm-hf'; from hrm_hf.cli import main; main()"
+    command = [sys.executable, "-c", program]
+    return subprocess.run(command, env=os.environ | asked, capture_output=True, text=True).stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("words", "offered"),
+    [("hrm-hf so", ["solve"]), ("hrm-hf eval pu", ["puzzles"]), ("hrm-hf eval puzzles --hal", ["--halt"])],
+)
+def test_a_shell_completes_commands_and_options(words, offered):
+    assert completions(words) == offered
+
+
+def test_completion_is_installed_for_a_shell(tmp_path):
+    environment = os.environ | {"HOME": str(tmp_path)}
+    program = "import sys; sys.argv = ['hrm-hf', '--install-completion', 'bash']; from hrm_hf.cli import main; main()"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
+    assert "complete_bash" in (tmp_path / ".bash_completions" / "hrm-hf.sh").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["--help", "--version", "solve --help", "no-such-command", "recommend --memory 1XB"])
+def test_help_and_usage_errors_take_half_a_second_of_cpu(words):
+    seconds = []
+    for _ in range(5):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run([sys.executable, "-m", "hrm_hf.cli", *words.split()], capture_output=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    assert sorted(seconds)[2] <= LIMIT, seconds

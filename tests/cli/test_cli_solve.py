@@ -92,9 +92,15 @@ def test_eval_takes_the_options_of_restarts_and_the_card_tells_them(model, data)
 
 @pytest.mark.parametrize("kind", ["png", "gif"])
 def test_solve_plots_the_steps(kind, model, tmp_path):
-    result = run("solve", model, PUZZLE, "--plot", tmp_path / f"steps.{kind}")
+    option = {"png": "--out", "gif": "--plot"}[kind]  # the present name of the option, and the former one
+    result = run("solve", model, PUZZLE, option, tmp_path / f"steps.{kind}")
     assert result.exit_code == 0, result.output
     assert (tmp_path / f"steps.{kind}").stat().st_size > 1000
+
+
+def test_solve_writes_the_results_that_it_prints(model, tmp_path):
+    printed = run("solve", model, PUZZLE, "--json", "--device", "cpu", "--out", tmp_path / "new" / "results.json")
+    assert json.loads((tmp_path / "new" / "results.json").read_text()) == json.loads(printed.stdout)
 
 
 @pytest.mark.parametrize(
@@ -103,6 +109,7 @@ def test_solve_plots_the_steps(kind, model, tmp_path):
         ((), "no puzzle given"),
         ((PUZZLE, "--plot", "a.pdf"), ".png or .gif"),
         ((PUZZLE, PUZZLE, "--plot", "a.png"), "one"),
+        ((PUZZLE, "--device", "cuda:9"), "cuda:9 is not here"),
     ],
 )
 def test_solve_explains_bad_usage(arguments, message, model):

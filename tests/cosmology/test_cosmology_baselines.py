@@ -142,7 +142,7 @@ def test_sets_that_do_not_fit_are_refused():
 
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
-    with pytest.raises(ImportError, match="pip install"):
+    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[cosmology\]"'):
         run_baseline("spectrum-ridge", fields(4), fields(4))
 
 

@@ -389,7 +389,16 @@ def test_values_beyond_f16_are_refused_in_f16_only(tmp_path, tokenizer):
 
 def test_an_existing_file_is_overwritten_with_force_only(tmp_path, tokenizer):
     save(tmp_path / "model", tokenizer)
-    arguments = ["export", "gguf", str(tmp_path / "model"), str(tmp_path / "out.gguf"), "--dtype", "f32", "--json"]
+    arguments = [
+        "export",
+        "gguf",
+        str(tmp_path / "model"),
+        "--out",
+        str(tmp_path / "out.gguf"),
+        "--dtype",
+        "f32",
+        "--json",
+    ]
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0
     size = (tmp_path / "out.gguf").stat().st_size

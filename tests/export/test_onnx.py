@@ -270,8 +270,7 @@ def test_opsets_that_nobody_writes_are_refused(tmp_path, opset):
 
 
 def test_missing_packages_are_named_with_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setattr("hrm_hf.export.checkpoint.find_spec", lambda name: None)
-
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ImportError, match=r'pip install "hrm_hf\[onnx\]"'):
         export_onnx(tmp_path, tmp_path / "onnx")
 

@@ -175,7 +175,7 @@ def _check_cli(command: Command, words: list[str], partial: bool) -> None:
             )
         if words[0] == "--help":
             return
-        here, words = here.commands[words[0]], words[1:]
+        here, words = here.get_command(None, words[0]), words[1:]
     if "--help" in words:
         return
     try:
@@ -267,7 +267,7 @@ def known_options() -> set[str]:
     while rest:
         here = rest.pop()
         found |= {name for parameter in here.params for name in parameter.opts}
-        rest += getattr(here, "commands", {}).values()
+        rest += [here.get_command(None, name) for name in getattr(here, "commands", ())]
     return found
 
 

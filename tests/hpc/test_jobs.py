@@ -58,7 +58,7 @@ def test_one_gpu_s_script_trains_and_every_override_reaches_the_run(cluster, che
     assert (submit_folder / f"hrm_single_gpu_{job}.out").exists()
     recipe = yaml.safe_load((checkout / "runs" / "one" / "recipe.yaml").read_text())
     expected = {
-        "max_steps": 7, "per_device_train_batch_size": 5, "learning_rate": 2e-3, "seed": 11, "max_train_rows": 30,
+        "max_steps": 7, "per_device_train_batch_size": 5, "learning_rate": 2e-3, "seed": 11, "max_train_samples": 30,
         "dataloader_num_workers": 1, "weight_decay": 0.5, "save_total_limit": 2, "logging_steps": 7, "use_cpu": True,
     }  # fmt: skip
     assert {name: recipe[name] for name in expected} == expected

@@ -138,7 +138,7 @@ def test_an_installed_package_pushes_a_model_with_its_card(installed, tmp_path):
 def test_a_training_script_of_an_installed_package_trains_with_its_recipe_and_data(installed, tmp_path):
     training = installed.resources / "training"
     recipe = training / "recipes" / "sudoku_ultra_small.yaml"
-    flags = {"max_steps": 1, "max_eval_rows": 2, "eval_max_steps": 1, "output_dir": tmp_path / "run"}
+    flags = {"max_steps": 1, "max_eval_samples": 2, "eval_max_steps": 1, "output_dir": tmp_path / "run"}
     flags |= {"data_path": tmp_path / "data", "use_cpu": "true", "torch_compile": "false"}
     options = [word for name, value in flags.items() for word in (f"--{name}", value)]
     installed("python", training / "run_puzzle.py", "--recipe", recipe, *options)

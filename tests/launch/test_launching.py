@@ -17,9 +17,10 @@ from accelerate.commands.launch import launch_command_parser
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
+from hrm_hf.io.usage import parse_memory
 from hrm_hf.launch import planner as launching
 from hrm_hf.launch.memory import GIB
-from hrm_hf.launch.planner import Device, free_port, given_flags, parse_memory, plan_launch, share_batch
+from hrm_hf.launch.planner import Device, free_port, given_flags, plan_launch, share_batch
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
 

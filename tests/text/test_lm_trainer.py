@@ -356,6 +356,27 @@ def test_the_progress_line_shows_the_figures_of_a_language_model(capsys):
     assert evaluation.startswith(">> step    120") and "bits per byte 1.0800" in evaluation
 
 
+def test_the_first_step_of_a_compiled_model_is_announced_and_timed(capsys):
+    progress = LogLineCallback(LM_LOG_FORMAT, compiles=True)
+    state = type("State", (), {"is_world_process_zero": True, "global_step": 1, "max_steps": 2})()
+    progress.on_train_begin(None, state, None)
+    progress.on_step_begin(None, state, None)
+    assert capsys.readouterr().out == "Compiling the model: the first step may take a minute.\n"
+    progress.on_step_end(None, state, None)
+    assert capsys.readouterr().out == "Compiled, and made the first step, in 0 s.\n"
+    progress.on_step_begin(None, state, None)
+    progress.on_step_end(None, state, None)
+    assert capsys.readouterr().out == ""  # later steps are as ever
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_trainer_announces_compilation_where_there_is_one(make, monkeypatch, compiles):
+    monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)
+    trainer = make("llama", torch_compile=compiles, disable_tqdm=False)
+    (progress,) = [one for one in trainer.callback_handler.callbacks if isinstance(one, LogLineCallback)]
+    assert progress.compiles is compiles
+
+
 def test_the_global_batch_is_shared_by_accumulated_batches(tmp_path):
     options = {"output_dir": str(tmp_path), "use_cpu": True, "gradient_accumulation_steps": 4}
     assert LmTrainingArguments(**options, global_batch_size=24).per_device_train_batch_size == 6

@@ -247,7 +247,7 @@ def test_strings_that_are_paths_stay_strings(in_process, tmp_path):
 
 def test_without_the_package_it_refuses_to_start_and_names_the_mend(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
-    with pytest.raises(ImportError, match="pip install pydantic-monty"):
+    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[rlm\]"'):
         RlmPipeline(Scripted([]), tokenizer_of())
 
 
@@ -437,4 +437,4 @@ def test_the_command_refuses_to_start_without_an_executor(tmp_path, monkeypatch)
     monkeypatch.setitem(sys.modules, "pydantic_monty", None)
     (tmp_path / "letters.txt").write_text("Dear sir")
     command = ["rlm", "some/model", "--context-file", str(tmp_path / "letters.txt"), "--question", "Who?"]
-    assert "pip install pydantic-monty" in str(CliRunner().invoke(app, command).exception)
+    assert 'pip install "hrm_hf[rlm]"' in str(CliRunner().invoke(app, command).exception)

@@ -131,7 +131,7 @@ def test_a_saved_recipe_repeats_its_run(run, tmp_path, script, monkeypatch):
 
 @pytest.mark.parametrize("streaming", [False, True])
 def test_a_resumed_run_gives_the_losses_of_one_left_alone(run, streaming):
-    source = {"streaming": True, "max_val_samples": 3, "shuffle_buffer": 8} if streaming else {}
+    source = {"streaming": True, "max_eval_samples": 3, "shuffle_buffer": 8} if streaming else {}
     options = {"save_strategy": "steps", "save_steps": 2, "max_steps": 5, **source}
     whole, _ = run("whole", "hrm_lm", **options)
     run("whole", "hrm_lm", **options, resume_from_checkpoint=str(whole / "checkpoint-2"))

@@ -88,7 +88,7 @@ def test_bad_lines_stop_or_are_counted(corpus, tmp_path):
 
 
 def test_the_first_documents_only(corpus):
-    found = corpus(["a", "b", "c"], eval_texts=["d", "e"], max_train_samples=2, max_val_samples=1)
+    found = corpus(["a", "b", "c"], eval_texts=["d", "e"], max_train_samples=2, max_eval_samples=1)
     assert texts_of(found.train) == ["a", "b"] and texts_of(found.validation) == ["d"]
     stream = corpus(["a", "b", "c"], max_train_samples=2, streaming=True)
     assert texts_of(stream.train) == ["a", "b"]
@@ -167,7 +167,7 @@ def test_without_probabilities_sources_follow_each_other(corpus):
 
 
 def test_a_stream_holds_out_its_first_documents(corpus):
-    found = corpus(["a", "b", "c", "d"], streaming=True, max_val_samples=2, shuffle_buffer=0)
+    found = corpus(["a", "b", "c", "d"], streaming=True, max_eval_samples=2, shuffle_buffer=0)
     assert texts_of(found.validation) == ["a", "b"] and texts_of(found.train) == ["c", "d"]
 
 
@@ -191,7 +191,7 @@ def test_a_stream_is_shuffled_by_its_buffer_and_anew_in_each_epoch(corpus):
         ({"mix_probabilities": "0.5"}, r"mix_probabilities has 1 values for 2 sources: \['a', 'b'\]"),
         ({"mix_probabilities": "0.5,0.6"}, r"must be positive and add up to 1, not 1.1"),
         ({"streaming": True}, "validation_split_percentage=5 of a stream is unknown: give --eval_data"),
-        ({"streaming": True, "max_val_samples": 1, "deduplicate": "exact"}, "has to see all documents first"),
+        ({"streaming": True, "max_eval_samples": 1, "deduplicate": "exact"}, "has to see all documents first"),
         ({"chunk_overlap": 8, "block_size": 8}, r"chunk_overlap=8 is not from 0 to 7"),
         ({"min_text_length": 9, "max_text_length": 8}, "min_text_length=9 is above max_text_length=8"),
         ({"block_size": 0}, "block_size=0 must be at least 1"),

@@ -116,7 +116,7 @@ def maps(tmp_path_factory):
 
 @pytest.mark.parametrize("preset", ["hrm_cosmo", "cosmo_cnn"])
 def test_a_regressor_trains_an_adapter_and_merges_one(run, maps, preset, tmp_path):
-    options = {"data_path": maps, "val_samples": 10, "test_samples": 0, "max_steps": 2}
+    options = {"data_path": maps, "val_samples": 10, "max_test_samples": 0, "max_steps": 2}
     base = run("run_cosmo", "base", model_type=preset, preset="test", **options)
     options |= {"model_name_or_path": str(base), "lora_rank": 4}
     out = run("run_cosmo", "adapter", **options)

@@ -4,6 +4,7 @@ Referees: the chain rule on the gradient of the whole weight (for weights that a
 uninterrupted run (for a resumed one), PEFT's own loading and merging, and transformers' loading of an adapter.
 """
 
+import sys
 from types import SimpleNamespace
 
 import every
@@ -402,6 +403,12 @@ def test_an_adapter_learns_over_quantised_weights(architecture, load_in, bases, 
 def test_a_model_of_convolutions_says_that_nothing_is_quantised(bases):
     with pytest.raises(ValueError, match="load_in='4bit': cosmo_cnn is made of convolutions"):
         quantization_config(tuning("lora", load_in="4bit"), bases["cosmo_cnn"])
+
+
+def test_without_bitsandbytes_its_extra_is_named(bases, monkeypatch):
+    monkeypatch.setitem(sys.modules, "bitsandbytes", None)
+    with pytest.raises(ImportError, match=r'load_in=4bit needs bitsandbytes: pip install "hrm_hf\[bitsandbytes\]"'):
+        quantization_config(tuning("lora", load_in="4bit"), bases["hrm_lm"])
 
 
 # ---- options ----

@@ -13,8 +13,11 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
 from hrm_hf.cli.data import app as data_app
+from hrm_hf.cosmology.arguments import CosmoDataArguments
+from hrm_hf.golang.arguments import GoDataArguments
 from hrm_hf.io.usage import UsageError
 from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
+from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.trainer.recipes import (
     ModelArguments,
     build_config,
@@ -131,6 +134,36 @@ def test_every_recipe_that_a_script_names_exists():
             assert (ROOT / name).is_file(), (script.name, name)
 
 
+@pytest.mark.parametrize("written", ["flag", "flag=", "file"])
+@pytest.mark.parametrize(
+    ("data_class", "former", "present"),
+    [
+        (PuzzleDataArguments, "max_eval_rows", "max_eval_samples"),
+        (LmDataArguments, "max_val_samples", "max_eval_samples"),
+        (GoDataArguments, "max_train_records", "max_train_samples"),
+        (CosmoDataArguments, "test_samples", "max_test_samples"),
+    ],
+)
+def test_options_still_go_by_their_former_names(recipe, capsys, data_class, former, present, written):
+    args = {
+        "flag": [f"--{former}", "7"], "flag=": [f"--{former}=7"], "file": ["--recipe", recipe({former: 7})]
+    }[written]  # fmt: skip
+    (options,) = parse_recipe([data_class], args)
+    assert getattr(options, present) == 7
+
+
+def test_an_option_by_both_of_its_names_is_bad_usage(recipe, capsys):
+    both = recipe({"max_eval_rows": 7, "max_eval_samples": 8})
+    assert "unknown key 'max_eval_rows'" in refused(capsys, [PuzzleDataArguments], ["--recipe", both])
+
+
+def test_former_names_are_not_in_the_help(capsys):
+    with pytest.raises(SystemExit):
+        parse_recipe([PuzzleDataArguments], ["--help"])
+    shown = capsys.readouterr().out
+    assert "--max_eval_samples" in shown and "max_eval_rows" not in shown
+
+
 # ---- configs ----
 
 
@@ -203,7 +236,7 @@ def test_a_saved_recipe_alone_gives_the_same_values(tmp_path):
     args = (
         "--model_type trm_puzzle --config_overrides hidden_size=32,mlp_t=true --data_path data/x --max_steps 7 "
         "--learning_rate 3e-4 --ema_rate 0.99 --drop_unplaced_rows true --use_cpu true --eval_strategy steps "
-        "--eval_steps 4 --puzzle_emb_lr 0.02 --lr_min_ratio 0.1 --max_train_rows 5 --seed 3"
+        "--eval_steps 4 --puzzle_emb_lr 0.02 --lr_min_ratio 0.1 --max_train_samples 5 --seed 3"
     )
     found = differences(*saved_and_read(tmp_path, *args.split()))
     found.pop("hub_token", None)  # a test of its own, below

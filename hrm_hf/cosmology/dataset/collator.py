@@ -169,7 +169,7 @@ def split_rows(
     free = free[~np.isin(cosmology_id[free], cosmology_id[held_out])]
     if not len(free) or len(free) < (train_samples or 0):
         raise ValueError(
-            f"train_samples={train_samples} and val_samples={wanted}: of the {total} maps of the train split "
+            f"max_train_samples={train_samples} and val_samples={wanted}: of the {total} maps of the train split "
             f"{len(free)} are of other cosmologies than the validation maps; ask for fewer or build a larger set"
         )
     return free[:train_samples], held_out

@@ -20,11 +20,13 @@ import warnings
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from ...io.extras import validate_extra
 from ...models.map_files import validate_fits, validate_npy
 
 
@@ -386,10 +388,6 @@ def _existing(path: str | Path, source: str = "") -> Path:
 
 def _extra(name: str) -> Any:
     """healpy or astropy's FITS module."""
-    from importlib import import_module
-
-    try:
-        return import_module(name)
-    except ImportError as error:
-        package = name.partition(".")[0]
-        raise ImportError(f'reading this file needs {package}: pip install "hrm_hf[cosmology]"') from error
+    package = name.partition(".")[0]
+    validate_extra("cosmology", f"reading this file needs {package}", package)
+    return import_module(name)

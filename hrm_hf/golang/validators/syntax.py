@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
+from ...io.extras import validate_extra
 from ...models.processing_hrm_go_coder import Feedback
 
 
@@ -67,14 +68,10 @@ def go_parser() -> "Parser":
     Raises:
         ImportError: tree-sitter or its Go grammar is not installed.
     """
-    try:
-        import tree_sitter
-        import tree_sitter_go
-    except ImportError as error:
-        raise ImportError(
-            "reading Go source needs tree-sitter and its Go grammar: pip install 'hrm_hf[go]' "
-            "(packages tree-sitter and tree-sitter-go)"
-        ) from error
+    validate_extra("go", "reading Go source needs tree-sitter and tree-sitter-go", "tree_sitter", "tree_sitter_go")
+    import tree_sitter
+    import tree_sitter_go
+
     return tree_sitter.Parser(tree_sitter.Language(tree_sitter_go.language()))
 
 

@@ -19,6 +19,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
+from ...io.extras import validate_extra
 from .plain_values import UnfitValueError, text_of
 
 
@@ -40,7 +41,6 @@ def FINAL_VAR(name):
             pass
     FINAL(name)
 '''
-INSTALL_LINE = "pip install pydantic-monty"
 MAX_CONTEXT = "256 MiB"  # Monty's largest message to a worker
 MAX_VALUE_CHARS = 1_000_000  # characters of the value that a block's last line has
 MAX_HOST_CALLS = 10_000_000  # Monty's own cap ends blocks at 1000; sub-calls and time have caps of their own
@@ -111,13 +111,14 @@ class MontyExecutor:
         for name, value in (("block_seconds", block_seconds), ("max_memory", max_memory)):
             if not value > 0:
                 raise ValueError(f"{name}={value}; expected more than 0")
-        try:
-            import pydantic_monty
-        except ImportError as error:
-            raise ImportError(
-                f"code that a model writes needs an isolated interpreter, and pydantic-monty is not installed: "
-                f"{INSTALL_LINE} (or, unsafe: InProcessExecutor(unsafe=True))"
-            ) from error
+        validate_extra(
+            "rlm",
+            "code that a model writes needs an isolated interpreter, pydantic-monty",
+            "pydantic_monty",
+            instead="use InProcessExecutor(unsafe=True), which is not isolated",
+        )
+        import pydantic_monty
+
         self.monty = pydantic_monty
         self.block_seconds, self.max_memory = block_seconds, max_memory
 
@@ -244,7 +245,7 @@ class InProcessExecutor:
         if unsafe is not True:
             raise ValueError(
                 "InProcessExecutor runs whatever the model writes with all rights of this process; "
-                f"say InProcessExecutor(unsafe=True), or use MontyExecutor ({INSTALL_LINE})"
+                "say InProcessExecutor(unsafe=True), or use MontyExecutor"
             )
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "InProcessSession":

@@ -120,7 +120,7 @@ def command() -> typer.Typer:
     keyword = inspect.Parameter.KEYWORD_ONLY
     serve.__signature__ = inspect.Signature([one.replace(kind=keyword) for one in (*own, *theirs)])
     serve.__annotations__ = {one.name: one.annotation for one in (*own, *theirs)}
-    app = typer.Typer(add_completion=False)
+    app = typer.Typer(add_completion=False, context_settings={"help_option_names": ["-h", "--help"]})
     app.command("serve")(serve)
     return app
 

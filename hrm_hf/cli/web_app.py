@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .report import validate_model
+from .report import Device, usage_errors, validate_model
 
 
 def show(
@@ -24,6 +24,7 @@ def show(
         typer.Option(help="A further name of this server, as in the Host header, or *.NAME. Several times."),
     ] = None,
     max_upload_mb: Annotated[int, typer.Option(min=1, help="Most megabytes of an uploaded file.")] = 32,
+    device: Device = None,
     open_browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
 ):
     """Show trained models on a web page: boards step by step, text by depth, Go code, mHC gains, cosmology.
@@ -43,7 +44,8 @@ def show(
     if not is_known_host(host, ()):
         hosts.append(host.lower())
     validate_port(host, port)
-    demo = build_app(models)
+    with usage_errors():
+        demo = build_app(models, device=device)
     typer.echo(f"listening on http://{host}:{port} (end with Ctrl-C)")
     launch(
         demo,

@@ -1,0 +1,58 @@
+"""`hrm-hf demo` without its minutes: what it runs, what it says, and where. The commands themselves are stood in for.
+
+Referee: the commands that were asked for.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hrm_hf.cli import app
+from hrm_hf.puzzles import demo
+
+
+@pytest.fixture
+def commands(monkeypatch):
+    """The commands of a demo, which leave results where the real ones do; `accuracies` in their order."""
+    called, accuracies = [], [0.9, 0.9, 0.8]
+
+    def run(*command, out=None):
+        words = [str(word) for word in command]
+        called.append((words, out))
+        folder = words[words.index("--output_dir" if "--output_dir" in words else "--out") + 1]
+        if not folder.endswith(".gif"):
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            results = {"metrics": {"exact_accuracy": accuracies[len(called) - 1]}}
+            Path(folder, "results.json").write_text(json.dumps(results))
+
+    monkeypatch.setattr(demo, "run_process", run)
+    monkeypatch.setattr(demo, "_held_out_board", lambda data: "53..7....")
+    return called, accuracies
+
+
+def test_the_demo_trains_evaluates_twice_and_solves(commands, tmp_path):
+    called, _ = commands
+    extra = "--build_data 'sudoku --num-train 5'"
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "run"), "--extra", extra])
+    assert done.exit_code == 0, done.output
+    words = [command for command, _ in called]
+    assert Path(words[0][1]).name == "run_puzzle.py" and words[0][-1] == "sudoku --num-train 5"
+    assert [command[3] for command in words[1:]] == ["eval", "eval", "solve"]
+    assert "exact' is the share" in done.output and "90.0%, the same" in done.output
+
+
+def test_a_model_that_is_not_the_same_after_reload_is_a_failure(commands, tmp_path):
+    commands[1][1] = 0.5
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "run")])
+    assert done.exit_code == 1 and "50.0%, but 90.0% before" in done.output
+
+
+def test_with_json_stdout_has_the_result_alone(commands, tmp_path):
+    called, _ = commands
+    done = CliRunner().invoke(app, ["demo", "--out", str(tmp_path / "run"), "--json"])
+    folder = str(tmp_path / "run")
+    expected = {"out": folder, "exact_accuracy": 0.9, "exact_accuracy_reloaded": 0.9, "same": True}
+    assert json.loads(done.stdout) == expected and "Training as" in done.stderr
+    assert all(out is not None for _, out in called)  # nor do the programs that it starts write there

@@ -1,4 +1,4 @@
-"""Takes the pictures of docs/app.md: tabs of the app with trained models, a model card, the front page of the docs.
+"""Takes the pictures of docs/app.md: tabs of the app with trained models, a model card, two pages of the docs.
 
     python docs/take_screenshots.py --sudoku runs/sudoku_demo --text runs/hrm_lm --go runs/go_demo \
         --mhc runs/rlm_mhc --cosmology runs/cosmo --card runs/sudoku_demo --site site
@@ -67,6 +67,7 @@ def take_cosmology(page: Page) -> None:
     page.wait_for_function("document.querySelector('.cosmology-posterior img')?.naturalWidth > 300", timeout=WAIT)
 
 
+PAGES = {"docs_front": "", "docs_features": "features/"}
 TABS = {
     "sudoku": ("Sudoku", take_sudoku),
     "text": ("Text", take_text),
@@ -114,16 +115,17 @@ def take_card(page: Page, folder: Path, out: Path) -> None:
         file.unlink()
 
 
-def take_front(page: Page, site: Path, out: Path) -> None:
-    """The front page of the built documentation."""
+def take_pages(page: Page, site: Path, out: Path) -> None:
+    """The front page and the page of features of the built documentation."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
-        time.sleep(SETTLE)
-        page.screenshot(path=out / "docs_front.png")
+        for name, address in PAGES.items():
+            page.goto(f"http://127.0.0.1:{server.server_port}/{address}")
+            time.sleep(SETTLE)
+            page.screenshot(path=out / f"{name}.png", full_page=bool(address))
+            shrink(out / f"{name}.png")
         server.shutdown()
-    shrink(out / "docs_front.png")
 
 
 def shrink(path: Path) -> None:
@@ -155,7 +157,7 @@ def main() -> None:
         if arguments.card:
             take_card(page, arguments.card, arguments.out)
         if arguments.site:
-            take_front(page, arguments.site, arguments.out)
+            take_pages(page, arguments.site, arguments.out)
         browser.close()
 
 

@@ -1,9 +1,9 @@
-"""Takes the pictures of docs/app.md: tabs of the app with trained models on a desk and on a phone, and two more.
+"""Takes the pictures of docs/app.md: tabs of the app with trained models on a desk and on a phone, and three more.
 
     python docs/take_screenshots.py --sudoku pretrained/sudoku-9x9 --maze pretrained/maze-15x15 --text runs/hrm_lm \
         --go runs/go_demo --mhc runs/rlm_mhc --cosmology runs/cosmo --card runs/sudoku_demo --site site
 
-The others are a model card and the front page of the documentation. Only pictures whose models are given are taken.
+The others are a model card and two pages of the documentation. Only pictures whose models are given are taken.
 Needs the extra `app`, playwright, Chromium, and for the card the package `markdown`.
 """
 
@@ -35,6 +35,7 @@ img { max-width: 100%; } h1 { border-bottom: 1px solid #c3ccd5; }
 """
 
 
+PAGES = {"docs_front": "", "docs_features": "features/"}
 # Label of the tab, and what is on it when its example has been answered.
 TABS = {
     "sudoku": ("Sudoku", ".answer-text textarea"),
@@ -91,16 +92,17 @@ def take_card(page: Page, folder: Path, out: Path) -> None:
         file.unlink()
 
 
-def take_front(page: Page, site: Path, out: Path) -> None:
-    """The front page of the built documentation."""
+def take_pages(page: Page, site: Path, out: Path) -> None:
+    """The front page and the page of features of the built documentation."""
     handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(site))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        page.goto(f"http://127.0.0.1:{server.server_port}/")
-        time.sleep(SETTLE)
-        page.screenshot(path=out / "docs_front.png")
+        for name, address in PAGES.items():
+            page.goto(f"http://127.0.0.1:{server.server_port}/{address}")
+            time.sleep(SETTLE)
+            page.screenshot(path=out / f"{name}.png", full_page=bool(address))
+            shrink(out / f"{name}.png")
         server.shutdown()
-    shrink(out / "docs_front.png")
 
 
 def shrink(path: Path) -> None:
@@ -132,7 +134,7 @@ def main() -> None:
         if arguments.card:
             take_card(page, arguments.card, arguments.out)
         if arguments.site:
-            take_front(page, arguments.site, arguments.out)
+            take_pages(page, arguments.site, arguments.out)
         browser.close()
 
 

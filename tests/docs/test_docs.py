@@ -5,6 +5,7 @@ made are tiny ones here. The referees of commands are the parsers of the program
 """
 
 import configparser
+import importlib.util
 import os
 import re
 import shutil
@@ -20,6 +21,7 @@ import tiny_go
 import torch
 import yaml
 from docs_pages import PAGES, ROOT, Command, CommandError
+from PIL import Image
 
 import hrm_hf
 from hrm_hf import TrmPuzzleConfig, TrmPuzzleForSolving
@@ -89,7 +91,7 @@ def test_every_public_name_is_in_the_api_reference(site):
 
 
 def test_fields_and_options_are_listed_in_the_api_reference(site):
-    models, training = ((site / "api" / name / "index.html").read_text() for name in ("models", "training"))
+    models, training = ((site / "api" / name / "index.html").read_text() for name in ("hrm_lm", "arguments"))
     assert "<strong>halt_margin</strong> (<code>float</code>, defaults to 0.0): a token halts if" in models
     assert "<strong>puzzle_emb_lr</strong> (<code>float</code>, <code>0.01</code>): Learning rate of" in training
 
@@ -168,6 +170,24 @@ def test_every_recipe_is_named_in_some_page():
     text = "".join((ROOT / page).read_text() for page in PAGES)
     recipes = [path.stem for path in sorted((ROOT / "training" / "recipes").glob("*.yaml"))]
     assert [name for name in recipes if not re.search(rf"[`/]{name}(\.yaml|`)", text)] == []
+
+
+def test_the_moving_board_is_what_the_solver_of_the_package_does(tmp_path):
+    """Referee: the solver, run again. The last step is far above its bar and the one before far below."""
+    specification = importlib.util.spec_from_file_location("make_board", ROOT / "docs" / "make_board.py")
+    script = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(script)
+    answer = script.draw(tmp_path / "board.gif")
+    with Image.open(script.PICTURE) as committed, Image.open(tmp_path / "board.gif") as drawn:
+        assert answer["valid"] and committed.n_frames == drawn.n_frames == answer["steps"] + 1
+    assert script.PICTURE.stat().st_size < 300_000
+    for page in ("README.md", "docs/index.md"):
+        text = (ROOT / page).read_text()
+        assert "images/board.gif" in text and f'("{script.BOARD}")["text"]\n# {answer["text"]}\n' in text
+
+
+def test_the_readme_is_read_in_one_go():
+    assert len((ROOT / "README.md").read_text().splitlines()) <= 150
 
 
 def test_every_extra_is_named_on_the_front_page_and_no_other():

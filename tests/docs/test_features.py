@@ -1,33 +1,77 @@
-"""The table of features is complete, and names tests that exist."""
+"""The page of features answers each question as its index of tests does, and the index names tests that exist."""
 
 import ast
 import subprocess
 import sys
 from pathlib import Path
 
+import every
 import features_table
 import pytest
+from features_table import DOES_NOT_ARISE, WORKS, Cell, Question
 
 
 TESTS = Path(__file__).parents[1]
-CELLS = sorted({cell for _, _, cells in features_table.rows() for cell in cells.values()})
-NAMED = [cell for cell in CELLS if "::" in cell]
+QUESTIONS = features_table.questions()
+CELLS = {cell for question in QUESTIONS for cells in question.features.values() for cell in cells.values()}
+NAMED = sorted({cell.test for cell in CELLS if cell.test})
 
 
-def test_the_page_is_what_the_table_says():
+def test_the_page_is_what_the_index_says():
     assert features_table.PAGE.read_text() == features_table.page(), "run python tests/helpers/features_table.py"
 
 
-def test_what_names_no_test_is_a_reason():
-    assert [cell for cell in CELLS if "::" not in cell and len(cell.split()) < 4] == []
+def test_the_page_has_one_cell_where_all_models_agree_and_no_name_of_a_test():
+    text = features_table.page()
+    same, _, rest = text.partition("## It depends on the model")
+    assert same.count("| ✓ |\n") >= 10 and "::" not in text
+    rows = [line.split(" | ")[1:] for line in rest.splitlines() if line.startswith("| Can ")]
+    assert len(rows) >= 10 and all(len(set(row)) > 1 for row in rows)
+
+
+def test_every_question_links_to_its_guide_and_is_asked_once():
+    assert all("](" in question.text and question.text.endswith("?") for question in QUESTIONS)
+    assert len({question.text for question in QUESTIONS}) == len(QUESTIONS)
+
+
+@pytest.mark.parametrize(
+    ("cells", "answer"),
+    [
+        ([Cell("yes", test="a.py::test"), Cell("yes", "the same code as")], WORKS),
+        ([Cell("n/a", "writes no text"), Cell("yes", test="a.py::test")], WORKS),
+        ([Cell("n/a", "writes no text")], DOES_NOT_ARISE),
+        ([Cell("no", "is refused"), Cell("no", "is refused")], "No: is refused."),
+        ([Cell("no", "is refused"), Cell("yes", test="a.py::test")], "In part: is refused."),
+        ([Cell("part", "one preset"), Cell("no", "is refused")], "In part: one preset; is refused."),
+    ],
+)
+def test_a_question_is_answered_by_the_worst_of_its_features(cells, answer):
+    features = {str(number): {"hrm_lm": cell} for number, cell in enumerate(cells)}
+    assert Question("Can I?", features).answer("hrm_lm") == answer
+
+
+@pytest.mark.parametrize("text", ["works", "maybe: who knows what", "yes:", "puzzles/test_maze.py"])
+def test_a_cell_that_is_neither_test_nor_reason_is_refused(text):
+    with pytest.raises(ValueError, match=r"expected FILE\.py::TEST, or yes, no, part or n/a"):
+        features_table.read_cell(text)
+
+
+def test_what_names_no_test_has_a_reason_of_some_words():
+    assert [cell for cell in CELLS if not cell.test and len(cell.reason.split()) < 3] == []
+
+
+def test_every_question_is_shown_by_a_test_of_some_model():
+    for question in QUESTIONS:
+        assert any(cell.test for cells in question.features.values() for cell in cells.values()), question.text
+        assert all(cells.keys() == set(every.ARCHITECTURES) for cells in question.features.values())
 
 
 def test_every_test_that_is_named_is_in_its_file():
     missing = []
-    for cell in NAMED:
-        file, name = cell.split("[")[0].split("::")
+    for name in NAMED:
+        file, function = name.split("[")[0].split("::")
         functions = {node.name for node in ast.parse((TESTS / file).read_text()).body if hasattr(node, "name")}
-        missing += [cell] if name not in functions else []
+        missing += [name] if function not in functions else []
     assert missing == []
 
 

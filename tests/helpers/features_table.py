@@ -1,5 +1,7 @@
-"""`python tests/helpers/features_table.py` writes docs/features.md, architecture by feature, from features.yaml."""
+"""`python tests/helpers/features_table.py` writes docs/features.md from features.yaml: what works with which model."""
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
 import every
@@ -8,45 +10,110 @@ import yaml
 
 DOCS = Path(__file__).parents[2] / "docs"
 PAGE = DOCS / "features.md"
-HEAD = """# Features
+WORKS, DOES_NOT_ARISE = "✓", "\N{EN DASH}"
+SAID = {"no": "No", "part": "In part"}
+HEAD = f"""# What works with which model
 
-Architecture by feature: each cell names the test below `tests/` that shows it, or says why there is none. Nothing here
-needs a GPU, and nothing was tried on one. Made from `docs/features.yaml`; a test checks that every named test exists.
-
+{WORKS} it works; {DOES_NOT_ARISE} the question does not arise for such a model; a number leads to what has to be said.
+Behind each answer are tests, which run on a CPU: `docs/features.yaml`, of which this page is made, names them.
 """
+PAGES = {"cosmo_cnn": "hrm_cosmo"}  # what has no page of its own
 
 
-def rows() -> list[tuple[str, str, dict[str, str]]]:
-    """Group, feature and the cell of each architecture.
+@dataclass(frozen=True)
+class Cell:
+    """What features.yaml says of a feature and an architecture: a word (yes, no, part, n/a), why, and which test."""
+
+    word: str
+    reason: str = ""
+    test: str = ""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A row of the page: Markdown with the link to its guide, and the cells by feature and architecture."""
+
+    text: str
+    features: dict[str, dict[str, Cell]]
+
+    def answer(self, architecture: str) -> str:
+        """`WORKS`, `DOES_NOT_ARISE`, or what has to be said."""
+        cells = [cells[architecture] for cells in self.features.values()]
+        found = {word for word in ("no", "part", "yes") if any(cell.word == word for cell in cells)}
+        if not found:
+            return DOES_NOT_ARISE
+        if found == {"yes"}:
+            return WORKS
+        reasons = dict.fromkeys(cell.reason for cell in cells if cell.word in SAID)
+        return f"{SAID['no' if found == {'no'} else 'part']}: {'; '.join(reasons)}."
+
+
+def read_cell(text: str) -> Cell:
+    """A cell as the file has it.
 
     Raises:
-        ValueError: a cell is missing, or stands for no architecture.
+        ValueError: it is neither a test nor one of the words with a reason.
     """
-    found = []
-    for part in yaml.safe_load((DOCS / "features.yaml").read_text()):
-        for group, features in part.items():
-            for entry in features:
-                if unknown := set(entry) - {"feature", "all", *every.ARCHITECTURES}:
-                    raise ValueError(f"{entry['feature']}: {', '.join(sorted(unknown))} is no architecture")
-                cells = {a: entry.get(a, entry.get("all", "")).format(a=a) for a in every.ARCHITECTURES}
-                if empty := [a for a, cell in cells.items() if not cell]:
-                    raise ValueError(f"{entry['feature']}: no cell for {', '.join(empty)}")
-                found.append((group, entry["feature"], cells))
-    return found
+    if re.fullmatch(r"[\w/]+\.py::.+", text):
+        return Cell("yes", test=text)
+    match = re.fullmatch(r"(yes|no|part|n/a): (.+?)(?:; shown by ([\w/]+\.py::.+))?", text)
+    if not match:
+        raise ValueError(f"{text!r}: expected FILE.py::TEST, or yes, no, part or n/a with a colon and a reason")
+    return Cell(*(part or "" for part in match.groups()))
+
+
+def questions() -> list[Question]:
+    """The rows of the page.
+
+    Raises:
+        ValueError: a cell is missing or cannot be read, or stands for no architecture.
+    """
+    return [
+        Question(row["question"], {entry["feature"]: _cells(entry) for entry in row["features"]})
+        for row in yaml.safe_load((DOCS / "features.yaml").read_text())
+    ]
+
+
+def _cells(entry: dict[str, str]) -> dict[str, Cell]:
+    feature = entry["feature"]
+    if unknown := set(entry) - {"feature", "all", *every.ARCHITECTURES}:
+        raise ValueError(f"{feature}: {', '.join(sorted(unknown))} is no architecture")
+    if missing := [a for a in every.ARCHITECTURES if not {a, "all"} & entry.keys()]:
+        raise ValueError(f"{feature}: no cell for {', '.join(missing)}")
+    return {a: read_cell(entry.get(a, entry.get("all", "")).format(a=a)) for a in every.ARCHITECTURES}
 
 
 def page() -> str:
-    """The whole page."""
-    lines = [
-        f"| | feature | {' | '.join(f'`{a}`' for a in every.ARCHITECTURES)} |",
-        "|---" * (2 + len(every.ARCHITECTURES)) + "|",
+    """The whole page: what is the same for all models, then the rest; models that agree in it share a column."""
+    rows = {question.text: [question.answer(a) for a in every.ARCHITECTURES] for question in questions()}
+    same = {text: answers[0] for text, answers in rows.items() if len(set(answers)) == 1}
+    rest = {text: answers for text, answers in rows.items() if text not in same}
+    columns: dict[tuple, list[str]] = {}
+    for name, answers in zip(every.ARCHITECTURES, zip(*rest.values())):
+        columns.setdefault(answers, []).append(name)
+    notes: list[str] = []
+
+    def shown(answer: str) -> str:
+        if answer in (WORKS, DOES_NOT_ARISE):
+            return answer
+        if answer not in notes:
+            notes.append(answer)
+        return f"[^{notes.index(answer) + 1}]"
+
+    models = [", ".join(f"[`{a}`](architectures/{PAGES.get(a, a)}.md)" for a in names) for names in columns.values()]
+    tables = [
+        "## The same for every model",
+        _table(["", "all"], [[text, shown(answer)] for text, answer in same.items()]),
+        "## It depends on the model",
+        _table(["", *models], [[text, *map(shown, answers)] for text, *answers in zip(rest, *columns)]),
+        "\n".join(f"[^{number}]: {note}" for number, note in enumerate(notes, 1)) + "\n",
     ]
-    before = ""
-    for group, feature, cells in rows():
-        shown = [f"`{cell}`" if "::" in cell else cell for cell in cells.values()]
-        lines.append(f"| {group if group != before else ''} | {feature} | {' | '.join(shown)} |")
-        before = group
-    return HEAD + "\n".join(lines) + "\n"
+    return "\n".join([HEAD, *tables])
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---", *[":-:"] * (len(head) - 1)], *rows]
+    return "\n" + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench clean
+.PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench clean release-check gpu-check
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process;"
 	@echo "                MODEL=units (the default), trm, eqr, hrm or se_rrm"
@@ -16,10 +16,12 @@ help:
 	@echo "make slurm      the job scripts of training/slurm, written anew from their template"
 	@echo "make docs       the documentation, in site/      make docs-serve  the same, served while you write"
 	@echo "make bench      every benchmark in its quick form"
+	@echo "make gpu-check  every architecture on this machine's GPU against its CPU, and how fast it is there: ten minutes"
+	@echo "make release-check  sdist and wheel, installed and tried with the oldest and the newest libraries"
 
 # One interpreter check instead of a puzzling pip error.
 $(STAMP): setup.cfg constraints.txt
-	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or newer is needed: make PYTHON=python3.11')"
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet -c constraints.txt torch
@@ -80,3 +82,13 @@ bench: $(STAMP)
 
 clean:
 	rm -rf $(VENV) runs site
+
+# What a GPU computes, and how fast; without one the half that needs none.
+gpu-check: $(STAMP)
+	$(BIN)/python benchmarks/gpu_check.py
+
+# Makes its own environments; each takes what pip installs of torch.
+OLDEST ?= $(PYTHON)
+NEWEST ?= $(PYTHON)
+release-check:
+	$(PYTHON) .ci/release_check.py --out dist --oldest $(OLDEST) --newest $(NEWEST)

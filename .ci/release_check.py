@@ -28,6 +28,11 @@ ROOT = Path(__file__).resolve().parents[1]
 REMOTE_CODE = ROOT / ".ci" / "remote_code.py"
 BOARD = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79"
 ANSWER = "534678912672195348198342567859761423426853791713924856961537284287419635345286179"  # Wikipedia's "Sudoku"
+# The demo has 20,000 boards, 3,000 steps and a compiler.
+ONE_STEP = (
+    "--build_data", "sudoku --size 4 --clues 8 --num-train 200 --num-test 16", "--max_steps", "1",
+    "--max_eval_rows", "4", "--eval_max_steps", "1", "--torch_compile", "false",
+)  # fmt: skip
 VERSIONS = """
 import platform
 from importlib.metadata import version
@@ -112,10 +117,19 @@ def try_installed(folder: Path, python: str, file: Path, constraints: Path) -> N
     step(name, f"{file.name} with {constraints.name}", lambda: here.pip("-c", constraints, file))
     step(name, "pip check", lambda: here("python", "-m", "pip", "check"), True)
     step(name, "import", lambda: here("python", "-c", VERSIONS), True)
-    step(name, "hrm-hf --help", lambda: here("hrm-hf", "--help"))
     step(name, "hrm-hf solve", lambda: expect(ANSWER, here("hrm-hf", "solve", BOARD, "--json")))
-    one_step = "--max_steps 1 --torch_compile false"
-    step(name, "hrm-hf demo, one step", lambda: here("hrm-hf", "demo", "--model", "hrm", "--extra", one_step))
+    training = here("python", "-c", "from hrm_hf.resources import resource; print(resource('training'))").strip()
+    recipe = f"{training}/recipes/sudoku_demo_hrm.yaml"
+    step(
+        name,
+        "one step of the demo",
+        lambda: here("python", f"{training}/run_puzzle.py", "--recipe", recipe, *ONE_STEP),
+    )
+    step(
+        name,
+        "its checkpoint solves",
+        lambda: here("hrm-hf", "solve", "runs/sudoku_demo", "1...............", "--json"),
+    )
     step(name, "checkpoints", lambda: here("python", REMOTE_CODE, "save", folder), True)
     step(name, "hrm_hf uninstalled", lambda: here("python", "-m", "pip", "uninstall", "--yes", "hrm_hf"))
     step(name, "remote code", lambda: here("python", REMOTE_CODE, "load", folder), True)

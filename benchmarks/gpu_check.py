@@ -69,9 +69,13 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         for name, section in sections(args, Checkpoints(folder)).items():
             start = time.monotonic()
-            for row in section():
-                rows.append(row)
-                print(row.line() if isinstance(row, Comparison) else speed_line(row), flush=True)
+            with attempt(name, "", "") as whole:
+                for row in section():
+                    rows.append(row)
+                    print(row.line() if isinstance(row, Comparison) else speed_line(row), flush=True)
+            if whole.error:
+                rows.append(whole)
+                print(whole.line(), flush=True)
             seconds[name] = round(time.monotonic() - start, 1)
     compared = [row for row in rows if isinstance(row, Comparison)]
     failed = [row for row in compared if not row.ok]
@@ -157,11 +161,12 @@ def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.
     """Speed and memory of a training step, eager and on a GPU compiled, and the losses of both against each other."""
     gpu, eager = args.device == "cuda", None
     for compiled in (False, True) if gpu else (False,):
-        what, row = f"training step, {'compiled' if compiled else 'eager'}", None
+        what, row, step, before = f"training step, {'compiled' if compiled else 'eager'}", None, None, 0
         with attempt("losses", name, "compiled, 3 steps" if compiled else "eager") as comparison:
             if gpu:
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
             torch.manual_seed(0)
             step = make_step(compiled)
             torch.manual_seed(1)
@@ -169,7 +174,7 @@ def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.
             eager = losses if eager is None else eager
             comparison.distance, comparison.most, comparison.of = apart(losses, eager), COMPILED_MOST, "loss"
             row = speed(name, what, step, items, unit, args)
-            row |= {"peak_mib": torch.cuda.max_memory_allocated() / 2**20} if gpu else {}
+            row |= {"peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20} if gpu else {}
         if compiled or not comparison.ok:
             yield comparison
         if row:

@@ -156,9 +156,11 @@ def test_weights_that_arrive_wrong_are_found_in_outputs_and_in_losses(monkeypatc
 
 def test_a_comparison_that_cannot_be_made_is_a_failure_and_the_others_are_made(monkeypatch, tmp_path):
     monkeypatch.setattr(comparisons, "cached_logits", lambda *arguments: 1 / 0)
-    status, report = run(monkeypatch, tmp_path, "--only", "cached", "outputs")
+    monkeypatch.setattr(gpu_check, "puzzle_speed", lambda args: 1 / 0)
+    status, report = run(monkeypatch, tmp_path, "--only", "puzzles", "cached", "outputs")
     errors = {row["check"]: row["error"] for row in report["comparisons"]}
-    assert status == 1 and errors == {"cached": "ZeroDivisionError: division by zero", "outputs": None}
+    broken = "ZeroDivisionError: division by zero"
+    assert status == 1 and errors == {"puzzles": broken, "cached": broken, "outputs": None}
 
 
 def test_a_value_that_is_not_a_number_is_a_failure():

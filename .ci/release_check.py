@@ -67,7 +67,7 @@ class Environment:
 
     def __call__(self, program: str, *arguments, **more: str) -> str:
         """What a program of the environment prints."""
-        settings = {**os.environ, "HOME": str(self.home), "HF_HUB_OFFLINE": "1", **more}
+        settings = {**os.environ, "HOME": str(self.home), "HF_HUB_OFFLINE": "1", "NO_COLOR": "1", **more}
         for name in ("PYTHONPATH", "VIRTUAL_ENV", "HF_HOME"):
             settings.pop(name, None)
         return run([self.folder / "venv" / "bin" / program, *arguments], self.empty, settings)

@@ -56,10 +56,8 @@ def load(folder: Path) -> None:
         known = torch.load(file, weights_only=True)
         auto_class = getattr(transformers, known["auto_class"])
         model = auto_class.from_pretrained(file.with_suffix(""), trust_remote_code=True).eval()
-        found = logits_of(model, known["inputs"])
-        torch.testing.assert_close(
-            found, known["logits"], atol=TOLERANCE, rtol=TOLERANCE, msg=lambda m: f"{file}: {m}"
-        )
+        print(file.stem, flush=True)
+        torch.testing.assert_close(logits_of(model, known["inputs"]), known["logits"], atol=TOLERANCE, rtol=TOLERANCE)
     print(f"{len(files)} architectures loaded without the package, with equal results")
 
 

@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 
@@ -136,13 +136,12 @@ class Checkpoints:
         self, architecture: str, dtype=torch.float32, attention: str = "eager", off_by: float = 0.0, seed: int = 0
     ):
         """A model on the CPU; `off_by`: each weight is multiplied by a random number that is 1 but for so much."""
-        folder = self.folder / architecture
+        folder, row = self.folder / architecture, every.ROWS[architecture]
         if not folder.exists():
-            fields = vars(every.ROWS[architecture].config)
-            every.model(architecture, **{k: v for k, v in WITHOUT_CHANCE.items() if k in fields}).save_pretrained(
-                folder
-            )
-        options = {"attn_implementation": attention} if every.ROWS[architecture].head._supports_sdpa else {}
+            known = {field.name for field in fields(row.config)}
+            chosen = {name: value for name, value in WITHOUT_CHANCE.items() if name in known}
+            every.model(architecture, **chosen).save_pretrained(folder)
+        options = {"attn_implementation": attention} if row.head._supports_sdpa else {}
         auto_class = getattr(transformers, every.AUTO_CLASSES[architecture])
         model = auto_class.from_pretrained(folder, dtype=dtype, **options).eval()
         if off_by:

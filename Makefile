@@ -7,7 +7,7 @@ INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 
-.PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench clean
+.PHONY: help demo demo-go test test-slow test-isa test-upstream quality style slurm docs docs-serve bench gpu-check release-check clean
 help:
 	@echo "make demo       train a 9x9 Sudoku solver on the CPU, then solve boards with it in a fresh process;"
 	@echo "                MODEL=units (the default), trm, eqr, hrm or se_rrm"
@@ -19,10 +19,12 @@ help:
 	@echo "make slurm      the job scripts of training/slurm, written anew from their template"
 	@echo "make docs       the documentation, in site/      make docs-serve  the same, served while you write"
 	@echo "make bench      every benchmark in its quick form"
+	@echo "make gpu-check  every architecture on this machine's GPU against its CPU, and how fast it is there: ten minutes"
+	@echo "make release-check  sdist and wheel, installed and tried with the oldest and the newest libraries"
 
 # One interpreter check instead of a puzzling pip error.
 $(CORE): setup.cfg constraints.txt
-	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 10) and 'Python 3.10 or newer is needed: make PYTHON=python3.11')"
+	@$(PYTHON) -c "import sys; sys.exit(sys.version_info < (3, 11) and 'Python 3.11 or newer is needed: make PYTHON=python3.11')"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(INSTALL) torch
@@ -85,6 +87,16 @@ docs-serve: $(STAMP)
 
 bench: $(STAMP)
 	$(BIN)/python benchmarks/run_all.py
+
+# What a GPU computes, and how fast; without one the half that needs none.
+gpu-check: $(STAMP)
+	$(BIN)/python benchmarks/gpu_check.py
+
+# Makes its own environments; each takes what pip installs of torch.
+OLDEST ?= $(PYTHON)
+NEWEST ?= $(PYTHON)
+release-check:
+	$(PYTHON) .ci/release_check.py --out dist --oldest $(OLDEST) --newest $(NEWEST)
 
 clean:
 	rm -rf $(VENV) runs site

@@ -83,7 +83,7 @@ def describe(config, block_size: int) -> dict:
 
 
 def train_step(model, args, compiled: bool = False):
-    """A function that takes one training step on random tokens."""
+    """A function that takes one training step on random tokens, and returns its loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     forward = torch.compile(model) if compiled else model
     shape = (args.batch_size, args.block_size)
@@ -96,6 +96,7 @@ def train_step(model, args, compiled: bool = False):
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
+        return loss.detach()
 
     return step
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 HELPERS = {
+    "comparisons.py",
     "floor_plan.py",
     "report.py",
     "run_all.py",

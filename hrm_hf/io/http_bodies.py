@@ -4,7 +4,6 @@ A length in the header is checked before a byte is read; without one (chunked tr
 """
 
 import time
-from asyncio import TimeoutError as Expired
 from asyncio import wait_for
 
 from .http_hosts import send_error
@@ -45,7 +44,7 @@ class BoundedBody:
             await self._refuse(413, f"the body has {int(self.stated[:18]):,} bytes")
         try:
             message = await wait_for(self.receive(), max(0.001, self.until - time.monotonic()))
-        except Expired:
+        except TimeoutError:
             came = f"{self.read:,} bytes did"
             await self._refuse(
                 408, f"the body did not arrive within {self.seconds:g} seconds ({came}); send it faster"
@@ -81,7 +80,7 @@ class BoundedBody:
         while read < most:
             try:
                 message = await wait_for(self.receive(), max(0.001, self.until - time.monotonic()))
-            except Expired:
+            except TimeoutError:
                 return
             read += len(message.get("body", b""))
             if message["type"] != "http.request" or not message.get("more_body", False):

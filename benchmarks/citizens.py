@@ -21,6 +21,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 
+import citizens_generation
 import every
 import torch
 import transformers
@@ -43,7 +44,7 @@ PARTS_IN_A_GRAPH = {
 
 @dataclass(frozen=True)
 class Check:
-    """What is claimed, and the function that finds out; `slow` where it compiles."""
+    """What is claimed, and the function that finds out; `slow` where it compiles or starts processes."""
 
     claim: str
     function: Callable[[str], str | None]
@@ -319,6 +320,12 @@ def named_columns(architecture: str) -> None:
     assert output.logits.shape == output.std.shape == given["labels"].shape, output.logits.shape
     s_8 = output.s_8 / (output.logits[:, 1] * (output.logits[:, 0] / 0.3).sqrt())
     assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()  # of means, so not exactly
+
+
+# ---- generation, remote code, probes, classifiers ----
+
+for claim, function, architectures, slow in citizens_generation.CHECKS:
+    check(claim, architectures, slow)(function)
 
 
 if __name__ == "__main__":

@@ -1,10 +1,8 @@
-"""What plain transformers expects of our models when they generate, are saved, are probed and classify: a check each.
+"""Checks of `citizens.py`: what transformers expects of models that generate, are saved, are probed and classify.
 
-    python benchmarks/citizens_generation.py
-
-Every check uses the library as its documents say, without helpers of ours: `generate` and `compute_transition_scores`
-of the Go coder, `pipeline(..., trust_remote_code=True)` in a process that cannot import the package, hidden states of
-`rlm_mhc`, classifiers under `Trainer`. The models are untrained, with some thousand weights. Prints a line a check.
+`generate` and `compute_transition_scores` of the Go coder, `pipeline(..., trust_remote_code=True)` in a process that
+cannot import the package, hidden states of `rlm_mhc`, classifiers under `Trainer`. The models are untrained, with some
+thousand weights.
 """
 
 import json
@@ -48,7 +46,7 @@ SUDOKU = "53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419.
 WITHOUT_THE_PACKAGE = "import sys; sys.modules['hrm_hf'] = None\n"
 
 
-def check_b5_transition_scores() -> str:
+def transition_scores(architecture: str) -> str:
     """`compute_transition_scores` on what `generate` returns: the log-probabilities of the tokens that it wrote."""
     coder, prompt = _coder(), _prompt()
     for options in ({"do_sample": False}, {"num_beams": 2, "length_penalty": 1.0, "do_sample": False}):
@@ -62,7 +60,7 @@ def check_b5_transition_scores() -> str:
     return "greedy and beams"
 
 
-def check_b5_stopping_criteria() -> str:
+def stopping_criteria(architecture: str) -> str:
     """A criterion sees the prompt that was given and what follows it, so that lengths and texts mean what they say."""
 
     class Stop(StoppingCriteria):
@@ -79,7 +77,7 @@ def check_b5_stopping_criteria() -> str:
     return "stops at the visible length"
 
 
-def check_b5_inputs_embeds() -> str:
+def embeddings(architecture: str) -> str:
     """Embeddings hold no tags: what then happens is said."""
     coder, prompt = _coder(), _prompt()
     said = _said(
@@ -93,7 +91,7 @@ def check_b5_inputs_embeds() -> str:
     return said[:60]
 
 
-def check_b5_window() -> str:
+def window(architecture: str) -> str:
     """`max_new_tokens` that the window has no place for: said, with the number that fits."""
     coder, prompt = _coder(), _prompt()
     said = _said(lambda: coder.generate(prompt, max_new_tokens=500, do_sample=False))
@@ -101,7 +99,7 @@ def check_b5_window() -> str:
     return said[:60]
 
 
-def check_b6_pipelines_without_the_package() -> str:
+def pipelines_without_the_package(architecture: str) -> str:
     """`pipeline(folder, trust_remote_code=True)` for puzzles and cosmology where the package cannot be imported."""
     torch.manual_seed(0)
     fields = {"hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "puzzle_emb_ndim": 0, "halt_max_steps": 2}
@@ -134,7 +132,7 @@ print(json.dumps([answer["text"], answer["steps"], [one["omega_m"]["mean"] for o
     return f"Sudoku in {steps} steps, 2 maps"
 
 
-def check_b7_hidden_states() -> str:
+def hidden_states(architecture: str) -> str:
     """Hidden states of `rlm_mhc` are [B, T, D], one a layer and the last; streams come when they are asked for."""
     torch.manual_seed(0)
     for fields in ({}, {"mhc_enabled": False}, {"num_loops": 2}):
@@ -149,7 +147,7 @@ def check_b7_hidden_states() -> str:
     return f"{len(states)} states, {len(streams)} streams"
 
 
-def check_b7_float32_modules() -> str:
+def float32_modules(architecture: str) -> str:
     """Every name in `_keep_in_fp32_modules_strict` is of a module that is there."""
     for fields in ({}, {"mhc_reduce": "head"}, {"mhc_enabled": False}):
         model = hrm_hf.RlmMhcForCausalLM(hrm_hf.RlmMhcConfig(**{**MHC, **fields}))
@@ -158,41 +156,37 @@ def check_b7_float32_modules() -> str:
     return "for all shapes"
 
 
-def check_b8_sequence_classification() -> str:
+def sequence_classification(architecture: str) -> None:
     """`AutoModelForSequenceClassification` under the plain Trainer, padding on either side, saved and loaded."""
-    for name in TEXT:
-        model = _classifier(AutoModelForSequenceClassification, name)
-        rows = [{"input_ids": list(range(10, 10 + size)), "labels": size % 3} for size in (5, 9, 7, 6)]
-        _train_a_step(model, rows, DataCollatorWithPadding(_tokenizer()))
-        model.eval()
-        alone = [model(torch.tensor([row["input_ids"]])).logits[0] for row in rows]
-        for side in ("left", "right"):
-            tokenizer = _tokenizer()
-            tokenizer.padding_side = side
-            batch = tokenizer.pad({"input_ids": [row["input_ids"] for row in rows]}, return_tensors="pt")
-            torch.testing.assert_close(model(**batch).logits, torch.stack(alone), rtol=1e-4, atol=1e-5)
-        _saved_and_loaded(AutoModelForSequenceClassification, model, batch)
-    return ", ".join(TEXT)
+    model = _classifier(AutoModelForSequenceClassification, architecture)
+    rows = [{"input_ids": list(range(10, 10 + size)), "labels": size % 3} for size in (5, 9, 7, 6)]
+    _train_a_step(model, rows, DataCollatorWithPadding(_tokenizer()))
+    model.eval()
+    alone = [model(torch.tensor([row["input_ids"]])).logits[0] for row in rows]
+    for side in ("left", "right"):
+        tokenizer = _tokenizer()
+        tokenizer.padding_side = side
+        batch = tokenizer.pad({"input_ids": [row["input_ids"] for row in rows]}, return_tensors="pt")
+        torch.testing.assert_close(model(**batch).logits, torch.stack(alone), rtol=1e-4, atol=1e-5)
+    _saved_and_loaded(AutoModelForSequenceClassification, model, batch)
 
 
-def check_b8_token_classification() -> str:
+def token_classification(architecture: str) -> None:
     """`AutoModelForTokenClassification` under the plain Trainer, saved and loaded."""
-    for name in TEXT:
-        model = _classifier(AutoModelForTokenClassification, name)
-        rows = [{"input_ids": list(range(10, 10 + size)), "labels": [1] * size} for size in (5, 9, 7, 6)]
-        _train_a_step(model, rows, transformers.DataCollatorForTokenClassification(_tokenizer()))
-        batch = {"input_ids": torch.arange(10, 18)[None]}
-        assert model.eval()(**batch).logits.shape == (1, 8, 3)
-        _saved_and_loaded(AutoModelForTokenClassification, model, batch)
-    return ", ".join(TEXT)
+    model = _classifier(AutoModelForTokenClassification, architecture)
+    rows = [{"input_ids": list(range(10, 10 + size)), "labels": [1] * size} for size in (5, 9, 7, 6)]
+    _train_a_step(model, rows, transformers.DataCollatorForTokenClassification(_tokenizer()))
+    batch = {"input_ids": torch.arange(10, 18)[None]}
+    assert model.eval()(**batch).logits.shape == (1, 8, 3)
+    _saved_and_loaded(AutoModelForTokenClassification, model, batch)
 
 
-def check_b8_without_the_package() -> str:
+def classifiers_without_the_package(architecture: str) -> str:
     """Classifiers are loaded, compute the same and are saved again where the package cannot be imported."""
     code = """
 import torch, transformers
 for file in sorted(__import__("pathlib").Path(".").glob("*.pt")):
-    kind, name, logits = torch.load(file)
+    kind, logits = torch.load(file)
     for folder in (file.stem, file.stem + "-again"):
         model = getattr(transformers, kind).from_pretrained(folder, trust_remote_code=True).eval()
         torch.testing.assert_close(model(torch.arange(10, 18)[None]).logits, logits)
@@ -201,13 +195,12 @@ print("ok")
 """
     with tempfile.TemporaryDirectory() as scratch:
         for auto_class in (AutoModelForSequenceClassification, AutoModelForTokenClassification):
-            for name in TEXT:
-                model = _classifier(auto_class, name).eval()
-                folder = Path(scratch, f"{name}-{auto_class.__name__}")
-                model.save_pretrained(folder)
-                with torch.no_grad():
-                    logits = model(torch.arange(10, 18)[None]).logits
-                torch.save((auto_class.__name__, name, logits), f"{folder}.pt")
+            model = _classifier(auto_class, architecture).eval()
+            folder = Path(scratch, auto_class.__name__)
+            model.save_pretrained(folder)
+            with torch.no_grad():
+                logits = model(torch.arange(10, 18)[None]).logits
+            torch.save((auto_class.__name__, logits), f"{folder}.pt")
         assert _elsewhere(code, Path(scratch)).strip().endswith("ok")
     return "both heads of each"
 
@@ -236,11 +229,14 @@ def _said(call: Callable) -> str:
     loggers = [logging.getLogger("transformers"), logging.getLogger("hrm_hf")]
     for one in loggers:
         one.addHandler(handler)
+    disabled = logging.root.manager.disable
+    logging.disable(logging.NOTSET)
     try:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             call()
     finally:
+        logging.disable(disabled)
         for one in loggers:
             one.removeHandler(handler)
     return " ".join([*lines, *(str(warning.message) for warning in caught)])
@@ -269,6 +265,7 @@ def _train_a_step(model, rows: list[dict], collator) -> None:
             save_strategy="no", disable_tqdm=True, eval_strategy="steps", eval_steps=1,
         )  # fmt: skip
         trainer = Trainer(model, arguments, collator, train_dataset=rows, eval_dataset=rows)
+        trainer.remove_callback(transformers.PrinterCallback)
         trainer.train()
         assert "eval_loss" in trainer.state.log_history[-2] | trainer.state.log_history[-1]
         assert trainer.predict(rows).predictions.shape[-1] == 3
@@ -292,18 +289,16 @@ def _elsewhere(code: str, folder: Path) -> str:
     return ended.stdout
 
 
-def main() -> int:
-    """Prints a line for each check; returns how many fail."""
-    failed = 0
-    for name, check in [(name, value) for name, value in globals().items() if name.startswith("check_")]:
-        try:
-            line = f"ok      {check()}"
-        except Exception as error:  # each is one line of the table
-            failed += 1
-            line = f"FAILED  {type(error).__name__}: {' '.join(str(error).split())[:110]}"
-        print(f"{name.removeprefix('check_'):38} {line}", flush=True)
-    return failed
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+# Claim, function, architectures; and whether it starts processes.
+CHECKS = (
+    ("generate: scores for compute_transition_scores", transition_scores, ("hrm_go_coder",), False),
+    ("generate: criteria see prompt and code", stopping_criteria, ("hrm_go_coder",), False),
+    ("generate: embeddings, said what happens", embeddings, ("hrm_go_coder",), False),
+    ("generate: beyond the window, said what happens", window, ("hrm_go_coder",), False),
+    ("pipeline by remote code, without the package", pipelines_without_the_package, ("trm_puzzle",), True),
+    ("hidden states [B, T, D], and streams", hidden_states, ("rlm_mhc",), False),
+    ("modules kept in float32 exist", float32_modules, ("rlm_mhc",), False),
+    ("AutoModelForSequenceClassification", sequence_classification, tuple(TEXT), False),
+    ("AutoModelForTokenClassification", token_classification, tuple(TEXT), False),
+    ("classifiers by remote code, without the package", classifiers_without_the_package, tuple(TEXT), True),
+)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 
 HELPERS = {
+    "citizens_generation.py",
     "comparisons.py",
     "floor_plan.py",
     "report.py",

@@ -30,7 +30,7 @@ UNTRAINED = (
 
 
 def model_html(name: str, short: str, model: PreTrainedModel) -> str:
-    """What a tab says of its model.
+    """The lines of a tab on its model, as HTML.
 
     Args:
         name: checkpoint folder or name on the Hub. short: what the page calls it.
@@ -51,7 +51,7 @@ def model_html(name: str, short: str, model: PreTrainedModel) -> str:
 
 
 def training_html(name: str, model: PreTrainedModel) -> str:
-    """What a model was trained on and for how long by its folder; by its weights, whether it was trained at all."""
+    """The data and steps of a model by its folder; by its weights, whether it was trained at all."""
     files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
     try:
         recipe, results = read_run(Path(files[0]).parent)

@@ -55,7 +55,7 @@ def gain_rows(sites: list[dict]) -> list[list[Any]]:
 
 
 def summary(sites: list[dict]) -> str:
-    """What the gains come to, as HTML."""
+    """The gains in words, as HTML."""
     most = max(max(site["composite_forward"], site["composite_backward"]) for site in sites)
     return f"<p>Largest gain of the product of all maps: {most:.6g} (1: a signal neither grows nor fades).</p>"
 

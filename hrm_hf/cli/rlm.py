@@ -40,11 +40,12 @@ def rlm(
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
-    validate_model(model, "LANGUAGE_MODEL")
-    from ..io.evaluation import chosen_device
     from ..text.rlm.executors import InProcessExecutor, MontyExecutor
 
     executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()
+    validate_model(model, "LANGUAGE_MODEL")
+    from ..io.evaluation import chosen_device
+
     context = read_context(context_file)
     from transformers import pipeline
 

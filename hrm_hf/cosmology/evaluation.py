@@ -428,13 +428,15 @@ def predict_maps(
     seconds, was_training = 0.0, model.training
     model.eval()
     hide_bar = None if progress is None else not progress
+    recurs = model.config.to_dict().get("halt_max_steps", 1) > 1  # a CNN has no segments to choose
+    depth = {"max_steps": max_steps, "halt": halt} if recurs else {}
     try:
         with torch.no_grad(), tqdm(total=len(maps), desc="evaluating", unit="map", disable=hide_bar) as bar:
             for start in range(0, len(maps), batch_size):
                 rows = slice(start, start + batch_size)
                 inputs = extractor(maps[rows], mask=None if masks is None else masks[rows])
                 started = time.perf_counter()
-                output = model(inputs["pixel_values"].to(model.device), max_steps=max_steps, halt=halt)
+                output = model(inputs["pixel_values"].to(model.device), **depth)
                 tensors = (output.reported_means, output.reported_stds, output.steps, output.segment_means)
                 found = tuple(tensor.float().cpu().numpy() for tensor in tensors)  # waits for the device
                 seconds += time.perf_counter() - started

@@ -17,23 +17,23 @@ IS_ADAPTER = "is a PEFT adapter; merge it first (merge_and_unload) and save the 
 
 @dataclass(frozen=True)
 class Kind:
-    """What a command can do something with.
+    """Models that a command can do something with.
 
     Attributes:
         title: in a message, as "a puzzle solver".
         commands: that take such a model.
         pipeline: of its architectures in the registry.
-        model_type: of the only architecture, where a pipeline has others too.
+        ability: in `registry.ABILITIES`, of the architectures that are meant where a pipeline has others too.
     """
 
     title: str
     commands: str
     pipeline: str
-    model_type: str | None = None
+    ability: str | None = None
 
     def has(self, row: ArchitectureSpec) -> bool:
         """Whether an architecture of this package is of this kind."""
-        return row.pipeline == self.pipeline and self.model_type in (None, row.model_type)
+        return row.pipeline == self.pipeline and (self.ability is None or self.ability in row.abilities)
 
     def takes(self, config: PreTrainedConfig) -> bool:
         """Whether a model is of this kind; language models may also be transformers' own."""
@@ -49,7 +49,7 @@ class Kind:
 
 
 PUZZLE_SOLVER = Kind("a puzzle solver", "solve, eval puzzles and app", "puzzle-solving")
-GO_CODER = Kind("a Go coder", "go, eval go, serve and app", "text-generation", "hrm_go_coder")
+GO_CODER = Kind("a Go coder", "go, eval go, serve and app", "text-generation", "refinement")
 LANGUAGE_MODEL = Kind("a language model", "eval lm, rlm, serve and app", "text-generation")
 REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "cosmology-regression")
 KINDS = (PUZZLE_SOLVER, GO_CODER, LANGUAGE_MODEL, REGRESSOR)  # the first that takes a model is its own

@@ -106,7 +106,7 @@ def _nearest(folder: Path) -> str:
 
 
 def _checkpoints(folder: Path) -> str:
-    """What a run that did not end has left."""
+    """Names the newest checkpoint that a run which did not end has left."""
     steps = [each.name for each in folder.glob("checkpoint-*") if (each / CONFIGS[0]).is_file()]
     newest = max(steps, key=lambda name: int(name.rpartition("-")[2]) if name[11:].isdecimal() else -1, default=None)
     return f" (of its checkpoints {os.path.join(folder, newest)} is the newest)" if newest else ""

@@ -45,34 +45,29 @@ LIBRARY_ARGUMENTS = frozenset(
         "prune_layers", "return_dict", "shift_labels", "token_type_ids", "use_cache",
     )
 )  # fmt: skip
-ATTENTION = ("eager", "sdpa", "flex_attention")  # functions that read no other; a serving engine's has its own
+MISSPELT = 0.8  # likeness, of difflib, from which a name is another one with a mistake
 
 
 def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
     """Checks what a causal language model's forward hands on to its layers.
 
+    Names that are like no argument pass, as in transformers: serving engines and generation loops hand on their own.
+
     Raises:
-        TypeError: a keyword argument that nothing reads, such as a misspelt one.
+        TypeError: a misspelt keyword argument, which nothing reads.
         ValueError: attention weights are asked for, and the attention function computes none.
     """
-    attention = model.config._attn_implementation
     recorded = [f"output_{name}" for name in type(model)._can_record_outputs or ()]
-    unread = [name for name in kwargs if name not in LIBRARY_ARGUMENTS and name not in recorded]
-    if unread and attention in ATTENTION:
-        raise TypeError(_unread(model, unread[0], [*LIBRARY_ARGUMENTS, *recorded]))
-    asked = kwargs.get("output_attentions")
+    for name in [name for name in kwargs if name not in LIBRARY_ARGUMENTS and name not in recorded]:
+        arguments = [*inspect.signature(type(model).forward).parameters, "labels", *LIBRARY_ARGUMENTS, *recorded]
+        if near := difflib.get_close_matches(name, arguments, n=1, cutoff=MISSPELT):
+            raise TypeError(f"{type(model).__name__} has no argument {name}; did you mean {near[0]}?")
+    asked, attention = kwargs.get("output_attentions"), model.config._attn_implementation
     if (model.config.output_attentions if asked is None else asked) and attention != "eager":
         raise ValueError(
             f"output_attentions=True: attn_implementation={attention!r} computes no attention weights; load the model "
             'with attn_implementation="eager", or call model.set_attn_implementation("eager")'
         )
-
-
-def _unread(model: nn.Module, name: str, known: list[str]) -> str:
-    known = [*inspect.signature(type(model).forward).parameters, *known]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]}?" if near else "leave it out"
-    return f"{type(model).__name__} has no argument {name}; {hint}"
 
 
 def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:

@@ -332,5 +332,6 @@ def test_names_of_parameters_and_tasks_are_words_in_a_card(markup, tmp_path):
     config = json.loads((cosmo / "config.json").read_text())
     config |= {"derived_s8": False}
     config["target_names"] = [name, *config["target_names"][1:]]
+    config["id2label"] = dict(enumerate(config["target_names"]))
     (cosmo / "config.json").write_text(json.dumps(config))
     assert_plain(new_card_text(cosmo))

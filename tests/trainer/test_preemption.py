@@ -7,6 +7,7 @@ import ast
 import inspect
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -26,16 +27,16 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hrm_hf.hub.manifests import MANIFEST, find_corruption, list_checkpoints
+from hrm_hf.io.startup import start_script
 from hrm_hf.trainer.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
 from hrm_hf.trainer.run import run_training
 
 
 KINDS = ("puzzle", "lm", "go", "cosmo")
 FIRST_LINES = """
-import os
-import signal
-if __name__ == '__main__' and os.name == 'posix':
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})
+from hrm_hf.io.startup import start_script
+if __name__ == '__main__':
+    start_script(EXTRA)
 """
 
 
@@ -184,9 +185,11 @@ def test_last_whole_starts_a_run_that_has_nothing_to_continue(tmp_path, capsys):
 @pytest.mark.parametrize("script", sorted(SCRIPTS.glob("run_*.py")), ids=lambda path: path.stem)
 def test_every_script_blocks_signals_before_it_imports_and_leaves_right_after_training(script):
     tree = ast.parse(script.read_text())
-    assert [ast.unparse(line) for line in tree.body[1:4]] == [
-        ast.unparse(line) for line in ast.parse(FIRST_LINES).body
-    ]
+    first = re.sub(r"start_script\(.*\)", "start_script(EXTRA)", "\n".join(map(ast.unparse, tree.body[1:3])))
+    assert first == ast.unparse(ast.parse(FIRST_LINES))
+    assert "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1, signal.SIGTERM})" in inspect.getsource(
+        start_script
+    )
     main = next(part for part in tree.body if isinstance(part, ast.FunctionDef) and part.name == "main")
     assert len(main.body) == 1 and ast.unparse(main.body[0]).startswith("run_training(")
     lines = [ast.unparse(line) for line in ast.parse(inspect.getsource(run_training)).body[0].body]

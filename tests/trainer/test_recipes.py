@@ -144,7 +144,7 @@ def test_every_recipe_that_a_script_names_exists():
         (CosmoDataArguments, "test_samples", "max_test_samples"),
     ],
 )
-def test_options_still_go_by_their_former_names(recipe, capsys, data_class, former, present, written):
+def test_options_still_go_by_their_former_names(recipe, data_class, former, present, written):
     args = {
         "flag": [f"--{former}", "7"], "flag=": [f"--{former}=7"], "file": ["--recipe", recipe({former: 7})]
     }[written]  # fmt: skip
@@ -152,9 +152,9 @@ def test_options_still_go_by_their_former_names(recipe, capsys, data_class, form
     assert getattr(options, present) == 7
 
 
-def test_an_option_by_both_of_its_names_is_bad_usage(recipe, capsys):
+def test_an_option_by_both_of_its_names_is_bad_usage(recipe):
     both = recipe({"max_eval_rows": 7, "max_eval_samples": 8})
-    assert "unknown key 'max_eval_rows'" in refused(capsys, [PuzzleDataArguments], ["--recipe", both])
+    assert "unknown key 'max_eval_rows'" in refused([PuzzleDataArguments], ["--recipe", both])
 
 
 def test_former_names_are_not_in_the_help(capsys):

@@ -11,8 +11,9 @@ import gradio as gr
 
 EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
 TITLE = "Not possible"
-# Options of every event that asks a model something: one at a time, whichever tab it comes from.
-MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models"}
+# Options of every event that asks a model something: one at a time, whichever tab it comes from. What is asked while
+# an earlier answer is still to come, as that of the example, is answered next, and not forgotten.
+MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models", "trigger_mode": "always_last"}
 # Options of the other events: those that only serve the page are no part of its API.
 PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}
 

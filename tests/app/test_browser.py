@@ -216,7 +216,6 @@ def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
     with torch.no_grad():
         depths = model(torch.tensor([ids])).halt_steps[0].tolist()
     open_tab(page, "Text · hrm_lm")
-    press(page, "Stop")  # the example, which would be written first
     page.get_by_role("textbox", name="Prompt").filter(visible=True).fill("Once")
     press(page, "Write")
     pieces = text_pieces(tokenizer, ids)

@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-INSTALL = $(BIN)/python -m pip install --quiet -c constraints.txt
+# setuptools warns of every installation from a checkout
+INSTALL = PYTHONWARNINGS=ignore $(BIN)/python -m pip install --quiet -c constraints.txt
 CORE := $(VENV)/.core
 STAMP := $(VENV)/.installed
 

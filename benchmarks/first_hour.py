@@ -75,9 +75,12 @@ def main() -> None:
         packages = len(list(clone.glob(".venv/lib/python*/site-packages/*.dist-info")))
     core = {"megabytes": round(installed / 1e6), "packages": packages}
     print(f"the core: {core['megabytes']:,} MB, {packages} packages")
-    transcript = "\n".join(map(as_text, rows)).replace(str(clone), "hrm_hf").replace(str(home), "~")
+    transcript = "\n".join(map(as_text, rows))
+    for place, name in ((ROOT, "REPOSITORY"), (clone, "hrm_hf"), (home, "~")):
+        transcript = transcript.replace(str(place), name)
     (args.out / f"first_hour{'_quick' if args.quick else ''}.md").write_text(f"# The first hour\n\n{transcript}")
-    figures = [{name: row[name] for name in ("command", "status", "seconds", "cpu_seconds", "noise")} for row in rows]
+    columns = ("command", "status", "seconds", "cpu_seconds", "noise")
+    figures = [{name: row[name] for name in columns} for row in rows[1:]]  # without the clone
     write_report(args, "first_hour", {"commands": figures, "core": core, "machine": machine()})
     sys.exit(any(row["wrong"] for row in rows))
 

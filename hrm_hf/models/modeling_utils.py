@@ -28,7 +28,7 @@ import threading
 from collections.abc import Callable
 from contextlib import ContextDecorator
 from copy import deepcopy
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 import torch
@@ -59,15 +59,22 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
     """
     recorded = [f"output_{name}" for name in type(model)._can_record_outputs or ()]
     for name in [name for name in kwargs if name not in LIBRARY_ARGUMENTS and name not in recorded]:
-        arguments = [*inspect.signature(type(model).forward).parameters, "labels", *LIBRARY_ARGUMENTS, *recorded]
-        if near := difflib.get_close_matches(name, arguments, n=1, cutoff=MISSPELT):
-            raise TypeError(f"{type(model).__name__} has no argument {name}; did you mean {near[0]}?")
+        if near := _meant(name, type(model)):
+            raise TypeError(f"{type(model).__name__} has no argument {name}; did you mean {near}?")
     asked, attention = kwargs.get("output_attentions"), model.config._attn_implementation
     if (model.config.output_attentions if asked is None else asked) and attention != "eager":
         raise ValueError(
             f"output_attentions=True: attn_implementation={attention!r} computes no attention weights; load the model "
             'with attn_implementation="eager", or call model.set_attn_implementation("eager")'
         )
+
+
+@lru_cache  # a serving engine hands on the same names at every token
+def _meant(name: str, model_class: type) -> str | None:
+    """The argument of a forward that a name is like, if there is one."""
+    recorded = [f"output_{one}" for one in model_class._can_record_outputs or ()]
+    known = [*inspect.signature(model_class.forward).parameters, "labels", *LIBRARY_ARGUMENTS, *recorded]
+    return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)), None)
 
 
 def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:

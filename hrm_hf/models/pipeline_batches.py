@@ -12,8 +12,18 @@ class OwnBatchesMixin:
     """For a `transformers.Pipeline` with `_run(batch, forward_params, postprocess_params)`, which yields results.
 
     The library's own iteration would look for a tokenizer that pads. What is saved has the pipeline's code because the
-    code of the model names it.
+    code of the model names it. Nothing is loaded beside the model but what a pipeline asks for.
     """
+
+    _load_tokenizer = False
+    _load_processor = False
+    _load_image_processor = False
+    _load_video_processor = False
+    _load_feature_extractor = False
+
+    def __init__(self, *args: Any, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self.model.eval()
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
         """As in transformers."""

@@ -45,15 +45,7 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         steps: segments used.
     """
 
-    _load_tokenizer = False
-    _load_processor = False
-    _load_image_processor = False
-    _load_video_processor = False
     _load_feature_extractor = True
-
-    def __init__(self, model, *args: Any, **kwargs: Any):
-        super().__init__(model, *args, **kwargs)
-        self.model.eval()
 
     def _sanitize_parameters(
         self,

@@ -43,15 +43,8 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     (sigmoid of q_halt).
     """
 
-    _load_tokenizer = False
-    _load_processor = False
-    _load_image_processor = False
-    _load_video_processor = False
-    _load_feature_extractor = False
-
     def __init__(self, model, *args: Any, **kwargs: Any):
         super().__init__(model, *args, **kwargs)
-        self.model.eval()
         config = model.config
         side = math.isqrt(config.seq_len)
         self.tokens, self.cells = {token: token for token in range(config.vocab_size)}, None  # of cells, and back

@@ -99,19 +99,12 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             those of the same search with the digits ascending. Steps and confidence are those of the model's answer.
     """
 
-    _load_tokenizer = False
-    _load_processor = False
-    _load_image_processor = False
-    _load_video_processor = False
-    _load_feature_extractor = False
-
     def __init__(self, model, *args: Any, identifiers: list[str] | str | Path | None = None, **kwargs: Any):
         super().__init__(model, *args, **kwargs)
         if isinstance(identifiers, (str, Path)):
             identifiers = load_json(identifiers)
         if identifiers is None and model.config.task == "arc":
             identifiers = load_identifiers(model)
-        self.model.eval()
         self.puzzle_task = puzzle_task(model.config, identifiers)
 
     def _sanitize_parameters(

@@ -4,6 +4,9 @@ Everything follows from one `HrmLmConfig` with one segment. Its peers share widt
 
     hrm_lm                   the model itself, M = 1
     hrm_lm_m4                up to four segments, halting by the learned gate
+    hrm_lm_loop              equal parameters: a block before the loop, one in it that is passed through LOOP_PASSES
+                             times, and one behind it
+    looped                   equal parameters: a plain looped transformer, all of its blocks in the loop
     hrm_text                 transformers' HRM-Text with the same stacks: no re-injection of embeddings, no segments
     llama                    equal parameters: as many blocks as both stacks, the SwiGLU widened by what the gate took
     llama_equal_flops        equal forward FLOPs: as many blocks as a segment has layer visits, so more parameters
@@ -11,12 +14,16 @@ Everything follows from one `HrmLmConfig` with one segment. Its peers share widt
     rlm_mhc                  mHC with equal parameters: the SwiGLU narrowed by what mHC took
     gpt2                     GPT-2 124M as it is
 
+Any of the recurrent ones takes other fields of its config, `hrm_lm_loop+coda_layers=0+norm_position=sandwich`; its
+SwiGLU is then fitted to equal parameters anew.
+
 All start from weights of std 1 / sqrt(width), as hrm_lm does: transformers' default of 0.02 is made for widths of
 thousands and cost the Llamas a bit per byte in short runs at width 64. Left out: training and timing (`lm.py`,
 `lm_quality.py`).
 """
 
 import gzip
+import json
 from pathlib import Path
 
 import numpy as np
@@ -43,23 +50,38 @@ SIZES = {
     "50m": HrmLmConfig._presets["hrm-lm-50m"],
     "100m": HrmLmConfig._presets["hrm-lm-100m"],
 }  # fmt: skip
+LOOP_PASSES = 4
+TRAINING = {"depth_warmup": 0.0}  # share of the budget in which tokens get one segment
+# Segments of one pass, so that each can be the last; trained by the last one's loss, through all of them.
+LOOP = {
+    "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": LOOP_PASSES,
+    "detach_between_segments": False, "initial_state": "zero", "deep_supervision": "last", "ds_loss_weight": 0.0,
+    "q_loss_weight": 0.0, "ponder_loss_weight": 0.0, "exit_criterion": "fixed",
+}  # fmt: skip
 PEERS = (
-    "hrm_lm", "hrm_lm_m4", "hrm_text", "llama", "llama_equal_flops", "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
+    "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_equal_flops", "rlm_mhc_off",
+    "rlm_mhc_on", "rlm_mhc", "gpt2",
 )  # fmt: skip
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BOOKS = Path(__file__).parents[2] / "shared" / "data"
 
 
 def peer_config(peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None) -> PreTrainedConfig:
-    """The config of one of PEERS at a size of SIZES; `block_size` tokens a row is where FLOPs are made equal.
+    """The config of one of PEERS, other fields of it behind a plus sign each, at a size of SIZES.
+
+    `block_size` tokens a row is where FLOPs are made equal.
 
     `mhc_preset` takes the body of rlm_mhc_on and rlm_mhc_off from a preset of `RlmMhcConfig` instead.
     """
     hrm = HrmLmConfig(**{**SIZES[size], "halt_max_steps": 1})
-    if peer == "hrm_lm":
-        return hrm
-    if peer == "hrm_lm_m4":
-        return HrmLmConfig(**{**SIZES[size], "halt_max_steps": 4})
+    peer, *given = peer.split("+")
+    recurrent = {"hrm_lm": {"halt_max_steps": 1}, "hrm_lm_m4": {"halt_max_steps": 4}, **loop_peers(hrm)}
+    if given and peer not in recurrent:
+        raise ValueError(f"{peer} takes no other fields; only {', '.join(recurrent)} do: {given}")
+    if peer in recurrent:
+        fields = {**SIZES[size], **recurrent[peer], **parsed_fields(given)}
+        fields = {name: value for name, value in fields.items() if name not in ("intermediate_size", *TRAINING)}
+        return _fitted(HrmLmConfig, fields, count_parameters, count_parameters(hrm))
     if peer == "gpt2":
         return GPT2Config()
     if mhc_preset is not None and peer in ("rlm_mhc_on", "rlm_mhc_off"):
@@ -92,6 +114,35 @@ def peer_config(peer: str, size: str, block_size: int = 256, mhc_preset: str | N
         body["intermediate_size"] = llama.intermediate_size
         return RlmMhcConfig(**body, mhc_enabled=peer == "rlm_mhc_on")
     raise ValueError(f"peer={peer!r} is not one of {PEERS}")
+
+
+def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
+    """Fields of the flat loops that have as many blocks as both stacks of `hrm`, or one more."""
+    blocks = hrm.num_h_layers + hrm.num_l_layers
+    around = max(1, (blocks + 1) // 4)
+    middle = max(1, blocks + 1 - 2 * around)
+    return {
+        "hrm_lm_loop": {**LOOP, "num_l_layers": middle, "prelude_layers": around, "coda_layers": around},
+        "looped": {**LOOP, "num_l_layers": blocks},
+    }
+
+
+def training_options(peer: str) -> dict:
+    """How a peer is trained, where that is not what TRAINING says: `hrm_lm_loop+depth_warmup=0.7`."""
+    given = parsed_fields(peer.split("+")[1:])
+    return {name: given.get(name, default) for name, default in TRAINING.items()}
+
+
+def parsed_fields(given: list[str]) -> dict:
+    """`["coda_layers=0", "norm_position=sandwich"]` as fields of a config; numbers and true/false are read as JSON."""
+    fields = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name] = value
+    return fields
 
 
 def _fitted(config_class, fields: dict, measure, wanted: float) -> PreTrainedConfig:
@@ -139,13 +190,21 @@ def flops_per_token(
     head = 2 * config.hidden_size * config.vocab_size
     if config.model_type == "hrm_lm":
         bp_steps = config.bp_steps if bp_steps is None else bp_steps
-        h_passes = min(config.H_cycles, bp_steps - 1)
+        segments = config.halt_max_steps if segments is None else segments
+        h_passes = 0 if config.flat_loop else min(config.H_cycles, bp_steps - 1)
         with_gradient = h_passes * config.num_h_layers + (bp_steps - h_passes) * config.num_l_layers
+        with_gradient *= segments if config.bp_segments is None else min(segments, config.bp_segments)
         block = _block_flops(config, block_size, gated=config.attention_gate)
-        q_head = 0 if config.halt_max_steps == 1 else 4 * config.hidden_size  # its input is detached: half a backward
-        forward = config.segment_visits * block + head + q_head
-        once = forward + backward * (2 * (with_gradient * block + head) + q_head)
-        return once * (config.halt_max_steps if segments is None else segments)
+        learns_from_all = config.deep_supervision == "all" or config.q_loss_weight or config.ponder_loss_weight
+        read = (segments if learns_from_all else 1) * (head + config.coda_layers * block)
+        q_head = 0 if config.halt_max_steps == 1 else 4 * config.hidden_size * segments
+        once = config.prelude_layers * block + read
+        streams = 0
+        if config.mhc_flows > 1:
+            streams = config.L_cycles * segments * _stream_flops(config.mhc_flows, config.hidden_size)
+        forward = once + segments * config.segment_visits * block + streams + q_head
+        gate = q_head if learns_from_all else 0  # its input is detached: half a backward
+        return forward + backward * (2 * (once + with_gradient * block + streams) + gate)
     if config.model_type == "hrm_text":
         block = _block_flops(config, block_size, gated=True)
         low = [1] * (config.H_cycles - len(config.L_bp_cycles)) + config.L_bp_cycles
@@ -156,10 +215,13 @@ def flops_per_token(
     else:
         block = _block_flops(config, block_size, gated=False)
         if config.model_type == "rlm_mhc" and config.mhc_enabled:
-            n, width = config.mhc_flows, config.hidden_size
-            maps = (2 * n + n * n) * n * width  # the maps themselves; then reading and mixing of streams
-            block += 2 * 2 * (maps + n * width + n * n * width)
+            block += 2 * _stream_flops(config.mhc_flows, config.hidden_size)
     return (config.num_hidden_layers * block + head) * (3 if backward else 1)
+
+
+def _stream_flops(n: int, width: int) -> float:
+    """Forward FLOPs a token of one hyper-connection: its maps, then reading and mixing of n streams."""
+    return 2 * ((2 * n + n * n) * n * width + n * width + n * n * width)
 
 
 def _block_flops(config, block_size: int, gated: bool) -> float:

@@ -34,6 +34,7 @@ from lm_models import (
     image_folder,
     peer_config,
     text_file,
+    training_options,
 )
 from report import make_parser
 from torch.utils.flop_counter import FlopCounterMode
@@ -97,7 +98,7 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="tiny models, a few seconds each")
     parser.add_argument("--preset", choices=list(SIZES), default="1m")
-    parser.add_argument("--models", default=MODELS, help=f"of {', '.join(PEERS)}")
+    parser.add_argument("--models", default=MODELS, help=f"of {', '.join(PEERS)}; NAME+FIELD=VALUE for variants")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--train_flops", type=float, help="training FLOPs of each run")
     parser.add_argument("--minutes", type=float, default=10.0, help="or as much as hrm_lm spends in so many minutes")
@@ -155,19 +156,20 @@ def train_one(name, args, train, rows, seed, rate, flop_budget, run, save=lambda
         start = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = rate * schedule(share, args.warmup)
-        flops += train_step(model, optimizer, next_batch(train, order, args), share, args)
+        flops += train_step(model, optimizer, next_batch(train, order, args), share, args, **training_options(name))
         seconds += time.perf_counter() - start
         tokens, steps = tokens + args.batch_size * args.block_size, steps + 1
 
 
-def train_step(model, optimizer, ids, share: float, args) -> float:
-    """One step; the FLOPs it took. `share` of the budget is spent."""
+def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 0.0) -> float:
+    """One step; the FLOPs it took. `share` of the budget is spent; up to `depth_warmup` tokens get one segment."""
     config = model.config
     details = {}
     if config.model_type == "hrm_lm":
         growth = 1.0 if args.bp_warmup == 0 else min(1.0, share / args.bp_warmup)
-        details["bp_steps"] = 2 + round(growth * (config.bp_steps - 2))
+        details["bp_steps"] = config.fewest_bp_steps + round(growth * (config.bp_steps - config.fewest_bp_steps))
         model.set_bp_steps(details["bp_steps"])
+        model.set_training_segments(1 if share < depth_warmup else None)
         model.set_halting(share >= args.halt_warmup)
     with autocast(args):
         output = model(input_ids=ids, labels=ids, use_cache=False)

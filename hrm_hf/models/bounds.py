@@ -91,6 +91,8 @@ def bounded(default: Any, bound: Bound | RopeBound) -> Any:
 
 # What several configs have in common, with the reason of the upper bound.
 LAYERS = whole(1, 10_000)  # DeepNet has 1000
+SOME_LAYERS = whole(0, 10_000)  # of a stack that a model can do without
+STREAMS = whole(1, 1024)  # of hyper-connections; published models have 4
 CYCLES = whole(1, 10_000)  # recursive models have up to 64
 WIDTH = whole(1, 2**20)  # the widest published layers have 53,248
 HEADS = whole(1, 65_536)  # 128

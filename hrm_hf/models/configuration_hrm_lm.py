@@ -16,13 +16,16 @@ from .bounds import (
     POSITIONS,
     PROBABILITY,
     ROPE_PARAMETERS,
+    SOME_LAYERS,
     SPREAD,
+    STREAMS,
     TOKEN_ID,
     VOCABULARY,
     WIDTH,
     BoundedFields,
     block_parameters,
     bounded,
+    number,
     whole,
 )
 from .early_exit import EXIT_CRITERIA
@@ -37,7 +40,11 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         vocab_size (`int`, defaults to 50304): token ids.
         hidden_size (`int`, defaults to 512): width D of both latent states.
         intermediate_size (`int`, defaults to 1792): width of the SwiGLU.
-        num_h_layers, num_l_layers (`int`, defaults to 3): blocks of the high- and of the low-level stack.
+        num_h_layers, num_l_layers (`int`, defaults to 3): blocks of the high- and of the low-level stack. Without a
+            high-level stack (num_h_layers=0, H_cycles=1) the model is a looped transformer: a flat loop over the
+            low-level stack, whose state is read out.
+        prelude_layers, coda_layers (`int`, defaults to 0): blocks of their own before and behind the recurrence, run
+            once a token, with one place each in the cache.
         num_attention_heads (`int`, defaults to 8), num_key_value_heads (`int`, *optional*): query and key heads; None
             for as many key heads as query heads.
         head_dim (`int`, *optional*): None for hidden_size / num_attention_heads.
@@ -47,7 +54,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         rms_norm_eps (`float`, defaults to 1e-6), norm_affine (`bool`, defaults to `False`): RMS norms, without gains
             by default.
         norm_position (`str`, defaults to "pre_exit"): "pre_exit" normalizes before each branch and once at the exit
-            of a stack, "post" after each residual sum.
+            of a stack, "sandwich" behind each branch, too, "post" after each residual sum.
         attention_gate (`bool`, defaults to `True`): sigmoid gate on the attention output.
         qk_norm (`bool`, defaults to `False`): RMS norm of queries and keys.
         hidden_act (`str`, defaults to "silu"), mlp_bias (`bool`, defaults to `False`): as in Llama.
@@ -57,16 +64,32 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     Recurrence:
         H_cycles (`int`, defaults to 2), L_cycles (`int`, defaults to 3): high-level cycles a segment, low-level
             passes a cycle.
-        bp_steps (`int`, defaults to 5): how many of the H_cycles * (L_cycles + 1) stack passes of a segment carry
-            gradients: the last ones of each stack, the high-level stack first. At least 2.
+        bp_steps (`int`, *optional*, defaults to 5): how many of the H_cycles * (L_cycles + 1) stack passes of a
+            segment carry gradients: the last ones of each stack, the high-level stack first, so at least 2; of a flat
+            loop the last of its L_cycles passes, at least 1. None for all of them.
         detach_between_segments (`bool`, defaults to `True`): stop gradients from one segment to the one before.
+        bp_segments (`int`, *optional*): without that stop, only the last segments carry gradients; None for all.
+        initial_state (`str`, defaults to "fixed"): the state before the first pass (the low-level one of two):
+            "fixed" is a random vector that is never trained, "learned" one that is, "zero" none, and "random" is
+            drawn for every token in training and the fixed vector in inference.
+        step_vectors (`bool`, defaults to `False`): a vector for each pass, added to what the pass reads; zero at the
+            start. A pass beyond those of the config takes the last one's.
+        pass_gains (`bool`, defaults to `False`): factors on both branches of each block in each pass; 1 at the start.
+        mhc_flows (`int`, defaults to 1): of a flat loop, residual streams that hyper-connections mix between passes.
+        segment_sampling (`str`, defaults to "fixed"): segments in training: "fixed" is halt_max_steps,
+            "lognormal_poisson" draws their number, with halt_max_steps as its mean, for each forward. No token halts
+            then, and more segments than in training can help in inference.
+        segment_sampling_sigma (`float`, defaults to 0.5): spread of the logarithm of the Poisson rate.
     Halting:
         halt_max_steps (`int`, defaults to 4): most segments M a token gets. 1 builds no halting head.
         halt_min_steps (`int`, defaults to 1): fewest segments.
         halt_exploration_prob (`float`, defaults to 0.1): share of tokens that get a random minimum in training.
+        initial_halt_prob (`float`, defaults to 0.05): what the gate of a new model says after each segment; low, so
+            that it starts at "go on".
         halt_margin (`float`, defaults to 0.0): a token halts if q_halt - q_continue is above it.
         exit_criterion (`str`, defaults to "q"): what halts a token: "q", "cdf" (learned gate), "kl", "latent_diff",
-            "entropy_diff" (training-free, in inference only), or "fixed" (never).
+            "second_diff", "entropy_diff", "confidence" (training-free, in inference only), or "fixed" (never). Those
+            that look at next-token distributions read the state by the head alone, without the coda.
         exit_threshold (`float`, *optional*): of the criteria but "q"; None for the criterion's own default.
         convergence_threshold (`float`, defaults to 0.01): relative change of a state that counts as converged, in the
             metrics only.
@@ -93,7 +116,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     ]  # fmt: skip
     base_model_tp_plan = {
         f"{stack}.layers.*.{linear}": plan
-        for stack in ("L_module", "H_module")
+        for stack in ("L_module", "H_module", "prelude", "coda")
         for linear, plan in {
             "self_attn.q_proj": "colwise", "self_attn.k_proj": "colwise", "self_attn.v_proj": "colwise",
             "self_attn.gate_proj": "colwise", "self_attn.o_proj": "rowwise",
@@ -102,15 +125,18 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     }  # fmt: skip
 
     base_model_fsdp_plan = dict.fromkeys(
-        ("embed_tokens", "H_module.layers.*", "L_module.layers.*"), "free_full_weight"
+        ("embed_tokens", "H_module.layers.*", "L_module.layers.*", "prelude.layers.*", "coda.layers.*"),
+        "free_full_weight",
     )
 
     chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound
     vocab_size: int = bounded(50304, VOCABULARY)
     hidden_size: int = bounded(512, WIDTH)
     intermediate_size: int = bounded(1792, WIDTH)
-    num_h_layers: int = bounded(3, LAYERS)
+    num_h_layers: int = bounded(3, SOME_LAYERS)
     num_l_layers: int = bounded(3, LAYERS)
+    prelude_layers: int = bounded(0, SOME_LAYERS)
+    coda_layers: int = bounded(0, SOME_LAYERS)
     num_attention_heads: int = bounded(8, HEADS)
     num_key_value_heads: int | None = bounded(None, HEADS)
     head_dim: int | None = bounded(None, WIDTH)
@@ -134,11 +160,19 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     use_cache: bool = True
     H_cycles: int = bounded(2, CYCLES)
     L_cycles: int = bounded(3, CYCLES)
-    bp_steps: int = bounded(5, whole(1, 10**9))
+    bp_steps: int | None = bounded(5, whole(1, 10**9))
     detach_between_segments: bool = True
+    bp_segments: int | None = bounded(None, CYCLES)
+    initial_state: str = "fixed"
+    step_vectors: bool = False
+    pass_gains: bool = False
+    mhc_flows: int = bounded(1, STREAMS)
+    segment_sampling: str = "fixed"
+    segment_sampling_sigma: float | int = bounded(0.5, number(0, 3))
     halt_max_steps: int = bounded(4, CYCLES)
     halt_min_steps: int = bounded(1, CYCLES)
     halt_exploration_prob: float | int = bounded(0.1, PROBABILITY)
+    initial_halt_prob: float | int = bounded(0.05, number(1e-6, 1 - 1e-6))
     halt_margin: float | int = bounded(0.0, ANY_NUMBER)
     exit_criterion: str = "q"
     exit_threshold: float | int | None = bounded(None, ANY_NUMBER)
@@ -157,7 +191,9 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     label_smoothing: float | int = bounded(0.0, PROBABILITY)
 
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
-        "norm_position": ("pre_exit", "post"),
+        "norm_position": ("pre_exit", "sandwich", "post"),
+        "initial_state": ("fixed", "learned", "zero", "random"),
+        "segment_sampling": ("fixed", "lognormal_poisson"),
         "exit_criterion": tuple(EXIT_CRITERIA),
         "kv_layout": ("per_segment", "last_segment", "last_visit"),
         "deep_supervision": ("all", "last"),
@@ -199,6 +235,8 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         if self.embedding_scale is None:
             std = self.hidden_size**-0.5 if self.initializer_range is None else self.initializer_range
             self.embedding_scale = 1 / std
+        if self.bp_steps is None:
+            self.bp_steps = self.stack_passes
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
@@ -213,10 +251,30 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             )
         if self.head_dim % 2:
             raise ValueError(f"rotary positions need an even head_dim; it is {self.head_dim}")
-        if not 2 <= self.bp_steps <= self.stack_passes:
+        if self.flat_loop and self.H_cycles != 1:
             raise ValueError(
-                f"bp_steps={self.bp_steps} is outside 2..{self.stack_passes} = H_cycles * (L_cycles + 1), the stack "
-                "passes of a segment; 2 trains the last pass of each stack"
+                f"H_cycles={self.H_cycles} without a high-level stack (num_h_layers=0); set H_cycles=1, and L_cycles "
+                "to the passes of a segment"
+            )
+        if not self.fewest_bp_steps <= self.bp_steps <= self.stack_passes:
+            passes, least = (
+                ("L_cycles", "1 trains the last pass")
+                if self.flat_loop
+                else ("H_cycles * (L_cycles + 1)", "2 trains the last pass of each stack")
+            )
+            raise ValueError(
+                f"bp_steps={self.bp_steps} is outside {self.fewest_bp_steps}..{self.stack_passes} = {passes}, the "
+                f"stack passes of a segment; {least}, None all of them"
+            )
+        if self.mhc_flows > 1 and not self.flat_loop:
+            raise ValueError(
+                f"mhc_flows={self.mhc_flows} needs a flat loop (num_h_layers=0, H_cycles=1): two stacks that read "
+                "each other have no streams to mix"
+            )
+        if self.bp_segments is not None and self.detach_between_segments:
+            raise ValueError(
+                f"bp_segments={self.bp_segments} says how far gradients flow, and detach_between_segments=True stops "
+                "them after every segment; set it to False"
             )
         if self.halt_min_steps > self.halt_max_steps:
             raise ValueError(
@@ -228,15 +286,30 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads
         block = block_parameters(self.hidden_size, self.intermediate_size, heads, key_heads, self.head_dim)
         tables = 1 if self.tie_word_embeddings else 2
-        return (self.num_h_layers + self.num_l_layers) * block + tables * self.vocab_size * self.hidden_size
+        return self.num_blocks * block + tables * self.vocab_size * self.hidden_size
 
     def layer_visits(self) -> int:
-        return self.segment_visits * self.halt_max_steps
+        return self.prelude_layers + self.segment_visits * self.halt_max_steps + self.coda_layers
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks with weights of their own."""
+        return self.prelude_layers + self.num_h_layers + self.num_l_layers + self.coda_layers
+
+    @property
+    def flat_loop(self) -> bool:
+        """Whether one stack is repeated, without a second one above it."""
+        return self.num_h_layers == 0
+
+    @property
+    def fewest_bp_steps(self) -> int:
+        """Stack passes with gradients that leave no stack without any."""
+        return 1 if self.flat_loop else 2
 
     @property
     def stack_passes(self) -> int:
-        """Passes through a stack in one segment: H_cycles * (L_cycles + 1)."""
-        return self.H_cycles * (self.L_cycles + 1)
+        """Passes through a stack in one segment: H_cycles * (L_cycles + 1), or L_cycles in a flat loop."""
+        return self.H_cycles * (self.L_cycles + (not self.flat_loop))
 
     @property
     def segment_visits(self) -> int:
@@ -246,9 +319,10 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     @property
     def num_hidden_layers(self) -> int:
         """Slots of the key-value cache (the name by which transformers' caches ask), not the number of blocks."""
+        once = self.prelude_layers + self.coda_layers
         if self.kv_layout == "last_visit":
-            return self.num_h_layers + self.num_l_layers
-        return self.segment_visits * (self.halt_max_steps if self.kv_layout == "per_segment" else 1)
+            return once + self.num_h_layers + self.num_l_layers
+        return once + self.segment_visits * (self.halt_max_steps if self.kv_layout == "per_segment" else 1)
 
 
 __all__ = ["HrmLmConfig"]

@@ -17,6 +17,7 @@ from .bounds import (
     POSITIONS,
     PROBABILITY,
     ROPE_PARAMETERS,
+    STREAMS,
     TOKEN_ID,
     VOCABULARY,
     WIDTH,
@@ -99,7 +100,7 @@ class RlmMhcConfig(PresetsMixin, BoundedFields, LlamaConfig):
     hidden_dropout: float | int = bounded(0.0, PROBABILITY)
     tie_word_embeddings: bool = True
     mhc_enabled: bool = True
-    mhc_flows: int = bounded(4, whole(1, 1024))
+    mhc_flows: int = bounded(4, STREAMS)
     mhc_sinkhorn_iters: int = bounded(20, CYCLES)
     mhc_eps: float | int = bounded(1e-6, EPSILON)
     mhc_alpha_init: float | int = bounded(0.01, ANY_NUMBER)

@@ -21,7 +21,9 @@ there is nothing to gain.
 
 Sources: Wang et al. 2025, arXiv 2506.21734 ("q", Q-learning, deep supervision); Zhu et al. 2025, "Scaling Latent
 Reasoning via Looped Language Models" (Ouro: the exit rule "cdf", loss gain); Geiping et al. 2025, arXiv 2502.05171
-("kl", "latent_diff" and "entropy_diff", which need no training); Banino et al. 2021, PonderNet, arXiv 2107.05407.
+("kl", "latent_diff" and "entropy_diff", which need no training); Pappone et al. 2025, arXiv 2509.23314
+("second_diff"); Schuster et al. 2022, CALM, arXiv 2207.07061 ("confidence"); Banino et al.
+2021, PonderNet, arXiv 2107.05407.
 """
 
 from collections.abc import Callable
@@ -115,6 +117,24 @@ class LatentDiffExit(ExitCriterion):
         return relative_change(state.hidden, state.previous) < self.threshold
 
 
+class SecondDiffExit(ExitCriterion):
+    """Halts where the last two changes of the state differ by less than a share of its norm: it still moves, but as it
+    did before. Known from the third segment on."""
+
+    default_threshold = 0.05
+    last: torch.Tensor | None = None
+
+    def check(self, state: SegmentState) -> torch.Tensor:
+        """bool [B, T]"""
+        if state.previous is None:
+            return _nowhere(state.hidden)
+        change = state.hidden - state.previous
+        last, self.last = self.last, change
+        if last is None:
+            return _nowhere(state.hidden)
+        return (change - last).norm(dim=-1) < self.threshold * state.hidden.norm(dim=-1)
+
+
 class KlExit(ExitCriterion):
     """Halts where KL(p_m || p_{m-1}) of the next-token distributions is below the threshold, in nats."""
 
@@ -148,6 +168,18 @@ class EntropyDiffExit(ExitCriterion):
         return (entropy - last).abs() < self.threshold
 
 
+class ConfidenceExit(ExitCriterion):
+    """Halts where the most likely next token has at least this probability."""
+
+    default_threshold = 0.9
+    highest_threshold = 1.0
+    of_distributions = True
+
+    def check(self, state: SegmentState) -> torch.Tensor:
+        """bool [B, T]"""
+        return state.logits(state.hidden).float().softmax(-1).amax(-1) >= self.threshold
+
+
 class FixedExit(ExitCriterion):
     """Never halts: every token gets all segments."""
 
@@ -161,7 +193,9 @@ EXIT_CRITERIA: dict[str, type[ExitCriterion]] = {
     "cdf": CdfExit,
     "kl": KlExit,
     "latent_diff": LatentDiffExit,
+    "second_diff": SecondDiffExit,
     "entropy_diff": EntropyDiffExit,
+    "confidence": ConfidenceExit,
     "fixed": FixedExit,
 }
 
@@ -196,13 +230,16 @@ def segment_losses(
     targets: torch.Tensor,
     num_items: torch.Tensor | int | None,
     training: bool,
+    gate_only: bool = False,
 ) -> dict:
     """`loss`, its terms and `metrics`, as the fields of `HrmLmCausalLMOutput`.
 
     Args:
         states: [B, T, D] after each segment; last_hidden: [B, T, D] at the halting segment, last_logits its [B, T, V]
-            if they are at hand; q_logits: [B, T, M, 2] or None; halt_steps: int [B, T]; targets: [B, T], shifted.
+            if they are at hand; q_logits: [B, T, M, 2], or None if no gate learns; halt_steps: int [B, T]; targets:
+            [B, T], shifted.
         num_items: divisor of the sums over tokens; None for the labelled tokens.
+        gate_only: `loss` is the gate's alone, whose halting values then have the weight 1.
     """
     valid = targets != IGNORE_INDEX
     target, halted_in = targets[valid], halt_steps[valid]
@@ -243,7 +280,8 @@ def segment_losses(
         gate["ponder_loss"] = ponder_loss(config, torch.cat([q, unrun], dim=1))
         metrics |= gate_metrics
         terms |= {name: value.sum() / num_items for name, value in gate.items()}
-        loss = loss + config.q_loss_weight * (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
+        values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
+        loss = values if gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
 

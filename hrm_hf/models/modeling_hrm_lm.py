@@ -6,7 +6,13 @@ Two stacks of transformer blocks are applied over and over. In a segment
         repeat L_cycles times:  z_L = L(z_L + z_H + x)
         z_H = H(z_H + z_L)
 
-with x the token embeddings, z_H = x and z_L a fixed random vector at the start. After segment m = 1..M every token has
+with x the token embeddings, z_H = x and z_L a fixed random vector at the start. A flat loop has one stack:
+
+    repeat L_cycles times:  z = L(z + x)
+
+Blocks of their own may come before it (the prelude, which makes x of the embeddings) and behind it (the coda, which
+reads the state that is left); passes may have vectors and gains of their own, and the state may be several streams
+that hyper-connections mix between passes. After segment m = 1..M every token has
 logits head(z_H) and two values (halt, continue) from its own state; a token that halts keeps z_H, z_L and its keys and
 values, in training as in decoding, and later tokens read those. Trained by a loss at every segment (deep supervision),
 with gradients through the last stack passes of a segment only.
@@ -16,12 +22,15 @@ values go to the slot of this visit (`recurrent_cache.py`), attention has a sigm
 stack ends in a norm.
 
 Sources: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734 (recurrence, ACT); Sapient's HRM-Text
-(pre-norm stacks with one exit norm, gated attention, truncated gradients). Different from the 50M/100M models whose
+(pre-norm stacks with one exit norm, gated attention, truncated gradients); Geiping et al. 2025, arXiv 2502.05171
+(prelude, loop and coda, sandwich norms, number of passes drawn at random, gradients through the last ones); Xie et al.
+2026, arXiv 2512.24880 (hyper-connections). Different from the 50M/100M models whose
 guide this architecture serves: attention is causal, halting works, is per token and so independent of later tokens
 and of other rows, labels are shifted once, one tied head serves all segments, and the loss of the halting values does
 not bend the language model.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -52,11 +61,13 @@ from transformers.utils.output_capturing import capture_outputs
 from .act import exploration_min_steps
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import FixedExit, SegmentState, exit_class, segment_losses
+from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
-from .recurrent_cache import RecurrentCache, VisitedLayersMixin
+from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin
 
 
-Q_INIT_BIAS = -5.0  # both values start far from a decision, and equal: no token halts (HRM paper)
+Q_INIT_BIAS = -5.0  # of the halting value, far from a decision (HRM paper)
+MOST_SAMPLED = 4  # times the mean number of segments, where their number is drawn: one draw must not fill the memory
 
 
 @dataclass
@@ -159,7 +170,8 @@ class HrmLmAttention(nn.Module):
 
 
 class HrmLmDecoderLayer(GradientCheckpointingLayer):
-    """Attention and SwiGLU, normalized before each branch ("pre_exit") or after each sum ("post")."""
+    """Attention and SwiGLU, normalized before each branch ("pre_exit"), behind it, too ("sandwich"), or after each sum
+    ("post")."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -168,38 +180,71 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
         self.mlp = LlamaMLP(config)
         self.input_layernorm = _rms_norm(config, config.hidden_size)
         self.post_attention_layernorm = _rms_norm(config, config.hidden_size)
+        self.branch_norms = None
+        if config.norm_position == "sandwich":
+            self.branch_norms = nn.ModuleList(_rms_norm(config, config.hidden_size) for _ in range(2))
         self.dropout = nn.Dropout(config.hidden_dropout)
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
-        """[B, T, D] to [B, T, D]."""
+    def forward(
+        self, hidden_states: torch.Tensor, gains: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> torch.Tensor:
+        """[B, T, D] to [B, T, D]. gains: [2], what is added to the factors 1 of both branches in this pass."""
         if self.post_norm:
             mixed, _ = self.self_attn(hidden_states, **kwargs)
-            hidden_states = self.input_layernorm(hidden_states + self.dropout(mixed))
-            return self.post_attention_layernorm(hidden_states + self.dropout(self.mlp(hidden_states)))
+            hidden_states = self.input_layernorm(hidden_states + self._branch(mixed, 0, gains))
+            mixed = self.mlp(hidden_states)
+            return self.post_attention_layernorm(hidden_states + self._branch(mixed, 1, gains))
         mixed, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
-        hidden_states = hidden_states + self.dropout(mixed)
-        return hidden_states + self.dropout(self.mlp(self.post_attention_layernorm(hidden_states)))
+        hidden_states = hidden_states + self._branch(mixed, 0, gains)
+        mixed = self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + self._branch(mixed, 1, gains)
+
+    def _branch(self, output: torch.Tensor, branch: int, gains: torch.Tensor | None) -> torch.Tensor:
+        """What the residual sum takes of a branch's output [B, T, D]."""
+        if self.branch_norms is not None:
+            output = self.branch_norms[branch](output)
+        if gains is not None:
+            output = output * (1 + gains[branch])
+        return self.dropout(output)
 
 
 class HrmLmStack(nn.Module):
-    """The blocks of one level. Its exit norm bounds a state that passes through it many times."""
+    """Blocks that are passed through one after another. The exit norm bounds a state that comes back many times.
 
-    def __init__(self, config: HrmLmConfig, num_layers: int):
+    Args:
+        num_passes: passes with parameters of their own: vectors that are added to what a pass reads, and gains of its
+            branches, as the config says. 0 for a stack that is passed through once.
+    """
+
+    def __init__(self, config: HrmLmConfig, num_layers: int, num_passes: int = 0):
         super().__init__()
         self.layers = nn.ModuleList(HrmLmDecoderLayer(config, index) for index in range(num_layers))
         self.exit_norm = nn.Identity() if config.norm_position == "post" else _rms_norm(config, config.hidden_size)
+        self.num_passes = num_passes
+        self.step_vectors, self.pass_gains = None, None
+        if config.step_vectors and num_passes:
+            self.step_vectors = nn.Parameter(torch.zeros(num_passes, config.hidden_size))
+        if config.pass_gains and num_passes:
+            self.pass_gains = nn.Parameter(torch.zeros(num_passes, num_layers, 2))
 
-    def forward(self, hidden_states: torch.Tensor, **kwargs: Unpack[TransformersKwargs]) -> torch.Tensor:
-        """[B, T, D] to [B, T, D]."""
+    def forward(
+        self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
+    ) -> torch.Tensor:
+        """[B, T, D] to [B, T, D], in a pass counted from 0 over all segments."""
+        pass_number = min(pass_number, self.num_passes - 1)  # more passes than in training: as the last one
+        if self.step_vectors is not None:
+            hidden_states = hidden_states + self.step_vectors[pass_number]
         if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
             hidden_states.requires_grad_()  # a reentrant checkpoint gives no gradients where no input needs one
-        for layer in self.layers:
-            hidden_states = layer(hidden_states, **kwargs)
+        gains = [None] * len(self.layers) if self.pass_gains is None else self.pass_gains[pass_number]
+        for layer, layer_gains in zip(self.layers, gains):
+            hidden_states = layer(hidden_states, layer_gains, **kwargs)
         return self.exit_norm(hidden_states)
 
 
 class HrmLmQHead(nn.Linear):
-    """Halting and continuing value of a token; a class of its own because it starts at zero weights, biases -5.
+    """Halting and continuing value of a token; a class of its own because of where it starts: at zero weights, and at
+    biases whose difference says `initial_halt_prob`.
 
     In float32 at least: the values differ by less than bfloat16 resolves.
     """
@@ -232,16 +277,24 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
         fixed_std = self.config.initializer_range
         if isinstance(module, HrmLmQHead):
             init.zeros_(module.weight)
-            init.constant_(module.bias, Q_INIT_BIAS)
+            go_on = Q_INIT_BIAS - math.log(self.config.initial_halt_prob / (1 - self.config.initial_halt_prob))
+            init.copy_(module.bias, torch.tensor([Q_INIT_BIAS, go_on]))
         elif isinstance(module, nn.Linear):
             init.normal_(module.weight, std=module.in_features**-0.5 if fixed_std is None else fixed_std)
             if module.bias is not None:
                 init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             init.normal_(module.weight, std=module.embedding_dim**-0.5 if fixed_std is None else fixed_std)
+        elif isinstance(module, HyperConnection):
+            for name, value in module.initial_values().items():
+                init.copy_(getattr(module, name), value)
+        elif isinstance(module, HrmLmStack):
+            for parameter in (module.step_vectors, module.pass_gains):
+                if parameter is not None:
+                    init.zeros_(parameter)
         else:
             super()._init_weights(module)
-        if isinstance(module, HrmLmModel):
+        if isinstance(module, HrmLmModel) and module.z_L_init is not None:
             init.normal_(module.z_L_init)
 
 
@@ -254,18 +307,32 @@ class HrmLmModel(HrmLmPreTrainedModel):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         self.rotary_emb = LlamaRotaryEmbedding(config)
-        self.H_module = HrmLmStack(config, config.num_h_layers)
-        self.L_module = HrmLmStack(config, config.num_l_layers)
+        cycles = config.halt_max_steps * config.H_cycles
+        self.prelude = HrmLmStack(config, config.prelude_layers) if config.prelude_layers else None
+        self.H_module = None if config.flat_loop else HrmLmStack(config, config.num_h_layers, cycles)
+        self.L_module = HrmLmStack(config, config.num_l_layers, cycles * config.L_cycles)
+        self.coda = HrmLmStack(config, config.coda_layers) if config.coda_layers else None
+        self.connection, self.state_norm = None, None
+        if config.mhc_flows > 1:
+            self.connection = HyperConnection(config.hidden_size, config.mhc_flows, norm_eps=config.rms_norm_eps)
+            self.state_norm = _rms_norm(config, config.hidden_size)
         self.q_head = HrmLmQHead(config.hidden_size, 2) if config.halt_max_steps > 1 else None
-        self.register_buffer("z_L_init", torch.zeros(config.hidden_size))  # sampled by _init_weights
+        start = None if config.initial_state == "zero" else torch.zeros(config.hidden_size)  # sampled by _init_weights
+        if config.initial_state == "learned":
+            self.z_L_init = nn.Parameter(start)
+        else:
+            self.register_buffer("z_L_init", start)
         self.bp_steps = config.bp_steps  # may be lower for a while, see set_bp_steps
         self.halts_in_training = True  # may be off for a while, see set_halting
+        self.training_segments: int | None = None  # may be few for a while, see set_training_segments
+        self.gate_only = False  # see train_gate_only
         self.post_init()
 
     def set_bp_steps(self, bp_steps: int) -> None:
         """How many stack passes of a segment carry gradients from now on; the config keeps the final number."""
-        if not 2 <= bp_steps <= self.config.stack_passes:
-            raise ValueError(f"bp_steps={bp_steps} is outside 2..{self.config.stack_passes}")
+        fewest, most = self.config.fewest_bp_steps, self.config.stack_passes
+        if not fewest <= bp_steps <= most:
+            raise ValueError(f"bp_steps={bp_steps} is outside {fewest}..{most}")
         self.bp_steps = bp_steps
 
     def set_halting(self, on: bool) -> None:
@@ -275,6 +342,25 @@ class HrmLmModel(HrmLmPreTrainedModel):
         the halting values are trained either way.
         """
         self.halts_in_training = on
+
+    def set_training_segments(self, segments: int | None) -> None:
+        """Segments of each token in training from now on; None for what the config says. Inference is not affected."""
+        if segments is not None and segments < 1:
+            raise ValueError(f"segments={segments} must be at least 1, or None for those of the config")
+        self.training_segments = segments
+
+    def train_gate_only(self) -> None:
+        """Freezes everything but the halting gate, which then learns from all segments of a finished model.
+
+        Raises ValueError for a model without a gate (halt_max_steps=1).
+        """
+        if self.q_head is None:
+            raise ValueError("halt_max_steps=1: a model of one segment has no halting gate to train")
+        self.requires_grad_(False)
+        self.q_head.requires_grad_(True)
+        self.gate_only = True
+        self.set_halting(False)
+        self.set_training_segments(self.config.halt_max_steps)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -298,7 +384,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
         Args:
             input_ids: [B, T], or inputs_embeds: [B, T, D], not yet scaled.
             attention_mask: [B, past + T], 0 for padding; or any mask transformers takes.
-            num_segments: most segments of this call; the config's halt_max_steps by default.
+            num_segments: most segments of this call; the config's halt_max_steps by default, or in training what
+                its segment_sampling draws.
             exit_criterion: a name in `EXIT_CRITERIA`, or an object with `check`; the config's by default.
                 Criteria that need no training act in inference only; training then runs every segment.
             exit_threshold: of the criterion.
@@ -309,10 +396,13 @@ class HrmLmModel(HrmLmPreTrainedModel):
             raise ValueError("give exactly one of input_ids and inputs_embeds")
         if inputs_embeds is None:
             inputs_embeds = self.embed_tokens(input_ids)
-        x = inputs_embeds * self.config.embedding_scale
+        config = self.config
+        x = inputs_embeds * config.embedding_scale
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
-        num_segments = self._validated_num_segments(num_segments, past_key_values)
+        if num_segments is None:
+            num_segments = self._training_segments() if self.training else config.halt_max_steps
+        self._validate_num_segments(num_segments, past_key_values)
         exit_rule = self._exit_rule(exit_criterion, exit_threshold, logits_fn)
 
         if position_ids is None:
@@ -331,32 +421,46 @@ class HrmLmModel(HrmLmPreTrainedModel):
             **kwargs,
         }
 
-        z_H, z_L = x, self.z_L_init.to(x).expand_as(x)
+        if self.prelude is not None:
+            x = self.prelude(x, key_values=OnceCache(config, past_key_values, 0), first_visit=0, **passes)
+        state = self.initial_state(x)
+        read = self.read(state)
         hidden, key_values, q_logits, states = x, None, [], []
         halt_steps = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         active = _real_tokens(attention_mask, x)
         min_steps = self._min_steps(halt_steps)
+        gradients = torch.is_grad_enabled()
+        without_gradients = 0 if config.bp_segments is None else num_segments - config.bp_segments
         for m in range(1, num_segments + 1):
             thinking = None if m == 1 or _all(active) else active
-            key_values = RecurrentCache(self.config, past_key_values, thinking, key_values, num_segments)
-            new_H, new_L = self.segment(z_H, z_L, x, key_values=key_values, **passes)
-            previous, halt_steps = z_H, halt_steps + active
+            key_values = RecurrentCache(config, past_key_values, thinking, key_values, num_segments)
+            with torch.set_grad_enabled(gradients and m > without_gradients):
+                new = self.segment(state, x, key_values=key_values, **passes)
+            halt_steps = halt_steps + active
             # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.
-            hidden, z_H, z_L = _take(thinking, new_H, hidden), _take(thinking, new_H, z_H), _take(thinking, new_L, z_L)
+            new_read, previous = self.read(new), read
+            hidden, read = _take(thinking, new_read, hidden), _take(thinking, new_read, read)
+            state = tuple(_take(thinking, *pair) for pair in zip(new, state))
             if output_segment_hidden_states:
                 states.append(hidden)
             if self.q_head is not None:
                 q_logits.append(self.q_head(hidden.detach()))
             if m == num_segments:
                 break
-            after = SegmentState(z_H, previous if m > 1 else None, q_logits[-1] if q_logits else None, logits_fn)
+            after = SegmentState(read, previous if m > 1 else None, q_logits[-1] if q_logits else None, logits_fn)
             with torch.no_grad():
                 active = active & ~(exit_rule.check(after) & (min_steps <= m))
             if not torch.compiler.is_compiling() and not active.any():
                 break
-            if self.config.detach_between_segments:
-                z_H, z_L = z_H.detach(), z_L.detach()
+            if config.detach_between_segments:
+                state, read = tuple(z.detach() for z in state), read.detach()
         key_values.copy_to_later_segments()
+        if self.coda is not None:
+            coda_values = OnceCache(config, past_key_values, config.num_hidden_layers - config.coda_layers)
+            last = states.pop() if states else hidden
+            # The last one comes last: what it leaves in the cache is what later tokens read.
+            behind = [self.coda(z, key_values=coda_values, first_visit=0, **passes) for z in (*states, last)]
+            hidden, states = behind[-1], behind if output_segment_hidden_states else []
         return HrmLmModelOutput(
             last_hidden_state=hidden,
             past_key_values=past_key_values,
@@ -365,28 +469,77 @@ class HrmLmModel(HrmLmPreTrainedModel):
             segment_hidden_states=tuple(states) or None,
         )
 
+    def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """What the first pass reads besides x [B, T, D]: (z_H, z_L), or (z,) of a flat loop, [B, T, D] or streams."""
+        if self.config.initial_state == "random" and self.training:
+            start = torch.randn_like(x)
+        else:
+            start = torch.zeros_like(x) if self.z_L_init is None else self.z_L_init.to(x).expand_as(x)
+        if not self.config.flat_loop:
+            return x, start
+        if self.connection is not None:
+            start = start.unsqueeze(-2).expand(-1, -1, self.config.mhc_flows, -1)
+        return (start,)
+
+    def read(self, state: tuple[torch.Tensor, ...]) -> torch.Tensor:
+        """[B, T, D], what the head (or the coda) is given of a state."""
+        return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
+
     def segment(
-        self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, key_values: RecurrentCache, **passes
+        self, state: tuple[torch.Tensor, ...], x: torch.Tensor, key_values: RecurrentCache, **passes
+    ) -> tuple[torch.Tensor, ...]:
+        """The state after one more segment: its stack passes, of which the last ones carry gradients."""
+        passes = {"key_values": key_values, **passes}
+        return self._loop(*state, x, **passes) if self.config.flat_loop else self._cycles(*state, x, **passes)
+
+    def _loop(self, z: torch.Tensor, x: torch.Tensor, **passes) -> tuple[torch.Tensor]:
+        """L_cycles passes through the one stack of a flat loop."""
+        config, gradients = self.config, torch.is_grad_enabled()
+        before = passes["key_values"].segment * config.L_cycles
+        for low in range(config.L_cycles):
+            first_visit = low * config.num_l_layers
+            with torch.set_grad_enabled(gradients and low >= config.L_cycles - self.bp_steps):
+                if self.connection is None:
+                    z = self.L_module(z + x, before + low, first_visit=first_visit, **passes)
+                else:
+                    read, post, h_res = self.connection(z)
+                    read = self.L_module(self.state_norm(read) + x, before + low, first_visit=first_visit, **passes)
+                    z = self.connection.merge(z, read, post, h_res)
+        return (z,)
+
+    def _cycles(
+        self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, **passes
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """One segment of H_cycles * (L_cycles + 1) stack passes, of which the last ones carry gradients."""
-        config = self.config
+        """H_cycles * (L_cycles + 1) passes through two stacks."""
+        config, gradients = self.config, torch.is_grad_enabled()
+        before = passes["key_values"].segment * config.H_cycles
         h_passes = min(config.H_cycles, self.bp_steps - 1)  # the high-level stack first, then the low-level one
         first_h_pass = config.H_cycles - h_passes
         first_l_pass = config.H_cycles * config.L_cycles - (self.bp_steps - h_passes)
-        gradients, visit = torch.is_grad_enabled(), 0
+        visit = 0
         for h in range(config.H_cycles):
             for low in range(config.L_cycles):
+                number = (before + h) * config.L_cycles + low
                 with torch.set_grad_enabled(gradients and h * config.L_cycles + low >= first_l_pass):
-                    z_L = self.L_module(z_L + z_H + x, key_values=key_values, first_visit=visit, **passes)
+                    z_L = self.L_module(z_L + z_H + x, number, first_visit=visit, **passes)
                 visit += config.num_l_layers
             with torch.set_grad_enabled(gradients and h >= first_h_pass):
-                z_H = self.H_module(z_H + z_L, key_values=key_values, first_visit=visit, **passes)
+                z_H = self.H_module(z_H + z_L, before + h, first_visit=visit, **passes)
             visit += config.num_h_layers
         return z_H, z_L
 
-    def _validated_num_segments(self, num_segments: int | None, cache: Cache | None) -> int:
+    def _training_segments(self) -> int:
+        """Segments of a forward in training, as `set_training_segments` or the config's `segment_sampling` says."""
+        config = self.config
+        if self.training_segments is not None or config.segment_sampling == "fixed":
+            return self.training_segments or config.halt_max_steps
+        # Poisson of a log-normal rate, whose mean is one less than halt_max_steps; at least one segment runs.
+        sigma, mean = config.segment_sampling_sigma, config.halt_max_steps - 1
+        rate = mean * torch.exp(sigma * torch.randn(()) - sigma**2 / 2)
+        return min(1 + int(torch.poisson(rate)), MOST_SAMPLED * config.halt_max_steps)
+
+    def _validate_num_segments(self, num_segments: int, cache: Cache | None) -> None:
         maximum = self.config.halt_max_steps
-        num_segments = maximum if num_segments is None else num_segments
         if num_segments < 1:
             raise ValueError(f"num_segments={num_segments} must be at least 1")
         if num_segments > maximum and cache is not None and self.config.kv_layout == "per_segment":
@@ -394,7 +547,6 @@ class HrmLmModel(HrmLmPreTrainedModel):
                 f"num_segments={num_segments} is above halt_max_steps={maximum}, for which the cache has slots; use "
                 "kv_layout='last_segment', or use_cache=False"
             )
-        return num_segments
 
     def _exit_rule(self, criterion, threshold: float | None, logits_fn: Callable | None):
         config = self.config
@@ -403,7 +555,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
             return criterion
         kind = exit_class(criterion)
         no_gate = kind.learned and self.q_head is None
-        if no_gate or (self.training and not (self.halts_in_training and kind.learned)):
+        may_halt = self.halts_in_training and kind.learned and config.segment_sampling == "fixed"
+        if no_gate or (self.training and not may_halt):
             kind = FixedExit
         if kind.of_distributions and logits_fn is None:
             raise ValueError(
@@ -443,6 +596,22 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
     def set_halting(self, on: bool) -> None:
         """See `HrmLmModel.set_halting`."""
         self.model.set_halting(on)
+
+    def set_training_segments(self, segments: int | None) -> None:
+        """See `HrmLmModel.set_training_segments`."""
+        self.model.set_training_segments(segments)
+
+    def train_gate_only(self) -> None:
+        """See `HrmLmModel.train_gate_only`; the head is frozen, too."""
+        self.requires_grad_(False)
+        self.model.train_gate_only()
+
+    @property
+    def _learns_from_all_segments(self) -> bool:
+        """Whether the losses ask what each segment knows: deep supervision does, and the gate's."""
+        config = self.config
+        gate = config.q_loss_weight > 0 or config.ponder_loss_weight > 0 or self.model.gate_only
+        return config.halt_max_steps > 1 and (config.deep_supervision == "all" or gate)
 
     @can_return_tuple
     def forward(
@@ -486,11 +655,11 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
             exit_criterion=exit_criterion,
             exit_threshold=exit_threshold,
             logits_fn=lambda h: self.lm_head(h),  # a module among the arguments would be moved by accelerate's hooks
-            output_segment_hidden_states=output_segment_logits or with_loss,
+            output_segment_hidden_states=output_segment_logits or (with_loss and self._learns_from_all_segments),
             **kwargs,
         )
         logits = self.lm_head(slice_logits_to_keep(outputs.last_hidden_state, logits_to_keep))
-        states = outputs.segment_hidden_states
+        states = outputs.segment_hidden_states or (outputs.last_hidden_state,)
         terms = {}
         if with_loss:
             if shift_labels is None:
@@ -502,11 +671,12 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
                 states=states,
                 last_hidden=outputs.last_hidden_state,
                 last_logits=logits if whole else None,
-                q_logits=outputs.q_logits,
+                q_logits=outputs.q_logits if self._learns_from_all_segments else None,
                 halt_steps=outputs.halt_steps,
                 targets=shift_labels.to(logits.device),
                 num_items=num_items_in_batch,
                 training=self.training,
+                gate_only=self.model.gate_only,
             )
         return HrmLmCausalLMOutput(
             **terms,
@@ -521,8 +691,8 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
 
 
 def _take(active: torch.Tensor | None, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`new` where a token is active, `old` elsewhere; both [B, T, D]. None: all are."""
-    return new if active is None else torch.where(active.unsqueeze(-1), new, old)
+    """`new` where a token is active, bool [B, T], `old` elsewhere; both [B, T, ...]. None: all are."""
+    return new if active is None else torch.where(active.view(*active.shape, *[1] * (new.dim() - 2)), new, old)
 
 
 def _all(active: torch.Tensor) -> bool:

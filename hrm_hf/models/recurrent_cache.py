@@ -7,8 +7,9 @@ in segments: within a segment, visits are numbered
     visit(h, H, layer) = h * cycle + L_cycles * num_l_layers + layer   the high-level pass that ends cycle h
     with cycle = L_cycles * num_l_layers + num_h_layers
 
-and a cache slot is `segment * segment_visits + visit` ("per_segment"), `visit` ("last_segment": a segment overwrites
-the one before), or the layer itself ("last_visit": each visit overwrites the last).
+and the slot of a visit is `segment * segment_visits + visit` ("per_segment"), `visit` ("last_segment": a segment
+overwrites the one before), or the layer itself ("last_visit": each visit overwrites the last). Layers that run once a
+token have the slots around these: those of the prelude come first, those of the coda last (`OnceCache`).
 
 The freeze rule, the same in training and decoding: a token that has halted keeps the keys and values of its last
 segment, and later tokens that think longer read those. The cache itself is transformers'.
@@ -32,6 +33,24 @@ class LayerCacheView:
 def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
     """The view of one visit; None without a cache."""
     return None if cache is None else LayerCacheView(cache, slot)
+
+
+class OnceCache:
+    """The keys and values of layers that are visited once a token: the prelude's and the coda's.
+
+    Args:
+        config: an `HrmLmConfig`; cache: where past tokens are kept, or None; first_slot: of these layers in it.
+    """
+
+    def __init__(self, config, cache: Cache | None, first_slot: int):
+        self.config, self.cache, self.first_slot = config, cache, first_slot
+        self.written: set[int] = set()
+
+    def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """As `RecurrentCache.update`; a second visit in the same forward overwrites the first."""
+        if self.cache is None:
+            return key, value
+        return write_slot(self.cache, self.written, key, value, self.first_slot + visit)
 
 
 class RecurrentCache:
@@ -74,7 +93,7 @@ class RecurrentCache:
             self.held[visit] = (key.detach(), value.detach()) if cut else (key, value)
         if self.cache is None:
             return key, value
-        return self._write(key, value, self._slot(visit))
+        return write_slot(self.cache, self.written, key, value, self._slot(visit))
 
     def copy_to_later_segments(self) -> None:
         """After the last segment that ran: what is held stands for the segments that did not run."""
@@ -83,32 +102,38 @@ class RecurrentCache:
         visits = self.config.segment_visits
         for segment in range(self.segment + 1, self.config.halt_max_steps):
             for visit, (key, value) in self.held.items():
-                self.cache.update(key, value, segment * visits + visit)
+                self.cache.update(key, value, self.config.prelude_layers + segment * visits + visit)
 
     def _slot(self, visit: int) -> int:
         config = self.config
         if config.kv_layout == "per_segment":
-            return self.segment * config.segment_visits + visit
-        if config.kv_layout == "last_segment":
-            return visit
-        low = config.L_cycles * config.num_l_layers
-        within_cycle = visit % (low + config.num_h_layers)
-        return within_cycle % config.num_l_layers if within_cycle < low else config.num_l_layers + within_cycle - low
+            visit += self.segment * config.segment_visits
+        elif config.kv_layout == "last_visit":
+            low = config.L_cycles * config.num_l_layers
+            visit %= low + config.num_h_layers  # within its cycle
+            visit = visit % config.num_l_layers if visit < low else config.num_l_layers + visit - low
+        return config.prelude_layers + visit
 
-    def _write(self, key, value, slot: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if slot in self.written:  # written in this forward already: the same tokens again
-            layer, tokens = self.cache.layers[slot], key.shape[-2]
-            if type(layer) is StaticLayer:
-                layer.cumulative_length.sub_(tokens)
-            elif type(layer) is DynamicLayer:
-                layer.crop(-tokens)
-            else:
-                raise TypeError(
-                    f"kv_layout={self.config.kv_layout!r} overwrites cache slots, which {type(layer).__name__} "
-                    "does not support; use a DynamicCache or StaticCache, or kv_layout='per_segment'"
-                )
-        self.written.add(slot)
-        return self.cache.update(key, value, slot)
+
+def write_slot(
+    cache: Cache, written: set[int], key: torch.Tensor, value: torch.Tensor, slot: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """All keys and values of a slot, those of T new tokens behind the past ones; `written` says which slots of this
+    forward have them already, to be replaced."""
+    if slot in written:
+        layer, tokens = cache.layers[slot], key.shape[-2]
+        if type(layer) is StaticLayer:
+            layer.cumulative_length.sub_(tokens)
+        elif type(layer) is DynamicLayer:
+            layer.crop(-tokens)
+        else:
+            raise TypeError(
+                f"a slot of the cache is visited twice in one forward, and {type(layer).__name__} cannot be "
+                "overwritten; use a DynamicCache or StaticCache, or kv_layout='per_segment' without "
+                "output_segment_logits"
+            )
+    written.add(slot)
+    return cache.update(key, value, slot)
 
 
 # How the names of these servers' attention functions begin (vLLM 0.33; SGLang's main branch of 2026).

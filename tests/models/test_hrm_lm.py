@@ -63,18 +63,20 @@ def test_embeddings_enter_with_a_root_mean_square_of_one():
 
 
 def starts_undecided(model):
+    """Halting at -5, and the gate sigmoid(halt - continue) at 5 %."""
     bias, weight = model.model.q_head.bias, model.model.q_head.weight
-    return bias.tolist() == [-5.0, -5.0] and weight.abs().max() == 0
+    gate = torch.sigmoid(bias[0] - bias[1]).item()
+    return bias[0] == -5.0 and gate == pytest.approx(0.05, rel=1e-4) and weight.abs().max() == 0
 
 
-def test_halting_values_start_at_minus_five_however_the_model_is_made(tmp_path):
+def test_a_new_gate_says_go_on_however_the_model_is_made(tmp_path):
     config = tiny_hrm_lm.config()
     assert starts_undecided(HrmLmForCausalLM(config))
     model = AutoModelForCausalLM.from_config(config)
     assert starts_undecided(model)
     with torch.no_grad():
         q = model(tiny_hrm_lm.tokens()).q_logits
-    assert torch.equal(q, torch.full_like(q, -5.0))
+    assert torch.equal(q, model.model.q_head.bias.expand_as(q))
     with torch.device("meta"):
         model = HrmLmForCausalLM(config)
     model.to_empty(device="cpu")
@@ -242,14 +244,20 @@ def test_a_variant_learns_a_sentence_and_decodes_it_with_the_cache(variant, tmp_
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"norm_position": "pre"}, r"norm_position='pre' is not one of \('pre_exit', 'post'\)"),
+        ({"norm_position": "pre"}, r"norm_position='pre' is not one of \('pre_exit', 'sandwich', 'post'\)"),
         ({"exit_criterion": "cosine"}, r"exit_criterion='cosine' is not one of \('q', 'cdf'"),
         ({"kv_layout": "shared"}, r"kv_layout='shared' is not one of \('per_segment', 'last_segment', 'last_visit'\)"),
         ({"deep_supervision": "none"}, r"deep_supervision='none' is not one of \('all', 'last'\)"),
         ({"ds_schedule": "cosine"}, r"ds_schedule='cosine' is not one of \('linear', 'uniform'\)"),
         ({"q_target": "exact"}, r"q_target='exact' is not one of \('loss_gain', 'correct'\)"),
         ({"ponder_type": "kl"}, r"ponder_type='kl' is not one of \('expected_steps', 'geometric_kl', 'neg_entropy'\)"),
-        ({"num_h_layers": 0}, "num_h_layers=0; expected a whole number from 1"),
+        ({"num_l_layers": 0}, "num_l_layers=0; expected a whole number from 1"),
+        ({"num_h_layers": 0}, r"H_cycles=2 without a high-level stack \(num_h_layers=0\); set H_cycles=1"),
+        ({"num_h_layers": 0, "H_cycles": 1}, r"bp_steps=5 is outside 1..3 = L_cycles.*None all of them"),
+        ({"mhc_flows": 4}, "mhc_flows=4 needs a flat loop"),
+        ({"bp_segments": 2}, "bp_segments=2 .* detach_between_segments=True .* set it to False"),
+        ({"initial_state": "ones"}, r"initial_state='ones' is not one of \('fixed', 'learned', 'zero', 'random'\)"),
+        ({"segment_sampling": "uniform"}, "segment_sampling='uniform' is not one of"),
         ({"L_cycles": 0}, "L_cycles=0; expected a whole number from 1"),
         ({"halt_max_steps": 0}, "halt_max_steps=0; expected a whole number from 1"),
         ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),

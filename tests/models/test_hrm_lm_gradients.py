@@ -152,9 +152,9 @@ def test_no_gradient_crosses_from_one_segment_to_the_one_before(halting):
     model, starts = tiny_hrm_lm.model(bp_steps=8, exit_criterion="q" if halting else "fixed"), []
     original = model.model.segment
 
-    def segment(z_H, z_L, x, **kwargs):
-        starts.append((z_H.requires_grad, z_L.requires_grad))
-        return original(z_H, z_L, x, **kwargs)
+    def segment(state, x, **kwargs):
+        starts.append(tuple(z.requires_grad for z in state))
+        return original(state, x, **kwargs)
 
     model.model.segment = segment
     model(tiny_hrm_lm.tokens())

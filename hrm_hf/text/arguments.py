@@ -176,15 +176,26 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     )
     bp_warmup_ratio: float = field(
         default=0.2,
-        metadata={"help": "Share of the run over which the back-prop depth grows from 2 to the config's bp_steps."},
+        metadata={
+            "help": "Share of the run over which the back-prop depth grows to the config's bp_steps."
+        },
     )
     halt_warmup_ratio: float = field(
         default=0.5,
         metadata={"help": "Share of the run in which every token gets all segments; then the halting gate decides."},
     )
 
+    depth_warmup_ratio: float = field(
+        default=0.0,
+        metadata={"help": "Share of the run in which every token gets one segment, at the price of a plain model."},
+    )
+    train_gate_only: bool = field(
+        default=False,
+        metadata={"help": "Freeze the language model, and teach its halting gate when all segments have run."},
+    )
+
     def __post_init__(self):
-        for name in ("bp_warmup_ratio", "halt_warmup_ratio"):
+        for name in ("bp_warmup_ratio", "halt_warmup_ratio", "depth_warmup_ratio"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be a share of the run, 0..1")
         super().__post_init__()

@@ -29,7 +29,7 @@ LM_LOG_FORMAT = {
 
 
 class BackpropWarmupCallback(TrainerCallback):
-    """Lets the back-prop depth of a recurrent model grow linearly from 2 stack passes to its config's `bp_steps`.
+    """Lets the back-prop depth of a recurrent model grow linearly from its least to its config's `bp_steps`.
 
     The depth is a function of the step alone, so a resumed run continues where it was. Source: "warm-up deep credit
     assignment" of HRM-Text.
@@ -38,25 +38,24 @@ class BackpropWarmupCallback(TrainerCallback):
         ratio: share of the run after which the depth is the final one.
     """
 
-    FIRST = 2  # fewer passes would leave one of the two stacks without a gradient
-
     def __init__(self, ratio: float):
         self.ratio = ratio
         self.depth: int | None = None
 
-    def depth_at(self, step: int, max_steps: int, final: int) -> int:
-        """Stack passes that carry gradients in the step after `step` steps."""
+    def depth_at(self, step: int, max_steps: int, first: int, final: int) -> int:
+        """Stack passes that carry gradients in the step after `step` steps, from `first` to `final`."""
         warmup = self.ratio * max_steps
         if step >= warmup:
             return final
-        return self.FIRST + int((final - self.FIRST) * step / warmup)
+        return first + int((final - first) * step / warmup)
 
     def on_train_begin(self, args, state, control, **kwargs):
         self.depth = None
 
     def on_step_begin(self, args, state, control, model=None, **kwargs):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
-        depth = self.depth_at(state.global_step, state.max_steps, model.config.bp_steps)
+        first, final = model.config.fewest_bp_steps, model.config.bp_steps
+        depth = self.depth_at(state.global_step, state.max_steps, first, final)
         if depth != self.depth:
             model.set_bp_steps(depth)
             self.depth = depth
@@ -78,6 +77,24 @@ class HaltingWarmupCallback(TrainerCallback):
     def on_step_begin(self, args, state, control, model=None, **kwargs):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         model.set_halting(state.global_step >= self.ratio * state.max_steps)
+
+
+class DepthWarmupCallback(TrainerCallback):
+    """Gives every token one segment in the first part of a run, and all of them after that.
+
+    The first part costs what a plain model of the same weights costs; what it has learned then gets deeper. A function
+    of the step alone, like the back-prop depth.
+
+    Args:
+        ratio: share of the run with one segment.
+    """
+
+    def __init__(self, ratio: float):
+        self.ratio = ratio
+
+    def on_step_begin(self, args, state, control, model=None, **kwargs):
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        model.set_training_segments(1 if state.global_step < self.ratio * state.max_steps else None)
 
 
 class MhcMonitorCallback(TrainerCallback):

@@ -15,7 +15,7 @@ from transformers.trainer_utils import unwrap_peft_model
 from ..registry import has_ability
 from ..trainer.base import HrmTrainer
 from .arguments import LmTrainingArguments
-from .callbacks import LM_LOG_FORMAT, BackpropWarmupCallback, HaltingWarmupCallback
+from .callbacks import LM_LOG_FORMAT, BackpropWarmupCallback, DepthWarmupCallback, HaltingWarmupCallback
 
 
 # A model may give a part, or a metric, that is a mean over fewer than all targets: over the number in `metrics` of the
@@ -65,19 +65,31 @@ class CausalLMTrainer(HrmTrainer):
     ):
         self.eval_bytes_per_token = eval_bytes_per_token
         super().__init__(model, args, **kwargs)
-        if has_ability(self.model, "recurrent_depth"):
+        if args.train_gate_only:
+            self.model.train_gate_only()
+        elif has_ability(self.model, "recurrent_depth"):
             if args.bp_warmup_ratio:
                 self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
+            if args.depth_warmup_ratio:
+                self.add_callback(DepthWarmupCallback(args.depth_warmup_ratio))
             self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
 
     def validate_arguments(self) -> None:
         """As in the base; smoothed labels and learning rates of groups are not for every model."""
         super().validate_arguments()
         validate_label_smoothing(self.model, self.args.label_smoothing_factor)
+        self._validate_depth()
         if self.args.lr_multipliers is not None and not has_ability(self.model, "parameter_groups"):
             raise ValueError(
                 f"lr_multipliers={self.args.lr_multipliers}: {type(self.model).__name__} has no groups of parameters"
             )
+
+    def _validate_depth(self) -> None:
+        given = [name for name in ("depth_warmup_ratio", "train_gate_only") if getattr(self.args, name)]
+        if given and not has_ability(self.model, "recurrent_depth"):
+            raise ValueError(f"{given[0]}: {type(self.model).__name__} has no segments and no halting gate")
+        if given and self.model.config.halt_max_steps == 1:
+            raise ValueError(f"{given[0]}: a model with halt_max_steps=1 has one segment, and no halting gate")
 
     # ---- optimizer ----
 

@@ -35,20 +35,29 @@ def tokens(rows: int = 2, length: int = 10, seed: int = 1) -> torch.Tensor:
     return torch.randint(3, VOCAB_SIZE, (rows, length), generator=torch.Generator().manual_seed(seed))
 
 
+# A flat loop of two blocks with everything that may be around it; segments of one pass.
+LOOP = {
+    "num_h_layers": 0, "num_l_layers": 2, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "prelude_layers": 1,
+    "coda_layers": 1, "detach_between_segments": False, "deep_supervision": "last",
+}  # fmt: skip
+
+
 @torch.no_grad()
 def one_token_at_a_time(model: HrmLmForCausalLM, ids: torch.Tensor) -> tuple[torch.Tensor, list[int]]:
     """Logits [T, V] and segments of each token of a sequence [T], from the definition.
 
     A token is thought through alone, segment by segment, until its own values say halt; it sees the keys and values
     that earlier tokens left at the same visit of the same segment, which for a halted token are those of its last one.
-    Only "pre_exit" norms without gains, the halting rule "q" and the plain rotary embedding.
+    Only norms without gains that come before the branches, the halting rule "q", one stream and the plain rotary
+    embedding.
     """
     c, weights = model.config, model.state_dict()
     left = {}  # (segment, visit): keys and values of the tokens so far
     logits, steps = [], []
     for position, token in enumerate(ids.tolist()):
         x = weights["model.embed_tokens.weight"][token] * c.embedding_scale
-        z_H, z_L = x, weights["model.z_L_init"]
+        x = _once(c, weights, "prelude", c.prelude_layers, x, position, left)
+        z_H, z_L = x, weights.get("model.z_L_init", torch.zeros_like(x))
         halted, depth = False, 0
         for segment in range(c.halt_max_steps):
             if not halted:
@@ -57,22 +66,44 @@ def one_token_at_a_time(model: HrmLmForCausalLM, ids: torch.Tensor) -> tuple[tor
                 halted, depth = halt - go_on > c.halt_margin, depth + 1
             for visit, key_value in enumerate(own):
                 left.setdefault((segment, visit), []).append(key_value)
+        z_H = _once(c, weights, "coda", c.coda_layers, z_H, position, left)
         logits.append(weights["lm_head.weight"] @ z_H)
         steps.append(depth)
     return torch.stack(logits), steps
 
 
+def _once(c, weights, name, num_layers, x, position, left):
+    """Blocks that a token passes through once."""
+    if num_layers == 0:
+        return x
+    own = []
+    x = _stack(c, weights, name, num_layers, x, position, name, left, own)
+    for visit, key_value in enumerate(own):
+        left.setdefault((name, visit), []).append(key_value)
+    return x
+
+
 def _segment(c, weights, z_H, z_L, x, position, segment, left):
     """One segment of one token: both states, and its keys and values in the order of the visits."""
-    own = []
-    for _ in range(c.H_cycles):
-        for _ in range(c.L_cycles):
-            z_L = _stack(c, weights, "L_module", c.num_l_layers, z_L + z_H + x, position, segment, left, own)
-        z_H = _stack(c, weights, "H_module", c.num_h_layers, z_H + z_L, position, segment, left, own)
+    own, passed = [], segment * c.H_cycles
+    for h in range(c.H_cycles):
+        for low in range(c.L_cycles):
+            read = z_L + x if c.flat_loop else z_L + z_H + x
+            number = (passed + h) * c.L_cycles + low
+            z_L = _stack(c, weights, "L_module", c.num_l_layers, read, position, segment, left, own, number)
+        if c.flat_loop:
+            z_H = z_L
+        else:
+            read = z_H + z_L
+            z_H = _stack(c, weights, "H_module", c.num_h_layers, read, position, segment, left, own, passed + h)
     return z_H, z_L, own
 
 
-def _stack(c, weights, name, num_layers, hidden, position, segment, left, own):
+def _stack(c, weights, name, num_layers, hidden, position, segment, left, own, number=0):
+    step_vectors = weights.get(f"model.{name}.step_vectors")
+    pass_gains = weights.get(f"model.{name}.pass_gains")
+    if step_vectors is not None:
+        hidden = hidden + step_vectors[number]
     for index in range(num_layers):
         prefix = f"model.{name}.layers.{index}."
         w = {key.removeprefix(prefix): value for key, value in weights.items() if key.startswith(prefix)}
@@ -87,10 +118,13 @@ def _stack(c, weights, name, num_layers, hidden, position, segment, left, own):
             scores = torch.stack([query[head] @ k[shared] for k, _ in seen]) / c.head_dim**0.5
             mixed.append(sum(p * v[shared] for p, (_, v) in zip(scores.softmax(0), seen)))
         gate = torch.sigmoid(w["self_attn.gate_proj.weight"] @ h)
-        hidden = hidden + w["self_attn.o_proj.weight"] @ (torch.cat(mixed) * gate)
+        factors = torch.ones(2) if pass_gains is None else 1 + pass_gains[number, index]
+        mixed = w["self_attn.o_proj.weight"] @ (torch.cat(mixed) * gate)
+        hidden = hidden + factors[0] * (_rms_norm(mixed, c) if c.norm_position == "sandwich" else mixed)
         h = _rms_norm(hidden, c)
         gated = torch.nn.functional.silu(w["mlp.gate_proj.weight"] @ h) * (w["mlp.up_proj.weight"] @ h)
-        hidden = hidden + w["mlp.down_proj.weight"] @ gated
+        mixed = w["mlp.down_proj.weight"] @ gated
+        hidden = hidden + factors[1] * (_rms_norm(mixed, c) if c.norm_position == "sandwich" else mixed)
     return _rms_norm(hidden, c)
 
 

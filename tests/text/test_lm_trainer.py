@@ -338,12 +338,40 @@ def test_tokens_may_halt_after_the_warm_up_only(make):
     assert sorted(set(Halts.seen)) == [(0, False), (1, False), (2, True), (3, True)]
 
 
+def test_tokens_get_one_segment_in_the_depth_warm_up_and_all_of_them_after_it(make):
+    class Segments(TrainerCallback):
+        seen = {}
+
+        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+            self.seen[state.global_step] = model.model.training_segments
+
+    make("hrm_lm", max_steps=4, depth_warmup_ratio=0.5, callbacks=[Segments()]).train()
+    assert Segments.seen == {0: 1, 1: 1, 2: None, 3: None}
+
+
+def test_the_gate_can_be_trained_alone(make):
+    """Referee: every other weight, to the bit."""
+    trainer = make("hrm_lm", max_steps=2, train_gate_only=True, learning_rate=1e-2)
+    before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    trainer.train()
+    changed = {n for n, value in trainer.model.state_dict().items() if not torch.equal(value, before[n])}
+    assert changed == {"model.q_head.weight", "model.q_head.bias"}
+    assert trainer.state.log_history[-2]["avg_steps"] == trainer.model.config.halt_max_steps
+
+
+@pytest.mark.parametrize("given", [{"depth_warmup_ratio": 0.5}, {"train_gate_only": True}])
+def test_what_is_for_models_with_segments_is_refused_for_others(make, given):
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no segments and no halting gate"):
+        make("llama", **given)
+
+
 @pytest.mark.parametrize("final", [2, 3, 5, 12])
 def test_the_depth_never_falls_and_reaches_its_end_with_the_warm_up(final):
     warmup = BackpropWarmupCallback(0.2)
-    depths = [warmup.depth_at(step, 1000, final) for step in range(1000)]
-    assert depths == sorted(depths) and depths[0] == 2 and set(depths[200:]) == {final}
-    assert set(depths) == set(range(2, final + 1))
+    for first in (1, 2):
+        depths = [warmup.depth_at(step, 1000, first, final) for step in range(1000)]
+        assert depths == sorted(depths) and depths[0] == first and set(depths[200:]) == {final}
+        assert set(depths) == set(range(first, final + 1))
 
 
 def test_the_progress_line_shows_the_figures_of_a_language_model(capsys):

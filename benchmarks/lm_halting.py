@@ -96,7 +96,7 @@ def quick_model(args):
     args.points, args.block_size = 4, 64
     settings = argparse.Namespace(
         preset="tiny", block_size=64, batch_size=8, weight_decay=0.1, clip=1.0, warmup=0.05, bp_warmup=0.0,
-        halt_warmup=0.5, device="cpu", dtype="float32", evaluations=1,
+        halt_warmup=0.5, device="cpu", dtype="float32", evaluations=1, train_tokens=None,
     )  # fmt: skip
     rows = held_out_rows(text_file(None, "valid", quick=True), 4096, 64)
     train = text_file(None, "train", quick=True)

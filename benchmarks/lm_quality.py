@@ -1,6 +1,7 @@
 """Bits per byte on held-out books against training FLOPs: hrm_lm, hrm_text, rlm_mhc and Llama (`lm_models.py`).
 
     python benchmarks/lm_quality.py [--preset 1m] [--seeds 0,1,2] [--minutes 10 | --train_flops 3e13] [--tune_lr]
+    python benchmarks/lm_quality.py --train_bytes 262144 --train_tokens 8e6 --tune_lr     # little text, many epochs
     python benchmarks/lm_quality.py --check                      # analytic FLOPs against torch's counter
 
 Every model spends the same training FLOPs on the same bytes in the same order (a cheaper one reads more of them), with
@@ -8,6 +9,9 @@ AdamW and a cosine schedule over its FLOPs. So two comparisons are made at once:
 the same training FLOPs, more tokens; `llama_equal_flops` has the recurrent model's forward FLOPs a token, and four
 times its blocks. `llama` is at the same time rlm_mhc with mHC off. FLOPs are counted by `flops_per_token`, for hrm_lm
 with the segments that ran. `--minutes` is turned into FLOPs once, by timing hrm_lm on this machine.
+
+With `--train_tokens` every model reads as many bytes instead, whatever they cost; with `--train_bytes` all of them
+come from the beginning of the training text, and learning rates are tried out on the text behind it.
 
 The report is written after every evaluation. A killed run continues with the (model, seed) pairs that are missing; an
 unfinished one starts anew. A trained hrm_lm is also decoded byte by byte through its cache in every kv_layout.
@@ -46,12 +50,11 @@ from hrm_hf.trainer.recipes import library_versions
 MODELS = "hrm_lm,hrm_lm_m4,hrm_text,llama,llama_equal_flops,rlm_mhc"
 LEARNING_RATE = 2e-3
 LEARNING_RATES = (1e-3, 2e-3, 4e-3, 8e-3)
-TUNING_SHARE = 0.15  # of the budget, for each rate
 LAYOUTS = ("per_segment", "last_segment", "last_visit")
 # What must agree for two runs to share a report.
 SHARED = (
     "preset", "block_size", "batch_size", "train_file", "valid_file", "eval_bytes", "weight_decay", "clip", "warmup",
-    "dtype",
+    "dtype", "train_tokens", "train_bytes",
 )  # fmt: skip
 
 
@@ -63,7 +66,10 @@ def main() -> None:
         return
     train, valid = (text_file(getattr(args, f"{split}_file"), split, args.quick) for split in ("train", "valid"))
     report = open_report(args)
-    if "train_flops" not in report:
+    tuning = train
+    if args.train_bytes is not None:
+        train, tuning = train[: args.train_bytes], train[args.train_bytes : args.train_bytes * 21 // 10]
+    if "train_flops" not in report and args.train_tokens is None:
         report["train_flops"] = budget(args, train)
     rows = held_out_rows(valid, args.eval_bytes, args.block_size)
     names, seeds = args.models.split(","), [int(seed) for seed in args.seeds.split(",")]
@@ -72,16 +78,15 @@ def main() -> None:
         forward = flops_per_token(config, args.block_size, backward=False) / 1e6
         fresh = {"parameters": count_parameters(config), "forward_mflops_per_token": forward, "runs": {}}
         report["models"].setdefault(name, fresh)
-        choose_rate(name, args, report, train)
+        choose_rate(name, args, report, tuning)
     for seed in seeds:  # models within a seed, so that an early end leaves complete comparisons
         for name in names:
             if report["models"][name]["runs"].get(str(seed), {}).get("finished"):
                 continue
             run = report["models"][name]["runs"][str(seed)] = {}
             rate = report["models"][name]["learning_rate"]
-            model = train_one(
-                name, args, train, rows, seed, rate, report["train_flops"], run, save=lambda: write(report, args)
-            )
+            limit = report.get("train_flops", args.train_tokens)
+            model = train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: write(report, args))
             if model.config.model_type == "hrm_lm":
                 decoded = rows[: 4 if args.quick else 32]
                 with autocast(args):
@@ -102,6 +107,8 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--train_flops", type=float, help="training FLOPs of each run")
     parser.add_argument("--minutes", type=float, default=10.0, help="or as much as hrm_lm spends in so many minutes")
+    parser.add_argument("--train_tokens", type=float, help="or as many bytes for each, whatever they cost")
+    parser.add_argument("--train_bytes", type=int, help="of the training text; what is read beyond are more epochs")
     parser.add_argument("--train_file")
     parser.add_argument("--valid_file")
     parser.add_argument("--block_size", type=int, default=256)
@@ -110,6 +117,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--eval_bytes", type=int, default=65536)
     parser.add_argument("--learning_rate", type=float, help=f"of all models; {LEARNING_RATE} by default")
     parser.add_argument("--tune_lr", action="store_true", help=f"of {LEARNING_RATES}, on the end of the training file")
+    parser.add_argument("--tuning_share", type=float, default=0.15, help="of the budget, for each rate of --tune_lr")
     parser.add_argument("--weight_decay", type=float, default=0.1)
     parser.add_argument("--clip", type=float, default=1.0, help="norm of the gradient")
     parser.add_argument("--warmup", type=float, default=0.05, help="share of the budget")
@@ -119,6 +127,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 is autocast")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save_models", type=Path, help="folder for the trained models")
+    parser.add_argument("--name", help="of the report; lm_quality_PRESET by default")
     parser.add_argument("--restart", action="store_true", help="forget the report that lies there")
     parser.add_argument("--check", action="store_true", help="compare analytic FLOPs with torch's counter, and stop")
     args = parser.parse_args()
@@ -128,10 +137,11 @@ def parse() -> argparse.Namespace:
     return args
 
 
-def train_one(name, args, train, rows, seed, rate, flop_budget, run, save=lambda: None):
+def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None):
     """Trains one model until its FLOPs are spent; fills `run` and calls `save` at every evaluation.
 
     Args:
+        limit: training FLOPs, or tokens with --train_tokens.
         train: ids; rows: held-out ids [N, block_size]; run: the dict of the report for this model and seed.
     """
     model = build(peer_config(name, args.preset, args.block_size), seed).to(args.device)
@@ -141,7 +151,7 @@ def train_one(name, args, train, rows, seed, rate, flop_budget, run, save=lambda
     run |= {"seed": seed, "learning_rate": rate, "curve": []}
     flops, tokens, steps, evaluated, seconds = 0.0, 0, 0, 0, 0.0
     while True:
-        share = min(1.0, flops / flop_budget)
+        share = min(1.0, (flops if args.train_tokens is None else tokens) / limit)
         if share * args.evaluations >= evaluated or share == 1.0:
             evaluated += 1
             point = {"train_flops": flops, "tokens": tokens, "steps": steps, "seconds": seconds}
@@ -279,13 +289,14 @@ def choose_rate(name: str, args, report: dict, train) -> None:
     if args.learning_rate is not None or not args.tune_lr:
         entry.setdefault("learning_rate", args.learning_rate or LEARNING_RATE)
         return
-    tuning = held_out_rows(train[-len(train) // 20 :], args.eval_bytes // 2, args.block_size)
+    held_out = len(train) // 20
+    tuning = held_out_rows(train[-held_out:], args.eval_bytes // 2, args.block_size)
     search = entry.setdefault("rate_search", {})
     for rate in LEARNING_RATES:
         if str(rate) not in search:
             run = {}
-            flops = TUNING_SHARE * report["train_flops"]
-            train_one(name, args, train[: -len(train) // 20], tuning, 0, rate, flops, run)
+            limit = args.tuning_share * report.get("train_flops", args.train_tokens)
+            train_one(name, args, train[:-held_out], tuning, 0, rate, limit, run)
             search[str(rate)] = run["curve"][-1]["bits_per_byte"]
             write(report, args)
     entry["learning_rate"] = float(min(search, key=search.get))
@@ -308,7 +319,11 @@ def open_report(args) -> dict:
 
 
 def report_path(args) -> Path:
-    return args.out / f"lm_quality_{args.preset}{'_quick' if args.quick else ''}.json"
+    return args.out / f"{report_name(args)}.json"
+
+
+def report_name(args) -> str:
+    return f"{args.name or f'lm_quality_{args.preset}'}{'_quick' if args.quick else ''}"
 
 
 def write(report: dict, args) -> None:
@@ -322,7 +337,9 @@ def write(report: dict, args) -> None:
 
 def print_table(report: dict, names: list[str]) -> None:
     """The last point of every run, averaged over seeds."""
-    print(f"\n{report['train_flops']:.2e} training FLOPs each; bits per byte on held-out text, mean (range) of seeds")
+    tokens = report["settings"]["train_tokens"]
+    spent = f"{report['train_flops']:.2e} training FLOPs" if tokens is None else f"{tokens:.2e} bytes"
+    print(f"\n{spent} each; bits per byte on held-out text, mean (range) of seeds")
     print(f"{'':18} {'parameters':>11} {'MFLOP/token':>11} {'bytes read':>11} {'bits per byte':>24} {'segments':>8}")
     for name in names:
         entry = report["models"][name]
@@ -358,7 +375,7 @@ def plot(report: dict, names: list[str], args) -> None:
     axes.set(xscale="log", xlabel="training FLOPs", ylabel="bits per byte, held-out text")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)
-    path = image_folder(args.out) / f"lm_quality_{args.preset}{'_quick' if args.quick else ''}.png"
+    path = image_folder(args.out) / f"{report_name(args)}.png"
     figure.savefig(path, dpi=130)
     print(f"plot: {path}")
 

@@ -49,7 +49,8 @@ class ModelShape:
         saved_bytes: of a layer visit, by precision, see LLAMA_LAYER.
         trained_visits, visits: layer visits of one segment with gradients, and all of them.
         trained_passes: stack passes of one segment with gradients; 0 for a plain stack of layers.
-        segments: M, 1 for models without.
+        segments, trained_segments: M, and those of them with gradients; 1 for models without.
+        once_visits, once_passes: layer visits and stack passes before and behind all segments.
         streams: residual streams n of hyper-connections; 1 for a plain residual.
         sinkhorn_iters: of their mixing; 0 without them.
     """
@@ -65,6 +66,9 @@ class ModelShape:
     visits: int
     trained_passes: int = 0
     segments: int = 1
+    trained_segments: int = 1
+    once_visits: int = 0
+    once_passes: int = 0
     streams: int = 1
     sinkhorn_iters: int = 0
 
@@ -130,15 +134,21 @@ def streams_shape(config: PreTrainedConfig) -> dict[str, Any]:
 
 
 def segments_shape(config: PreTrainedConfig) -> dict[str, Any]:
-    """Segments of two stacks (`hrm_lm`), of which the last passes of each carry gradients."""
-    h_passes = min(config.H_cycles, config.bp_steps - 1)
+    """Segments of one or two stacks (`hrm_lm`), of which the last passes of each carry gradients."""
+    h_passes = 0 if config.flat_loop else min(config.H_cycles, config.bp_steps - 1)
     l_passes = config.bp_steps - h_passes
+    M = config.halt_max_steps
+    # A segment whose logits are asked for passes through the coda; without deep supervision only the last is.
+    read = M if config.deep_supervision == "all" else 1
     return {
         "saved_bytes": GATED_LAYER,
         "trained_visits": h_passes * config.num_h_layers + l_passes * config.num_l_layers,
         "visits": config.segment_visits,
         "trained_passes": config.bp_steps,
-        "segments": config.halt_max_steps,
+        "segments": M,
+        "trained_segments": M if config.bp_segments is None else min(M, config.bp_segments),
+        "once_visits": config.prelude_layers + read * config.coda_layers,
+        "once_passes": bool(config.prelude_layers) + read * bool(config.coda_layers),
     }
 
 
@@ -149,12 +159,14 @@ SHAPES = {LlamaConfig: llama_shape, GPT2Config: gpt2_shape, HrmTextConfig: hrm_t
 def activation_bytes(shape: ModelShape, bf16: bool = False, checkpointing: bool = False) -> int:
     """Bytes saved per token for the backward pass, without logits. With checkpointing only the input of each visit."""
     if checkpointing:
-        return 4 * shape.streams * shape.hidden_size * (shape.trained_visits + shape.trained_passes) * shape.segments
+        inputs = (shape.trained_visits + shape.trained_passes) * shape.trained_segments
+        return 4 * shape.streams * shape.hidden_size * (inputs + shape.once_visits + shape.once_passes)
     widths = (shape.hidden_size, shape.query_width, shape.key_width, shape.intermediate_size)
     visit = sum(a * b for a, b in zip(shape.saved_bytes["bfloat16" if bf16 else "float32"], widths))
     visit += _stream_bytes(shape)
-    exits = STACK_EXIT_BYTES * shape.hidden_size * shape.trained_passes
-    return (visit * shape.trained_visits + exits) * shape.segments
+    leave = STACK_EXIT_BYTES * shape.hidden_size
+    loops = (visit * shape.trained_visits + leave * shape.trained_passes) * shape.trained_segments
+    return loops + visit * shape.once_visits + leave * shape.once_passes
 
 
 def training_memory(
@@ -232,4 +244,4 @@ def _stream_bytes(shape: ModelShape) -> int:
 
 
 def _one_visit(shape: ModelShape) -> ModelShape:
-    return replace(shape, trained_visits=1, trained_passes=0, segments=1)
+    return replace(shape, trained_visits=1, trained_passes=0, trained_segments=1, once_visits=0, once_passes=0)

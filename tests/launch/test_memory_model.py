@@ -12,10 +12,15 @@ from hrm_hf.launch.memory import GIB, LOGIT_BYTES, activation_bytes, largest_bat
 
 WIDTHS = {"vocab_size": 8, "hidden_size": 64, "intermediate_size": 160, "num_attention_heads": 4}
 HALTING = {"halt_max_steps": 3, "bp_steps": 5}
+FLAT = {
+    "num_h_layers": 0, "H_cycles": 1, "L_cycles": 2, "bp_steps": None, "halt_max_steps": 3, "bp_segments": 2,
+    "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0, "ponder_loss_weight": 0,
+}  # fmt: skip
 CONFIGS = {
     "llama": lambda n: LlamaConfig(**WIDTHS, num_hidden_layers=n, num_key_value_heads=2),
     "gpt2": lambda n: GPT2Config(vocab_size=8, n_embd=64, n_head=4, n_layer=n, attn_pdrop=0.0),
     "hrm_lm": lambda n: HrmLmConfig(**WIDTHS, **HALTING, num_h_layers=n, num_l_layers=n, num_key_value_heads=2),
+    "hrm_lm, flat": lambda n: HrmLmConfig(**WIDTHS, **FLAT, num_l_layers=n, prelude_layers=n, coda_layers=n),
     "rlm_mhc": lambda n: RlmMhcConfig(**WIDTHS, num_hidden_layers=n),
     "hrm_text": lambda n: HrmTextConfig(**WIDTHS, head_dim=16, num_hidden_layers=n, max_position_embeddings=64),
 }

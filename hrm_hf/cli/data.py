@@ -1,4 +1,4 @@
-"""`hrm-hf data`: builds data sets; those of cosmology and the Go coder are in `data_cosmology.py`, `data_go.py`."""
+"""`hrm-hf data`: builds data sets; those of other tasks than puzzles are in `data_*.py`."""
 
 from pathlib import Path
 from typing import Annotated
@@ -8,6 +8,7 @@ import typer
 from .data_cosmology import cosmology
 from .data_cosmology_files import cosmology_files
 from .data_go import go, go_tokenizer
+from .data_reasoning import reasoning
 from .report import AsJson, run
 
 
@@ -16,6 +17,7 @@ app.command("cosmology")(cosmology)
 app.command("cosmology-files")(cosmology_files)
 app.command("go")(go)
 app.command("go-tokenizer")(go_tokenizer)
+app.command("reasoning")(reasoning)
 
 
 @app.command()

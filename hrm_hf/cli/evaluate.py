@@ -9,6 +9,7 @@ import typer
 from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
 from .evaluate_lm import lm
+from .evaluate_reasoning import reasoning
 from .report import AsJson, Device, UpdateCard, run, validate_model
 from .solve import Choose, ExitWhenStill, Halt, Noise, NoiseAt, Restarts
 
@@ -16,6 +17,7 @@ from .solve import Choose, ExitWhenStill, Halt, Noise, NoiseAt, Restarts
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
 app.command("go")(go)
 app.command("lm")(lm)
+app.command("reasoning")(reasoning)
 app.command("cosmo")(cosmo)
 app.command("cosmo-baseline")(cosmo_baseline)
 

@@ -6,10 +6,13 @@ What every task reads its sources with. An error names the file and the line. No
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .bounded_files import bounded_lines
 
+
+if TYPE_CHECKING:
+    from datasets import Dataset, IterableDataset
 
 HUB_PREFIX = "hub:"
 IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, beside a data set and a checkpoint
@@ -121,3 +124,25 @@ def shorten(value: Any) -> str:
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
         return f"a {type(value).__name__}"
     return text if len(text) <= 100 else f"{text[:97]}..."
+
+
+def load_split(path: str | Path, split: str, streaming: bool = False) -> "Dataset | IterableDataset":
+    """One split of a data set that this package built, from its folder (`data/SPLIT-00000.parquet`) or the Hub.
+
+    Raises:
+        ValueError: no such split in the folder, or a file that cannot be read.
+    """
+    from datasets import load_dataset
+    from datasets.exceptions import DatasetGenerationError
+
+    if not Path(path).is_dir():
+        return load_dataset(str(path), split=split, streaming=streaming)
+    available = {file.name.rsplit("-", 1)[0]: str(file) for file in sorted(Path(path, "data").glob("*.parquet"))}
+    if split not in available:
+        raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
+    file = available[split]
+    try:
+        # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
+        return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
+    except (DatasetGenerationError, ValueError) as error:  # a corrupted file, or one without rows
+        raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set anew") from error

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..io.bounded_files import load_json
 from ..io.complete_files import complete_file, write_text
-from ..io.sources import IDENTIFIERS_FILE
+from ..io.sources import IDENTIFIERS_FILE, load_split
 
 
 if TYPE_CHECKING:
@@ -173,20 +173,7 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
 
 def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
     """Loads one split of a puzzle data set from a local folder or the Hub."""
-    from datasets import load_dataset
-    from datasets.exceptions import DatasetGenerationError
-
-    if Path(path).is_dir():
-        available = {file.name.rsplit("-", 1)[0]: str(file) for file in sorted(Path(path, "data").glob("*.parquet"))}
-        if split not in available:
-            raise ValueError(f"{path} has no split {split!r}; it has {sorted(available)}")
-        file = available[split]
-        try:
-            # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
-            return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
-        except (DatasetGenerationError, ValueError) as error:  # a corrupted file, or one without rows
-            raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set anew") from error
-    return load_dataset(str(path), split=split, streaming=streaming)
+    return load_split(path, split, streaming)
 
 
 def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:

@@ -32,12 +32,14 @@ class TextCorpus:
         sizes: by split ("train", "validation"): documents, tokens (EOS included), bytes, bytes_per_token, blocks. A
             stream of training data has none.
         filters: by split, with counts of what was removed and why.
+        row_length: tokens of a row, where the data say it and not the options.
     """
 
     train: "Dataset | IterableDataset"
     validation: "Dataset | None"
     sizes: dict[str, dict[str, float]] = field(default_factory=dict)
     filters: dict[str, TextFilter] = field(default_factory=dict)
+    row_length: int | None = None
 
     @property
     def bad_lines(self) -> int:

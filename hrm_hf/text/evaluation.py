@@ -83,7 +83,7 @@ def evaluate_checkpoint(
     device = device and chosen_device(device)
     if device and ":" in device and not device.endswith(":0"):
         raise UsageError(f"{device}: choose a GPU with CUDA_VISIBLE_DEVICES", "--device")
-    _validate_exit(exit_criterion, exit_threshold)
+    validate_exit(exit_criterion, exit_threshold)
     thinking = {"num_segments": num_segments, "exit_criterion": exit_criterion}
     thinking |= {"exit_threshold": exit_threshold}
     _validate_kind(model, thinking)
@@ -125,7 +125,8 @@ def evaluate_checkpoint(
     return result | written
 
 
-def _validate_exit(criterion: str | None, threshold: float | None) -> None:
+def validate_exit(criterion: str | None, threshold: float | None) -> None:
+    """Raises UsageError for an unknown criterion, or a threshold that it does not have."""
     kind = None if criterion is None else as_usage_errors(exit_class, criterion)
     if threshold is None:
         return

@@ -12,6 +12,7 @@ from ..trainer.run import TrainingRun
 from .callbacks import MhcMonitorCallback
 from .causal_lm import continue_text, load_causal_lm, load_tokenizer
 from .corpus import load_text_corpus
+from .reasoning.corpus import is_reasoning_data, load_reasoning_corpus
 from .trainer import CausalLMTrainer
 
 
@@ -21,9 +22,16 @@ class CausalLMRun(TrainingRun):
     task, kind = "causal-lm", LANGUAGE_MODEL
 
     def load_data(self) -> None:
-        self.tokenizer = load_tokenizer(self.data_args.tokenizer_name, self.model_args.model_name_or_path)
+        data, weights = self.data_args, self.model_args.model_name_or_path
+        is_reasoning = is_reasoning_data(data.train_data)
+        if is_reasoning and data.tokenizer_name is None and weights is None:
+            data.tokenizer_name = data.train_data[0]
+        self.tokenizer = load_tokenizer(data.tokenizer_name, weights)
         with self.args.main_process_first(desc="reading and packing text"):
-            self.corpus = load_text_corpus(self.data_args, self.tokenizer, self.args.seed)
+            if is_reasoning:
+                self.corpus = load_reasoning_corpus(data, self.tokenizer)
+            else:
+                self.corpus = load_text_corpus(data, self.tokenizer, self.args.seed)
         self.train, self.validation = self.corpus.train, self.corpus.validation
 
     def load_model(self, quantized) -> PreTrainedModel:
@@ -55,7 +63,7 @@ class CausalLMRun(TrainingRun):
         counted_elsewhere = self.data_args.streaming and args.dataloader_num_workers  # by processes that load a stream
         return metrics, {
             # Of all steps, padding and context included; the last step of an epoch may be a little smaller.
-            "tokens": trainer.state.global_step * rows * self.data_args.block_size,
+            "tokens": trainer.state.global_step * rows * (self.corpus.row_length or self.data_args.block_size),
             "bad_lines": None if counted_elsewhere else self.corpus.bad_lines,
             "data": self.corpus.report(),
             "sample": self._continue_prompt(trainer),
@@ -77,8 +85,8 @@ class CausalLMRun(TrainingRun):
         plot_lm_training(trainer.state.log_history, self.out / "training.png")
 
     def card_entry(self, metrics: dict[str, Any]) -> dict[str, Any]:
-        if self.data_args.eval_data:
-            data, split = self.data_args.eval_data[0], self.data_args.eval_split
+        if self.data_args.eval_data or self.corpus.row_length:
+            data, split = (self.data_args.eval_data or self.data_args.train_data)[0], self.data_args.eval_split
         else:
             data, split = self.data_args.train_data[0], f"last {self.data_args.validation_split_percentage:g} %"
         return {"metrics": metrics, "dataset": data, "split": split, **self.parameters}

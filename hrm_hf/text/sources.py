@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
 WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted, each up to a document's bound
+REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # of `reasoning/rows.py`
 READER_VERSION = 1  # part of the cache key; raise it when the same file gives other rows
 
 
@@ -245,6 +246,11 @@ def _with_places(rows, column: str, name: str):
     if columns is None:  # a stream tells its columns only after its first row
         rows = rows._resolve_features()
         columns = rows.column_names
+    if REASONING_COLUMNS.issubset(columns):
+        raise ValueError(
+            f"{name} holds labelled questions and no text: train on the folder that `hrm-hf data reasoning` wrote, "
+            "fetched as it is, and evaluate with `hrm-hf eval reasoning`"
+        )
     if column not in columns:
         raise ValueError(f"{name}: no column {column!r}, it has {columns}; name the right one with --text_column")
     kind = getattr(rows.features[column], "dtype", "list")

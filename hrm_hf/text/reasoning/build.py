@@ -1,0 +1,290 @@
+"""Data sets of the reasoning suite: rows, splits, and a folder that `datasets.load_dataset(folder)` reads.
+
+    README.md                        a data card; its YAML header names the files, columns and sizes of each split
+    data/SPLIT-00000.parquet         train, validation, test, beyond
+    reasoning.json                   `ReasoningInfo`: task, options, a table of difficulties
+    tokenizer.json, ...              the tokenizer of the suite, for `AutoTokenizer.from_pretrained(folder)`
+
+`train` and `validation` mix the difficulties of training, `test` has as many rows of each, and `beyond` as many of
+each greater one. The rows of a split are equally long. They are drawn in blocks with a seed each, so that a larger
+split begins with a smaller one.
+"""
+
+import json
+from dataclasses import asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...io.bounded_files import load_json
+from ...io.complete_files import complete_file, write_text
+from ...io.usage import UsageError, as_usage_errors
+from .card import data_card
+from .rows import PAD_ID, Rows, below, draw_rows, features, fingerprints, readable, wider
+from .symbols import reasoning_tokenizer
+from .tasks import NOT_ASKED, TASKS, Task
+
+
+INFO_FILE = "reasoning.json"
+GENERATOR_VERSION = 1  # raise it when the same seed gives other rows
+SPLITS = ("train", "validation", "test", "beyond")
+BLOCK = 4096  # rows that are drawn with one seed
+
+
+@dataclass
+class ReasoningInfo:
+    """What `reasoning.json` holds.
+
+    Attributes:
+        task: a key of `TASKS`; size, answers, queries: its options.
+        trained, beyond: smallest and largest difficulty of the training data, and of the split `beyond`, None without.
+        rows: of train, of validation, and of each difficulty in test and beyond.
+        seed, generator_version: with the above they determine every row.
+        table: for each difficulty of test and beyond the words of a row, the share of the cells that the most frequent
+            answer has (chance), and the share of the rows whose question is in the training data too (seen).
+    """
+
+    task: str
+    size: int
+    answers: str
+    queries: int | None
+    trained: tuple[int, int]
+    beyond: tuple[int, int] | None
+    rows: dict[str, int]
+    seed: int
+    generator_version: int = GENERATOR_VERSION
+    table: list[dict[str, Any]] = field(default_factory=list)
+
+    def make_task(self) -> Task:
+        """The task with its options."""
+        options = {"size": self.size, "answers": self.answers}
+        return TASKS[self.task](**options, **({} if self.queries is None else {"queries": self.queries}))
+
+    def difficulties(self, split: str) -> range:
+        """Those of a split, ascending."""
+        low, high = self.trained if split != "beyond" else self.beyond or (1, 0)
+        return range(low, high + 1)
+
+
+# ---- options ----
+
+
+def build_reasoning(
+    task: str,
+    out: Path,
+    *,
+    size: int | None = None,
+    difficulty: str | None = None,
+    beyond: str | None = None,
+    answers: str | None = None,
+    queries: int | None = None,
+    num_train: int = 100_000,
+    num_validation: int = 1000,
+    num_test: int = 500,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Builds a data set of one task; the defaults of None are the task's own.
+
+    Args:
+        task: a key of `TASKS`.
+        size: what it counts, the task says.
+        difficulty: of the training data, as "8" or "1-8".
+        beyond: of the split beyond it, as difficulty, or "none"; up to twice the greatest one trained by default.
+        answers: "all", intermediate ones too, or "last".
+        queries: of pointers, starts in a row.
+        num_train, num_validation: rows of these splits.
+        num_test: rows of each difficulty in test and beyond.
+        seed: of the whole set.
+
+    Raises:
+        UsageError: options that the task does not have, or that leave nothing to draw.
+    """
+    kind = _validated_kind(task, size, answers, queries)
+    numbers = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test, "seed": seed}
+    for name, value in numbers.items():
+        least = 1 if name == "num_train" else 0
+        if value < least:
+            raise UsageError(f"{value}; expected {least} or more", "--" + name.replace("_", "-"))
+    info = ReasoningInfo(
+        task=task,
+        size=kind.size if size is None else size,
+        answers=answers or kind.asks[0],
+        queries=queries,
+        trained=_span(difficulty, "--difficulty") if difficulty else kind.trained,
+        beyond=None,
+        rows={"train": num_train, "validation": num_validation, "test": num_test},
+        seed=seed,
+    )
+    info.beyond = _beyond(beyond, info)
+    if (out / INFO_FILE).exists() and not _same_rows(load_reasoning_info(out), info):
+        raise UsageError(f"{out} already holds a data set with other options; choose another folder", "--out")
+    splits = as_usage_errors(draw_splits, info)
+    save_reasoning_dataset(splits, info, out)
+    return {"out": str(out), **{f"{name}_rows": len(rows["difficulty"]) for name, rows in splits.items()}}
+
+
+def _validated_kind(task: str, size: int | None, answers: str | None, queries: int | None) -> type[Task]:
+    if task not in TASKS:
+        raise UsageError(f"{task!r}; expected one of {', '.join(TASKS)}", "TASK")
+    kind = TASKS[task]
+    low, high = kind.sizes
+    size = kind.size if size is None else size
+    if not low <= size <= high:
+        raise UsageError(f"{size} {kind.size_is}; {task} takes {low} to {high}", "--size")
+    if answers is not None and answers not in kind.asks:
+        raise UsageError(f"{answers!r}; of {task} expected {' or '.join(kind.asks)}", "--answers")
+    if queries is not None and not hasattr(kind, "queries"):
+        raise UsageError(f"{task} has no starts to choose; leave it out", "--queries")
+    if queries is not None and not 1 <= queries <= size:
+        raise UsageError(f"{queries}; there are {size} nodes to start from", "--queries")
+    return kind
+
+
+def _span(text: str, option: str) -> tuple[int, int]:
+    parts = text.split("-")
+    if len(parts) > 2 or not all(part.isdecimal() and int(part) >= 1 for part in parts):
+        raise UsageError(f"{text!r}; expected a number from 1 like 8, or a range like 1-8", option)
+    low, high = int(parts[0]), int(parts[-1])
+    if low > high:
+        raise UsageError(f"{text!r} is empty; expected the smaller number first", option)
+    return low, high
+
+
+def _beyond(text: str | None, info: ReasoningInfo) -> tuple[int, int] | None:
+    """The difficulties beyond those of training, all of them possible."""
+    task, trained = info.make_task(), info.trained[1]
+    possible = f"{info.size} {task.size_is} allow up to {task.most} {task.difficulty_is}"
+    if trained > task.most:
+        raise UsageError(f"{trained}; {possible}", "--difficulty")
+    if text == "none" or (text is None and trained == task.most):
+        return None
+    if text is None:
+        return trained + 1, min(2 * trained, task.most)
+    low, high = _span(text, "--beyond")
+    if low <= trained:
+        raise UsageError(f"{text} begins within the training difficulties, which end at {trained}", "--beyond")
+    if high > task.most:
+        raise UsageError(f"{text}; {possible}", "--beyond")
+    return low, high
+
+
+# ---- rows ----
+
+
+def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
+    """The rows of every split, and `info.table`.
+
+    Training rows whose question is in another split are drawn anew, unless the difficulty has hardly any others.
+
+    Returns:
+        by split that has rows: input_ids, labels, steps int64 [N, T], and difficulty int64 [N].
+
+    Raises:
+        ValueError: there are no questions of a difficulty.
+    """
+    splits = {
+        "validation": _draw(info, "validation", None, info.rows["validation"]),
+        **{name: _draw_each(info, name) for name in ("test", "beyond")},
+    }
+    splits = {name: rows for name, rows in splits.items() if rows is not None}
+    evaluated = [fingerprints(rows["input_ids"]) for rows in splits.values()]
+    evaluated = np.unique(np.concatenate([np.zeros(0, np.uint64), *evaluated]))
+    train = _draw(info, "train", None, info.rows["train"], evaluated)
+    info.table = _table(info, splits, np.unique(fingerprints(train["input_ids"])))
+    return {"train": train, **splits}
+
+
+def _draw_each(info: ReasoningInfo, split: str) -> Rows | None:
+    """As many rows of each difficulty."""
+    parts = [_draw(info, split, one, info.rows["test"]) for one in info.difficulties(split)]
+    parts = [part for part in parts if part is not None]
+    if not parts:
+        return None
+    widest = max(part["input_ids"].shape[1] for part in parts)
+    return below(wider(part, widest) for part in parts)
+
+
+def _draw(
+    info: ReasoningInfo, split: str, only: int | None, count: int, taken: np.ndarray | None = None
+) -> Rows | None:
+    """`count` rows of `only` one difficulty, or of all difficulties of the split mixed."""
+    choice = list(info.difficulties(split)) if only is None else [only]
+    blocks = []
+    for number in range(-(-count // BLOCK)):
+        # A block is drawn whole and cut, so that a larger split begins with a smaller one.
+        rng = np.random.default_rng([info.seed, SPLITS.index(split), only or 0, number])
+        blocks.append(draw_rows(info.make_task(), np.array(choice)[rng.integers(0, len(choice), BLOCK)], rng, taken))
+    if not blocks:
+        return None
+    widest = max(block["input_ids"].shape[1] for block in blocks)
+    return {name: column[:count] for name, column in below(wider(block, widest) for block in blocks).items()}
+
+
+def _table(info: ReasoningInfo, splits: dict[str, Rows], trained: np.ndarray) -> list[dict[str, Any]]:
+    table = []
+    for name in ("test", "beyond"):
+        for one in info.difficulties(name) if name in splits else ():
+            rows = splits[name]
+            chosen = {column: rows[column][rows["difficulty"] == one] for column in rows}
+            answers = chosen["labels"][chosen["labels"] != NOT_ASKED]
+            table.append(
+                {
+                    "split": name,
+                    "difficulty": one,
+                    "rows": len(chosen["labels"]),
+                    "words": int((chosen["input_ids"][0] != PAD_ID).sum()) - 2,
+                    "cells": len(answers) // len(chosen["labels"]),
+                    "chance": round(float(np.bincount(answers).max() / len(answers)), 4),
+                    "seen": round(float(np.isin(fingerprints(chosen["input_ids"]), trained).mean()), 4),
+                }
+            )
+    return table
+
+
+# ---- the folder ----
+
+
+def save_reasoning_dataset(splits: dict[str, Rows], info: ReasoningInfo, out: Path) -> None:
+    """Writes the folder that the header of this module describes; `reasoning.json` last, when the rest is complete."""
+    from datasets import Dataset
+
+    sizes = {}
+    for name, rows in splits.items():
+        split = Dataset.from_dict({**rows, "text": readable(rows)}, features=features())
+        with complete_file(out / "data" / f"{name}-00000.parquet") as stream:
+            split.to_parquet(stream)
+        sizes[name] = (len(split), split.data.nbytes)
+    reasoning_tokenizer().save_pretrained(out)
+    write_text(out / "README.md", data_card(info, sizes))
+    write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1) + "\n")
+
+
+def load_reasoning_info(source: str | Path) -> ReasoningInfo:
+    """Reads `reasoning.json` of a folder or of a data set on the Hub.
+
+    Raises:
+        FileNotFoundError: it is not there.
+        ValueError: it is not what `build_reasoning` writes.
+    """
+    file = Path(source) / INFO_FILE
+    if not Path(source).is_dir():
+        from huggingface_hub import hf_hub_download
+
+        file = Path(hf_hub_download(str(source), INFO_FILE, repo_type="dataset"))
+    if not file.is_file():
+        raise FileNotFoundError(
+            f"{source} is no reasoning data set: {INFO_FILE} is missing. Build one with `hrm-hf data reasoning TASK "
+            "--out DIR`."
+        )
+    content = load_json(file)
+    wanted = {one.name for one in fields(ReasoningInfo)}
+    if not isinstance(content, dict) or content.keys() != wanted or content["task"] not in TASKS:
+        raise ValueError(f"{file} is none that this version writes; build the data set anew")
+    pairs = {name: content[name] and tuple(content[name]) for name in ("trained", "beyond")}
+    return ReasoningInfo(**content | pairs)
+
+
+def _same_rows(one: ReasoningInfo, other: ReasoningInfo) -> bool:
+    """Whether two sets have the same rows; the table follows from them."""
+    return replace(one, table=[]) == replace(other, table=[])

@@ -4,7 +4,7 @@ Everything follows from one `HrmLmConfig` with one segment. Its peers share widt
 
     hrm_lm                   the model itself, M = 1
     hrm_lm_m4                up to four segments, halting by the learned gate
-    hrm_lm_loop              equal parameters: a block before the loop, one in it that is passed through LOOP_PASSES
+    hrm_lm_loop              equal parameters: a block before the loop, one in it that is passed through four
                              times, and one behind it
     looped                   equal parameters: a plain looped transformer, all of its blocks in the loop
     hrm_text                 transformers' HRM-Text with the same stacks: no re-injection of embeddings, no segments
@@ -32,6 +32,7 @@ from report import RESULTS
 from transformers import AutoModelForCausalLM, GPT2Config, HrmTextConfig, LlamaConfig, PreTrainedConfig
 
 from hrm_hf import HrmLmConfig
+from hrm_hf.models.configuration_hrm_lm import LOOP
 from hrm_hf.models.configuration_rlm_mhc import RlmMhcConfig
 
 
@@ -50,14 +51,7 @@ SIZES = {
     "50m": HrmLmConfig._presets["hrm-lm-50m"],
     "100m": HrmLmConfig._presets["hrm-lm-100m"],
 }  # fmt: skip
-LOOP_PASSES = 4
 TRAINING = {"depth_warmup": 0.0}  # share of the budget in which tokens get one segment
-# Segments of one pass, so that each can be the last; trained by the last one's loss, through all of them.
-LOOP = {
-    "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": LOOP_PASSES,
-    "detach_between_segments": False, "initial_state": "zero", "deep_supervision": "last", "ds_loss_weight": 0.0,
-    "q_loss_weight": 0.0, "ponder_loss_weight": 0.0, "exit_criterion": "fixed",
-}  # fmt: skip
 PEERS = (
     "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_equal_flops", "rlm_mhc_off",
     "rlm_mhc_on", "rlm_mhc", "gpt2",

@@ -32,6 +32,15 @@ from .early_exit import EXIT_CRITERIA
 from .modeling_utils import PresetsMixin
 
 
+# A flat loop whose every pass can be the last, trained through all of them by the last one's loss, without a gate:
+# that is taught afterwards (`train_gate_only`). How it was chosen: docs/architectures/hrm_lm.md.
+LOOP = {
+    "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": 4, "initial_state": "zero",
+    "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0.0, "ponder_loss_weight": 0.0,
+    "exit_criterion": "fixed",
+}  # fmt: skip
+
+
 @strict
 class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of `hrm_lm`: a causal language model that thinks in segments, with a halting decision per token.
@@ -222,6 +231,19 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         "hrm-lm-1b": {
             "hidden_size": 1536, "num_attention_heads": 12, "num_h_layers": 16, "num_l_layers": 16,
             "intermediate_size": 4096, "max_position_embeddings": 4096,
+        },
+        "hrm-lm-loop-10m-byte": {
+            **LOOP, "vocab_size": 264, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1024,
+            "prelude_layers": 2, "num_l_layers": 2, "coda_layers": 2,
+        },
+        "hrm-lm-loop-25m": {
+            **LOOP, "hidden_size": 384, "num_attention_heads": 6, "intermediate_size": 1024,
+            "prelude_layers": 1, "num_l_layers": 2, "coda_layers": 1, "max_position_embeddings": 512,
+        },
+        "hrm-lm-loop-50m": {**LOOP, "prelude_layers": 2, "num_l_layers": 2, "coda_layers": 2},
+        "hrm-lm-loop-100m": {
+            **LOOP, "hidden_size": 768, "num_attention_heads": 12, "intermediate_size": 2048,
+            "prelude_layers": 2, "num_l_layers": 4, "coda_layers": 2,
         },
     }  # fmt: skip
 

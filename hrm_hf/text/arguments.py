@@ -176,9 +176,7 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     )
     bp_warmup_ratio: float = field(
         default=0.2,
-        metadata={
-            "help": "Share of the run over which the back-prop depth grows to the config's bp_steps."
-        },
+        metadata={"help": "Share of the run over which the back-prop depth grows to the config's bp_steps."},
     )
     halt_warmup_ratio: float = field(
         default=0.5,

@@ -19,6 +19,10 @@ PRESETS = {
     "hrm-lm-100m": (99_976_706, 96, 32),
     "hrm-lm-350m": (357_173_250, 352, 88),
     "hrm-lm-1b": (1_058_737_154, 768, 128),
+    "hrm-lm-loop-10m-byte": (11_603_714, 3, 2),
+    "hrm-lm-loop-25m": (26_985_218, 3, 2),
+    "hrm-lm-loop-50m": (50_136_066, 4, 2),
+    "hrm-lm-loop-100m": (99_976_706, 12, 4),
 }
 
 
@@ -30,7 +34,8 @@ def test_a_preset_has_its_published_size(name):
         model = HrmLmForCausalLM(config)
     assert sum(p.numel() for p in model.parameters()) == parameters
     assert config.segment_visits == visits
-    assert config.num_hidden_layers == visits * config.halt_max_steps
+    once = config.prelude_layers + config.coda_layers
+    assert config.num_hidden_layers == once + visits * config.halt_max_steps
     assert visits * 2 * config.num_key_value_heads * config.head_dim * 2 == kib * 1024
 
 

@@ -18,6 +18,7 @@ thousands and cost the Llamas a bit per byte in short runs at width 64. Left out
 
 import gzip
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -50,16 +51,20 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BOOKS = Path(__file__).parents[2] / "shared" / "data"
 
 
-def peer_config(peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None) -> PreTrainedConfig:
+def peer_config(
+    peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None, changes: dict[str, Any] | None = None
+) -> PreTrainedConfig:
     """The config of one of PEERS at a size of SIZES; `block_size` tokens a row is where FLOPs are made equal.
 
-    `mhc_preset` takes the body of rlm_mhc_on and rlm_mhc_off from a preset of `RlmMhcConfig` instead.
+    `changes` are fields of the hrm_lm that the others are made equal to. `mhc_preset` takes the body of rlm_mhc_on and
+    rlm_mhc_off from a preset of `RlmMhcConfig` instead.
     """
-    hrm = HrmLmConfig(**{**SIZES[size], "halt_max_steps": 1})
+    fields = {**SIZES[size], "halt_max_steps": 1, **(changes or {})}
+    hrm = HrmLmConfig(**fields)
     if peer == "hrm_lm":
         return hrm
     if peer == "hrm_lm_m4":
-        return HrmLmConfig(**{**SIZES[size], "halt_max_steps": 4})
+        return HrmLmConfig(**{**fields, "halt_max_steps": 4})
     if peer == "gpt2":
         return GPT2Config()
     if mhc_preset is not None and peer in ("rlm_mhc_on", "rlm_mhc_off"):

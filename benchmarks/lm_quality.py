@@ -160,8 +160,8 @@ def train_one(name, args, train, rows, seed, rate, flop_budget, run, save=lambda
         tokens, steps = tokens + args.batch_size * args.block_size, steps + 1
 
 
-def train_step(model, optimizer, ids, share: float, args) -> float:
-    """One step; the FLOPs it took. `share` of the budget is spent."""
+def train_step(model, optimizer, ids, share: float, args, labels=None) -> float:
+    """One step; the FLOPs it took. `share` of the budget is spent; `labels` are the ids themselves by default."""
     config = model.config
     details = {}
     if config.model_type == "hrm_lm":
@@ -170,7 +170,7 @@ def train_step(model, optimizer, ids, share: float, args) -> float:
         model.set_bp_steps(details["bp_steps"])
         model.set_halting(share >= args.halt_warmup)
     with autocast(args):
-        output = model(input_ids=ids, labels=ids, use_cache=False)
+        output = model(input_ids=ids, labels=ids if labels is None else labels, use_cache=False)
     output.loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()

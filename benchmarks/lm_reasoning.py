@@ -1,6 +1,6 @@
 """Which language models learn tasks that take many steps: accuracy by difficulty and by passes, over seeds.
 
-    python benchmarks/lm_reasoning.py --task automaton --size 20 --difficulty 8 --beyond none --answers last --seeds 0,1,2
+    python benchmarks/lm_reasoning.py --size 20 --difficulty 8 --beyond none --answers last --steps 3000 --seeds 0,1,2
     python benchmarks/lm_reasoning.py --task pointers --models hrm_lm --label deep --set bp_steps=8 --set H_cycles=4
 
 Models are those of `lm_models.py`, with parameters equal to hrm_lm's. Models of a seed see the same batches in the

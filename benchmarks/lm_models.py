@@ -25,6 +25,7 @@ thousands and cost the Llamas a bit per byte in short runs at width 64. Left out
 import gzip
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -60,20 +61,24 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BOOKS = Path(__file__).parents[2] / "shared" / "data"
 
 
-def peer_config(peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None) -> PreTrainedConfig:
+def peer_config(
+    peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None, changes: dict[str, Any] | None = None
+) -> PreTrainedConfig:
     """The config of one of PEERS, other fields of it behind a plus sign each, at a size of SIZES.
 
     `block_size` tokens a row is where FLOPs are made equal.
 
-    `mhc_preset` takes the body of rlm_mhc_on and rlm_mhc_off from a preset of `RlmMhcConfig` instead.
+    `changes` are fields of the hrm_lm that the others are made equal to. `mhc_preset` takes the body of rlm_mhc_on and
+    rlm_mhc_off from a preset of `RlmMhcConfig` instead.
     """
-    hrm = HrmLmConfig(**{**SIZES[size], "halt_max_steps": 1})
+    fields = {**SIZES[size], "halt_max_steps": 1, **(changes or {})}
+    hrm = HrmLmConfig(**fields)
     peer, *given = peer.split("+")
     recurrent = {"hrm_lm": {"halt_max_steps": 1}, "hrm_lm_m4": {"halt_max_steps": 4}, **loop_peers(hrm)}
     if given and peer not in recurrent:
         raise ValueError(f"{peer} takes no other fields; only {', '.join(recurrent)} do: {given}")
     if peer in recurrent:
-        fields = {**SIZES[size], **recurrent[peer], **parsed_fields(given)}
+        fields = fields | recurrent[peer] | parsed_fields(given)
         fields = {name: value for name, value in fields.items() if name not in ("intermediate_size", *TRAINING)}
         return _fitted(HrmLmConfig, fields, count_parameters, count_parameters(hrm))
     if peer == "gpt2":

@@ -171,8 +171,11 @@ def train_one(name, args, train, rows, seed, rate, limit, run, save=lambda: None
         tokens, steps = tokens + args.batch_size * args.block_size, steps + 1
 
 
-def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 0.0) -> float:
-    """One step; the FLOPs it took. `share` of the budget is spent; up to `depth_warmup` tokens get one segment."""
+def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 0.0, labels=None) -> float:
+    """One step; the FLOPs it took. `share` of the budget is spent; up to `depth_warmup` tokens get one segment.
+
+    `labels` are the ids themselves by default.
+    """
     config = model.config
     details = {}
     if config.model_type == "hrm_lm":
@@ -182,7 +185,7 @@ def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 
         model.set_training_segments(1 if share < depth_warmup else None)
         model.set_halting(share >= args.halt_warmup)
     with autocast(args):
-        output = model(input_ids=ids, labels=ids, use_cache=False)
+        output = model(input_ids=ids, labels=ids if labels is None else labels, use_cache=False)
     output.loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()

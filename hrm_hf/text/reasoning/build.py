@@ -51,8 +51,8 @@ class ReasoningInfo:
     queries: int | None
     trained: tuple[int, int]
     beyond: tuple[int, int] | None
-    rows: dict[str, int]
-    seed: int
+    rows: dict[str, int] = field(default_factory=dict)
+    seed: int = 0
     generator_version: int = GENERATOR_VERSION
     table: list[dict[str, Any]] = field(default_factory=list)
 
@@ -100,12 +100,30 @@ def build_reasoning(
     Raises:
         UsageError: options that the task does not have, or that leave nothing to draw.
     """
-    kind = _validated_kind(task, size, answers, queries)
     numbers = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test, "seed": seed}
     for name, value in numbers.items():
         least = 1 if name == "num_train" else 0
         if value < least:
             raise UsageError(f"{value}; expected {least} or more", "--" + name.replace("_", "-"))
+    info = describe_task(task, size, difficulty, beyond, answers, queries)
+    info.rows, info.seed = {"train": num_train, "validation": num_validation, "test": num_test}, seed
+    if (out / INFO_FILE).exists() and not _same_rows(load_reasoning_info(out), info):
+        raise UsageError(f"{out} already holds a data set with other options; choose another folder", "--out")
+    splits = as_usage_errors(draw_splits, info)
+    save_reasoning_dataset(splits, info, out)
+    return {"out": str(out), **{f"{name}_rows": len(rows["difficulty"]) for name, rows in splits.items()}}
+
+
+def describe_task(
+    task: str,
+    size: int | None = None,
+    difficulty: str | None = None,
+    beyond: str | None = None,
+    answers: str | None = None,
+    queries: int | None = None,
+) -> ReasoningInfo:
+    """The task of these options and its difficulties, still without rows; arguments and errors as of the above."""
+    kind = _validated_kind(task, size, answers, queries)
     info = ReasoningInfo(
         task=task,
         size=kind.size if size is None else size,
@@ -113,15 +131,9 @@ def build_reasoning(
         queries=queries,
         trained=_span(difficulty, "--difficulty") if difficulty else kind.trained,
         beyond=None,
-        rows={"train": num_train, "validation": num_validation, "test": num_test},
-        seed=seed,
     )
     info.beyond = _beyond(beyond, info)
-    if (out / INFO_FILE).exists() and not _same_rows(load_reasoning_info(out), info):
-        raise UsageError(f"{out} already holds a data set with other options; choose another folder", "--out")
-    splits = as_usage_errors(draw_splits, info)
-    save_reasoning_dataset(splits, info, out)
-    return {"out": str(out), **{f"{name}_rows": len(rows["difficulty"]) for name, rows in splits.items()}}
+    return info
 
 
 def _validated_kind(task: str, size: int | None, answers: str | None, queries: int | None) -> type[Task]:
@@ -185,7 +197,7 @@ def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
     """
     splits = {
         "validation": _draw(info, "validation", None, info.rows["validation"]),
-        **{name: _draw_each(info, name) for name in ("test", "beyond")},
+        **{name: draw_each(info, name) for name in ("test", "beyond")},
     }
     splits = {name: rows for name, rows in splits.items() if rows is not None}
     evaluated = [fingerprints(rows["input_ids"]) for rows in splits.values()]
@@ -195,8 +207,8 @@ def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
     return {"train": train, **splits}
 
 
-def _draw_each(info: ReasoningInfo, split: str) -> Rows | None:
-    """As many rows of each difficulty."""
+def draw_each(info: ReasoningInfo, split: str) -> Rows | None:
+    """`info.rows["test"]` rows of each difficulty of a split, as of `draw_rows`; None for none."""
     parts = [_draw(info, split, one, info.rows["test"]) for one in info.difficulties(split)]
     parts = [part for part in parts if part is not None]
     if not parts:

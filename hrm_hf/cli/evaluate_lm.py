@@ -9,13 +9,13 @@ from .report import AsJson, BadLines, Device, UpdateCard, run, validate_model
 
 
 SCREEN_METRICS = (
-    "lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps", "plan_loss", "code_loss", "tokens",
-    "tokens_per_second",
+    "lm_loss", "always_lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "average_steps", "plan_loss",
+    "code_loss", "tokens", "tokens_per_second",
 )  # fmt: skip
 
 
 # When a token stops thinking; the names of `hrm_hf.models.early_exit.EXIT_CRITERIA`.
-Exit = Literal["q", "cdf", "kl", "latent_diff", "entropy_diff", "fixed"]
+Exit = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
 
 
 def lm(
@@ -49,6 +49,13 @@ def lm(
     exit_threshold: Annotated[
         float | None, typer.Option(help="Of a criterion that has one (not q, fixed); its default otherwise.")
     ] = None,
+    calibrate_on: Annotated[
+        list[str] | None,
+        typer.Option(help="Another text, on which the threshold of --exit-criterion is chosen; repeat for more."),
+    ] = None,
+    allowed_loss: Annotated[
+        float, typer.Option(min=0, max=1, help="Of --calibrate-on: share by which halting early may raise the loss.")
+    ] = 0.005,
     batch_size: Annotated[int, typer.Option(min=1, help="Rows at a time.")] = 8,
     limit: Annotated[
         int | None,
@@ -61,7 +68,9 @@ def lm(
 ):
     """Perplexity, bits per byte and average segments of a causal language model on text.
 
-    Example: hrm-hf eval lm runs/hrm_lm --data input.txt --last-percentage 5 --num-segments 1 --out runs/hrm_lm/eval
+    Examples: hrm-hf eval lm runs/hrm_lm --data input.txt --last-percentage 5 --num-segments 1 --out runs/hrm_lm/eval
+
+    hrm-hf eval lm runs/hrm_lm --data other.txt --exit-criterion kl --calibrate-on input.txt
     """
     options = dict(locals())
     validate_model(model)

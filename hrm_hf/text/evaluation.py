@@ -5,9 +5,12 @@ that its training script printed. Multiple-choice and generation tasks are lm-ev
 """
 
 import contextlib
+import functools
 import math
 import sys
 import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +30,9 @@ from ..models.early_exit import EXIT_CRITERIA, exit_class
 from ..registry import has_ability
 from ..trainer.recipes import library_versions
 from .arguments import LmDataArguments, LmTrainingArguments
+from .calibration import calibrate_exit
 from .causal_lm import load_tokenizer
-from .corpus import load_evaluation_text
+from .corpus import TextCorpus, load_evaluation_text
 from .trainer import CausalLMTrainer
 
 
@@ -53,6 +57,8 @@ def evaluate_checkpoint(
     num_segments: int | None = None,
     exit_criterion: str | None = None,
     exit_threshold: float | None = None,
+    calibrate_on: list[str] | None = None,
+    allowed_loss: float = 0.005,
     batch_size: int = 8,
     limit: int | None = None,
     out: Path | None = None,
@@ -68,6 +74,8 @@ def evaluate_checkpoint(
         block_size: tokens of a row; the model's positions, at most 1024, by default.
         overlap: tokens that a row repeats from the last, as context.
         num_segments, exit_criterion, exit_threshold: how long an `hrm_lm` thinks; its config's by default.
+        calibrate_on: sources of another text, on which the threshold of exit_criterion is chosen: see `calibrate_exit`
+            (also for allowed_loss). The figures are then those of `data`, with `always_lm_loss` beside.
         limit: only the first rows; bits per byte then take the whole text's bytes per token.
         out: folder for results.json.
 
@@ -84,6 +92,8 @@ def evaluate_checkpoint(
     if device and ":" in device and not device.endswith(":0"):
         raise UsageError(f"{device}: choose a GPU with CUDA_VISIBLE_DEVICES", "--device")
     validate_exit(exit_criterion, exit_threshold)
+    if calibrate_on and (exit_threshold is not None or exit_criterion in (None, "q", "fixed")):
+        raise UsageError("give --exit-criterion with a threshold, and no --exit-threshold", "--calibrate-on")
     thinking = {"num_segments": num_segments, "exit_criterion": exit_criterion}
     thinking |= {"exit_threshold": exit_threshold}
     _validate_kind(model, thinking)
@@ -102,10 +112,17 @@ def evaluate_checkpoint(
         chunk_overlap=overlap,
     )
     corpus = load_evaluation_text(options, words, last_percentage)
-    rows = corpus.validation
-    rows = rows.select(range(min(limit, len(rows)))) if limit else rows
+    other = load_evaluation_text(replace(options, eval_data=calibrate_on), words) if calibrate_on else None
+    calibration = None
     with contextlib.redirect_stdout(sys.stderr):  # where the library and what it imports may speak
-        metrics = _measure(network, rows, corpus.eval_bytes_per_token, batch_size, device)
+        measure = functools.partial(_measure, network, batch_size=batch_size, device=device, limit=limit)
+        if other is not None:
+            calibration = _calibrate(network, functools.partial(measure, other), exit_criterion, allowed_loss)
+        metrics = measure(corpus)
+        if other is not None:
+            thinking["exit_threshold"] = calibration["exit_threshold"]
+            with exit_of(network, "fixed", None):
+                metrics["always_lm_loss"] = measure(corpus)["lm_loss"]
     settings = {"block_size": length, "overlap": overlap or None, "last_percentage": last_percentage}
     settings |= {"limit": limit, **thinking}
     result = {
@@ -115,6 +132,7 @@ def evaluate_checkpoint(
         "split": split,
         "settings": settings,
         "metrics": metrics,
+        **({"calibration": calibration} if calibration else {}),
         "text": corpus.sizes["validation"],
         "parameters": network.num_parameters(),
         "versions": library_versions(),
@@ -175,8 +193,35 @@ def model_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) 
     return getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
 
 
-def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str | None) -> dict[str, Any]:
+@contextlib.contextmanager
+def exit_of(network: PreTrainedModel, criterion: str, threshold: float | None) -> Iterator[None]:
+    """The model halts its tokens in another way for a while."""
+    own = network.config.exit_criterion, network.config.exit_threshold
+    network.config.exit_criterion, network.config.exit_threshold = criterion, threshold
+    try:
+        yield
+    finally:
+        network.config.exit_criterion, network.config.exit_threshold = own
+
+
+def _calibrate(
+    network: PreTrainedModel, measure: Callable[[], dict[str, Any]], criterion: str, allowed_loss: float
+) -> dict[str, Any]:
+    """See `calibrate_exit`; the model's config has the threshold afterwards."""
+
+    def measure_at(threshold: float | None) -> dict[str, Any]:
+        with exit_of(network, "fixed" if threshold is None else criterion, threshold):
+            return measure()
+
+    found = calibrate_exit(measure_at, criterion, allowed_loss)
+    network.config.exit_threshold = found["exit_threshold"]
+    return found
+
+
+def _measure(network, corpus: TextCorpus, batch_size: int, device: str | None, limit: int | None) -> dict[str, Any]:
     """Means over all predicted tokens, and tokens a second."""
+    rows = corpus.validation
+    rows = rows.select(range(min(limit, len(rows)))) if limit else rows
     with tempfile.TemporaryDirectory() as folder:  # the trainer wants a place to write, and writes nothing here
         args = LmTrainingArguments(
             output_dir=folder,
@@ -189,7 +234,7 @@ def _measure(network, rows, bytes_per_token: float, batch_size: int, device: str
         # Its constructor refuses quantized weights, because they cannot be trained; nothing is trained here.
         quantized, network.is_quantized = getattr(network, "is_quantized", False), False
         trainer = CausalLMTrainer(
-            network, args, bytes_per_token, eval_dataset=rows, data_collator=default_data_collator
+            network, args, corpus.eval_bytes_per_token, eval_dataset=rows, data_collator=default_data_collator
         )
         network.is_quantized = quantized
         trainer.remove_callback(PrinterCallback)

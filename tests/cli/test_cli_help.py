@@ -21,6 +21,7 @@ COMMANDS = {
     "go MODEL": 2, "go MODEL x --prefix a --prefix b": 2, "eval go MODEL": 2, "eval go MODEL --benchmark x=y": 2,
     "eval lm MODEL --data x --exit-threshold 1": 2, "eval lm MODEL": 2, "eval lm MODEL --data x --nosuch": 2,
     "eval puzzles MODEL nosuch": 2, "eval cosmo MODEL --data nosuch": 2, "push nosuch me/x": 2,
+    "data export nosuch --out x": 2,
     "eval cosmo-baseline --data nosuch --method spectrum-gp": 2,
 }  # fmt: skip
 LIMIT = 0.5  # seconds of CPU for help and a usage error

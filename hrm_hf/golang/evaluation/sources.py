@@ -1,4 +1,4 @@
-"""What a Go coder is evaluated on, as a command names it; checked before anything heavy is loaded."""
+"""Sources of an evaluation of Go coders, as a command names them; checked before anything heavy is loaded."""
 
 from pathlib import Path
 

@@ -8,6 +8,7 @@ the library is let down, and may return a note. The table says for which archite
 exit status is 1 if one fails. `tests/common/test_citizens.py` runs the same functions.
 """
 
+import itertools
 import logging
 import sys
 import tempfile
@@ -15,6 +16,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -203,11 +205,13 @@ def assert_used_alike(architecture: str, model: torch.nn.Module) -> None:
 @check("accelerate: cpu_offload and disk_offload change nothing")
 def offloaded(architecture: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
-        for offload in (cpu_offload, lambda model: disk_offload(model, folder)):
+        offloads = (cpu_offload, partial(disk_offload, offload_dir=folder))
+        for offload, buffers_too in itertools.product(offloads, (False, True)):
             model = every.model(architecture)
-            offload(model)
+            offload(model, offload_buffers=buffers_too)
             assert all(parameter.is_meta for parameter in model.parameters())
             assert_used_alike(architecture, model)
+            assert not buffers_too or all(weight.is_meta for weight in model.state_dict().values())
 
 
 @check("from_pretrained: device_map with all weights on disk, and with as many as fit into memory")
@@ -217,7 +221,7 @@ def divided(architecture: str) -> None:
         model.save_pretrained(folder)
         size = sum(parameter.nbytes for parameter in model.parameters())
         places = set()
-        everything = {"device_map": {"": "disk"}}
+        everything = {"device_map": {"": "disk"}, "offload_buffers": True}
         some = [{"device_map": "auto", "max_memory": {"cpu": int(size * share)}} for share in (0.6, 0.8, 0.95)]
         for options in (everything, *some):
             loaded = type(model).from_pretrained(folder, offload_folder=f"{folder}/away", **options).eval()

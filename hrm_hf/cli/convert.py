@@ -64,7 +64,7 @@ def convert(
             f"there is no way back to {architecture}, only to {' and '.join(WITH_WAY_BACK)}",
             param_hint="--to-original",
         )
-    from ..io.model_names import ModelError, is_below_here
+    from ..io.model_names import ModelError, find_model, is_below_here
     from ..io.usage import as_usage_errors
 
     with usage_errors():
@@ -73,6 +73,8 @@ def convert(
         from ..hub import hub_address, pull_address
 
         address = as_usage_errors(hub_address, src, revision)
+        if address is not None:
+            find_model(address.repo_id)
     if architecture in TEXT or to_original:
         src = Path(src) if address is None else pull_address(address)
     if architecture == "rlm_mhc":

@@ -6,11 +6,12 @@ from typing import Annotated, Any
 
 import typer
 
+from ..io.evaluation import validate_data, validate_evaluation
 from .evaluate_cosmo import cosmo, cosmo_baseline
 from .evaluate_go import go
 from .evaluate_lm import lm
 from .evaluate_reasoning import reasoning
-from .report import AsJson, Device, UpdateCard, run, validate_model
+from .report import AsJson, Device, UpdateCard, run, usage_errors, validate_model
 from .solve import Choose, ExitWhenStill, Halt, Noise, NoiseAt, Restarts
 
 
@@ -71,7 +72,10 @@ def puzzles(
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
     options = dict(locals())
-    validate_model(model)
+    validate_model(model, "PUZZLE_SOLVER")
+    with usage_errors():
+        validate_evaluation(model, out, update_card)
+        validate_data(data, "puzzle data set")
     from ..puzzles.evaluation import evaluate_checkpoint
 
     run(evaluate_checkpoint, options | {"shared": int(os.environ.get("WORLD_SIZE", "1")) > 1}, _on_screen)

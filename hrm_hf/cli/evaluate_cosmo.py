@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import AsJson, Device, UpdateCard, run, validate_model
+from ..io.evaluation import validate_data, validate_evaluation, validate_output
+from .report import AsJson, Device, UpdateCard, run, usage_errors, validate_model
 
 
 Steps = Literal["fixed", "adaptive"]  # how many segments of recurrence a map gets
@@ -41,7 +42,11 @@ def cosmo(
     Example: hrm-hf eval cosmo runs/cosmo --data data/lognormal --baseline runs/gp --out runs/cosmo/eval
     """
     options = dict(locals())
-    validate_model(model)
+    validate_model(model, "REGRESSOR")
+    with usage_errors():
+        validate_evaluation(model, out, update_card)
+        for each in filter(None, (data, shift_data)):
+            validate_data(each, "cosmology data set")
     from ..cosmology.evaluation_run import evaluate_checkpoint
 
     run(evaluate_checkpoint, options, _on_screen)
@@ -62,6 +67,10 @@ def cosmo_baseline(
     Example: hrm-hf eval cosmo-baseline --data data/lognormal --method spectrum-gp --out runs/gp
     """
     options = dict(locals())
+    with usage_errors():
+        validate_data(data, "cosmology data set")
+        if out is not None:
+            validate_output(out)
     from ..cosmology.evaluation import summary
     from ..cosmology.evaluation_run import evaluate_baseline
 

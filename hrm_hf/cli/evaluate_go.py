@@ -5,7 +5,8 @@ from typing import Annotated, Any
 
 import typer
 
-from .report import AsJson, BadLines, Device, GoValidator, UpdateCard, run, validate_model
+from ..io.evaluation import validate_evaluation
+from .report import AsJson, BadLines, Device, GoValidator, UpdateCard, run, usage_errors, validate_model
 
 
 def go(
@@ -51,7 +52,12 @@ def go(
     --out runs/go_nano/eval --benchmark humaneval-go=humaneval_go.jsonl.gz
     """
     options = dict(locals())
-    validate_model(model)
+    validate_model(model, "LANGUAGE_MODEL")
+    from ..golang.evaluation.sources import validate_sources
+
+    with usage_errors():
+        validate_evaluation(model, out, update_card)
+        validate_sources(records, trajectories, benchmark, out)
     from ..golang.evaluation.run import evaluate_checkpoint
 
     run(evaluate_checkpoint, options | {"on_skip": _say_left_out}, _on_screen)

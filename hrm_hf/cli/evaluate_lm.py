@@ -5,7 +5,8 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from .report import AsJson, BadLines, Device, UpdateCard, run, validate_model
+from ..io.evaluation import validate_evaluation
+from .report import AsJson, BadLines, Device, UpdateCard, run, usage_errors, validate_model
 
 
 SCREEN_METRICS = (
@@ -73,7 +74,13 @@ def lm(
     hrm-hf eval lm runs/hrm_lm --data other.txt --exit-criterion kl --calibrate-on input.txt
     """
     options = dict(locals())
-    validate_model(model)
+    validate_model(model, "LANGUAGE_MODEL")
+    with usage_errors():
+        validate_evaluation(model, out, update_card)
+    if exit_threshold is not None and exit_criterion is None:
+        raise typer.BadParameter(
+            "a threshold is of a criterion; give --exit-criterion with it", param_hint="--exit-threshold"
+        )
     from ..text.evaluation import evaluate_checkpoint
 
     run(evaluate_checkpoint, options, _on_screen)

@@ -41,7 +41,7 @@ def go(
     """
     options = dict(locals())
     del options["as_json"], options["out"]
-    validate_model(model)
+    validate_model(model, "GO_CODER")
     from ..golang.generate import generate_code
 
     prompts, result = call(generate_code, options)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from ..io.words import counted
-from .report import AsJson, report
+from .report import AsJson, report, usage_errors
 
 
 def push(
@@ -48,6 +48,7 @@ def push(
         }  # fmt: skip
         if wrong := [name for name, value in given.items() if value]:
             raise typer.BadParameter("a Space has no such thing", param_hint=wrong[0])
+        _validate_target(repo_id, revision, create_pr)
         options = {"private": private, "revision": revision, "message": message, "create_pr": create_pr}
         _push_space(sources, repo_id, title, embed, dry_run, as_json, options)
         return
@@ -55,12 +56,14 @@ def push(
         raise typer.BadParameter(f"one folder makes a model, not {len(sources)}: {' '.join(sources)}")
     if title or embed:
         raise typer.BadParameter("only for a demo (--space)", param_hint="--title" if title else "--embed")
-    from ..hub import checkpoint_contents, push_checkpoint, validate_push_target
-
     folder = Path(sources[0]).expanduser()
+    if not folder.is_dir():
+        raise typer.BadParameter(f"{folder} is no folder; expected that of a saved model", param_hint="SOURCES")
+    _validate_target(repo_id, revision, create_pr)
+    from ..hub import checkpoint_contents, push_checkpoint
+
     contents = {"license": license, "with_training_state": with_training_state, "include": tuple(include or ())}
     if dry_run:
-        validate_push_target(repo_id, revision, create_pr)
         _report_plan(checkpoint_contents(folder, repo_id, **contents), repo_id, as_json)
         return
     result = push_checkpoint(
@@ -116,12 +119,19 @@ def _bytes(size: str) -> int:
     return found
 
 
+def _validate_target(repo_id: str, revision: str | None, create_pr: bool) -> None:
+    from ..hub import validate_push_target
+    from ..io.usage import as_usage_errors
+
+    with usage_errors():
+        as_usage_errors(validate_push_target, repo_id, revision, create_pr)
+
+
 def _push_space(
     sources: list[str], repo_id: str, title: str | None, embed: bool, dry_run: bool, as_json: bool, options: dict
 ) -> None:
-    from ..hub import push_space, space_contents, validate_push_target
+    from ..hub import push_space, space_contents
 
-    validate_push_target(repo_id, options["revision"], options["create_pr"])
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(sources[0]).expanduser()
         if len(sources) > 1 or not (folder / "app.py").exists():

@@ -85,10 +85,10 @@ def output(out: Path | None, argument: Path | None) -> Path:
 
 
 def validate_model(name: str, kind: str | None = None) -> None:
-    """Refuses a model that is nowhere, before anything heavy is loaded; then one that is not `hrm_hf.hub.kinds.KIND`.
+    """Refuses a model that is nowhere, or whose config.json says that it is of another kind; loads nothing heavy.
 
     Args:
-        kind: name in that module, as LANGUAGE_MODEL, where the library's function does not ask for one.
+        kind: name in `hrm_hf.hub.kinds`, as LANGUAGE_MODEL.
     """
     from ..io.model_names import find_model
 
@@ -97,4 +97,4 @@ def validate_model(name: str, kind: str | None = None) -> None:
         if kind:
             from ..hub import kinds
 
-            kinds.load_config(name, getattr(kinds, kind), adapters=True)
+            kinds.validate_kind(name, getattr(kinds, kind))

@@ -44,14 +44,14 @@ def rlm(
 
     executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()
     validate_model(model, "LANGUAGE_MODEL")
-    from ..io.evaluation import chosen_device
-
     context = read_context(context_file)
     from transformers import pipeline
 
-    import hrm_hf  # noqa: F401 - registers the architectures
+    from ..hub.kinds import LANGUAGE_MODEL, load_config
+    from ..io.evaluation import chosen_device
 
     with usage_errors():
+        load_config(model, LANGUAGE_MODEL, adapters=True)
         device = chosen_device(device)
     result = pipeline("recursive-text-generation", model=model, executor=executor, device=device)(
         question,

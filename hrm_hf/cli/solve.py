@@ -88,7 +88,7 @@ def solve(
     from ..puzzles.shipped import model_and_puzzles
 
     options["model"], options["puzzles"] = model_and_puzzles(puzzles or [])
-    validate_model(options["model"])
+    validate_model(options["model"], "PUZZLE_SOLVER")
     if not options["puzzles"] and file is None:
         raise typer.BadParameter("no puzzle given; expected PUZZLE arguments, - for stdin, or --file")
     from ..puzzles.solve import solve_puzzles, text_board

@@ -4,28 +4,16 @@ A validator is called with codes (whole files, or declarations without a package
 (`models/processing_hrm_go_coder.py`) for each; lines are those of the code given. Left out: third-party packages.
 """
 
-from .validators.go_tests import GoProgram, GoTestResult, GoTestRunner, GoTestValidator, run_go_tests
-from .validators.go_validators import GoFormatter, GoParserValidator, GoTypesValidator, best_validator
-from .validators.sandbox import Limits, SandboxError, validate_sandbox
-from .validators.toolchain import Go, GoNotFoundError, find_go
-from .validators.tree_sitter_validator import TreeSitterValidator
+from ..io.lazy_names import lazy_names
 
 
-__all__ = [
-    "Go",
-    "GoFormatter",
-    "GoNotFoundError",
-    "GoParserValidator",
-    "GoProgram",
-    "GoTestResult",
-    "GoTestRunner",
-    "GoTestValidator",
-    "GoTypesValidator",
-    "Limits",
-    "SandboxError",
-    "TreeSitterValidator",
-    "best_validator",
-    "find_go",
-    "run_go_tests",
-    "validate_sandbox",
-]
+__getattr__, __all__ = lazy_names(
+    __name__,
+    {
+        "validators.go_tests": ("GoProgram", "GoTestResult", "GoTestRunner", "GoTestValidator", "run_go_tests"),
+        "validators.go_validators": ("GoFormatter", "GoParserValidator", "GoTypesValidator", "best_validator"),
+        "validators.sandbox": ("Limits", "SandboxError", "validate_sandbox"),
+        "validators.toolchain": ("Go", "GoNotFoundError", "find_go"),
+        "validators.tree_sitter_validator": ("TreeSitterValidator",),
+    },
+)

@@ -1,17 +1,18 @@
 """Go code from descriptions: plans, attempts, what a validator says of them, and repairs."""
 
-from pathlib import Path
-from typing import Any
+from __future__ import annotations
 
-from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ..hub.kinds import GO_CODER, load_config
 from ..io.evaluation import chosen_device
 from ..io.usage import UsageError
-from ..models.generation_hrm_go_coder import RefinementOutput
-from .data.records import read_records
-from .evaluation.run import spread
-from .validators.go_validators import best_validator
+from ..io.words import counted
+
+
+if TYPE_CHECKING:
+    from ..models.generation_hrm_go_coder import RefinementOutput
 
 
 def generate_code(
@@ -47,7 +48,15 @@ def generate_code(
         ModelError: a model that is nowhere, or of another kind.
         ValueError: a file without records.
     """
+    if bool(prompts) == (records is not None):
+        raise UsageError("give prompts, or --records FILE", "PROMPTS")
+    if prompts and prefix and len(prefix) != len(prompts):
+        raise UsageError(f"{len(prefix)} for {counted(len(prompts), 'prompt')}; one for each", "--prefix")
     load_config(model, GO_CODER, adapters=True)
+    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # seconds, which the checks above spare
+
+    from .validators.go_validators import best_validator
+
     tasks = _tasks(prompts, prefix, records, limit)
     device = chosen_device(device)
     coder = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
@@ -71,13 +80,12 @@ def generate_code(
 
 def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str, Any]]:
     """Prompts with prefix and context, from the command line or from records."""
-    if bool(prompts) == (records is not None):
-        raise UsageError("give prompts, or --records FILE", "PROMPTS")
     if records is None:
-        if prefixes and len(prefixes) != len(prompts):
-            raise UsageError(f"{len(prefixes)} for {len(prompts)} prompts; one for each", "--prefix")
         prefixes = prefixes or [""] * len(prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
+    from .data.records import read_records
+    from .evaluation.run import spread
+
     rows = list(read_records(records))
     if not rows:
         raise ValueError(f"{records} has no records")

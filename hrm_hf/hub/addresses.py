@@ -14,6 +14,7 @@ from .pull import pull_checkpoint
 
 PUBLIC_HOSTS = ("huggingface.co", "www.huggingface.co", "hf.co")
 VIEWS = ("resolve", "blob", "raw", "tree")  # of a file or folder, in an address: OWNER/NAME/VIEW/REVISION/PATH
+PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
 OTHER_KINDS = ("datasets", "spaces", "api", "docs")
 EXPECTED = "expected OWNER/NAME, OWNER/NAME/FILE or https://huggingface.co/OWNER/NAME/resolve/REVISION/FILE"
 
@@ -62,9 +63,9 @@ def _of_address(text: str, revision: str | None) -> HubAddress:
     address, hub = urlsplit(text), urlsplit(constants.ENDPOINT)
     is_hub = (address.scheme, address.netloc) == (hub.scheme, hub.netloc)
     if not is_hub and (address.scheme != "https" or address.netloc not in PUBLIC_HOSTS):
+        hubs = " or ".join(sorted({f"https://{PUBLIC_HOSTS[0]}", constants.ENDPOINT}))
         raise ValueError(
-            f"{text} is not on the Hub, which is https://{PUBLIC_HOSTS[0]} or {constants.ENDPOINT}; {EXPECTED}. From "
-            "another host fetch the files yourself"
+            f"{text} is not on the Hub, which is {hubs}; {EXPECTED}. From another host fetch the files yourself"
         )
     parts = [unquote(part) for part in address.path.strip("/").split("/")]
     if len(parts) < 2 or parts[0] in OTHER_KINDS or (len(parts) > 2 and parts[2] not in VIEWS) or len(parts) == 3:
@@ -83,3 +84,14 @@ def pull_address(address: HubAddress) -> Path:
         return [name for name in names if name.startswith(f"{folder}/" if folder else "")]
 
     return pull_checkpoint(address.repo_id, revision=address.revision, choose=choose).path / address.path
+
+
+def validate_push_target(repo_id: str, revision: str | None, create_pr: bool) -> None:
+    """Raises ValueError for a name that is not OWNER/NAME, and where a pull request cannot start from the revision."""
+    validate_repo_id(repo_id)
+    if repo_id.count("/") != 1:
+        raise ValueError(f"{repo_id!r} is no name of a repository; expected OWNER/NAME")
+    if create_pr and (revision or "").startswith(PULL_REQUEST):
+        raise ValueError(f"revision={revision!r} is a pull request; to add a commit to it, leave create_pr out")
+    if create_pr and revision not in (None, "main"):
+        raise ValueError(f"revision={revision!r}: a pull request starts from main; leave the revision out")

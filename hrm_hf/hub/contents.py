@@ -21,6 +21,7 @@ from huggingface_hub import ModelCard, constants
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
+from ..io.model_names import ADAPTER_CONFIG, CONFIG
 from ..registry import ARCHITECTURES
 from .cards import CARD_FILE, LICENSE_NOT_STATED, card_for_repository, new_card_text
 from .errors import printable
@@ -32,7 +33,6 @@ from .paths import short_path, without_local_paths
 from .secrets import SECRETS_FILES, texts_in, validate_no_secrets
 
 
-CONFIG, ADAPTER_CONFIG = "config.json", "adapter_config.json"
 WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
 WEIGHT_PATTERNS = ("model*.safetensors", INDEX, "pytorch_model*.bin", "pytorch_model.bin.index.json")
 CODE_LICENSE = "LICENSE_CODE"

@@ -1,16 +1,20 @@
 """Kinds of models: a command that needs a puzzle solver says at once that it was given a language model."""
 
+from __future__ import annotations
+
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
-
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from typing import TYPE_CHECKING, Any
 
 from ..io.bounded_files import load_json
-from ..io.model_names import CONFIGS, ModelError, find_model
-from ..registry import ARCHITECTURES, ArchitectureSpec, architecture_of
-from .errors import LONGEST, printable
+from ..io.model_names import ADAPTER_CONFIG, CONFIG, ModelError, find_model
 
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
+
+    from ..registry import ArchitectureSpec
 
 IS_ADAPTER = "is a PEFT adapter; merge it first (merge_and_unload) and save the whole model"
 
@@ -22,37 +26,62 @@ class Kind:
     Attributes:
         title: in a message, as "a puzzle solver".
         commands: that take such a model.
-        pipeline: of its architectures in the registry.
-        ability: in `registry.ABILITIES`, of the architectures that are meant where a pipeline has others too.
+        auto_class: name of the Auto class that loads its head, in the registry and in `auto_map` of a config.json.
+        ability: in `registry.ABILITIES`, of the architectures that are meant where an Auto class loads others too.
     """
 
     title: str
     commands: str
-    pipeline: str
+    auto_class: str
     ability: str | None = None
 
     def has(self, row: ArchitectureSpec) -> bool:
         """Whether an architecture of this package is of this kind."""
-        return row.pipeline == self.pipeline and (self.ability is None or self.ability in row.abilities)
+        loaded_by = {auto_class.__name__ for auto_class in row.head_auto_classes}
+        return self.auto_class in loaded_by and (self.ability is None or self.ability in row.abilities)
 
     def takes(self, config: PreTrainedConfig) -> bool:
         """Whether a model is of this kind; language models may also be transformers' own."""
+        from transformers import AutoModelForCausalLM
+
+        from ..registry import architecture_of
+
         row = architecture_of(config)
         if row is None:
             return self is LANGUAGE_MODEL and type(config) in AutoModelForCausalLM._model_mapping
         return self.has(row)
 
-    def __str__(self) -> str:
-        types = [row.model_type for row in ARCHITECTURES.values() if self.has(row)]
-        types += ["one of transformers"] if self is LANGUAGE_MODEL else []
-        return f"{self.title} ({' or '.join(filter(None, (', '.join(types[:-1]), types[-1])))})"
+
+PUZZLE_SOLVER = Kind("a puzzle solver", "solve, eval puzzles and app", "AutoModelForPuzzleSolving")
+LANGUAGE_MODEL = Kind(
+    "a language model", "eval lm, rlm, serve and app (for a Go coder also go and eval go)", "AutoModelForCausalLM"
+)
+REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "AutoModelForImageClassification")
+KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR)  # a model is of one of them
+GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinement")
 
 
-PUZZLE_SOLVER = Kind("a puzzle solver", "solve, eval puzzles and app", "puzzle-solving")
-GO_CODER = Kind("a Go coder", "go, eval go, serve and app", "text-generation", "refinement")
-LANGUAGE_MODEL = Kind("a language model", "eval lm, rlm, serve and app", "text-generation")
-REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "cosmology-regression")
-KINDS = (PUZZLE_SOLVER, GO_CODER, LANGUAGE_MODEL, REGRESSOR)  # the first that takes a model is its own
+def validate_kind(name: str, wanted: Kind) -> None:
+    """Refuses a folder whose config.json says that other Auto classes load the model than that of a kind.
+
+    Nothing heavy is loaded for it. A config.json that names no such class, and a model on the Hub, are left to
+    `load_config`.
+
+    Raises:
+        ModelError: another kind, or a config.json that cannot be read.
+    """
+    file = Path(name, CONFIG)
+    if not file.is_file():
+        return
+    try:
+        stated = load_json(file)
+    except (OSError, ValueError) as error:
+        raise _unreadable(name, error) from error
+    auto_map = stated.get("auto_map") if isinstance(stated, dict) else None
+    heads = {each for each in auto_map if each.startswith("AutoModelFor")} if isinstance(auto_map, dict) else set()
+    if heads and wanted.auto_class not in heads:
+        own = next((kind for kind in KINDS if kind.auto_class in heads), None)
+        raise _of_another_kind(name, stated.get("model_type"), wanted, own)
 
 
 def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -> PreTrainedConfig:
@@ -66,20 +95,38 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
         ModelError: no such model, an adapter unless `adapters`, a config that cannot be read, or another kind.
     """
     find_model(name)
-    adapter = Path(name, CONFIGS[1])
+    adapter = Path(name, ADAPTER_CONFIG)
     source: str | None = name
-    if adapter.is_file() and not Path(name, CONFIGS[0]).is_file():
+    if adapter.is_file() and not Path(name, CONFIG).is_file():
         source = load_json(adapter).get("base_model_name_or_path")
         if not (adapters and source):
             raise ModelError(f"{name} {IS_ADAPTER}")
+    elif wanted is not None:
+        validate_kind(name, wanted)
+    from transformers import AutoConfig  # seconds, which the checks above spare
+
+    from .. import registry  # noqa: F401 - makes our configs known
+
     try:
         config = AutoConfig.from_pretrained(source)
     except (OSError, ValueError) as error:
-        said = printable(shorten(str(error), LONGEST, placeholder=" ..."))  # of the library: a paragraph or two
-        raise ModelError(f"{name} is no model that can be read: {said}") from error
+        raise _unreadable(name, error) from error
     if wanted is not None and not wanted.takes(config):
-        said = f"{name} is a model of type {config.model_type}; expected {wanted}"
-        if own := next((kind for kind in KINDS if kind.takes(config)), None):
-            said += f". For {own.title} there are hrm-hf {own.commands}"
-        raise ModelError(said)
+        own = next((kind for kind in KINDS if kind.takes(config)), None)
+        raise _of_another_kind(name, config.model_type, wanted, own)
     return config
+
+
+def _unreadable(name: str, error: Exception) -> ModelError:
+    from .errors import LONGEST, printable  # which load huggingface_hub
+
+    said = printable(shorten(str(error), LONGEST, placeholder=" ..."))  # of the library: a paragraph or two
+    return ModelError(f"{name} is no model that can be read: {said}")
+
+
+def _of_another_kind(name: str, model_type: Any, wanted: Kind, own: Kind | None) -> ModelError:
+    from .errors import LONGEST, printable
+
+    instead = f". For {own.title} there are hrm-hf {own.commands}" if own else ""
+    stated = printable(model_type, longest=LONGEST)  # of whoever wrote the config.json
+    return ModelError(f"{name} is a model of type {stated}; expected {wanted.title}{instead}")

@@ -38,7 +38,7 @@ from huggingface_hub.utils import (
 )
 from huggingface_hub.utils._runtime import is_xet_available
 
-from .contents import CONFIG
+from ..io.model_names import CONFIG
 from .download import get_file
 from .errors import HubError, hub_errors
 from .listing import PULL_RECORD, SHA1, Entry, Limits, commit_of, files_of, name_problem

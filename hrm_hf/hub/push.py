@@ -13,8 +13,8 @@ from pathlib import Path
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, SpaceInfo
-from huggingface_hub.utils import validate_repo_id
 
+from .addresses import PULL_REQUEST, validate_push_target
 from .cards import CARD_FILE
 from .contents import Contents, checkpoint_contents, folder_files, stale_weights
 from .errors import HubError, hub_errors, printable
@@ -22,7 +22,6 @@ from .listing import validate_commit
 from .secrets import SECRETS_FILES, validate_no_secrets
 
 
-PULL_REQUEST = "refs/pr/"  # a revision: the newest commit of a pull request
 SPACE_IGNORED = ("__pycache__", ".git", ".cache", ".ipynb_checkpoints")
 
 
@@ -128,17 +127,6 @@ def space_contents(folder: str | Path) -> Contents:
             contents.files[name] = file
     validate_no_secrets(contents.files)
     return contents
-
-
-def validate_push_target(repo_id: str, revision: str | None, create_pr: bool) -> None:
-    """Raises ValueError for a name that is not OWNER/NAME, and where a pull request cannot start from the revision."""
-    validate_repo_id(repo_id)
-    if repo_id.count("/") != 1:
-        raise ValueError(f"{repo_id!r} is no name of a repository; expected OWNER/NAME")
-    if create_pr and (revision or "").startswith(PULL_REQUEST):
-        raise ValueError(f"revision={revision!r} is a pull request; to add a commit to it, leave create_pr out")
-    if create_pr and revision not in (None, "main"):
-        raise ValueError(f"revision={revision!r}: a pull request starts from main; leave the revision out")
 
 
 def commit_contents(

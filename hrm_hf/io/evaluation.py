@@ -35,9 +35,9 @@ def validate_output(out: Path) -> None:
 
 
 def validate_data(data: str, what: str) -> None:
-    """Raises UsageError for a path that is no folder."""
-    if is_no_folder(data):
-        raise UsageError(f"{data} is no folder; expected a {what} (or OWNER/NAME on the Hub)")
+    """Raises UsageError for a path that is no folder, and for a word that is neither one nor OWNER/NAME."""
+    if is_no_folder(data) or not ("/" in data or Path(data).is_dir()):
+        raise UsageError(f"{data} is no folder; expected a {what} (or OWNER/NAME on the Hub); hrm-hf data builds it")
 
 
 def validate_files(files: list[Path] | None, option: str) -> None:

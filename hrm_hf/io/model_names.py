@@ -11,7 +11,7 @@ from pathlib import Path
 from .usage import UsageError
 
 
-CONFIGS = ("config.json", "adapter_config.json")  # one of them makes a folder a model
+CONFIG, ADAPTER_CONFIG = CONFIGS = ("config.json", "adapter_config.json")  # one of them makes a folder a model
 HUB_SECONDS = 5.0  # for the one question whether the Hub has a model
 EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 
@@ -77,7 +77,7 @@ def _find_on_hub(name: str) -> None:
                 f"{name} is no folder here, it is not in the cache of huggingface_hub, and HF_HUB_OFFLINE forbids to "
                 f"ask the Hub; {EXPECTED}"
             )
-        get_hf_file_metadata(hf_hub_url(name, CONFIGS[0]), timeout=HUB_SECONDS)
+        get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_SECONDS)
     except (GatedRepoError, EntryNotFoundError):
         return  # it is there; what it lacks, or who may read it, is said by who loads it
     except HFValidationError as error:
@@ -107,6 +107,6 @@ def _nearest(folder: Path) -> str:
 
 def _checkpoints(folder: Path) -> str:
     """Names the newest checkpoint that a run which did not end has left."""
-    steps = [each.name for each in folder.glob("checkpoint-*") if (each / CONFIGS[0]).is_file()]
+    steps = [each.name for each in folder.glob("checkpoint-*") if (each / CONFIG).is_file()]
     newest = max(steps, key=lambda name: int(name.rpartition("-")[2]) if name[11:].isdecimal() else -1, default=None)
     return f" (of its checkpoints {os.path.join(folder, newest)} is the newest)" if newest else ""

@@ -25,14 +25,14 @@ from transformers.utils.generic import strtobool
 
 from ..hub.kinds import LANGUAGE_MODEL, load_config
 from ..io.bounded_files import load_yaml
+from ..io.usage import UsageError
 from ..registry import ARCHITECTURES
-from ..resources import ROOT, resource, typed_path
+from ..resources import resource, typed_path
 from ..text.arguments import LmDataArguments, LmTrainingArguments
 from ..trainer.recipes import ModelArguments, build_config
 from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
+from .names import RECIPES, recipe_of
 
-
-RECIPES = ROOT / "training" / "recipes"
 
 STRATEGIES = ("ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3")
 LR_SCALINGS = ("sqrt", "linear", "none")
@@ -146,11 +146,11 @@ def given_flags(flags: Sequence[str]) -> dict[str, str]:
 def run_values(model: str, flags: Sequence[str]) -> dict[str, Any]:
     """Options of run_clm.py as recipe and flags give them, the model's own among them.
 
-    A model is a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml), else a preset of one of our configs, else a
-    model type of transformers.
+    A model is a recipe (`names.py`), else a preset of one of our configs, else a model type of transformers.
 
     Raises:
-        ValueError: no such model, or a recipe that is no mapping.
+        UsageError: no such model.
+        ValueError: a recipe that is no mapping.
     """
     given = given_flags(flags)
     values: dict[str, Any] = {}
@@ -165,7 +165,7 @@ def run_values(model: str, flags: Sequence[str]) -> dict[str, Any]:
     elif model in CONFIG_MAPPING:
         values = {"model_type": model}
     else:
-        raise ValueError(f"unknown model {model!r}; choose one of {', '.join(known_models())}")
+        raise UsageError(f"{model!r} is unknown; choose one of {', '.join(known_models())}", "--model")
     return values | given
 
 
@@ -173,12 +173,6 @@ def known_models() -> list[str]:
     """Names for `--model`: presets of our language models, gpt2, llama, and recipes of run_clm.py."""
     from_recipes = [path.stem.replace("_", "-") for path in RECIPES.glob("*.yaml") if _is_lm_recipe(path)]
     return sorted({*_presets(), "gpt2", "llama", *from_recipes})
-
-
-def recipe_of(model: str) -> Path | None:
-    """The recipe of that name, if there is one."""
-    path = RECIPES / f"{model.replace('-', '_')}.yaml"
-    return path if path.exists() else None
 
 
 def config_of(values: dict[str, Any]) -> PreTrainedConfig:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..io.extras import validate_extra
-from ..io.usage import UsageError, parse_memory
+from ..io.usage import UsageError, as_usage_errors, parse_memory
 from ..io.words import counted
+from .names import MODELS, is_unknown
 
 
 if TYPE_CHECKING:
@@ -57,13 +58,13 @@ def plan_run(
     strategy = options.get("strategy", "ddp")
     if strategy.startswith("deepspeed") and not dry_run:
         validate_extra("deepspeed", f"--strategy {strategy} needs deepspeed", "deepspeed", instead="take fsdp2")
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING  # seconds, which the checks above spare
+    memory = as_usage_errors(parse_memory, gpu_memory) if gpu_memory else None
+    capability = as_usage_errors(_capability, gpu_capability) if gpu_capability else None
+    if is_unknown(model):
+        raise UsageError(f"{model!r} is unknown; choose one of {', '.join(MODELS)}", "--model")
+    from .planner import plan_launch  # seconds, which the checks above spare
 
-    from .planner import known_models, plan_launch
-
-    if model not in known_models() and model not in CONFIG_MAPPING:
-        raise UsageError(f"{model!r} is unknown; choose one of {', '.join(known_models())}", "--model")
-    devices, hypothetical = _devices(cpu, processes, gpus, gpu_memory, gpu_capability, dry_run)
+    devices, hypothetical = _devices(cpu, processes, gpus, memory, capability, dry_run)
     plan = plan_launch(model, arguments, devices, hypothetical=hypothetical, **options)
     _validate_flags(plan)
     return plan
@@ -104,7 +105,12 @@ def start(plan: LaunchPlan) -> None:
 
 
 def _devices(
-    cpu: bool, processes: int | None, gpus: int | None, memory: str | None, capability: str | None, dry_run: bool
+    cpu: bool,
+    processes: int | None,
+    gpus: int | None,
+    memory: int | None,
+    capability: tuple[int, int] | None,
+    dry_run: bool,
 ):
     """The devices to plan for, and whether some of them are assumed."""
     from . import planner
@@ -119,12 +125,7 @@ def _devices(
                 "--dry_run to plan for GPUs that are not here"
             )
         return found[:gpus], False
-    try:
-        size = parse_memory(memory) if memory else None
-        version = _capability(capability) if capability else None
-    except ValueError as error:
-        raise UsageError(str(error)) from error
-    devices = planner.assumed_devices(found, gpus, size, version)
+    devices = planner.assumed_devices(found, gpus, memory, capability)
     return devices, devices != found[: len(devices)]
 
 

@@ -272,6 +272,11 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
     _can_compile_fullgraph = True
     _can_record_outputs = {"hidden_states": HrmLmDecoderLayer, "attentions": HrmLmAttention}
 
+    def post_init(self) -> None:
+        super().post_init()
+        if self.config.halt_max_steps == 1:
+            self._keep_in_fp32_modules = set()  # there is no gate
+
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         fixed_std = self.config.initializer_range

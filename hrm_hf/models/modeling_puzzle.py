@@ -110,7 +110,6 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     _no_split_modules = ["PuzzleBlock"]
     # transformers 5.23 forgets vectors beside the levels when it divides a model; these follow the states.
     _no_placement_params = {"model.H_init", "model.L_init", "H_init", "L_init"}
-    _keep_in_fp32_modules = ["q_head"]  # nor is it quantized: halting hangs on small differences of its values
     _supports_sdpa = True
     _supports_flash_attn = True
     _supports_flex_attn = True
@@ -206,8 +205,18 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         return self.puzzle_emb(puzzle_identifiers)
 
     def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """`initial_states`; `noise` is the std of a normal added to each."""
+        """`initial_states`; `noise` is the std of a normal added to each.
+
+        The head asks for them between two calls of this module, when accelerate may have H_init and L_init elsewhere
+        (`offload_buffers`); its hook fetches them as for a call.
+        """
+        hook = getattr(self, "_hf_hook", None)
+        fetched = hook is not None and any(buffer.is_meta for buffer in self.buffers(recurse=False))
+        if fetched:
+            hook.pre_forward(self)
         z_H, z_L = self.initial_states(x)
+        if fetched:
+            hook.post_forward(self, None)
         if noise:
             z_H, z_L = (z + noise * torch.randn(z.shape, dtype=z.dtype, device=z.device) for z in (z_H, z_L))
         return z_H, z_L
@@ -361,6 +370,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
     # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
     has_continue_value: bool
     learns_to_halt = True  # False: rows halt at random in training, and q_halt has no loss
+    _keep_in_fp32_modules = ["q_head"]  # nor is it quantized: halting hangs on small differences of its values
     _custom_pipelines = {
         "puzzle-solving": {"impl": "pipeline_puzzle.PuzzlePipeline", "pt": ["AutoModelForMaskedLM"], "type": "text"}
     }

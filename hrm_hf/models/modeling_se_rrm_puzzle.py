@@ -174,6 +174,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
     config: SeRrmPuzzleConfig
     reasoner_class = SeRrmPuzzleModel
     has_continue_value = False
+    _keep_in_fp32_modules = None  # there is no q_head
     learns_to_halt = False
 
     def make_heads(self, config: SeRrmPuzzleConfig) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ..io.evaluation import validate_data
 from ..io.usage import UsageError, as_usage_errors, run_command
 from ..io.workers import usable_cores
 from .dataset import INFO_FILE, PuzzleInfo, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
@@ -81,12 +82,11 @@ def import_npy(source: Path, out: Path) -> dict[str, Any]:
 
 def export_npy(source: str, out: Path) -> dict[str, Any]:
     """Writes a puzzle data set in the layout that the original HRM and TRM code trains on (.npy arrays)."""
+    validate_data(source, "puzzle data set")
     from datasets import DatasetDict, get_dataset_split_names
 
     from .npy_layout import write_original
 
-    if source[:1] in "./~" and not Path(source).is_dir():
-        raise UsageError(f"{source} is no folder; expected a puzzle data set (or OWNER/NAME on the Hub)")
     info = load_puzzle_info(source)
     if Path(source).is_dir():
         names = [file.name.rsplit("-", 1)[0] for file in sorted(Path(source, "data").glob("*.parquet"))]

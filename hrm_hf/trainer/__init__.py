@@ -5,14 +5,7 @@ checkpoints, `run_folder.py` who may write into a run's folder. Names of `base` 
 reading or pushing a checkpoint needs no trainer.
 """
 
-from importlib import import_module
-from typing import Any
+from ..io.lazy_names import lazy_names
 
 
-__all__ = ["HrmTrainer", "NonFiniteError", "validate_compiler"]
-
-
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        return getattr(import_module(".base", __name__), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+__getattr__, __all__ = lazy_names(__name__, {"base": ("HrmTrainer", "NonFiniteError", "validate_compiler")})

@@ -17,6 +17,12 @@ COMMANDS = {
     "data sudoku": 2, "solve": 2, "solve ./no_folder": 2, "recommend": 2, "-h": 0, "solve -h": 0, "eval puzzles -h": 0,
     "recommend --memory 1XB": 2, "preflight --free much": 2, "demo --model none": 2, "solve 1 --out a.pdf": 2,
     "launch --model x --processes 2": 2, "export onnx .": 2, "convert rlm_mhc a b --step 2": 2,
+    "launch --model nosuch": 2, "launch --model gpt2 --dry_run --gpu_memory 24XB": 2, "convert hrm nosuch --out x": 2,
+    "go MODEL": 2, "go MODEL x --prefix a --prefix b": 2, "eval go MODEL": 2, "eval go MODEL --benchmark x=y": 2,
+    "eval lm MODEL --data x --exit-threshold 1": 2, "eval lm MODEL": 2, "eval lm MODEL --data x --nosuch": 2,
+    "eval puzzles MODEL nosuch": 2, "eval cosmo MODEL --data nosuch": 2, "push nosuch me/x": 2,
+    "data export nosuch --out x": 2,
+    "eval cosmo-baseline --data nosuch --method spectrum-gp": 2,
 }  # fmt: skip
 LIMIT = 0.5  # seconds of CPU for help and a usage error
 # Each command in turn, and which of the heavy packages are loaded after it.
@@ -24,9 +30,9 @@ SCRIPT = """
 import contextlib, io, json, sys
 from hrm_hf.cli import main
 HEAVY = ("torch", "transformers", "datasets", "numpy", "matplotlib", "huggingface_hub")
-found = {}
-for command in json.loads(sys.argv[1]):
-    sys.argv = ["hrm-hf", *command.split()]
+commands, model, found = json.loads(sys.argv[1]), sys.argv[2], {}
+for command in commands:
+    sys.argv = ["hrm-hf", *command.replace("MODEL", model).split()]
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -41,8 +47,10 @@ print(json.dumps(found))
 
 
 @pytest.fixture(scope="module")
-def found():
-    command = [sys.executable, "-c", SCRIPT, json.dumps(list(COMMANDS))]
+def found(tmp_path_factory):
+    model = tmp_path_factory.mktemp("model")
+    (model / "config.json").write_text("{}")
+    command = [sys.executable, "-c", SCRIPT, json.dumps(list(COMMANDS)), str(model)]
     return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=120, check=True).stdout)
 
 
@@ -91,7 +99,10 @@ def test_completion_is_installed_for_a_shell(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", ["--help", "--version", "solve --help", "no-such-command", "recommend --memory 1XB"])
+@pytest.mark.parametrize(
+    "words",
+    ["--help", "--version", "solve --help", "no-such-command", "recommend --memory 1XB", "launch --model nosuch"],
+)
 def test_help_and_usage_errors_take_half_a_second_of_cpu(words):
     seconds = []
     for _ in range(5):

@@ -89,8 +89,7 @@ def models(tmp_path_factory):
     return root
 
 
-SOLVER = "a puzzle solver (hrm_puzzle, se_rrm_puzzle or trm_puzzle)"
-CODER, LM = "a Go coder (hrm_go_coder)", "a language model (hrm_go_coder, hrm_lm, rlm_mhc or one of transformers)"
+SOLVER, CODER, LM = "a puzzle solver", "a Go coder", "a language model"
 
 
 @pytest.mark.parametrize(
@@ -110,14 +109,34 @@ CODER, LM = "a Go coder (hrm_go_coder)", "a language model (hrm_go_coder, hrm_lm
         ("eval lm MODEL --data text.txt", "cosmo_cnn", LM, "For a regressor of maps"),
         ("rlm MODEL --question q --context-file here.txt", "trm_puzzle", LM, "For a puzzle solver"),
         ("serve MODEL", "trm_puzzle", LM, "For a puzzle solver"),
-        ("eval cosmo MODEL --data maps", "hrm_lm", "a regressor of maps (cosmo_cnn or hrm_cosmo)", "For a language"),
+        ("eval cosmo MODEL --data maps", "hrm_lm", "a regressor of maps", "For a language"),
     ],
 )
 def test_a_model_of_another_kind_is_named_with_what_is_for_it(models, monkeypatch, command, model, wanted, instead):
     monkeypatch.chdir(models)
     found = CliRunner().invoke(app, command.replace("MODEL", model).split())
     assert found.exit_code == 2 and found.output.count("\n") == 1
-    assert f"error: {model} is a model of type {model}; expected {wanted}" in found.output and instead in found.output
+    assert f"error: {model} is a model of type {model}; expected {wanted}. " in found.output
+    assert instead in found.output
+
+
+def test_a_config_json_that_names_its_heads_tells_the_kind_before_anything_heavy_is_loaded(models):
+    commands = ["solve hrm_lm 123", "eval puzzles hrm_lm x", "go trm_puzzle x", "eval cosmo hrm_lm --data x",
+                "eval lm trm_puzzle --data x", "eval go cosmo_cnn", "serve cosmo_cnn"]  # fmt: skip
+    process = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(commands)], cwd=models, capture_output=True, text=True, check=True
+    )
+    for command, (code, said, heavy) in json.loads(process.stdout.splitlines()[-1]).items():
+        assert code == 2 and "; expected a" in said and not heavy, (command, said, heavy)
+
+
+def test_a_kind_that_config_json_does_not_tell_is_known_from_the_registry(models, tmp_path):
+    config = json.loads((models / "hrm_lm" / "config.json").read_text())
+    del config["auto_map"]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    kinds.validate_kind(str(tmp_path), kinds.PUZZLE_SOLVER)
+    with pytest.raises(ModelError, match=r"of type hrm_lm; expected a puzzle solver\. For a language"):
+        kinds.load_config(str(tmp_path), kinds.PUZZLE_SOLVER)
 
 
 @pytest.mark.parametrize(

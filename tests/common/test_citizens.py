@@ -4,6 +4,7 @@ The checks are those of `benchmarks/citizens.py`, whose referees are these libra
 is compared with the model itself.
 """
 
+import re
 import sys
 from pathlib import Path
 
@@ -56,6 +57,16 @@ def test_learned_positions_of_a_board_are_fetched_when_they_are_needed(architect
     model = every.model(architecture, **fields)
     cpu_offload(model) if place == "memory" else disk_offload(model, str(tmp_path))
     assert_equal_but_for_rounding(use(model), use(every.model(architecture, **fields)))
+
+
+@every.with_variants(every.ARCHITECTURES)
+def test_what_stays_in_float32_is_there(architecture, fields):
+    """Names of modules that keep their precision, and are not quantized: of the head and of its base model."""
+    head = every.model(architecture, **fields)
+    for model in (head, head.base_model):
+        weights = list(model.state_dict())
+        named = {*(model._keep_in_fp32_modules or ()), *(model._keep_in_fp32_modules_strict or ())}
+        assert [name for name in named if not any(re.search(name, weight) for weight in weights)] == []
 
 
 def test_the_device_of_a_model_is_where_inputs_go_also_while_its_weights_are_elsewhere():

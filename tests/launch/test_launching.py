@@ -20,6 +20,7 @@ from hrm_hf.cli import app
 from hrm_hf.io.usage import parse_memory
 from hrm_hf.launch import planner as launching
 from hrm_hf.launch.memory import GIB
+from hrm_hf.launch.names import is_unknown
 from hrm_hf.launch.planner import Device, free_port, given_flags, plan_launch, share_batch
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
@@ -241,3 +242,8 @@ def test_two_cpu_processes_really_train(tmp_path):
     assert plan["effective_batch"] == 16 and plan["command_line"] in result.stdout.decode()
     results = json.loads((tmp_path / "run" / "results.json").read_text())
     assert results["steps"] == 2 and results["tokens"] == 2 * 16 * 128  # both processes are counted
+
+
+def test_a_model_type_of_transformers_is_no_unknown_name():
+    assert not is_unknown("mamba") and not is_unknown("hrm-lm-50m") and not is_unknown("gpt2-125m-baseline")
+    assert is_unknown("nosuch") and is_unknown("hrm-lm-5om")

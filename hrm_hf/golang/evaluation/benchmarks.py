@@ -20,9 +20,9 @@ from ..data.plans import sentences
 from ..validators.go_tests import GoProgram
 from ..validators.syntax import first_fault
 from .similarity import function_end
+from .sources import BENCHMARKS
 
 
-NAMES = ("humaneval-go", "humaneval-go-mxeval", "mbxp-go", "humanevalpack-go", "humanevalfix-go")
 REPAIR = "humanevalfix-go"
 IMPORTS = re.compile(r"^import\s*(?:\(.*?\)|[^\n(]+)[ \t]*$", re.DOTALL | re.MULTILINE)
 PACKAGE = re.compile(r"^\s*package\s+\w+", re.MULTILINE)
@@ -77,15 +77,15 @@ def load_benchmark(name: str, path: str | Path) -> list[GoTask]:
     """Tasks of a test set.
 
     Args:
-        name: one of NAMES; the layout follows from it.
+        name: one of BENCHMARKS; the layout follows from it.
         path: JSON Lines, gzipped if it ends in .gz.
 
     Raises:
         ValueError: unknown name; a line that is no JSON object or lacks a field (file and line number are named).
         FileNotFoundError: no such file; nothing is downloaded.
     """
-    if name not in NAMES:
-        raise ValueError(f"benchmark {name!r} is none of {', '.join(NAMES)}")
+    if name not in BENCHMARKS:
+        raise ValueError(f"benchmark {name!r} is none of {', '.join(BENCHMARKS)}")
     tasks, read = [], _layout(name)
     for place, line in numbered_lines(path):
         row = json_object(line, place)

@@ -10,17 +10,17 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...hub.cards import record_evaluation
 from ...hub.kinds import LANGUAGE_MODEL, load_config
-from ...io.evaluation import chosen_device, validate_evaluation, validate_files, write_results
-from ...io.usage import UsageError
+from ...io.evaluation import chosen_device, validate_evaluation, write_results
 from ...text.evaluation import model_positions
 from ...trainer.recipes import library_versions
 from ..data.collator import GoStreamBuilder
 from ..data.records import read_records
 from ..validators.go_validators import best_validator
 from . import benchmark_run, held_out, refinement
-from .benchmarks import NAMES, load_benchmark
+from .benchmarks import load_benchmark
 from .held_out import Sampling
 from .plots import plot_go_evaluation
+from .sources import validate_sources
 from .writer import Writer
 
 
@@ -97,14 +97,8 @@ def evaluate_checkpoint(
     """
     validate_evaluation(model, out, update_card)
     load_config(model, LANGUAGE_MODEL)
-    if not (records or trajectories or benchmark):
-        raise UsageError("nothing to evaluate on; give --records, --trajectories or --benchmark")
-    if benchmark and out is None:
-        raise UsageError("--benchmark keeps its samples in a folder; give --out", "--out")
-    validate_files(records, "--records")
-    validate_files(trajectories, "--trajectories")
+    benchmarks = validate_sources(records, trajectories, benchmark, out)
     device = chosen_device(device)
-    benchmarks = [_named_file(text) for text in benchmark or []]
     read = partial(read_records, on_bad_line=on_bad_line, on_skip=on_skip)
     rows = spread(_filled(list(read(records)), records), limit) if records else []
     trials = spread(_with_attempts(list(read(trajectories)), trajectories), limit) if trajectories else []
@@ -174,13 +168,6 @@ def _budgets(network, problem: int | None, context: int | None) -> dict[str, int
     trained = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
     given = {"problem_budget": problem, "context_budget": context}
     return {name: value or trained[name] for name, value in given.items()}
-
-
-def _named_file(text: str) -> tuple[str, Path]:
-    name, equals, file = text.partition("=")
-    if not equals or name not in NAMES:
-        raise UsageError(f"{text!r}: expected NAME=FILE with a name of {', '.join(NAMES)}", "--benchmark")
-    return name, Path(file)
 
 
 def _load(name: str, device: str):

@@ -34,6 +34,21 @@ def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
     return None if cache is None else LayerCacheView(cache, slot)
 
 
+class Remembered:
+    """The fields of a config, each looked up once: a lookup takes a config of transformers a microsecond.
+
+    Every visit of a layer asks for eight.
+    """
+
+    def __init__(self, config):
+        self._config = config
+
+    def __getattr__(self, name: str):
+        value = getattr(self._config, name)
+        setattr(self, name, value)
+        return value
+
+
 class RecurrentCache:
     """The keys and values of one segment of one forward.
 
@@ -53,7 +68,7 @@ class RecurrentCache:
         before: "RecurrentCache | None",
         num_segments: int,
     ):
-        self.config = config
+        self.config = Remembered(config) if before is None else before.config
         self.cache = cache
         self.active = None if active is None else active[:, None, :, None]
         self.before = before

@@ -136,8 +136,8 @@ class HyperConnection(nn.Module):
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""
         shape, n = streams.shape[:2], self.num_streams
-        lean = not self.training and _is_plain(streams)
-        if lean and n == 4 and self.res_mode == "sinkhorn" and shape.numel() <= FEW_TOKENS:
+        inference = not self.training and not torch.is_grad_enabled()
+        if inference and n == 4 and self.res_mode == "sinkhorn" and _is_plain(streams) and shape.numel() <= FEW_TOKENS:
             return self._coefficients_of_few(streams)
         projected = normed_projection(streams, self.fn, self.norm_eps)
         dtype = projected.dtype
@@ -145,7 +145,7 @@ class HyperConnection(nn.Module):
         pre, post, comb = raw.split(self.sizes)
         pre = torch.sigmoid(pre) + self.eps
         post = 2 * torch.sigmoid(post)
-        h_res = self._residual_map(comb, lean and shape.numel() <= SOME_TOKENS)
+        h_res = self._residual_map(comb, inference)
         # Contiguous: a batched product of strided tiny matrices is a slow loop over the batch.
         h_res = h_res.permute(2, 0, 1).contiguous()
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
@@ -180,15 +180,15 @@ class HyperConnection(nn.Module):
         """`scale` repeated to one factor for each row of `fn`, [2n + r, 1]."""
         return torch.cat([scale[part].expand(size) for part, size in enumerate(self.sizes) if size]).unsqueeze(-1)
 
-    def _residual_map(self, raw: torch.Tensor, lean: bool = False) -> torch.Tensor:
-        """H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]; `lean` is made for few tokens."""
+    def _residual_map(self, raw: torch.Tensor, inference: bool = False) -> torch.Tensor:
+        """H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]; `inference` has no gradients."""
         n = self.num_streams
         if self.res_mode == "identity":
             return torch.eye(n, dtype=raw.dtype, device=raw.device).unsqueeze(-1).expand(n, n, raw.shape[-1])
         if self.res_mode == "birkhoff":
             comb = self.permutations.to(raw.dtype) @ torch.softmax(raw, dim=0)
         elif self.res_mode == "sinkhorn":
-            run = _sinkhorn_of_some if lean else sinkhorn
+            run = sinkhorn_forward if inference else sinkhorn
             return run(raw.view(n, n, -1), self.sinkhorn_iters, self.eps).transpose(0, 1)
         else:
             comb = raw
@@ -302,73 +302,6 @@ def sinkhorn_floor(eps: float, dtype: torch.dtype) -> float:
     return max(eps, torch.finfo(dtype).tiny ** 0.5)
 
 
-def _is_plain(x: torch.Tensor) -> bool:
-    """Whether the values of `x` may leave torch: no autograd, compiler or tracer follows them, and they are here."""
-    followed = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return not followed and type(x) is torch.Tensor and x.device.type == "cpu" and x.dtype is not torch.float64
-
-
-def sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x)), which overflows for no x."""
-    return (1 + math.tanh(x / 2)) / 2
-
-
-def _sinkhorn_of_some(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """What `sinkhorn` gives, in half as many calls, each of them slower on many tokens.
-
-    The result is diag(r) K diag(c) with K = softmax + eps. When column j is divided by its sum + eps, 1 / c[j] becomes
-    sum_i r[i] K[i, j] + eps / c[j]; so it does for rows. Unlike their products, the factors need the range of float64.
-    """
-    eps = sinkhorn_floor(eps, logits.dtype)
-    K = torch.softmax(logits.double(), dim=1).add_(eps).permute(2, 0, 1).contiguous()
-    r = c = over_r = over_c = K.new_ones(len(K), K.shape[1], 1)
-    for step in range(iterations):
-        if step:
-            over_r = torch.baddbmm(over_r, K, c, beta=eps)
-            r = over_r.reciprocal()
-        over_c = torch.baddbmm(over_c, K.mT, r, beta=eps)
-        c = over_c.reciprocal()
-    return (r * K * c.mT).to(logits.dtype).permute(1, 2, 0)
-
-
-def _sinkhorn_of_4(logits: list[float], iterations: int, eps: float) -> list[list[float]]:
-    """H_res, the transpose of `sinkhorn`, for one token with 16 logits: as `_sinkhorn_of_some`.
-
-    The letters A to D are the rows of K; `w` is 1 / r and `v` is 1 / c.
-    """
-    A0, A1, A2, A3 = _softmax(logits[:4], eps)
-    B0, B1, B2, B3 = _softmax(logits[4:8], eps)
-    C0, C1, C2, C3 = _softmax(logits[8:12], eps)
-    D0, D1, D2, D3 = _softmax(logits[12:], eps)
-    rA = rB = rC = rD = wA = wB = wC = wD = c0 = c1 = c2 = c3 = v0 = v1 = v2 = v3 = 1.0
-    for step in range(iterations):
-        if step:
-            wA = A0 * c0 + A1 * c1 + A2 * c2 + A3 * c3 + eps * wA
-            wB = B0 * c0 + B1 * c1 + B2 * c2 + B3 * c3 + eps * wB
-            wC = C0 * c0 + C1 * c1 + C2 * c2 + C3 * c3 + eps * wC
-            wD = D0 * c0 + D1 * c1 + D2 * c2 + D3 * c3 + eps * wD
-            rA, rB, rC, rD = 1 / wA, 1 / wB, 1 / wC, 1 / wD
-        v0 = A0 * rA + B0 * rB + C0 * rC + D0 * rD + eps * v0
-        v1 = A1 * rA + B1 * rB + C1 * rC + D1 * rD + eps * v1
-        v2 = A2 * rA + B2 * rB + C2 * rC + D2 * rD + eps * v2
-        v3 = A3 * rA + B3 * rB + C3 * rC + D3 * rD + eps * v3
-        c0, c1, c2, c3 = 1 / v0, 1 / v1, 1 / v2, 1 / v3
-    return [
-        [rA * A0 * c0, rB * B0 * c0, rC * C0 * c0, rD * D0 * c0],
-        [rA * A1 * c1, rB * B1 * c1, rC * C1 * c1, rD * D1 * c1],
-        [rA * A2 * c2, rB * B2 * c2, rC * C2 * c2, rD * D2 * c2],
-        [rA * A3 * c3, rB * B3 * c3, rC * C3 * c3, rD * D3 * c3],
-    ]
-
-
-def _softmax(row: list[float], eps: float) -> list[float]:
-    """softmax + eps of a few numbers."""
-    highest = max(row)
-    powers = [math.exp(logit - highest) for logit in row]
-    total = sum(powers)
-    return [power / total + eps for power in powers]
-
-
 # One opaque operator: some 120 elementwise steps on tiny matrices would take a compiler 15 seconds a site, and
 # autograd would keep every one of them. The backward pass undoes the divisions instead of storing their results.
 
@@ -417,6 +350,97 @@ def _differentiate(ctx, gradient, _):
 
 
 _sinkhorn.register_autograd(_differentiate, setup_context=_save)
+
+
+def sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """`sinkhorn` without gradients; for few tokens on a CPU in fewer calls, rounded to float32 only at the end."""
+    return _sinkhorn_forward(logits, iterations, sinkhorn_floor(eps, logits.dtype))
+
+
+@torch.library.custom_op("hrm_hf::sinkhorn_forward", mutates_args=())
+def _sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    n, _, tokens = logits.shape
+    if tokens > SOME_TOKENS or not _has_numbers(logits):
+        return _sinkhorn(logits, iterations, eps)[0]
+    if tokens > FEW_TOKENS or n != 4:
+        return _sinkhorn_of_some(logits, iterations, eps)
+    maps = [_sinkhorn_of_4(token, iterations, eps) for token in logits.flatten(0, 1).T.tolist()]
+    return torch.tensor(maps, dtype=logits.dtype).permute(2, 1, 0).contiguous()
+
+
+@_sinkhorn_forward.register_fake
+def _(logits, iterations, eps):
+    return logits.new_empty(logits.shape)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether nobody but the caller looks at what is done with `x`: no compiler and no tracer."""
+    return not torch.compiler.is_compiling() and not torch.jit.is_tracing() and _has_numbers(x)
+
+
+def _has_numbers(x: torch.Tensor) -> bool:
+    """Whether Python can read the values of `x` at no cost, and has their precision and to spare."""
+    return type(x) is torch.Tensor and x.device.type == "cpu" and x.dtype is not torch.float64
+
+
+def _sinkhorn_of_some(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """What `_sinkhorn` gives first, in half as many calls, each of them slower on many tokens.
+
+    The result is diag(r) K diag(c) with K = softmax + eps. When column j is divided by its sum + eps, 1 / c[j] becomes
+    sum_i r[i] K[i, j] + eps / c[j]; so it does for rows. Unlike their products, the factors need the range of float64.
+    """
+    K = torch.softmax(logits.double(), dim=1).add_(eps).permute(2, 0, 1).contiguous()
+    r = c = over_r = over_c = K.new_ones(len(K), K.shape[1], 1)
+    for step in range(iterations):
+        if step:
+            over_r = torch.baddbmm(over_r, K, c, beta=eps)
+            r = over_r.reciprocal()
+        over_c = torch.baddbmm(over_c, K.mT, r, beta=eps)
+        c = over_c.reciprocal()
+    return (r * K * c.mT).to(logits.dtype).permute(1, 2, 0).contiguous()
+
+
+def _sinkhorn_of_4(logits: list[float], iterations: int, eps: float) -> list[list[float]]:
+    """H_res, the transpose of `sinkhorn`, for one token with 16 logits, row by row: see `_sinkhorn_of_some`.
+
+    The letters A to D are the rows of K; `w` is 1 / r and `v` is 1 / c.
+    """
+    A0, A1, A2, A3 = _softmax(logits[:4], eps)
+    B0, B1, B2, B3 = _softmax(logits[4:8], eps)
+    C0, C1, C2, C3 = _softmax(logits[8:12], eps)
+    D0, D1, D2, D3 = _softmax(logits[12:], eps)
+    rA = rB = rC = rD = wA = wB = wC = wD = c0 = c1 = c2 = c3 = v0 = v1 = v2 = v3 = 1.0
+    for step in range(iterations):
+        if step:
+            wA = A0 * c0 + A1 * c1 + A2 * c2 + A3 * c3 + eps * wA
+            wB = B0 * c0 + B1 * c1 + B2 * c2 + B3 * c3 + eps * wB
+            wC = C0 * c0 + C1 * c1 + C2 * c2 + C3 * c3 + eps * wC
+            wD = D0 * c0 + D1 * c1 + D2 * c2 + D3 * c3 + eps * wD
+            rA, rB, rC, rD = 1 / wA, 1 / wB, 1 / wC, 1 / wD
+        v0 = A0 * rA + B0 * rB + C0 * rC + D0 * rD + eps * v0
+        v1 = A1 * rA + B1 * rB + C1 * rC + D1 * rD + eps * v1
+        v2 = A2 * rA + B2 * rB + C2 * rC + D2 * rD + eps * v2
+        v3 = A3 * rA + B3 * rB + C3 * rC + D3 * rD + eps * v3
+        c0, c1, c2, c3 = 1 / v0, 1 / v1, 1 / v2, 1 / v3
+    return [
+        [rA * A0 * c0, rB * B0 * c0, rC * C0 * c0, rD * D0 * c0],
+        [rA * A1 * c1, rB * B1 * c1, rC * C1 * c1, rD * D1 * c1],
+        [rA * A2 * c2, rB * B2 * c2, rC * C2 * c2, rD * D2 * c2],
+        [rA * A3 * c3, rB * B3 * c3, rC * C3 * c3, rD * D3 * c3],
+    ]
+
+
+def _softmax(row: list[float], eps: float) -> list[float]:
+    """softmax + eps of a few numbers."""
+    highest = max(row)
+    powers = [math.exp(logit - highest) for logit in row]
+    total = sum(powers)
+    return [power / total + eps for power in powers]
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(-x)), which overflows for no x."""
+    return (1 + math.tanh(x / 2)) / 2
 
 
 def without_autocast(x: torch.Tensor):

@@ -19,6 +19,7 @@ from hrm_hf.models.hyper_connections import (
     forward_gain,
     min_column_sum,
     sinkhorn,
+    sinkhorn_forward,
 )
 
 
@@ -312,9 +313,11 @@ def test_autocast_changes_neither_coefficients_nor_the_dtype_of_streams():
     assert merged.dtype == torch.float32
 
 
-def test_the_sinkhorn_operator_keeps_torchs_rules():
+def test_the_sinkhorn_operators_keep_torchs_rules():
     logits = torch.randn(4, 4, 6, requires_grad=True)
     torch.library.opcheck(torch.ops.hrm_hf.sinkhorn.default, (logits, 3, 1e-6))
+    for tokens in (2, 6, 65):
+        torch.library.opcheck(torch.ops.hrm_hf.sinkhorn_forward.default, (torch.randn(4, 4, tokens), 3, 1e-6))
 
 
 @pytest.mark.slow
@@ -349,7 +352,7 @@ def test_sinkhorn_of_a_few_dozen_tokens_is_the_rounded_one_of_float64(n, eps, st
     logits = std * torch.randn(n, n, 20)
     floor = max(eps, torch.finfo(torch.float32).tiny ** 0.5)  # float64's own would be a smaller one
     expected = torch.ops.hrm_hf.sinkhorn(logits.double(), 20, floor)[0]
-    found = hyper_connections._sinkhorn_of_some(logits, 20, eps)
+    found = torch.cat([sinkhorn_forward(some, 20, eps) for some in logits.split([1, 3, 16], dim=-1)], dim=-1)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found.double(), expected, rtol=2e-7, atol=1e-30)
 

@@ -53,7 +53,7 @@ from .act import exploration_min_steps
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import FixedExit, SegmentState, exit_class, segment_losses
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
-from .recurrent_cache import RecurrentCache, VisitedLayersMixin
+from .recurrent_cache import RecurrentCache, VisitedLayersMixin, skip_halted
 
 
 Q_INIT_BIAS = -5.0  # both values start far from a decision, and equal: no token halts (HRM paper)
@@ -260,6 +260,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.register_buffer("z_L_init", torch.zeros(config.hidden_size))  # sampled by _init_weights
         self.bp_steps = config.bp_steps  # may be lower for a while, see set_bp_steps
         self.halts_in_training = True  # may be off for a while, see set_halting
+        self.skips_halted = False  # see set_skipping
         self.post_init()
 
     def set_bp_steps(self, bp_steps: int) -> None:
@@ -275,6 +276,14 @@ class HrmLmModel(HrmLmPreTrainedModel):
         the halting values are trained either way.
         """
         self.halts_in_training = on
+
+    def set_skipping(self, on: bool) -> None:
+        """Whether inference leaves out positions at which every row has halted, see `recurrent_cache.skip_halted`.
+
+        Equal up to rounding, and faster for long prompts of which few tokens think long; recorded hidden states and
+        attentions are then those of the tokens that ran.
+        """
+        self.skips_halted = on
 
     @merge_with_config_defaults
     @capture_outputs
@@ -365,6 +374,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
             segment_hidden_states=tuple(states) or None,
         )
 
+    @skip_halted
     def segment(
         self, z_H: torch.Tensor, z_L: torch.Tensor, x: torch.Tensor, key_values: RecurrentCache, **passes
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -443,6 +453,10 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
     def set_halting(self, on: bool) -> None:
         """See `HrmLmModel.set_halting`."""
         self.model.set_halting(on)
+
+    def set_skipping(self, on: bool) -> None:
+        """See `HrmLmModel.set_skipping`."""
+        self.model.set_skipping(on)
 
     @can_return_tuple
     def forward(

@@ -39,6 +39,7 @@ def main() -> None:
         args.sizes, args.turns, args.no_compile = "tiny", 5, True
     torch.set_num_threads(1)
     batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
+    print(f"{'size':5} {'batch':>5} {'path':9} {'side':42} {'ms/token':>9} {'wall':>7}  of the reference's speed")
     rows = []
     with torch.no_grad():
         for size in args.sizes.split(","):
@@ -50,14 +51,6 @@ def main() -> None:
                     rows += measure(family, models, batch_sizes[0], args.turns, size=size, path="compiled")
     report = {"turns": args.turns, "prompt": PROMPT, "tokens_a_turn": NEW, "threads": 1, "rows": rows}
     write_report(args, "lm_decoding", report | {"machine": machine(), "versions": library_versions()})
-    print(f"{'size':5} {'batch':>5} {'path':9} {'side':42} {'ms/token':>9} {'wall':>7}  of the reference's speed")
-    for row in rows:
-        ratio = "" if "ratio" not in row else "{:.3f} ({:.3f} to {:.3f})".format(row["ratio"], *row["interval"])
-        side = f"{row['family']}, {row['side']}"
-        print(
-            f"{row['size']:5} {row['batch_size']:5} {row['path']:9} {side:42} {row['cpu_ms_per_token']:9.2f} "
-            f"{row['wall_ms_per_token']:7.2f}  {ratio}"
-        )
 
 
 def families(size: str) -> dict[str, dict]:
@@ -76,6 +69,7 @@ def families(size: str) -> dict[str, dict]:
 
 def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
     """One row a side: median milliseconds a token, and the speed relative to the first side."""
+    torch._dynamo.reset()  # each model is one more graph of the same code, of which there may be eight
     make = compiled_decoder if labels["path"] == "compiled" else decoder
     sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
     clocks = {name: [] for name in sides}
@@ -96,7 +90,18 @@ def measure(family: str, models: dict, batch_size: int, turns: int, **labels) ->
             row["ratio"], row["wall_ratio"] = ratios.median(0).values.tolist()
             row["interval"] = interval(ratios[:, 0])
         rows.append(row)
+        print_row(row)
     return rows
+
+
+def print_row(row: dict) -> None:
+    ratio = "" if "ratio" not in row else "{:.3f} ({:.3f} to {:.3f})".format(row["ratio"], *row["interval"])
+    side = f"{row['family']}, {row['side']}"
+    print(
+        f"{row['size']:5} {row['batch_size']:5} {row['path']:9} {side:42} {row['cpu_ms_per_token']:9.2f} "
+        f"{row['wall_ms_per_token']:7.2f}  {ratio}",
+        flush=True,
+    )
 
 
 def interval(values: torch.Tensor, draws: int = 2000) -> list[float]:

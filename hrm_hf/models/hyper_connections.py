@@ -130,8 +130,7 @@ class HyperConnection(nn.Module):
                 return streams + post * branch
             if torch.compiler.is_compiling():
                 return weighted_sum(h_res, streams.unsqueeze(-3)) + post * branch
-            mixed = torch.bmm(h_res.to(dtype).flatten(0, 1), streams.flatten(0, 1))
-            return mixed.baddbmm_(post.flatten(0, 1), branch.flatten(0, 1)).view(streams.shape)
+            return torch.matmul(h_res.to(dtype), streams).addcmul_(post, branch)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""

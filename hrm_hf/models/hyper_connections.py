@@ -19,6 +19,10 @@ arXiv 2409.19606, without the tanh; it is there to show what the constraint prev
 Coefficients are computed in float32 (float64 for float64 streams) with autocast off; streams are mixed in their own
 dtype. Left out: fused GPU kernels.
 
+Decoding meets a site with a few tokens, where some 150 calls of torch cost many times what they compute. In eval mode
+without gradients and on a CPU there is a shorter way for a few dozen tokens, and one in Python's own numbers for up to
+three tokens of four streams.
+
 Gains (`MhcMetricsMixin`) say how much a signal can grow on its way through the streams. The forward gain of H_res
 (target stream first) is its largest absolute row sum, the backward gain its largest absolute column sum; both are 1
 for a doubly stochastic map. Composite gains are those of the product of all maps up to a site. Source: arXiv
@@ -27,6 +31,7 @@ averaged over tokens before sums are taken.
 """
 
 import math
+from contextlib import nullcontext
 from itertools import permutations
 
 import torch
@@ -36,6 +41,8 @@ from torch import nn
 RES_MODES = ("sinkhorn", "birkhoff", "identity", "unconstrained")
 SITES = ("attention", "feed_forward")  # of hyper-connections in a layer, in the order they run
 MAX_BIRKHOFF_STREAMS = 4  # n! permutations: 24 for four streams, 40,320 for eight
+FEW_TOKENS = 3  # up to which Python's own numbers are faster than calls on small tensors
+SOME_TOKENS = 64  # up to which calls cost more than what they compute
 
 
 class HyperConnection(nn.Module):
@@ -86,18 +93,21 @@ class HyperConnection(nn.Module):
         self.fn = nn.Parameter(torch.empty(sum(self.sizes), n * hidden_size))
         self.base = nn.Parameter(torch.empty(sum(self.sizes)))
         self.scale = nn.Parameter(torch.empty(2 if res_mode == "identity" else 3))
+        if res_mode == "birkhoff":
+            self.register_buffer("permutations", torch.empty(n * n, comb_size), persistent=False)
         assign_initial_values(self)
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Fresh values by parameter name: pre starts at 1/n, post at 1; a freely mixing H_res starts at I."""
+        """Fresh values of parameters and buffers by name: pre starts at 1/n, post at 1, a freely mixing H_res at I."""
         n = self.num_streams
         base = torch.zeros_like(self.base)
         base[:n] = pre_bias(n)
         if self.res_mode == "unconstrained":
             base[2 * n :] = torch.eye(n).flatten()
+        constants = {"permutations": permutation_matrices(n)} if self.res_mode == "birkhoff" else {}
         # `fn` must not be zero: with equal bases nothing else would ever tell the streams apart.
-        return {
+        return constants | {
             "fn": torch.randn_like(self.fn) * self.initializer_range,
             "base": base,
             "scale": torch.full_like(self.scale, self.alpha_init),
@@ -105,7 +115,7 @@ class HyperConnection(nn.Module):
 
     def forward(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The branch's input [B, S, C], `post` [B, S, n] and H_res [B, S, n, n] for streams [B, S, n, C]."""
-        with torch.autocast(streams.device.type, enabled=False):
+        with without_autocast(streams):
             pre, post, h_res = self.coefficients(streams)
             return weighted_sum(pre, streams), post, h_res
 
@@ -114,28 +124,49 @@ class HyperConnection(nn.Module):
     ) -> torch.Tensor:
         """The next streams H_res x + post F, [B, S, n, C] in the dtype of `streams`; `branch` is F [B, S, C]."""
         dtype = streams.dtype
-        with torch.autocast(streams.device.type, enabled=False):
+        with without_autocast(streams):
             post, branch = post.to(dtype).unsqueeze(-1), branch.to(dtype).unsqueeze(-2)
             if self.res_mode == "identity":
                 return streams + post * branch
             if torch.compiler.is_compiling():
                 return weighted_sum(h_res, streams.unsqueeze(-3)) + post * branch
-            mixed = torch.bmm(h_res.to(dtype).flatten(0, 1), streams.flatten(0, 1))
-            return mixed.baddbmm_(post.flatten(0, 1), branch.flatten(0, 1)).view(streams.shape)
+            return torch.matmul(h_res.to(dtype), streams).addcmul_(post, branch)
 
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""
         shape, n = streams.shape[:2], self.num_streams
+        inference = not self.training and not torch.is_grad_enabled()
+        if inference and n == 4 and self.res_mode == "sinkhorn" and _is_plain(streams) and shape.numel() <= FEW_TOKENS:
+            return self._coefficients_of_few(streams)
         projected = normed_projection(streams, self.fn, self.norm_eps)
         dtype = projected.dtype
-        pre, post, comb = (projected * self._per_entry(self.scale.to(dtype))).split(self.sizes)
-        base_pre, base_post, base_comb = self.base.to(dtype).unsqueeze(-1).split(self.sizes)
-        pre = torch.sigmoid(pre + base_pre) + self.eps
-        post = 2 * torch.sigmoid(post + base_post)
-        h_res = self._residual_map(comb + base_comb)
+        raw = torch.addcmul(self.base.to(dtype).unsqueeze(-1), projected, self._per_entry(self.scale.to(dtype)))
+        pre, post, comb = raw.split(self.sizes)
+        pre = torch.sigmoid(pre) + self.eps
+        post = 2 * torch.sigmoid(post)
+        h_res = self._residual_map(comb, inference)
         # Contiguous: a batched product of strided tiny matrices is a slow loop over the batch.
         h_res = h_res.permute(2, 0, 1).contiguous()
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
+
+    def _coefficients_of_few(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The same in Sinkhorn mode for four streams, in Python's numbers once the streams are read.
+
+        Those are float64, so that the results are the ones of float32 up to its rounding.
+        """
+        x = streams.flatten(2).flatten(0, 1).float()
+        rows, norms = torch.mm(x, self.fn.float().T).tolist(), torch.linalg.vector_norm(x, dim=-1).tolist()
+        scales, base = self.scale.tolist(), self.base.tolist()
+        pre, post, h_res = [], [], []
+        for row, norm in zip(rows, norms):
+            mean_square = norm * norm / x.shape[1] + self.norm_eps
+            of_pre, of_post, of_comb = (scale / math.sqrt(mean_square or math.inf) for scale in scales)
+            pre.append([sigmoid(of_pre * value + b) + self.eps for value, b in zip(row[:4], base)])
+            post.append([2 * sigmoid(of_post * value + b) for value, b in zip(row[4:8], base[4:8])])
+            comb = [of_comb * value + b for value, b in zip(row[8:], base[8:])]
+            h_res.append(_sinkhorn_of_4(comb, self.sinkhorn_iters, sinkhorn_floor(self.eps, x.dtype)))
+        found = [torch.tensor(values, dtype=x.dtype) for values in (pre, post, h_res)]
+        return tuple(values.view(*streams.shape[:2], *values.shape[1:]) for values in found)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
         """H_res: of each token [B, S, n, n] for streams [B, S, n, C], or without streams the static part [n, n]."""
@@ -148,15 +179,16 @@ class HyperConnection(nn.Module):
         """`scale` repeated to one factor for each row of `fn`, [2n + r, 1]."""
         return torch.cat([scale[part].expand(size) for part, size in enumerate(self.sizes) if size]).unsqueeze(-1)
 
-    def _residual_map(self, raw: torch.Tensor) -> torch.Tensor:
-        """H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]."""
+    def _residual_map(self, raw: torch.Tensor, inference: bool = False) -> torch.Tensor:
+        """H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]; `inference` has no gradients."""
         n = self.num_streams
         if self.res_mode == "identity":
             return torch.eye(n, dtype=raw.dtype, device=raw.device).unsqueeze(-1).expand(n, n, raw.shape[-1])
         if self.res_mode == "birkhoff":
-            comb = permutation_matrices(n, raw).flatten(1).T @ torch.softmax(raw, dim=0)
+            comb = self.permutations.to(raw.dtype) @ torch.softmax(raw, dim=0)
         elif self.res_mode == "sinkhorn":
-            return sinkhorn(raw.view(n, n, -1), self.sinkhorn_iters, self.eps).transpose(0, 1)
+            run = sinkhorn_forward if inference else sinkhorn
+            return run(raw.view(n, n, -1), self.sinkhorn_iters, self.eps).transpose(0, 1)
         else:
             comb = raw
         return comb.view(n, n, -1).transpose(0, 1)
@@ -196,7 +228,7 @@ class HyperHead(nn.Module):
 
     def forward(self, streams: torch.Tensor) -> torch.Tensor:
         """One stream [B, S, C] from [B, S, n, C]."""
-        with torch.autocast(streams.device.type, enabled=False):
+        with without_autocast(streams):
             projected = normed_projection(streams, self.hc_fn, self.norm_eps)
             dtype = projected.dtype
             weights = torch.sigmoid(projected * self.hc_scale.to(dtype) + self.hc_base.to(dtype).unsqueeze(-1))
@@ -216,7 +248,15 @@ class mHCLayer(HyperConnection):
 def normed_projection(streams: torch.Tensor, fn: torch.Tensor, eps: float) -> torch.Tensor:
     """fn RMSNorm(flatten(x)), [rows of fn, tokens], in float32 (float64 for float64 streams [B, S, n, C])."""
     dtype = torch.promote_types(streams.dtype, torch.float32)
-    return _NormedProjection.apply(streams.flatten(2).flatten(0, 1).to(dtype), fn.to(dtype), eps)
+    x, fn = streams.flatten(2).flatten(0, 1).to(dtype), fn.to(dtype)
+    return _NormedProjection.apply(x, fn, eps) if torch.is_grad_enabled() else _project(x, fn, eps)[0]
+
+
+def _project(x: torch.Tensor, fn: torch.Tensor, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """fn RMSNorm(x) [rows of fn, tokens] for x [tokens, n C], and the factors [tokens] by which x is normalized."""
+    norm = torch.linalg.vector_norm(x, dim=-1)
+    factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
+    return torch.mm(fn, x.T) * factor, factor
 
 
 class _NormedProjection(torch.autograd.Function):
@@ -228,9 +268,7 @@ class _NormedProjection(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, fn, eps):
-        norm = torch.linalg.vector_norm(x, dim=-1)
-        factor = torch.rsqrt(norm * norm / x.shape[-1] + eps)
-        projected = torch.mm(fn, x.T) * factor
+        projected, factor = _project(x, fn, eps)
         ctx.save_for_backward(x, fn, factor, projected)
         return projected
 
@@ -255,8 +293,12 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
 
     Every entry is raised by `eps` once and every sum in each of the `iterations`, as deepseek_v4 does.
     """
-    # Even with eps = 0 a column that underflowed must not become 0 / 0; this floor is lost in any other sum.
-    return _sinkhorn(logits, iterations, max(eps, torch.finfo(logits.dtype).tiny ** 0.5))[0]
+    return _sinkhorn(logits, iterations, sinkhorn_floor(eps, logits.dtype))[0]
+
+
+def sinkhorn_floor(eps: float, dtype: torch.dtype) -> float:
+    """`eps`, but not 0: a column that underflowed must not become 0 / 0. What stands in is lost in any other sum."""
+    return max(eps, torch.finfo(dtype).tiny ** 0.5)
 
 
 # One opaque operator: some 120 elementwise steps on tiny matrices would take a compiler 15 seconds a site, and
@@ -309,10 +351,107 @@ def _differentiate(ctx, gradient, _):
 _sinkhorn.register_autograd(_differentiate, setup_context=_save)
 
 
-def permutation_matrices(n: int, like: torch.Tensor) -> torch.Tensor:
-    """All n! permutation matrices in lexicographic order, [n!, n, n], in the dtype and on the device of `like`."""
-    orders = torch.tensor(list(permutations(range(n))), device=like.device)
-    return torch.nn.functional.one_hot(orders, n).to(like.dtype)
+def sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """`sinkhorn` without gradients; for few tokens on a CPU in fewer calls, rounded to float32 only at the end."""
+    return _sinkhorn_forward(logits, iterations, sinkhorn_floor(eps, logits.dtype))
+
+
+@torch.library.custom_op("hrm_hf::sinkhorn_forward", mutates_args=())
+def _sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    n, _, tokens = logits.shape
+    if tokens > SOME_TOKENS or not _has_numbers(logits):
+        return _sinkhorn(logits, iterations, eps)[0]
+    if tokens > FEW_TOKENS or n != 4:
+        return _sinkhorn_of_some(logits, iterations, eps)
+    maps = [_sinkhorn_of_4(token, iterations, eps) for token in logits.flatten(0, 1).T.tolist()]
+    return torch.tensor(maps, dtype=logits.dtype).permute(2, 1, 0).contiguous()
+
+
+@_sinkhorn_forward.register_fake
+def _(logits, iterations, eps):
+    return logits.new_empty(logits.shape)
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    """Whether nobody but the caller looks at what is done with `x`: no compiler and no tracer."""
+    return not torch.compiler.is_compiling() and not torch.jit.is_tracing() and _has_numbers(x)
+
+
+def _has_numbers(x: torch.Tensor) -> bool:
+    """Whether Python can read the values of `x` at no cost, and has their precision and to spare."""
+    return type(x) is torch.Tensor and x.device.type == "cpu" and x.dtype is not torch.float64
+
+
+def _sinkhorn_of_some(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
+    """What `_sinkhorn` gives first, in half as many calls, each of them slower on many tokens.
+
+    The result is diag(r) K diag(c) with K = softmax + eps. When column j is divided by its sum + eps, 1 / c[j] becomes
+    sum_i r[i] K[i, j] + eps / c[j]; so it does for rows. Unlike their products, the factors need the range of float64.
+    """
+    K = torch.softmax(logits.double(), dim=1).add_(eps).permute(2, 0, 1).contiguous()
+    r = c = over_r = over_c = K.new_ones(len(K), K.shape[1], 1)
+    for step in range(iterations):
+        if step:
+            over_r = torch.baddbmm(over_r, K, c, beta=eps)
+            r = over_r.reciprocal()
+        over_c = torch.baddbmm(over_c, K.mT, r, beta=eps)
+        c = over_c.reciprocal()
+    return (r * K * c.mT).to(logits.dtype).permute(1, 2, 0).contiguous()
+
+
+def _sinkhorn_of_4(logits: list[float], iterations: int, eps: float) -> list[list[float]]:
+    """H_res, the transpose of `sinkhorn`, for one token with 16 logits, row by row: see `_sinkhorn_of_some`.
+
+    The letters A to D are the rows of K; `w` is 1 / r and `v` is 1 / c.
+    """
+    A0, A1, A2, A3 = _softmax(logits[:4], eps)
+    B0, B1, B2, B3 = _softmax(logits[4:8], eps)
+    C0, C1, C2, C3 = _softmax(logits[8:12], eps)
+    D0, D1, D2, D3 = _softmax(logits[12:], eps)
+    rA = rB = rC = rD = wA = wB = wC = wD = c0 = c1 = c2 = c3 = v0 = v1 = v2 = v3 = 1.0
+    for step in range(iterations):
+        if step:
+            wA = A0 * c0 + A1 * c1 + A2 * c2 + A3 * c3 + eps * wA
+            wB = B0 * c0 + B1 * c1 + B2 * c2 + B3 * c3 + eps * wB
+            wC = C0 * c0 + C1 * c1 + C2 * c2 + C3 * c3 + eps * wC
+            wD = D0 * c0 + D1 * c1 + D2 * c2 + D3 * c3 + eps * wD
+            rA, rB, rC, rD = 1 / wA, 1 / wB, 1 / wC, 1 / wD
+        v0 = A0 * rA + B0 * rB + C0 * rC + D0 * rD + eps * v0
+        v1 = A1 * rA + B1 * rB + C1 * rC + D1 * rD + eps * v1
+        v2 = A2 * rA + B2 * rB + C2 * rC + D2 * rD + eps * v2
+        v3 = A3 * rA + B3 * rB + C3 * rC + D3 * rD + eps * v3
+        c0, c1, c2, c3 = 1 / v0, 1 / v1, 1 / v2, 1 / v3
+    return [
+        [rA * A0 * c0, rB * B0 * c0, rC * C0 * c0, rD * D0 * c0],
+        [rA * A1 * c1, rB * B1 * c1, rC * C1 * c1, rD * D1 * c1],
+        [rA * A2 * c2, rB * B2 * c2, rC * C2 * c2, rD * D2 * c2],
+        [rA * A3 * c3, rB * B3 * c3, rC * C3 * c3, rD * D3 * c3],
+    ]
+
+
+def _softmax(row: list[float], eps: float) -> list[float]:
+    """softmax + eps of a few numbers."""
+    highest = max(row)
+    powers = [math.exp(logit - highest) for logit in row]
+    total = sum(powers)
+    return [power / total + eps for power in powers]
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + exp(-x)), which overflows for no x."""
+    return (1 + math.tanh(x / 2)) / 2
+
+
+def without_autocast(x: torch.Tensor):
+    """A context in which autocast is off for the device of `x`."""
+    device = x.device.type
+    return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
+
+
+def permutation_matrices(n: int) -> torch.Tensor:
+    """All n! permutation matrices in lexicographic order, each flattened to a column, [n * n, n!]."""
+    orders = torch.tensor(list(permutations(range(n))))
+    return torch.nn.functional.one_hot(orders, n).flatten(1).T.float()
 
 
 def pre_bias(n: int) -> float:
@@ -321,10 +460,10 @@ def pre_bias(n: int) -> float:
 
 
 def assign_initial_values(module: nn.Module) -> None:
-    """Writes `module.initial_values()` into its parameters, without gradient."""
+    """Writes `module.initial_values()` into its parameters and buffers, without gradient."""
     with torch.no_grad():
         for name, value in module.initial_values().items():
-            module.get_parameter(name).copy_(value)
+            getattr(module, name).copy_(value)
 
 
 def forward_gain(matrix: torch.Tensor) -> torch.Tensor:

@@ -63,7 +63,7 @@ from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import FixedExit, SegmentState, exit_class, segment_losses
 from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
-from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin
+from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin, skip_halted
 
 
 Q_INIT_BIAS = -5.0  # of the halting value, far from a decision (HRM paper)
@@ -331,6 +331,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.halts_in_training = True  # may be off for a while, see set_halting
         self.training_segments: int | None = None  # may be few for a while, see set_training_segments
         self.gate_only = False  # see train_gate_only
+        self.skips_halted = False  # see set_skipping
         self.post_init()
 
     def set_bp_steps(self, bp_steps: int) -> None:
@@ -366,6 +367,14 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.gate_only = True
         self.set_halting(False)
         self.set_training_segments(self.config.halt_max_steps)
+
+    def set_skipping(self, on: bool) -> None:
+        """Whether inference leaves out positions at which every row has halted, see `recurrent_cache.skip_halted`.
+
+        Equal up to rounding, and faster for long prompts of which few tokens think long; recorded hidden states and
+        attentions are then those of the tokens that ran.
+        """
+        self.skips_halted = on
 
     @merge_with_config_defaults
     @capture_outputs
@@ -490,6 +499,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         """[B, T, D], what the head (or the coda) is given of a state."""
         return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
 
+    @skip_halted
     def segment(
         self, state: tuple[torch.Tensor, ...], x: torch.Tensor, key_values: RecurrentCache, **passes
     ) -> tuple[torch.Tensor, ...]:
@@ -610,6 +620,10 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
         """See `HrmLmModel.train_gate_only`; the head is frozen, too."""
         self.requires_grad_(False)
         self.model.train_gate_only()
+
+    def set_skipping(self, on: bool) -> None:
+        """See `HrmLmModel.set_skipping`."""
+        self.model.set_skipping(on)
 
     @property
     def _learns_from_all_segments(self) -> bool:

@@ -200,7 +200,7 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             return embeddings
         if self.stream_scale is not None:
             return embeddings.unsqueeze(-2) * self.stream_scale.to(embeddings.dtype).unsqueeze(-1)
-        return embeddings.unsqueeze(-2).repeat(1, 1, self.config.mhc_flows, 1)
+        return embeddings.unsqueeze(-2).expand(-1, -1, self.config.mhc_flows, -1)
 
     def reduce(self, streams: torch.Tensor) -> torch.Tensor:
         """One state [B, S, C] from the streams [B, S, n, C], before the last norm."""

@@ -11,7 +11,7 @@ import transformers
 from accelerate import cpu_offload, disk_offload
 from peft import PeftModel
 from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyond_rounding
-from transformers import AutoConfig, DynamicCache, StaticCache
+from transformers import AutoConfig, CompileConfig, DynamicCache, StaticCache
 
 from hrm_hf.registry import ABILITIES, CLASSIFIERS
 from hrm_hf.trainer.adapters import TuningArguments, with_adapters
@@ -139,6 +139,32 @@ def test_a_model_writes_the_same_with_a_growing_a_static_and_no_cache(architectu
     assert torch.equal(model.generate(**arguments), expected)
     static = model.generate(**arguments, cache_implementation="static", disable_compile=True)
     assert torch.equal(static, expected)
+
+
+@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
+def test_beams_with_a_static_cache_are_those_with_a_growing_one(architecture):
+    model = every.wake(every.model(architecture))
+    batch = {name: value[:2] for name, value in every.padded(architecture).items()}
+    arguments = {**batch, "max_new_tokens": 8, "do_sample": False, "num_beams": 3}
+    static = model.generate(**arguments, cache_implementation="static", disable_compile=True)
+    assert torch.equal(static, model.generate(**arguments))
+
+
+@pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
+def test_a_token_compiled_as_one_graph_with_a_static_cache_is_the_one_of_a_growing_cache(architecture, backend):
+    """Backend "eager" runs by torch's own kernels what the compiler's front end saw."""
+    torch._dynamo.reset()
+    model = every.wake(every.model(architecture))
+    batch = {name: value[:2] for name, value in every.padded(architecture).items()}
+    arguments = {**batch, "max_new_tokens": 8, "do_sample": False}
+    compile_config = CompileConfig(fullgraph=True, dynamic=False, backend=backend, mode="default")
+    compile_config._compile_all_devices = True  # transformers compiles for GPUs only, unless it is told so
+    calls = torch._dynamo.utils.counters["stats"]
+    before = calls["unique_graphs"]
+    static = model.generate(**arguments, cache_implementation="static", compile_config=compile_config)
+    assert torch.equal(static, model.generate(**arguments))
+    assert calls["unique_graphs"] == before + 1
 
 
 # ---- saved = loaded ----

@@ -158,3 +158,55 @@ def test_generation_hands_the_segments_and_the_exit_on_to_every_step():
     seen.clear()
     model.generate(ids, max_new_tokens=4, do_sample=False, eos_token_id=None, exit_criterion="fixed")
     assert seen == [3, 3, 3, 3]
+
+
+# Halted tokens left out
+
+
+def hasty(**fields):
+    """A model of whose tokens half halt after a segment, so that both rows have halted at some positions."""
+    model = tiny_hrm_lm.model(**fields)
+    with torch.no_grad():
+        model.model.q_head.bias.copy_(torch.tensor([1.0, -1.0]))
+    return model
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+@pytest.mark.parametrize("layout", ["per_segment", "last_segment", "last_visit"])
+def test_leaving_halted_positions_out_changes_no_token(layout, kind, attention):
+    """Referee: the same model running every position in every segment. A prompt, a piece and single tokens, padded."""
+    model = hasty(kv_layout=layout, attention=attention)
+    ids, mask = tiny_hrm_lm.tokens(rows=2, length=LENGTH), torch.ones(2, LENGTH, dtype=torch.long)
+    mask[0, :3] = 0
+    for given in (None, mask):
+        expected = in_chunks(model, ids, CHUNKS["prefill and decode"], cache_of(kind, model), given)
+        model.set_skipping(True)
+        found = in_chunks(model, ids, CHUNKS["prefill and decode"], cache_of(kind, model), given)
+        model.set_skipping(False)
+        real = slice(None) if given is None else given.bool()
+        assert torch.equal(found[1][real], expected[1][real])
+        torch.testing.assert_close(found[0][real], expected[0][real], atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("layout", ["per_segment", "last_segment"])
+def test_a_position_at_which_every_row_has_halted_is_not_run_again(layout):
+    model, ids = hasty(kv_layout=layout), tiny_hrm_lm.tokens(rows=2, length=LENGTH)
+    with torch.no_grad():
+        steps = model(ids, use_cache=False).halt_steps
+        assert 1 < steps.amax(0).float().mean() < 3  # else the test shows nothing
+        ran = []
+        for layer in model.model.L_module.layers:
+            layer.register_forward_hook(lambda module, inputs, output: ran.append(output.shape[1]))
+        model.set_skipping(True)
+        model(ids)
+    passes = model.config.H_cycles * model.config.L_cycles
+    thinking = [(steps >= segment).any(0).sum().item() for segment in (1, 2, 3)]
+    assert ran == [count for count in thinking for _ in range(passes)]
+
+
+def test_leaving_halted_positions_out_is_of_inference_only():
+    model, ids = hasty(), tiny_hrm_lm.tokens(rows=2, length=LENGTH)
+    expected = model(ids).logits
+    model.set_skipping(True)
+    assert torch.equal(model(ids).logits, expected) and expected.requires_grad

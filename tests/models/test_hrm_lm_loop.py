@@ -63,6 +63,26 @@ def test_decoding_with_a_cache_gives_the_logits_of_one_forward(option, kind):
     assert torch.equal(torch.cat([p.halt_steps for p in parts], dim=1), whole.halt_steps)
 
 
+class EveryOther:
+    """Halts tokens at even places after the first segment, the others never."""
+
+    def check(self, state):
+        return (torch.arange(state.hidden.shape[1]) % 2 == 0).expand(state.hidden.shape[:2])
+
+
+@pytest.mark.parametrize("option", CACHED)
+def test_leaving_halted_tokens_out_changes_nothing(option):
+    model, ids = made(**CACHED[option]), tiny_hrm_lm.tokens(rows=2, length=12)
+    caches = [DynamicCache(config=model.config) for _ in range(2)]
+    with torch.no_grad():
+        whole = model(ids, past_key_values=caches[0], exit_criterion=EveryOther())
+        model.set_skipping(True)
+        skipping = model(ids, past_key_values=caches[1], exit_criterion=EveryOther())
+    torch.testing.assert_close(skipping.logits, whole.logits, atol=2e-5, rtol=1e-4)
+    for a, b in zip(*(cache.layers for cache in caches)):
+        torch.testing.assert_close(a.keys, b.keys, atol=2e-5, rtol=1e-4)
+
+
 @pytest.mark.parametrize("option", CACHED)
 def test_changing_a_token_changes_no_earlier_logit(option):
     model, ids = made(**CACHED[option]), tiny_hrm_lm.tokens(length=8)

@@ -72,7 +72,7 @@ class ReasoningInfo:
 
 def build_reasoning(
     task: str,
-    out: Path,
+    out: str | Path,
     *,
     size: int | None = None,
     difficulty: str | None = None,
@@ -105,6 +105,7 @@ def build_reasoning(
         least = 1 if name == "num_train" else 0
         if value < least:
             raise UsageError(f"{value}; expected {least} or more", "--" + name.replace("_", "-"))
+    out = Path(out)
     info = describe_task(task, size, difficulty, beyond, answers, queries)
     info.rows, info.seed = {"train": num_train, "validation": num_validation, "test": num_test}, seed
     if (out / INFO_FILE).exists() and not _same_rows(load_reasoning_info(out), info):

@@ -50,7 +50,7 @@ class Kind:
 
 PUZZLE_SOLVER = Kind("a puzzle solver", "solve, eval puzzles and app", "puzzle-solving")
 GO_CODER = Kind("a Go coder", "go, eval go, serve and app", "text-generation", "refinement")
-LANGUAGE_MODEL = Kind("a language model", "eval lm, rlm, serve and app", "text-generation")
+LANGUAGE_MODEL = Kind("a language model", "eval lm, eval reasoning, rlm, serve and app", "text-generation")
 REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "cosmology-regression")
 KINDS = (PUZZLE_SOLVER, GO_CODER, LANGUAGE_MODEL, REGRESSOR)  # the first that takes a model is its own
 

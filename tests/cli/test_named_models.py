@@ -96,7 +96,12 @@ CODER, LM = "a Go coder (hrm_go_coder)", "a language model (hrm_go_coder, hrm_lm
 @pytest.mark.parametrize(
     "command, model, wanted, instead",
     [
-        ("solve MODEL 123", "hrm_lm", SOLVER, "For a language model there are hrm-hf eval lm, rlm, serve and app"),
+        (
+            "solve MODEL 123",
+            "hrm_lm",
+            SOLVER,
+            "For a language model there are hrm-hf eval lm, eval reasoning, rlm, serve and app",
+        ),
         (
             "eval puzzles MODEL data",
             "cosmo_cnn",

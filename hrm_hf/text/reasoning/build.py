@@ -29,7 +29,7 @@ from .tasks import NOT_ASKED, TASKS, Task
 INFO_FILE = "reasoning.json"
 GENERATOR_VERSION = 1  # raise it when the same seed gives other rows
 SPLITS = ("train", "validation", "test", "beyond")
-BLOCK = 4096  # rows that are drawn with one seed
+BLOCK = 1024  # rows that are drawn with one seed
 
 
 @dataclass
@@ -133,6 +133,8 @@ def describe_task(
         trained=_span(difficulty, "--difficulty") if difficulty else kind.trained,
         beyond=None,
     )
+    if difficulty is None:  # a small size may not have all that are usual
+        info.trained = tuple(min(one, info.make_task().most) for one in kind.trained)
     info.beyond = _beyond(beyond, info)
     return info
 
@@ -226,7 +228,7 @@ def _draw(
 
     task, choice = info.make_task(), np.array(list(info.difficulties(split)) if only is None else [only])
     blocks = []
-    for number in tqdm(range(-(-count // BLOCK)), desc=f"Drawing {split}", unit=" blocks", disable=None):
+    for number in tqdm(range(-(-count // BLOCK)), desc=f"Drawing {split}", leave=False, disable=None):
         # A block is drawn whole and cut, so that a larger split begins with a smaller one.
         rng = np.random.default_rng([info.seed, SPLITS.index(split), only or 0, number])
         block = draw_rows(task, choice[rng.integers(0, len(choice), BLOCK)], rng, taken)
@@ -280,7 +282,7 @@ def _write_split(rows: Rows, file: Path, name: str) -> None:
 
     schema = features().arrow_schema
     with complete_file(file) as stream, pq.ParquetWriter(stream, schema) as writer:
-        for start in tqdm(range(0, len(rows["difficulty"]), BLOCK), desc=f"Writing {name}", disable=None):
+        for start in tqdm(range(0, len(rows["difficulty"]), BLOCK), desc=f"Writing {name}", leave=False, disable=None):
             writer.write_table(arrow_table({key: column[start : start + BLOCK] for key, column in rows.items()}))
 
 

@@ -34,7 +34,7 @@ BLOCK = 1024  # rows that are drawn with one seed
 
 @dataclass
 class ReasoningInfo:
-    """What `reasoning.json` holds.
+    """The content of `reasoning.json`.
 
     Attributes:
         task: a key of `TASKS`; size, answers, queries: its options.

@@ -9,6 +9,7 @@ Everything follows from one `HrmLmConfig` with one segment. Its peers share widt
     looped                   equal parameters: a plain looped transformer, all of its blocks in the loop
     hrm_text                 transformers' HRM-Text with the same stacks: no re-injection of embeddings, no segments
     llama                    equal parameters: as many blocks as both stacks, the SwiGLU widened by what the gate took
+    llama_x4                 four times the parameters, by four times the blocks
     llama_equal_flops        equal forward FLOPs: as many blocks as a segment has layer visits, so more parameters
     rlm_mhc_off, rlm_mhc_on  `llama` as `rlm_mhc` without and with mHC, same body: for the price of mHC
     rlm_mhc                  mHC with equal parameters: the SwiGLU narrowed by what mHC took
@@ -54,8 +55,8 @@ SIZES = {
 }  # fmt: skip
 TRAINING = {"depth_warmup": 0.0}  # share of the budget in which tokens get one segment
 PEERS = (
-    "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_equal_flops", "rlm_mhc_off",
-    "rlm_mhc_on", "rlm_mhc", "gpt2",
+    "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_x4", "llama_equal_flops",
+    "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
 )  # fmt: skip
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BOOKS = Path(__file__).parents[2] / "shared" / "data"
@@ -106,6 +107,10 @@ def peer_config(
     wanted = count_parameters(hrm)
     if peer == "rlm_mhc":
         return _fitted(RlmMhcConfig, body, count_parameters, wanted)
+    if peer == "llama_x4":
+        return _fitted(
+            LlamaConfig, body | {"num_hidden_layers": 4 * body["num_hidden_layers"]}, count_parameters, 4 * wanted
+        )
     llama = _fitted(LlamaConfig, body, count_parameters, wanted)
     if peer == "llama":
         return llama

@@ -244,12 +244,13 @@ def summary(report: dict) -> dict:
         last = [run["last"] for run in runs.values()]
         measures = [measure for measure, value in last[0].items() if isinstance(value, float)]
         found[name] = {measure: interval([one[measure] for one in last]) for measure in measures}
-        found[name]["by_difficulty"] = [
-            {key: row[key] for key in ("split", "difficulty", "passes")}
-            | {measure: interval([one["by_difficulty"][place][measure] for one in last]) for measure in row
-               if measure in ("exact_accuracy", "cell_accuracy", "average_steps")}
-            for place, row in enumerate(last[0]["by_difficulty"])
-        ]  # fmt: skip
+        for table, of in (("by_difficulty", "difficulty"), ("by_step", "steps")):
+            found[name][table] = [
+                {key: row[key] for key in ("split", of, "passes")}
+                | {measure: interval([one[table][place][measure] for one in last]) for measure in row
+                   if measure in ("exact_accuracy", "cell_accuracy", "average_steps")}
+                for place, row in enumerate(last[0][table])
+            ]  # fmt: skip
         shared = [seed for seed in runs if seed in first]
         if runs is not first and shared:
             found[name]["minus_first"] = {

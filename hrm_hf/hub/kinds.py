@@ -54,7 +54,9 @@ class Kind:
 
 PUZZLE_SOLVER = Kind("a puzzle solver", "solve, eval puzzles and app", "AutoModelForPuzzleSolving")
 LANGUAGE_MODEL = Kind(
-    "a language model", "eval lm, rlm, serve and app (for a Go coder also go and eval go)", "AutoModelForCausalLM"
+    "a language model",
+    "eval lm, eval reasoning, rlm, serve and app (for a Go coder also go and eval go)",
+    "AutoModelForCausalLM",
 )
 REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "AutoModelForImageClassification")
 KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR)  # a model is of one of them

@@ -95,7 +95,12 @@ SOLVER, CODER, LM = "a puzzle solver", "a Go coder", "a language model"
 @pytest.mark.parametrize(
     "command, model, wanted, instead",
     [
-        ("solve MODEL 123", "hrm_lm", SOLVER, "For a language model there are hrm-hf eval lm, rlm, serve and app"),
+        (
+            "solve MODEL 123",
+            "hrm_lm",
+            SOLVER,
+            "For a language model there are hrm-hf eval lm, eval reasoning, rlm, serve and app",
+        ),
         (
             "eval puzzles MODEL data",
             "cosmo_cnn",

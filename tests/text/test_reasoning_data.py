@@ -177,7 +177,7 @@ def test_a_row_has_the_answer_one_place_after_the_word_it_is_read_at(name, answe
     assert rows["difficulty"].tolist() == difficulties.tolist()
 
 
-# SHA-256 of the first 300 rows of each task, from numpy 2.4 on x86-64.
+# SHA-256 of 300 rows of each task; numpy 2.0.2 and 2.4.6 on x86-64 give the same.
 GOLDEN = {
     "automaton all": "03f80e3731393a9d",
     "automaton last": "35f42779cbbf41dc",
@@ -245,6 +245,13 @@ def test_a_folder_is_read_by_datasets_and_built_the_same_again(tmp_path):
     card = (tmp_path / "a" / "README.md").read_text()
     assert "license: cc0-1.0" in card and "| 16 | beyond | 10 | 101 | 80 |" in card
     assert "--difficulty 1-8 --beyond 9-16" in card
+
+
+def test_a_small_size_has_the_difficulties_that_it_can_have(tmp_path):
+    build_reasoning("pointers", tmp_path, size=3, num_train=10, num_test=2)
+    info = load_reasoning_info(tmp_path)
+    assert info.trained == (1, 2) and info.beyond is None
+    assert not (tmp_path / "data" / "beyond-00000.parquet").exists()
 
 
 def test_what_is_seen_in_training_is_said_where_there_are_few_questions(tmp_path):

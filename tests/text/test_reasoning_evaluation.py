@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import tiny_lm
 import torch
+from hub_server import HubServer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
@@ -161,6 +162,27 @@ def test_the_command_writes_its_figures_a_plot_and_the_card(data, models, tmp_pa
     assert "exact_accuracy" in (models / "hrm_lm" / "README.md").read_text()
     screen = run(models / "llama", data, "--splits", "beyond")
     assert screen.exit_code == 0 and "| beyond | 3 |" in screen.output and "passes own" in screen.output
+
+
+@pytest.mark.slow
+def test_a_data_set_on_the_hub_gives_the_figures_of_its_folder(data, models, tmp_path):
+    """Referee: the folder that was uploaded, evaluated here."""
+    program = (
+        "import sys\n"
+        "from huggingface_hub import HfApi\n"
+        "from hrm_hf.cli import main\n"
+        "HfApi().create_repo('org/pointers', repo_type='dataset')\n"
+        "HfApi().upload_folder(folder_path=sys.argv.pop(1), repo_id='org/pointers', repo_type='dataset')\n"
+        "main()\n"
+    )
+    arguments = [data, "eval", "reasoning", models / "llama", "org/pointers", "--device", "cpu", "--json"]
+    with HubServer(tmp_path / "hub") as hub:
+        environment = hub.environment(tmp_path / "home") | {"PYTHONPATH": str(ROOT)}
+        words = [sys.executable, "-c", program, *map(str, arguments)]
+        done = subprocess.run(words, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr[-2000:]
+    local = run(models / "llama", data, "--json")
+    assert json.loads(done.stdout)["metrics"] == json.loads(local.stdout)["metrics"]
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from ...io.bounded_files import load_json
 from ...io.complete_files import complete_file, write_text
 from ...io.usage import UsageError, as_usage_errors
 from .card import data_card
-from .rows import PAD_ID, Rows, below, draw_rows, features, fingerprints, readable, wider
+from .rows import PAD_ID, Rows, arrow_table, below, draw_rows, features, fingerprints, wider
 from .symbols import reasoning_tokenizer
 from .tasks import NOT_ASKED, TASKS, Task
 
@@ -29,12 +29,12 @@ from .tasks import NOT_ASKED, TASKS, Task
 INFO_FILE = "reasoning.json"
 GENERATOR_VERSION = 1  # raise it when the same seed gives other rows
 SPLITS = ("train", "validation", "test", "beyond")
-BLOCK = 4096  # rows that are drawn with one seed
+BLOCK = 1024  # rows that are drawn with one seed
 
 
 @dataclass
 class ReasoningInfo:
-    """What `reasoning.json` holds.
+    """The content of `reasoning.json`.
 
     Attributes:
         task: a key of `TASKS`; size, answers, queries: its options.
@@ -72,7 +72,7 @@ class ReasoningInfo:
 
 def build_reasoning(
     task: str,
-    out: Path,
+    out: str | Path,
     *,
     size: int | None = None,
     difficulty: str | None = None,
@@ -105,6 +105,7 @@ def build_reasoning(
         least = 1 if name == "num_train" else 0
         if value < least:
             raise UsageError(f"{value}; expected {least} or more", "--" + name.replace("_", "-"))
+    out = Path(out)
     info = describe_task(task, size, difficulty, beyond, answers, queries)
     info.rows, info.seed = {"train": num_train, "validation": num_validation, "test": num_test}, seed
     if (out / INFO_FILE).exists() and not _same_rows(load_reasoning_info(out), info):
@@ -132,6 +133,8 @@ def describe_task(
         trained=_span(difficulty, "--difficulty") if difficulty else kind.trained,
         beyond=None,
     )
+    if difficulty is None:  # a small size may not have all that are usual
+        info.trained = tuple(min(one, info.make_task().most) for one in kind.trained)
     info.beyond = _beyond(beyond, info)
     return info
 
@@ -190,7 +193,7 @@ def draw_splits(info: ReasoningInfo) -> dict[str, Rows]:
     Training rows whose question is in another split are drawn anew, unless the difficulty has hardly any others.
 
     Returns:
-        by split that has rows: input_ids, labels, steps int64 [N, T], and difficulty int64 [N].
+        by split that has rows: columns as of `draw_rows`, in int16.
 
     Raises:
         ValueError: there are no questions of a difficulty.
@@ -221,16 +224,20 @@ def _draw(
     info: ReasoningInfo, split: str, only: int | None, count: int, taken: np.ndarray | None = None
 ) -> Rows | None:
     """`count` rows of `only` one difficulty, or of all difficulties of the split mixed."""
-    choice = list(info.difficulties(split)) if only is None else [only]
+    from tqdm.auto import tqdm
+
+    task, choice = info.make_task(), np.array(list(info.difficulties(split)) if only is None else [only])
     blocks = []
-    for number in range(-(-count // BLOCK)):
+    for number in tqdm(range(-(-count // BLOCK)), desc=f"Drawing {split}", leave=False, disable=None):
         # A block is drawn whole and cut, so that a larger split begins with a smaller one.
         rng = np.random.default_rng([info.seed, SPLITS.index(split), only or 0, number])
-        blocks.append(draw_rows(info.make_task(), np.array(choice)[rng.integers(0, len(choice), BLOCK)], rng, taken))
+        block = draw_rows(task, choice[rng.integers(0, len(choice), BLOCK)], rng, taken)
+        kept = count - number * BLOCK
+        blocks.append({name: column[:kept].astype(np.int16) for name, column in block.items()})  # words are hundreds
     if not blocks:
         return None
     widest = max(block["input_ids"].shape[1] for block in blocks)
-    return {name: column[:count] for name, column in below(wider(block, widest) for block in blocks).items()}
+    return below(wider(block, widest) for block in blocks)
 
 
 def _table(info: ReasoningInfo, splits: dict[str, Rows], trained: np.ndarray) -> list[dict[str, Any]]:
@@ -259,17 +266,24 @@ def _table(info: ReasoningInfo, splits: dict[str, Rows], trained: np.ndarray) ->
 
 def save_reasoning_dataset(splits: dict[str, Rows], info: ReasoningInfo, out: Path) -> None:
     """Writes the folder that the header of this module describes; `reasoning.json` last, when the rest is complete."""
-    from datasets import Dataset
-
     sizes = {}
     for name, rows in splits.items():
-        split = Dataset.from_dict({**rows, "text": readable(rows)}, features=features())
-        with complete_file(out / "data" / f"{name}-00000.parquet") as stream:
-            split.to_parquet(stream)
-        sizes[name] = (len(split), split.data.nbytes)
+        file = out / "data" / f"{name}-00000.parquet"
+        _write_split(rows, file, name)
+        sizes[name] = (len(rows["difficulty"]), file.stat().st_size)
     reasoning_tokenizer().save_pretrained(out)
     write_text(out / "README.md", data_card(info, sizes))
     write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1) + "\n")
+
+
+def _write_split(rows: Rows, file: Path, name: str) -> None:
+    import pyarrow.parquet as pq
+    from tqdm.auto import tqdm
+
+    schema = features().arrow_schema
+    with complete_file(file) as stream, pq.ParquetWriter(stream, schema) as writer:
+        for start in tqdm(range(0, len(rows["difficulty"]), BLOCK), desc=f"Writing {name}", leave=False, disable=None):
+            writer.write_table(arrow_table({key: column[start : start + BLOCK] for key, column in rows.items()}))
 
 
 def load_reasoning_info(source: str | Path) -> ReasoningInfo:
@@ -293,8 +307,10 @@ def load_reasoning_info(source: str | Path) -> ReasoningInfo:
     wanted = {one.name for one in fields(ReasoningInfo)}
     if not isinstance(content, dict) or content.keys() != wanted or content["task"] not in TASKS:
         raise ValueError(f"{file} is none that this version writes; build the data set anew")
-    pairs = {name: content[name] and tuple(content[name]) for name in ("trained", "beyond")}
-    return ReasoningInfo(**content | pairs)
+    pairs = {name: content[name] for name in ("trained", "beyond") if content[name] is not None}
+    if not all(isinstance(pair, list) and [type(one) for one in pair] == [int, int] for pair in pairs.values()):
+        raise ValueError(f"{file}: trained and beyond are pairs of numbers; build the data set anew")
+    return ReasoningInfo(**content | {name: tuple(pair) for name, pair in pairs.items()})
 
 
 def _same_rows(one: ReasoningInfo, other: ReasoningInfo) -> bool:

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...hub.cards import record_evaluation
 from ...hub.kinds import LANGUAGE_MODEL, load_config
-from ...io.evaluation import chosen_device, validate_evaluation, write_results
+from ...io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ...io.sources import load_split
 from ...io.usage import UsageError
 from ...trainer.intervals import wilson_interval
@@ -91,6 +91,7 @@ def evaluate_checkpoint(
         ValueError: a tokenizer of other words, or passes of a model of one depth.
     """
     validate_evaluation(model, out, update_card)
+    validate_data(data, "data set of `hrm-hf data reasoning`")
     device = chosen_device(device)
     validate_exit(exit_criterion, exit_threshold)
     settings = [None, *_numbers(passes)]

@@ -12,6 +12,7 @@ from .tasks import NOT_ASKED, Questions, Task
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow as pa
 
 Rows = dict[str, np.ndarray]
 PAD_ID = ID[PAD]
@@ -25,6 +26,19 @@ def features() -> "datasets.Features":
 
     lists = {name: List(Value("int32")) for name in FILLING}
     return Features({**lists, "difficulty": Value("int32"), "text": Value("string")})
+
+
+def arrow_table(rows: Rows) -> "pa.Table":
+    """Rows with their text, as `features` says."""
+    import pyarrow as pa
+
+    count, length = rows["input_ids"].shape
+    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * length)
+    columns = {
+        name: pa.ListArray.from_arrays(offsets, pa.array(rows[name].astype(np.int32).ravel())) for name in FILLING
+    }
+    columns |= {"difficulty": pa.array(rows["difficulty"].astype(np.int32)), "text": pa.array(readable(rows))}
+    return pa.table(columns).cast(features().arrow_schema)
 
 
 def readable(rows: Rows) -> list[str]:
@@ -93,8 +107,9 @@ def below(parts: Iterable[Rows]) -> Rows:
 
 def fingerprints(input_ids: np.ndarray) -> np.ndarray:
     """uint64 [N]: equal for equal rows, whatever their padding."""
-    words = np.where(input_ids == PAD_ID, 0, input_ids + 1).astype(np.uint64)
-    factors = np.random.default_rng(0).integers(0, 2**63, words.shape[1], dtype=np.uint64) * np.uint64(2) + np.uint64(
-        1
-    )
-    return (words * factors).sum(axis=1, dtype=np.uint64)
+    factors = 2 * np.random.default_rng(0).integers(0, 2**63, input_ids.shape[1], dtype=np.uint64) + 1
+    found = np.zeros(len(input_ids), np.uint64)
+    for place, factor in enumerate(factors):  # a column at a time: in 64 bits a large split would not fit
+        column = input_ids[:, place]
+        found += np.where(column == PAD_ID, 0, column.astype(np.uint64) + 1) * factor
+    return found

@@ -71,9 +71,9 @@ def test_models_of_a_seed_see_the_same_questions_and_a_killed_run_goes_on(tmp_pa
     seen = []
     step = lm_reasoning.train_step
 
-    def noted(model, optimizer, ids, share, args, labels):
+    def noted(model, optimizer, ids, share, args, *, labels, **options):
         seen.append((model.config.model_type, ids.numpy().tobytes(), labels.numpy().tobytes()))
-        return step(model, optimizer, ids, share, args, labels)
+        return step(model, optimizer, ids, share, args, labels=labels, **options)
 
     monkeypatch.setattr(lm_reasoning, "train_step", noted)
     options = (

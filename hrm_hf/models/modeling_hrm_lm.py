@@ -358,6 +358,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
     def train_gate_only(self) -> None:
         """Freezes everything but the halting gate, which then learns from all segments of a finished model.
 
+        In inference the gate decides from then on (exit_criterion="q", unless the config names a learned one).
+
         Raises ValueError for a model without a gate (halt_max_steps=1).
         """
         if self.q_head is None:
@@ -365,6 +367,8 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.requires_grad_(False)
         self.q_head.requires_grad_(True)
         self.gate_only = True
+        if not exit_class(self.config.exit_criterion).learned:
+            self.config.exit_criterion = "q"
         self.set_halting(False)
         self.set_training_segments(self.config.halt_max_steps)
 

@@ -178,8 +178,10 @@ def test_the_random_state_is_drawn_anew_in_training_and_fixed_in_inference():
 
 
 def test_only_the_gate_learns_when_it_is_trained_alone():
-    model, ids = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, q_loss_weight=0).train(), tiny_hrm_lm.tokens()
+    fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "exit_criterion": "fixed"}
+    model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
     model.train_gate_only()
+    assert model.config.exit_criterion == "q"
     output = model(ids, labels=ids)
     assert output.halt_steps.unique().tolist() == [3]
     output.loss.backward()

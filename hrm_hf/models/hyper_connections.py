@@ -395,13 +395,12 @@ def _sinkhorn_of_some(logits: torch.Tensor, iterations: int, eps: float) -> torc
     sum_i r[i] K[i, j] + eps / c[j]; so it does for rows. Unlike their products, the factors need the range of float64.
     """
     K = torch.softmax(logits.double(), dim=1).add_(eps).permute(2, 0, 1).contiguous()
-    r = c = over_r = over_c = K.new_ones(len(K), K.shape[1], 1)
+    transposed = K.mT
+    r, over_r, c, over_c = K.new_ones(4, *K.shape[:2], 1)
     for step in range(iterations):
         if step:
-            over_r = torch.baddbmm(over_r, K, c, beta=eps)
-            r = over_r.reciprocal()
-        over_c = torch.baddbmm(over_c, K.mT, r, beta=eps)
-        c = over_c.reciprocal()
+            torch.reciprocal(over_r.baddbmm_(K, c, beta=eps), out=r)
+        torch.reciprocal(over_c.baddbmm_(transposed, r, beta=eps), out=c)
     return (r * K * c.mT).to(logits.dtype).permute(1, 2, 0).contiguous()
 
 

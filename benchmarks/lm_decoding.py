@@ -32,7 +32,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="tiny models, uncompiled, few turns")
     parser.add_argument("--sizes", default="1m,10m", help=f"of {', '.join(SIZES)}")
     parser.add_argument("--batch_sizes", default="1,8", help="only the first is compiled")
-    parser.add_argument("--turns", type=int, default=60)
+    parser.add_argument("--turns", type=int, default=40)
     parser.add_argument("--no_compile", action="store_true")
     args = parser.parse_args()
     if args.quick:

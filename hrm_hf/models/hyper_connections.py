@@ -21,7 +21,7 @@ dtype. Left out: fused GPU kernels.
 
 Decoding meets a site with a few tokens, where some 150 calls of torch cost many times what they compute. In eval mode
 without gradients and on a CPU there is a shorter way for a few dozen tokens, and one in Python's own numbers for up to
-three tokens of four streams.
+three.
 
 Gains (`MhcMetricsMixin`) say how much a signal can grow on its way through the streams. The forward gain of H_res
 (target stream first) is its largest absolute row sum, the backward gain its largest absolute column sum; both are 1
@@ -136,7 +136,8 @@ class HyperConnection(nn.Module):
         """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""
         shape, n = streams.shape[:2], self.num_streams
         inference = not self.training and not torch.is_grad_enabled()
-        if inference and n == 4 and self.res_mode == "sinkhorn" and _is_plain(streams) and shape.numel() <= FEW_TOKENS:
+        in_python = self.res_mode == "birkhoff" or (self.res_mode == "sinkhorn" and n == 4)
+        if in_python and inference and _is_plain(streams) and shape.numel() <= FEW_TOKENS:
             return self._coefficients_of_few(streams)
         projected = normed_projection(streams, self.fn, self.norm_eps)
         dtype = projected.dtype
@@ -150,23 +151,28 @@ class HyperConnection(nn.Module):
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
 
     def _coefficients_of_few(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same in Sinkhorn mode for four streams, in Python's numbers once the streams are read.
+        """The same in Python's numbers once the streams are read; "birkhoff", or "sinkhorn" with four streams.
 
         Those are float64, so that the results are the ones of float32 up to its rounding.
         """
-        x = streams.flatten(2).flatten(0, 1).float()
+        x, n = streams.flatten(2).flatten(0, 1).float(), self.num_streams
         rows, norms = torch.mm(x, self.fn.float().T).tolist(), torch.linalg.vector_norm(x, dim=-1).tolist()
         scales, base = self.scale.tolist(), self.base.tolist()
-        pre, post, h_res = [], [], []
+        found = []
         for row, norm in zip(rows, norms):
             mean_square = norm * norm / x.shape[1] + self.norm_eps
             of_pre, of_post, of_comb = (scale / math.sqrt(mean_square or math.inf) for scale in scales)
-            pre.append([sigmoid(of_pre * value + b) + self.eps for value, b in zip(row[:4], base)])
-            post.append([2 * sigmoid(of_post * value + b) for value, b in zip(row[4:8], base[4:8])])
-            comb = [of_comb * value + b for value, b in zip(row[8:], base[8:])]
-            h_res.append(_sinkhorn_of_4(comb, self.sinkhorn_iters, sinkhorn_floor(self.eps, x.dtype)))
-        found = [torch.tensor(values, dtype=x.dtype) for values in (pre, post, h_res)]
-        return tuple(values.view(*streams.shape[:2], *values.shape[1:]) for values in found)
+            pre = [_sigmoid(of_pre * value + b) + self.eps for value, b in zip(row[:n], base)]
+            post = [2 * _sigmoid(of_post * value + b) for value, b in zip(row[n : 2 * n], base[n : 2 * n])]
+            comb = [of_comb * value + b for value, b in zip(row[2 * n :], base[2 * n :])]
+            if self.res_mode == "birkhoff":
+                found.append(pre + post + _birkhoff_of(comb, n))
+            else:
+                floor = sinkhorn_floor(self.eps, x.dtype)
+                found.append(pre + post + _sinkhorn_of_4(comb, self.sinkhorn_iters, floor))
+        found = torch.tensor(found, dtype=x.dtype).view(*streams.shape[:2], -1)
+        pre, post, h_res = found.split_with_sizes([n, n, n * n], dim=-1)
+        return pre, post, h_res.view(*streams.shape[:2], n, n)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
         """H_res: of each token [B, S, n, n] for streams [B, S, n, C], or without streams the static part [n, n]."""
@@ -364,7 +370,7 @@ def _sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torc
     if tokens > FEW_TOKENS or n != 4:
         return _sinkhorn_of_some(logits, iterations, eps)
     maps = [_sinkhorn_of_4(token, iterations, eps) for token in logits.flatten(0, 1).T.tolist()]
-    return torch.tensor(maps, dtype=logits.dtype).permute(2, 1, 0).contiguous()
+    return torch.tensor(maps, dtype=logits.dtype).view(tokens, n, n).permute(2, 1, 0).contiguous()
 
 
 @_sinkhorn_forward.register_fake
@@ -389,17 +395,16 @@ def _sinkhorn_of_some(logits: torch.Tensor, iterations: int, eps: float) -> torc
     sum_i r[i] K[i, j] + eps / c[j]; so it does for rows. Unlike their products, the factors need the range of float64.
     """
     K = torch.softmax(logits.double(), dim=1).add_(eps).permute(2, 0, 1).contiguous()
-    r = c = over_r = over_c = K.new_ones(len(K), K.shape[1], 1)
+    transposed = K.mT
+    r, over_r, c, over_c = K.new_ones(4, *K.shape[:2], 1)
     for step in range(iterations):
         if step:
-            over_r = torch.baddbmm(over_r, K, c, beta=eps)
-            r = over_r.reciprocal()
-        over_c = torch.baddbmm(over_c, K.mT, r, beta=eps)
-        c = over_c.reciprocal()
+            torch.reciprocal(over_r.baddbmm_(K, c, beta=eps), out=r)
+        torch.reciprocal(over_c.baddbmm_(transposed, r, beta=eps), out=c)
     return (r * K * c.mT).to(logits.dtype).permute(1, 2, 0).contiguous()
 
 
-def _sinkhorn_of_4(logits: list[float], iterations: int, eps: float) -> list[list[float]]:
+def _sinkhorn_of_4(logits: list[float], iterations: int, eps: float) -> list[float]:
     """H_res, the transpose of `sinkhorn`, for one token with 16 logits, row by row: see `_sinkhorn_of_some`.
 
     The letters A to D are the rows of K; `w` is 1 / r and `v` is 1 / c.
@@ -422,11 +427,20 @@ def _sinkhorn_of_4(logits: list[float], iterations: int, eps: float) -> list[lis
         v3 = A3 * rA + B3 * rB + C3 * rC + D3 * rD + eps * v3
         c0, c1, c2, c3 = 1 / v0, 1 / v1, 1 / v2, 1 / v3
     return [
-        [rA * A0 * c0, rB * B0 * c0, rC * C0 * c0, rD * D0 * c0],
-        [rA * A1 * c1, rB * B1 * c1, rC * C1 * c1, rD * D1 * c1],
-        [rA * A2 * c2, rB * B2 * c2, rC * C2 * c2, rD * D2 * c2],
-        [rA * A3 * c3, rB * B3 * c3, rC * C3 * c3, rD * D3 * c3],
-    ]
+        rA * A0 * c0, rB * B0 * c0, rC * C0 * c0, rD * D0 * c0,
+        rA * A1 * c1, rB * B1 * c1, rC * C1 * c1, rD * D1 * c1,
+        rA * A2 * c2, rB * B2 * c2, rC * C2 * c2, rD * D2 * c2,
+        rA * A3 * c3, rB * B3 * c3, rC * C3 * c3, rD * D3 * c3,
+    ]  # fmt: skip
+
+
+def _birkhoff_of(logits: list[float], n: int) -> list[float]:
+    """H_res row by row for one token with n! logits, one for each permutation in lexicographic order."""
+    entries = [0.0] * (n * n)
+    for weight, targets in zip(_softmax(logits, 0.0), permutations(range(n))):
+        for source, target in enumerate(targets):
+            entries[target * n + source] += weight
+    return entries
 
 
 def _softmax(row: list[float], eps: float) -> list[float]:
@@ -437,7 +451,7 @@ def _softmax(row: list[float], eps: float) -> list[float]:
     return [power / total + eps for power in powers]
 
 
-def sigmoid(x: float) -> float:
+def _sigmoid(x: float) -> float:
     """1 / (1 + exp(-x)), which overflows for no x."""
     return (1 + math.tanh(x / 2)) / 2
 

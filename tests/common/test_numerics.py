@@ -150,6 +150,16 @@ def test_beams_with_a_static_cache_are_those_with_a_growing_one(architecture):
     assert torch.equal(static, model.generate(**arguments))
 
 
+@pytest.mark.parametrize("architecture", [name for name in every.CAUSAL_LMS if name != "hrm_go_coder"])  # its own test
+def test_an_assistant_changes_no_token(architecture):
+    """Tokens of the assistant are judged several at once, and taken back out of the cache where they are refused."""
+    model, assistant = (every.wake(every.model(architecture, seed)) for seed in (0, 1))
+    batch = {name: value[-1:] for name, value in every.padded(architecture).items()}
+    real = batch["attention_mask"][0].bool()
+    arguments = {"input_ids": batch["input_ids"][:, real], "max_new_tokens": 12, "do_sample": False}
+    assert torch.equal(model.generate(**arguments, assistant_model=assistant), model.generate(**arguments))
+
+
 @pytest.mark.parametrize("backend", ["eager", pytest.param("inductor", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
 def test_a_token_compiled_as_one_graph_with_a_static_cache_is_the_one_of_a_growing_cache(architecture, backend):

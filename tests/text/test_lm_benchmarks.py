@@ -11,6 +11,7 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
+import lm_decoding
 import lm_halting
 import lm_models
 import lm_quality
@@ -30,6 +31,22 @@ def test_the_llama_of_equal_work_has_as_many_forward_flops_within_2_percent():
     hrm, llama = (lm_models.peer_config(peer, "1m", 256) for peer in ("hrm_lm", "llama_equal_flops"))
     forward = [lm_models.flops_per_token(config, 256, backward=False) for config in (hrm, llama)]
     assert forward[1] == pytest.approx(forward[0], rel=0.02)
+
+
+def test_decoding_is_compared_with_the_same_body_without_what_a_model_adds():
+    sides = lm_decoding.families("tiny")
+    off, sinkhorn, birkhoff = sides["rlm_mhc"].values()
+    assert (off.mhc_enabled, sinkhorn.mhc_res_mode, birkhoff.mhc_res_mode) == (False, "sinkhorn", "birkhoff")
+    llama, hrm = sides["hrm_lm"].values()
+    assert llama.num_hidden_layers == hrm.num_hidden_layers == 8 and hrm.halt_max_steps == 1
+    for family in sides.values():
+        assert len({(c.hidden_size, c.intermediate_size, c.vocab_size) for c in family.values()}) == 1
+
+
+def test_the_interval_of_a_median_holds_it():
+    values = torch.arange(1.0, 102.0)
+    low, high = lm_decoding.interval(values)
+    assert 30 < low < 51 < high < 72
 
 
 @pytest.mark.parametrize("peer", ["hrm_lm", "hrm_lm_m4", "hrm_text", "llama", "rlm_mhc"])

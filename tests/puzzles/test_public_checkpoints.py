@@ -367,8 +367,8 @@ def test_what_names_no_model_is_bad_usage_and_asks_nobody(source, revision, mess
 
 def test_a_name_that_is_neither_here_nor_there_says_so(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no folder `runs`
-    failed = str(call("convert", "hrm", "runs/typo", tmp_path / "ours", status=1).exception)
-    assert "runs/typo is no file or folder here, and on the Hub: runs/typo does not exist" in failed
+    said = call("convert", "hrm", "runs/typo", tmp_path / "ours", status=2).stderr
+    assert "runs/typo is no folder here, and on the Hub there is no such model, or it is private" in said
 
 
 def test_a_language_model_on_the_hub_is_converted_with_what_lies_beside_it(hub, tmp_path):

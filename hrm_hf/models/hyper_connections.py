@@ -389,7 +389,7 @@ def _has_numbers(x: torch.Tensor) -> bool:
 
 
 def _sinkhorn_of_some(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """What `_sinkhorn` gives first, in half as many calls, each of them slower on many tokens.
+    """The first result of `_sinkhorn`, in half as many calls, each of them slower on many tokens.
 
     The result is diag(r) K diag(c) with K = softmax + eps. When column j is divided by its sum + eps, 1 / c[j] becomes
     sum_i r[i] K[i, j] + eps / c[j]; so it does for rows. Unlike their products, the factors need the range of float64.

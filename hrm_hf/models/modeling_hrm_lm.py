@@ -200,7 +200,7 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
         return hidden_states + self._branch(mixed, 1, gains)
 
     def _branch(self, output: torch.Tensor, branch: int, gains: torch.Tensor | None) -> torch.Tensor:
-        """What the residual sum takes of a branch's output [B, T, D]."""
+        """A branch's output [B, T, D] as it is added to the residual stream."""
         if self.branch_norms is not None:
             output = self.branch_norms[branch](output)
         if gains is not None:
@@ -488,7 +488,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         )
 
     def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What the first pass reads besides x [B, T, D]: (z_H, z_L), or (z,) of a flat loop, [B, T, D] or streams."""
+        """The state before the first pass: (z_H, z_L), or (z,) of a flat loop, each [B, T, D], or [B, T, n, D] streams."""
         if self.config.initial_state == "random" and self.training:
             start = torch.randn_like(x)
         else:

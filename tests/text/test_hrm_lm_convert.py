@@ -126,7 +126,7 @@ def test_embeddings_final_norm_and_config_are_taken_over(write_original, tmp_pat
     assert (config.norm_affine, config.attention_gate, config.hidden_dropout, config.pad_token_id) == (
         True, False, 0.1, 7,
     )  # fmt: skip
-    assert model.model.q_head.bias.tolist() == [-5.0, -5.0] and model.model.z_L_init.std() > 0
+    assert model.model.q_head.bias[0] == -5 and model.model.z_L_init.std() > 0  # of a new model
     scaled = model.get_input_embeddings().weight * config.embedding_scale
     assert scaled.square().mean().sqrt().item() == pytest.approx(1)
     heads = UNITS * 2 * VOCAB * WIDTH

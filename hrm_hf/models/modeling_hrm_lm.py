@@ -488,7 +488,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         )
 
     def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """The state before the first pass: (z_H, z_L), or (z,) of a flat loop, each [B, T, D], or [B, T, n, D] streams."""
+        """The state before the first pass: (z_H, z_L) [B, T, D], or (z,) of a flat loop, also streams [B, T, n, D]."""
         if self.config.initial_state == "random" and self.training:
             start = torch.randn_like(x)
         else:

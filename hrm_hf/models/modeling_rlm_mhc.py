@@ -40,9 +40,10 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_rlm_mhc import RlmMhcConfig
-from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
+from .hyper_connections import HyperConnection, HyperHead, assign_initial_values
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view
+from .stream_gains import MhcMetricsMixin
 
 
 STREAM_DECAY = 0.6  # of the stream factors' initial values

@@ -13,14 +13,10 @@ from hrm_hf.models.hyper_connections import (
     RES_MODES,
     HyperConnection,
     HyperHead,
-    amax_gain,
-    backward_gain,
-    composite_maps,
-    forward_gain,
-    min_column_sum,
     sinkhorn,
     sinkhorn_forward,
 )
+from hrm_hf.models.stream_gains import amax_gain, backward_gain, composite_maps, forward_gain, min_column_sum
 
 
 FILE = "mhc_deepseek_v4_tiny"

@@ -1,14 +1,14 @@
 """Which language models learn tasks that take many steps: accuracy by difficulty and by passes, over seeds.
 
     python benchmarks/lm_reasoning.py --size 20 --difficulty 8 --beyond none --answers last --steps 3000 --seeds 0,1,2
-    python benchmarks/lm_reasoning.py --task pointers --models hrm_lm --label deep --set bp_steps=8 --set H_cycles=4
+    python benchmarks/lm_reasoning.py --models llama,hrm_lm_loop+halt_max_steps=8 --set num_attention_heads=4
 
 Models are those of `lm_models.py`, with parameters equal to hrm_lm's. Models of a seed see the same batches in the
 same order, drawn as they go by the generators of `hrm-hf data reasoning`, and the same rows of `test` and `beyond`.
 They train for as many steps, or (`--train_flops`) until as many FLOPs are spent, with AdamW and a cosine schedule.
 
-`--set` changes fields of hrm_lm's config, and the others follow its size; `--label` keeps such a variant beside the
-plain one in the report. The report is written at every evaluation. A killed run continues with the (model, seed) pairs
+`--set` changes fields of the hrm_lm whose size all others have; variants of one model are named as there, with a plus
+sign before each field. The report is written at every evaluation. A killed run continues with the (model, seed) pairs
 that are missing; an unfinished one starts anew.
 """
 
@@ -65,14 +65,14 @@ def main() -> None:
     for seed in seeds:  # models within a seed, so that an early end leaves complete comparisons
         for name in names:
             config = model_config(name, args, length)
-            entry = model_entry(report, name + (f" {args.label}" if args.label else ""), config, args)
+            entry = model_entry(report, name, config, args)
             if entry["runs"].get(str(seed), {}).get("finished"):
                 continue
             run = entry["runs"][str(seed)] = {}
             model = train_one(name, config, args, info, rows, seed, run, lambda: write(report, args))
             run["last"] = evaluate_rows(model.eval(), rows, settings(model, args), batch_size=256)
             if args.save_models:
-                folder = args.save_models / f"{args.task}_{name}_{args.label}_seed{seed}"
+                folder = args.save_models / f"{args.task}_{name}_seed{seed}"
                 model.save_pretrained(folder)
                 reasoning_tokenizer().save_pretrained(folder)
             run["finished"] = True
@@ -93,7 +93,6 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--preset", choices=list(SIZES), default="tiny")
     parser.add_argument("--models", default="hrm_lm,llama,llama_equal_flops", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of hrm_lm's config; repeat")
-    parser.add_argument("--label", default="", help="name of a variant, beside those that the report has")
     parser.add_argument("--seeds", default="0")
     parser.add_argument("--steps", type=int, default=1500)
     parser.add_argument("--train_flops", type=float, help="instead of --steps: training FLOPs of each run")
@@ -192,7 +191,7 @@ def open_report(args, info: ReasoningInfo) -> dict:
     return report
 
 
-def model_entry(report: dict, label: str, config: PreTrainedConfig, args) -> dict:
+def model_entry(report: dict, name: str, config: PreTrainedConfig, args) -> dict:
     """The report's entry of a model, new if there is none. Raises SystemExit for another model of that name."""
     fields = {name: value for name, value in config.to_diff_dict().items() if name != "transformers_version"}
     fields = json.loads(json.dumps(fields))
@@ -203,9 +202,9 @@ def model_entry(report: dict, label: str, config: PreTrainedConfig, args) -> dic
         "learning_rate": args.learning_rate,
         "runs": {},
     }
-    entry = report["models"].setdefault(label, fresh)
+    entry = report["models"].setdefault(name, fresh)
     if (entry["config"], entry["learning_rate"]) != (fields, args.learning_rate):
-        raise SystemExit(f"the report has another model or learning rate as {label!r}; give this one a --label")
+        raise SystemExit(f"the report has another model or learning rate as {name!r}; use --restart or --out")
     return entry
 
 
@@ -280,7 +279,7 @@ def print_table(report: dict) -> None:
 
 
 def plot(report: dict, info: ReasoningInfo, args) -> None:
-    """Right answers over steps, and by difficulty at the end; a line for each model, the interval of seeds shaded."""
+    """Right answers over training, and by the steps an answer takes; a line for each model, its interval shaded."""
     from hrm_hf.trainer.plots import MUTED, new_figure, save_figure
 
     figure, axes = new_figure(1, 2, (11, 4.2))
@@ -289,18 +288,18 @@ def plot(report: dict, info: ReasoningInfo, args) -> None:
         points = min(map(len, runs))
         cells = [interval([run[point]["test_cell_accuracy"] for run in runs]) for point in range(points)]
         color = _draw(axes[0, 0], [point["steps"] for point in runs[0][:points]], cells, name)
-        own = [row for row in found["by_difficulty"] if row["passes"] == "own"]
-        _draw(axes[0, 1], [row["difficulty"] for row in own], [row["cell_accuracy"] for row in own], name, color)
-        most = max((row["passes"] for row in found["by_difficulty"] if row["passes"] != "own"), default=None)
+        rows = [row for row in found["by_step"] if row["split"] == "test" or row["steps"] > info.trained[1]]
+        own = [row for row in rows if row["passes"] == "own"]
+        _draw(axes[0, 1], [row["steps"] for row in own], [row["cell_accuracy"] for row in own], name, color)
+        most = max((row["passes"] for row in rows if row["passes"] != "own"), default=None)
         if most is not None:
-            deep = [row for row in found["by_difficulty"] if row["passes"] == most]
+            deep = [row for row in rows if row["passes"] == most]
             values = [row["cell_accuracy"]["mean"] for row in deep]
             label = f"{name}, {most} passes"
-            axes[0, 1].plot([row["difficulty"] for row in deep], values, color=color, linestyle="--", label=label)
-    what = info.make_task().difficulty_is
+            axes[0, 1].plot([row["steps"] for row in deep], values, color=color, linestyle="--", label=label)
     axes[0, 0].set(xlabel="steps of training", ylabel="right answers, split test", ylim=(0, 1.02))
-    axes[0, 1].set(xlabel=what, ylabel="right answers at the end", ylim=(0, 1.02))
-    axes[0, 1].axvspan(info.trained[0] - 0.5, info.trained[1] + 0.5, color=MUTED, alpha=0.2, linewidth=0)
+    axes[0, 1].set(xlabel="steps that an answer takes", ylabel="right answers at the end", ylim=(0, 1.02))
+    axes[0, 1].axvspan(0.5, info.trained[1] + 0.5, color=MUTED, alpha=0.2, linewidth=0)
     for panel in axes[0]:
         panel.grid(axis="y", color=MUTED, alpha=0.4)
     axes[0, 1].legend(frameon=False, fontsize=8)

@@ -125,8 +125,8 @@ def test_models_of_a_seed_see_the_same_questions_and_a_killed_run_goes_on(tmp_pa
     }
     with pytest.raises(SystemExit, match="another model or learning rate"):
         run("--seeds", "0", "--set", "L_cycles=2")
-    run("--seeds", "0", "--models", "hrm_lm", "--set", "L_cycles=2", "--label", "short")
+    run("--seeds", "0", "--models", "hrm_lm+L_cycles=2")
     assert [kind for kind, *_ in seen] == ["hrm_lm"] * 3
     with pytest.raises(SystemExit, match="other settings"):
         run("--seeds", "0", "--batch_size", "5")
-    assert "| hrm_lm short |" in capsys.readouterr().out
+    assert "| hrm_lm+L_cycles=2 |" in capsys.readouterr().out

@@ -413,7 +413,7 @@ def test_a_download_from_a_hub_that_goes_away_goes_on_where_it_stopped(hub, puzz
     point_at(hub, monkeypatch, tmp_path)
     hub.ranges.clear()
     pull_checkpoint(NAME, tmp_path / "pulled")
-    ((path, asked),) = hub.ranges
+    (path, asked), *_ = hub.ranges  # on a busy machine a read may time out and go on once more
     assert path.endswith("model.safetensors") and asked == f"bytes={size // 2 // 1024 * 1024}-"
     assert (tmp_path / "pulled" / "model.safetensors").read_bytes() == (puzzle / "model.safetensors").read_bytes()
 

@@ -102,7 +102,7 @@ TOKEN_ID = whole(-1, 2**27, lists=(0, 1024))
 CHUNK = whole(0, 2**30)
 PROBABILITY = number(0, 1)
 EPSILON = number(0, 1)
-SPREAD = number(1e-9, 1e3)  # standard deviation of new weights; 0 would leave nothing to learn from
+SPREAD = number(1e-12, 1e3)  # standard deviation of new weights; 0 would leave nothing to learn from
 LOSS_WEIGHT = number(0, 1e6)
 ANY_NUMBER = number(-1e12, 1e12)  # thresholds that nothing reaches are a way to switch off
 ROPE_PARAMETERS = RopeBound()

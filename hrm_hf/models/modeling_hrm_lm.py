@@ -274,8 +274,15 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
 
     def post_init(self) -> None:
         super().post_init()
-        if self.config.halt_max_steps == 1:
+        config = self.config
+        if config.halt_max_steps == 1:
             self._keep_in_fp32_modules = set()  # there is no gate
+        # Nor do plans of how to divide a model name stacks that it lacks.
+        stacks = {"H_module": not config.flat_loop, "prelude": config.prelude_layers, "coda": config.coda_layers}
+        absent = [f"{stack}.layers" for stack, layers in stacks.items() if not layers]
+        for name in ("_tp_plan", "_fsdp_plan"):
+            plan = getattr(self, name)
+            setattr(self, name, {key: rule for key, rule in plan.items() if not any(each in key for each in absent)})
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

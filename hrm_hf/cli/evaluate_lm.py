@@ -17,6 +17,12 @@ SCREEN_METRICS = (
 
 # When a token stops thinking; the names of `hrm_hf.models.early_exit.EXIT_CRITERIA`.
 Exit = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
+ExitCriterion = Annotated[
+    Exit | None, typer.Option(help="What ends a token's thinking (hrm_lm); the config's by default.")
+]
+ExitThreshold = Annotated[
+    float | None, typer.Option(help="Of a criterion that has one (not q, fixed); its default otherwise.")
+]
 
 
 def lm(
@@ -44,12 +50,8 @@ def lm(
     num_segments: Annotated[
         int | None, typer.Option(min=1, help="Most segments of a token (hrm_lm); the config's by default.")
     ] = None,
-    exit_criterion: Annotated[
-        Exit | None, typer.Option(help="What ends a token's thinking (hrm_lm); the config's by default.")
-    ] = None,
-    exit_threshold: Annotated[
-        float | None, typer.Option(help="Of a criterion that has one (not q, fixed); its default otherwise.")
-    ] = None,
+    exit_criterion: ExitCriterion = None,
+    exit_threshold: ExitThreshold = None,
     calibrate_on: Annotated[
         list[str] | None,
         typer.Option(help="Another text, on which the threshold of --exit-criterion is chosen; repeat for more."),

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
-from .evaluate_lm import Exit
+from .evaluate_lm import ExitCriterion, ExitThreshold
 from .report import AsJson, Device, UpdateCard, run, validate_model
 
 
@@ -22,12 +22,8 @@ def reasoning(
             help="Numbers of passes, as 1,2,4,8, beside what the model does by itself (hrm_lm: segments).",
         ),
     ] = None,
-    exit_criterion: Annotated[
-        Exit | None, typer.Option(help="What ends a token's thinking (hrm_lm); the config's by default.")
-    ] = None,
-    exit_threshold: Annotated[
-        float | None, typer.Option(help="Of a criterion that has one (not q, fixed); its default otherwise.")
-    ] = None,
+    exit_criterion: ExitCriterion = None,
+    exit_threshold: ExitThreshold = None,
     max_eval_samples: Annotated[
         int | None,
         typer.Option("--max-eval-samples", "--max_eval_samples", min=1, help="Only the first rows of a difficulty."),
@@ -45,7 +41,7 @@ def reasoning(
     Example: hrm-hf eval reasoning runs/pointers data/pointers --passes 1,2,4,8 --out runs/pointers/eval
     """
     options = dict(locals())
-    validate_model(model)
+    validate_model(model, "LANGUAGE_MODEL")
     from ..text.reasoning.evaluation import evaluate_checkpoint
 
     run(evaluate_checkpoint, options, _on_screen)

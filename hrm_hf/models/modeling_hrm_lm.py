@@ -447,7 +447,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         }
 
         if self.prelude is not None:
-            x = self.prelude(x, key_values=OnceCache(config, past_key_values, 0), first_visit=0, **passes)
+            x = self.prelude(x, key_values=OnceCache(past_key_values, 0), first_visit=0, **passes)
         state = self.initial_state(x)
         read = self.read(state)
         hidden, key_values, q_logits, states = x, None, [], []
@@ -481,7 +481,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
                 state, read = tuple(z.detach() for z in state), read.detach()
         key_values.copy_to_later_segments()
         if self.coda is not None:
-            coda_values = OnceCache(config, past_key_values, config.num_hidden_layers - config.coda_layers)
+            coda_values = OnceCache(past_key_values, config.num_hidden_layers - config.coda_layers)
             last = states.pop() if states else hidden
             # The last one comes last: what it leaves in the cache is what later tokens read.
             behind = [self.coda(z, key_values=coda_values, first_visit=0, **passes) for z in (*states, last)]

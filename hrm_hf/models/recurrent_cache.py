@@ -45,18 +45,18 @@ class OnceCache:
     """The keys and values of layers that are visited once a token: the prelude's and the coda's.
 
     Args:
-        config: an `HrmLmConfig`; cache: where past tokens are kept, or None; first_slot: of these layers in it.
+        cache: where past tokens are kept, or None; first_slot: of these layers in it.
     """
 
-    def __init__(self, config, cache: Cache | None, first_slot: int):
-        self.config, self.cache, self.first_slot = config, cache, first_slot
+    def __init__(self, cache: Cache | None, first_slot: int):
+        self.cache, self.first_slot = cache, first_slot
         self.written: set[int] = set()
 
     def update(self, key: torch.Tensor, value: torch.Tensor, visit: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As `RecurrentCache.update`; a second visit in the same forward overwrites the first."""
         if self.cache is None:
             return key, value
-        return write_slot(self.cache, self.written, key, value, self.first_slot + visit)
+        return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
 
 
 class Remembered:
@@ -118,7 +118,7 @@ class RecurrentCache:
             self.held[visit] = (key.detach(), value.detach()) if cut else (key, value)
         if self.cache is None:
             return key, value
-        return write_slot(self.cache, self.written, key, value, self._slot(visit))
+        return write_slot(self.cache, self.written, key, value, self._slot(visit), self.config.kv_layout)
 
     def copy_to_later_segments(self) -> None:
         """After the last segment that ran: what is held stands for the segments that did not run."""
@@ -141,10 +141,10 @@ class RecurrentCache:
 
 
 def write_slot(
-    cache: Cache, written: set[int], key: torch.Tensor, value: torch.Tensor, slot: int
+    cache: Cache, written: set[int], key: torch.Tensor, value: torch.Tensor, slot: int, kv_layout: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """All keys and values of a slot, those of T new tokens behind the past ones; `written` says which slots of this
-    forward have them already, to be replaced."""
+    forward have them already, to be replaced. "per_segment" does so in a coda that gives logits of every segment."""
     if slot in written:
         layer, tokens = cache.layers[slot], key.shape[-2]
         if type(layer) is StaticLayer:
@@ -153,9 +153,8 @@ def write_slot(
             layer.crop(-tokens)
         else:
             raise TypeError(
-                f"a slot of the cache is visited twice in one forward, and {type(layer).__name__} cannot be "
-                "overwritten; use a DynamicCache or StaticCache, or kv_layout='per_segment' without "
-                "output_segment_logits"
+                f"kv_layout={kv_layout!r} overwrites cache slots, which {type(layer).__name__} does not support; use "
+                "a DynamicCache or StaticCache, or kv_layout='per_segment' without output_segment_logits"
             )
     written.add(slot)
     return cache.update(key, value, slot)

@@ -5,6 +5,8 @@ What `save_pretrained` writes is an ordinary fast tokenizer that `AutoTokenizer`
 nothing to a text by itself: whoever packs documents appends EOS.
 """
 
+from typing import Any
+
 from tokenizers import AddedToken, Tokenizer, decoders, pre_tokenizers
 from tokenizers.models import BPE
 from transformers import PreTrainedTokenizerFast
@@ -37,6 +39,11 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     backend = Tokenizer(BPE(vocab=vocabulary, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
+    return fast_tokenizer(backend, chat_template=CHAT_TEMPLATE)
+
+
+def fast_tokenizer(backend: Tokenizer, **options: Any) -> PreTrainedTokenizerFast:
+    """A tokenizer of transformers over a backend whose vocabulary begins with `SPECIAL_TOKENS`."""
     backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
@@ -45,6 +52,6 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
         eos_token=EOS,
         unk_token=UNK,
         additional_special_tokens=[TURN_START, TURN_END, *SPARE],
-        chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,
+        **options,
     )

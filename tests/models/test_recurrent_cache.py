@@ -115,7 +115,7 @@ def test_a_cache_that_cannot_be_overwritten_is_refused_by_name():
         pass
 
     cache.layers = [Quantized() for _ in cache.layers]
-    with pytest.raises(TypeError, match=r"visited twice.*Quantized.*DynamicCache or StaticCache"):
+    with pytest.raises(TypeError, match=r"kv_layout='last_segment'.*Quantized.*DynamicCache or StaticCache"):
         model(tiny_hrm_lm.tokens(), past_key_values=cache, use_cache=True)
 
 

@@ -5,11 +5,11 @@ Ids 0..7 are the special tokens of the byte tokenizer. What `save_pretrained` wr
 """
 
 import numpy as np
-from tokenizers import AddedToken, Tokenizer, pre_tokenizers
+from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from ..byte_tokenizer import BOS, EOS, PAD, SPARE, SPECIAL_TOKENS, TURN_END, TURN_START, UNK
+from ..byte_tokenizer import SPECIAL_TOKENS, UNK, fast_tokenizer
 
 
 MAX_NODES, MAX_ITEMS = 16, 10
@@ -43,13 +43,4 @@ def reasoning_tokenizer() -> PreTrainedTokenizerFast:
     """The tokenizer of the suite: one token for each word between spaces, `UNK` for what is no word of it."""
     backend = Tokenizer(WordLevel(ID, unk_token=UNK))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    backend.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL_TOKENS])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        pad_token=PAD,
-        bos_token=BOS,
-        eos_token=EOS,
-        unk_token=UNK,
-        additional_special_tokens=[TURN_START, TURN_END, *SPARE],
-        clean_up_tokenization_spaces=False,
-    )
+    return fast_tokenizer(backend)

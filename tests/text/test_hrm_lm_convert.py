@@ -5,6 +5,7 @@ The checkpoint is made up, since the published ones are large; names and shapes 
 
 import json
 import logging
+import math
 import sys
 
 import pytest
@@ -126,7 +127,8 @@ def test_embeddings_final_norm_and_config_are_taken_over(write_original, tmp_pat
     assert (config.norm_affine, config.attention_gate, config.hidden_dropout, config.pad_token_id) == (
         True, False, 0.1, 7,
     )  # fmt: skip
-    assert model.model.q_head.bias[0] == -5 and model.model.z_L_init.std() > 0  # of a new model
+    halt, go_on = model.model.q_head.bias.tolist()
+    assert (halt, go_on) == (-5.0, pytest.approx(-5 - math.log(0.05 / 0.95))) and model.model.z_L_init.std() > 0
     scaled = model.get_input_embeddings().weight * config.embedding_scale
     assert scaled.square().mean().sqrt().item() == pytest.approx(1)
     heads = UNITS * 2 * VOCAB * WIDTH

@@ -219,14 +219,13 @@ def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
     page.get_by_role("textbox", name="Prompt").filter(visible=True).fill("Once")
     press(page, "Write")
     pieces = text_pieces(tokenizer, ids)
-    page.wait_for_function(
+    # Read in the moment in which all of it is there: the page may be drawn anew before a second look.
+    shown = page.wait_for_function(
         "(count) => { const found = [...document.querySelectorAll('.hrm-text .depth')]; return found.length === count"
-        " && found.slice(0, 4).map((e) => e.textContent).join('') === 'Once'; }",
+        " && found.slice(0, 4).map((e) => e.textContent).join('') === 'Once'"
+        " && found.map((e) => [e.textContent, e.dataset.depth]); }",
         arg=len(pieces),
-    )
-    shown = page.evaluate(
-        "[...document.querySelectorAll('.hrm-text .depth')].map((e) => [e.textContent, e.dataset.depth])"
-    )
+    ).json_value()
     assert len(set(depths)) > 1
     assert [int(depth) for _, depth in shown] == [max(depths[start:stop]) for _, start, stop in pieces]
     printable = [(here, there) for (here, _), (there, _, _) in zip(shown, pieces) if there.isprintable()]

@@ -2,10 +2,12 @@
 
     python benchmarks/lm.py [--quick] [--size 10m] [--models hrm_lm,llama,...] [--threads 1] [--compile]
     python benchmarks/lm.py --device cuda --dtype bfloat16 --size 100m [--mhc_preset small]
+    python benchmarks/lm.py --models hrm_lm_loop,llama_equal_depth,hrm_lm,llama_equal_flops     # at equal depth
 
 Measured: training steps (forward, backward, AdamW), decoding with a cache at batch 1 and 8, decoding with and without
 a cache at 512 tokens, and the bytes a real cache grows by for each token, in every kv_layout. The models take turns,
-so that a noisy machine slows all of them; figures are medians after warm-up. On a CPU the CPU time of the process
+so that a noisy machine slows all of them; figures are medians after warm-up, and with --compile the CPU seconds of the
+first step, which compiles. On a CPU the CPU time of the process
 stands beside wall time. Peak memory of training: on a CPU how far a fresh process grows, on a GPU its allocator.
 The decoding row `hrm_lm_m4, 2 of 4` has a gate that lets every token go after two segments.
 
@@ -24,6 +26,7 @@ from report import machine, make_parser, write_report
 from transformers import DynamicCache
 
 from hrm_hf import HrmLmConfig
+from hrm_hf.registry import has_ability
 from hrm_hf.trainer.recipes import library_versions
 
 
@@ -62,7 +65,8 @@ def main() -> None:
     for name, row in train_speed(configs, args).items():
         report["models"][name] |= row
     for name, row in decode_speed(configs, args).items():
-        report["models"].setdefault(name, dict(report["models"]["hrm_lm_m4"])).update(row)
+        about = report["models"]["hrm_lm_m4" if name == TWO_OF_FOUR else name]
+        report["models"][name] = {**about, **row}
     report["kv_bytes_per_token"] = kv_table(args.size)
     parts = ["lm", args.size, *(["cuda"] if args.device != "cpu" else []), *(["compiled"] if args.compile else [])]
     parts += ["mhc", args.mhc_preset] if args.mhc_preset else []
@@ -85,7 +89,11 @@ def describe(config, block_size: int) -> dict:
 def train_step(model, args, compiled: bool = False):
     """A function that takes one training step on random tokens, and returns its loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-    forward = torch.compile(model) if compiled else model
+    forward = model
+    if compiled and has_ability(model, "recurrent_depth"):
+        model.compile_segment()  # as --torch_compile does
+    elif compiled:
+        forward = torch.compile(model)
     shape = (args.batch_size, args.block_size)
     ids = torch.randint(8, model.config.vocab_size, shape, device=args.device)
     autocast = args.dtype == "bfloat16"
@@ -146,12 +154,17 @@ def cuda_peak(config, args, make_step) -> float:
 
 
 def train_speed(configs: dict, args) -> dict[str, dict]:
-    """Tokens a second of training."""
+    """Tokens a second of training, and what the first step takes where it compiles."""
     sides = {name: train_step(build(config).to(args.device), args, args.compile) for name, config in configs.items()}
     tokens = args.batch_size * args.block_size
-    rows, warm_up = {}, 3 if args.device != "cpu" or args.compile else 1
+    rows, warm_up = {name: {} for name in sides}, 3 if args.device != "cpu" or args.compile else 1
+    if args.compile:
+        for name, step in sides.items():
+            start = time.process_time()
+            step()
+            rows[name]["first_step_cpu_s"] = time.process_time() - start
     for name, (wall, cpu) in interleaved(sides, args, warm_up).items():
-        rows[name] = {"train_tokens_per_s": tokens / wall}
+        rows[name]["train_tokens_per_s"] = tokens / wall
         if args.device == "cpu":
             rows[name]["train_tokens_per_cpu_s"] = tokens / cpu
     return rows

@@ -1,19 +1,18 @@
-"""Does the learned halting of an hrm_lm earn its place? Bits per byte against average segments, for every exit.
+"""Does halting earn its place in an hrm_lm? Bits per byte against average segments, for every exit.
 
-    python benchmarks/lm_halting.py CHECKPOINT [--text_file FILE] [--bytes 131072] [--points 9]
+    python benchmarks/lm_halting.py CHECKPOINT... [--text_file FILE] [--calibration_file FILE] [--exits kl,cdf]
     python benchmarks/lm_halting.py --quick        # trains a tiny model for some seconds first
 
-Compared on the same held-out bytes, in plain forwards (the freeze rule is the same in decoding):
+Several checkpoints are seeds of one model. For each exit with a threshold, `calibrate_exit` chooses the one that
+saves most segments at no more than --allowed_loss more bits per byte on one text; what it saves and costs is then
+measured on another one, against rivals that use as many segments on average:
 
-    fixed           M segments for every token, and num_segments = 1..M-1
-    q               the learned gate, over halt_margin
-    cdf             the learned gate as a distribution, over its threshold
-    kl, latent_diff, entropy_diff   exits that need no training, over their thresholds
-    random          tokens drawn by lot between the two whole numbers of segments around an average: the cheapest rival
-    random, as q    tokens drawn by lot with the very halting histogram of each q point
+    fixed           a fixed number of segments for every token, by straight lines between the whole numbers
+    random          tokens drawn by lot between the two whole numbers of segments around the average
 
-A curve is read at an average it has no point for by straight lines between its neighbours; where it does not reach,
-by its nearest end, and the table says so. Bits per byte of a byte model; of another, per token.
+A gain over them is positive if the exit has fewer bits. The figure shows, of the first checkpoint, each exit over its
+thresholds, and `q`, the learned gate, over halt_margin. All in plain forwards (the freeze rule is the same in
+decoding). Bits per byte of a byte model; of another, per token.
 """
 
 import argparse
@@ -24,30 +23,35 @@ from pathlib import Path
 import numpy as np
 import torch
 from lm_models import held_out_rows, image_folder, text_file
-from report import make_parser, write_report
+from report import interval, make_parser, write_report
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_hf.models.early_exit import EXIT_CRITERIA
+from hrm_hf.models.early_exit import exit_class
+from hrm_hf.text.calibration import calibrate_exit
 from hrm_hf.trainer.recipes import library_versions
 
 
-TRAINING_FREE = {"kl": (1e-5, 3.0), "latent_diff": (1e-3, 3.0), "entropy_diff": (1e-4, 3.0)}  # range of thresholds
-LEARNED = [name for name, kind in EXIT_CRITERIA.items() if kind.learned]
-BUDGET = 0.6  # share of M segments that halting may use on average
-ALLOWED_LOSS = 0.01  # share of bits per byte that it may cost
+# The thresholds that the figure sweeps over; probabilities are spread evenly, changes by their logarithm.
+SWEPT = {
+    "cdf": (0.5, 0.98), "confidence": (0.3, 0.99), "kl": (1e-5, 3.0), "latent_diff": (1e-3, 3.0),
+    "second_diff": (1e-3, 3.0), "entropy_diff": (1e-4, 3.0),
+}  # fmt: skip
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    model, rows = quick_model(args) if args.quick else (load(args), read_rows(args))
-    M = model.config.halt_max_steps
+    models = [quick_model(args)] if args.quick else [load(path, args.device) for path in args.checkpoints]
+    calibration, rows = read_rows(args)
+    M = models[0].config.halt_max_steps
     if M == 1:
-        raise SystemExit(f"{args.checkpoint} has halt_max_steps=1: there is nothing to halt")
-    points = sweep(model, rows, args)
+        raise SystemExit("halt_max_steps=1: there is nothing to halt")
+    chosen = [calibrated(model, calibration, rows, args) for model in models]
     report = {
-        "checkpoint": None if args.quick else str(args.checkpoint), "segments": M, "tokens": rows.numel(),
-        "block_size": rows.shape[1], "versions": library_versions(), "points": points, "verdict": verdict(points, M),
+        "checkpoints": [path.name for path in args.checkpoints], "segments": M, "tokens": rows.numel(),
+        "calibration_tokens": calibration.numel(), "block_size": rows.shape[1], "allowed_loss": args.allowed_loss,
+        "versions": library_versions(), "calibrated": chosen, "summary": summary(chosen),
+        "points": sweep(models[0], rows, args),
     }  # fmt: skip
     print_table(report)
     name = f"lm_halting{'_quick' if args.quick else ''}"
@@ -56,51 +60,69 @@ def main() -> None:
 
 
 def parse() -> argparse.Namespace:
-    parser = make_parser(__doc__)
-    parser.add_argument("checkpoint", nargs="?", type=Path)
+    parser = make_parser(__doc__, quick="a tiny model, trained for some seconds")
+    parser.add_argument("checkpoints", nargs="*", type=Path, metavar="CHECKPOINT")
     parser.add_argument("--text_file", help="held-out text; the validation books by default")
-    parser.add_argument("--bytes", type=int, default=131072, help="how much of the text, in tokens")
+    parser.add_argument("--calibration_file", help="that chooses thresholds; the first half of the other by default")
+    parser.add_argument("--bytes", type=int, default=131072, help="how much of a text, in tokens")
+    parser.add_argument("--allowed_loss", type=float, default=0.005, help="share of bits per byte, when calibrating")
+    parser.add_argument("--exits", default=",".join(SWEPT), help="exits that are calibrated")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--points", type=int, default=9, help="of each sweep")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
-    if args.checkpoint is None and not args.quick:
-        parser.error("give the folder of an hrm_lm checkpoint, or --quick")
+    if not args.checkpoints and not args.quick:
+        parser.error("give the folder of an hrm_lm checkpoint, several of them, or --quick")
+    if unknown := [name for name in args.exits.split(",") if name not in SWEPT]:
+        parser.error(f"--exits has {', '.join(unknown)}; exits with a threshold are {', '.join(SWEPT)}")
+    if args.quick:
+        args.points, args.block_size, args.bytes = 4, 64, 8192
     return args
 
 
-def load(args):
-    """The checkpoint, in eval mode."""
-    model = AutoModelForCausalLM.from_pretrained(args.checkpoint).to(args.device).eval()
+def load(path: Path, device: str):
+    """A checkpoint, in eval mode."""
+    model = AutoModelForCausalLM.from_pretrained(path).to(device).eval()
     if model.config.model_type != "hrm_lm":
-        raise SystemExit(f"{args.checkpoint} is a {model.config.model_type}; halting is a matter of hrm_lm")
+        raise SystemExit(f"{path} is a {model.config.model_type}; halting is a matter of hrm_lm")
     return model
 
 
-def read_rows(args) -> torch.Tensor:
-    """Ids [N, block_size]: bytes, or tokens of the checkpoint's own tokenizer if it has a larger vocabulary."""
-    ids = text_file(args.text_file, "valid")
-    config = json.loads((args.checkpoint / "config.json").read_text())
+def read_rows(args) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids [N, block_size] that choose thresholds, and others that are reported."""
+    text = token_ids(args.text_file, args)
+    if args.calibration_file is None:
+        calibration, text = np.array_split(text, 2)
+    else:
+        calibration = token_ids(args.calibration_file, args)
+    return tuple(held_out_rows(ids, args.bytes, args.block_size) for ids in (calibration, text))
+
+
+def token_ids(path: str | None, args) -> np.ndarray:
+    """Bytes of a text, or tokens of the first checkpoint's tokenizer if it has a larger vocabulary."""
+    ids = text_file(path, "valid", args.quick)
+    if args.quick:
+        return ids
+    config = json.loads((args.checkpoints[0] / "config.json").read_text())
     if config["vocab_size"] > 264:
         text = bytes((ids[ids >= 8][: 8 * args.bytes] - 8).astype(np.uint8)).decode(errors="replace")
-        ids = np.array(AutoTokenizer.from_pretrained(args.checkpoint)(text)["input_ids"])
-    return held_out_rows(ids, args.bytes, args.block_size)
+        ids = np.array(AutoTokenizer.from_pretrained(args.checkpoints[0])(text)["input_ids"])
+    return ids
 
 
 def quick_model(args):
-    """A tiny model with four segments, trained for some seconds, and held-out rows."""
+    """A tiny model with four segments, trained for some seconds."""
     import lm_quality
 
-    args.points, args.block_size = 4, 64
     settings = argparse.Namespace(
         preset="tiny", block_size=64, batch_size=8, weight_decay=0.1, clip=1.0, warmup=0.05, bp_warmup=0.0,
         halt_warmup=0.5, device="cpu", dtype="float32", evaluations=1, train_tokens=None,
     )  # fmt: skip
     rows = held_out_rows(text_file(None, "valid", quick=True), 4096, 64)
     train = text_file(None, "train", quick=True)
-    return lm_quality.train_one("hrm_lm_m4", settings, train, rows, 0, 2e-3, 1e11, {}).eval(), rows
+    return lm_quality.train_one("hrm_lm_m4", settings, train, rows, 0, 2e-3, 1e11, {}).eval()
 
 
 class RandomExit:
@@ -156,6 +178,55 @@ def measure(model, rows: torch.Tensor, batch_size: int, make_exit=None, **option
     return {"bits_per_byte": nats / count / math.log(2), "avg_segments": average, "histogram": shares}
 
 
+def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> dict[str, dict]:
+    """Of each exit, the threshold that `calibration` chose, and on `rows` what it saves, costs, and gains on rivals.
+
+    "saved": share of all M segments. "loss": bits per byte over those of always M, less one. "gain_over_fixed",
+    "gain_over_random": the rival's bits per byte over the exit's, less one.
+    """
+    M = model.config.halt_max_steps
+    fixed = [measure(model, rows, args.batch_size, **never_before(segments)) for segments in range(1, M + 1)]
+    always, found = fixed[-1]["bits_per_byte"], {}
+    for name in args.exits.split(","):
+
+        def at(threshold: float | None, name=name):
+            how = never_before(M) if threshold is None else {"exit_criterion": name, "exit_threshold": threshold}
+            point = measure(model, calibration, args.batch_size, **how)
+            return {"lm_loss": point["bits_per_byte"], "average_steps": point["avg_segments"]}
+
+        threshold = calibrate_exit(at, name, args.allowed_loss)["exit_threshold"]
+        point = measure(model, rows, args.batch_size, exit_criterion=name, exit_threshold=threshold)
+        hazards = hazards_of(around(point["avg_segments"], M))
+        rivals = {
+            "fixed": read_curve(fixed, point["avg_segments"]),
+            "random": measure(model, rows, args.batch_size, lambda seed, hazards=hazards: RandomExit(hazards, seed)),
+        }
+        found[name] = {
+            "threshold": threshold,
+            **point,
+            "saved": 1 - point["avg_segments"] / M,
+            "loss": point["bits_per_byte"] / always - 1,
+        } | {
+            f"gain_over_{rival}": figures["bits_per_byte"] / point["bits_per_byte"] - 1
+            for rival, figures in rivals.items()
+        }
+        print(f"{name:14} {told(found[name])}", flush=True)
+    return found
+
+
+def never_before(segments: int) -> dict:
+    """How a forward is told to use so many segments for every token."""
+    return {"exit_criterion": "fixed", "num_segments": segments}
+
+
+def summary(chosen: list[dict[str, dict]]) -> dict[str, dict]:
+    """Means over checkpoints, with intervals."""
+    figures = ("saved", "loss", "gain_over_fixed", "gain_over_random", "avg_segments", "bits_per_byte")
+    return {
+        name: {figure: interval([one[name][figure] for one in chosen]) for figure in figures} for name in chosen[0]
+    }
+
+
 def sweep(model, rows, args) -> list[dict]:
     """Every point of every curve: {"exit", "setting", "bits_per_byte", "avg_segments", "histogram"}."""
     M, own_margin, points = model.config.halt_max_steps, model.config.halt_margin, []
@@ -163,24 +234,18 @@ def sweep(model, rows, args) -> list[dict]:
     def add(exit_name, setting, **options):
         point = measure(model, rows, args.batch_size, **options)
         points.append({"exit": exit_name, "setting": setting, **point})
-        print(f"{exit_name:14} {setting:>12.5g}", end="  ")
-        print(f"{point['avg_segments']:6.3f}  {point['bits_per_byte']:.4f}", flush=True)
-        return point
 
     for segments in range(1, M + 1):
-        add("fixed", segments, exit_criterion="fixed", num_segments=segments)
+        add("fixed", segments, **never_before(segments))
     try:
         for margin in [own_margin, *margins(model, rows, args)]:
             model.config.halt_margin = margin
-            point = add("q", margin, exit_criterion="q")
-            hazards = hazards_of(point["histogram"])
-            add("random, as q", margin, make_exit=lambda seed, hazards=hazards: RandomExit(hazards, seed))
+            add("q", margin, exit_criterion="q")
     finally:
         model.config.halt_margin = own_margin
-    for threshold in np.linspace(0.5, 0.98, 2 * args.points).tolist():
-        add("cdf", threshold, exit_criterion="cdf", exit_threshold=threshold)
-    for name, (low, high) in TRAINING_FREE.items():
-        for threshold in np.geomspace(low, high, args.points).tolist():
+    for name, (low, high) in SWEPT.items():
+        spread = np.geomspace if math.isinf(exit_class(name).highest_threshold) else np.linspace
+        for threshold in spread(low, high, args.points).tolist():
             add(name, threshold, exit_criterion=name, exit_threshold=threshold)
     for average in np.linspace(1, M, 2 * M - 1).tolist()[1:-1]:
         hazards = hazards_of(around(average, M))
@@ -197,54 +262,33 @@ def margins(model, rows, args) -> list[float]:
     return torch.quantile((q[..., 0] - q[..., 1]).flatten()[: 2**23], quantiles).tolist()
 
 
-def verdict(points: list[dict], M: int) -> dict:
-    """The best point of the learned gate within BUDGET, against always-M and every other exit at the same average."""
-    always = next(p for p in points if p["exit"] == "fixed" and p["setting"] == M)
-    result = {"always_M_bits_per_byte": always["bits_per_byte"]}
-    within = [p for p in points if p["exit"] in LEARNED and p["avg_segments"] <= BUDGET * M]
-    if not within:
-        return result
-    best = min(within, key=lambda p: p["bits_per_byte"])
-    loss = best["bits_per_byte"] / always["bits_per_byte"] - 1
-    result |= {
-        "exit": best["exit"],
-        "setting": best["setting"],
-        "avg_segments": best["avg_segments"],
-        "share_of_M": best["avg_segments"] / M,
-        "bits_per_byte": best["bits_per_byte"],
-        "loss": loss,
-        "within_allowed_loss": loss <= ALLOWED_LOSS,
-        "at_the_same_average": {},
-    }
-    for name in dict.fromkeys(p["exit"] for p in points):
-        if name != best["exit"]:
-            curve = [p for p in points if p["exit"] in (name, *(["fixed"] if name == "random" else []))]
-            result["at_the_same_average"][name] = read_curve(curve, best["avg_segments"])
-    return result
-
-
 def read_curve(curve: list[dict], average: float) -> dict:
-    """Bits per byte of a curve at an average; `reached` is False beyond its ends."""
+    """Bits per byte of a curve at an average, by straight lines between its points."""
     curve = sorted(curve, key=lambda p: p["avg_segments"])
     x, y = ([p[name] for p in curve] for name in ("avg_segments", "bits_per_byte"))
-    return {"bits_per_byte": float(np.interp(average, x, y)), "reached": x[0] <= average <= x[-1]}
+    return {"bits_per_byte": float(np.interp(average, x, y))}
+
+
+def told(found: dict) -> str:
+    """What an exit saves, costs and gains, in words; of figures or of their intervals."""
+
+    def share(name: str) -> str:
+        value = found[name]
+        if not isinstance(value, dict):
+            return f"{value:+.2%}"
+        return f"{value['mean']:+.2%}" + (f" +- {value['half_width']:.2%}" if "half_width" in value else "")
+
+    return (
+        f"saves {share('saved')} of the segments, bits {share('loss')}; "
+        f"against fixed {share('gain_over_fixed')}, random {share('gain_over_random')}"
+    )
 
 
 def print_table(report: dict) -> None:
-    """The verdict in words."""
-    result, M = report["verdict"], report["segments"]
-    print(f"\nalways {M} segments: {result['always_M_bits_per_byte']:.4f} bits per byte")
-    if "exit" not in result:
-        print(f"no setting of the learned gate uses {BUDGET:.0%} of the segments or fewer")
-        return
-    print(
-        f"{result['exit']} at {result['setting']:.4g}: {result['avg_segments']:.3f} segments "
-        f"({result['share_of_M']:.1%} of M), {result['bits_per_byte']:.4f} ({result['loss']:+.2%})"
-    )
-    for name, row in result["at_the_same_average"].items():
-        reached = "" if row["reached"] else "  (its nearest end; it does not reach this average)"
-        change = row["bits_per_byte"] / result["bits_per_byte"] - 1
-        print(f"    {name:14} {row['bits_per_byte']:.4f} ({change:+.2%} against the gate){reached}")
+    """The summary in words."""
+    print(f"\n{len(report['calibrated'])} checkpoint(s), {report['segments']} segments, thresholds from other text")
+    for name, found in report["summary"].items():
+        print(f"{name:14} {told(found)}")
 
 
 def plot(report: dict, path: Path) -> None:
@@ -260,7 +304,8 @@ def plot(report: dict, path: Path) -> None:
         style = {"linestyle": "--", "color": "0.4"} if name == "fixed" else {"linestyle": "-"}
         x, y = ([p[axis] for p in curve] for axis in ("avg_segments", "bits_per_byte"))
         axes.plot(x, y, marker="o", markersize=3, label=name, **style)
-    axes.axhline(report["verdict"]["always_M_bits_per_byte"] * (1 + ALLOWED_LOSS), color="0.7", linewidth=0.8)
+    always = next(p for p in report["points"] if p["exit"] == "fixed" and p["setting"] == report["segments"])
+    axes.axhline(always["bits_per_byte"] * (1 + report["allowed_loss"]), color="0.7", linewidth=0.8)
     axes.set(xlabel="average segments", ylabel="bits per byte, held-out text")
     axes.grid(alpha=0.3)
     axes.legend(fontsize=8)

@@ -11,6 +11,7 @@ Everything follows from one `HrmLmConfig` with one segment. Its peers share widt
     llama                    equal parameters: as many blocks as both stacks, the SwiGLU widened by what the gate took
     llama_x4                 four times the parameters, by four times the blocks
     llama_equal_flops        equal forward FLOPs: as many blocks as a segment has layer visits, so more parameters
+    llama_equal_depth        as many blocks as hrm_lm_loop runs through with all its passes, as wide as its own
     rlm_mhc_off, rlm_mhc_on  `llama` as `rlm_mhc` without and with mHC, same body: for the price of mHC
     rlm_mhc                  mHC with equal parameters: the SwiGLU narrowed by what mHC took
     gpt2                     GPT-2 124M as it is
@@ -56,7 +57,7 @@ SIZES = {
 TRAINING = {"depth_warmup": 0.0}  # share of the budget in which tokens get one segment
 PEERS = (
     "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_x4", "llama_equal_flops",
-    "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
+    "llama_equal_depth", "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
 )  # fmt: skip
 IMAGES = Path(__file__).parents[1] / "docs" / "images"
 BOOKS = Path(__file__).parents[2] / "shared" / "data"
@@ -103,6 +104,11 @@ def peer_config(
         body = shared | {"num_hidden_layers": hrm.segment_visits}
         wanted = flops_per_token(hrm, block_size, backward=False)
         return _fitted(LlamaConfig, body, lambda config: flops_per_token(config, block_size, backward=False), wanted)
+    if peer == "llama_equal_depth":
+        loop = peer_config("hrm_lm_loop", size, block_size, changes=changes)
+        return LlamaConfig(
+            **shared, num_hidden_layers=loop.num_hidden_layers, intermediate_size=loop.intermediate_size
+        )
     body = shared | {"num_hidden_layers": hrm.num_h_layers + hrm.num_l_layers}
     wanted = count_parameters(hrm)
     if peer == "rlm_mhc":

@@ -14,9 +14,7 @@ that are missing; an unfinished one starts anew.
 
 import argparse
 import json
-import math
 import os
-import statistics
 import time
 
 import numpy as np
@@ -32,7 +30,7 @@ from lm_models import (
     training_options,
 )
 from lm_quality import parameter_groups, schedule, train_step
-from report import machine, make_parser
+from report import interval, machine, make_parser
 from transformers import PreTrainedConfig
 
 from hrm_hf import HrmLmConfig
@@ -44,8 +42,6 @@ from hrm_hf.text.reasoning.tasks import TASKS
 from hrm_hf.trainer.recipes import checked_overrides, library_versions
 
 
-# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 # What must agree for two runs to share a report.
 SHARED = ("size", "difficulty", "beyond", "answers", "queries", "steps", "train_flops", "batch_size", "test_rows",
           "weight_decay", "clip", "warmup", "dtype")  # fmt: skip
@@ -219,15 +215,6 @@ def write(report: dict, args) -> None:
     temporary = path.with_suffix(".part")
     temporary.write_text(json.dumps(report, indent=1) + "\n")
     os.replace(temporary, path)
-
-
-def interval(values: list[float]) -> dict:
-    """Mean over seeds, and the half-width of its interval of 95 % (Student's t); none of one seed."""
-    found = {"mean": statistics.mean(values), "seeds": len(values)}
-    if len(values) > 1:
-        t = T_95[len(values) - 2] if len(values) - 2 < len(T_95) else 1.96
-        found["half_width"] = t * statistics.stdev(values) / math.sqrt(len(values))
-    return found
 
 
 def finished(entry: dict) -> dict[str, dict]:

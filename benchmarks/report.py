@@ -1,14 +1,18 @@
-"""What every benchmark shares: the options --quick and --out, the machine, and the file of results."""
+"""What every benchmark shares: the options --quick and --out, the machine, intervals, and the file of results."""
 
 import argparse
 import json
+import math
 import os
 import platform
+import statistics
 from pathlib import Path
 from typing import Any
 
 
 RESULTS = Path(__file__).parent / "results"
+# 97.5 % quantiles of Student's t for 1, 2, ... degrees of freedom.
+T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 def make_parser(description: str, quick: str | None = None) -> argparse.ArgumentParser:
@@ -35,3 +39,12 @@ def machine() -> dict[str, Any]:
         "vectors": torch.backends.cpu.get_cpu_capability(),
     }
     return found | ({"accelerator": torch.cuda.get_device_name()} if torch.cuda.is_available() else {})
+
+
+def interval(values: list[float]) -> dict:
+    """Mean over seeds, and the half-width of its interval of 95 % (Student's t); none of one seed."""
+    found = {"mean": statistics.mean(values), "seeds": len(values)}
+    if len(values) > 1:
+        t = T_95[len(values) - 2] if len(values) - 2 < len(T_95) else 1.96
+        found["half_width"] = t * statistics.stdev(values) / math.sqrt(len(values))
+    return found

@@ -25,6 +25,7 @@ class GoCoderTrainer(CausalLMTrainer):
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
         """Writes the loss weights of a run into the model's config. Raises ValueError if it has none."""
+        super().prepare_model(model, args)
         for name in LOSS_WEIGHTS:
             value = getattr(args, name)
             if value is None:

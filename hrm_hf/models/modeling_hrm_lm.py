@@ -33,6 +33,7 @@ not bend the language model.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -339,6 +340,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.training_segments: int | None = None  # may be few for a while, see set_training_segments
         self.gate_only = False  # see train_gate_only
         self.skips_halted = False  # see set_skipping
+        self.training_segment = self.segment  # may be compiled, see compile_segment
         self.post_init()
 
     def set_bp_steps(self, bp_steps: int) -> None:
@@ -386,6 +388,14 @@ class HrmLmModel(HrmLmPreTrainedModel):
         attentions are then those of the tokens that ran.
         """
         self.skips_halted = on
+
+    def compile_segment(self, **kwargs: Any) -> None:
+        """Compiles what training repeats, a segment, once for all of them; `kwargs` are those of `torch.compile`.
+
+        A graph of the whole forward has every segment in it, so that each number of segments that is drawn is compiled
+        anew, and each takes several times as long. Inference stays uncompiled.
+        """
+        self.training_segment = torch.compile(self.segment, **kwargs)
 
     @merge_with_config_defaults
     @capture_outputs
@@ -454,13 +464,14 @@ class HrmLmModel(HrmLmPreTrainedModel):
         halt_steps = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         active = _real_tokens(attention_mask, x)
         min_steps = self._min_steps(halt_steps)
+        segment = self.training_segment if self.training and past_key_values is None else self.segment
         gradients = torch.is_grad_enabled()
         without_gradients = 0 if config.bp_segments is None else num_segments - config.bp_segments
         for m in range(1, num_segments + 1):
             thinking = None if m == 1 or _all(active) else active
             key_values = RecurrentCache(config, past_key_values, thinking, key_values, num_segments)
             with torch.set_grad_enabled(gradients and m > without_gradients):
-                new = self.segment(state, x, key_values=key_values, **passes)
+                new = segment(state, x, key_values=key_values, **passes)
             halt_steps = halt_steps + active
             # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.
             new_read, previous = self.read(new), read
@@ -635,6 +646,10 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
     def set_skipping(self, on: bool) -> None:
         """See `HrmLmModel.set_skipping`."""
         self.model.set_skipping(on)
+
+    def compile_segment(self, **kwargs: Any) -> None:
+        """See `HrmLmModel.compile_segment`."""
+        self.model.compile_segment(**kwargs)
 
     @property
     def _learns_from_all_segments(self) -> bool:

@@ -99,7 +99,8 @@ class RecurrentCache:
         self.before = before
         self.positions: torch.Tensor | None = None  # of the tokens that `update` is given, see `skip_halted`
         self.segment = 0 if before is None else before.segment + 1
-        self.num_segments = num_segments
+        # Whether a later segment may need its keys and values. Asked here: a graph then depends on the answer alone.
+        self.holds = self.segment + 1 < max(num_segments, self.config.halt_max_steps)
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.written: set[int] = set() if before is None else before.written
         if before is not None and not torch.is_grad_enabled():
@@ -113,7 +114,7 @@ class RecurrentCache:
                 key = held_key.index_copy(2, self.positions, key)
                 value = held_value.index_copy(2, self.positions, value)
             key, value = torch.where(self.active, key, held_key), torch.where(self.active, value, held_value)
-        if self.segment + 1 < max(self.num_segments, self.config.halt_max_steps):
+        if self.holds:
             cut = self.config.detach_between_segments
             self.held[visit] = (key.detach(), value.detach()) if cut else (key, value)
         if self.cache is None:

@@ -55,12 +55,7 @@ class PuzzleTrainer(HrmTrainer):
             model.config.forward_dtype = "bfloat16"
             args.bf16, args.mixed_precision = False, "no"
         if args.torch_compile:
-            torch._dynamo.config.optimize_ddp = False  # it would split the one graph at DDP's buckets
-            options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
-            model.compile_act_step(**{name: value for name, value in options.items() if value is not None})
-            args.torch_compile = False
-            for name in ("BACKEND", "MODE"):
-                os.environ.pop(f"ACCELERATE_DYNAMO_{name}", None)
+            self.compile_part(model.compile_act_step, args)
 
     def validate_arguments(self) -> None:
         """As in the base; batches cannot be accumulated."""

@@ -74,6 +74,12 @@ class CausalLMTrainer(HrmTrainer):
                 self.add_callback(DepthWarmupCallback(args.depth_warmup_ratio))
             self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
 
+    def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
+        """Compiles one segment of a recurrent model, not the graph of all of them, whose number may be drawn."""
+        super().prepare_model(model, args)
+        if args.torch_compile and has_ability(model, "recurrent_depth"):
+            self.compile_part(model.compile_segment, args)
+
     def validate_arguments(self) -> None:
         """As in the base; smoothed labels and learning rates of groups are not for every model."""
         super().validate_arguments()

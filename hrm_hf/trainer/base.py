@@ -19,6 +19,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -107,6 +108,14 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
 
     def prepare_model(self, model: Any, args: HrmTrainingArguments) -> None:
         """Changes a model as the options say, before the library sees either."""
+
+    def compile_part(self, compile_it: Callable[..., None], args: HrmTrainingArguments) -> None:
+        """Has a model compile what its training repeats, as --torch_compile says, and the library compile nothing."""
+        torch._dynamo.config.optimize_ddp = False  # it would split the one graph at DDP's buckets
+        options = {"backend": args.torch_compile_backend, "mode": args.torch_compile_mode}
+        compile_it(**{name: value for name, value in options.items() if value is not None})
+        # The library asks for the backend, and takes one to mean that it should compile the whole forward.
+        args.torch_compile, args.torch_compile_backend, args.torch_compile_mode = False, None, None
 
     def validate_arguments(self) -> None:
         """Raises ValueError for options that this trainer, or this model, cannot follow."""

@@ -16,6 +16,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tolerances import assert_copied
+from torch._dynamo.utils import counters
 from transformers import Trainer
 
 from hrm_hf import AutoModelForPuzzleSolving
@@ -121,6 +122,18 @@ def break_at(model, steps, how="loss", calls=None) -> None:
 
 
 # ---- one step ----
+
+
+def test_a_compiled_run_compiles_the_act_step_alone(make_trainer):
+    plain = make_trainer()
+    plain.train()
+    trainer = make_trainer(torch_compile=True, torch_compile_backend="eager")
+    torch._dynamo.reset()
+    counters.clear()
+    trainer.train()
+    assert counters["stats"]["unique_graphs"] == 1
+    losses = [[entry["loss"] for entry in logged(one)] for one in (trainer, plain)]
+    assert losses[0] == pytest.approx(losses[1], abs=1e-5)
 
 
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])

@@ -16,9 +16,11 @@ from datasets import Dataset
 from safetensors.torch import load_file
 from tiny_lm import logged, text, weights
 from tolerances import assert_copied
+from torch._dynamo.utils import counters
 from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerCallback, TrainingArguments
 
 from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_checkpoints, write_manifest
+from hrm_hf.models.configuration_hrm_lm import LOOP
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.callbacks import LM_LOG_FORMAT, BackpropWarmupCallback
@@ -486,6 +488,19 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(make, architecture):
         losses.append([entry["loss"] for entry in logged(trainer)])
     plain, compiled = losses
     assert compiled == pytest.approx(plain, abs=1e-4)
+
+
+def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make):
+    looped = {**LOOP, "prelude_layers": 1, "segment_sampling": "lognormal_poisson"}
+    trainer = make(tiny_lm.model("hrm_lm", **looped), max_steps=6, torch_compile=True, torch_compile_backend="eager")
+    torch._dynamo.reset()
+    counters.clear()
+    trainer.train()
+    losses = [entry["loss"] for entry in logged(trainer)]
+    assert counters["stats"]["unique_graphs"] == 3  # the first segment, the second, and any further one
+    plain = make(tiny_lm.model("hrm_lm", **looped), max_steps=6)
+    plain.train()
+    assert losses == pytest.approx([entry["loss"] for entry in logged(plain)], abs=1e-5)
 
 
 # ---- resuming ----

@@ -40,7 +40,7 @@ from lm_models import (
     text_file,
     training_options,
 )
-from report import make_parser
+from report import interval, make_parser
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
@@ -95,7 +95,10 @@ def main() -> None:
             if args.save_models:
                 model.save_pretrained(args.save_models / f"{name}_seed{seed}")
             run["finished"] = True
+            report["summary"] = summary(report)
             write(report, args)
+    report["summary"] = summary(report)
+    write(report, args)
     print_table(report, names)
     plot(report, names, args)
 
@@ -338,22 +341,46 @@ def write(report: dict, args) -> None:
     os.replace(temporary, path)
 
 
+def summary(report: dict) -> dict[str, dict]:
+    """Bits per byte at the end, over seeds, and less those of the report's first model with the same seed."""
+    last = {
+        name: {seed: run["curve"][-1]["bits_per_byte"] for seed, run in entry["runs"].items() if run.get("finished")}
+        for name, entry in report["models"].items()
+    }
+    first, found = next(iter(last.values()), {}), {}
+    for name, bits in last.items():
+        if not bits:
+            continue
+        found[name] = {"bits_per_byte": interval(list(bits.values()))}
+        pairs = [(bits[seed], first[seed]) for seed in bits if seed in first]
+        if pairs and bits is not first:
+            found[name]["minus_first"] = interval([own - other for own, other in pairs])
+            found[name]["share_of_first"] = interval([own / other - 1 for own, other in pairs])
+    return found
+
+
 def print_table(report: dict, names: list[str]) -> None:
     """The last point of every run, averaged over seeds."""
     tokens = report["settings"]["train_tokens"]
     spent = f"{report['train_flops']:.2e} training FLOPs" if tokens is None else f"{tokens:.2e} bytes"
-    print(f"\n{spent} each; bits per byte on held-out text, mean (range) of seeds")
-    print(f"{'':18} {'parameters':>11} {'MFLOP/token':>11} {'bytes read':>11} {'bits per byte':>24} {'segments':>8}")
+    print(f"\n{spent} each; bits per byte on held-out text, mean and 95 % interval of seeds")
+    heads = f"{'bits per byte':>24} {'less the first, paired':>24} {'segments':>8}"
+    print(f"{'':18} {'parameters':>11} {'MFLOP/token':>11} {'bytes read':>11} {heads}")
     for name in names:
         entry = report["models"][name]
         runs = [run for run in entry["runs"].values() if run.get("finished")]
         last = [run["curve"][-1] for run in runs]
-        bits = [point["bits_per_byte"] for point in last]
-        shown = f"{statistics.mean(bits):.4f} ({min(bits):.4f}-{max(bits):.4f})"
+        found = report["summary"][name]
+        shown, less = (
+            ""
+            if figure is None
+            else f"{figure['mean']:.4f}" + (f" +- {figure['half_width']:.4f}" if len(last) > 1 else "")
+            for figure in (found["bits_per_byte"], found.get("minus_first"))
+        )
         segments = f"{statistics.mean(p['avg_segments'] for p in last):8.2f}" if "avg_segments" in last[0] else ""
         print(
             f"{name:18} {entry['parameters']:11,} {entry['forward_mflops_per_token']:11.2f} {last[0]['tokens']:11,} "
-            f"{shown:>24} {segments}"
+            f"{shown:>24} {less:>24} {segments}"
         )
         for layout, row in runs[0].get("kv_layouts", {}).items():
             change = f" ({row['change_from_per_segment']:+.3%})" if layout in LAYOUTS else ""

@@ -109,12 +109,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--restart", action="store_true", help="forget the report that lies there")
     args = parser.parse_args()
     if args.quick:
-        args.size, args.difficulty, args.answers, args.models = (
-            args.size or 8,
-            args.difficulty or "1-2",
-            "all",
-            "hrm_lm,llama",
-        )
+        args.size, args.difficulty, args.answers = args.size or 8, args.difficulty or "1-2", "all"
+        if args.models == parser.get_default("models"):
+            args.models = "hrm_lm,llama"
         args.steps, args.batch_size, args.test_rows, args.restart = 60, 32, 50, True
     return args
 

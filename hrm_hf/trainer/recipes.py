@@ -79,6 +79,8 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
                 parser.error(f"{given.recipe}: {action.dest} takes one value, not the list {values[action.dest]}")
     try:
         *parsed, _namespace, unknown = parser.parse_args_into_dataclasses(args, return_remaining_strings=True)
+        if given.recipe:
+            _keep_overrides(parsed, values)
     except ValueError as error:  # what an argument class says about its values
         parser.error(str(error))
     if unknown:
@@ -114,6 +116,16 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
         values["config_overrides"] = json.dumps(values["config_overrides"])
     # As text, numbers pass through the type of their option like flags do.
     return {key: str(value) if isinstance(value, (bool, int, float)) else value for key, value in values.items()}
+
+
+def _keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
+    """A flag changes single fields of what a recipe overrides in the config of its model, and leaves the others."""
+    overrides = recipe.get("config_overrides")
+    for part in parsed:
+        if not isinstance(part, ModelArguments) or part.config_overrides in (overrides, "", None):
+            continue
+        if (part.model_type, part.preset) == (recipe.get("model_type"), recipe.get("preset")):
+            part.config_overrides = json.dumps(parse_overrides(overrides) | parse_overrides(part.config_overrides))
 
 
 def _with_present_name(word: str, known: set[str]) -> str:

@@ -177,6 +177,15 @@ def test_overrides_may_be_a_mapping_in_the_file_a_string_or_json(recipe):
     assert parse_overrides(None) == parse_overrides("") == {}
 
 
+def test_a_flag_overrides_single_fields_beside_those_of_the_recipe(recipe):
+    path = recipe({"model_type": "hrm_lm", "config_overrides": {"hidden_size": 32, "halt_max_steps": 2}})
+    (arguments,) = parse_recipe([ModelArguments], ["--recipe", str(path), "--config_overrides", "halt_max_steps=3"])
+    assert parse_overrides(arguments.config_overrides) == {"hidden_size": 32, "halt_max_steps": 3}
+    other = ["--recipe", str(path), "--model_type", "llama", "--config_overrides", "num_hidden_layers=1"]
+    (arguments,) = parse_recipe([ModelArguments], other)
+    assert parse_overrides(arguments.config_overrides) == {"num_hidden_layers": 1}  # another model has other fields
+
+
 def test_a_fresh_config_is_preset_then_data_then_overrides():
     arguments = ModelArguments(model_type="hrm_puzzle", preset="hrm-small", config_overrides="H_cycles=3,vocab_size=9")
     config = build_config(arguments, **FROM_DATA)

@@ -267,8 +267,10 @@ def plot(report: dict, info: ReasoningInfo, args) -> None:
     from hrm_hf.trainer.plots import MUTED, new_figure, save_figure
 
     figure, axes = new_figure(1, 2, (11, 4.2))
-    for name, found in report["summary"].items():
-        runs = [run["curve"] for run in finished(report["models"][name]).values()]
+    short = [name.split("+")[0] for name in report["summary"]]
+    for model, found in report["summary"].items():
+        name = model.split("+")[0] if short.count(model.split("+")[0]) == 1 else model
+        runs = [run["curve"] for run in finished(report["models"][model]).values()]
         points = min(map(len, runs))
         cells = [interval([run[point]["test_cell_accuracy"] for run in runs]) for point in range(points)]
         color = _draw(axes[0, 0], [point["steps"] for point in runs[0][:points]], cells, name)

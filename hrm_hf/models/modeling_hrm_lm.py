@@ -465,11 +465,14 @@ class HrmLmModel(HrmLmPreTrainedModel):
         active = _real_tokens(attention_mask, x)
         min_steps = self._min_steps(halt_steps)
         segment = self.training_segment if self.training and past_key_values is None else self.segment
+        # What is held for later segments is written from within a segment: a checkpoint in it would not be compiled.
+        alone = past_key_values is None and isinstance(exit_rule, FixedExit) and _all(active)
+        held_for = 0 if alone else max(num_segments, config.halt_max_steps)
         gradients = torch.is_grad_enabled()
         without_gradients = 0 if config.bp_segments is None else num_segments - config.bp_segments
         for m in range(1, num_segments + 1):
             thinking = None if m == 1 or _all(active) else active
-            key_values = RecurrentCache(config, past_key_values, thinking, key_values, num_segments)
+            key_values = RecurrentCache(config, past_key_values, thinking, key_values, held_for)
             with torch.set_grad_enabled(gradients and m > without_gradients):
                 new = segment(state, x, key_values=key_values, **passes)
             halt_steps = halt_steps + active

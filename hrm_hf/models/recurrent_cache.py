@@ -19,6 +19,7 @@ row thinks any more, which saves work where many tokens think at once: when a pr
 """
 
 from functools import wraps
+from types import SimpleNamespace
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -59,19 +60,11 @@ class OnceCache:
         return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
 
 
-class Remembered:
-    """The fields of a config, each looked up once: a lookup takes a config of transformers a microsecond.
-
-    Every visit of a layer asks for eight.
-    """
-
-    def __init__(self, config):
-        self._config = config
-
-    def __getattr__(self, name: str):
-        value = getattr(self._config, name)
-        setattr(self, name, value)
-        return value
+# What a visit asks of the config, looked up once a forward: a lookup takes a config of transformers a microsecond.
+LAYOUT = (
+    "detach_between_segments", "halt_max_steps", "kv_layout", "L_cycles", "num_h_layers", "num_l_layers",
+    "prelude_layers", "segment_visits",
+)  # fmt: skip
 
 
 class RecurrentCache:
@@ -82,7 +75,7 @@ class RecurrentCache:
         cache: where past tokens are kept, or None.
         active: bool [B, T], tokens that still think, or None for all of them.
         before: the previous segment's object, or None in the first.
-        num_segments: most segments of this forward.
+        held_for: how many segments may be read by later ones; 0 where no token can halt before others.
     """
 
     def __init__(
@@ -91,16 +84,18 @@ class RecurrentCache:
         cache: Cache | None,
         active: torch.Tensor | None,
         before: "RecurrentCache | None",
-        num_segments: int,
+        held_for: int,
     ):
-        self.config = Remembered(config) if before is None else before.config
+        if before is None:
+            self.config = SimpleNamespace(**{name: getattr(config, name) for name in LAYOUT})
+        else:
+            self.config = before.config
         self.cache = cache
         self.active = None if active is None else active[:, None, :, None]
         self.before = before
         self.positions: torch.Tensor | None = None  # of the tokens that `update` is given, see `skip_halted`
         self.segment = 0 if before is None else before.segment + 1
-        # Whether a later segment may need its keys and values. Asked here: a graph then depends on the answer alone.
-        self.holds = self.segment + 1 < max(num_segments, self.config.halt_max_steps)
+        self.holds = self.segment + 1 < held_for
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
         self.written: set[int] = set() if before is None else before.written
         if before is not None and not torch.is_grad_enabled():

@@ -263,40 +263,53 @@ def print_table(report: dict) -> None:
 
 
 def plot(report: dict, info: ReasoningInfo, args) -> None:
-    """Right answers over training, and by the steps an answer takes; a line for each model, its interval shaded."""
+    """Right answers over training, by the steps an answer takes, and by passes; models as lines, intervals shaded."""
     from hrm_hf.trainer.plots import MUTED, new_figure, save_figure
 
-    figure, axes = new_figure(1, 2, (11, 4.2))
+    figure, axes = new_figure(1, 3, (14, 4.2))
+    training, steps, passes = axes[0]
+    spent = "train_flops" if args.train_flops else "steps"
     short = [name.split("+")[0] for name in report["summary"]]
     for model, found in report["summary"].items():
         name = model.split("+")[0] if short.count(model.split("+")[0]) == 1 else model
         runs = [run["curve"] for run in finished(report["models"][model]).values()]
         points = min(map(len, runs))
         cells = [interval([run[point]["test_cell_accuracy"] for run in runs]) for point in range(points)]
-        color = _draw(axes[0, 0], [point["steps"] for point in runs[0][:points]], cells, name)
-        rows = [row for row in found["by_step"] if row["split"] == "test" or row["steps"] > info.trained[1]]
-        own = [row for row in rows if row["passes"] == "own"]
-        _draw(axes[0, 1], [row["steps"] for row in own], [row["cell_accuracy"] for row in own], name, color)
-        most = max((row["passes"] for row in rows if row["passes"] != "own"), default=None)
-        if most is not None:
-            deep = [row for row in rows if row["passes"] == most]
-            values = [row["cell_accuracy"]["mean"] for row in deep]
-            label = f"{name}, {most} passes"
-            axes[0, 1].plot([row["steps"] for row in deep], values, color=color, linestyle="--", label=label)
-    axes[0, 0].set(xlabel="steps of training", ylabel="right answers, split test", ylim=(0, 1.02))
-    axes[0, 1].set(xlabel="steps that an answer takes", ylabel="right answers at the end", ylim=(0, 1.02))
-    axes[0, 1].axvspan(0.5, info.trained[1] + 0.5, color=MUTED, alpha=0.2, linewidth=0)
+        color = _draw(training, [point[spent] for point in runs[0][:points]], cells, name)
+        own = [row for row in found["by_step"] if row["passes"] == "own"]
+        own = [row for row in own if row["split"] == "test" or row["steps"] > info.trained[1]]
+        _draw(steps, [row["steps"] for row in own], [row["cell_accuracy"] for row in own], name, color)
+        for split, style in zip(SPLITS, ("-", "--")):
+            rows = [row for row in found["by_step"] if row["split"] == split and row["passes"] != "own"]
+            last = max((row["steps"] for row in rows), default=None)
+            rows = [row for row in rows if row["steps"] == last]
+            if rows:
+                label = f"{name}, step {last}"
+                values = [row["cell_accuracy"] for row in rows]
+                _draw(passes, [row["passes"] for row in rows], values, label, color, style)
+        if trained := report["models"][model]["config"].get("halt_max_steps"):
+            passes.axvline(trained, color=MUTED, linestyle=":")
+    training.set(
+        xlabel="training FLOPs" if args.train_flops else "steps of training", ylabel="right answers, split test"
+    )
+    steps.set(xlabel="steps that an answer takes", ylabel="right answers at the end")
+    steps.axvspan(0.5, info.trained[1] + 0.5, color=MUTED, alpha=0.2, linewidth=0)
+    passes.set(
+        xlabel="passes in inference (dotted: in training)", ylabel="right answers of the last step", xscale="log"
+    )
     for panel in axes[0]:
+        panel.set_ylim(0, 1.02)
         panel.grid(axis="y", color=MUTED, alpha=0.4)
-    axes[0, 1].legend(frameon=False, fontsize=8)
+        if panel.lines:
+            panel.legend(frameon=False, fontsize=8)
     path = image_folder(args.out) / f"lm_reasoning_{args.task}{'_quick' if args.quick else ''}.png"
     print(f"plot: {save_figure(figure, path, info.make_task().title)}")
 
 
-def _draw(axes, places: list, figures: list[dict], label: str, color=None):
+def _draw(axes, places: list, figures: list[dict], label: str, color=None, style: str = "-"):
     means = np.array([one["mean"] for one in figures])
     widths = np.array([one.get("half_width", 0.0) for one in figures])
-    (line,) = axes.plot(places, means, marker="o", markersize=3, label=label, color=color)
+    (line,) = axes.plot(places, means, style, marker="o", markersize=3, label=label, color=color)
     axes.fill_between(places, means - widths, means + widths, color=line.get_color(), alpha=0.15, linewidth=0)
     return line.get_color()
 

@@ -19,7 +19,7 @@ row thinks any more, which saves work where many tokens think at once: when a pr
 """
 
 from functools import wraps
-from types import SimpleNamespace
+from typing import NamedTuple
 
 import torch
 from torch.utils._pytree import tree_leaves, tree_map
@@ -60,11 +60,17 @@ class OnceCache:
         return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
 
 
-# What a visit asks of the config, looked up once a forward: a lookup takes a config of transformers a microsecond.
-LAYOUT = (
-    "detach_between_segments", "halt_max_steps", "kv_layout", "L_cycles", "num_h_layers", "num_l_layers",
-    "prelude_layers", "segment_visits",
-)  # fmt: skip
+class Layout(NamedTuple):
+    """What a visit asks of a config, looked up once a forward: each takes a config of transformers a microsecond."""
+
+    detach_between_segments: bool
+    halt_max_steps: int
+    kv_layout: str
+    L_cycles: int
+    num_h_layers: int
+    num_l_layers: int
+    prelude_layers: int
+    segment_visits: int
 
 
 class RecurrentCache:
@@ -86,10 +92,7 @@ class RecurrentCache:
         before: "RecurrentCache | None",
         held_for: int,
     ):
-        if before is None:
-            self.config = SimpleNamespace(**{name: getattr(config, name) for name in LAYOUT})
-        else:
-            self.config = before.config
+        self.config = Layout(*[getattr(config, name) for name in Layout._fields]) if before is None else before.config
         self.cache = cache
         self.active = None if active is None else active[:, None, :, None]
         self.before = before

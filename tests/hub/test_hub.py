@@ -415,7 +415,7 @@ def test_a_download_from_a_hub_that_goes_away_goes_on_where_it_stopped(hub, puzz
     pull_checkpoint(NAME, tmp_path / "pulled")
     (path, asked), *again = hub.ranges
     # On a busy machine a read may time out; then the same file goes on once more, never from the beginning.
-    assert all(where == path and int(of[6:-1]) >= int(asked[6:-1]) for where, of in again)
+    assert [(where, of) for where, of in again if where != path or int(of[6:-1]) < int(asked[6:-1])] == []
     assert path.endswith("model.safetensors") and asked == f"bytes={size // 2 // 1024 * 1024}-"
     assert (tmp_path / "pulled" / "model.safetensors").read_bytes() == (puzzle / "model.safetensors").read_bytes()
 

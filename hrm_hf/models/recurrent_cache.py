@@ -61,7 +61,7 @@ class OnceCache:
 
 
 class Layout(NamedTuple):
-    """What a visit asks of a config, looked up once a forward: each takes a config of transformers a microsecond."""
+    """Fields of a config that visits ask for, looked up once a forward: each takes a config a microsecond."""
 
     detach_between_segments: bool
     halt_max_steps: int

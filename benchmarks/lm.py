@@ -7,8 +7,8 @@
 Measured: training steps (forward, backward, AdamW), decoding with a cache at batch 1 and 8, decoding with and without
 a cache at 512 tokens, and the bytes a real cache grows by for each token, in every kv_layout. The models take turns,
 so that a noisy machine slows all of them; figures are medians after warm-up, and with --compile the CPU seconds of the
-first step, which compiles. On a CPU the CPU time of the process
-stands beside wall time. Peak memory of training: on a CPU how far a fresh process grows, on a GPU its allocator.
+first step, which compiles. On a CPU the CPU time of the process stands beside wall time. Peak memory of training: on a
+CPU how far a fresh process grows, on a GPU its allocator.
 The decoding row `hrm_lm_m4, 2 of 4` has a gate that lets every token go after two segments.
 
 Training in a 16-bit dtype is autocast over float32 weights; decoding has its weights in that dtype.

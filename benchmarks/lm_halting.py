@@ -187,28 +187,26 @@ def calibrated(model, calibration: torch.Tensor, rows: torch.Tensor, args) -> di
     M = model.config.halt_max_steps
     fixed = [measure(model, rows, args.batch_size, **never_before(segments)) for segments in range(1, M + 1)]
     always, found = fixed[-1]["bits_per_byte"], {}
+    always_when_calibrating = measure(model, calibration, args.batch_size, **never_before(M))
     for name in args.exits.split(","):
 
         def at(threshold: float | None, name=name):
-            how = never_before(M) if threshold is None else {"exit_criterion": name, "exit_threshold": threshold}
-            point = measure(model, calibration, args.batch_size, **how)
+            point = always_when_calibrating
+            if threshold is not None:
+                point = measure(model, calibration, args.batch_size, exit_criterion=name, exit_threshold=threshold)
             return {"lm_loss": point["bits_per_byte"], "average_steps": point["avg_segments"]}
 
         threshold = calibrate_exit(at, name, args.allowed_loss)["exit_threshold"]
         point = measure(model, rows, args.batch_size, exit_criterion=name, exit_threshold=threshold)
         hazards = hazards_of(around(point["avg_segments"], M))
-        rivals = {
-            "fixed": read_curve(fixed, point["avg_segments"]),
-            "random": measure(model, rows, args.batch_size, lambda seed, hazards=hazards: RandomExit(hazards, seed)),
-        }
+        drawn = measure(model, rows, args.batch_size, lambda seed, hazards=hazards: RandomExit(hazards, seed))
         found[name] = {
             "threshold": threshold,
             **point,
             "saved": 1 - point["avg_segments"] / M,
             "loss": point["bits_per_byte"] / always - 1,
-        } | {
-            f"gain_over_{rival}": figures["bits_per_byte"] / point["bits_per_byte"] - 1
-            for rival, figures in rivals.items()
+            "gain_over_fixed": read_curve(fixed, point["avg_segments"]) / point["bits_per_byte"] - 1,
+            "gain_over_random": drawn["bits_per_byte"] / point["bits_per_byte"] - 1,
         }
         print(f"{name:14} {told(found[name])}", flush=True)
     return found
@@ -262,11 +260,11 @@ def margins(model, rows, args) -> list[float]:
     return torch.quantile((q[..., 0] - q[..., 1]).flatten()[: 2**23], quantiles).tolist()
 
 
-def read_curve(curve: list[dict], average: float) -> dict:
+def read_curve(curve: list[dict], average: float) -> float:
     """Bits per byte of a curve at an average, by straight lines between its points."""
     curve = sorted(curve, key=lambda p: p["avg_segments"])
     x, y = ([p[name] for p in curve] for name in ("avg_segments", "bits_per_byte"))
-    return {"bits_per_byte": float(np.interp(average, x, y))}
+    return float(np.interp(average, x, y))
 
 
 def told(found: dict) -> str:

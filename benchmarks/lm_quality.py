@@ -95,9 +95,7 @@ def main() -> None:
             if args.save_models:
                 model.save_pretrained(args.save_models / f"{name}_seed{seed}")
             run["finished"] = True
-            report["summary"] = summary(report)
             write(report, args)
-    report["summary"] = summary(report)
     write(report, args)
     print_table(report, names)
     plot(report, names, args)
@@ -333,7 +331,8 @@ def report_name(args) -> str:
 
 
 def write(report: dict, args) -> None:
-    """Replaces the report in one step, so that a kill leaves the old or the new one."""
+    """Replaces the report, its summary made anew, in one step, so that a kill leaves the old or the new one."""
+    report["summary"] = summary(report)
     path = report_path(args)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")

@@ -271,7 +271,8 @@ def plot(report: dict, info: ReasoningInfo, args) -> None:
     spent = "train_flops" if args.train_flops else "steps"
     short = [name.split("+")[0] for name in report["summary"]]
     for model, found in report["summary"].items():
-        name = model.split("+")[0] if short.count(model.split("+")[0]) == 1 else model
+        name = model.split("+")[0]
+        name = name if short.count(name) == 1 else model
         runs = [run["curve"] for run in finished(report["models"][model]).values()]
         points = min(map(len, runs))
         cells = [interval([run[point]["test_cell_accuracy"] for run in runs]) for point in range(points)]

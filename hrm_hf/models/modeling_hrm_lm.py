@@ -33,6 +33,7 @@ not bend the language model.
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -340,7 +341,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         self.training_segments: int | None = None  # may be few for a while, see set_training_segments
         self.gate_only = False  # see train_gate_only
         self.skips_halted = False  # see set_skipping
-        self.training_segment = self.segment  # may be compiled, see compile_segment
+        self.compiled_segment: Callable | None = None  # of any such model, see compile_segment
         self.post_init()
 
     def set_bp_steps(self, bp_steps: int) -> None:
@@ -395,7 +396,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         A graph of the whole forward has every segment in it, so that each number of segments that is drawn is compiled
         anew, and each takes several times as long. Inference stays uncompiled.
         """
-        self.training_segment = torch.compile(self.segment, **kwargs)
+        self.compiled_segment = torch.compile(HrmLmModel.segment, **kwargs)  # not bound: a copy runs its own weights
 
     @merge_with_config_defaults
     @capture_outputs
@@ -464,7 +465,9 @@ class HrmLmModel(HrmLmPreTrainedModel):
         halt_steps = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         active = _real_tokens(attention_mask, x)
         min_steps = self._min_steps(halt_steps)
-        segment = self.training_segment if self.training and past_key_values is None else self.segment
+        segment = self.segment
+        if self.training and past_key_values is None and self.compiled_segment is not None:
+            segment = partial(self.compiled_segment, self)
         # What is held for later segments is written from within a segment: a checkpoint in it would not be compiled.
         alone = past_key_values is None and isinstance(exit_rule, FixedExit) and _all(active)
         held_for = 0 if alone else max(num_segments, config.halt_max_steps)

@@ -3,6 +3,7 @@
 Referees: transformers' Trainer, torch's cross entropy on the whole data, and an uninterrupted run.
 """
 
+import copy
 import itertools
 import json
 import math
@@ -491,7 +492,8 @@ def test_a_compiled_run_has_the_losses_of_a_plain_one(make, architecture):
 
 
 @pytest.mark.parametrize("saving", [False, True])
-def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make, saving):
+def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make, monkeypatch, saving):
+    monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)  # "eager" needs none
     looped = {**LOOP, "prelude_layers": 1, "segment_sampling": "lognormal_poisson"}
     losses = []
     for options in ({}, {"torch_compile": True, "torch_compile_backend": "eager", "activation_checkpointing": saving}):
@@ -503,6 +505,19 @@ def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make, s
     plain, compiled = losses
     assert compiled == pytest.approx(plain, abs=1e-5)
     assert counters["stats"]["unique_graphs"] == 2  # the first segment, whose state needs no gradient, and any other
+
+
+def test_a_copy_of_a_compiled_model_runs_its_own_weights():
+    model = tiny_lm.model("hrm_lm", **LOOP).train()
+    model.compile_segment(backend="eager")
+    twin = copy.deepcopy(model)
+    with torch.no_grad():
+        for parameter in twin.model.L_module.parameters():
+            parameter.zero_()
+    ids = text(2).with_format("torch")["input_ids"][:]
+    twin(input_ids=ids, labels=ids).loss.backward()
+    assert all(parameter.grad is not None for parameter in twin.model.L_module.parameters())
+    assert all(parameter.grad is None for parameter in model.parameters())
 
 
 # ---- resuming ----

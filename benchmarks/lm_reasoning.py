@@ -106,6 +106,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32", help="bfloat16 is autocast")
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--save_models", type=type(parser.get_default("out")), help="folder for the trained models")
+    parser.add_argument("--name", help="of the report; lm_reasoning_TASK by default")
     parser.add_argument("--restart", action="store_true", help="forget the report that lies there")
     args = parser.parse_args()
     if args.quick:
@@ -202,7 +203,11 @@ def model_entry(report: dict, name: str, config: PreTrainedConfig, args) -> dict
 
 
 def report_path(args):
-    return args.out / f"lm_reasoning_{args.task}{'_quick' if args.quick else ''}.json"
+    return args.out / f"{report_name(args)}.json"
+
+
+def report_name(args) -> str:
+    return f"{args.name or f'lm_reasoning_{args.task}'}{'_quick' if args.quick else ''}"
 
 
 def write(report: dict, args) -> None:
@@ -303,7 +308,7 @@ def plot(report: dict, info: ReasoningInfo, args) -> None:
         panel.grid(axis="y", color=MUTED, alpha=0.4)
         if panel.lines:
             panel.legend(frameon=False, fontsize=8)
-    path = image_folder(args.out) / f"lm_reasoning_{args.task}{'_quick' if args.quick else ''}.png"
+    path = image_folder(args.out) / f"{report_name(args)}.png"
     print(f"plot: {save_figure(figure, path, info.make_task().title)}")
 
 

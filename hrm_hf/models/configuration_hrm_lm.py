@@ -86,8 +86,9 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         pass_gains (`bool`, defaults to `False`): factors on both branches of each block in each pass; 1 at the start.
         mhc_flows (`int`, defaults to 1): of a flat loop, residual streams that hyper-connections mix between passes.
         segment_sampling (`str`, defaults to "fixed"): segments in training: "fixed" is halt_max_steps,
-            "lognormal_poisson" draws their number, with halt_max_steps as its mean, for each forward. No token halts
-            then, and more segments than in training can help in inference.
+            "lognormal_poisson" draws their number, with halt_max_steps as its mean, for each forward: no token halts
+            then, and more segments than in training can help in inference. "per_token" draws one for each token,
+            which halts there, so that tokens of different depths side by side, as exits make them, are known.
         segment_sampling_sigma (`float`, defaults to 0.5): spread of the logarithm of the Poisson rate.
     Halting:
         halt_max_steps (`int`, defaults to 4): most segments M a token gets. 1 builds no halting head.
@@ -202,7 +203,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     _choices: ClassVar[dict[str, tuple[str, ...]]] = {
         "norm_position": ("pre_exit", "sandwich", "post"),
         "initial_state": ("fixed", "learned", "zero", "random"),
-        "segment_sampling": ("fixed", "lognormal_poisson"),
+        "segment_sampling": ("fixed", "lognormal_poisson", "per_token"),
         "exit_criterion": tuple(EXIT_CRITERIA),
         "kv_layout": ("per_segment", "last_segment", "last_visit"),
         "deep_supervision": ("all", "last"),

@@ -188,6 +188,22 @@ class FixedExit(ExitCriterion):
         return _nowhere(state.hidden)
 
 
+class DrawnExit:
+    """Halts each token after a number of segments drawn before (`segment_sampling="per_token"`, in training).
+
+    Args:
+        segments: [B, T], from 1.
+    """
+
+    def __init__(self, segments: torch.Tensor):
+        self.segments, self.done = segments, 0
+
+    def check(self, state: SegmentState) -> torch.Tensor:
+        """bool [B, T]"""
+        self.done += 1
+        return self.segments <= self.done
+
+
 EXIT_CRITERIA: dict[str, type[ExitCriterion]] = {
     "q": QExit,
     "cdf": CdfExit,

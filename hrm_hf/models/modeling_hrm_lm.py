@@ -62,14 +62,16 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .act import exploration_min_steps
 from .configuration_hrm_lm import HrmLmConfig
-from .early_exit import FixedExit, SegmentState, exit_class, segment_losses
+from .early_exit import DrawnExit, FixedExit, SegmentState, exit_class, segment_losses
 from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin, skip_halted
 
 
 Q_INIT_BIAS = -5.0  # of the halting value, far from a decision (HRM paper)
-MOST_SAMPLED = 4  # times the mean number of segments, where their number is drawn: one draw must not fill the memory
+# Times the mean number of segments, where their number is drawn: one draw must not fill the memory. Of as many tokens
+# as a batch has, one always draws the most.
+MOST_SAMPLED, MOST_SAMPLED_PER_TOKEN = 4, 2
 
 
 @dataclass
@@ -436,10 +438,13 @@ class HrmLmModel(HrmLmPreTrainedModel):
         x = inputs_embeds * config.embedding_scale
         if use_cache and past_key_values is None:
             past_key_values = DynamicCache(config=self.config)
+        drawn = None
         if num_segments is None:
-            num_segments = self._training_segments() if self.training else config.halt_max_steps
+            drawn = self._drawn_segments(x) if self.training else None
+            num_segments = self._most_segments() if drawn is None else int(drawn.max())
         self._validate_num_segments(num_segments, past_key_values)
-        exit_rule = self._exit_rule(exit_criterion, exit_threshold, logits_fn)
+        per_token = drawn is not None and drawn.dim() > 0
+        exit_rule = DrawnExit(drawn) if per_token else self._exit_rule(exit_criterion, exit_threshold, logits_fn)
 
         if position_ids is None:
             past = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -464,7 +469,7 @@ class HrmLmModel(HrmLmPreTrainedModel):
         hidden, key_values, q_logits, states = x, None, [], []
         halt_steps = torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
         active = _real_tokens(attention_mask, x)
-        min_steps = self._min_steps(halt_steps)
+        min_steps = config.halt_min_steps if per_token else self._min_steps(halt_steps)
         segment = self.segment
         if self.training and past_key_values is None and self.compiled_segment is not None:
             segment = partial(self.compiled_segment, self)
@@ -571,15 +576,25 @@ class HrmLmModel(HrmLmPreTrainedModel):
             visit += config.num_h_layers
         return z_H, z_L
 
-    def _training_segments(self) -> int:
-        """Segments of a forward in training, as `set_training_segments` or the config's `segment_sampling` says."""
+    def _most_segments(self) -> int:
+        """Segments of a forward that draws no number of them."""
+        few = self.training_segments if self.training else None
+        return few or self.config.halt_max_steps
+
+    def _drawn_segments(self, x: torch.Tensor) -> torch.Tensor | None:
+        """Segments as the config's `segment_sampling` draws them, [] or [B, T]; None where it does not.
+
+        Poisson of a log-normal rate, whose mean is one less than halt_max_steps; at least one segment runs.
+        """
         config = self.config
         if self.training_segments is not None or config.segment_sampling == "fixed":
-            return self.training_segments or config.halt_max_steps
-        # Poisson of a log-normal rate, whose mean is one less than halt_max_steps; at least one segment runs.
+            return None
+        per_token = config.segment_sampling == "per_token"
+        like = torch.ones(x.shape[:2], device=x.device) if per_token else torch.ones(())
         sigma, mean = config.segment_sampling_sigma, config.halt_max_steps - 1
-        rate = mean * torch.exp(sigma * torch.randn(()) - sigma**2 / 2)
-        return min(1 + int(torch.poisson(rate)), MOST_SAMPLED * config.halt_max_steps)
+        rate = mean * torch.exp(sigma * torch.randn_like(like) - sigma**2 / 2)
+        most = MOST_SAMPLED_PER_TOKEN if per_token else MOST_SAMPLED
+        return (1 + torch.poisson(rate).long()).clamp(max=most * config.halt_max_steps)
 
     def _validate_num_segments(self, num_segments: int, cache: Cache | None) -> None:
         maximum = self.config.halt_max_steps

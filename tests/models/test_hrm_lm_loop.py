@@ -9,6 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from hrm_hf import HrmLmForCausalLM
+from hrm_hf.models.early_exit import DrawnExit
 
 
 OPTIONS = {
@@ -149,15 +150,34 @@ def test_only_the_last_segments_carry_gradients():
     assert not torch.allclose(dict(through_two.named_parameters())[name].grad, gradients[0][name], rtol=1e-2)
 
 
-def test_the_number_of_segments_is_drawn_with_the_mean_of_the_config():
+@pytest.mark.parametrize(("sampling", "most"), [("lognormal_poisson", 24), ("per_token", 12)])
+def test_the_number_of_segments_is_drawn_with_the_mean_of_the_config(sampling, most):
     """3,000 draws of mean 6: their standard deviation is below 4, that of the mean below 0.08."""
-    model = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, halt_max_steps=6, segment_sampling="lognormal_poisson").model
+    model = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, halt_max_steps=6, segment_sampling=sampling).model
     torch.manual_seed(0)
-    drawn = torch.tensor([model._training_segments() for _ in range(3000)])
-    assert drawn.min() == 1 and 12 < drawn.max() <= 24
+    x = torch.zeros(30, 100, 1)
+    draws = 3000 if sampling == "lognormal_poisson" else 1
+    drawn = torch.stack([model._drawn_segments(x) for _ in range(draws)]).flatten()
+    assert len(drawn) == 3000 and drawn.min() == 1 and most // 2 < drawn.max() <= most
     assert drawn.double().mean().item() == pytest.approx(6, abs=0.3)
     model.set_training_segments(2)
-    assert model._training_segments() == 2
+    assert model._drawn_segments(x) is None and model.train()._most_segments() == 2
+
+
+def test_tokens_that_draw_their_own_number_halt_there():
+    """The same as an exit that halts them there; in inference nothing is drawn."""
+    fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "ponder_loss_weight": 0, "segment_sampling": "per_token"}
+    model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
+    torch.manual_seed(0)
+    drawn = model.model._drawn_segments(ids)
+    torch.manual_seed(0)
+    output = model(ids, labels=ids)
+    assert torch.equal(output.halt_steps, drawn) and len(drawn.unique()) > 3
+    output.lm_loss.backward()
+    assert all(p.grad is not None for n, p in model.named_parameters() if "q_head" not in n)
+    halting = model.eval()(ids, num_segments=int(drawn.max()), exit_criterion=DrawnExit(drawn), use_cache=False)
+    torch.testing.assert_close(halting.logits, output.logits)
+    assert model(ids, exit_criterion="fixed").halt_steps.unique().tolist() == [3]
 
 
 def test_a_drawn_depth_is_for_training_only():

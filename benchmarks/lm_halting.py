@@ -11,8 +11,8 @@ measured on another one, against rivals that use as many segments on average:
     random          tokens drawn by lot between the two whole numbers of segments around the average
 
 A gain over them is positive if the exit has fewer bits. The figure shows, of the first checkpoint, each exit over its
-thresholds, and `q`, the learned gate, over halt_margin. All in plain forwards (the freeze rule is the same in
-decoding). Bits per byte of a byte model; of another, per token.
+thresholds, and beside `cdf` also `q`, the learned gate, over halt_margin. All in plain forwards (the freeze rule is the
+same in decoding). Bits per byte of a byte model; of another, per token.
 """
 
 import argparse
@@ -66,7 +66,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--calibration_file", help="that chooses thresholds; the first half of the other by default")
     parser.add_argument("--bytes", type=int, default=131072, help="how much of a text, in tokens")
     parser.add_argument("--allowed_loss", type=float, default=0.005, help="share of bits per byte, when calibrating")
-    parser.add_argument("--exits", default=",".join(SWEPT), help="exits that are calibrated")
+    parser.add_argument("--exits", default=",".join(SWEPT), help="exits that are calibrated and drawn")
     parser.add_argument("--block_size", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--points", type=int, default=9, help="of each sweep")
@@ -235,13 +235,14 @@ def sweep(model, rows, args) -> list[dict]:
 
     for segments in range(1, M + 1):
         add("fixed", segments, **never_before(segments))
+    exits = args.exits.split(",")
     try:
-        for margin in [own_margin, *margins(model, rows, args)]:
+        for margin in [own_margin, *margins(model, rows, args)] if "cdf" in exits else []:  # both read the gate
             model.config.halt_margin = margin
             add("q", margin, exit_criterion="q")
     finally:
         model.config.halt_margin = own_margin
-    for name, (low, high) in SWEPT.items():
+    for name, (low, high) in ((name, SWEPT[name]) for name in exits):
         spread = np.geomspace if math.isinf(exit_class(name).highest_threshold) else np.linspace
         for threshold in spread(low, high, args.points).tolist():
             add(name, threshold, exit_criterion=name, exit_threshold=threshold)

@@ -11,8 +11,8 @@ measured on another one, against rivals that use as many segments on average:
     random          tokens drawn by lot between the two whole numbers of segments around the average
 
 A gain over them is positive if the exit has fewer bits. The figure shows, of the first checkpoint, each exit over its
-thresholds, and beside `cdf` also `q`, the learned gate, over halt_margin. All in plain forwards (the freeze rule is the
-same in decoding). Bits per byte of a byte model; of another, per token.
+thresholds, and beside `cdf` also `q`, the learned gate, over halt_margin. All in plain forwards (the freeze rule is
+the same in decoding). Bits per byte of a byte model; of another, per token.
 """
 
 import argparse

@@ -215,7 +215,7 @@ def write(report: dict, args) -> None:
     path = report_path(args)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_suffix(".part")
-    temporary.write_text(json.dumps(report, indent=1) + "\n")
+    temporary.write_text(json.dumps(report) + "\n")  # on one line: thousands of figures, which are looked at as plots
     os.replace(temporary, path)
 
 
@@ -269,6 +269,8 @@ def print_table(report: dict) -> None:
 
 def plot(report: dict, info: ReasoningInfo, args) -> None:
     """Right answers over training, by the steps an answer takes, and by passes; models as lines, intervals shaded."""
+    from matplotlib.ticker import LogLocator, NullLocator, ScalarFormatter
+
     from hrm_hf.trainer.plots import MUTED, new_figure, save_figure
 
     figure, axes = new_figure(1, 3, (14, 4.2))
@@ -303,6 +305,9 @@ def plot(report: dict, info: ReasoningInfo, args) -> None:
     passes.set(
         xlabel="passes in inference (dotted: in training)", ylabel="right answers of the last step", xscale="log"
     )
+    passes.xaxis.set_major_locator(LogLocator(base=2))
+    passes.xaxis.set_major_formatter(ScalarFormatter())
+    passes.xaxis.set_minor_locator(NullLocator())
     for panel in axes[0]:
         panel.set_ylim(0, 1.02)
         panel.grid(axis="y", color=MUTED, alpha=0.4)

@@ -8,8 +8,8 @@ import gradio as gr
 import torch
 
 from ..golang.validators.go_validators import VALIDATOR_CHOICES, best_validator
-from ..models.generation_hrm_go_coder import Attempt, RefinementOutput
 from ..models.processing_hrm_go_coder import Feedback
+from ..models.refinement_hrm_go_coder import Attempt, RefinementOutput
 from .limits import MAX_SEED, MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 

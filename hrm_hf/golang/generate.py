@@ -12,7 +12,7 @@ from ..io.words import counted
 
 
 if TYPE_CHECKING:
-    from ..models.generation_hrm_go_coder import RefinementOutput
+    from ..models.refinement_hrm_go_coder import RefinementOutput
 
 
 def generate_code(

@@ -19,8 +19,8 @@ from hrm_hf.golang.evaluation.held_out import Sampling
 from hrm_hf.golang.evaluation.plots import plot_go_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
 from hrm_hf.io.sources import BadLineError
-from hrm_hf.models.generation_hrm_go_coder import Attempt
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, Feedback, code_segment, encode_text
+from hrm_hf.models.refinement_hrm_go_coder import Attempt
 
 
 RIGHT, OTHER, BROKEN = "\n\treturn a + b + {}\n}}\n", "\n\treturn a - b\n}\n", "\n\treturn (\n}\n"

@@ -6,8 +6,8 @@ import tiny_go
 import torch
 from transformers.utils import ModelOutput
 
-from hrm_hf.models.generation_hrm_go_coder import Attempt, RefinementOutput
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, encode_text, plan_segment
+from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
 
 
 def ids_of_plan(plan):

@@ -130,7 +130,7 @@ class GoStreamBuilder:
             ValueError: code that does not start with the record's code_prefix.
         """
         attempts = record["attempts"] or [] if refinement else []
-        if self.repairs == "edits" and _is_written_again(attempts):
+        if self.repairs == "edits" and is_written_again(attempts):
             try:
                 tail, columns = self._edit_tail(record)
                 return self._row(record, tail, columns, "edits")
@@ -302,7 +302,7 @@ def _no_decisions() -> dict[str, Any]:
     return {"decision_positions": [], "decision_labels": [], "feedback_ids": []}
 
 
-def _is_written_again(attempts: Sequence[dict[str, Any]]) -> bool:
+def is_written_again(attempts: Sequence[dict[str, Any]]) -> bool:
     """Whether code for the same plan follows the last failed attempt."""
     return len(attempts) > 1 and attempts[-2]["decision"] == DECISIONS[CONTINUE]
 

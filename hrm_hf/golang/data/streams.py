@@ -100,7 +100,7 @@ def load_go_streams(
         counts[name] = sum(rows[{"tokens": "length"}.get(name, name)])
     if builder.repairs == "edits":
         repairs = Counter(rows["repair"])
-        counts |= {"edit_repairs": repairs["edits"], "whole_repairs": repairs["rewrite"]}
+        counts.update(edit_repairs=repairs["edits"], whole_repairs=repairs["rewrite"])
     unused = ["dropped", "repair", "targets", "attempts", "left_out", *(SCORED if training else ())]
     return GoStreams(rows.remove_columns(unused), records.select(kept), counts)
 

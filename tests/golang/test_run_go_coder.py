@@ -61,9 +61,9 @@ def data(tmp_path_factory):
 
 def recipe(data: Path, out: Path, model_type: str, **options) -> Path:
     values = {
-        "model_type": model_type, "config_overrides": MODELS.get(model_type), "tokenizer_name": str(data / "tokenizer"),
-        "train_data": str(data / "train.jsonl"), "eval_data": str(data / "validation.jsonl"), "max_length": 256,
-        "plan_budget": 48,
+        "model_type": model_type, "config_overrides": MODELS.get(model_type),
+        "tokenizer_name": str(data / "tokenizer"), "train_data": str(data / "train.jsonl"),
+        "eval_data": str(data / "validation.jsonl"), "max_length": 256, "plan_budget": 48,
         "data_cache_dir": str(data / "cache"), "max_steps": 4, "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 2, "warmup_steps": 1, "learning_rate": 1e-3, "logging_steps": 1,
         "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "output_dir": str(out),

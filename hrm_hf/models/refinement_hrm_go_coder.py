@@ -109,7 +109,7 @@ class _Draft:
 
 @dataclass
 class _Request:
-    """What a call asks for: `settings` and `kwargs` of each stage, most tokens of an attempt and of all of a row."""
+    """A call: `settings` and `kwargs` of each stage, `budget` of an attempt in tokens, `most` of a row in all."""
 
     tokenizer: Any
     validator: Callable[[Sequence[str]], list[Feedback]] | None
@@ -294,7 +294,7 @@ class GoCoderRefinementMixin:
         return drafts
 
     def _write(self, rows, given, tags: set[int], request: _Request) -> list[tuple[list[int], list[int]]]:
-        """What is written behind <CODE> and `given` in each row, and </CODE> if that was written too.
+        """New ids behind <CODE> and `given` in each row, and </CODE> if that was written too.
 
         Args:
             tags: special tokens that may be written, beside </CODE>.
@@ -358,7 +358,7 @@ class GoCoderRefinementMixin:
 
 
 def _verdicts(validator, texts: list[str]) -> list[Feedback | None]:
-    """What a validator says of each text."""
+    """A validator's word on each text; none without a validator."""
     if validator is None or not texts:
         return [None] * len(texts)
     feedback = list(validator(texts))

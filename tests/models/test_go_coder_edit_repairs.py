@@ -13,6 +13,7 @@ from tiny_go import TOKEN_IDS
 from transformers import TextStreamer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from hrm_hf.golang.data.collator import feedback_of
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
 from hrm_hf.models.edits_hrm_go_coder import Edit, edit_segment
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
@@ -87,6 +88,15 @@ def test_a_repair_is_written_as_edits_and_takes_the_place_of_the_attempt(monkeyp
     edit_tags = {TOKEN_IDS["<BEFORE>"], TOKEN_IDS["<AFTER>"]}
     assert [tags & edit_tags for _, tags in asked] == [set(), edit_tags]
     assert repair.new_tokens == len(edit_segment(tiny_go.tokenizer(), MEND)) - 1
+
+
+def test_what_is_read_before_a_repair_is_what_was_learned(monkeypatch):
+    record = tiny_go.record(1, "cd")
+    failed, said = record["attempts"][0]["code"], feedback_of(record["attempts"][0]["feedback"])
+    model, _, asked = scripted(monkeypatch, failed.removeprefix(record["code_prefix"]), [])
+    refine(model, ["add"], code_prefixes=[record["code_prefix"]], validator=Validator([said]))
+    learned = tiny_go.builder(repairs="edits").edit_prompt_ids(record)
+    assert behind_plan(asked[1][0]) == behind_plan(text(learned)) + "<CODE>"
 
 
 def test_one_repair_after_the_other_reads_the_last_code_alone(monkeypatch):

@@ -13,7 +13,6 @@ stays, or else nothing is changed and the outcome says why.
 
 import difflib
 import itertools
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -154,16 +153,17 @@ def parse_edits(tokenizer: Any, ids: Sequence[int]) -> list[Edit] | None:
 
 def _quoted(change: _Change, old: list[str], new: list[str]) -> _Change:
     """The change with the fewest lines around it that are unique in `old`; of these the shortest that has text."""
+    text = "\n".join(["", *old, ""])
+    begins = list(itertools.accumulate((len(line) + 1 for line in old), initial=0))  # of the newline before each line
     for size in itertools.count(max(1, change.last - change.first)):  # all of `old` is unique in itself
-        runs = Counter(tuple(old[place : place + size]) for place in range(len(old) - size + 1))
         found = []
         for start in range(max(0, change.last - size), min(change.first, len(old) - size) + 1):
-            run, candidate = old[start : start + size], replace(change, start=start, stop=start + size)
+            run = text[begins[start] : begins[start + size] + 1]  # as text: young models repeat a line by the hundred
+            is_unique = text.find(run) == begins[start] and text.find(run, begins[start] + 1) < 0
+            candidate = replace(change, start=start, stop=start + size)
             # One empty line reads as none, which makes a difference unless nothing else is left.
-            readable = _replacement(candidate, new) != [""] or size == len(old)
-            if runs[tuple(run)] == 1 and readable:
-                text = "\n".join(run)
-                found.append((not text.strip(), len(text), start, candidate))
+            if is_unique and (_replacement(candidate, new) != [""] or size == len(old)):
+                found.append((not run.strip(), len(run), start, candidate))
         if found:
             return min(found)[-1]
 

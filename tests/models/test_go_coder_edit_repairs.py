@@ -41,7 +41,8 @@ def scripted(monkeypatch, *written, logits=(CONTINUE,), **fields):
     def ids_of(answer):
         if isinstance(answer, str):
             return [*encode_text(tokenizer, answer.removeprefix(PREFIX)), TOKEN_IDS["</CODE>"]]
-        return edit_segment(tokenizer, answer)[1:] if isinstance(answer[0], Edit) or not answer else list(answer)
+        is_edits = not answer or isinstance(answer[0], Edit)
+        return edit_segment(tokenizer, answer)[1:] if is_edits else list(answer)
 
     def continue_prompts(prompts, settings, budget, ends, tags, **kwargs):
         if TOKEN_IDS["</CODE>"] not in ends:

@@ -17,6 +17,7 @@ BadLines = Annotated[
 ]
 # VALIDATOR_CHOICES of hrm_hf.golang, without loading it
 GoValidator = Literal["auto", "tree-sitter", "parser", "types"]
+GoRepairs = Literal["rewrite", "edits"]  # REPAIR_MODES of the Go coder, likewise
 # Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")]

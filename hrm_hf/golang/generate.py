@@ -12,7 +12,7 @@ from ..io.words import counted
 
 
 if TYPE_CHECKING:
-    from ..models.generation_hrm_go_coder import RefinementOutput
+    from ..models.refinement_hrm_go_coder import RefinementOutput
 
 
 def generate_code(
@@ -25,6 +25,7 @@ def generate_code(
     validator: str = "auto",
     max_iterations: int | None = None,
     threshold: float | None = None,
+    repair_mode: str | None = None,
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
     seed: int = 0,
@@ -36,7 +37,8 @@ def generate_code(
         model: Go coder; a checkpoint folder, or a model on the Hub.
         prefix: how the code begins, one for each prompt.
         validator: as of `best_validator`, or "none".
-        max_iterations, threshold, max_new_tokens: as of `generate_with_refinement`; the model's own if None.
+        max_iterations, threshold, repair_mode, max_new_tokens: as of `generate_with_refinement`; the model's own if
+            None.
         temperature: 0 takes the likeliest token.
         device: as of `chosen_device`.
 
@@ -71,6 +73,7 @@ def generate_code(
         validator=None if validator == "none" else best_validator(validator),
         max_refinement_iterations=max_iterations,
         refinement_threshold=threshold,
+        repair_mode=repair_mode,
         code_prefixes=[task["prefix"] for task in tasks],
         contexts=[task["context"] for task in tasks],
         **sampling,

@@ -12,6 +12,9 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.golang import GoNotFoundError, find_go
+from hrm_hf.models.edits_hrm_go_coder import Edit
+from hrm_hf.models.processing_hrm_go_coder import Feedback
+from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
 
 
 @pytest.fixture(scope="module")
@@ -31,6 +34,33 @@ def test_every_attempt_is_shown_with_plan_verdict_and_decision(coder):
     attempts = int(re.search(r"(\d+) attempts?, stopped by", shown)[1])
     assert shown.count("func Add(a, b int) int {") == shown.count("decision: ") == attempts
     assert shown.count("validator: ") == shown.count("plan ") == attempts and "# Add two numbers." in shown
+
+
+def test_repairs_by_edits_are_shown_as_what_they_changed(coder, monkeypatch):
+    before, after = "func Add(a, b int) int {\n\treturn a +\n}", "func Add(a, b int) int {\n\treturn a + b\n}"
+    plan, bad = {"intent": "ADD", "targets": [], "steps": []}, Feedback(False, line=2, category="other", message="m")
+    attempts = [
+        Attempt(before, plan, bad, "CONTINUE", 0.1, 9),
+        Attempt(before, plan, bad, "CONTINUE", 0.1, 5, [Edit("x", "y")], "not found"),
+        Attempt(after, plan, Feedback(True), "DONE", 0.9, 7, [Edit("\treturn a +", "\treturn a + b")], "applied"),
+    ]
+    made = RefinementOutput([after], [["", "", ""]], [attempts], [3], ["done"])
+    asked = {}
+    monkeypatch.setattr(
+        "hrm_hf.golang.generate.generate_code", lambda **options: asked.update(options) or (["p"], made)
+    )
+    shown = invoke(coder, "Add two numbers.", "--repair-mode", "edits").stdout
+    assert asked["repair_mode"] == "edits"
+    assert "repair: not found\nvalidator: " in shown
+    difference = "repair: applied\n--- before\n+++ after\n@@ -1,3 +1,3 @@\n func Add(a, b int) int {\n"
+    assert f"{difference}-\treturn a +\n+\treturn a + b\n }}\nvalidator: no complaint" in shown
+    assert shown.count(before) == 1 and shown.endswith(f"3 attempts, stopped by: done\n\n{after}\n")
+
+
+def test_json_has_the_edits_of_repairs(coder):
+    result = invoke(coder, "One.", "--repair-mode", "edits", "--json", "--max-iterations", "2", "--threshold", "1")
+    first, *others = json.loads(result.stdout)["attempts"][0]
+    assert first["outcome"] is None and all(len(one) == len(first) and "edits" in one for one in others)
 
 
 def test_json_has_codes_that_begin_with_their_prefixes(coder):

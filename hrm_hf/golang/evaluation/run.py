@@ -40,6 +40,8 @@ SCREEN_METRICS = (
     *CARD_METRICS, "loss.code_bits_per_byte_shuffled_plan", "loss.code_bits_per_byte_none_plan",
     "loss.shuffled_plan_costs_interval", "greedy.records", "greedy.type_check_records", "greedy.code_exact_after",
     "decisions.head.majority_accuracy", "decisions.head.rule_accuracy", "repair.cases", "repair.exact_gain.interval",
+    "repair.repair_mode", "repair.repair_tokens", "repair.resampling_tokens", "repair.repair_unchanged",
+    "repair.repair_not_applied", "repair.attempt_ast", "repair.repair_ast",
     "loss.too_long", "refinement.records", "refinement.too_long", "refinement.reference_rejected", *(
         f"refinement.{success}.{figure}"
         for success in ("valid", "exact")
@@ -67,6 +69,7 @@ def evaluate_checkpoint(
     problem_budget: int | None = None,
     context_budget: int | None = None,
     max_code_tokens: int = 512,
+    repair_mode: str | None = None,
     seed: int = 0,
     on_bad_line: str = "stop",
     on_skip: Callable[[str], None] | None = None,
@@ -84,6 +87,7 @@ def evaluate_checkpoint(
         samples: of each task and each repair; 1 is greedy.
         max_length: tokens of a sequence; the model's by default.
         problem_budget, context_budget: tokens of problems and contexts; as the model was trained by default.
+        repair_mode: "rewrite" or "edits"; as the model was trained by default.
         on_skip: called with what is wrong with each line that is left out.
         out: folder for results.json, evaluation.png and all that is written.
 
@@ -108,7 +112,8 @@ def evaluate_checkpoint(
     writer = Writer(network, tokenizer, batch_size, length, max_code_tokens=max_code_tokens)
     sampling = Sampling(temperature, max_iterations, samples, seed)
     budgets = _budgets(network, problem_budget, context_budget)
-    builder = GoStreamBuilder(tokenizer, length, **budgets)
+    repairs = repair_mode or getattr(network.config, "repair_mode", "rewrite")
+    builder = GoStreamBuilder(tokenizer, length, **budgets, repairs=repairs)
     if out:
         out.mkdir(parents=True, exist_ok=True)
     with best_validator(validator) as judge:
@@ -126,7 +131,7 @@ def evaluate_checkpoint(
         "settings": {
             "limit": limit, "validator": type(judge).__name__, "max_iterations": max_iterations,
             "temperature": temperature, "samples": samples, "max_length": length, "max_code_tokens": max_code_tokens,
-            "seed": seed, **budgets,
+            "repair_mode": repairs, "seed": seed, **budgets,
         },
         "metrics": metrics,
         "parameters": network.num_parameters(),

@@ -53,15 +53,30 @@ class Writer:
 
     def codes(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0) -> list[str]:
         """Codes, beginning with their prefixes, for prompts after which <CODE> comes."""
+        written = self.code_ids(prompts, prefixes, temperature)
+        return [self.code_of(prefix, ids) for prefix, ids in zip(prefixes, written)]
+
+    def code_ids(
+        self,
+        prompts: Sequence[Sequence[int]],
+        prefixes: Sequence[str],
+        temperature: float = 0.0,
+        tags: Collection[int] = (),
+    ) -> list[list[int]]:
+        """Ids behind <CODE> and each prefix, </CODE> included, for prompts after which <CODE> comes.
+
+        Args:
+            tags: special tokens that may be written, as in `continuations`.
+        """
         code = TOKEN_IDS["<CODE>"]
         starts = [
             [*ids, code, *encode_text(self.tokenizer, text)] for ids, text in zip(prompts, prefixes, strict=True)
         ]
-        written = self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, what="codes")
-        return [
-            prefix + self.tokenizer.decode(_until(ids, END_OF_CODE), skip_special_tokens=True)
-            for prefix, ids in zip(prefixes, written)
-        ]
+        return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, tags, "codes")
+
+    def code_of(self, prefix: str, ids: Sequence[int]) -> str:
+        """The code that `code_ids` stand for."""
+        return prefix + self.tokenizer.decode(_until(ids, END_OF_CODE), skip_special_tokens=True)
 
     def planned_codes(
         self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0

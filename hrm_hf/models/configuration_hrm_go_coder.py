@@ -55,6 +55,8 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
             an attempt.
         max_refinement_iterations (`int`, defaults to 5): most attempts of `generate_with_refinement`.
         refinement_threshold (`float`, defaults to 0.9): the least probability of DONE at which it stops.
+        repetition_guard (`bool`, defaults to `True`): plans and codes may not go round in circles, beyond what real
+            code does (`logits_process_hrm_go_coder.py`).
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
         refinement_loss_weight (`float`, defaults to 0.2).
@@ -101,6 +103,7 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     code_budget: int = bounded(1024, POSITIONS)
     max_refinement_iterations: int = bounded(5, whole(1, 5))
     refinement_threshold: float | int = bounded(0.9, PROBABILITY)
+    repetition_guard: bool = True
     plan_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     code_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     refinement_loss_weight: float | int = bounded(0.2, LOSS_WEIGHT)

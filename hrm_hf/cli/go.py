@@ -1,5 +1,6 @@
 """`hrm-hf go`: Go code from a description, with the plan, what a validator says of it, and the repairs."""
 
+import difflib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..io.words import counted
-from .report import Device, GoValidator, call, validate_model, write_json
+from .report import Device, GoValidator, RepetitionGuard, call, validate_model, write_json
 
 
 def go(
@@ -30,6 +31,10 @@ def go(
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Of an attempt; the model's own budget.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
+    repetition_guard: RepetitionGuard = True,
+    lexical: Annotated[
+        bool, typer.Option(help="Write nothing that cannot be Go: open strings, unknown escapes, wrong brackets.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write everything into this file, as JSON.")] = None,
     device: Device = None,
@@ -62,9 +67,17 @@ def _show(prompt: str, attempts: list, stopped: str) -> None:
         for step in plan["steps"]:
             typer.echo(f"  - {step}")
         typer.echo(attempt.code)
+        if number > 1:
+            typer.echo(_difference(attempts[number - 2].code, attempt.code, number))
         typer.echo(f"validator: {_verdict(attempt.feedback)}")
         typer.echo(f"decision: {attempt.decision} (P(DONE) {attempt.done_probability:.2f})\n")
     typer.echo(f"{counted(len(attempts), 'attempt')}, stopped by: {stopped}")
+
+
+def _difference(before: str, after: str, number: int) -> str:
+    """A repair as a unified diff."""
+    names = (f"attempt {number - 1}", f"attempt {number}")
+    return "\n".join(difflib.unified_diff(before.splitlines(), after.splitlines(), *names, lineterm=""))
 
 
 def _verdict(feedback) -> str:

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..io.words import counted
-from .report import Device, GoRepairs, GoValidator, call, validate_model, write_json
+from .report import Device, GoRepairs, GoValidator, RepetitionGuard, call, validate_model, write_json
 
 
 def go(
@@ -34,6 +34,10 @@ def go(
     ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Of an attempt; the model's own budget.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
+    repetition_guard: RepetitionGuard = True,
+    lexical: Annotated[
+        bool, typer.Option(help="Write nothing that cannot be Go: open strings, unknown escapes, wrong brackets.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write everything into this file, as JSON.")] = None,
     device: Device = None,
@@ -67,16 +71,20 @@ def _show(prompt: str, attempts: list, stopped: str) -> None:
         typer.echo(f"plan {number}: {plan['intent']} {', '.join(plan['targets'])}")
         for step in plan["steps"]:
             typer.echo(f"  - {step}")
-        typer.echo(attempt.code if attempt.outcome is None else _repair(attempts[number - 2].code, attempt))
+        typer.echo("\n".join(_written(attempts, number)))
         typer.echo(f"validator: {_verdict(attempt.feedback)}")
         typer.echo(f"decision: {attempt.decision} (P(DONE) {attempt.done_probability:.2f})\n")
     typer.echo(f"{counted(len(attempts), 'attempt')}, stopped by: {stopped}")
 
 
-def _repair(before: str, attempt) -> str:
-    """A repair by edits: what became of them, and the differences that they made."""
-    lines = difflib.unified_diff(before.split("\n"), attempt.code.split("\n"), "before", "after", lineterm="")
-    return "\n".join([f"repair: {attempt.outcome}", *lines])
+def _written(attempts: list, number: int) -> list[str]:
+    """An attempt's code, or what became of its edits; a repair also as its difference from the attempt before."""
+    attempt = attempts[number - 1]
+    shown = [attempt.code if attempt.outcome is None else f"repair: {attempt.outcome}"]
+    if number > 1:
+        before, names = attempts[number - 2].code, (f"attempt {number - 1}", f"attempt {number}")
+        shown += difflib.unified_diff(before.split("\n"), attempt.code.split("\n"), *names, lineterm="")
+    return shown
 
 
 def _verdict(feedback) -> str:

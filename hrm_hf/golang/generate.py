@@ -28,6 +28,8 @@ def generate_code(
     repair_mode: str | None = None,
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
+    repetition_guard: bool = True,
+    lexical: bool = False,
     seed: int = 0,
     device: str | None = None,
 ) -> tuple[list[str], RefinementOutput]:
@@ -40,6 +42,8 @@ def generate_code(
         max_iterations, threshold, repair_mode, max_new_tokens: as of `generate_with_refinement`; the model's own if
             None.
         temperature: 0 takes the likeliest token.
+        repetition_guard: plans and codes may not go round in circles.
+        lexical: codes are written under `GoLexicalLogitsProcessor`, balanced.
         device: as of `chosen_device`.
 
     Returns:
@@ -57,6 +61,7 @@ def generate_code(
     load_config(model, GO_CODER, adapters=True)
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # seconds, which the checks above spare
 
+    from .lexical import GoLexicalLogitsProcessor
     from .validators.go_validators import best_validator
 
     tasks = _tasks(prompts, prefix, records, limit)
@@ -67,6 +72,8 @@ def generate_code(
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     if max_new_tokens:
         sampling["max_new_tokens"] = max_new_tokens
+    if lexical:
+        sampling["logits_processor"] = [GoLexicalLogitsProcessor(tokenizer, balanced=True)]
     result = coder.generate_with_refinement(
         [task["prompt"] for task in tasks],
         tokenizer=tokenizer,
@@ -76,6 +83,7 @@ def generate_code(
         repair_mode=repair_mode,
         code_prefixes=[task["prefix"] for task in tasks],
         contexts=[task["context"] for task in tasks],
+        repetition_guard=repetition_guard,
         **sampling,
     )
     return [task["prompt"] for task in tasks], result

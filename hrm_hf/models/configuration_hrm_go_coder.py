@@ -58,6 +58,8 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
         refinement_threshold (`float`, defaults to 0.9): the least probability of DONE at which it stops.
         repair_mode (`str`, defaults to `"rewrite"`): what the model has learned to write behind CONTINUE: whole new
             code, or `"edits"` of the failed attempt (`edits_hrm_go_coder.py`).
+        repetition_guard (`bool`, defaults to `True`): plans and codes may not go round in circles, beyond what real
+            code does (`logits_process_hrm_go_coder.py`).
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
         refinement_loss_weight (`float`, defaults to 0.2).
@@ -105,6 +107,7 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     max_refinement_iterations: int = bounded(5, whole(1, 5))
     refinement_threshold: float | int = bounded(0.9, PROBABILITY)
     repair_mode: str = "rewrite"
+    repetition_guard: bool = True
     plan_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     code_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     refinement_loss_weight: float | int = bounded(0.2, LOSS_WEIGHT)

@@ -25,6 +25,7 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
+from .logits_process_hrm_go_coder import repetition_guards
 from .processing_hrm_go_coder import BOS, EOS, INTENTS, PAD, SPECIAL_TOKENS, TARGET_KINDS, TOKEN_IDS
 
 
@@ -111,6 +112,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         *args: Any,
         plan_first: bool = True,
         return_plan: bool = False,
+        repetition_guard: bool | None = None,
         **kwargs: Any,
     ):
         """As in transformers; a prompt without plan gets one, unseen (see the module's docstring).
@@ -121,11 +123,14 @@ class GoCoderGenerationMixin(GenerationMixin):
                 `plan_budget` besides.
             plan_first: False continues every prompt as it is.
             return_plan: return `GoCoderGenerateOutput`, as `return_dict_in_generate` does.
+            repetition_guard: whether plan and code are kept from going round in circles (`repetition_guards`); the
+                config's by default. A stream that is continued as it is has no guard but in `logits_processor`.
 
         Embeddings show no tags: a prompt in `inputs_embeds` is continued as code, without plan, which is logged.
 
         Raises:
-            ValueError: streams and prompts in one batch; a prompt too long for the model.
+            ValueError: streams and prompts in one batch; a prompt too long for the model; `repetition_guard=True` for
+                what is continued as it is.
         """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         rows = None
@@ -141,10 +146,16 @@ class GoCoderGenerationMixin(GenerationMixin):
             elif torch.is_tensor(ids):
                 rows = self._tasks(ids, kwargs.get("attention_mask"))
         if rows is None:
+            if repetition_guard:
+                raise ValueError(
+                    "repetition_guard=True guards a plan and a code that are begun here, and this prompt is continued "
+                    "as it is; give logits_processor=repetition_guards(tokens of the prompt) instead"
+                )
             return super().generate(inputs, generation_config, *args, **kwargs)
         kwargs.pop("input_ids", None)
         kwargs.pop("attention_mask", None)
         kwargs |= zip(POSITIONAL, args)
+        kwargs["repetition_guard"] = repetition_guard
         return self._generate_planned(ids, rows, generation_config, return_plan, **kwargs)
 
     def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[Task] | None:
@@ -224,7 +235,9 @@ class GoCoderGenerationMixin(GenerationMixin):
             row.plan = [PLAN, *text, END_PLAN]
             row.spent += len(text) + 1
 
-    def _continue(self, prompts, settings, budget: int, ends: set[int], tags: set[int], **kwargs):
+    def _continue(
+        self, prompts, settings, budget: int, ends: set[int], tags: set[int], repetition_guard=None, **kwargs
+    ):
         """transformers' generate on prompts of different lengths; of all tags only `tags` and EOS can be written."""
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
@@ -244,6 +257,8 @@ class GoCoderGenerationMixin(GenerationMixin):
             ids[index, longest - len(prompt) :] = torch.tensor(prompt)
             mask[index, longest - len(prompt) :] = 1
         ids, mask = ids.to(self.device), mask.to(self.device)
+        if self.config.repetition_guard if repetition_guard is None else repetition_guard:
+            kwargs["logits_processor"] = [*repetition_guards(longest), *(kwargs.get("logits_processor") or [])]
         return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
 

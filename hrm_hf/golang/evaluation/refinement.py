@@ -114,6 +114,7 @@ def _attempts(writer: Writer, records, validator, iterations: int, temperature: 
                 temperature=temperature,
                 top_k=0,
                 max_new_tokens=writer.max_code_tokens,
+                repetition_guard=writer.repetition_guard,
             )
             for attempts, plans in zip(output.attempts, output.plans):
                 results.append(list(zip([attempt.code for attempt in attempts], _new_tokens(writer, attempts, plans))))

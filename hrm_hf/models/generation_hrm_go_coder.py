@@ -219,11 +219,8 @@ class GoCoderGenerationMixin(GenerationMixin):
         return GoCoderGenerateOutput(**parts)
 
     def _write_plans(self, rows: list[Task], settings, kwargs) -> None:
-        """Gives each row a plan with its tags. What a caller asks of the code is not asked of the plan."""
-        settings = for_ids_alone(settings)
-        settings.min_new_tokens = settings.stop_strings = None
-        settings.min_length = 0
-        kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY}
+        """Gives each row a plan with its tags."""
+        settings, kwargs = for_no_code(for_ids_alone(settings), kwargs)
         prompts = [[*row.stream(), PLAN] for row in rows]
         # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
         taken = max(len(prompt) + len(row.prefix) for prompt, row in zip(prompts, rows)) + 2 + LEAST_CODE
@@ -284,6 +281,14 @@ def for_ids_alone(settings):
     for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):
         setattr(settings, name, False)
     return settings
+
+
+def for_no_code(settings, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Copies of settings and arguments for plans and edits: what a caller asks of the code is not asked of them."""
+    settings = copy.deepcopy(settings)
+    settings.min_new_tokens = settings.stop_strings = None
+    settings.min_length = 0
+    return settings, {name: value for name, value in kwargs.items() if name not in CODE_ONLY}
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from .edits_hrm_go_coder import AFTER, APPLIED, BEFORE, REPAIR_MODES, Edit, apply_edits, parse_edits
-from .generation_hrm_go_coder import CODE, END_CODE, LEAST_CODE, Task, for_ids_alone, inside, until
+from .generation_hrm_go_coder import CODE, END_CODE, LEAST_CODE, Task, for_ids_alone, for_no_code, inside, until
 from .processing_hrm_go_coder import (
     BOS,
     CONTINUE,
@@ -166,7 +166,9 @@ class GoCoderRefinementMixin:
             contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
                 cut to the config's budgets.
             streamer: gets the chosen attempt, for a single prompt.
-            generation_config, generate_kwargs: of each stage; `max_new_tokens` is of an attempt.
+            generation_config, generate_kwargs: of each stage, as for `generate` (`repetition_guard` among them);
+                `max_new_tokens` is of an attempt. Logits processors, stopping criteria and the like are of whole codes
+                alone: plans are no code, and lines that edits quote are fragments.
 
         Raises:
             ValueError: neither or both of prompts and input_ids; a number of prefixes that is not that of prompts; a
@@ -285,6 +287,8 @@ class GoCoderRefinementMixin:
     def _write_edits(self, rows: list[_Row], request: _Request) -> list[_Draft]:
         """Edits of the last attempt of each row, and what they make of it."""
         tokenizer, drafts = request.tokenizer, []
+        settings, kwargs = for_no_code(request.settings, request.kwargs)  # lines that edits quote are fragments
+        request = replace(request, settings=settings, kwargs=kwargs)
         for row, (new, closed) in zip(rows, self._write(rows, [[]] * len(rows), {BEFORE, AFTER}, request)):
             edits = parse_edits(tokenizer, [CODE, *new, *closed])
             given = tokenizer.decode(row.prefix)

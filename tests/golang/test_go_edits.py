@@ -8,6 +8,7 @@ import random
 
 import pytest
 import tiny_go
+import torch
 from go_samples import BROKEN, FINE, corrupted_functions, needs_go
 
 from hrm_hf.models.edits_hrm_go_coder import (
@@ -25,6 +26,7 @@ from hrm_hf.models.edits_hrm_go_coder import (
     edits_between,
     parse_edits,
 )
+from hrm_hf.models.logits_process_hrm_go_coder import repetition_guards
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS
 
 
@@ -196,6 +198,20 @@ def test_edits_read_as_documented():
     assert parse_edits(tokenizer, ids) == edits
     assert tokenizer.decode(edit_segment(tokenizer, [])) == "<CODE></CODE>"
     assert parse_edits(tokenizer, edit_segment(tokenizer, [])) == []
+
+
+def test_the_repetition_guard_forbids_no_token_of_edits_that_apply():
+    draw, tokenizer, guards = random.Random(0), tiny_go.tokenizer(), repetition_guards(1)
+    lines = [f"\t{{{number}, {number}}}," for number in range(30)]
+    table = "\n".join(["var table = [][2]int{", *lines, "}"])
+    alike = [[Edit(line, new) for line in lines] for new in ("", "\t{0, 0},")]  # as alike as edits can be
+    assert [apply_edits(table, edits)[1] for edits in alike] == [APPLIED, APPLIED]
+    mended = [edits_between("\n".join(damaged(code.split("\n"), draw)), code) for code in (SUM, *FINE) * 4]
+    for edits in [[], *alike, *mended]:
+        ids = edit_segment(tokenizer, edits)
+        for end in range(1, len(ids)):
+            scores = guards(torch.tensor([ids[:end]]), torch.zeros(1, tiny_go.VOCAB_SIZE))[0]
+            assert scores[ids[end]] == scores[ids[-1]] == 0, (edits, end)
 
 
 def test_tags_in_the_lines_are_text():

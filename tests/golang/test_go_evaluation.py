@@ -229,6 +229,16 @@ def test_repairs_of_a_builder_of_edits_are_edits_of_the_attempt_and_new_plans_af
     assert sorted(asked) == sorted(builder.edit_prompt_ids(rows[index]) for index in (0, 1, 4))
 
 
+def test_processors_of_codes_are_not_of_edits_nor_of_plans():
+    seen = []
+    note = lambda ids, scores: seen.extend(ids.tolist()) or scores  # noqa: E731
+    writer = writer_of(tiny_go.model(), code_processors=[note], max_code_tokens=4, max_plan_tokens=4)
+    given = tiny_go.builder(repairs="edits").edit_prompt_ids(tiny_go.record(1, "cd"))
+    assert len(writer.edit_ids([given])[0]) == 4 and writer.plans([given]) and not seen
+    writer.code_ids([given], ["func"])
+    assert seen
+
+
 def test_tokens_of_a_repair_are_those_of_its_code_and_of_its_new_plan():
     rows = [tiny_go.record(0, "cd"), tiny_go.record(1, "rd")]
     script = [{"plan": plan_of(n), "body": BROKEN, "repair": RIGHT.format(n)} for n in range(2)]

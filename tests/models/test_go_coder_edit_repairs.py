@@ -10,9 +10,10 @@ import tiny_go
 import torch
 from test_go_coder_refinement import BAD, CONTINUE, DONE, GOOD, PROMPTS, REFINE, Validator, decided, decisions, refine
 from tiny_go import TOKEN_IDS
-from transformers import TextStreamer
+from transformers import LogitsProcessor, TextStreamer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
+from hrm_hf.golang import GoLexicalLogitsProcessor
 from hrm_hf.golang.data.collator import feedback_of
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
 from hrm_hf.models.edits_hrm_go_coder import Edit, edit_segment
@@ -25,6 +26,7 @@ FIRST = PREFIX + "\n\treturn a +\n}\n"
 RIGHT = PREFIX + "\n\treturn a + b\n}\n"
 MEND = [Edit("\treturn a +", "\treturn a + b")]
 NOWHERE = [Edit("\treturn c", "")]
+EDITS = {TOKEN_IDS["<BEFORE>"], TOKEN_IDS["<AFTER>"]}
 SAID = Feedback(False, category="missing operand or type", line=2, message="m")
 
 
@@ -86,8 +88,7 @@ def test_a_repair_is_written_as_edits_and_takes_the_place_of_the_attempt(monkeyp
         f"<CODE>{PREFIX}", f"<CODE>{FIRST}</CODE>{verdict}<RETRY><CODE>"
     ]  # fmt: skip
     assert [behind_plan(text(ids)) for ids, _ in read] == [f"<CODE>{FIRST}</CODE>", f"<CODE>{RIGHT}</CODE>"]
-    edit_tags = {TOKEN_IDS["<BEFORE>"], TOKEN_IDS["<AFTER>"]}
-    assert [tags & edit_tags for _, tags in asked] == [set(), edit_tags]
+    assert [tags & EDITS for _, tags in asked] == [set(), EDITS]
     assert repair.new_tokens == len(edit_segment(tiny_go.tokenizer(), MEND)) - 1
 
 
@@ -234,6 +235,50 @@ def test_a_streamer_gets_the_code_that_edits_made(monkeypatch, capsys):
     assert capsys.readouterr().out == RIGHT.removeprefix(PREFIX) + "\n"
 
 
+# ---- what is asked of the code ----
+
+
+class OfCode(LogitsProcessor):
+    """Forbids edit marks and </CODE>, as what constrains code may, and notes the streams that it is shown."""
+
+    def __init__(self):
+        self.shown = []
+
+    def __call__(self, ids, scores):
+        self.shown += [behind_plan(text(row)) for row in ids.tolist()]
+        scores[:, [*EDITS, TOKEN_IDS["</CODE>"]]] = -torch.inf
+        return scores
+
+
+@pytest.mark.parametrize("guarded", [True, False])
+def test_a_callers_processors_and_criteria_are_of_whole_codes_and_not_of_edits(guarded):
+    def written(**options):
+        model, _ = decided(CONTINUE, repair_mode="edits", bias={"<BEFORE>": 9.0, "<AFTER>": 8.0, "</CODE>": -2.0})
+        inner, edits = model._continue, []
+
+        def note(prompts, settings, budget, ends, tags, **kwargs):
+            ids = inner(prompts, settings, budget, ends, tags, **kwargs)
+            if EDITS <= tags:
+                edits.extend(ids[:, max(map(len, prompts)) :].tolist())
+            return ids
+
+        model._continue = note
+        torch.manual_seed(0)
+        model.generate_with_refinement(
+            ["add"], tokenizer=tiny_go.tokenizer(), code_prefixes=[PREFIX], validator=Validator([SAID]),
+            max_refinement_iterations=2, do_sample=True, repetition_guard=guarded, **options,
+        )  # fmt: skip
+        return edits
+
+    lexical, of_code = GoLexicalLogitsProcessor(tiny_go.tokenizer(), balanced=True), OfCode()
+    for processor in (lexical, of_code):
+        (edits,) = written(logits_processor=[processor])
+        assert EDITS <= set(edits) and len(edits) == tiny_go.SHORT["code_budget"]
+    assert of_code.shown and not any("<RETRY>" in stream for stream in of_code.shown)
+    (stopped,) = written(stopping_criteria=[lambda ids, scores: torch.ones(len(ids), dtype=torch.bool)])
+    assert len(stopped) == tiny_go.SHORT["code_budget"]
+
+
 # ---- the mode ----
 
 
@@ -262,7 +307,7 @@ def test_rewriting_gives_the_tokens_of_the_code_that_an_earlier_version_saved(fi
     with torch.no_grad():
         for parameter in earlier.parameters():
             parameter.normal_(std=0.2)
-    model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("test", **sizes)).eval()
+    model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("test", **sizes, repetition_guard=False)).eval()
     model.load_state_dict(earlier.state_dict())
 
     def validator(codes):

@@ -26,7 +26,6 @@ from ...models.processing_hrm_go_coder import (
     DECISION_TOKENS,
     DECISIONS,
     DONE,
-    EDIT_MARKS,
     EOS,
     NO_FEEDBACK,
     TOKEN_IDS,
@@ -324,8 +323,7 @@ def _repairs(writer: Writer, cases: list[dict], temperature: float) -> list[_Try
     results: list[_Try] = [_Try("", 0)] * len(cases)
     edited = [i for i, case in enumerate(cases) if case["edits"]]
     whole = [i for i, case in enumerate(cases) if not case["edits"]]
-    marks = [TOKEN_IDS[mark] for mark in EDIT_MARKS]
-    written = writer.code_ids([cases[i]["given"] for i in edited], [""] * len(edited), temperature, marks)
+    written = writer.edit_ids([cases[i]["given"] for i in edited], temperature)
     for i, ids in zip(edited, written):
         edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
         code, outcome = apply_edits(cases[i]["attempt"], edits, cases[i]["prefix"])

@@ -15,11 +15,12 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 
 from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin
 from ...models.logits_process_hrm_go_coder import repetition_guards
-from ...models.processing_hrm_go_coder import EOS, PAD, TOKEN_IDS, encode_text
+from ...models.processing_hrm_go_coder import EDIT_MARKS, EOS, PAD, TOKEN_IDS, encode_text
 
 
 END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])
 END_OF_CODE = (TOKEN_IDS["</CODE>"], TOKEN_IDS[EOS])
+EDITS = tuple(TOKEN_IDS[mark] for mark in EDIT_MARKS)
 
 
 @dataclass
@@ -62,24 +63,24 @@ class Writer:
         return [self.code_of(prefix, ids) for prefix, ids in zip(prefixes, written)]
 
     def code_ids(
-        self,
-        prompts: Sequence[Sequence[int]],
-        prefixes: Sequence[str],
-        temperature: float = 0.0,
-        tags: Collection[int] = (),
+        self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0
     ) -> list[list[int]]:
-        """Ids behind <CODE> and each prefix, </CODE> included, for prompts after which <CODE> comes.
-
-        Args:
-            tags: special tokens that may be written, as in `continuations`.
-        """
+        """Ids behind <CODE> and each prefix, </CODE> included, for prompts after which <CODE> comes."""
         code = TOKEN_IDS["<CODE>"]
         starts = [
             [*ids, code, *encode_text(self.tokenizer, text)] for ids, text in zip(prompts, prefixes, strict=True)
         ]
         return self.continuations(
-            starts, END_OF_CODE, self.max_code_tokens, temperature, tags, "codes", self.code_processors
+            starts, END_OF_CODE, self.max_code_tokens, temperature, what="codes", processors=self.code_processors
         )
+
+    def edit_ids(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> list[list[int]]:
+        """Ids of edits behind <CODE>, </CODE> included, for prompts after which <CODE> comes.
+
+        Without the processors of codes: lines that edits quote are fragments.
+        """
+        starts = [[*ids, TOKEN_IDS["<CODE>"]] for ids in prompts]
+        return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, EDITS, "edits")
 
     def code_of(self, prefix: str, ids: Sequence[int]) -> str:
         """The code that `code_ids` stand for."""

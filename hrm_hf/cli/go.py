@@ -36,7 +36,7 @@ def go(
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
     repetition_guard: RepetitionGuard = True,
     lexical: Annotated[
-        bool, typer.Option(help="Write nothing that cannot be Go: open strings, unknown escapes, wrong brackets.")
+        bool, typer.Option(help="Write no code that cannot be Go (open strings, wrong brackets, ...); edits are free.")
     ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write everything into this file, as JSON.")] = None,

@@ -43,7 +43,7 @@ def generate_code(
             None.
         temperature: 0 takes the likeliest token.
         repetition_guard: plans and codes may not go round in circles.
-        lexical: codes are written under `GoLexicalLogitsProcessor`, balanced.
+        lexical: whole codes are written under `GoLexicalLogitsProcessor`, balanced; edits are not.
         device: as of `chosen_device`.
 
     Returns:

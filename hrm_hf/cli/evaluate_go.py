@@ -6,7 +6,18 @@ from typing import Annotated, Any
 import typer
 
 from ..io.evaluation import validate_evaluation
-from .report import AsJson, BadLines, Device, GoValidator, UpdateCard, run, usage_errors, validate_model
+from .report import (
+    AsJson,
+    BadLines,
+    Device,
+    GoRepairs,
+    GoValidator,
+    RepetitionGuard,
+    UpdateCard,
+    run,
+    usage_errors,
+    validate_model,
+)
 
 
 def go(
@@ -37,6 +48,13 @@ def go(
         int | None, typer.Option(min=1, help="Tokens of a context; as the Go coder was trained, or 512.")
     ] = None,
     max_code_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens of a code.")] = 512,
+    repair_mode: Annotated[
+        GoRepairs | None, typer.Option(help="What a repair is; as the Go coder was trained, or rewrite.")
+    ] = None,
+    repetition_guard: RepetitionGuard = True,
+    lexical: Annotated[
+        bool, typer.Option(help="Write greedy code a second time, without what cannot be Go, and compare parse rates.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of samples and shuffled plans.")] = 0,
     on_bad_line: BadLines = "stop",
     out: Annotated[

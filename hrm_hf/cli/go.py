@@ -1,5 +1,6 @@
 """`hrm-hf go`: Go code from a description, with the plan, what a validator says of it, and the repairs."""
 
+import difflib
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated, Literal
 import typer
 
 from ..io.words import counted
-from .report import Device, GoValidator, call, validate_model, write_json
+from .report import Device, GoRepairs, GoValidator, RepetitionGuard, call, validate_model, write_json
 
 
 def go(
@@ -28,8 +29,15 @@ def go(
     threshold: Annotated[
         float | None, typer.Option(min=0, max=1, help="Least P(DONE) at which to stop; the model's own by default.")
     ] = None,
+    repair_mode: Annotated[
+        GoRepairs | None, typer.Option(help="Repairs by whole code or by edits; as the model was trained by default.")
+    ] = None,
     max_new_tokens: Annotated[int | None, typer.Option(min=1, help="Of an attempt; the model's own budget.")] = None,
     temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
+    repetition_guard: RepetitionGuard = True,
+    lexical: Annotated[
+        bool, typer.Option(help="Write no code that cannot be Go (open strings, wrong brackets, ...); edits are free.")
+    ] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write everything into this file, as JSON.")] = None,
     device: Device = None,
@@ -50,8 +58,10 @@ def go(
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
-    for prompt, attempts, stopped in zip(prompts, result.attempts, result.stopped):
+    for prompt, attempts, code, stopped in zip(prompts, result.attempts, result.codes, result.stopped):
         _show(prompt, attempts, stopped)
+        if any(attempt.outcome == "applied" for attempt in attempts):  # of edits only differences were shown
+            typer.echo(f"\n{code}")
 
 
 def _show(prompt: str, attempts: list, stopped: str) -> None:
@@ -61,10 +71,20 @@ def _show(prompt: str, attempts: list, stopped: str) -> None:
         typer.echo(f"plan {number}: {plan['intent']} {', '.join(plan['targets'])}")
         for step in plan["steps"]:
             typer.echo(f"  - {step}")
-        typer.echo(attempt.code)
+        typer.echo("\n".join(_written(attempts, number)))
         typer.echo(f"validator: {_verdict(attempt.feedback)}")
         typer.echo(f"decision: {attempt.decision} (P(DONE) {attempt.done_probability:.2f})\n")
     typer.echo(f"{counted(len(attempts), 'attempt')}, stopped by: {stopped}")
+
+
+def _written(attempts: list, number: int) -> list[str]:
+    """An attempt's code, or what became of its edits; a repair also as its difference from the attempt before."""
+    attempt = attempts[number - 1]
+    shown = [attempt.code if attempt.outcome is None else f"repair: {attempt.outcome}"]
+    if number > 1:
+        before, names = attempts[number - 2].code, (f"attempt {number - 1}", f"attempt {number}")
+        shown += difflib.unified_diff(before.split("\n"), attempt.code.split("\n"), *names, lineterm="")
+    return shown
 
 
 def _verdict(feedback) -> str:

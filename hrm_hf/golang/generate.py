@@ -12,7 +12,7 @@ from ..io.words import counted
 
 
 if TYPE_CHECKING:
-    from ..models.generation_hrm_go_coder import RefinementOutput
+    from ..models.refinement_hrm_go_coder import RefinementOutput
 
 
 def generate_code(
@@ -25,8 +25,11 @@ def generate_code(
     validator: str = "auto",
     max_iterations: int | None = None,
     threshold: float | None = None,
+    repair_mode: str | None = None,
     max_new_tokens: int | None = None,
     temperature: float = 0.0,
+    repetition_guard: bool = True,
+    lexical: bool = False,
     seed: int = 0,
     device: str | None = None,
 ) -> tuple[list[str], RefinementOutput]:
@@ -36,8 +39,11 @@ def generate_code(
         model: Go coder; a checkpoint folder, or a model on the Hub.
         prefix: how the code begins, one for each prompt.
         validator: as of `best_validator`, or "none".
-        max_iterations, threshold, max_new_tokens: as of `generate_with_refinement`; the model's own if None.
+        max_iterations, threshold, repair_mode, max_new_tokens: as of `generate_with_refinement`; the model's own if
+            None.
         temperature: 0 takes the likeliest token.
+        repetition_guard: plans and codes may not go round in circles.
+        lexical: whole codes are written under `GoLexicalLogitsProcessor`, balanced; edits are not.
         device: as of `chosen_device`.
 
     Returns:
@@ -55,6 +61,7 @@ def generate_code(
     load_config(model, GO_CODER, adapters=True)
     from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # seconds, which the checks above spare
 
+    from .lexical import GoLexicalLogitsProcessor
     from .validators.go_validators import best_validator
 
     tasks = _tasks(prompts, prefix, records, limit)
@@ -65,14 +72,18 @@ def generate_code(
     sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     if max_new_tokens:
         sampling["max_new_tokens"] = max_new_tokens
+    if lexical:
+        sampling["logits_processor"] = [GoLexicalLogitsProcessor(tokenizer, balanced=True)]
     result = coder.generate_with_refinement(
         [task["prompt"] for task in tasks],
         tokenizer=tokenizer,
         validator=None if validator == "none" else best_validator(validator),
         max_refinement_iterations=max_iterations,
         refinement_threshold=threshold,
+        repair_mode=repair_mode,
         code_prefixes=[task["prefix"] for task in tasks],
         contexts=[task["context"] for task in tasks],
+        repetition_guard=repetition_guard,
         **sampling,
     )
     return [task["prompt"] for task in tasks], result

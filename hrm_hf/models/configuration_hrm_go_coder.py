@@ -25,6 +25,7 @@ from .bounds import (
     number,
     whole,
 )
+from .edits_hrm_go_coder import REPAIR_MODES
 from .modeling_utils import PresetsMixin
 from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
@@ -55,6 +56,10 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
             an attempt.
         max_refinement_iterations (`int`, defaults to 5): most attempts of `generate_with_refinement`.
         refinement_threshold (`float`, defaults to 0.9): the least probability of DONE at which it stops.
+        repair_mode (`str`, defaults to `"rewrite"`): what the model has learned to write behind CONTINUE: whole new
+            code, or `"edits"` of the failed attempt (`edits_hrm_go_coder.py`).
+        repetition_guard (`bool`, defaults to `True`): plans and codes may not go round in circles, beyond what real
+            code does (`logits_process_hrm_go_coder.py`).
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
         refinement_loss_weight (`float`, defaults to 0.2).
@@ -101,6 +106,8 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     code_budget: int = bounded(1024, POSITIONS)
     max_refinement_iterations: int = bounded(5, whole(1, 5))
     refinement_threshold: float | int = bounded(0.9, PROBABILITY)
+    repair_mode: str = "rewrite"
+    repetition_guard: bool = True
     plan_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     code_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     refinement_loss_weight: float | int = bounded(0.2, LOSS_WEIGHT)
@@ -143,6 +150,10 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
             )
         if self.unified and self.generator_cycles != 1:
             raise ValueError(f"generator_cycles={self.generator_cycles}: a unified model has no generator")
+        if self.repair_mode not in REPAIR_MODES:
+            raise ValueError(f"repair_mode={self.repair_mode!r} is not one of {REPAIR_MODES}")
+        if self.repair_mode == "edits" and not self.tagged:
+            raise ValueError("repair_mode='edits' with tagged=False: edits are written in tags; use 'rewrite'")
 
     def parameter_estimate(self) -> int:
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads

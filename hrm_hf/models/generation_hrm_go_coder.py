@@ -10,14 +10,12 @@
 
 In the first three cases plan and tags stay hidden: what is returned is the prompt and the code that follows, and that
 is what criteria and processors of a caller see.
-`generate_with_refinement` goes on after the first attempt: a validator looks, the refinement head (or, in a unified
-model, the decision token) decides, and the attempt and the feedback are in the stream when the next one is written.
+`generate_with_refinement`, which goes on after the first attempt, is in `refinement_hrm_go_coder.py`.
 """
 
 import copy
 import inspect
 import logging
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,28 +25,8 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from .processing_hrm_go_coder import (
-    BOS,
-    CONTINUE,
-    DECISION_TOKENS,
-    DECISIONS,
-    DONE,
-    EOS,
-    INTENTS,
-    PAD,
-    REFINE,
-    SPECIAL_TOKENS,
-    TARGET_KINDS,
-    TOKEN_IDS,
-    Feedback,
-    context_segment,
-    cut_end,
-    cut_middle,
-    encode_text,
-    parse_plan,
-    problem_segment,
-    validation_segment,
-)
+from .logits_process_hrm_go_coder import repetition_guards
+from .processing_hrm_go_coder import BOS, EOS, INTENTS, PAD, SPECIAL_TOKENS, TARGET_KINDS, TOKEN_IDS
 
 
 PLAN, END_PLAN, CODE, END_CODE = (TOKEN_IDS[tag] for tag in ("<PLAN>", "</PLAN>", "<CODE>", "</CODE>"))
@@ -83,49 +61,22 @@ class GoCoderGenerateOutput(GenerateBeamDecoderOnlyOutput):
 
 
 @dataclass
-class Attempt:
-    """One attempt: its code with the given beginning, the plan it followed, what was said of it and decided."""
-
-    code: str
-    plan: dict[str, Any]
-    feedback: Feedback | None
-    decision: str
-    done_probability: float
-    new_tokens: int
-
-
-@dataclass
-class RefinementOutput:
-    """Result of `generate_with_refinement`, a list entry for each prompt.
+class Task:
+    """One prompt: the hidden stream before its plan, the given beginning of its code, and what was written for it.
 
     Attributes:
-        codes: the attempt that was chosen: the last one whose feedback has no failure, else the last.
-        plans: the text of each attempt's plan.
-        attempts: all attempts in order.
-        iterations: their number.
-        stopped: "done" (the model decided so), "iterations", "tokens" or "context" (a limit was reached).
+        head: ids up to and including </PROBLEM> or </CONTEXT>.
+        prefix: ids of the code's beginning.
+        plan: ids of the current plan with its tags.
+        history: segments behind the head: earlier plans, attempts and verdicts, and the current plan.
+        spent: new tokens so far.
     """
-
-    codes: list[str]
-    plans: list[list[str]]
-    attempts: list[list[Attempt]]
-    iterations: list[int]
-    stopped: list[str]
-
-
-@dataclass
-class _Row:
-    """One prompt of a refinement: its stream so far and what is known of it."""
 
     head: list[int]
     prefix: list[int]
     plan: list[int] = field(default_factory=list)
     history: list[list[int]] = field(default_factory=list)
-    attempts: list[Attempt] = field(default_factory=list)
-    plans: list[str] = field(default_factory=list)
     spent: int = 0
-    needs_plan: bool = True
-    stopped: str | None = None
 
     def stream(self) -> list[int]:
         return [*self.head, *(token for part in self.history for token in part)]
@@ -151,7 +102,7 @@ class _CodeStreamer(BaseStreamer):
 
 
 class GoCoderGenerationMixin(GenerationMixin):
-    """Generation of `HrmGoCoderForCausalLM`."""
+    """`generate` of `HrmGoCoderForCausalLM`, and what its loop of attempts writes with."""
 
     @torch.no_grad()
     def generate(
@@ -161,6 +112,7 @@ class GoCoderGenerationMixin(GenerationMixin):
         *args: Any,
         plan_first: bool = True,
         return_plan: bool = False,
+        repetition_guard: bool | None = None,
         **kwargs: Any,
     ):
         """As in transformers; a prompt without plan gets one, unseen (see the module's docstring).
@@ -171,11 +123,14 @@ class GoCoderGenerationMixin(GenerationMixin):
                 `plan_budget` besides.
             plan_first: False continues every prompt as it is.
             return_plan: return `GoCoderGenerateOutput`, as `return_dict_in_generate` does.
+            repetition_guard: whether plan and code are kept from going round in circles (`repetition_guards`); the
+                config's by default. A stream that is continued as it is has no guard but in `logits_processor`.
 
         Embeddings show no tags: a prompt in `inputs_embeds` is continued as code, without plan, which is logged.
 
         Raises:
-            ValueError: streams and prompts in one batch; a prompt too long for the model.
+            ValueError: streams and prompts in one batch; a prompt too long for the model; `repetition_guard=True` for
+                what is continued as it is.
         """
         ids = inputs if inputs is not None else kwargs.get("input_ids")
         rows = None
@@ -191,13 +146,19 @@ class GoCoderGenerationMixin(GenerationMixin):
             elif torch.is_tensor(ids):
                 rows = self._tasks(ids, kwargs.get("attention_mask"))
         if rows is None:
+            if repetition_guard:
+                raise ValueError(
+                    "repetition_guard=True guards a plan and a code that are begun here, and this prompt is continued "
+                    "as it is; give logits_processor=repetition_guards(tokens of the prompt) instead"
+                )
             return super().generate(inputs, generation_config, *args, **kwargs)
         kwargs.pop("input_ids", None)
         kwargs.pop("attention_mask", None)
         kwargs |= zip(POSITIONAL, args)
+        kwargs["repetition_guard"] = repetition_guard
         return self._generate_planned(ids, rows, generation_config, return_plan, **kwargs)
 
-    def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[_Row] | None:
+    def _tasks(self, ids: torch.Tensor, attention_mask: torch.Tensor | None) -> list[Task] | None:
         """The rows of a batch as tasks, or None if they are streams."""
         if ids.dim() != 2 or ids.dtype.is_floating_point:
             return None
@@ -254,15 +215,12 @@ class GoCoderGenerationMixin(GenerationMixin):
         parts = dict(output) if isinstance(output, ModelOutput) else {}
         for name in {"scores", "logits"} & parts.keys():
             _show_end(parts[name], written, parts.get("beam_indices"))
-        parts |= {"sequences": sequences, "plan_ids": [_inside(row.plan) for row in rows], "streams": streams}
+        parts |= {"sequences": sequences, "plan_ids": [inside(row.plan) for row in rows], "streams": streams}
         return GoCoderGenerateOutput(**parts)
 
-    def _write_plans(self, rows: list[_Row], settings, kwargs) -> None:
-        """Gives each row a plan with its tags. What a caller asks of the code is not asked of the plan."""
-        settings = _for_ids_alone(settings)
-        settings.min_new_tokens = settings.stop_strings = None
-        settings.min_length = 0
-        kwargs = {name: value for name, value in kwargs.items() if name not in CODE_ONLY}
+    def _write_plans(self, rows: list[Task], settings, kwargs) -> None:
+        """Gives each row a plan with its tags."""
+        settings, kwargs = for_no_code(for_ids_alone(settings), kwargs)
         prompts = [[*row.stream(), PLAN] for row in rows]
         # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
         taken = max(len(prompt) + len(row.prefix) for prompt, row in zip(prompts, rows)) + 2 + LEAST_CODE
@@ -270,11 +228,13 @@ class GoCoderGenerationMixin(GenerationMixin):
         written = self._continue(prompts, settings, budget, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs)
         start = max(map(len, prompts))
         for row, new in zip(rows, written[:, start:].tolist()):
-            text = _until(new, {END_PLAN, TOKEN_IDS[EOS], TOKEN_IDS[PAD]})
+            text = until(new, {END_PLAN, TOKEN_IDS[EOS], TOKEN_IDS[PAD]})
             row.plan = [PLAN, *text, END_PLAN]
             row.spent += len(text) + 1
 
-    def _continue(self, prompts, settings, budget: int, ends: set[int], tags: set[int], **kwargs):
+    def _continue(
+        self, prompts, settings, budget: int, ends: set[int], tags: set[int], repetition_guard=None, **kwargs
+    ):
         """transformers' generate on prompts of different lengths; of all tags only `tags` and EOS can be written."""
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
@@ -294,203 +254,41 @@ class GoCoderGenerationMixin(GenerationMixin):
             ids[index, longest - len(prompt) :] = torch.tensor(prompt)
             mask[index, longest - len(prompt) :] = 1
         ids, mask = ids.to(self.device), mask.to(self.device)
+        if self.config.repetition_guard if repetition_guard is None else repetition_guard:
+            kwargs["logits_processor"] = [*repetition_guards(longest), *(kwargs.get("logits_processor") or [])]
         return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
-    # ---- refinement ----
 
-    @torch.no_grad()
-    def generate_with_refinement(
-        self,
-        prompts: Sequence[str] | None = None,
-        *,
-        tokenizer: Any,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
-        validator: Callable[[Sequence[str]], list[Feedback]] | None = None,
-        max_refinement_iterations: int | None = None,
-        refinement_threshold: float | None = None,
-        max_total_new_tokens: int | None = None,
-        code_prefixes: Sequence[str] | None = None,
-        contexts: Sequence[tuple[str, str]] | None = None,
-        streamer: BaseStreamer | None = None,
-        generation_config=None,
-        **generate_kwargs: Any,
-    ) -> RefinementOutput:
-        """Plans, writes, has the attempt validated, decides, and repairs, until done or out of budget.
-
-        After an attempt P(DONE) >= `refinement_threshold` ends it, unless the validator found a failure. Otherwise the
-        likelier of CONTINUE (new code for the same plan) and REFINE (a new plan) follows. Finished rows leave the
-        batch.
-
-        Args:
-            prompts: what is to be written; or `input_ids`, as for `generate`.
-            tokenizer: of the model.
-            validator: gets the codes of a round and returns a `Feedback` for each; None leaves all to the model.
-            max_refinement_iterations: most attempts, 1 to 5; the config's by default.
-            refinement_threshold: the config's by default.
-            max_total_new_tokens: of all plans and attempts of a row; unlimited by default.
-            code_prefixes: how each code begins (a signature), part of every attempt; empty by default with `prompts`.
-            contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
-                cut to the config's budgets.
-            streamer: gets the chosen attempt, for a single prompt.
-            generation_config, generate_kwargs: of each stage; `max_new_tokens` is of an attempt.
-
-        Raises:
-            ValueError: neither or both of prompts and input_ids; a number of prefixes that is not that of prompts; a
-                streamer with several prompts; tokens that the model was not made for.
-        """
-        iterations = self.config.max_refinement_iterations
-        iterations = iterations if max_refinement_iterations is None else max_refinement_iterations
-        if not 1 <= iterations <= 5:
-            raise ValueError(f"max_refinement_iterations={iterations} is outside 1..5")
-        threshold = self.config.refinement_threshold if refinement_threshold is None else refinement_threshold
-        rows = self._refinement_rows(prompts, input_ids, attention_mask, tokenizer, code_prefixes, contexts)
-        if streamer is not None and len(rows) != 1:
-            raise ValueError(f"a streamer shows one prompt, not {len(rows)}")
-        settings = copy.deepcopy(generation_config if generation_config is not None else self.generation_config)
-        kwargs = settings.update(**generate_kwargs)
-        settings.max_length, budget = None, settings.max_new_tokens or self.config.code_budget
-
-        for _ in range(iterations):
-            active = [row for row in rows if row.stopped is None]
-            self._stop_at_limits(active, max_total_new_tokens)
-            active = [row for row in active if row.stopped is None]
-            if not active:
-                break
-            unplanned = [row for row in active if row.needs_plan]
-            if unplanned:
-                self._write_plans(unplanned, settings, kwargs)
-            for row in unplanned:
-                row.history.append(row.plan)
-            codes = self._write_codes(active, settings, kwargs, budget, max_total_new_tokens)
-            texts = [tokenizer.decode([*row.prefix, *code]) for row, code in zip(active, codes)]
-            feedback = [None] * len(active) if validator is None else list(validator(texts))
-            if len(feedback) != len(texts):
-                raise ValueError(
-                    f"the validator gave {len(feedback)} verdicts for {len(texts)} codes; it owes each one"
-                )
-            for row, code, text, said in zip(active, codes, texts, feedback):
-                row.history.append([CODE, *row.prefix, *code, END_CODE])
-                probabilities = self._decision(row, tokenizer, said, text)
-                self._take(row, tokenizer, text, said, probabilities, threshold, len(code) + 1)
-        for row in rows:
-            row.stopped = row.stopped or "iterations"
-        chosen = [_chosen(row.attempts) for row in rows]
-        if streamer is not None:
-            # In two parts, as from `generate`: what was given, which a streamer may skip, and what was written.
-            given = tokenizer.decode(rows[0].prefix)
-            for part in (given, chosen[0].code[len(given) :]):
-                streamer.put(torch.tensor(encode_text(tokenizer, part)))
-            streamer.end()
-        return RefinementOutput(
-            codes=[attempt.code for attempt in chosen],
-            plans=[row.plans for row in rows],
-            attempts=[row.attempts for row in rows],
-            iterations=[len(row.attempts) for row in rows],
-            stopped=[row.stopped for row in rows],
-        )
-
-    def _refinement_rows(self, prompts, input_ids, attention_mask, tokenizer, prefixes, contexts) -> list[_Row]:
-        if not self.config.tagged:
-            raise ValueError("refinement needs a model with tags; this one has tagged=False in its config")
-        if (prompts is None) == (input_ids is None):
-            raise ValueError("give either prompts (texts) or input_ids")
-        if input_ids is not None:
-            rows = self._tasks(input_ids, attention_mask)
-            if rows is None:
-                raise ValueError(
-                    "input_ids are tagged streams; refinement starts from a problem without plan and code"
-                )
-            return rows
-        prompts = [prompts] if isinstance(prompts, str) else list(prompts)
-        for name, values in (("code_prefixes", prefixes), ("contexts", contexts)):
-            if values is not None and len(values) != len(prompts):
-                raise ValueError(f"{len(values)} {name} for {len(prompts)} prompts; give one for each")
-        rows = []
-        for index, prompt in enumerate(prompts):
-            problem = cut_end(problem_segment(tokenizer, prompt), self.config.problem_budget)
-            context = context_segment(tokenizer, *contexts[index]) if contexts is not None else []
-            context = cut_middle(context, self.config.context_budget)
-            prefix = encode_text(tokenizer, prefixes[index]) if prefixes is not None else []
-            rows.append(_Row([TOKEN_IDS[BOS], *problem, *context], prefix))
-        return rows
-
-    def _stop_at_limits(self, rows: list[_Row], most: int | None) -> None:
-        """Forgets old attempts of a stream that is too long for another one, and stops rows without any room left."""
-        for row in rows:
-            room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
-            if row.attempts and len(row.stream()) > room:
-                # The last plan, attempt and verdict say most of what the next attempt needs.
-                row.history = [row.plan, *row.history[-2:]]
-            if row.attempts and len(row.stream()) > room:
-                row.stopped = "context"
-            elif most is not None and row.attempts and most - row.spent < LEAST_CODE:
-                row.stopped = "tokens"
-
-    def _write_codes(self, rows, settings, kwargs, budget: int, most: int | None) -> list[list[int]]:
-        settings = _for_ids_alone(settings)
-        prompts = [[*row.stream(), CODE, *row.prefix] for row in rows]
-        # </CODE> needs a place too, also behind code that was cut.
-        budget = min(budget, self.config.max_position_embeddings - max(map(len, prompts)) - 1)
-        allowed = [max(1, budget if most is None else min(budget, most - row.spent)) for row in rows]
-        written = self._continue(prompts, settings, max(allowed), {END_CODE}, {END_CODE}, **kwargs)
-        start, ends = max(map(len, prompts)), {END_CODE, TOKEN_IDS[EOS], TOKEN_IDS[PAD]}
-        return [_until(new, ends)[:limit] for new, limit in zip(written[:, start:].tolist(), allowed)]
-
-    def _decision(self, row: _Row, tokenizer, feedback: Feedback | None, text: str) -> list[float]:
-        """Probabilities of CONTINUE, REFINE and DONE after the attempt that ends the row's stream."""
-        stream = row.stream()
-        if self.model.refinement_head is None:
-            stream = [*stream, *validation_segment(tokenizer, feedback)]
-            ids = torch.tensor([stream[-self.config.max_position_embeddings :]], device=self.device)
-            tokens = [TOKEN_IDS[token] for token in DECISION_TOKENS]
-            logits = self(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1, tokens]
-        else:
-            ids = torch.tensor([stream], device=self.device)
-            position = torch.tensor([[len(stream) - 1]], device=self.device)
-            said = (feedback or Feedback()).token_ids(text.count("\n") + 1)
-            said = torch.tensor([[said]], device=self.device)
-            output = self.model(input_ids=ids, use_cache=False, decision_positions=position, feedback_ids=said)
-            logits = output.refinement_logits[0, 0]
-        return logits.float().softmax(dim=-1).tolist()
-
-    def _take(self, row, tokenizer, text, feedback, probabilities, threshold, new_tokens) -> None:
-        """Notes the attempt, and prepares the row for what was decided."""
-        failed = feedback is not None and feedback.failed
-        if probabilities[DONE] >= threshold and not failed:
-            decision, row.stopped = DONE, "done"
-        else:
-            decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
-        row.spent += new_tokens
-        plan = parse_plan(tokenizer, row.plan)
-        row.attempts.append(Attempt(text, plan, feedback, DECISIONS[decision], probabilities[DONE], new_tokens))
-        row.plans.append(tokenizer.decode(_inside(row.plan)))
-        row.history.append([*validation_segment(tokenizer, feedback), TOKEN_IDS[DECISION_TOKENS[decision]]])
-        row.needs_plan = decision == REFINE
-
-
-def _read_prompt(prompt: list[int]) -> _Row | None:
+def _read_prompt(prompt: list[int]) -> Task | None:
     """A prompt as a task: the stream before its plan, and the beginning of its code; None for any other stream."""
     text = [token for token in prompt if token not in NO_TAGS]
     tags = {token for token in text if token < len(SPECIAL_TOKENS)}
     bos = TOKEN_IDS[BOS]
     if not tags:
-        return _Row([bos, PROBLEM, *text, END_PROBLEM], text)
+        return Task([bos, PROBLEM, *text, END_PROBLEM], text)
     if tags <= {PR_TITLE, PR_BODY}:
-        return _Row([bos, PROBLEM, *(token for token in text if token not in tags), END_PROBLEM], [])
+        return Task([bos, PROBLEM, *(token for token in text if token not in tags), END_PROBLEM], [])
     task = text[:-1] if text[-1] == PLAN else text
     if task and task[-1] in (END_PROBLEM, END_CONTEXT) and not {PLAN, CODE} & set(task):
-        return _Row([bos, *task], [])
+        return Task([bos, *task], [])
     return None
 
 
-def _for_ids_alone(settings):
+def for_ids_alone(settings):
     """A copy of generation settings that returns one sequence a prompt, and nothing else."""
     settings = copy.deepcopy(settings)
     settings.num_return_sequences = 1
     for name in ("return_dict_in_generate", *(name for name in vars(settings) if name.startswith("output_"))):
         setattr(settings, name, False)
     return settings
+
+
+def for_no_code(settings, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Copies of settings and arguments for plans and edits: what a caller asks of the code is not asked of them."""
+    settings = copy.deepcopy(settings)
+    settings.min_new_tokens = settings.stop_strings = None
+    settings.min_length = 0
+    return settings, {name: value for name, value in kwargs.items() if name not in CODE_ONLY}
 
 
 def _for_visible(kwargs: dict[str, Any], prompts: torch.Tensor, start: int) -> dict[str, Any]:
@@ -531,17 +329,12 @@ def _show_end(scores: tuple[torch.Tensor, ...], written: torch.Tensor, beam_indi
         scores[step][row, ends] = scores[step][row, ends[::-1]]
 
 
-def _until(tokens: list[int], ends: set[int]) -> list[int]:
+def until(tokens: list[int], ends: set[int]) -> list[int]:
     for index, token in enumerate(tokens):
         if token in ends:
             return tokens[:index]
     return tokens
 
 
-def _inside(segment: list[int]) -> list[int]:
+def inside(segment: list[int]) -> list[int]:
     return segment[1:-1]
-
-
-def _chosen(attempts: list[Attempt]) -> Attempt:
-    good = [attempt for attempt in attempts if attempt.feedback is None or not attempt.feedback.failed]
-    return (good or attempts)[-1]

@@ -19,7 +19,8 @@ gradients of a chunk together and keeps the gradients alone, so that no arithmet
 
 Different from matoval/go_coder_llm_pipeline, whose training guide gave the sizes and losses: there the planner is
 bidirectional and both losses compare a token with itself, so that it learns to copy; the generator never sees the
-problem, nor the decision the code. Generation is in `generation_hrm_go_coder.py`.
+problem, nor the decision the code. Generation is in `generation_hrm_go_coder.py`, repairs are in
+`refinement_hrm_go_coder.py`.
 """
 
 from collections.abc import Callable
@@ -59,12 +60,14 @@ from .processing_hrm_go_coder import (
     CATEGORIES,
     DECISION_TOKENS,
     DECISIONS,
+    EDIT_MARKS,
     LINE_BUCKETS,
     NO_FEEDBACK,
     PLANNER_OPENERS,
     TOKEN_IDS,
 )
 from .recurrent_cache import VisitedLayersMixin, layer_cache_view
+from .refinement_hrm_go_coder import GoCoderRefinementMixin
 
 
 IGNORED = -100
@@ -522,11 +525,15 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
 
 def _last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Index [B, T] of the last opener up to each position, -1 for none; and which positions open code [B, T]."""
-    first, last = TOKEN_IDS[PLANNER_OPENERS[0]], TOKEN_IDS[PLANNER_OPENERS[-1]]
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
-    opens = opens_code | ((input_ids >= first) & (input_ids <= last))
+    opens = opens_code | (_within(input_ids, PLANNER_OPENERS) & ~_within(input_ids, EDIT_MARKS))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
     return torch.where(opens, indices, -1).cummax(dim=1).values, opens_code
+
+
+def _within(input_ids: torch.Tensor, tags: tuple[str, ...]) -> torch.Tensor:
+    """Which ids lie from the first to the last of `tags`."""
+    return (input_ids >= TOKEN_IDS[tags[0]]) & (input_ids <= TOKEN_IDS[tags[-1]])
 
 
 def _code_positions(phases: torch.Tensor, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
@@ -553,7 +560,7 @@ def _at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
     return values.gather(1, positions.unsqueeze(-1).expand(-1, -1, values.shape[-1]))
 
 
-class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
+class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, GoCoderGenerationMixin):
     _tied_weights_keys = {"lm_head.weight": "model.embed_tokens.weight"}
     _fsdp_plan = {"lm_head": "keep_full_weight"}
     accepts_loss_kwargs = False  # its parts have different denominators: one number of items cannot normalize them
@@ -658,8 +665,7 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderGenerationMixin):
         targets, code = targets[learned], outputs.phases[learned]
         decides = torch.zeros_like(code)
         if config.tagged:
-            first, last = TOKEN_IDS[DECISION_TOKENS[0]], TOKEN_IDS[DECISION_TOKENS[-1]]
-            decides = (targets >= first) & (targets <= last)
+            decides = _within(targets, DECISION_TOKENS)
         members = torch.stack([~code & ~decides, code & ~decides, decides])
         counts = members.sum(dim=1)
         head_loss, decisions = self._head_loss(outputs.refinement_logits, decision_labels, counts)

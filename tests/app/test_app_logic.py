@@ -28,6 +28,7 @@ from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_boar
 from hrm_hf.app.text_tab import TextOptions, depth_color, text_html, text_pieces, token_depths, write
 from hrm_hf.io.model_names import ModelError
 from hrm_hf.models.processing_hrm_go_coder import Feedback
+from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.plots import wrong_cells
 from hrm_hf.puzzles.shipped import shipped_model
@@ -260,6 +261,17 @@ def test_every_attempt_is_shown_with_plan_verdict_and_decision(language, monkeyp
         assert f"{attempt.decision}, P(DONE) {attempt.done_probability:.2f}" in page
     with pytest.raises(ValueError, match="the task is empty"):
         write_code(coder, tokenizer, " ")
+
+
+def test_a_repair_by_edits_is_called_that_with_what_became_of_it():
+    plan = {"intent": "ADD", "targets": [], "steps": []}
+    outcomes = (None, None, "not found", "applied")
+    attempts = [Attempt("x", plan, None, "CONTINUE", 0.1, 1, None, outcome) for outcome in outcomes]
+    page = attempts_html(RefinementOutput(["x"], [[""] * 4], [attempts], [4], ["unchanged"]))
+    repairs = ("", ": repair", ": repair by edits, not found", ": repair by edits, applied")
+    titles = [f"Attempt {number}{repair}" for number, repair in enumerate(repairs, start=1)]
+    assert re.findall("<h4>(.*?)</h4>", page) == titles
+    assert "4 attempts; its edits left the code as it was." in page
 
 
 def test_verdicts_tell_passed_failed_and_not_checked_apart():

@@ -6,11 +6,12 @@ import pytest
 
 from hrm_hf.cli.data_reasoning import ReasoningTask
 from hrm_hf.cli.evaluate_lm import Exit
-from hrm_hf.cli.report import GoValidator
+from hrm_hf.cli.report import GoRepairs, GoValidator
 from hrm_hf.golang.validators.go_validators import VALIDATOR_CHOICES
 from hrm_hf.launch.names import MODELS
 from hrm_hf.launch.planner import known_models
 from hrm_hf.models.early_exit import EXIT_CRITERIA
+from hrm_hf.models.edits_hrm_go_coder import REPAIR_MODES
 from hrm_hf.text.reasoning.tasks import TASKS
 
 
@@ -19,7 +20,8 @@ def test_the_launcher_names_the_models_that_there_are():
 
 
 @pytest.mark.parametrize(
-    "choices, known", [(Exit, EXIT_CRITERIA), (GoValidator, VALIDATOR_CHOICES), (ReasoningTask, TASKS)]
+    "choices, known",
+    [(Exit, EXIT_CRITERIA), (GoRepairs, REPAIR_MODES), (GoValidator, VALIDATOR_CHOICES), (ReasoningTask, TASKS)],
 )
 def test_an_option_offers_what_the_library_knows(choices, known):
     assert get_args(choices) == tuple(known)

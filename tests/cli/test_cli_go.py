@@ -1,6 +1,8 @@
 """`hrm-hf go` and `hrm-hf demo-go` as a user calls them."""
 
+import io
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -12,6 +14,10 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.golang import GoNotFoundError, find_go
+from hrm_hf.golang.lexer import first_fault
+from hrm_hf.models.edits_hrm_go_coder import Edit
+from hrm_hf.models.processing_hrm_go_coder import Feedback
+from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +35,58 @@ def invoke(*arguments):
 def test_every_attempt_is_shown_with_plan_verdict_and_decision(coder):
     shown = invoke(coder, "Add two numbers.", "--prefix", "func Add(a, b int) int {", "--max-iterations", "2").stdout
     attempts = int(re.search(r"(\d+) attempts?, stopped by", shown)[1])
-    assert shown.count("func Add(a, b int) int {") == shown.count("decision: ") == attempts
+    first_lines = re.findall(r"^func Add\(a, b int\) int {", shown, re.MULTILINE)
+    assert len(first_lines) == shown.count("decision: ") == attempts
     assert shown.count("validator: ") == shown.count("plan ") == attempts and "# Add two numbers." in shown
+
+
+def test_repairs_by_edits_are_shown_as_what_they_changed(coder, monkeypatch):
+    before, after = "func Add(a, b int) int {\n\treturn a +\n}", "func Add(a, b int) int {\n\treturn a + b\n}"
+    plan, bad = {"intent": "ADD", "targets": [], "steps": []}, Feedback(False, line=2, category="other", message="m")
+    attempts = [
+        Attempt(before, plan, bad, "CONTINUE", 0.1, 9),
+        Attempt(before, plan, bad, "CONTINUE", 0.1, 5, [Edit("x", "y")], "not found"),
+        Attempt(after, plan, Feedback(True), "DONE", 0.9, 7, [Edit("\treturn a +", "\treturn a + b")], "applied"),
+    ]
+    made = RefinementOutput([after], [["", "", ""]], [attempts], [3], ["done"])
+    asked = {}
+    monkeypatch.setattr(
+        "hrm_hf.golang.generate.generate_code", lambda **options: asked.update(options) or (["p"], made)
+    )
+    shown = invoke(coder, "Add two numbers.", "--repair-mode", "edits").stdout
+    assert asked["repair_mode"] == "edits"
+    assert "repair: not found\nvalidator: " in shown
+    difference = "repair: applied\n--- attempt 2\n+++ attempt 3\n@@ -1,3 +1,3 @@\n func Add(a, b int) int {\n"
+    assert f"{difference}-\treturn a +\n+\treturn a + b\n }}\nvalidator: no complaint" in shown
+    assert shown.count(before) == 1 and shown.endswith(f"3 attempts, stopped by: done\n\n{after}\n")
+
+
+def test_json_has_the_edits_of_repairs(coder):
+    result = invoke(coder, "One.", "--repair-mode", "edits", "--json", "--max-iterations", "2", "--threshold", "1")
+    first, *others = json.loads(result.stdout)["attempts"][0]
+    assert first["outcome"] is None and all(len(one) == len(first) and "edits" in one for one in others)
+
+
+def test_a_repair_is_shown_with_its_difference_from_the_attempt_before(coder):
+    prefix = "func Add(a, b int) int {"
+    arguments = ("Add two numbers.", "--prefix", prefix, "--max-iterations", "2", "--threshold", "1")
+    codes = [attempt["code"] for attempt in json.loads(invoke(coder, *arguments, "--json").stdout)["attempts"][0]]
+    shown = invoke(coder, *arguments).stdout
+    assert len(set(codes)) == 2
+    assert shown.count("--- attempt 1\n+++ attempt 2\n@@") == 1 and "attempt 3" not in shown
+    assert all(f"\n{sign}{code.splitlines()[0]}\n" in shown for sign, code in zip("-+", codes))
+
+
+def test_lexical_code_is_go_at_the_lexical_level(coder):
+    prompts = [f"Write number {number}." for number in range(12)]
+    prefixes = ["--prefix", 's := "'] * len(prompts)
+    sampled = ["--temperature", "2", "--max-iterations", "1", "--json"]
+    possible = {}
+    for flag in ("--lexical", "--no-lexical"):
+        written = json.loads(invoke(coder, *prompts, *prefixes, *sampled, flag).stdout)["codes"]
+        codes = [code.rstrip("\ufffd") for code in written]  # the budget may end within a character
+        possible[flag] = sum(first_fault(code) in (None, len(code.encode())) for code in codes)
+    assert possible["--lexical"] == 12 > possible["--no-lexical"]
 
 
 def test_json_has_codes_that_begin_with_their_prefixes(coder):
@@ -79,9 +135,10 @@ def test_another_architecture_is_named(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.external
-def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
-    from hrm_hf.golang.demo import run_demo
+def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatch):
+    from hrm_hf.golang import demo
 
+    monkeypatch.setattr(demo, "READABLE", math.inf)  # four steps teach nothing
     try:
         std = find_go().root / "src"
     except GoNotFoundError:
@@ -90,9 +147,30 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd):
         shutil.copytree(std / package, tmp_path / "src" / package)
     out = tmp_path / "demo"
     extra = "--max_steps 4 --max_eval_samples 4"
-    assert run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)["out"] == str(out)
+    assert demo.run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)["out"] == str(out)
     said = capfd.readouterr().out
     assert len(re.findall("attempts?, stopped by", said)) == 3
     assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in Path(out).iterdir()
     }
+
+
+@pytest.mark.parametrize(("bits", "readable"), [(2.31, False), (1.7, True)])
+def test_the_demo_shows_no_code_of_a_model_that_is_too_young(tmp_path, monkeypatch, bits, readable):
+    """No program runs; the model's bits per byte are those that a run would have left."""
+    from hrm_hf.golang import demo
+
+    started = []
+
+    def note(*command, out=None):
+        started.append(list(map(str, command)))
+        if "--output_dir" in started[-1]:
+            (tmp_path / "results.json").write_text(json.dumps({"metrics": {"bits_per_byte": bits}}))
+
+    monkeypatch.setattr(demo, "run_process", note)
+    monkeypatch.setattr(demo, "steps_for", lambda minutes, vocab_size: 8)
+    said = io.StringIO()
+    result = demo.run_demo(str(tmp_path), 3, 1024, tmp_path, said=said)
+    assert (result["bits_per_byte"], result["readable"]) == (bits, readable)
+    assert ("too young to be read: 2.31 bits per byte" in said.getvalue()) == (not readable)
+    assert [command[3] for command in started if command[1] == "-m"] == ["data", "data", *["go"] * readable]

@@ -61,9 +61,9 @@ def data(tmp_path_factory):
 
 def recipe(data: Path, out: Path, model_type: str, **options) -> Path:
     values = {
-        "model_type": model_type, "config_overrides": MODELS[model_type], "tokenizer_name": str(data / "tokenizer"),
-        "train_data": str(data / "train.jsonl"), "eval_data": str(data / "validation.jsonl"), "max_length": 256,
-        "plan_budget": 48,
+        "model_type": model_type, "config_overrides": MODELS.get(model_type),
+        "tokenizer_name": str(data / "tokenizer"), "train_data": str(data / "train.jsonl"),
+        "eval_data": str(data / "validation.jsonl"), "max_length": 256, "plan_budget": 48,
         "data_cache_dir": str(data / "cache"), "max_steps": 4, "per_device_train_batch_size": 4,
         "per_device_eval_batch_size": 2, "warmup_steps": 1, "learning_rate": 1e-3, "logging_steps": 1,
         "use_cpu": True, "report_to": "none", "disable_tqdm": True, "save_strategy": "no", "output_dir": str(out),
@@ -137,6 +137,29 @@ def test_a_run_leaves_a_model_and_everything_that_a_result_needs(run, data, mode
         assert f"{results['metrics']['bits_per_byte']:.4g}"[:4] in (out / "README.md").read_text()
         parts = {"plan_loss", "code_loss", "refinement_loss", "refinement_accuracy", "plan_tokens", "decisions"}
         assert parts <= results["metrics"].keys()
+
+
+def test_a_run_on_edits_makes_a_model_of_edits_and_counts_them(run, data, tmp_path):
+    rows = tiny_go.records(40)
+    for row in rows:  # longer than an edit of one line
+        for part in (row["solution"], *row["attempts"]):
+            part["code"] = part["code"].replace("{\n", "{\n" + "".join(f"\tx{n}()\n" for n in range(9)))
+    train_data = str(tiny_go.write(tmp_path / "train.jsonl", rows))
+    out, results = run("run", train_data=train_data, repair_mode="edits")
+    assert AutoModelForCausalLM.from_pretrained(out).config.repair_mode == "edits"
+    assert results["data"]["train"]["edit_repairs"] == 20 and results["data"]["train"]["whole_repairs"] == 0
+    assert "20 repairs by edits, 0 by whole code" in results["printed"]
+    assert yaml.safe_load((out / "recipe.yaml").read_text())["repair_mode"] == "edits"
+    start = {"model_type": None, "config_overrides": None, "model_name_or_path": str(out), "train_data": train_data}
+    with pytest.raises(ValueError, match=r"repair_mode='rewrite': the model's config has repair_mode='edits'"):
+        run("again", **start)
+    other, _ = run("other", **{**start, "config_overrides": "repair_mode=rewrite"})
+    assert AutoModelForCausalLM.from_pretrained(other).config.repair_mode == "rewrite"
+
+
+def test_an_unknown_repair_mode_is_refused_by_name():
+    with pytest.raises(ValueError, match="repair_mode='diff' is not one of rewrite, edits"):
+        GoDataArguments(repair_mode="diff")
 
 
 def test_a_unified_model_learns_decisions_as_tokens(run):

@@ -4,7 +4,7 @@ import pytest
 import tiny_go
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from tiny_go import ONE_ATTEMPT, PLAIN, REPAIRED
+from tiny_go import EDITED, ONE_ATTEMPT, PLAIN, REPAIRED
 from tolerances import assert_equal_but_for_rounding
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -15,7 +15,7 @@ from hrm_hf.models.processing_hrm_go_coder import PLANNER_OPENERS, TOKEN_IDS, Fe
 
 
 each_variant = pytest.mark.parametrize("fields", tiny_go.VARIANTS.values(), ids=tiny_go.VARIANTS.keys())
-STREAMS = (REPAIRED, ONE_ATTEMPT, PLAIN)
+STREAMS = (REPAIRED, EDITED, ONE_ATTEMPT, PLAIN)
 
 
 def is_code(ids) -> list[bool]:
@@ -78,6 +78,11 @@ def test_base_is_the_default_and_a_fifth_of_gpt2_with_its_vocabulary():
         ({"refinement_threshold": 1.5}, "refinement_threshold=1.5; expected a number from 0 to 1"),
         ({"refinement_class_weights": [1.0, 1.0]}, "refinement_class_weights has 2 entries; expected 3"),
         ({"hidden_size": 30}, "not a multiple"),
+        ({"repair_mode": "edit"}, r"repair_mode='edit' is not one of \('rewrite', 'edits'\)"),
+        (
+            {"repair_mode": "edits", "tagged": False},
+            "repair_mode='edits' with tagged=False: edits are",
+        ),
     ],
 )
 def test_impossible_fields_are_refused_by_name(fields, message):

@@ -230,7 +230,7 @@ def test_a_damaged_tokenizer_is_an_error_that_names_its_folder(content, tmp_path
 
 
 def test_an_empty_file_of_go_records_is_named(tmp_path):
-    from hrm_hf.golang.data.collator import _read
+    from hrm_hf.golang.data.streams import _read
 
     (tmp_path / "empty.jsonl").write_bytes(b"\n")
     with pytest.raises(ValueError, match=r"empty\.jsonl holds no record"):

@@ -1,24 +1,24 @@
 """From records of Go tasks to padded batches of the Go coder's token stream.
 
 `GoStreamBuilder` writes one record as ids, labels and decisions, segment by segment, within budgets; `GoCoderCollator`
-pads rows to a batch, for the Go coder or for any other causal model; `load_go_streams` reads JSON Lines files of
-records into a data set of such rows. `records.py` reads and checks records, `models/processing_hrm_go_coder.py` has
-the stream.
+pads rows to a batch, for the Go coder or for any other causal model. `records.py` reads and checks records,
+`streams.py` makes data sets of such rows, `models/processing_hrm_go_coder.py` has the stream.
 
 What is learned (everything else is -100): the plan after <PLAN>, </PLAN> and the <CODE> behind it; the code of the
-last attempt behind its given prefix, </CODE>; every decision and the <CODE> or <PLAN> behind it; </s>.
+last attempt behind its given prefix, or the edits that repair it, </CODE>; every decision and the <CODE> or <PLAN>
+behind it; </s>.
 """
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from ...models.edits_hrm_go_coder import REPAIR_MODES, edit_segment, edits_between
 from ...models.processing_hrm_go_coder import (
     BOS,
+    CONTINUE,
     DECISION_TOKENS,
     DECISIONS,
     EOS,
@@ -39,18 +39,14 @@ from ...models.processing_hrm_go_coder import (
 )
 
 
-if TYPE_CHECKING:
-    from datasets import Dataset
-
 IGNORED = -100
 PLAIN = "plain_"  # columns of the stream without attempts, beside the whole one
 SCORED = ("code_start", "code_end", "code_bytes")
-COUNTED = ("length", "targets", "attempts", "left_out")
-BUILDER_VERSION = 2  # part of the cache key; raise it when the same record gives other rows
+BUILDER_VERSION = 3  # part of the cache key; raise it when the same record gives other rows
 
 
 class TooLongError(ValueError):
-    """A record does not fit its budgets; `reason` is "plan", "code", "attempt" or "stream"."""
+    """A record does not fit its budgets; `reason` is "plan", "code", "attempt", "edits" or "stream"."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -78,14 +74,20 @@ class GoStreamBuilder:
     failed attempts from the first on. Plans and code are never cut: a record whose plan or solution is too long is
     refused.
 
+    With repairs by edits a record whose last failed attempt is to be written again (CONTINUE) becomes plan, that
+    attempt, its verdict with the line of the error, <RETRY> and the edits that make the solution of it, and ends
+    there. Its other attempts and their decisions are left out. Where the edits are more tokens than the solution, or
+    the attempt does not fit, the record is as without edits.
+
     Args:
         tokenizer: one whose vocabulary starts with `SPECIAL_TOKENS`.
         max_length: most tokens of a row.
         problem_budget, context_budget, plan_budget: most tokens of these segments, tags included.
         code_budget: most tokens of one attempt, tags and given prefix included.
+        repairs: "rewrite" or "edits", the `repair_mode` of the model that they are for.
 
     Raises:
-        ValueError: the tokenizer has other special tokens.
+        ValueError: the tokenizer has other special tokens; an unknown kind of repairs.
     """
 
     def __init__(
@@ -96,12 +98,16 @@ class GoStreamBuilder:
         context_budget: int = 512,
         plan_budget: int = 512,
         code_budget: int = 1024,
+        repairs: str = "rewrite",
     ):
         validate_go_tokenizer(tokenizer)
+        if repairs not in REPAIR_MODES:
+            raise ValueError(f"repairs={repairs!r} is not one of {', '.join(REPAIR_MODES)}")
         self.tokenizer = tokenizer
         self.max_length = max_length
         self.problem_budget, self.context_budget = problem_budget, context_budget
         self.plan_budget, self.code_budget = plan_budget, code_budget
+        self.repairs = repairs
 
     def build(self, record: dict[str, Any], refinement: bool = True) -> dict[str, Any]:
         """One record as a row.
@@ -113,34 +119,48 @@ class GoStreamBuilder:
         Returns:
             `input_ids` and `labels` [S]; `decision_positions` (index of each attempt's </CODE>) and `decision_labels`
             [K], `feedback_ids` [K, 4], K the number of attempts; `code_start`, `code_end`: where the labelled code
-            with its </CODE> is; `code_bytes`: of its text in UTF-8; `length`: S.
+            with its </CODE> is; `code_bytes`: of its text in UTF-8; `length`: S; `repair`: "edits", "rewrite", or ""
+            for a row without a failed attempt.
+
+            Bits per byte are of code alone. Edits are none, and the code that they make was mostly there before: in a
+            row with edits `code_start` is `code_end` and `code_bytes` is 0, so that nothing of it is scored.
 
         Raises:
             TooLongError: the plan, the solution, or both together are longer than they may be.
             ValueError: code that does not start with the record's code_prefix.
         """
         attempts = record["attempts"] or [] if refinement else []
+        if self.repairs == "edits" and is_written_again(attempts):
+            try:
+                tail, columns = self._edit_tail(record)
+                return self._row(record, tail, columns, "edits")
+            except TooLongError as error:
+                if error.reason not in ("edits", "attempt", "stream"):
+                    raise
         while True:
             try:
-                tail, decisions = self._tail(record, attempts)
-                front = self._front(record, self.max_length - len(tail.ids))
-                break
+                tail, columns = self._tail(record, attempts)
+                return self._row(record, tail, columns, "rewrite" if len(attempts) > 1 else "")
             except TooLongError as error:
                 if len(attempts) < 2 or error.reason not in ("attempt", "stream"):
                     raise
                 attempts = attempts[1:]
+
+    def _row(self, record: dict[str, Any], tail: _Stream, columns: dict[str, Any], repair: str) -> dict[str, Any]:
+        """The row of a record; `columns` are of its tail, with positions from its start."""
         stream = _Stream()
-        stream.add(front)
+        stream.add(self._front(record, self.max_length - len(tail.ids)))
         offset = len(stream.ids)
-        start, end = decisions.pop("span")
+        start, end = columns.pop("span")
         return {
             "input_ids": stream.ids + tail.ids,
             "labels": stream.labels + tail.labels,
-            **decisions,
-            "decision_positions": [offset + position for position in decisions["decision_positions"]],
+            **columns,
+            "decision_positions": [offset + position for position in columns["decision_positions"]],
             "code_start": offset + start,
             "code_end": offset + end,
             "length": offset + len(tail.ids),
+            "repair": repair,
         }
 
     def prompt_ids(self, record: dict[str, Any]) -> list[int]:
@@ -153,10 +173,22 @@ class GoStreamBuilder:
         ids, given = code_segment(self.tokenizer, record["code_prefix"] or "", "")
         return ids[:given]
 
+    def edit_prompt_ids(self, record: dict[str, Any]) -> list[int]:
+        """Returns the ids behind which the last failed attempt is edited: everything up to and including <RETRY>.
+
+        As many ids as the attempt has are left free behind them.
+
+        Raises:
+            TooLongError: plan, attempt and verdict are longer than they may be.
+        """
+        stream, _ = self._edit_prompt(record)
+        free = len(self._code(record, record["attempts"][-2]["code"], "attempt")[0])
+        return [*self._front(record, self.max_length - len(stream.ids) - free), *stream.ids]
+
     def settings(self) -> tuple[Any, ...]:
         """Everything that rows depend on beside the record: part of the key of cached rows."""
         budgets = (self.problem_budget, self.context_budget, self.plan_budget, self.code_budget)
-        return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets)
+        return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets, self.repairs)
 
     # ---- problem and context ----
 
@@ -180,32 +212,65 @@ class GoStreamBuilder:
     def _tail(self, record: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> tuple[_Stream, dict[str, Any]]:
         """Everything behind the context, with positions from its own start."""
         plan = self._plan(record)
-        stream = _Stream()
+        stream, columns = _Stream(), _no_decisions()
         stream.add(plan, ignored=1)
-        positions, labels, feedback = [], [], []
         attempts = attempts or [{"code": record["solution"]["code"], "feedback": None, "decision": None}]
         for number, attempt in enumerate(attempts):
             last = number == len(attempts) - 1
-            code, given, size = self._code(record, attempt["code"], "code" if last else "attempt")
-            start = len(stream.ids)
-            stream.add(code, given if last else None)
-            stream.labels[start] = TOKEN_IDS["<CODE>"]  # written by the model, behind a plan or a decision
-            span = (start + given, start + len(code))
+            columns |= self._add_code(stream, record, attempt["code"], "code" if last else "attempt")
             if attempt["decision"] is None:
                 break
-            decision = DECISIONS.index(attempt["decision"])
-            found = None if attempt["feedback"] is None else feedback_of(attempt["feedback"])
-            positions.append(len(stream.ids) - 1)
-            labels.append(decision)
-            lines = attempt["code"].count("\n") + 1
-            feedback.append(NO_FEEDBACK if found is None else found.token_ids(lines))
-            stream.add(validation_segment(self.tokenizer, found))
-            stream.add([TOKEN_IDS[DECISION_TOKENS[decision]]], ignored=0)
-            if decision == REFINE and not last:
+            self._add_decision(stream, columns, attempt)
+            if columns["decision_labels"][-1] == REFINE and not last:
                 stream.add(plan, ignored=0)
         stream.add([TOKEN_IDS[EOS]], ignored=0)
-        columns = {"decision_positions": positions, "decision_labels": labels, "feedback_ids": feedback}
-        return stream, {**columns, "span": span, "code_bytes": size}
+        return stream, columns
+
+    def _edit_tail(self, record: dict[str, Any]) -> tuple[_Stream, dict[str, Any]]:
+        """As `_tail`, of the last failed attempt and the edits that make the solution of it."""
+        solution, given, _ = self._code(record, record["solution"]["code"], "code")
+        stream, columns = self._edit_prompt(record)
+        failed = record["attempts"][-2]["code"]
+        edits = edits_between(failed, record["solution"]["code"], record["code_prefix"] or "")
+        ids = edit_segment(self.tokenizer, edits)
+        if len(ids) - 1 > len(solution) - given:
+            raise TooLongError(
+                "edits", f"record {record['id']!r}: the solution is shorter than {len(ids)} ids of edits"
+            )
+        stream.add(ids, ignored=0)
+        end = len(stream.ids)
+        stream.add([TOKEN_IDS[EOS]], ignored=0)
+        return stream, columns | {"span": (end, end), "code_bytes": 0}
+
+    def _edit_prompt(self, record: dict[str, Any]) -> tuple[_Stream, dict[str, Any]]:
+        """Plan, last failed attempt, its verdict with the line of the error, and <RETRY>."""
+        failed = record["attempts"][-2]
+        stream, columns = _Stream(), _no_decisions()
+        stream.add(self._plan(record), ignored=1)
+        self._add_code(stream, record, failed["code"], "attempt")
+        self._add_decision(stream, columns, failed, failed["code"])
+        return stream, columns
+
+    def _add_code(self, stream: _Stream, record: dict[str, Any], code: str, what: str) -> dict[str, Any]:
+        """Appends an attempt, and returns where its labels are if it is the solution ("code")."""
+        ids, given, size = self._code(record, code, what)
+        start = len(stream.ids)
+        stream.add(ids, given if what == "code" else None)
+        stream.labels[start] = ids[0]  # <CODE> is written by the model, behind a plan or a decision
+        return {"span": (start + given, start + len(ids)), "code_bytes": size}
+
+    def _add_decision(
+        self, stream: _Stream, columns: dict[str, Any], attempt: dict[str, Any], quoted: str | None = None
+    ) -> None:
+        """Appends the verdict on the attempt that ends the stream, and the decision on it, to stream and columns."""
+        decision = DECISIONS.index(attempt["decision"])
+        found = None if attempt["feedback"] is None else feedback_of(attempt["feedback"])
+        lines = attempt["code"].count("\n") + 1
+        columns["decision_positions"].append(len(stream.ids) - 1)
+        columns["decision_labels"].append(decision)
+        columns["feedback_ids"].append(NO_FEEDBACK if found is None else found.token_ids(lines))
+        stream.add(validation_segment(self.tokenizer, found, quoted))
+        stream.add([TOKEN_IDS[DECISION_TOKENS[decision]]], ignored=0)
 
     def _plan(self, record: dict[str, Any]) -> list[int]:
         plan = record["plan"]
@@ -231,6 +296,15 @@ class GoStreamBuilder:
                 what, f"record {record['id']!r}: {what} of {len(ids)} tokens, code_budget={self.code_budget}"
             )
         return ids, given, len(body.encode())
+
+
+def _no_decisions() -> dict[str, Any]:
+    return {"decision_positions": [], "decision_labels": [], "feedback_ids": []}
+
+
+def is_written_again(attempts: Sequence[dict[str, Any]]) -> bool:
+    """Whether code for the same plan follows the last failed attempt."""
+    return len(attempts) > 1 and attempts[-2]["decision"] == DECISIONS[CONTINUE]
 
 
 def feedback_of(values: dict[str, Any]) -> Feedback:
@@ -321,170 +395,3 @@ def _padded_decisions(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
     return {
         name: [[*row[name], *[value] * (count - len(row[name]))] for row in rows] for name, value in padding.items()
     }
-
-
-# ---- data sets ----
-
-
-@dataclass
-class GoStreams:
-    """Rows of a source and what became of its records.
-
-    Attributes:
-        rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.
-        records: the records of the rows, in their order.
-        counts: "records" read, "bad" lines skipped, "kept" rows, their "tokens", "targets" (labelled tokens) and
-            "attempts", how many attempts were "left_out" of them; of what was dropped, the reasons of `TooLongError`.
-    """
-
-    rows: "Dataset"
-    records: "Dataset"
-    counts: Counter
-
-    def describe(self) -> str:
-        """The counts in a line for people."""
-        c = self.counts
-        dropped = ", ".join(f"{c[name]:,} {text}" for name, text in DROPPED.items() if c[name])
-        return (
-            f"{c['kept']:,} of {c['records']:,} records, {c['tokens']:,} tokens, {c['targets']:,} of them targets, "
-            f"{c['attempts']:,} attempts"
-            + (f" without {c['left_out']:,} that do not fit" if c["left_out"] else "")
-            + (f"; dropped {dropped}" if dropped else "")
-        )
-
-
-DROPPED = {
-    "bad": "unreadable lines",
-    "plan": "with too long a plan",
-    "code": "with too long a code",
-    "stream": "longer than a row in all",
-}
-
-
-def load_go_streams(
-    paths: Sequence[str],
-    builder: GoStreamBuilder,
-    *,
-    training: bool,
-    plain: bool = False,
-    on_bad_line: str = "stop",
-    max_records: int | None = None,
-    num_workers: int | None = None,
-    cache_dir: str | None = None,
-) -> GoStreams:
-    """Reads files of records and writes them as rows; both are cached by `datasets`.
-
-    Args:
-        paths: JSON Lines files, also `.gz`.
-        builder: of the rows.
-        training: rows to train on; otherwise rows to evaluate, with what bits per byte need.
-        plain: training rows also carry the stream without attempts, for a refinement warm-up.
-        on_bad_line: "stop" at a line that is no record, or "skip" and count it.
-        max_records: take the first ones only.
-        num_workers: processes that tokenise.
-        cache_dir: of the converted files; that of `datasets` by default.
-
-    Raises:
-        FileNotFoundError: a file does not exist.
-        ValueError: a broken line with its file and number; no record that fits.
-    """
-    records, bad = _read(paths, on_bad_line, cache_dir)
-    counts = Counter(records=len(records), bad=bad)
-    if max_records is not None:
-        records = records.select(range(min(max_records, len(records))))
-    rows = _build_rows(records, builder, plain, num_workers)
-    dropped = rows["dropped"]
-    counts.update(reason for reason in dropped if reason)
-    kept = [index for index, reason in enumerate(dropped) if not reason]
-    counts["kept"] = len(kept)
-    if not kept:
-        raise ValueError(
-            f"{', '.join(map(str, paths))}: no record to {'train on' if training else 'evaluate'} of {len(records)}: "
-            f"{dict(counts)}; raise the budgets, or give other files"
-        )
-    rows = rows.select(kept)
-    for name in ("tokens", "targets", "attempts", "left_out"):
-        counts[name] = sum(rows[{"tokens": "length"}.get(name, name)])
-    unused = ["dropped", "targets", "attempts", "left_out", *(SCORED if training else ())]
-    return GoStreams(rows.remove_columns(unused), records.select(kept), counts)
-
-
-def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tuple["Dataset", int]:
-    """The records of all files, and how many lines were skipped."""
-    from datasets import Dataset, concatenate_datasets
-    from datasets.exceptions import DatasetGenerationError
-    from datasets.fingerprint import Hasher
-
-    from ...io.sources import numbered_lines
-    from ...text.sources import WRITTEN_AT_ONCE
-    from .records import read_records, record_features
-
-    parts, bad = [], 0
-    for path in map(Path, paths):
-        if not path.is_file():
-            raise FileNotFoundError(f"{path} does not exist; expected records, as `hrm-hf data go` writes them")
-        state = path.stat()
-        key = Hasher.hash((BUILDER_VERSION, str(path.resolve()), state.st_size, state.st_mtime_ns, on_bad_line))
-        options = {"paths": str(path), "on_bad_line": on_bad_line}
-        try:
-            part = Dataset.from_generator(
-                read_records,
-                features=record_features(),
-                gen_kwargs=options,
-                cache_dir=cache_dir,
-                fingerprint=key,
-                writer_batch_size=WRITTEN_AT_ONCE,
-            )
-        except DatasetGenerationError as error:  # it hides what the reader said
-            raise (error.__cause__ or error) from None
-        except ValueError as error:  # what the library says of no rows names no file
-            if next(read_records(**options), None) is not None:
-                raise
-            raise ValueError(
-                f"{path} holds no record; expected a JSON object a line, as `hrm-hf data go` writes"
-            ) from error
-        parts.append(part)
-        if on_bad_line == "skip":
-            bad += sum(1 for _ in numbered_lines(path)) - len(part)
-    return (parts[0] if len(parts) == 1 else concatenate_datasets(parts)), bad
-
-
-def _build_rows(records, builder: GoStreamBuilder, plain: bool, num_workers) -> "Dataset":
-    from datasets import Features, Sequence, Value
-    from datasets.fingerprint import Hasher
-
-    ids, number = Sequence(Value("int32")), Value("int32")
-    columns = {
-        "input_ids": ids, "labels": ids, "decision_positions": ids, "decision_labels": ids,
-        "feedback_ids": Sequence(ids), "code_start": number, "code_end": number, "code_bytes": number,
-        "length": number, "dropped": Value("string"), "targets": number, "attempts": number,
-        "left_out": number,
-    }  # fmt: skip
-    if plain:
-        columns |= {f"{PLAIN}input_ids": ids, f"{PLAIN}labels": ids}
-    workers = num_workers if num_workers and num_workers > 1 and len(records) > num_workers else None
-    return records.map(
-        _row,
-        fn_kwargs={"builder": builder, "plain": plain},
-        features=Features(columns),
-        remove_columns=records.column_names,
-        num_proc=workers,
-        new_fingerprint=Hasher.hash((records._fingerprint, builder.settings(), plain)),
-        desc="writing records as tokens",
-    )
-
-
-def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool) -> dict[str, Any]:
-    try:
-        row = builder.build(record)
-        if plain:
-            alone = builder.build(record, refinement=False) if record["attempts"] else {"input_ids": [], "labels": []}
-            row |= {f"{PLAIN}{name}": alone[name] for name in ("input_ids", "labels")}
-    except TooLongError as error:
-        lists = ("input_ids", "labels", "decision_positions", "decision_labels", "feedback_ids")
-        empty = {name: [] for name in lists} | dict.fromkeys((*SCORED, *COUNTED), 0)
-        return empty | ({f"{PLAIN}input_ids": [], f"{PLAIN}labels": []} if plain else {}) | {"dropped": error.reason}
-    targets = sum(label != IGNORED for label in row["labels"])
-    attempts = len(row["decision_labels"])
-    left_out = len(record["attempts"] or []) - attempts
-    return row | {"dropped": "", "targets": targets, "attempts": attempts, "left_out": left_out}

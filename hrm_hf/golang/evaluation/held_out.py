@@ -12,18 +12,20 @@ eval go`).
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
+from ...models.edits_hrm_go_coder import APPLIED, OUTCOMES, UNCHANGED, apply_edits, parse_edits
 from ...models.generation_hrm_go_coder import GoCoderGenerationMixin
 from ...models.processing_hrm_go_coder import (
     BOS,
     CONTINUE,
     DECISION_TOKENS,
     DECISIONS,
+    DONE,
     EOS,
     NO_FEEDBACK,
     TOKEN_IDS,
@@ -34,7 +36,7 @@ from ...models.processing_hrm_go_coder import (
     plan_segment,
 )
 from ...registry import architecture_of
-from ..data.collator import GoStreamBuilder, TooLongError
+from ..data.collator import GoStreamBuilder, TooLongError, is_written_again
 from .metrics import (
     bits_per_byte,
     decision_scores,
@@ -257,12 +259,14 @@ def evaluate_repair(
     """Repairs of the last failed attempt of each trajectory, against samples from the same problem and plan.
 
     Both get the trajectory's plan and its decision as given, so that they differ in the attempt and its verdict alone;
-    after <REFINE> the model writes a new plan first. `samples` independent tries of each; a trajectory counts as
-    solved if one of them is right.
+    after <REFINE> the model writes a new plan first, after <RETRY> whole code, or edits if the builder is for them.
+    `samples` independent tries of each; a trajectory counts as solved if one of them is right.
 
     Returns:
-        exact and valid rates of both ("repair", "resampling"), their paired differences, subtree F1 of attempt, repair
-        and sample, and the repair's exact rate by decision.
+        exact and valid rates of both ("repair", "resampling"), their paired differences, subtree F1 to the reference
+        of attempt, repair and sample ("_ast") and new tokens a try ("_tokens"), a repair's new plan included; all but
+        the differences also by decision. `repair_unchanged`: share of repairs that give the attempt back; of edits
+        also `repair_not_applied` and `repair_outcomes`, which count edits alone.
     """
     cases = [case for case in (_repair_case(writer, builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
@@ -273,40 +277,103 @@ def evaluate_repair(
     prefixes = [case["prefix"] for case in cases]
     references = [case["reference"] for case in cases]
     syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
-    tries: dict[str, list[list[str]]] = {"repair": [], "resampling": []}
+    tries: dict[str, list[list[_Try]]] = {"repair": [], "resampling": []}
     for _ in range(sampling.samples):
-        replanned = _with_new_plans(writer, cases, temperature)
-        tries["repair"].append(writer.codes(replanned, prefixes, temperature))
-        tries["resampling"].append(writer.codes([case["control"] for case in cases], prefixes, temperature))
+        tries["repair"].append(_repairs(writer, cases, temperature))
+        tries["resampling"].append(_whole_codes(writer, [case["control"] for case in cases], prefixes, temperature))
     solved, valid = {}, {}
-    for name, codes in tries.items():
+    for name, rounds in tries.items():
+        codes = [[one.code for one in row] for row in rounds]
         exact = [exact_matches(one, references)[0] for one in codes]
         passed = [which_pass(validator, one, syntax_alone) for one in codes]
         solved[name], valid[name] = [any(row) for row in zip(*exact)], [any(row) for row in zip(*passed)]
         result |= rate_with_interval(f"{name}_exact", solved[name]) | rate_with_interval(f"{name}_valid", valid[name])
-        result[f"{name}_ast"] = float(np.mean([subtree_f1(*pair) for pair in zip(codes[0], references)]))
-    result["attempt_ast"] = float(np.mean([subtree_f1(case["attempt"], case["reference"]) for case in cases]))
-    for decision in ("CONTINUE", "REFINE"):
-        chosen = [i for i, case in enumerate(cases) if case["decision"] == decision]
-        result[f"cases_{decision}"] = len(chosen)
-        for name in tries:
-            result[f"{name}_exact_{decision}"] = rate([solved[name][i] for i in chosen])
-            result[f"{name}_valid_{decision}"] = rate([valid[name][i] for i in chosen])
+    chosen = {"": list(range(len(cases)))}
+    chosen |= {f"_{decision}": _of_decision(cases, decision) for decision in DECISIONS[:DONE]}
+    alike = [subtree_f1(case["attempt"], case["reference"]) for case in cases]
+    for name, rounds in tries.items():
+        scores = [subtree_f1(one.code, right) for one, right in zip(rounds[0], references)]
+        for ending, rows in chosen.items():
+            result[f"{name}_ast{ending}"] = _mean([scores[i] for i in rows])
+            result[f"{name}_tokens{ending}"] = _mean([row[i].tokens for row in rounds for i in rows])
+    for ending, rows in chosen.items():
+        result[f"attempt_ast{ending}"] = _mean([alike[i] for i in rows])
+        if ending:
+            result[f"cases{ending}"] = len(rows)
+            for name in tries:
+                result[f"{name}_exact{ending}"] = rate([solved[name][i] for i in rows])
+                result[f"{name}_valid{ending}"] = rate([valid[name][i] for i in rows])
+    result |= _repair_outcomes(cases, tries["repair"], builder.repairs)
     result["exact_gain"] = paired_difference(solved["repair"], solved["resampling"], sampling.seed)
     result["valid_gain"] = paired_difference(valid["repair"], valid["resampling"], sampling.seed)
-    return result | {"samples": sampling.samples, "temperature": temperature}
+    return result | {"samples": sampling.samples, "temperature": temperature, "repair_mode": builder.repairs}
+
+
+@dataclass(frozen=True)
+class _Try:
+    """A code, how many new tokens it took, and of edits what became of them."""
+
+    code: str
+    tokens: int
+    outcome: str | None = None
+
+
+def _repairs(writer: Writer, cases: list[dict], temperature: float) -> list[_Try]:
+    """A repair of each case: edits, or whole code, for which a new plan comes first if it is to be refined."""
+    results: list[_Try] = [_Try("", 0)] * len(cases)
+    edited = [i for i, case in enumerate(cases) if case["edits"]]
+    whole = [i for i, case in enumerate(cases) if not case["edits"]]
+    written = writer.edit_ids([cases[i]["given"] for i in edited], temperature)
+    for i, ids in zip(edited, written):
+        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
+        code, outcome = apply_edits(cases[i]["attempt"], edits, cases[i]["prefix"])
+        results[i] = _Try(code, len(ids), outcome)
+    replanned = _with_new_plans(writer, [cases[i] for i in whole], temperature)
+    codes = _whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole], temperature)
+    for i, given, one in zip(whole, replanned, codes):
+        opened = cases[i]["replans"]  # <PLAN> behind <REFINE> is given, as <CODE> is
+        results[i] = replace(one, tokens=one.tokens + len(given) - len(cases[i]["given"]) - opened)
+    return results
+
+
+def _whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str], temperature: float) -> list[_Try]:
+    written = writer.code_ids(prompts, prefixes, temperature)
+    return [_Try(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
+
+
+def _repair_outcomes(cases: list[dict], rounds: list[list[_Try]], mode: str) -> dict[str, Any]:
+    """How many repairs gave the attempt back, and how many edits could not be applied."""
+    pairs = [(case, one) for row in rounds for case, one in zip(cases, row)]
+    if mode == "rewrite":
+        return {"repair_unchanged": rate([one.code == case["attempt"] for case, one in pairs])}
+    outcomes = [one.outcome for case, one in pairs if case["edits"]]
+    return {
+        "repair_unchanged": rate([outcome == UNCHANGED for outcome in outcomes]),
+        "repair_not_applied": rate([outcome not in (APPLIED, UNCHANGED) for outcome in outcomes]),
+        "repair_outcomes": {name: outcomes.count(name) for name in OUTCOMES},
+    }
+
+
+def _of_decision(cases: list[dict], decision: str) -> list[int]:
+    return [i for i, case in enumerate(cases) if case["decision"] == decision]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None
 
 
 def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
     """Returns a repair, its ids up to the decision after the last failed attempt; None if absent or too long."""
-    built = _built(builder, record)
-    if built is None or len(built["decision_labels"]) < 2:  # the builder leaves out failed attempts that do not fit
+    edits = builder.repairs == "edits" and is_written_again(record["attempts"])
+    try:
+        given, decision = (builder.edit_prompt_ids(record), CONTINUE) if edits else _rewrite_prompt(builder, record)
+    except TooLongError:
         return None
-    ids = list(built["input_ids"])
-    decision = built["decision_labels"][-2]
-    given = [*ids[: _end_of_verdict(ids, built["decision_positions"][-2]) + 1], TOKEN_IDS[DECISION_TOKENS[decision]]]
+    if given is None:
+        return None
     return {
         "given": given,
+        "edits": edits,
         "replans": decision != CONTINUE,
         "decision": DECISIONS[decision],
         "control": [*builder.prompt_ids(record), *_plan_ids(writer, record["plan"])],
@@ -314,6 +381,20 @@ def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> di
         "attempt": record["attempts"][-2]["code"],
         "reference": record["solution"]["code"],
     }
+
+
+def _rewrite_prompt(builder: GoStreamBuilder, record: Record) -> tuple[list[int] | None, int]:
+    """Ids up to the decision after the last failed attempt, and that decision; no ids if there is no such attempt.
+
+    Raises:
+        TooLongError: the record does not fit the builder's budgets, which leaves out failed attempts that do not.
+    """
+    built = builder.build(record)
+    if len(built["decision_labels"]) < 2:
+        return None, CONTINUE
+    ids, decision = list(built["input_ids"]), built["decision_labels"][-2]
+    end = _end_of_verdict(ids, built["decision_positions"][-2])
+    return [*ids[: end + 1], TOKEN_IDS[DECISION_TOKENS[decision]]], decision
 
 
 def _with_new_plans(writer: Writer, cases: list[dict], temperature: float) -> list[list[int]]:

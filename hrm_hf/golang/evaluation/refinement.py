@@ -46,15 +46,16 @@ def evaluate_refinement(
         return result
     torch.manual_seed(sampling.seed)
     loop: list[list[tuple[str, int]]] = [[] for _ in judged]
+    how = {"iterations": sampling.max_iterations, "temperature": sampling.temperature, "repair_mode": builder.repairs}
     for alone, judge in ((False, validator), (True, _of_syntax(validator))):
         rows = [i for i, flag in enumerate(syntax_alone) if flag == alone]
         chosen = [judged[i] for i in rows]
-        written = _attempts(writer, chosen, judge, sampling.max_iterations, sampling.temperature, "refinement")
+        written = _attempts(writer, chosen, judge, what="refinement", **how)
         for i, attempts in zip(rows, written):
             loop[i] = attempts
     torch.manual_seed(sampling.seed + 1)  # its own samples: sharing the first attempt would not be independent
     drawn = [
-        _attempts(writer, judged, None, 1, sampling.temperature, f"resampling {index + 1}")
+        _attempts(writer, judged, None, what=f"resampling {index + 1}", **how | {"iterations": 1})
         for index in range(sampling.max_iterations)
     ]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
@@ -95,7 +96,7 @@ def _prompt_length(writer: Writer, record: Record) -> int:
     return 2 + len(problem) + len(context)
 
 
-def _attempts(writer: Writer, records, validator, iterations: int, temperature: float, what: str):
+def _attempts(writer: Writer, records, validator, iterations: int, temperature: float, repair_mode: str, what: str):
     """[(code, new tokens)] of each record's attempts."""
     results = []
     with writer.bar(len(records), what) as bar:
@@ -108,10 +109,12 @@ def _attempts(writer: Writer, records, validator, iterations: int, temperature: 
                 contexts=[(record["context"]["path"], record["context"]["before"]) for record in batch],
                 validator=validator,
                 max_refinement_iterations=iterations,
+                repair_mode=repair_mode,
                 do_sample=True,
                 temperature=temperature,
                 top_k=0,
                 max_new_tokens=writer.max_code_tokens,
+                repetition_guard=writer.repetition_guard,
             )
             for attempts, plans in zip(output.attempts, output.plans):
                 results.append(list(zip([attempt.code for attempt in attempts], _new_tokens(writer, attempts, plans))))

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from ...text.evaluation import model_positions
 from ...trainer.recipes import library_versions
 from ..data.collator import GoStreamBuilder
 from ..data.records import read_records
+from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
 from . import benchmark_run, held_out, refinement
 from .benchmarks import load_benchmark
 from .held_out import Sampling
+from .metrics import paired_difference
 from .plots import plot_go_evaluation
 from .sources import validate_sources
 from .writer import Writer
@@ -28,9 +31,9 @@ from .writer import Writer
 CARD_METRICS = (
     "loss.code_bits_per_byte", "loss.raw_text_bits_per_byte", "loss.shuffled_plan_costs", "greedy.intent_accuracy",
     "greedy.target_f1", "greedy.plan_acc", "greedy.code_exact", "greedy.code_ast", "greedy.parse_rate",
-    "greedy.type_check_rate", "decisions.head.accuracy", "decisions.head.macro_f1", "decisions.tokens.accuracy",
-    "decisions.tokens.macro_f1", "decisions.tokens.majority_accuracy", "repair.repair_exact",
-    "repair.resampling_exact", "refinement.valid.refinement.success",
+    "greedy.type_check_rate", "lexical.parse_rate", "decisions.head.accuracy", "decisions.head.macro_f1",
+    "decisions.tokens.accuracy", "decisions.tokens.macro_f1", "decisions.tokens.majority_accuracy",
+    "repair.repair_exact", "repair.resampling_exact", "refinement.valid.refinement.success",
     "refinement.valid.gain_over_resampling.difference",
     "refinement.exact.refinement.success", "refinement.exact.gain_over_resampling.difference",
     "refinement.valid.refinement.average_iterations",
@@ -39,7 +42,10 @@ CARD_METRICS = (
 SCREEN_METRICS = (
     *CARD_METRICS, "loss.code_bits_per_byte_shuffled_plan", "loss.code_bits_per_byte_none_plan",
     "loss.shuffled_plan_costs_interval", "greedy.records", "greedy.type_check_records", "greedy.code_exact_after",
+    "lexical.parse_rate_interval", "lexical.parse_gain.difference", "lexical.parse_gain.interval",
     "decisions.head.majority_accuracy", "decisions.head.rule_accuracy", "repair.cases", "repair.exact_gain.interval",
+    "repair.repair_mode", "repair.repair_tokens", "repair.resampling_tokens", "repair.repair_unchanged",
+    "repair.repair_not_applied", "repair.attempt_ast", "repair.repair_ast",
     "loss.too_long", "refinement.records", "refinement.too_long", "refinement.reference_rejected", *(
         f"refinement.{success}.{figure}"
         for success in ("valid", "exact")
@@ -67,6 +73,9 @@ def evaluate_checkpoint(
     problem_budget: int | None = None,
     context_budget: int | None = None,
     max_code_tokens: int = 512,
+    repair_mode: str | None = None,
+    repetition_guard: bool = True,
+    lexical: bool = False,
     seed: int = 0,
     on_bad_line: str = "stop",
     on_skip: Callable[[str], None] | None = None,
@@ -84,6 +93,9 @@ def evaluate_checkpoint(
         samples: of each task and each repair; 1 is greedy.
         max_length: tokens of a sequence; the model's by default.
         problem_budget, context_budget: tokens of problems and contexts; as the model was trained by default.
+        repair_mode: "rewrite" or "edits"; as the model was trained by default.
+        repetition_guard: plans and codes may not go round in circles.
+        lexical: greedy code once more under `GoLexicalLogitsProcessor`, balanced, and what that changes.
         on_skip: called with what is wrong with each line that is left out.
         out: folder for results.json, evaluation.png and all that is written.
 
@@ -105,14 +117,17 @@ def evaluate_checkpoint(
     tasks = {name: load_benchmark(name, file)[:limit] for name, file in benchmarks}
     network, tokenizer = _load(model, device)
     length = min(max_length or 2048, model_positions(network, tokenizer))
-    writer = Writer(network, tokenizer, batch_size, length, max_code_tokens=max_code_tokens)
+    writer = Writer(
+        network, tokenizer, batch_size, length, max_code_tokens=max_code_tokens, repetition_guard=repetition_guard
+    )
     sampling = Sampling(temperature, max_iterations, samples, seed)
     budgets = _budgets(network, problem_budget, context_budget)
-    builder = GoStreamBuilder(tokenizer, length, **budgets)
+    repairs = repair_mode or getattr(network.config, "repair_mode", "rewrite")
+    builder = GoStreamBuilder(tokenizer, length, **budgets, repairs=repairs)
     if out:
         out.mkdir(parents=True, exist_ok=True)
     with best_validator(validator) as judge:
-        metrics = _evaluate(writer, builder, rows, trials, judge, sampling, out)
+        metrics = _evaluate(writer, builder, rows, trials, judge, sampling, lexical, out)
         if benchmarks:
             metrics["benchmarks"] = _run_benchmarks(writer, builder, tasks, judge, sampling, model, out)
     files = [*(records or []), *(trajectories or []), *(file for _, file in benchmarks)]
@@ -126,7 +141,7 @@ def evaluate_checkpoint(
         "settings": {
             "limit": limit, "validator": type(judge).__name__, "max_iterations": max_iterations,
             "temperature": temperature, "samples": samples, "max_length": length, "max_code_tokens": max_code_tokens,
-            "seed": seed, **budgets,
+            "repair_mode": repairs, "repetition_guard": repetition_guard, "seed": seed, **budgets,
         },
         "metrics": metrics,
         "parameters": network.num_parameters(),
@@ -174,13 +189,22 @@ def _load(name: str, device: str):
     return AutoModelForCausalLM.from_pretrained(name).to(device).eval(), AutoTokenizer.from_pretrained(name)
 
 
-def _evaluate(writer, builder, records, trajectories, validator, sampling, out: Path | None) -> dict[str, Any]:
+def _evaluate(
+    writer, builder, records, trajectories, validator, sampling, lexical: bool, out: Path | None
+) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     if records:
         metrics["loss"] = held_out.evaluate_loss(writer, builder, records, sampling.seed)
         metrics["greedy"], written = held_out.evaluate_greedy(writer, builder, records, validator)
+        files = {"greedy": written}
+        if lexical:
+            constrained = replace(writer, code_processors=[GoLexicalLogitsProcessor(writer.tokenizer, balanced=True)])
+            figures, files["lexical"] = held_out.evaluate_greedy(constrained, builder, records, validator)
+            parsed = [[bool(row["syntax_ok"]) for row in rows] for rows in (files["lexical"], written)]
+            metrics["lexical"] = figures | {"parse_gain": paired_difference(*parsed, sampling.seed)}
         if out:
-            (out / "greedy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
+            for name, rows in files.items():
+                (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if trajectories:
         metrics["decisions"] = held_out.evaluate_decisions(writer, builder, trajectories)
         metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, validator, sampling)

@@ -11,14 +11,16 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, PreTrainedTokenizerBase
 
 from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin
-from ...models.processing_hrm_go_coder import EOS, PAD, TOKEN_IDS, encode_text
+from ...models.logits_process_hrm_go_coder import repetition_guards
+from ...models.processing_hrm_go_coder import EDIT_MARKS, EOS, PAD, TOKEN_IDS, encode_text
 
 
 END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])
 END_OF_CODE = (TOKEN_IDS["</CODE>"], TOKEN_IDS[EOS])
+EDITS = tuple(TOKEN_IDS[mark] for mark in EDIT_MARKS)
 
 
 @dataclass
@@ -30,6 +32,8 @@ class Writer:
         max_length: tokens of a whole sequence; what does not fit is cut off.
         max_plan_tokens, max_code_tokens: most new tokens of a plan and of a code.
         progress: a progress bar; None shows it on a terminal only.
+        repetition_guard: plans and codes may not go round in circles (`repetition_guards`).
+        code_processors: more logits processors, of codes alone, such as `GoLexicalLogitsProcessor`.
     """
 
     model: PreTrainedModel
@@ -39,6 +43,8 @@ class Writer:
     max_plan_tokens: int = 128
     max_code_tokens: int = 512
     progress: bool | None = None
+    repetition_guard: bool = True
+    code_processors: Sequence[LogitsProcessor] = ()
 
     def bar(self, total: int, what: str):
         """A progress bar over `total` items."""
@@ -53,15 +59,32 @@ class Writer:
 
     def codes(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0) -> list[str]:
         """Codes, beginning with their prefixes, for prompts after which <CODE> comes."""
+        written = self.code_ids(prompts, prefixes, temperature)
+        return [self.code_of(prefix, ids) for prefix, ids in zip(prefixes, written)]
+
+    def code_ids(
+        self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0
+    ) -> list[list[int]]:
+        """Ids behind <CODE> and each prefix, </CODE> included, for prompts after which <CODE> comes."""
         code = TOKEN_IDS["<CODE>"]
         starts = [
             [*ids, code, *encode_text(self.tokenizer, text)] for ids, text in zip(prompts, prefixes, strict=True)
         ]
-        written = self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, what="codes")
-        return [
-            prefix + self.tokenizer.decode(_until(ids, END_OF_CODE), skip_special_tokens=True)
-            for prefix, ids in zip(prefixes, written)
-        ]
+        return self.continuations(
+            starts, END_OF_CODE, self.max_code_tokens, temperature, what="codes", processors=self.code_processors
+        )
+
+    def edit_ids(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> list[list[int]]:
+        """Ids of edits behind <CODE>, </CODE> included, for prompts after which <CODE> comes.
+
+        Without the processors of codes: lines that edits quote are fragments.
+        """
+        starts = [[*ids, TOKEN_IDS["<CODE>"]] for ids in prompts]
+        return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, EDITS, "edits")
+
+    def code_of(self, prefix: str, ids: Sequence[int]) -> str:
+        """The code that `code_ids` stand for."""
+        return prefix + self.tokenizer.decode(_until(ids, END_OF_CODE), skip_special_tokens=True)
 
     def planned_codes(
         self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0
@@ -80,17 +103,19 @@ class Writer:
         temperature: float = 0.0,
         tags: Collection[int] = (),
         what: str = "generating",
+        processors: Sequence[LogitsProcessor] = (),
     ) -> list[list[int]]:
         """Returns the model's tokens after each prompt, the stop token included; empty where there is no room.
 
         Args:
             temperature: 0 is greedy; otherwise samples of the whole distribution at that temperature.
             tags: special tokens that may be written beside the stop tokens.
+            processors: logits processors beside the writer's guard.
         """
         how: dict[str, Any] = {"do_sample": False}
         if temperature:
             how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        how |= {"max_new_tokens": max_new_tokens, "eos_token_id": list(stop_ids)}
+        how |= {"max_new_tokens": max_new_tokens, "eos_token_id": list(stop_ids), "processors": processors}
         how["suppress_tokens"] = [token for token in TOKEN_IDS.values() if token not in {*stop_ids, *tags}]
         results: list[list[int]] = [[] for _ in prompts]
         fitting = [i for i in range(len(prompts)) if len(prompts[i]) < self.max_length]
@@ -105,8 +130,11 @@ class Writer:
                 bar.update(len(rows))
         return results
 
-    def _batch(self, prompts: list[list[int]], max_new_tokens: int, eos_token_id: list[int], **how) -> list[list[int]]:
+    def _batch(
+        self, prompts: list[list[int]], max_new_tokens: int, eos_token_id: list[int], processors, **how
+    ) -> list[list[int]]:
         width = max(map(len, prompts))
+        guards = repetition_guards(width) if self.repetition_guard else []
         pad, device = TOKEN_IDS[PAD], self.model.device
         if isinstance(self.model, GoCoderGenerationMixin):
             how["plan_first"] = False  # it would take a prompt that ends in <PLAN> for a task, and hide the plan
@@ -116,6 +144,7 @@ class Writer:
             max_new_tokens=min(max_new_tokens, self.max_length - width),
             eos_token_id=eos_token_id,
             pad_token_id=pad,
+            logits_processor=LogitsProcessorList([*guards, *processors]),
             **how,
         )
         return [_until(ids, eos_token_id, 1) for ids in output[:, width:].tolist()]

@@ -15,8 +15,9 @@ RECIPES = ROOT / "training" / "recipes"
 MODELS = (
     "gpt2", "gpt2-125m", "hrm-lm-100m", "hrm-lm-10m-byte", "hrm-lm-1b", "hrm-lm-25m", "hrm-lm-350m", "hrm-lm-50m",
     "hrm-lm-books-cpu", "hrm-lm-loop-100m", "hrm-lm-loop-10m-byte", "hrm-lm-loop-25m", "hrm-lm-loop-50m",
-    "hrm-lm-loop-books-cpu", "hrm-lm-loop-shakespeare-cpu", "hrm-lm-reasoning-cpu", "hrm-lm-shakespeare-cpu", "hrm-text-50m",
-    "llama", "llama-50m", "rlm-mhc-base", "rlm-mhc-base-aligned", "rlm-mhc-large", "rlm-mhc-large-aligned", "rlm-mhc-small",
+    "hrm-lm-loop-books-cpu", "hrm-lm-loop-shakespeare-cpu", "hrm-lm-reasoning-cpu", "hrm-lm-shakespeare-cpu",
+    "hrm-text-50m", "llama", "llama-50m", "rlm-mhc-base", "rlm-mhc-base-aligned", "rlm-mhc-large",
+    "rlm-mhc-large-aligned", "rlm-mhc-small",
 )  # fmt: skip
 
 

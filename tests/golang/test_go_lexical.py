@@ -29,7 +29,7 @@ from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, TOKEN_IDS, enc
 
 REAL = [file.read_text() for file in sorted(Path(hrm_hf.__file__).parent.rglob("*.go"))]
 OF_THE_SCANNER = re.compile(
-    "not terminated|newline in |illegal (character|rune|UTF-8|byte)|escape|must separate|no digits|invalid digit|"
+    "not terminated|illegal (character|rune|UTF-8|byte)|escape|must separate|no digits|invalid digit|"
     "exponent|radix point"
 )
 END, END_CODE = TOKEN_IDS["</s>"], TOKEN_IDS["</CODE>"]

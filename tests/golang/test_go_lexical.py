@@ -288,7 +288,7 @@ def test_beams_and_padded_batches_write_what_each_prompt_gets_alone():
     model, processor = llama(len(tokenizer)), [GoLexicalLogitsProcessor(tokenizer)]
     prompts = ['func f() string {\n\treturn "', "x"]
     options = {"do_sample": False, "num_beams": 3, "max_new_tokens": 30, "logits_processor": processor}
-    batch = tokenizer(prompts, padding=True, return_tensors="pt", return_token_type_ids=False)
+    batch = tokenizer(prompts, padding=True, padding_side="left", return_tensors="pt", return_token_type_ids=False)
     together = model.generate(**batch, **options)
     for row, prompt in zip(together, prompts):
         alone = model.generate(**tokenizer([prompt], return_tensors="pt", return_token_type_ids=False), **options)

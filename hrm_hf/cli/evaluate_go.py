@@ -20,6 +20,12 @@ from .report import (
 )
 
 
+FAILURES_HELP = (
+    "Compare edits, new attempts and half of each at equal new tokens, on so many failed codes of the model's own for "
+    "--records."
+)
+
+
 def go(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
     records: Annotated[list[Path] | None, typer.Option(help="Held-out records (JSON Lines); repeat for more.")] = None,
@@ -55,6 +61,10 @@ def go(
     lexical: Annotated[
         bool, typer.Option(help="Write greedy code a second time, without what cannot be Go, and compare parse rates.")
     ] = False,
+    failures: Annotated[int, typer.Option(min=0, help=FAILURES_HELP)] = 0,
+    token_budget: Annotated[
+        int, typer.Option(min=1, help="New tokens for each of --failures, and each way to go on.")
+    ] = 512,
     seed: Annotated[int, typer.Option(min=0, help="Of samples and shuffled plans.")] = 0,
     on_bad_line: BadLines = "stop",
     out: Annotated[
@@ -68,6 +78,8 @@ def go(
 
     Example: hrm-hf eval go runs/go_nano --records data/go/test.jsonl --trajectories data/go/test.trajectories.jsonl
     --out runs/go_nano/eval --benchmark humaneval-go=humaneval_go.jsonl.gz
+
+    Example: hrm-hf eval go runs/go_nano --records data/go/test.jsonl --failures 400 --token-budget 512 --out runs/eval
     """
     options = dict(locals())
     validate_model(model, "LANGUAGE_MODEL")
@@ -75,7 +87,7 @@ def go(
 
     with usage_errors():
         validate_evaluation(model, out, update_card)
-        validate_sources(records, trajectories, benchmark, out)
+        validate_sources(records, trajectories, benchmark, out, failures)
     from ..golang.evaluation.run import evaluate_checkpoint
 
     run(evaluate_checkpoint, options | {"on_skip": _say_left_out}, _on_screen)

@@ -277,10 +277,10 @@ def evaluate_repair(
     prefixes = [case["prefix"] for case in cases]
     references = [case["reference"] for case in cases]
     syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
-    tries: dict[str, list[list[_Try]]] = {"repair": [], "resampling": []}
+    tries: dict[str, list[list[Try]]] = {"repair": [], "resampling": []}
     for _ in range(sampling.samples):
         tries["repair"].append(_repairs(writer, cases, temperature))
-        tries["resampling"].append(_whole_codes(writer, [case["control"] for case in cases], prefixes, temperature))
+        tries["resampling"].append(whole_codes(writer, [case["control"] for case in cases], prefixes, temperature))
     solved, valid = {}, {}
     for name, rounds in tries.items():
         codes = [[one.code for one in row] for row in rounds]
@@ -310,7 +310,7 @@ def evaluate_repair(
 
 
 @dataclass(frozen=True)
-class _Try:
+class Try:
     """A code, how many new tokens it took, and of edits what became of them."""
 
     code: str
@@ -318,30 +318,41 @@ class _Try:
     outcome: str | None = None
 
 
-def _repairs(writer: Writer, cases: list[dict], temperature: float) -> list[_Try]:
+def _repairs(writer: Writer, cases: list[dict], temperature: float) -> list[Try]:
     """A repair of each case: edits, or whole code, for which a new plan comes first if it is to be refined."""
-    results: list[_Try] = [_Try("", 0)] * len(cases)
+    results: list[Try] = [Try("", 0)] * len(cases)
     edited = [i for i, case in enumerate(cases) if case["edits"]]
     whole = [i for i, case in enumerate(cases) if not case["edits"]]
-    written = writer.edit_ids([cases[i]["given"] for i in edited], temperature)
-    for i, ids in zip(edited, written):
-        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
-        code, outcome = apply_edits(cases[i]["attempt"], edits, cases[i]["prefix"])
-        results[i] = _Try(code, len(ids), outcome)
+    given, attempts, prefixes = ([cases[i][name] for i in edited] for name in ("given", "attempt", "prefix"))
+    for i, one in zip(edited, edit_tries(writer, given, attempts, prefixes, temperature)):
+        results[i] = one
     replanned = _with_new_plans(writer, [cases[i] for i in whole], temperature)
-    codes = _whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole], temperature)
+    codes = whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole], temperature)
     for i, given, one in zip(whole, replanned, codes):
         opened = cases[i]["replans"]  # <PLAN> behind <REFINE> is given, as <CODE> is
         results[i] = replace(one, tokens=one.tokens + len(given) - len(cases[i]["given"]) - opened)
     return results
 
 
-def _whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str], temperature: float) -> list[_Try]:
+def edit_tries(
+    writer: Writer, prompts: list[list[int]], attempts: list[str], prefixes: list[str], temperature: float
+) -> list[Try]:
+    """Edits of each attempt, applied, for prompts that end in the decision to fix it."""
+    tries = []
+    for ids, attempt, prefix in zip(writer.edit_ids(prompts, temperature), attempts, prefixes):
+        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
+        code, outcome = apply_edits(attempt, edits, prefix)
+        tries.append(Try(code, len(ids), outcome))
+    return tries
+
+
+def whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str], temperature: float) -> list[Try]:
+    """A whole new code for each prompt, which ends in </PLAN>."""
     written = writer.code_ids(prompts, prefixes, temperature)
-    return [_Try(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
+    return [Try(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
 
 
-def _repair_outcomes(cases: list[dict], rounds: list[list[_Try]], mode: str) -> dict[str, Any]:
+def _repair_outcomes(cases: list[dict], rounds: list[list[Try]], mode: str) -> dict[str, Any]:
     """How many repairs gave the attempt back, and how many edits could not be applied."""
     pairs = [(case, one) for row in rounds for case, one in zip(cases, row)]
     if mode == "rewrite":

@@ -105,6 +105,17 @@ def paired_difference(first: Sequence[float], second: Sequence[float], seed: int
     }
 
 
+def mcnemar_test(only_first: int, only_second: int) -> float:
+    """Exact two-sided p of McNemar's test (1947): of pairs that differ, either side is as likely to be the right one.
+
+    Args:
+        only_first, only_second: pairs in which only the first, only the second is right.
+    """
+    discordant, fewer = only_first + only_second, min(only_first, only_second)
+    tail = sum(math.comb(discordant, k) for k in range(fewer + 1)) / 2**discordant
+    return min(1.0, 2 * tail)
+
+
 def bits_per_byte(nats: float, size: int) -> float | None:
     """Loss summed over tokens, in bits, for each byte of the text; None for an empty text."""
     return nats / math.log(2) / size if size else None

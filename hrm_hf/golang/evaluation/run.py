@@ -18,7 +18,7 @@ from ..data.collator import GoStreamBuilder
 from ..data.records import read_records
 from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
-from . import benchmark_run, held_out, refinement
+from . import benchmark_run, equal_tokens, held_out, refinement
 from .benchmarks import load_benchmark
 from .held_out import Sampling
 from .metrics import paired_difference
@@ -36,7 +36,8 @@ CARD_METRICS = (
     "repair.repair_exact", "repair.resampling_exact", "refinement.valid.refinement.success",
     "refinement.valid.gain_over_resampling.difference",
     "refinement.exact.refinement.success", "refinement.exact.gain_over_resampling.difference",
-    "refinement.valid.refinement.average_iterations",
+    "refinement.valid.refinement.average_iterations", "equal_tokens.edits.kept", "equal_tokens.resampling.kept",
+    "equal_tokens.edits_gain.difference", "equal_tokens.tokens_ratio",
 )  # fmt: skip
 # Shown beside them, and all of a benchmark; everything is in results.json.
 SCREEN_METRICS = (
@@ -46,6 +47,13 @@ SCREEN_METRICS = (
     "decisions.head.majority_accuracy", "decisions.head.rule_accuracy", "repair.cases", "repair.exact_gain.interval",
     "repair.repair_mode", "repair.repair_tokens", "repair.resampling_tokens", "repair.repair_unchanged",
     "repair.repair_not_applied", "repair.attempt_ast", "repair.repair_ast",
+    "equal_tokens.failures", "equal_tokens.budget", "equal_tokens.attempt_subtree_f1", *(
+        f"equal_tokens.{policy}.{figure}"
+        for policy in equal_tokens.POLICIES
+        for figure in ("valid", "valid_interval", "kept", "kept_interval", "shortened", "subtree_f1", "tokens")
+    ),
+    "equal_tokens.edits_gain.interval", "equal_tokens.edits_gain.mcnemar_p", "equal_tokens.half_gain.difference",
+    "equal_tokens.half_gain.interval", "equal_tokens.half_gain.mcnemar_p",
     "loss.too_long", "refinement.records", "refinement.too_long", "refinement.reference_rejected", *(
         f"refinement.{success}.{figure}"
         for success in ("valid", "exact")
@@ -76,6 +84,8 @@ def evaluate_checkpoint(
     repair_mode: str | None = None,
     repetition_guard: bool = True,
     lexical: bool = False,
+    failures: int = 0,
+    token_budget: int = 512,
     seed: int = 0,
     on_bad_line: str = "stop",
     on_skip: Callable[[str], None] | None = None,
@@ -96,6 +106,8 @@ def evaluate_checkpoint(
         repair_mode: "rewrite" or "edits"; as the model was trained by default.
         repetition_guard: plans and codes may not go round in circles.
         lexical: greedy code once more under `GoLexicalLogitsProcessor`, balanced, and what that changes.
+        failures: so many failed codes of the model's own are repaired and written anew at equal tokens; 0 for none.
+        token_budget: new tokens for each of them.
         on_skip: called with what is wrong with each line that is left out.
         out: folder for results.json, evaluation.png and all that is written.
 
@@ -109,7 +121,7 @@ def evaluate_checkpoint(
     """
     validate_evaluation(model, out, update_card)
     load_config(model, LANGUAGE_MODEL)
-    benchmarks = validate_sources(records, trajectories, benchmark, out)
+    benchmarks = validate_sources(records, trajectories, benchmark, out, failures)
     device = chosen_device(device)
     read = partial(read_records, on_bad_line=on_bad_line, on_skip=on_skip)
     rows = spread(_filled(list(read(records)), records), limit) if records else []
@@ -128,6 +140,11 @@ def evaluate_checkpoint(
         out.mkdir(parents=True, exist_ok=True)
     with best_validator(validator) as judge:
         metrics = _evaluate(writer, builder, rows, trials, judge, sampling, lexical, out)
+        if failures:
+            file = out / "equal_tokens.jsonl" if out else None
+            metrics["equal_tokens"] = equal_tokens.evaluate_equal_tokens(
+                writer, builder, rows, judge, sampling, failures, token_budget, file
+            )
         if benchmarks:
             metrics["benchmarks"] = _run_benchmarks(writer, builder, tasks, judge, sampling, model, out)
     files = [*(records or []), *(trajectories or []), *(file for _, file in benchmarks)]

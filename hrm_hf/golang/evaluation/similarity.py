@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from ..validators.go_validators import GoFormatter
-from ..validators.syntax import parse
+from ..validators.syntax import leaves, parse
 from ..validators.toolchain import GoNotFoundError
 from .metrics import f1_score
 
@@ -40,7 +40,7 @@ def code_tokens(code: str) -> tuple[str, ...] | None:
     root = parse(code).root_node
     if root.has_error:
         return None
-    return tuple(node.text.decode("utf-8", "replace") for node in _leaves(root) if node.text.strip())
+    return tuple(node.text.decode("utf-8", "replace") for node in leaves(root) if node.text.strip())
 
 
 def subtree_f1(code: str, reference: str) -> float:
@@ -71,20 +71,6 @@ def function_end(code: str, start: int = 0) -> int | None:
             if depth <= 0:
                 return match.end()
     return None
-
-
-def _leaves(root) -> list:
-    """Leaves in order of the text, without comments. Iterative: a broken code can be thousands of levels deep."""
-    leaves, stack = [], [root]
-    while stack:
-        node = stack.pop()
-        if node.type == "comment":
-            continue
-        if node.children:
-            stack.extend(reversed(node.children))
-        elif node.text:
-            leaves.append(node)
-    return leaves
 
 
 def _subtrees(code: str) -> Counter:

@@ -10,17 +10,24 @@ BENCHMARKS = ("humaneval-go", "humaneval-go-mxeval", "mbxp-go", "humanevalpack-g
 
 
 def validate_sources(
-    records: list[Path] | None, trajectories: list[Path] | None, benchmark: list[str] | None, out: Path | None
+    records: list[Path] | None,
+    trajectories: list[Path] | None,
+    benchmark: list[str] | None,
+    out: Path | None,
+    failures: int = 0,
 ) -> list[tuple[str, Path]]:
     """Names and files of the benchmarks, from texts NAME=FILE.
 
     Raises:
-        UsageError: nothing to evaluate on, a folder for a file, another name, or no folder for a benchmark's samples.
+        UsageError: nothing to evaluate on, a folder for a file, another name, no folder for a benchmark's samples, or
+            no problems for failures of the model's own.
     """
     if not (records or trajectories or benchmark):
         raise UsageError("nothing to evaluate on; give --records, --trajectories or --benchmark")
     if benchmark and out is None:
         raise UsageError("--benchmark keeps its samples in a folder; give --out", "--out")
+    if failures and not records:
+        raise UsageError("failures are codes for held-out problems; give their --records", "--failures")
     validate_files(records, "--records")
     validate_files(trajectories, "--trajectories")
     return [_named_file(text) for text in benchmark or []]

@@ -98,6 +98,23 @@ def walk(node: "Node") -> Iterator["Node"]:
         stack.extend(reversed(node.children))
 
 
+def leaves(root: "Node") -> list["Node"]:
+    """Leaves of a syntax tree in order of the text, without comments.
+
+    Iterative: a broken code can be thousands of levels deep.
+    """
+    found, stack = [], [root]
+    while stack:
+        node = stack.pop()
+        if node.type == "comment":
+            continue
+        if node.children:
+            stack.extend(reversed(node.children))
+        elif node.text:
+            found.append(node)
+    return found
+
+
 def first_fault(code: str | bytes) -> SyntaxFault | None:
     """The first syntax error of a file or of declarations; None if there is none."""
     text = to_bytes(code) if isinstance(code, str) else code

@@ -1,0 +1,318 @@
+"""Repairs by edits against new attempts when both may write equally many tokens.
+
+The failures are the model's own: it writes plans and codes for held-out problems until enough of them do not pass the
+validator. Each failure then gets the same number of new tokens three times: for edits of the failed attempt, for whole
+new codes of the same plan, and for half of each. Tries are drawn independently of each other, one after the other,
+until one passes or the tokens are spent; a try that the rest of them does not pay for does not count.
+
+After a validator has looked, an answer may still be worse than what it repairs: deleting what is wrong passes too.
+Hence the share of answers that are shorter than their attempt by `is_shortened`, valid answers without these, and the
+subtree F1 to the reference before and after.
+"""
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...models.processing_hrm_go_coder import CONTINUE, DECISIONS, DONE, TOKEN_IDS, Feedback, parse_plan
+from ..data.collator import GoStreamBuilder, TooLongError
+from ..shortening import is_shortened
+from .held_out import Record, Sampling, Try, Validator, edit_tries, which_pass, whole_codes
+from .metrics import mcnemar_test, paired_difference, rate, rate_with_interval
+from .similarity import subtree_f1
+from .writer import Writer
+
+
+MAX_TRIES = 32  # of one kind for one failure: an empty list of edits costs one token, and greedy ones are all the same
+ROUNDS = 20  # of writing first attempts, at most: a strong model may not fail as often as asked
+SHARES = (0.125, 0.25, 0.375, 0.5, 0.625, 0.75, 0.875, 1.0)  # of the tokens, for the curve
+POLICIES = ("edits", "resampling", "half")
+
+
+@dataclass
+class Failure:
+    """A code of the model's own that does not pass, and what was tried after it.
+
+    Attributes:
+        record: a trajectory: the plan that was written, the failed attempt and the reference behind it.
+        prompt: ids that the plan was written behind, and the plan.
+        syntax_alone: the reference does not type-check by itself, so that types say nothing.
+        edits, resampling: tries in the order in which they were drawn, and whether each passes.
+    """
+
+    record: Record
+    prompt: list[int]
+    syntax_alone: bool
+    edits: list[tuple[Try, bool]] = field(default_factory=list)
+    resampling: list[tuple[Try, bool]] = field(default_factory=list)
+
+    @property
+    def attempt(self) -> str:
+        return self.record["attempts"][0]["code"]
+
+    @property
+    def category(self) -> str:
+        return self.record["attempts"][0]["feedback"]["category"]
+
+    def answer(self, policy: str, budget: float) -> str | None:
+        """The first code that passes within a budget of new tokens; None if none does."""
+        if policy != "half":
+            return _first(getattr(self, policy), budget)[0]
+        code, spent = _first(self.edits, budget / 2)
+        return code if code is not None else _first(self.resampling, budget - spent)[0]
+
+
+def evaluate_equal_tokens(
+    writer: Writer,
+    builder: GoStreamBuilder,
+    records: Sequence[Record],
+    validator: Validator,
+    sampling: Sampling,
+    failures: int,
+    budget: int = 512,
+    path: Path | None = None,
+) -> dict[str, Any]:
+    """Valid share of edits, new attempts and half of each, at equal numbers of new tokens.
+
+    Args:
+        builder: its settings must be those of a model of edits (`repairs="edits"`).
+        records: held-out records; each gives one first attempt a round, until there are enough failures.
+        failures: how many to look at.
+        budget: new tokens for each failure and policy.
+        path: file for the failures and their tries, JSON Lines.
+
+    Returns:
+        Counts of what was written and left out; of each policy `valid` and `kept` (valid and not shortened) with
+        Wilson intervals, `shortened` (share of the valid ones), `subtree_f1` of its answers, the attempt where there
+        is none, and the curve over shares of the budget; new tokens a try; differences of edits and of half to
+        resampling with a bootstrap over problems, as failures of one problem are alike, and McNemar's exact test;
+        valid shares by the category of the error.
+
+    Raises:
+        ValueError: a builder of rewrites, or a model whose every code passes.
+    """
+    if builder.repairs != "edits":
+        raise ValueError(
+            f"repairs={builder.repairs!r}: equal tokens compare edits with new attempts; expected a model that was "
+            "trained with --repair_mode edits, or --repair-mode edits"
+        )
+    torch.manual_seed(sampling.seed)
+    found, counts = own_failures(writer, builder, records, validator, sampling.temperature, failures)
+    if not found:
+        raise ValueError(f"no failure among {counts['attempts']} codes of the model: there is nothing to repair")
+    for kind in ("edits", "resampling"):
+        _draw(kind, writer, builder, found, validator, sampling.temperature, budget)
+    result: dict[str, Any] = {
+        **counts,
+        "failures": len(found),
+        "problems": len({_problem(failure) for failure in found}),
+        "budget": budget,
+        "temperature": sampling.temperature,
+    }
+    before = [subtree_f1(failure.attempt, failure.record["solution"]["code"]) for failure in found]
+    result["attempt_subtree_f1"] = float(np.mean(before))
+    kept = {}
+    for policy in POLICIES:
+        kept[policy], result[policy] = _figures(found, policy, budget, before)
+    for kind in ("edits", "resampling"):
+        result[kind] |= _costs([getattr(failure, kind) for failure in found])
+    result["tokens_ratio"] = _ratio(result["edits"]["tokens"], result["resampling"]["tokens"])
+    for policy in ("edits", "half"):
+        result[f"{policy}_gain"] = _gain(found, kept[policy], kept["resampling"], sampling.seed)
+    result["by_category"] = _by_category(found, kept)
+    if path:
+        path.write_text("".join(json.dumps(_row(failure)) + "\n" for failure in found))
+    return result
+
+
+def own_failures(
+    writer: Writer,
+    builder: GoStreamBuilder,
+    records: Sequence[Record],
+    validator: Validator,
+    temperature: float,
+    wanted: int,
+) -> tuple[list[Failure], dict[str, Any]]:
+    """Codes of the model's own that do not pass, of one sampled plan and code for each record and round.
+
+    Returns:
+        at most `wanted` failures, and how many codes were written and what became of them.
+    """
+    verdicts = validator([record["solution"]["code"] for record in records])
+    usable = [(record, verdict.types_ok is False) for record, verdict in zip(records, verdicts) if verdict.syntax_ok]
+    counts: Counter = Counter(reference_rejected=len(records) - len(usable))
+    found, seen = [], set()
+    for _ in range(ROUNDS):
+        if not usable or len(found) >= wanted:
+            break
+        prompts = [builder.prompt_ids(record) for record, _ in usable]
+        plans, codes = writer.planned_codes(
+            prompts, [record["code_prefix"] or "" for record, _ in usable], temperature
+        )
+        counts["attempts"] += len(codes)
+        for (record, alone), prompt, plan, code, verdict in zip(usable, prompts, plans, codes, validator(codes)):
+            verdict = verdict.of_syntax() if alone else verdict
+            reason = "passed" if not verdict.failed else "repeated" if (record["id"], code) in seen else ""
+            parsed = parse_plan(writer.tokenizer, plan)
+            reason = reason or ("plan_unreadable" if parsed["intent"] is None else "")
+            if not reason:
+                seen.add((record["id"], code))
+                failed = _trajectory(record, parsed, code, verdict)
+                reason = "" if _fits(builder, failed) else "too_long"
+            if reason:
+                counts[reason] += 1
+            elif len(found) < wanted:
+                given = [*prompt, *plan, TOKEN_IDS["</PLAN>"]]
+                found.append(Failure(failed, given, alone))
+    names = ("attempts", "passed", "repeated", "plan_unreadable", "too_long", "reference_rejected")
+    return found, {name: counts[name] for name in names}
+
+
+def _trajectory(record: Record, plan: dict[str, Any], code: str, verdict: Feedback) -> Record:
+    """A record whose plan and failed attempt are the model's own, and whose solution is the reference."""
+    steps = [{"intent": plan["intent"], "target": "", "text": text} for text in plan["steps"]]
+    failed = {"code": code, "feedback": asdict(verdict), "decision": DECISIONS[CONTINUE]}
+    right = {"code": record["solution"]["code"], "feedback": None, "decision": DECISIONS[DONE]}
+    return {**record, "plan": {**plan, "steps": steps}, "attempts": [failed, right]}
+
+
+def _fits(builder: GoStreamBuilder, record: Record) -> bool:
+    try:
+        builder.edit_prompt_ids(record)
+    except TooLongError:
+        return False
+    return True
+
+
+def _draw(
+    kind: str,
+    writer: Writer,
+    builder: GoStreamBuilder,
+    failures: Sequence[Failure],
+    validator: Validator,
+    temperature: float,
+    budget: int,
+) -> None:
+    """Adds tries to each failure until one passes or the budget is spent."""
+    for _ in range(MAX_TRIES):
+        rows = [failure for failure in failures if _is_open(getattr(failure, kind), budget)]
+        if not rows:
+            return
+        prefixes = [failure.record["code_prefix"] or "" for failure in rows]
+        if kind == "edits":
+            given = [builder.edit_prompt_ids(failure.record) for failure in rows]
+            tries = edit_tries(writer, given, [failure.attempt for failure in rows], prefixes, temperature)
+        else:
+            tries = whole_codes(writer, [failure.prompt for failure in rows], prefixes, temperature)
+        passed = which_pass(validator, [one.code for one in tries], [failure.syntax_alone for failure in rows])
+        for failure, one, good in zip(rows, tries, passed):
+            getattr(failure, kind).append((one, good))
+
+
+def _is_open(tries: Sequence[tuple[Try, bool]], budget: int) -> bool:
+    return not any(good for _, good in tries) and sum(one.tokens for one, _ in tries) < budget
+
+
+def _first(tries: Sequence[tuple[Try, bool]], budget: float) -> tuple[str | None, float]:
+    """The first code that passes within a budget, and the tokens that were spent on the way."""
+    spent = 0.0
+    for one, good in tries:
+        if spent + one.tokens > budget:
+            return None, budget  # begun and not finished
+        spent += one.tokens
+        if good:
+            return one.code, spent
+    return None, spent
+
+
+def _figures(
+    failures: Sequence[Failure], policy: str, budget: int, before: Sequence[float]
+) -> tuple[list[bool], dict[str, Any]]:
+    answers = [failure.answer(policy, budget) for failure in failures]
+    valid = [answer is not None for answer in answers]
+    short = [answer is not None and is_shortened(answer, one.attempt) for answer, one in zip(answers, failures)]
+    kept = [good and not cut for good, cut in zip(valid, short)]
+    after = [
+        score if answer is None else subtree_f1(answer, failure.record["solution"]["code"])
+        for answer, score, failure in zip(answers, before, failures)
+    ]
+    curve = [rate([failure.answer(policy, share * budget) is not None for failure in failures]) for share in SHARES]
+    return kept, {
+        **rate_with_interval("valid", valid),
+        **rate_with_interval("kept", kept),
+        "shortened": rate([cut for cut, good in zip(short, valid) if good]),
+        "subtree_f1": float(np.mean(after)),
+        "subtree_f1_of_valid": _mean([score for score, good in zip(after, valid) if good]),
+        "attempt_subtree_f1_of_valid": _mean([score for score, good in zip(before, valid) if good]),
+        "curve": {"tokens": [share * budget for share in SHARES], "valid": curve},
+    }
+
+
+def _costs(rows: Sequence[Sequence[tuple[Try, bool]]]) -> dict[str, Any]:
+    tries = [one for row in rows for one in row]
+    outcomes = Counter(one.outcome for one, _ in tries if one.outcome is not None)
+    figures: dict[str, Any] = {
+        "tries": len(tries),
+        "tokens": _mean([one.tokens for one, _ in tries]),
+        **rate_with_interval("valid_a_try", [good for _, good in tries]),
+        **rate_with_interval("valid_first_try", [row[0][1] for row in rows if row]),
+    }
+    return figures | ({"outcomes": dict(outcomes)} if outcomes else {})
+
+
+def _gain(failures: Sequence[Failure], ours: Sequence[bool], theirs: Sequence[bool], seed: int) -> dict[str, Any]:
+    """Difference of kept shares; the interval is a bootstrap over problems, weighted by their failures."""
+    groups: dict[str, list[int]] = {}
+    for index, failure in enumerate(failures):
+        groups.setdefault(_problem(failure), []).append(index)
+    scale = len(groups) / len(failures)  # so that the mean over problems is the mean over failures
+    pairs = [[sum(flags[i] for i in rows) * scale for flags in (ours, theirs)] for rows in groups.values()]
+    gain = paired_difference([a for a, _ in pairs], [b for _, b in pairs], seed)
+    only_first = sum(a and not b for a, b in zip(ours, theirs))
+    only_second = sum(b and not a for a, b in zip(ours, theirs))
+    return gain | {
+        "only_first": only_first,
+        "only_second": only_second,
+        "mcnemar_p": mcnemar_test(only_first, only_second),
+    }
+
+
+def _by_category(failures: Sequence[Failure], kept: dict[str, list[bool]]) -> dict[str, Any]:
+    names = Counter(failure.category for failure in failures)
+    rows = {name: [i for i, failure in enumerate(failures) if failure.category == name] for name in names}
+    return {
+        name: {"failures": count, **{policy: rate([kept[policy][i] for i in rows[name]]) for policy in POLICIES}}
+        for name, count in names.most_common()
+    }
+
+
+def _row(failure: Failure) -> dict[str, Any]:
+    tries = {
+        kind: [asdict(one) | {"valid": good} for one, good in getattr(failure, kind)]
+        for kind in ("edits", "resampling")
+    }
+    return {
+        "id": failure.record["id"],
+        "plan": failure.record["plan"],
+        "attempt": failure.record["attempts"][0],
+        "reference": failure.record["solution"]["code"],
+        **tries,
+    }
+
+
+def _problem(failure: Failure) -> str:
+    return failure.record["id"]
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    return above / below if above is not None and below else None
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if values else None

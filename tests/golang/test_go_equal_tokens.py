@@ -12,6 +12,7 @@ from hrm_hf.golang import TreeSitterValidator
 from hrm_hf.golang.evaluation import equal_tokens
 from hrm_hf.golang.evaluation.held_out import Sampling, Try
 from hrm_hf.golang.evaluation.metrics import mcnemar_test
+from hrm_hf.golang.evaluation.plots import plot_go_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
 from hrm_hf.golang.shortening import is_shortened
 from hrm_hf.models.edits_hrm_go_coder import Edit
@@ -51,6 +52,7 @@ def test_edits_that_mend_beat_codes_that_break_again(tmp_path):
     assert sum(row["failures"] for row in figures["by_category"].values()) == 2
     rows = [json.loads(line) for line in (tmp_path / "tries.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == ["sum.go:0", "sum.go:1"]
+    assert plot_go_evaluation({"equal_tokens": figures}, tmp_path / "curve.png").stat().st_size > 1000
     assert rows[0]["attempt"]["code"] == rows[0]["resampling"][0]["code"] and rows[0]["edits"][0]["valid"]
 
 

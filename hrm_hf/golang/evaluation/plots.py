@@ -1,4 +1,4 @@
-"""One picture of a Go coder's evaluation: attempts beside their control, bits per byte, confusion of decisions."""
+"""One picture of a Go coder's evaluation: attempts and repairs beside their controls, bits per byte, decisions."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ BYTES = {
 
 
 def plot_go_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path | None:
-    """Draws what there is of the sections "refinement", "loss" and "decisions" as a PNG.
+    """Draws what there is of the sections "refinement", "equal_tokens", "loss" and "decisions" as a PNG.
 
     Returns:
         `path`; None if there is none of them, and then nothing is written.
@@ -26,6 +26,8 @@ def plot_go_evaluation(metrics: dict[str, Any], path: str | Path, title: str = "
     for name in ("valid", "exact"):
         if name in metrics.get("refinement", {}):
             panels.append((_draw_attempts, (metrics["refinement"][name], name)))
+    if "equal_tokens" in metrics:
+        panels.append((_draw_equal_tokens, (metrics["equal_tokens"],)))
     if "code_bits_per_byte" in metrics.get("loss", {}):
         panels.append((_draw_bytes, (metrics["loss"],)))
     decisions = metrics.get("decisions", {})
@@ -53,6 +55,20 @@ def _draw_attempts(axes, section: dict[str, Any], name: str) -> None:
     axes.vlines(attempts[-1], *interval, color=ACCENT, linewidth=1)
     axes.set(xlabel="attempts", ylabel=f"{name} answers", ylim=(0, 1.05), title=f"Answers that are {name}")
     axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.legend(frameon=False, fontsize="small")
+    axes.grid(axis="y", color=MUTED, alpha=0.4)
+
+
+def _draw_equal_tokens(axes, section: dict[str, Any]) -> None:
+    styles = {"edits": (ACCENT, "o"), "resampling": (EXTRA[0], "s"), "half": (EXTRA[1], "^")}
+    labels = {"edits": "edits", "resampling": "new attempts", "half": "half of each"}
+    for policy, (color, marker) in styles.items():
+        curve, (low, high) = section[policy]["curve"], section[policy]["valid_interval"]
+        tokens = curve["tokens"]
+        axes.plot(tokens, curve["valid"], color=color, marker=marker, markersize=4, label=labels[policy])
+        axes.vlines(tokens[-1], low, high, color=color, linewidth=1)
+    title = f"{section['failures']} failures of its own"
+    axes.set(xlabel="new tokens for each", ylabel="valid answers", ylim=(0, 1.05), title=title)
     axes.legend(frameon=False, fontsize="small")
     axes.grid(axis="y", color=MUTED, alpha=0.4)
 

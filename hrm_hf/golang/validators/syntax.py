@@ -99,20 +99,8 @@ def walk(node: "Node") -> Iterator["Node"]:
 
 
 def leaves(root: "Node") -> list["Node"]:
-    """Leaves of a syntax tree in order of the text, without comments.
-
-    Iterative: a broken code can be thousands of levels deep.
-    """
-    found, stack = [], [root]
-    while stack:
-        node = stack.pop()
-        if node.type == "comment":
-            continue
-        if node.children:
-            stack.extend(reversed(node.children))
-        elif node.text:
-            found.append(node)
-    return found
+    """The tokens of a syntax tree in order of the text, without comments."""
+    return [node for node in walk(root) if not node.children and node.text and node.type != "comment"]
 
 
 def first_fault(code: str | bytes) -> SyntaxFault | None:

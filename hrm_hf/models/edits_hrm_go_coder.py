@@ -7,11 +7,15 @@ the quotation unique in it, and says what takes their place; without new lines t
 attempt as it was, so their order says nothing, though `edits_between` gives them in order of place. No edit at all
 leaves the attempt as it is. Lines end at "\\n" alone, so that every other character, "\\r" too, survives.
 
+In the stream each text has the newline in front of its lines, or behind them: on the side where the tokenizer cuts a
+quotation as it cut the code, so that quoting is copying tokens. `newline_side` finds it.
+
 Edits are applied exactly: each quotation has one place, no line is edited twice, the given beginning of the code
 stays, or else nothing is changed and the outcome says why.
 """
 
 import difflib
+import functools
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -32,6 +36,9 @@ OVERLAPPING = "overlapping"  # a line in two edits
 TOUCHES_PREFIX = "touches the prefix"  # the result would not begin as it must
 MALFORMED = "malformed"  # no list of edits, or one without its end
 OUTCOMES = (APPLIED, UNCHANGED, NOT_FOUND, AMBIGUOUS, OVERLAPPING, TOUCHES_PREFIX, MALFORMED)
+
+# Lines as gofmt sets them; the two middle ones are quoted to find the side of the newline.
+PROBE = ("func f(a int) int {", "\tif a > 0 {", "\t\treturn a", "\t}", "\tb := a * 2", "\treturn b", "}")
 
 CODE, END_CODE, BEFORE, AFTER = (TOKEN_IDS[tag] for tag in ("<CODE>", "</CODE>", "<BEFORE>", "<AFTER>"))
 
@@ -120,11 +127,24 @@ def apply_edits(code: str, edits: Sequence[Edit] | None, prefix: str = "") -> tu
     return (changed, APPLIED) if changed.startswith(prefix) else (code, TOUCHES_PREFIX)
 
 
+@functools.lru_cache(maxsize=8)
+def newline_side(tokenizer: Any) -> str:
+    """Where a quotation needs its newline for the tokens that its lines have in a code: "before" or "behind" them."""
+    code = encode_text(tokenizer, "\n".join([*PROBE, ""]))
+    copied = {"before": 0, "behind": 0}
+    for line in PROBE[1:-1]:
+        for side in copied:
+            quoted = encode_text(tokenizer, _with_newline(line, side))
+            copied[side] += any(code[at : at + len(quoted)] == quoted for at in range(len(code)))
+    return "behind" if copied["behind"] > copied["before"] else "before"
+
+
 def edit_segment(tokenizer: Any, edits: Sequence[Edit]) -> list[int]:
     """<CODE><BEFORE>old<AFTER>new...</CODE>; tags in the texts are ordinary characters."""
-    ids = [CODE]
+    side, ids = newline_side(tokenizer), [CODE]
     for edit in edits:
-        ids += [BEFORE, *encode_text(tokenizer, edit.old), AFTER, *encode_text(tokenizer, edit.new)]
+        ids += [BEFORE, *encode_text(tokenizer, _with_newline(edit.old, side)), AFTER]
+        ids += encode_text(tokenizer, _with_newline(edit.new, side)) if edit.new else []
     return [*ids, END_CODE]
 
 
@@ -147,8 +167,13 @@ def parse_edits(tokenizer: Any, ids: Sequence[int]) -> list[Edit] | None:
             texts[-1].append(token)
     if marks != [BEFORE, AFTER] * (len(marks) // 2):
         return None
-    decoded = [tokenizer.decode(text) for text in texts]
+    cut = str.removeprefix if newline_side(tokenizer) == "before" else str.removesuffix
+    decoded = [cut(tokenizer.decode(text), "\n") for text in texts]
     return [Edit(*pair) for pair in zip(decoded[::2], decoded[1::2])]
+
+
+def _with_newline(lines: str, side: str) -> str:
+    return f"\n{lines}" if side == "before" else f"{lines}\n"
 
 
 def _quoted(change: _Change, old: list[str], new: list[str]) -> _Change:

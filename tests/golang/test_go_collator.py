@@ -143,7 +143,7 @@ def test_a_tokenizer_without_the_tags_is_refused():
 MORE = "".join(f"\n\tx{number}()" for number in range(9))
 FAILED = f"<CODE>{PREFIX}{MORE}\n\treturn a + \n}}\n</CODE>"
 VERDICT = "<VALIDATE><SYNTAX_ERR>unexpected token, line 12: expected operand\n}</VALIDATE>"
-EDITS = "<CODE><BEFORE>\treturn a + <AFTER>\treturn a + b + 1</CODE>"
+EDITS = "<CODE><BEFORE>\n\treturn a + <AFTER>\n\treturn a + b + 1</CODE>"
 
 
 def long_record(number: int, attempts: str) -> dict:

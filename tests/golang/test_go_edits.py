@@ -11,6 +11,7 @@ import tiny_go
 import torch
 from go_samples import BROKEN, FINE, corrupted_functions, needs_go
 
+from hrm_hf.golang.data.tokenizer import train_on_texts
 from hrm_hf.models.edits_hrm_go_coder import (
     AMBIGUOUS,
     APPLIED,
@@ -24,10 +25,11 @@ from hrm_hf.models.edits_hrm_go_coder import (
     apply_edits,
     edit_segment,
     edits_between,
+    newline_side,
     parse_edits,
 )
 from hrm_hf.models.logits_process_hrm_go_coder import repetition_guards
-from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS
+from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, encode_text
 
 
 SUM = "func Sum(a []int) int {\n\ts := 0\n\tfor _, x := range a {\n\t\ts += x\n\t}\n\treturn s\n}\n"
@@ -194,10 +196,26 @@ def test_edits_read_as_documented():
     tokenizer = tiny_go.tokenizer()
     edits = [Edit("\ta", "\tb\n\tc"), Edit("d", "")]
     ids = edit_segment(tokenizer, edits)
-    assert tokenizer.decode(ids) == "<CODE><BEFORE>\ta<AFTER>\tb\n\tc<BEFORE>d<AFTER></CODE>"
+    assert newline_side(tokenizer) == "before"
+    assert tokenizer.decode(ids) == "<CODE><BEFORE>\n\ta<AFTER>\n\tb\n\tc<BEFORE>\nd<AFTER></CODE>"
     assert parse_edits(tokenizer, ids) == edits
     assert tokenizer.decode(edit_segment(tokenizer, [])) == "<CODE></CODE>"
     assert parse_edits(tokenizer, edit_segment(tokenizer, [])) == []
+
+
+@pytest.mark.parametrize(("pre_tokenizer", "side"), [("gpt-2", "before"), ("qwen2", "behind")])
+def test_a_quotation_has_the_tokens_of_the_lines_in_the_code(pre_tokenizer, side):
+    tokenizer = train_on_texts(iter([*FINE, SUM] * 20), 430, pre_tokenizer=pre_tokenizer)
+    assert newline_side(tokenizer) == side
+    lines, copied = SUM.split("\n"), []
+    code = encode_text(tokenizer, SUM)
+    for line in lines[1:-2]:
+        edits = [Edit(line, "")]
+        ids = edit_segment(tokenizer, edits)
+        assert parse_edits(tokenizer, ids) == edits
+        quoted = ids[2:-2]
+        copied.append(any(code[at : at + len(quoted)] == quoted for at in range(len(code))))
+    assert sum(copied) >= len(copied) - 1  # the probe counts tokens of other lines
 
 
 def test_the_repetition_guard_forbids_no_token_of_edits_that_apply():

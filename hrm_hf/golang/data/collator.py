@@ -42,7 +42,7 @@ from ...models.processing_hrm_go_coder import (
 IGNORED = -100
 PLAIN = "plain_"  # columns of the stream without attempts, beside the whole one
 SCORED = ("code_start", "code_end", "code_bytes")
-BUILDER_VERSION = 3  # part of the cache key; raise it when the same record gives other rows
+BUILDER_VERSION = 4  # part of the cache key; raise it when the same record gives other rows
 
 
 class TooLongError(ValueError):

@@ -10,7 +10,7 @@ from .report import AsJson, GoValidator, call, report
 
 SOURCE_HELP = (
     "DIR with Go files; std for this machine's Go installation; git:REPOSITORY for its commits; hub:NAME[:CONFIG]; "
-    "prs:FILE.jsonl for pull requests. May be given several times."
+    "prs:FILE.jsonl for pull requests."
 )
 CONTEXT_HELP = "Given beside the problem: none, type (of a method's receiver), file (imports as well)."
 EVALUATION_HELP = "Evaluation file (JSON lines); records that share 20 tokens in a row with it are left out."
@@ -18,8 +18,9 @@ TRAJECTORIES_HELP = "Also write trajectories/: N refinement records for each rec
 
 
 def go(
-    source: Annotated[list[str], typer.Option(help=SOURCE_HELP)],
     out: Annotated[Path, typer.Option(help="Folder to write: train, validation and test .jsonl, report.json.")],
+    sources: Annotated[list[str] | None, typer.Argument(metavar="[SOURCE]...", help=SOURCE_HELP)] = None,
+    source: Annotated[list[str] | None, typer.Option(help="One more of them.")] = None,
     context: Annotated[str, typer.Option(help=CONTEXT_HELP)] = "type",
     types: Annotated[bool, typer.Option("--types", help="Type declarations too.")] = False,
     min_body_lines: Annotated[int, typer.Option(min=0, help="Lines of a function's body.")] = 2,
@@ -44,13 +45,18 @@ def go(
 ):
     """Build records for the Go coder: documented functions, commits, pull requests.
 
-    Example: hrm-hf data go --source std --license BSD-3-Clause --deduplicate near --out data/go
+    Example: hrm-hf data go ~/src/my_project --out data/mine
 
-    Example: hrm-hf data go --source git:../cobra --source prs:pulls.jsonl --trajectories 3 --out data/go_repair
+    Example: hrm-hf data go std --license BSD-3-Clause --deduplicate near --out data/go
+
+    Example: hrm-hf data go git:../cobra prs:pulls.jsonl --trajectories 3 --out data/go_repair
     """
     options = dict(locals())
     from ..golang.data.build import build_records
 
+    options["source"] = [*(options.pop("sources") or []), *(source or [])]
+    if not options["source"]:
+        raise typer.BadParameter("nothing to read; name a SOURCE, such as a folder with Go files", param_hint="SOURCE")
     _run(build_records, options)
 
 

@@ -56,7 +56,7 @@ def failure(*args):
 @pytest.fixture(scope="module")
 def built(tree, tmp_path_factory):
     out = tmp_path_factory.mktemp("built")
-    result = call("go", "--source", tree, "--out", out / "records", "--text", out / "text", "--json")
+    result = call("go", tree, "--out", out / "records", "--text", out / "text", "--json")
     return out, json.loads(result.stdout)
 
 
@@ -195,3 +195,11 @@ def test_plain_files_come_from_folders_only(tmp_path):
 def test_help_shows_examples():
     for command in ("go", "go-tokenizer"):
         assert "Example:" in call(command, "--help").stdout
+
+
+def test_data_go_reads_what_is_named_with_and_without_an_option(tree, tmp_path):
+    whole = "--validation-share", "0", "--test-share", "0", "--out", tmp_path
+    call("go", tree / "p1", "--source", tree / "p2", *whole)
+    made = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
+    assert sorted(record["plan"]["targets"][0] for record in made) == ["func:Work1", "func:Work2"]
+    assert "name a SOURCE" in call("go", "--out", tmp_path / "none", code=2).stderr

@@ -19,7 +19,7 @@ TRAJECTORIES_HELP = "Also write trajectories/: N refinement records for each rec
 
 def go(
     out: Annotated[Path, typer.Option(help="Folder to write: train, validation and test .jsonl, report.json.")],
-    sources: Annotated[list[str] | None, typer.Argument(metavar="[SOURCE]...", help=SOURCE_HELP)] = None,
+    sources: Annotated[list[str] | None, typer.Argument(metavar="SOURCE", help=SOURCE_HELP)] = None,
     source: Annotated[list[str] | None, typer.Option(help="One more of them.")] = None,
     context: Annotated[str, typer.Option(help=CONTEXT_HELP)] = "type",
     types: Annotated[bool, typer.Option("--types", help="Type declarations too.")] = False,

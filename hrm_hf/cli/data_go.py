@@ -14,6 +14,10 @@ SOURCE_HELP = (
 )
 CONTEXT_HELP = "Given beside the problem: none, type (of a method's receiver), file (imports as well)."
 EVALUATION_HELP = "Evaluation file (JSON lines); records that share 20 tokens in a row with it are left out."
+ORACLE_HELP = (
+    "Of trajectories: types hides the types from half of the verdicts, so that there is code to plan anew; needs "
+    "--validator types."
+)
 TRAJECTORIES_HELP = "Also write trajectories/: N refinement records for each record, labelled by a validator."
 
 
@@ -37,6 +41,7 @@ def go(
     exclude_eval: Annotated[list[Path] | None, typer.Option(help=EVALUATION_HELP)] = None,
     trajectories: Annotated[int, typer.Option(min=0, help=TRAJECTORIES_HELP)] = 0,
     validator: Annotated[GoValidator, typer.Option(help="Of trajectories; auto: parser where Go is.")] = "auto",
+    oracle: Annotated[str, typer.Option(help=ORACLE_HELP)] = "none",
     on_bad_line: Annotated[str, typer.Option(help="stop or skip, at broken lines of JSON sources.")] = "stop",
     text: Annotated[
         Path | None, typer.Option(help="Folder for the plain files as well, {text} a line, for run_clm.py.")

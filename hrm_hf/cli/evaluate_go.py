@@ -20,6 +20,10 @@ from .report import (
 )
 
 
+CALIBRATE_HELP = (
+    "Other trajectories, such as validation.jsonl: the temperature with which the decisions' probabilities are right "
+    "is found on them, and what it is worth shown on --trajectories."
+)
 FAILURES_HELP = (
     "Compare edits, new attempts and half of each at equal new tokens, on so many failed codes of the model's own for "
     "--records."
@@ -30,6 +34,7 @@ def go(
     model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub.")],
     records: Annotated[list[Path] | None, typer.Option(help="Held-out records (JSON Lines); repeat for more.")] = None,
     trajectories: Annotated[list[Path] | None, typer.Option(help="Held-out trajectories; repeat for more.")] = None,
+    calibrate_on: Annotated[list[Path] | None, typer.Option(help=CALIBRATE_HELP)] = None,
     benchmark: Annotated[
         list[str] | None, typer.Option(help="NAME=FILE of a local test set, such as humaneval-go=FILE.jsonl.gz.")
     ] = None,
@@ -87,7 +92,7 @@ def go(
 
     with usage_errors():
         validate_evaluation(model, out, update_card)
-        validate_sources(records, trajectories, benchmark, out, failures)
+        validate_sources(records, trajectories, benchmark, out, failures, calibrate_on)
     from ..golang.evaluation.run import evaluate_checkpoint
 
     run(evaluate_checkpoint, options | {"on_skip": _say_left_out}, _on_screen)

@@ -79,6 +79,10 @@ class GoTrainingArguments(LmTrainingArguments):
     plan_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
     code_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
     refinement_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    balance_decisions: bool = field(
+        default=False,
+        metadata={"help": "Weigh each kind of decision by how rare it is in the training data; kept in the config."},
+    )
 
     validation_frequency: int = field(
         default=0, metadata={"help": "Write and check code every so many steps; 0 for never."}

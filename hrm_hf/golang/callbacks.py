@@ -13,6 +13,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from ..models.processing_hrm_go_coder import Feedback
 from .data.collator import GoStreamBuilder
+from .data.trajectories import failed_record
 from .evaluation.writer import Writer
 
 
@@ -95,7 +96,8 @@ class GoValidationCallback(TrainerCallback):
         with open(args.replay_file, "a", encoding="utf-8") as file:
             for record, code, feedback in zip(records, codes, self.validator(codes)):
                 if feedback.failed:
-                    file.write(json.dumps(failed_record(record, code, feedback, step), ensure_ascii=False) + "\n")
+                    made = failed_record(record, code, feedback, suffix=f"@{step}")
+                    file.write(json.dumps(made, ensure_ascii=False) + "\n")
 
 
 def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
@@ -108,13 +110,6 @@ def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
     if "go/type_rate" in rates:  # code that does not parse has no types, and is no reason for a better figure
         rates["go/type_rate"] = sum(one.types_ok is True for one in feedback) / len(feedback)
     return rates
-
-
-def failed_record(record: dict[str, Any], code: str, feedback: Feedback, step: int) -> dict[str, Any]:
-    """A record with an attempt that failed at `step` and then its solution."""
-    attempt = {"code": code, "feedback": vars(feedback), "decision": "CONTINUE"}
-    solved = {"code": record["solution"]["code"], "feedback": None, "decision": "DONE"}
-    return {**record, "id": f"{record['id']}@{step}", "attempts": [attempt, solved]}
 
 
 def write_code(

@@ -1,11 +1,13 @@
 """`GoCoderRun`: a run of `training/run_go_coder.py`."""
 
 import inspect
+from collections import Counter
 from typing import Any
 
 from transformers import PreTrainedModel
 
 from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
+from ..models.processing_hrm_go_coder import DECISIONS
 from ..text.causal_lm import load_causal_lm, load_tokenizer
 from ..text.run import CausalLMRun
 from .callbacks import GoValidationCallback
@@ -51,7 +53,17 @@ class GoCoderRun(CausalLMRun):
         if isinstance(model.config, HrmGoCoderConfig):
             model.config.update(self.data_args.budgets(positions=False))  # prompts are cut as they were in training
             self._set_repair_mode(model.config)
+            if self.args.balance_decisions:
+                model.config.refinement_class_weights = self._class_weights()
+        elif self.args.balance_decisions:
+            raise ValueError(f"balance_decisions: {type(model).__name__} has no refinement head; leave the option out")
         return model
+
+    def _class_weights(self) -> list[float]:
+        """Weights with which all kinds of decisions in the training data count alike; those that it lacks have 1."""
+        counts = Counter(label for labels in self.train.rows["decision_labels"] for label in labels)
+        total, kinds = counts.total(), len(counts)
+        return [total / (kinds * counts[kind]) if counts[kind] else 1.0 for kind in range(len(DECISIONS))]
 
     def _set_repair_mode(self, config: HrmGoCoderConfig) -> None:
         """Writes how the data repair into the config, but never takes away what the model has learned."""

@@ -64,6 +64,8 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
         refinement_loss_weight (`float`, defaults to 0.2).
         refinement_class_weights (`list[float]`, defaults to `[1, 1, 1]`): of CONTINUE, REFINE, DONE.
+        decision_temperature (`float`, defaults to 1): the refinement head's logits are divided by it. `hrm-hf eval go
+            --calibrate-on` finds the one with which its probabilities are right (Guo et al. 2017, section 4.2).
     """
 
     model_type = "hrm_go_coder"
@@ -112,6 +114,7 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     code_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     refinement_loss_weight: float | int = bounded(0.2, LOSS_WEIGHT)
     refinement_class_weights: list[float] | None = bounded(None, number(0, 1e6, lists=(len(DECISIONS),) * 2))
+    decision_temperature: float | int = bounded(1.0, number(1e-3, 1e3))
 
     # Millions of parameters in comments.
     _presets: ClassVar[dict[str, dict[str, Any]]] = {

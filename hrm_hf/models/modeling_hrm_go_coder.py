@@ -505,12 +505,9 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         if feedback_ids is None:
             feedback_ids = torch.tensor(NO_FEEDBACK, device=positions.device).expand(*positions.shape, -1)
         plan = self._plan_means(planner_states, input_ids, positions)
-        return self.refinement_head(
-            _at(planner_states, positions),
-            _at(generator_states, positions),
-            plan,
-            self.feedback_encoder(feedback_ids),
-        )
+        feedback = self.feedback_encoder(feedback_ids)
+        logits = self.refinement_head(_at(planner_states, positions), _at(generator_states, positions), plan, feedback)
+        return logits / self.config.decision_temperature
 
     def _plan_means(self, planner_states, input_ids, positions) -> torch.Tensor:
         """Mean planner state [B, K, C] over the last plan before each position; zeros without one."""

@@ -15,6 +15,7 @@ from hrm_hf.cli import app
 from hrm_hf.golang import TreeSitterValidator
 from hrm_hf.golang.evaluation import held_out as go_coder
 from hrm_hf.golang.evaluation import refinement as go_refinement
+from hrm_hf.golang.evaluation.decisions import evaluate_decisions
 from hrm_hf.golang.evaluation.held_out import Sampling
 from hrm_hf.golang.evaluation.plots import plot_go_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
@@ -159,7 +160,7 @@ def test_decisions_are_read_from_tokens_and_head():
         return 1.0 if ids[position] == TOKEN_IDS["</VALIDATE>"] else 0.0
 
     model = Scripted(boost=right)
-    figures = go_coder.evaluate_decisions(writer_of(model), tiny_go.builder(), trajectories())
+    figures = evaluate_decisions(writer_of(model), tiny_go.builder(), trajectories())
     assert figures["trajectories"] == 3 and figures["tokens"]["decisions"] == 9
     assert figures["tokens"]["accuracy"] == 1.0 and figures["tokens"]["majority_accuracy"] == pytest.approx(4 / 9)
     assert figures["tokens"]["confusion"] == [[4, 0, 0], [0, 2, 0], [0, 0, 3]]
@@ -171,14 +172,14 @@ def test_decisions_are_read_from_tokens_and_head():
 
 
 def test_a_baseline_has_decision_tokens_only():
-    figures = go_coder.evaluate_decisions(writer_of(Scripted(kind="gpt2")), tiny_go.builder(), trajectories())
+    figures = evaluate_decisions(writer_of(Scripted(kind="gpt2")), tiny_go.builder(), trajectories())
     assert "head" not in figures and figures["tokens"]["decisions"] == 9
 
 
 def test_trajectories_that_do_not_fit_are_counted():
     rows = trajectories()
     rows[0]["attempts"][-1]["code"] = rows[0]["code_prefix"] + "\tx()\n" * 500
-    figures = go_coder.evaluate_decisions(writer_of(Scripted()), tiny_go.builder(), rows)
+    figures = evaluate_decisions(writer_of(Scripted()), tiny_go.builder(), rows)
     assert figures["trajectories"] == 2 and figures["left_out"] == 1
 
 

@@ -15,8 +15,9 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.golang.callbacks import GoValidationCallback, RefinementWarmupCallback, failed_record, validity, write_code
+from hrm_hf.golang.callbacks import GoValidationCallback, RefinementWarmupCallback, validity, write_code
 from hrm_hf.golang.data.collator import IGNORED, GoCoderCollator
+from hrm_hf.golang.data.trajectories import failed_record
 from hrm_hf.golang.trainer import GoCoderTrainer
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, TOKEN_IDS, Feedback
 from hrm_hf.text.causal_lm import load_causal_lm
@@ -401,7 +402,7 @@ def test_a_failure_becomes_a_record_with_the_solution_after_it():
 
     feedback = Feedback(syntax_ok=False, category="unexpected token", line=2, message="expected '}'")
     record = tiny_go.record(1)
-    made = failed_record(record, record["code_prefix"] + " )", feedback, step=7)
+    made = failed_record(record, record["code_prefix"] + " )", feedback, "@7")
     validate_record(made)
     assert made["id"] == "sum.go:1@7" and record["attempts"] == []
     assert [attempt["decision"] for attempt in made["attempts"]] == ["CONTINUE", "DONE"]

@@ -327,3 +327,13 @@ def test_the_go_coder_is_pre_trained_on_raw_text_and_then_on_records(run, data, 
         _, results = run("tuned", model_type="hrm_go_coder", model_name_or_path=str(out), config_overrides=None)
         _, other = run("fresh")
         assert results["metrics"]["code_loss"] < other["metrics"]["code_loss"]
+
+
+def test_decisions_are_weighed_by_how_rare_they_are(run, data):
+    out, _ = run("balanced", balance_decisions=True, max_steps=1)
+    kinds = [attempt["decision"] for number in range(40) for attempt in tiny_go.records(40)[number]["attempts"]]
+    expected = [len(kinds) / (3 * kinds.count(kind)) for kind in ("CONTINUE", "REFINE", "DONE")]
+    config = json.loads((out / "config.json").read_text())
+    assert config["refinement_class_weights"] == pytest.approx(expected) and len(set(expected)) > 1
+    with pytest.raises(ValueError, match="LlamaForCausalLM has no refinement head"):
+        run("llama", "llama", balance_decisions=True)

@@ -26,7 +26,7 @@ class Scripted:
     device = torch.device("cpu")
 
     def __init__(self, records=(), script=(), default_plan="ADD", default_body=" }", boost=None, kind="hrm_go_coder"):
-        self.config = SimpleNamespace(model_type=kind, max_position_embeddings=512)
+        self.config = SimpleNamespace(model_type=kind, max_position_embeddings=512, decision_temperature=1.0)
         self.script = list(zip(records, script))
         self.default = {"plan": {"intent": default_plan, "targets": [], "steps": []}, "body": default_body}
         self.boost, self.calls, self.code_prompts, self.drawn = boost, 0, [], {}

@@ -23,7 +23,7 @@ from .records import write_lines, write_records
 from .selection import SPLITS, Selection, evaluation_ngrams, split_of, validate_no_evaluation_file
 from .sources import Dropped, find_go_source, go_files
 from .tokenizer import PRE_TOKENIZERS, bytes_per_token, train_on_texts
-from .trajectories import TrajectoryCounts, build_trajectories
+from .trajectories import ORACLES, TrajectoryCounts, build_trajectories
 
 
 REPORT = "report.json"
@@ -51,6 +51,7 @@ def build_records(
     exclude_eval: list[Path] | None = None,
     trajectories: int = 0,
     validator: str = "auto",
+    oracle: str = "none",
     on_bad_line: str = "stop",
     text: Path | None = None,
 ) -> dict[str, Any]:
@@ -65,6 +66,8 @@ def build_records(
         deduplicate: "none", "exact" or "near" (at `near_threshold`; needs datasketch).
         exclude_eval: files of evaluation tasks; records that share 20 tokens in a row with one are left out.
         trajectories: refinement records for each record, labelled by `validator`, written to trajectories/.
+        oracle: "types" (of a validator that looks at them) where verdicts show syntax alone, so that there are
+            attempts to plan anew; or "none".
         text: folder for the plain files as well, {text} a line.
     """
     started = time.perf_counter()
@@ -73,6 +76,11 @@ def build_records(
     _validate_choice("--split-by", split_by, ("package", "repository"))
     _validate_choice("--deduplicate", deduplicate, ("none", "exact", "near"))
     _validate_choice("--validator", validator, VALIDATOR_CHOICES)
+    _validate_choice("--oracle", oracle, ORACLES)
+    if oracle == "types" and validator != "types":
+        raise UsageError(
+            f"--oracle types asks a validator that looks at types; give --validator types, not {validator}"
+        )
     _validate_choice("--on-bad-line", on_bad_line, ("stop", "skip"))
     read = Dropped()
     selection = Selection(seed, validation_share, test_share, deduplicate, near_threshold)
@@ -88,7 +96,12 @@ def build_records(
     if text is not None and not any(map(_is_folder, source)):
         raise UsageError("--text writes the files of folders; none of the sources is a folder with Go files")
     asked = options | {"sources": source, "seed": seed, "shares": [validation_share, test_share]}
-    asked |= {"deduplicate": deduplicate, "near_threshold": near_threshold, "trajectories": trajectories}
+    asked |= {
+        "deduplicate": deduplicate,
+        "near_threshold": near_threshold,
+        "trajectories": trajectories,
+        "oracle": oracle,
+    }
     asked["licence"] = asked.pop("license")  # the key of report.json
     asked["exclude_eval"] = [path.name for path in exclude_eval or ()]
     _validate_place(out, asked)
@@ -102,7 +115,7 @@ def build_records(
     report["groups"] = {name: len({record["group"] for record in splits[name]}) for name in SPLITS}
     report["licences"] = _counted(record["licence"] for name in SPLITS for record in splits[name])
     if trajectories:
-        report["trajectories"] = _write_trajectories(out, splits, validator, seed, trajectories)
+        report["trajectories"] = _write_trajectories(out, splits, validator, oracle, seed, trajectories)
     if text is not None:
         report["text"] = _write_texts(text, source, selection, split_by)
     report |= {"not_read": read.report(), "left_out": selection.dropped.report(), "options": asked}
@@ -210,13 +223,17 @@ def _empty_splits(splits: dict[str, list[dict]], validation_share: float, test_s
     )
 
 
-def _write_trajectories(out: Path, splits: dict[str, list[dict]], kind: str, seed: int, per_record: int) -> dict:
+def _write_trajectories(
+    out: Path, splits: dict[str, list[dict]], kind: str, oracle: str, seed: int, per_record: int
+) -> dict:
     """Trajectories of every split, and of each the shares of its decisions and what was left out."""
 
     counts = {name: TrajectoryCounts() for name in splits}
     with best_validator(kind) as validator:
         made = {
-            name: build_trajectories(records, validator, seed=seed, per_record=per_record, counts=counts[name])
+            name: build_trajectories(
+                records, validator, seed=seed, per_record=per_record, oracle=oracle, counts=counts[name]
+            )
             for name, records in splits.items()
         }
         rows = _write(out / "trajectories", made)

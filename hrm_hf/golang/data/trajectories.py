@@ -1,14 +1,19 @@
 """Refinement trajectories: records whose attempts fail, are judged by a validator, and end in the solution.
 
-    solution --eight operators--> candidates --validator--> CONTINUE: does not parse, or does not type-check
-                                                            REFINE:   valid, but other code than the solution
-                                                            dropped:  the same code after all
-    solution itself                                         DONE
+    solution --eight operators--> candidates --validator--> "syntax": does not parse
+                                                            "types":  parses, does not type-check
+                                                            dropped:  passes; or the same code after all
+    solution itself                                         right
 
-The label is the validator's, never the operator's: deleting a token leaves valid code in about a third of all cases.
-A trajectory is one to four attempts, the last of which is the solution, so that of all decisions a third is of each
-class. After <REFINE> comes a new plan in the token stream; a record has one plan, so it is the same plan again.
-Left out: failed attempts of a model itself, which training writes to its replay file.
+What follows an attempt is what `decision_of` says of the verdict that the stream shows and of an oracle behind it:
+CONTINUE (fix it) after a verdict with an error, REFINE (plan anew) where the verdict is good and the oracle knows
+better, DONE where both are content. With the oracle "types" half of the trajectories of code that type-checks show
+verdicts on syntax alone. Candidates that pass are dropped: reordered lines may be right, and nothing here could tell.
+
+The kind is the validator's, never the operator's: deleting a token leaves valid code in about a third of all cases.
+A trajectory is one to four attempts, the last of which is the solution, a third of all attempts. After <REFINE> comes
+a new plan in the token stream; a record has one plan, so it is the same plan again. Failed attempts of a model itself
+are `hrm-hf data go-failures`'.
 """
 
 import random
@@ -18,7 +23,7 @@ from dataclasses import asdict, dataclass, field
 from itertools import islice
 from typing import Any
 
-from ...models.processing_hrm_go_coder import Feedback
+from ...models.processing_hrm_go_coder import CONTINUE, DECISIONS, DONE, REFINE, Feedback
 from .mutations import mutants, syntax_shape
 
 
@@ -28,6 +33,8 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 # decisions is DONE; and after none, one or two failures the chance that the next attempt is the solution is always
 # 0.19, so that the number of an attempt says nothing about it (but after three it is certain).
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
+ORACLES = ("none", "types")
+SYNTAX_ALONE = 0.5  # share of trajectories that show verdicts on syntax alone, where an oracle knows the types
 CHUNK = 64  # records whose candidates go to the validator in one call
 
 
@@ -40,7 +47,8 @@ class TrajectoryCounts:
         trajectories: made.
         attempts: trajectories by their number of attempts.
         decisions: attempts by "CONTINUE", "REFINE", "DONE".
-        operators: candidates by (operator, "CONTINUE" | "REFINE" | "same code").
+        kinds: failed attempts that were taken, by "syntax" and "types".
+        operators: candidates by (operator, "syntax" | "types" | "passes" | "same code").
         dropped: records and candidates that were left out, by reason.
         without_feedback: trajectories whose feedback was dropped at random.
     """
@@ -49,6 +57,7 @@ class TrajectoryCounts:
     trajectories: int = 0
     attempts: Counter[int] = field(default_factory=Counter)
     decisions: Counter[str] = field(default_factory=Counter)
+    kinds: Counter[str] = field(default_factory=Counter)
     operators: Counter[tuple[str, str]] = field(default_factory=Counter)
     dropped: Counter[str] = field(default_factory=Counter)
     without_feedback: int = 0
@@ -71,11 +80,45 @@ class TrajectoryCounts:
 
 @dataclass
 class _Source:
-    """A record with the feedback of its solution and its failed attempts by class, each {code, feedback, decision}."""
+    """A record with the verdict on its solution, and its failed candidates with theirs, by kind."""
 
     record: dict[str, Any]
     feedback: Feedback
-    failed: dict[str, list[dict[str, Any]]]
+    failed: dict[str, list[tuple[str, Feedback]]]
+
+
+def decision_of(verdict: Feedback, right: bool | None) -> str | None:
+    """What to do after an attempt, by the verdict that is seen and by an oracle that is not.
+
+    Args:
+        verdict: of the validator, as the model reads it.
+        right: the oracle's answer (types, tests, or that it is the solution); None where there is no oracle.
+
+    Returns:
+        "CONTINUE" after an error that the verdict names, "REFINE" if only the oracle knows of one, "DONE"; None if
+        nobody can tell.
+    """
+    if verdict.failed:
+        return DECISIONS[CONTINUE]
+    return None if right is None else DECISIONS[DONE if right else REFINE]
+
+
+def failed_record(
+    record: dict[str, Any], code: str, verdict: Feedback, suffix: str = "", plan: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    """A record with a failed attempt of a model's own and then its solution.
+
+    Args:
+        suffix: of its id.
+        plan: the one that the attempt was written for, as of `parse_plan`; the record's by default.
+    """
+    failed = {"code": code, "feedback": asdict(verdict), "decision": DECISIONS[CONTINUE]}
+    solved = {"code": record["solution"]["code"], "feedback": None, "decision": DECISIONS[DONE]}
+    made = {**record, "id": f"{record['id']}{suffix}", "attempts": [failed, solved]}
+    if plan is not None:
+        steps = [{"intent": plan["intent"], "target": "", "text": text} for text in plan["steps"]]
+        made["plan"] = {"intent": plan["intent"], "targets": plan["targets"], "steps": steps}
+    return made
 
 
 def build_trajectories(
@@ -88,6 +131,7 @@ def build_trajectories(
     max_characters: int | None = 4000,
     no_feedback_share: float = 0.1,
     rounds: int = 1,
+    oracle: str = "none",
     progress: bool = True,
     counts: TrajectoryCounts | None = None,
 ) -> Iterator[dict[str, Any]]:
@@ -106,6 +150,7 @@ def build_trajectories(
             None for no limit.
         no_feedback_share: share of trajectories whose feedback is None throughout, for use without a validator.
         rounds: how often each operator mutates each solution.
+        oracle: "none", or "types" (needs a validator that looks at them).
         progress: shows a bar on stderr.
         counts: filled while iterating.
 
@@ -113,9 +158,10 @@ def build_trajectories(
         Records with `attempts` [{code, feedback, decision}], and "#1", "#2", ... after their id.
 
     Raises:
-        ValueError: per_record below 1, no_feedback_share outside [0, 1], or weights that are no probabilities.
+        ValueError: per_record below 1, no_feedback_share outside [0, 1], weights that are no probabilities, or an
+            unknown oracle.
     """
-    _validate(per_record, failed_attempts, no_feedback_share)
+    _validate(per_record, failed_attempts, no_feedback_share, oracle)
     counts = TrajectoryCounts() if counts is None else counts
     if progress:
         from tqdm import tqdm
@@ -130,15 +176,18 @@ def build_trajectories(
             for _ in range(per_record):
                 count = generator.choices(range(len(failed_attempts)), failed_attempts)[0]
                 failed = _draw(source, count, max_characters, generator, counts)
+                hidden = bool(source.feedback.types_ok) and oracle == "types" and generator.random() < SYNTAX_ALONE
                 if not failed and 0 in lengths:
                     counts.dropped["second clean trajectory of a record"] += 1
                     continue
                 lengths.append(len(failed))
                 heard = generator.random() >= no_feedback_share
-                yield _trajectory(source, failed, len(lengths), heard, counts)
+                yield _trajectory(source, failed, len(lengths), heard, hidden, counts)
 
 
-def _validate(per_record: int, failed_attempts: Sequence[float], no_feedback_share: float) -> None:
+def _validate(per_record: int, failed_attempts: Sequence[float], no_feedback_share: float, oracle: str) -> None:
+    if oracle not in ORACLES:
+        raise ValueError(f"oracle={oracle!r} is not one of {', '.join(ORACLES)}")
     if per_record < 1:
         raise ValueError(f"per_record={per_record}: expected 1 or more")
     if not 0 <= no_feedback_share <= 1:
@@ -170,7 +219,7 @@ def _judged(
     judged = iter(validator([mutant for pairs in candidates for _, mutant in pairs]))
     for (record, code, verdict), pairs in zip(sound, candidates):
         typed = verdict.types_ok is True
-        source = _Source(record, verdict if typed else verdict.of_syntax(), {"CONTINUE": [], "REFINE": []})
+        source = _Source(record, verdict if typed else verdict.of_syntax(), {"syntax": [], "types": []})
         shape = syntax_shape(code)
         for operator, mutant in pairs:
             feedback = next(judged)
@@ -190,49 +239,53 @@ def _sort(
     if feedback.syntax_ok is None:
         counts.dropped["candidate was not checked"] += 1
         return
-    decision = "CONTINUE" if feedback.failed else "REFINE"
-    if decision == "REFINE" and syntax_shape(mutant) == shape:
-        counts.operators[operator, "same code"] += 1
-        counts.dropped["candidate is the same code"] += 1
-        return
-    counts.operators[operator, decision] += 1
-    source.failed[decision].append({"code": mutant, "feedback": asdict(feedback), "decision": decision})
+    if feedback.failed:
+        kind = "syntax" if feedback.syntax_ok is False else "types"
+        source.failed[kind].append((mutant, feedback))
+    else:
+        kind = "same code" if syntax_shape(mutant) == shape else "passes"
+        counts.dropped["candidate is the same code" if kind == "same code" else "candidate passes"] += 1
+    counts.operators[operator, kind] += 1
 
 
 def _draw(
     source: _Source, count: int, max_characters: int | None, generator: random.Random, counts: TrajectoryCounts
-) -> list[dict[str, Any]]:
-    """Takes `count` failed attempts out of the source's, of the rarer class first, as far as they fit."""
-    drawn: list[dict[str, Any]] = []
+) -> list[tuple[str, Feedback]]:
+    """Takes `count` failed candidates out of the source's, of the rarer kind first, as far as they fit."""
+    drawn: list[tuple[str, Feedback]] = []
     characters = len(source.record["solution"]["code"])
-    so_far = Counter({name: counts.decisions[name] for name in source.failed})
     for _ in range(count):
-        available = [name for name, attempts in source.failed.items() if attempts]
+        available = [kind for kind, candidates in source.failed.items() if candidates]
         if not available:
             counts.dropped["failed attempt: no candidate left"] += 1
             break
-        name = min(available, key=lambda name: (so_far[name], generator.random()))
-        attempt = source.failed[name].pop()
-        characters += len(attempt["code"])
+        kind = min(available, key=lambda kind: (counts.kinds[kind], generator.random()))
+        candidate = source.failed[kind].pop()
+        characters += len(candidate[0])
         if max_characters is not None and characters > max_characters:
             counts.dropped["failed attempt: trajectory too long"] += 1
             break
-        so_far[name] += 1
-        drawn.append(attempt)
+        counts.kinds[kind] += 1
+        drawn.append(candidate)
     generator.shuffle(drawn)
     return drawn
 
 
 def _trajectory(
-    source: _Source, failed: list[dict[str, Any]], number: int, heard: bool, counts: TrajectoryCounts
+    source: _Source,
+    failed: list[tuple[str, Feedback]],
+    number: int,
+    heard: bool,
+    hidden: bool,
+    counts: TrajectoryCounts,
 ) -> dict[str, Any]:
-    record = source.record
-    done = {"code": record["solution"]["code"], "feedback": asdict(source.feedback), "decision": "DONE"}
-    attempts = [dict(attempt) for attempt in (*failed, done)]
-    if not heard:
-        counts.without_feedback += 1
-        for attempt in attempts:
-            attempt["feedback"] = None
+    """`heard`: there are verdicts at all; `hidden`: they are on syntax alone, and the oracle knows the types."""
+    record, attempts = source.record, []
+    for code, verdict in (*failed, (record["solution"]["code"], source.feedback)):
+        seen = verdict.of_syntax() if hidden else verdict
+        decision = decision_of(seen, right=not verdict.failed)
+        attempts.append({"code": code, "feedback": asdict(seen) if heard else None, "decision": decision})
+    counts.without_feedback += not heard
     counts.trajectories += 1
     counts.attempts[len(attempts)] += 1
     counts.decisions.update(attempt["decision"] for attempt in attempts)

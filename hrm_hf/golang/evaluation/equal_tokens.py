@@ -20,11 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...models.processing_hrm_go_coder import CONTINUE, DECISIONS, DONE, TOKEN_IDS, Feedback, parse_plan
+from ...models.processing_hrm_go_coder import TOKEN_IDS, parse_plan
 from ..data.collator import GoStreamBuilder, TooLongError
+from ..data.trajectories import failed_record
 from ..shortening import is_shortened
 from .held_out import Record, Sampling, Try, Validator, edit_tries, which_pass, whole_codes
-from .metrics import mcnemar_test, paired_difference, rate, rate_with_interval
+from .metrics import mcnemar_test, mean, paired_difference, rate, rate_with_interval
 from .similarity import subtree_f1
 from .writer import Writer
 
@@ -163,7 +164,7 @@ def own_failures(
             reason = reason or ("plan_unreadable" if parsed["intent"] is None else "")
             if not reason:
                 seen.add((record["id"], code))
-                failed = _trajectory(record, parsed, code, verdict)
+                failed = failed_record(record, code, verdict, plan=parsed)
                 reason = "" if _fits(builder, failed) else "too_long"
             if reason:
                 counts[reason] += 1
@@ -172,14 +173,6 @@ def own_failures(
                 found.append(Failure(failed, given, alone))
     names = ("attempts", "passed", "repeated", "plan_unreadable", "too_long", "reference_rejected")
     return found, {name: counts[name] for name in names}
-
-
-def _trajectory(record: Record, plan: dict[str, Any], code: str, verdict: Feedback) -> Record:
-    """A record whose plan and failed attempt are the model's own, and whose solution is the reference."""
-    steps = [{"intent": plan["intent"], "target": "", "text": text} for text in plan["steps"]]
-    failed = {"code": code, "feedback": asdict(verdict), "decision": DECISIONS[CONTINUE]}
-    right = {"code": record["solution"]["code"], "feedback": None, "decision": DECISIONS[DONE]}
-    return {**record, "plan": {**plan, "steps": steps}, "attempts": [failed, right]}
 
 
 def _fits(builder: GoStreamBuilder, record: Record) -> bool:
@@ -248,8 +241,8 @@ def _figures(
         **rate_with_interval("kept", kept),
         "shortened": rate([cut for cut, good in zip(short, valid) if good]),
         "subtree_f1": float(np.mean(after)),
-        "subtree_f1_of_valid": _mean([score for score, good in zip(after, valid) if good]),
-        "attempt_subtree_f1_of_valid": _mean([score for score, good in zip(before, valid) if good]),
+        "subtree_f1_of_valid": mean([score for score, good in zip(after, valid) if good]),
+        "attempt_subtree_f1_of_valid": mean([score for score, good in zip(before, valid) if good]),
         "curve": {"tokens": [share * budget for share in SHARES], "valid": curve},
     }
 
@@ -259,7 +252,7 @@ def _costs(rows: Sequence[Sequence[tuple[Try, bool]]]) -> dict[str, Any]:
     outcomes = Counter(one.outcome for one, _ in tries if one.outcome is not None)
     figures: dict[str, Any] = {
         "tries": len(tries),
-        "tokens": _mean([one.tokens for one, _ in tries]),
+        "tokens": mean([one.tokens for one, _ in tries]),
         **rate_with_interval("valid_a_try", [good for _, good in tries]),
         **rate_with_interval("valid_first_try", [row[0][1] for row in rows if row]),
     }
@@ -312,7 +305,3 @@ def _problem(failure: Failure) -> str:
 
 def _ratio(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None

@@ -2,12 +2,11 @@
 
     loss         bits per byte of the code given problem and plan, with another record's plan, with none; of raw text
     greedy       greedy plan, then greedy code: plan metrics, exact and subtree match, parse and type-check rate
-    decisions    CONTINUE, REFINE or DONE after the attempts of trajectories, in head and tokens
     repair       a failed attempt and its verdict are given, the model repairs; against samples that saw neither
 
-Each section is a function of its own and a dictionary of figures. The Go coder's own loop of attempts is measured in
-`go_refinement`, tasks with tests are in `go_benchmarks`; reading, loading and writing files is the command's (`hrm-hf
-eval go`).
+Each section is a function of its own and a dictionary of figures. Decisions are in `decisions.py`, the Go coder's own
+loop of attempts in `refinement.py`, repairs at equal tokens in `equal_tokens.py`, tasks with tests in
+`benchmark_run.py`; reading, loading and writing files is the command's (`hrm-hf eval go`).
 """
 
 import random
@@ -27,7 +26,6 @@ from ...models.processing_hrm_go_coder import (
     DECISIONS,
     DONE,
     EOS,
-    NO_FEEDBACK,
     TOKEN_IDS,
     Feedback,
     code_segment,
@@ -39,7 +37,7 @@ from ...registry import architecture_of
 from ..data.collator import GoStreamBuilder, TooLongError, is_written_again
 from .metrics import (
     bits_per_byte,
-    decision_scores,
+    mean,
     paired_difference,
     plan_scores,
     rate,
@@ -200,48 +198,7 @@ def evaluate_greedy(
     ]  # fmt: skip
 
 
-def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record]) -> dict[str, Any]:
-    """Refinement decisions after the attempts of trajectories, attempts and verdicts given.
-
-    Of the tokens (which of <RETRY>, <REFINE>, <DONE> is likeliest after </VALIDATE>), of every model; and of the
-    refinement head, where there is one.
-    """
-    rows = [row for row in (_built(builder, record) for record in trajectories) if row and row["decision_labels"]]
-    head, tokens, labels, failed = [], [], [], []
-    choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
-    with writer.bar(len(rows), "decisions") as bar:
-        for start in range(0, len(rows), writer.batch_size):
-            batch = rows[start : start + writer.batch_size]
-            output = writer.forward([row["input_ids"] for row in batch], **_decision_inputs(writer, batch))
-            for index, row in enumerate(batch):
-                for k, (position, label) in enumerate(zip(row["decision_positions"], row["decision_labels"])):
-                    after = _end_of_verdict(row["input_ids"], position)
-                    tokens.append(output.logits[index, after, choices].argmax().item())
-                    labels.append(label)
-                    failed.append(2 in row["feedback_ids"][k][:2])
-                    if output.get("refinement_logits") is not None:
-                        head.append(output["refinement_logits"][index, k].argmax().item())
-            bar.update(len(batch))
-    figures = {"trajectories": len(rows), "left_out": len(trajectories) - len(rows)}
-    figures["tokens"] = decision_scores(tokens, labels, failed)
-    return figures | ({"head": decision_scores(head, labels, failed)} if head else {})
-
-
-def _decision_inputs(writer: Writer, batch: list[dict]) -> dict[str, torch.Tensor]:
-    """Positions and feedback for the refinement head, padded; nothing for a model without one."""
-    if not is_go_coder(writer.model):
-        return {}
-    most = max(len(row["decision_positions"]) for row in batch)
-    positions = [[*row["decision_positions"], *[0] * (most - len(row["decision_positions"]))] for row in batch]
-    feedback = [[*row["feedback_ids"], *[NO_FEEDBACK] * (most - len(row["feedback_ids"]))] for row in batch]
-    device = writer.model.device
-    return {
-        "decision_positions": torch.tensor(positions, device=device),
-        "feedback_ids": torch.tensor(feedback, device=device),
-    }
-
-
-def _built(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
+def built_row(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
     """The row of a record; None if it does not fit the builder's budgets."""
     try:
         return builder.build(record)
@@ -249,7 +206,8 @@ def _built(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
         return None
 
 
-def _end_of_verdict(ids: Sequence[int], position: int) -> int:
+def end_of_verdict(ids: Sequence[int], position: int) -> int:
+    """Where </VALIDATE> stands behind an attempt that ends at `position`."""
     return list(ids).index(TOKEN_IDS["</VALIDATE>"], position)
 
 
@@ -294,10 +252,10 @@ def evaluate_repair(
     for name, rounds in tries.items():
         scores = [subtree_f1(one.code, right) for one, right in zip(rounds[0], references)]
         for ending, rows in chosen.items():
-            result[f"{name}_ast{ending}"] = _mean([scores[i] for i in rows])
-            result[f"{name}_tokens{ending}"] = _mean([row[i].tokens for row in rounds for i in rows])
+            result[f"{name}_ast{ending}"] = mean([scores[i] for i in rows])
+            result[f"{name}_tokens{ending}"] = mean([row[i].tokens for row in rounds for i in rows])
     for ending, rows in chosen.items():
-        result[f"attempt_ast{ending}"] = _mean([alike[i] for i in rows])
+        result[f"attempt_ast{ending}"] = mean([alike[i] for i in rows])
         if ending:
             result[f"cases{ending}"] = len(rows)
             for name in tries:
@@ -369,10 +327,6 @@ def _of_decision(cases: list[dict], decision: str) -> list[int]:
     return [i for i, case in enumerate(cases) if case["decision"] == decision]
 
 
-def _mean(values: Sequence[float]) -> float | None:
-    return float(np.mean(values)) if values else None
-
-
 def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
     """Returns a repair, its ids up to the decision after the last failed attempt; None if absent or too long."""
     edits = builder.repairs == "edits" and is_written_again(record["attempts"])
@@ -404,7 +358,7 @@ def _rewrite_prompt(builder: GoStreamBuilder, record: Record) -> tuple[list[int]
     if len(built["decision_labels"]) < 2:
         return None, CONTINUE
     ids, decision = list(built["input_ids"]), built["decision_labels"][-2]
-    end = _end_of_verdict(ids, built["decision_positions"][-2])
+    end = end_of_verdict(ids, built["decision_positions"][-2])
     return [*ids[: end + 1], TOKEN_IDS[DECISION_TOKENS[decision]]], decision
 
 

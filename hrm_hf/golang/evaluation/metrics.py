@@ -24,6 +24,11 @@ def rate(flags: Sequence[bool]) -> float | None:
     return sum(map(bool, flags)) / len(flags) if len(flags) else None
 
 
+def mean(values: Sequence[float]) -> float | None:
+    """Mean; None for no values."""
+    return float(np.mean(values)) if len(values) else None
+
+
 def rate_with_interval(name: str, flags: Sequence[bool]) -> dict[str, Any]:
     """{name: share, name_interval: Wilson interval of 95 %, as a list}."""
     interval = wilson_interval(sum(map(bool, flags)), len(flags))
@@ -159,6 +164,13 @@ def f1_score(hits: int, predicted: int, right: int) -> tuple[float | None, float
     )
 
 
+def f1_of(confusion: np.ndarray) -> float | None:
+    """Macro-F1 over the classes that occur, of a table with the right classes as rows; None for an empty one."""
+    hits = np.diag(confusion)
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # each class: as often predicted as, and right
+    return float(np.mean(2 * hits[both > 0] / both[both > 0])) if both.any() else None
+
+
 def decision_scores(
     predicted: Sequence[int], reference: Sequence[int], failed: Sequence[bool] | None = None
 ) -> dict[str, Any]:
@@ -177,13 +189,11 @@ def decision_scores(
     confusion = np.zeros((len(DECISIONS), len(DECISIONS)), dtype=int)
     for ours, right in zip(predicted, reference, strict=True):
         confusion[right, ours] += 1
-    total, hits = int(confusion.sum()), np.diag(confusion)
-    occurring = [c for c in range(len(DECISIONS)) if confusion[c].sum() + confusion[:, c].sum()]
-    f1 = [f1_score(hits[c], confusion[:, c].sum(), confusion[c].sum())[2] for c in occurring]
+    total = int(confusion.sum())
     scores = {
         "decisions": total,
         **rate_with_interval("accuracy", [ours == right for ours, right in zip(predicted, reference)]),
-        "macro_f1": float(np.mean(f1)) if f1 else None,
+        "macro_f1": f1_of(confusion),
         "majority_accuracy": float(confusion.sum(axis=1).max() / total) if total else None,
         "confusion": confusion.tolist(),
     }

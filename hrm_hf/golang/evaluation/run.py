@@ -18,7 +18,7 @@ from ..data.collator import GoStreamBuilder
 from ..data.records import read_records
 from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
-from . import benchmark_run, equal_tokens, held_out, refinement
+from . import benchmark_run, decisions, equal_tokens, held_out, refinement
 from .benchmarks import load_benchmark
 from .held_out import Sampling
 from .metrics import paired_difference
@@ -32,6 +32,7 @@ CARD_METRICS = (
     "loss.code_bits_per_byte", "loss.raw_text_bits_per_byte", "loss.shuffled_plan_costs", "greedy.intent_accuracy",
     "greedy.target_f1", "greedy.plan_acc", "greedy.code_exact", "greedy.code_ast", "greedy.parse_rate",
     "greedy.type_check_rate", "lexical.parse_rate", "decisions.head.accuracy", "decisions.head.macro_f1",
+    "decisions.head.calibration_error",
     "decisions.tokens.accuracy", "decisions.tokens.macro_f1", "decisions.tokens.majority_accuracy",
     "repair.repair_exact", "repair.resampling_exact", "refinement.valid.refinement.success",
     "refinement.valid.gain_over_resampling.difference",
@@ -44,7 +45,9 @@ SCREEN_METRICS = (
     *CARD_METRICS, "loss.code_bits_per_byte_shuffled_plan", "loss.code_bits_per_byte_none_plan",
     "loss.shuffled_plan_costs_interval", "greedy.records", "greedy.type_check_records", "greedy.code_exact_after",
     "lexical.parse_rate_interval", "lexical.parse_gain.difference", "lexical.parse_gain.interval",
-    "decisions.head.majority_accuracy", "decisions.head.rule_accuracy", "repair.cases", "repair.exact_gain.interval",
+    "decisions.head.macro_f1_interval", "decisions.head.temperature", "decisions.head.calibration_error_calibrated",
+    "decisions.tokens.calibration_error", "decisions.head.majority_accuracy", "decisions.head.rule_accuracy",
+    "repair.cases", "repair.exact_gain.interval",
     "repair.repair_mode", "repair.repair_tokens", "repair.resampling_tokens", "repair.repair_unchanged",
     "repair.repair_not_applied", "repair.attempt_ast", "repair.repair_ast",
     "equal_tokens.failures", "equal_tokens.budget", "equal_tokens.attempt_subtree_f1", *(
@@ -70,6 +73,7 @@ def evaluate_checkpoint(
     *,
     records: list[Path] | None = None,
     trajectories: list[Path] | None = None,
+    calibrate_on: list[Path] | None = None,
     benchmark: list[str] | None = None,
     limit: int | None = None,
     validator: str = "auto",
@@ -97,6 +101,7 @@ def evaluate_checkpoint(
 
     Args:
         records, trajectories: held-out files.
+        calibrate_on: other trajectories, on which the temperature of decisions is found.
         benchmark: local test sets, each NAME=FILE.
         limit: so many records and trajectories, from all over the files; tasks.
         max_iterations: attempts of the loop and of its control.
@@ -121,11 +126,12 @@ def evaluate_checkpoint(
     """
     validate_evaluation(model, out, update_card)
     load_config(model, LANGUAGE_MODEL)
-    benchmarks = validate_sources(records, trajectories, benchmark, out, failures)
+    benchmarks = validate_sources(records, trajectories, benchmark, out, failures, calibrate_on)
     device = chosen_device(device)
     read = partial(read_records, on_bad_line=on_bad_line, on_skip=on_skip)
     rows = spread(_filled(list(read(records)), records), limit) if records else []
     trials = spread(_with_attempts(list(read(trajectories)), trajectories), limit) if trajectories else []
+    other = _with_attempts(list(read(calibrate_on)), calibrate_on) if calibrate_on else []
     tasks = {name: load_benchmark(name, file)[:limit] for name, file in benchmarks}
     network, tokenizer = _load(model, device)
     length = min(max_length or 2048, model_positions(network, tokenizer))
@@ -139,7 +145,7 @@ def evaluate_checkpoint(
     if out:
         out.mkdir(parents=True, exist_ok=True)
     with best_validator(validator) as judge:
-        metrics = _evaluate(writer, builder, rows, trials, judge, sampling, lexical, out)
+        metrics = _evaluate(writer, builder, rows, trials, other, judge, sampling, lexical, out)
         if failures:
             file = out / "equal_tokens.jsonl" if out else None
             metrics["equal_tokens"] = equal_tokens.evaluate_equal_tokens(
@@ -155,6 +161,7 @@ def evaluate_checkpoint(
         "split": "test",
         "records": [str(path) for path in records or []],
         "trajectories": [str(path) for path in trajectories or []],
+        "calibrate_on": [str(path) for path in calibrate_on or []],
         "settings": {
             "limit": limit, "validator": type(judge).__name__, "max_iterations": max_iterations,
             "temperature": temperature, "samples": samples, "max_length": length, "max_code_tokens": max_code_tokens,
@@ -207,7 +214,7 @@ def _load(name: str, device: str):
 
 
 def _evaluate(
-    writer, builder, records, trajectories, validator, sampling, lexical: bool, out: Path | None
+    writer, builder, records, trajectories, other, validator, sampling, lexical: bool, out: Path | None
 ) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     if records:
@@ -223,7 +230,7 @@ def _evaluate(
             for name, rows in files.items():
                 (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     if trajectories:
-        metrics["decisions"] = held_out.evaluate_decisions(writer, builder, trajectories)
+        metrics["decisions"] = decisions.evaluate_decisions(writer, builder, trajectories, other, sampling.seed)
         metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, validator, sampling)
     if records and held_out.is_go_coder(writer.model):
         metrics["refinement"] = refinement.evaluate_refinement(writer, builder, records, validator, sampling)

@@ -15,12 +15,13 @@ def validate_sources(
     benchmark: list[str] | None,
     out: Path | None,
     failures: int = 0,
+    calibrate_on: list[Path] | None = None,
 ) -> list[tuple[str, Path]]:
     """Names and files of the benchmarks, from texts NAME=FILE.
 
     Raises:
         UsageError: nothing to evaluate on, a folder for a file, another name, no folder for a benchmark's samples, or
-            no problems for failures of the model's own.
+            no problems for failures of the model's own; nothing that a calibration could be for.
     """
     if not (records or trajectories or benchmark):
         raise UsageError("nothing to evaluate on; give --records, --trajectories or --benchmark")
@@ -30,6 +31,9 @@ def validate_sources(
         raise UsageError("failures are codes for held-out problems; give their --records", "--failures")
     validate_files(records, "--records")
     validate_files(trajectories, "--trajectories")
+    validate_files(calibrate_on, "--calibrate-on")
+    if calibrate_on and not trajectories:
+        raise UsageError("a calibration is judged on other trajectories; give --trajectories", "--calibrate-on")
     return [_named_file(text) for text in benchmark or []]
 
 

@@ -20,10 +20,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...models.processing_hrm_go_coder import TOKEN_IDS, parse_plan
-from ..data.collator import GoStreamBuilder, TooLongError
-from ..data.trajectories import failed_record
+from ..data.collator import GoStreamBuilder
 from ..shortening import is_shortened
+from .failures import REASONS, OwnFailure, own_failures, usable_records
 from .held_out import Record, Sampling, Try, Validator, edit_tries, which_pass, whole_codes
 from .metrics import mcnemar_test, mean, paired_difference, rate, rate_with_interval
 from .similarity import subtree_f1
@@ -37,29 +36,15 @@ POLICIES = ("edits", "resampling", "half")
 
 
 @dataclass
-class Failure:
-    """A code of the model's own that does not pass, and what was tried after it.
+class Failure(OwnFailure):
+    """A failure and what was tried after it.
 
     Attributes:
-        record: a trajectory: the plan that was written, the failed attempt and the reference behind it.
-        prompt: ids that the plan was written behind, and the plan.
-        syntax_alone: the reference does not type-check by itself, so that types say nothing.
         edits, resampling: tries in the order in which they were drawn, and whether each passes.
     """
 
-    record: Record
-    prompt: list[int]
-    syntax_alone: bool
     edits: list[tuple[Try, bool]] = field(default_factory=list)
     resampling: list[tuple[Try, bool]] = field(default_factory=list)
-
-    @property
-    def attempt(self) -> str:
-        return self.record["attempts"][0]["code"]
-
-    @property
-    def category(self) -> str:
-        return self.record["attempts"][0]["feedback"]["category"]
 
     def answer(self, policy: str, budget: float) -> str | None:
         """The first code that passes within a budget of new tokens; None if none does."""
@@ -104,7 +89,7 @@ def evaluate_equal_tokens(
             "trained with --repair_mode edits, or --repair-mode edits"
         )
     torch.manual_seed(sampling.seed)
-    found, counts = own_failures(writer, builder, records, validator, sampling.temperature, failures)
+    found, counts = _collect(writer, builder, records, validator, sampling.temperature, failures)
     if not found:
         raise ValueError(f"no failure among {counts['attempts']} codes of the model: there is nothing to repair")
     for kind in ("edits", "resampling"):
@@ -132,55 +117,25 @@ def evaluate_equal_tokens(
     return result
 
 
-def own_failures(
+def _collect(
     writer: Writer,
     builder: GoStreamBuilder,
     records: Sequence[Record],
     validator: Validator,
     temperature: float,
     wanted: int,
-) -> tuple[list[Failure], dict[str, Any]]:
-    """Codes of the model's own that do not pass, of one sampled plan and code for each record and round.
-
-    Returns:
-        at most `wanted` failures, and how many codes were written and what became of them.
-    """
-    verdicts = validator([record["solution"]["code"] for record in records])
-    usable = [(record, verdict.types_ok is False) for record, verdict in zip(records, verdicts) if verdict.syntax_ok]
-    counts: Counter = Counter(reference_rejected=len(records) - len(usable))
-    found, seen = [], set()
-    for _ in range(ROUNDS):
-        if not usable or len(found) >= wanted:
+) -> tuple[list[Failure], dict[str, int]]:
+    """At most `wanted` failures, from as many rounds over the records as it takes, and what became of all codes."""
+    usable, found, seen = usable_records(records, validator), [], set()
+    counts = Counter({"attempts": 0, "reference rejected": len(records) - len(usable)} | dict.fromkeys(REASONS, 0))
+    for _ in range(ROUNDS if usable else 0):
+        more, said = own_failures(writer, builder, usable, validator, temperature, seen)
+        found += more
+        counts.update(said)
+        if len(found) >= wanted:
             break
-        prompts = [builder.prompt_ids(record) for record, _ in usable]
-        plans, codes = writer.planned_codes(
-            prompts, [record["code_prefix"] or "" for record, _ in usable], temperature
-        )
-        counts["attempts"] += len(codes)
-        for (record, alone), prompt, plan, code, verdict in zip(usable, prompts, plans, codes, validator(codes)):
-            verdict = verdict.of_syntax() if alone else verdict
-            reason = "passed" if not verdict.failed else "repeated" if (record["id"], code) in seen else ""
-            parsed = parse_plan(writer.tokenizer, plan)
-            reason = reason or ("plan_unreadable" if parsed["intent"] is None else "")
-            if not reason:
-                seen.add((record["id"], code))
-                failed = failed_record(record, code, verdict, plan=parsed)
-                reason = "" if _fits(builder, failed) else "too_long"
-            if reason:
-                counts[reason] += 1
-            elif len(found) < wanted:
-                given = [*prompt, *plan, TOKEN_IDS["</PLAN>"]]
-                found.append(Failure(failed, given, alone))
-    names = ("attempts", "passed", "repeated", "plan_unreadable", "too_long", "reference_rejected")
-    return found, {name: counts[name] for name in names}
-
-
-def _fits(builder: GoStreamBuilder, record: Record) -> bool:
-    try:
-        builder.edit_prompt_ids(record)
-    except TooLongError:
-        return False
-    return True
+    failures = [Failure(one.record, one.prompt, one.syntax_alone) for one in found[:wanted]]
+    return failures, {name.replace(" ", "_"): count for name, count in counts.items()}
 
 
 def _draw(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from ...models.processing_hrm_go_coder import TOKEN_IDS, parse_plan
 from ..data.collator import GoStreamBuilder, TooLongError
+from ..data.records import validate_record
 from ..data.trajectories import failed_record
 from .held_out import Record, Validator
 from .writer import Writer
@@ -72,7 +73,7 @@ def own_failures(
             counts["passed"] += 1
         elif (record["id"], code) in seen:
             counts["repeated"] += 1
-        elif plan["intent"] is None:
+        elif not _is_record(failed):
             counts["plan unreadable"] += 1
         elif not _fits(builder, failed):
             counts["too long"] += 1
@@ -80,6 +81,15 @@ def own_failures(
             seen.add((record["id"], code))
             found.append(OwnFailure(failed, [*prompt, *ids, TOKEN_IDS["</PLAN>"]], alone))
     return found, counts
+
+
+def _is_record(record: Record) -> bool:
+    """False of a plan without an intent, or with a target that names nothing."""
+    try:
+        validate_record(record)
+    except ValueError:
+        return False
+    return True
 
 
 def _fits(builder: GoStreamBuilder, record: Record) -> bool:

@@ -7,24 +7,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
 from ...hub.cards import record_evaluation
 from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, validate_evaluation, write_results
-from ...text.evaluation import model_positions
 from ...trainer.recipes import library_versions
-from ..data.collator import GoStreamBuilder
 from ..data.records import read_records
 from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
 from . import benchmark_run, decisions, equal_tokens, held_out, refinement
 from .benchmarks import load_benchmark
 from .held_out import Sampling
+from .load import load_writer
 from .metrics import paired_difference
 from .plots import plot_go_evaluation
 from .sources import validate_sources
-from .writer import Writer
 
 
 # What a model card gets, as paths into the metrics.
@@ -133,15 +129,12 @@ def evaluate_checkpoint(
     trials = spread(_with_attempts(list(read(trajectories)), trajectories), limit) if trajectories else []
     other = _with_attempts(list(read(calibrate_on)), calibrate_on) if calibrate_on else []
     tasks = {name: load_benchmark(name, file)[:limit] for name, file in benchmarks}
-    network, tokenizer = _load(model, device)
-    length = min(max_length or 2048, model_positions(network, tokenizer))
-    writer = Writer(
-        network, tokenizer, batch_size, length, max_code_tokens=max_code_tokens, repetition_guard=repetition_guard
-    )
+    writer, builder = load_writer(
+        model, device, batch_size=batch_size, max_length=max_length, problem_budget=problem_budget,
+        context_budget=context_budget, repair_mode=repair_mode, max_code_tokens=max_code_tokens,
+        repetition_guard=repetition_guard,
+    )  # fmt: skip
     sampling = Sampling(temperature, max_iterations, samples, seed)
-    budgets = _budgets(network, problem_budget, context_budget)
-    repairs = repair_mode or getattr(network.config, "repair_mode", "rewrite")
-    builder = GoStreamBuilder(tokenizer, length, **budgets, repairs=repairs)
     if out:
         out.mkdir(parents=True, exist_ok=True)
     with best_validator(validator) as judge:
@@ -164,11 +157,13 @@ def evaluate_checkpoint(
         "calibrate_on": [str(path) for path in calibrate_on or []],
         "settings": {
             "limit": limit, "validator": type(judge).__name__, "max_iterations": max_iterations,
-            "temperature": temperature, "samples": samples, "max_length": length, "max_code_tokens": max_code_tokens,
-            "repair_mode": repairs, "repetition_guard": repetition_guard, "seed": seed, **budgets,
+            "temperature": temperature, "samples": samples, "max_length": writer.max_length,
+            "max_code_tokens": max_code_tokens,
+            "repair_mode": builder.repairs, "repetition_guard": repetition_guard, "seed": seed,
+            "problem_budget": builder.problem_budget, "context_budget": builder.context_budget,
         },
         "metrics": metrics,
-        "parameters": network.num_parameters(),
+        "parameters": writer.model.num_parameters(),
         "versions": library_versions(),
     }  # fmt: skip
     written = write_results(result, out) if out else {}
@@ -200,17 +195,6 @@ def _with_attempts(rows: list, files: list[Path]) -> list:
             "*.trajectories.jsonl), plain records go to --records"
         )
     return rows
-
-
-def _budgets(network, problem: int | None, context: int | None) -> dict[str, int]:
-    """How much of problems and contexts a model is shown: what is given, else what its config says it has seen."""
-    trained = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
-    given = {"problem_budget": problem, "context_budget": context}
-    return {name: value or trained[name] for name, value in given.items()}
-
-
-def _load(name: str, device: str):
-    return AutoModelForCausalLM.from_pretrained(name).to(device).eval(), AutoTokenizer.from_pretrained(name)
 
 
 def _evaluate(

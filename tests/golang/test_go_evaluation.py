@@ -14,9 +14,11 @@ from typer.testing import CliRunner
 from hrm_hf.cli import app
 from hrm_hf.golang import TreeSitterValidator
 from hrm_hf.golang.evaluation import held_out as go_coder
+from hrm_hf.golang.evaluation import loss as go_loss
 from hrm_hf.golang.evaluation import refinement as go_refinement
 from hrm_hf.golang.evaluation.decisions import evaluate_decisions
 from hrm_hf.golang.evaluation.held_out import Sampling
+from hrm_hf.golang.evaluation.loss import evaluate_loss, windows_of
 from hrm_hf.golang.evaluation.plots import plot_go_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
 from hrm_hf.golang.lexer import first_fault
@@ -46,7 +48,7 @@ def plain(count):
 
 def test_a_model_that_knows_nothing_has_the_bits_of_its_vocabulary():
     records = plain(3)
-    figures = go_coder.evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
+    figures = evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
     bodies = [code_segment(tiny_go.tokenizer(), "", go_coder.code_body(record))[0][1:] for record in records]
     bits = sum(map(len, bodies)) * math.log2(tiny_go.VOCAB_SIZE)
     size = sum(len(go_coder.code_body(record).encode()) for record in records)
@@ -62,7 +64,7 @@ def test_plain_text_is_counted_to_its_end_in_windows():
     ids = [*encode_text(tiny_go.tokenizer(), code), TOKEN_IDS["</s>"]]
     writer = writer_of(Scripted(), max_length=10)
     expected = len(ids) * math.log2(tiny_go.VOCAB_SIZE) / len(code.encode())
-    assert len(ids) > 20 and go_coder._raw_text(writer, [code])["raw_text_bits_per_byte"] == pytest.approx(expected)
+    assert len(ids) > 20 and go_loss._raw_text(writer, [code])["raw_text_bits_per_byte"] == pytest.approx(expected)
 
 
 def test_a_model_that_reads_its_plan_pays_for_another_ones():
@@ -76,7 +78,7 @@ def test_a_model_that_reads_its_plan_pays_for_another_ones():
         name = code.partition("func ")[2].partition("(")[0]
         return 3.0 if f"<TARGET:func>{name}<" in plan else 0.0
 
-    figures = go_coder.evaluate_loss(writer_of(Scripted(boost=boost)), tiny_go.builder(), plain(4))
+    figures = evaluate_loss(writer_of(Scripted(boost=boost)), tiny_go.builder(), plain(4))
     vocabulary = tiny_go.VOCAB_SIZE
     gained = 3 / math.log(2) - math.log2((math.e**3 + vocabulary - 1) / vocabulary)  # bits for each token
     per_byte = figures["code_bits_per_byte_none_plan"] / math.log2(vocabulary)  # tokens for each byte
@@ -87,15 +89,31 @@ def test_a_model_that_reads_its_plan_pays_for_another_ones():
 
 def test_every_record_gets_the_plan_of_another():
     plans = [[number] for number in range(7)]
-    other = go_coder._other_plans(plans, plans, seed=3)
+    other = go_loss._other_plans(plans, plans, seed=3)
     assert sorted(other) == plans and all(a != b for a, b in zip(plans, other))
 
 
-def test_records_that_do_not_fit_are_counted():
+def test_records_that_do_not_fit_are_scored_to_their_end_in_windows():
     records = plain(2)
     records[1]["solution"]["code"] = records[1]["code_prefix"] + "\n" + "\tx()\n" * 300 + "}"
-    figures = go_coder.evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
-    assert figures["records"] == 1 and figures["too_long"] == 1
+    figures = evaluate_loss(writer_of(Scripted()), tiny_go.builder(), records)
+    assert figures["records"] == 2 and figures["in_windows"] == 1
+    bodies = [code_segment(tiny_go.tokenizer(), "", go_coder.code_body(record))[0][1:] for record in records]
+    bits = sum(map(len, bodies)) * math.log2(tiny_go.VOCAB_SIZE)
+    assert figures["code_bits_per_byte"] == pytest.approx(bits / figures["code_bytes"])
+
+
+@pytest.mark.parametrize("length", [8, 9, 16, 31, 64, 100])
+@pytest.mark.parametrize("given", [1, 5, 60])
+def test_windows_have_every_token_as_a_target_once_behind_what_came_before(given, length):
+    before, ids, start = list(range(1000, 1000 + given)), list(range(90)), 2
+    seen = []
+    for row, first in windows_of(before, ids, start, [7777], length):
+        assert len(row) <= length and row[0] == 1000
+        seen += row[first:]
+        targets = row[first:]
+        assert row[first - 1] == (targets[0] - 1 if targets[0] != start else start - 1)
+    assert seen == ids[start:]
 
 
 # ---- greedy ----
@@ -141,7 +159,7 @@ def test_losses_of_a_real_model_are_those_of_its_own_cross_entropy():
     labels[0, row["code_start"] : row["code_end"]] = ids[0, row["code_start"] : row["code_end"]]
     with torch.no_grad():
         loss = model(input_ids=ids, labels=labels).code_loss.item()
-    figures = go_coder.evaluate_loss(writer_of(model), tiny_go.builder(), [record, tiny_go.record(2)])
+    figures = evaluate_loss(writer_of(model), tiny_go.builder(), [record, tiny_go.record(2)])
     alone = writer_of(model).nats([row["input_ids"][: row["code_end"]]], [row["code_start"]])[0]
     assert alone == pytest.approx(loss * (row["code_end"] - row["code_start"]), rel=1e-4)
     assert figures["code_bits_per_byte"] > 0
@@ -348,6 +366,16 @@ def test_records_that_nothing_could_solve_are_left_out_of_the_loop():
     assert figures["records"] == 1 and figures["reference_rejected"] == 1
 
 
+def test_a_long_context_is_cut_for_both_sides_and_leaves_nothing_out():
+    records = plain(1)
+    records[0]["context"]["before"] = "package sum\n" * 400
+    model = Scripted(records, [{"attempts": [OTHER], "samples": [OTHER]}])
+    figures = go_refinement.evaluate_refinement(
+        writer_of(model), tiny_go.builder(), records, TreeSitterValidator(), Sampling(max_iterations=1)
+    )
+    assert figures["records"] == 1 and figures["cut"] == 1 and figures["valid"]["refinement"]["success"] == 1.0
+
+
 def types(codes):
     """A validator of types that knows no name but a and b."""
     feedback = []
@@ -463,7 +491,7 @@ def test_a_broken_line_ends_the_command_or_is_left_out(folder, tmp_path):
     assert isinstance(stopped.exception, BadLineError) and "broken.jsonl, line 2" in str(stopped.exception)
     assert left_out.exit_code == 0 and "left out: " in left_out.stderr and "line 2" in left_out.stderr
     metrics = json.loads(left_out.stdout.strip().splitlines()[-1])["metrics"]
-    assert metrics["loss"]["records"] + metrics["loss"]["too_long"] == 3
+    assert metrics["loss"]["records"] == 3
 
 
 @pytest.mark.parametrize("kind", ["coder", "llama"])

@@ -1,15 +1,13 @@
 """Evaluates a trained Go coder, or a baseline trained on the same stream, on records and trajectories.
 
-    loss         bits per byte of the code given problem and plan, with another record's plan, with none; of raw text
     greedy       greedy plan, then greedy code: plan metrics, exact and subtree match, parse and type-check rate
     repair       a failed attempt and its verdict are given, the model repairs; against samples that saw neither
 
-Each section is a function of its own and a dictionary of figures. Decisions are in `decisions.py`, the Go coder's own
-loop of attempts in `refinement.py`, repairs at equal tokens in `equal_tokens.py`, tasks with tests in
-`benchmark_run.py`; reading, loading and writing files is the command's (`hrm-hf eval go`).
+Each section is a function of its own and a dictionary of figures. Losses are in `loss.py`, decisions in
+`decisions.py`, the Go coder's own loop of attempts in `refinement.py`, repairs at equal tokens in `equal_tokens.py`,
+tasks with tests in `benchmark_run.py`; reading, loading and writing files is the command's (`hrm-hf eval go`).
 """
 
-import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -20,29 +18,23 @@ import torch
 from ...models.edits_hrm_go_coder import APPLIED, OUTCOMES, UNCHANGED, apply_edits, parse_edits
 from ...models.generation_hrm_go_coder import GoCoderGenerationMixin
 from ...models.processing_hrm_go_coder import (
-    BOS,
     CONTINUE,
     DECISION_TOKENS,
     DECISIONS,
     DONE,
-    EOS,
     TOKEN_IDS,
     Feedback,
-    code_segment,
-    encode_text,
     parse_plan,
     plan_segment,
 )
 from ...registry import architecture_of
 from ..data.collator import GoStreamBuilder, TooLongError, is_written_again
 from .metrics import (
-    bits_per_byte,
     mean,
     paired_difference,
     plan_scores,
     rate,
     rate_with_interval,
-    ratio_interval,
 )
 from .similarity import exact_matches, subtree_f1
 from .writer import Writer
@@ -89,73 +81,10 @@ def problem_text(record: Record) -> str:
     return "\n\n".join(part for part in (record["problem"]["title"], record["problem"]["body"]) if part)
 
 
-def evaluate_loss(
-    writer: Writer, builder: GoStreamBuilder, records: Sequence[Record], seed: int = 0
-) -> dict[str, Any]:
-    """Bits per byte of code bodies (</CODE> included) given the problem and a plan, and of the codes as plain text.
-
-    The plan is the record's own, another record's (a seeded order, shifted by one), or <PLAN></PLAN>; a difference
-    above 0 says that the plan helps. `plan_and_code` adds the bits of the own plan, so that it can be compared with a
-    model that has none. Records longer than the writer's `max_length` in one of the forms are left out of all.
-    """
-    prompts = [builder.prompt_ids(record) for record in records]
-    plans = [_plan_ids(writer, record["plan"]) for record in records]
-    other = _other_plans(records, plans, seed)
-    forms = {"own": plans, "shuffled": other, "none": [[TOKEN_IDS["</PLAN>"]]] * len(records)}
-    codes = [code_segment(writer.tokenizer, record["code_prefix"], code_body(record)) for record in records]
-    longest = [len(a) + max(len(b), len(c)) + len(d[0]) for a, b, c, d in zip(prompts, plans, other, codes)]
-    kept = [i for i, length in enumerate(longest) if length <= writer.max_length and code_body(records[i])]
-    result: dict[str, Any] = {"records": len(kept), "too_long": len(records) - len(kept)}
-    if not kept:
-        return result
-    sizes = [len(code_body(records[i]).encode()) for i in kept]
-    nats = {}
-    for name, chosen in forms.items():
-        given = [[*prompts[i], *chosen[i]] for i in kept]
-        rows = [[*before, *codes[i][0]] for before, i in zip(given, kept)]
-        nats[name] = writer.nats(rows, [len(a) + codes[i][1] for a, i in zip(given, kept)], f"code, {name} plan")
-    rows = [[*prompts[i], *plans[i]] for i in kept]
-    plan_nats = writer.nats(rows, [len(prompts[i]) for i in kept], "plans")
-    result |= _loss_figures(nats, plan_nats, sizes, seed)
-    return result | _raw_text(writer, [records[i]["solution"]["code"] for i in kept])
-
-
-def _loss_figures(nats: dict[str, list[float]], plan_nats: list[float], sizes: list[int], seed: int) -> dict[str, Any]:
-    total = sum(sizes)
-    figures = {"code_bits_per_byte": bits_per_byte(sum(nats["own"]), total)}
-    for name in ("shuffled", "none"):
-        figures[f"code_bits_per_byte_{name}_plan"] = bits_per_byte(sum(nats[name]), total)
-        more = (np.asarray(nats[name]) - np.asarray(nats["own"])) / np.log(2)
-        figures[f"{name}_plan_costs"] = float(more.sum() / total)
-        figures[f"{name}_plan_costs_interval"] = list(ratio_interval(more, sizes, seed))
-        figures[f"{name}_plan_costs_records"] = rate(more > 0)
-    both = bits_per_byte(sum(nats["own"]) + sum(plan_nats), total)
-    return figures | {"plan_and_code_bits_per_byte": both, "code_bytes": total}
-
-
-def _raw_text(writer: Writer, codes: Sequence[str]) -> dict[str, Any]:
-    """Codes as plain Go text, in windows of `max_length`; every window begins anew with <s>."""
-    room, windows = writer.max_length - 1, []
-    for code in codes:
-        ids = [*encode_text(writer.tokenizer, code), TOKEN_IDS[EOS]]
-        windows += [[TOKEN_IDS[BOS], *ids[start : start + room]] for start in range(0, len(ids), room)]
-    nats = writer.nats(windows, [1] * len(windows), "raw text")
-    return {"raw_text_bits_per_byte": bits_per_byte(sum(nats), sum(len(code.encode()) for code in codes))}
-
-
-def _plan_ids(writer: Writer, plan: dict[str, Any]) -> list[int]:
+def plan_ids_of(writer: Writer, plan: dict[str, Any]) -> list[int]:
     """A plan after <PLAN>, </PLAN> included."""
     steps = [step["text"] for step in plan["steps"]]
     return plan_segment(writer.tokenizer, plan["intent"], plan["targets"], steps)[1:]
-
-
-def _other_plans(records: Sequence[Record], plans: list[list[int]], seed: int) -> list[list[int]]:
-    order = list(range(len(records)))
-    random.Random(seed).shuffle(order)
-    other: list[list[int]] = [[] for _ in plans]
-    for index, chosen in zip(order, order[1:] + order[:1]):
-        other[index] = plans[chosen]
-    return other
 
 
 def evaluate_greedy(
@@ -341,7 +270,7 @@ def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> di
         "edits": edits,
         "replans": decision != CONTINUE,
         "decision": DECISIONS[decision],
-        "control": [*builder.prompt_ids(record), *_plan_ids(writer, record["plan"])],
+        "control": [*builder.prompt_ids(record), *plan_ids_of(writer, record["plan"])],
         "prefix": record["code_prefix"],
         "attempt": record["attempts"][-2]["code"],
         "reference": record["solution"]["code"],

@@ -6,6 +6,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from ...text.evaluation import model_positions
 from ..data.collator import GoStreamBuilder
+from .held_out import is_go_coder
 from .writer import Writer
 
 
@@ -37,5 +38,7 @@ def load_writer(
         "problem_budget": problem_budget or known["problem_budget"],
         "context_budget": context_budget or known["context_budget"],
     }
+    if is_go_coder(network):
+        network.config.update(budgets)  # its own loop cuts as the builder does
     builder = GoStreamBuilder(tokenizer, length, **budgets, repairs=repair_mode or known["repair_mode"])
     return Writer(network, tokenizer, batch_size, length, **options), builder

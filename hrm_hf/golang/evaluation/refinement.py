@@ -30,17 +30,17 @@ def evaluate_refinement(
     that keeps its plan writes fewer ("gain_token_matched"), and the control's own answer ("gain_over_selected").
 
     Types count only for records whose reference type-checks ("type_check_records"), as in the training data. Left out
-    and counted: records whose reference does not parse, or whose problem and context do not fit the builder's budgets.
+    and counted: records whose reference does not parse. `cut`: records whose problem or context is longer than its
+    budget; both sides see it cut in the same way, as in training.
     """
     verdicts = validator([record["solution"]["code"] for record in records])
-    fits = [_prompt_length(writer, record) == len(builder.prompt_ids(record)) for record in records]
-    pairs = [(record, right) for record, right, short in zip(records, verdicts, fits) if short and right.syntax_ok]
+    pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
     judged, syntax_alone = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
     result: dict[str, Any] = {
         "records": len(judged),
         "type_check_records": sum(bool(right.types_ok) for _, right in pairs),
         "reference_rejected": sum(not right.syntax_ok for right in verdicts),
-        "too_long": fits.count(False),
+        "cut": sum(_prompt_length(writer, record) > len(builder.prompt_ids(record)) for record in judged),
     }
     if not judged:
         return result

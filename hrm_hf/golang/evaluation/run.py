@@ -14,7 +14,7 @@ from ...trainer.recipes import library_versions
 from ..data.records import read_records
 from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
-from . import benchmark_run, decisions, equal_tokens, held_out, refinement
+from . import benchmark_run, decisions, equal_tokens, held_out, loss, refinement
 from .benchmarks import load_benchmark
 from .held_out import Sampling
 from .load import load_writer
@@ -53,7 +53,7 @@ SCREEN_METRICS = (
     ),
     "equal_tokens.edits_gain.interval", "equal_tokens.edits_gain.mcnemar_p", "equal_tokens.half_gain.difference",
     "equal_tokens.half_gain.interval", "equal_tokens.half_gain.mcnemar_p",
-    "loss.too_long", "refinement.records", "refinement.too_long", "refinement.reference_rejected", *(
+    "loss.in_windows", "refinement.records", "refinement.cut", "refinement.reference_rejected", *(
         f"refinement.{success}.{figure}"
         for success in ("valid", "exact")
         for figure in (
@@ -202,7 +202,7 @@ def _evaluate(
 ) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     if records:
-        metrics["loss"] = held_out.evaluate_loss(writer, builder, records, sampling.seed)
+        metrics["loss"] = loss.evaluate_loss(writer, builder, records, sampling.seed)
         metrics["greedy"], written = held_out.evaluate_greedy(writer, builder, records, validator)
         files = {"greedy": written}
         if lexical:

@@ -4,12 +4,18 @@ import difflib
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from ..io.words import counted
 from .report import Device, GoRepairs, GoValidator, RepetitionGuard, call, validate_model, write_json
+
+
+REPAIR_HELP = (
+    "Write code for --records until one fails that the model mends by edits, and show the difference; samples at 0.8 "
+    "unless --temperature says otherwise."
+)
 
 
 def go(
@@ -38,6 +44,7 @@ def go(
     lexical: Annotated[
         bool, typer.Option(help="Write no code that cannot be Go (open strings, wrong brackets, ...); edits are free.")
     ] = False,
+    repair: Annotated[bool, typer.Option("--repair", help=REPAIR_HELP)] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write everything into this file, as JSON.")] = None,
     device: Device = None,
@@ -46,10 +53,15 @@ def go(
     """Plan, write, validate and repair Go code.
 
     Example: hrm-hf go runs/go_demo "Abs returns the absolute value of x." --prefix "func Abs(x int) int {"
+
+    Example: hrm-hf go runs/go_demo --records data/go/test.jsonl --repair
     """
     options = dict(locals())
-    del options["as_json"], options["out"]
+    del options["as_json"], options["out"], options["repair"]
     validate_model(model, "GO_CODER")
+    if repair:
+        _repair(options, out, as_json)
+        return
     from ..golang.generate import generate_code
 
     prompts, result = call(generate_code, options)
@@ -62,6 +74,42 @@ def go(
         _show(prompt, attempts, stopped)
         if any(attempt.outcome == "applied" for attempt in attempts):  # of edits only differences were shown
             typer.echo(f"\n{code}")
+
+
+def _repair(options: dict[str, Any], out: Path | None, as_json: bool) -> None:
+    """A failure that the model mends, on the screen, as JSON, or in a file."""
+    from ..golang.rounds.run import Sampling
+    from ..golang.rounds.shown import working_repair
+    from ..models.processing_hrm_go_coder import Feedback
+
+    if options["prompts"] or options["records"] is None or options["validator"] == "none":
+        raise typer.BadParameter("give --records and a validator, and no prompts", param_hint="--repair")
+    sampling = Sampling(
+        samples=4,
+        temperature=options["temperature"] or 0.8,
+        validator=options["validator"],
+        max_code_tokens=options["max_new_tokens"] or 256,
+        seed=options["seed"],
+        device=options["device"],
+    )
+    asked = {"model": options["model"], "records": options["records"], "sampling": sampling}
+    result = call(working_repair, asked)
+    if out:
+        write_json(result, out)
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    tried = f"{counted(result['written'], 'code')} written, {counted(result['failures'], 'failure')}"
+    if result["repair"] is None:
+        typer.echo(f"{tried}, none of which the model mended")
+        return
+    shown = result["repair"]
+    typer.secho(f"\n# {shown['problem']}", bold=True)
+    typer.echo(f"{shown['attempt']}\nvalidator: {_verdict(Feedback(**shown['verdict']))}\n")
+    names = ("attempt", "repair")
+    difference = difflib.unified_diff(shown["attempt"].split("\n"), shown["code"].split("\n"), *names, lineterm="")
+    typer.echo("\n".join(difference))
+    typer.echo(f"validator: no complaint\n({tried} until this one)")
 
 
 def _show(prompt: str, attempts: list, stopped: str) -> None:

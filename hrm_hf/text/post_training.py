@@ -42,6 +42,7 @@ from ..trainer.adapters import (
     modules_to_save,
 )
 from ..trainer.arguments import CheckedArguments
+from ..trainer.plots import plot_reward_training
 from ..trainer.preemption import PreemptionCallback
 from ..trainer.pushing import PushesToHub
 from ..trainer.recipes import ModelArguments, save_recipe
@@ -308,6 +309,9 @@ class GrpoRun(PostTrainingRun):
 
     def trainer_options(self) -> dict[str, Any]:
         return {"reward_funcs": self.make_rewards(self.options[-1].reward, self.tokenizer)}
+
+    def plot(self, trainer: PostTraining, metrics: dict[str, Any]) -> None:
+        plot_reward_training(trainer.state.log_history, self.out / "training.png")
 
 
 def _validate_effects(

@@ -126,6 +126,18 @@ def plot_lm_training(log_history: list[dict[str, Any]], path: str | Path) -> Pat
     return _plot_history(log_history, path, panels, from_zero=("Loss components", "Gradient norm"))
 
 
+def plot_reward_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
+    """Draws a `log_history` of GRPO as a PNG: rewards, how often they tell completions apart, and their length."""
+    logged = {name for entry in log_history for name in entry}
+    each = sorted(name for name in logged if name.startswith("rewards/") and name.endswith("/mean"))
+    panels = {
+        "Reward": ("reward", "eval_reward", *each) if len(each) > 1 else ("reward", "eval_reward"),
+        "Prompts whose completions are all alike": ("frac_reward_zero_std",),
+        "Tokens of a completion": ("completions/mean_length", "eval_completions/mean_length"),
+    }
+    return _plot_history(log_history, path, panels, from_zero=panels.keys())
+
+
 def plot_cosmo_training(log_history: list[dict[str, Any]], path: str | Path) -> Path:
     """Draws a regressor's `log_history` as a PNG: negative log likelihood, held-out errors, and their calibration."""
     logged = sorted({name for entry in log_history for name in entry if name.startswith("eval_rmse_")})

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 
 import pytest
+import tiny_go
 from datasets import load_dataset
 from transformers import AutoTokenizer
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from typer.testing import CliRunner
 from hrm_hf.cli import app
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.data.selection import split_of
+from hrm_hf.text.answers import load_answers
 
 
 GO = """package p{n}
@@ -203,3 +205,17 @@ def test_data_go_reads_what_is_named_with_and_without_an_option(tree, tmp_path):
     made = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
     assert sorted(record["plan"]["targets"][0] for record in made) == ["func:Work1", "func:Work2"]
     assert "name a SOURCE" in call("go", "--out", tmp_path / "none", code=2).stderr
+
+
+def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):
+    tiny_go.tokenizer().save_pretrained(tmp_path / "t")
+    records = tiny_go.write(tmp_path / "r.jsonl", [tiny_go.record(number) for number in range(4)])
+    options = ("--records", records, "--limit", 2, "--out", tmp_path / "p.jsonl", "--json")
+    assert json.loads(call("go-prompts", tmp_path / "t", *options).stdout)["rows"] == 2
+    rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
+    assert [row["reference"] for row in rows] == [tiny_go.solution(0), tiny_go.solution(2)]
+    ids = tiny_go.tokenizer()(rows[1]["prompt"])["input_ids"]
+    row = tiny_go.builder().build(tiny_go.record(2))
+    assert ids == row["input_ids"][: row["code_start"]]  # as in training
+    kept = load_answers([str(tmp_path / "p.jsonl")], "grpo")
+    assert kept.column_names == ["prompt", "reference"] and kept[0]["reference"] == tiny_go.solution(0)

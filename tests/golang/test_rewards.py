@@ -43,10 +43,50 @@ def test_code_of_other_models_is_the_prompt_and_what_follows_or_an_answer():
     assert reward(prompts=prompts, completions=said, completion_ids=[[]] * 3) == [1, 0, 1]
 
 
+def test_code_that_says_less_than_its_reference_gets_nothing():
+    pytest.importorskip("tree_sitter_go")
+    (reward,) = reward_functions(["go-syntax"], byte_tokenizer())
+    whole = "func A(a int) int {\n\ta++\n\ta *= 2\n\treturn a\n}"
+    said = ["func A(a int) int {}", whole, whole.replace("\ta++\n", ""), "func A(a int) int {\n\t// a++; a *= 2\n}"]
+    batch = {"prompts": [""] * 4, "completions": said, "completion_ids": [[]] * 4}
+    assert reward(**batch) == [1, 1, 1, 1]
+    assert reward(**batch, reference=[whole] * 4) == [0, 1, 1, 0]  # one statement less may be better code
+
+
+TESTS = """package main
+
+import "testing"
+
+func TestAdd(t *testing.T) {
+	if Add(1, 2) != 3 {
+		t.Fatal("not 3")
+	}
+}
+"""
+
+
+@pytest.mark.external
+def test_tests_are_believed_only_if_the_harness_confirms_them():
+    from hrm_hf.golang import GoNotFoundError, SandboxError
+
+    try:
+        (reward,) = reward_functions(["go-tests"], byte_tokenizer())
+    except (GoNotFoundError, SandboxError) as error:
+        pytest.skip(str(error))
+    right = "func Add(a, b int) int { return a + b }"
+    wrong = right.replace("+", "-")
+    leaves = 'import ("fmt"; "os")\nfunc init() { fmt.Println("PASS\\nok"); os.Exit(0) }\n' + wrong
+    said = [right, wrong, leaves, "func Add(", ""]
+    batch = {"prompts": [""] * 5, "completions": said, "completion_ids": [[]] * 5}
+    assert reward(**batch, tests=[TESTS] * 5) == [1, 0, 0, 0, 0]
+    with pytest.raises(ValueError, match='rows have no "tests"'):
+        reward(**batch)
+
+
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("go_syntax", "reward='go_syntax' is not one of go-syntax, length:TOKENS, regex:PATTERN"),
+        ("go_syntax", "reward='go_syntax' is not one of go-syntax, go-tests, length:TOKENS, regex:PATTERN"),
         ("length:none", "reward='length:none': expected a number of tokens from 1 up"),
         ("length:0", "expected a number of tokens from 1 up"),
         ("regex:", "is not one of"),

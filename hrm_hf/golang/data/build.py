@@ -1,6 +1,6 @@
 """Records for the Go coder and its tokenizer, from sources to files and a report of what is in them.
 
-These functions are the commands `hrm-hf data go` and `go-tokenizer`.
+These functions are the commands `hrm-hf data go`, `go-tokenizer` and `go-prompts`.
 """
 
 import json
@@ -12,14 +12,17 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from ...io.evaluation import validate_files
 from ...io.usage import UsageError, as_usage_errors
+from ...models.processing_hrm_go_coder import plan_segment
 from ...text.sources import read_json_lines
 from ..validators.go_validators import VALIDATOR_CHOICES, best_validator
+from .collator import GoStreamBuilder
 from .commits import commit_records
 from .functions import function_records
 from .hub_sets import hub_records
 from .pull_requests import pull_request_records
-from .records import write_lines, write_records
+from .records import read_records, spread, write_lines, write_records
 from .selection import SPLITS, Selection, evaluation_ngrams, split_of, validate_no_evaluation_file
 from .sources import Dropped, find_go_source, go_files
 from .tokenizer import PRE_TOKENIZERS, bytes_per_token, train_on_texts
@@ -184,6 +187,40 @@ def _folder(source: str) -> Path:
     if folder.is_file() and folder.suffix != ".go":
         raise UsageError(f"--source {source} is a file; expected {SOURCES}")
     return folder
+
+
+def build_prompts(
+    tokenizer: str, records: list[Path], out: Path, *, limit: int | None = None, max_length: int = 1024
+) -> dict[str, Any]:
+    """Writes the problems of records as prompts for `training/run_grpo.py`, and their solutions as references.
+
+    A prompt is the Go coder's stream up to the given beginning of the code, the record's plan included; problems and
+    contexts are cut as in training.
+
+    Args:
+        tokenizer: of the model; a folder, or a name on the Hub.
+        out: file of {"prompt", "reference"} rows.
+        max_length: longest prompt in tokens; longer ones are left out.
+
+    Returns:
+        how many rows were written, and the records that were left out.
+    """
+    from transformers import AutoTokenizer
+
+    validate_files(records, "--records")
+    builder = GoStreamBuilder(AutoTokenizer.from_pretrained(tokenizer), max_length)
+    dropped, rows = Dropped(), []
+    for record in spread(list(read_records(records)), limit):
+        plan = record["plan"]
+        steps = [step["text"] for step in plan["steps"]]
+        planned = plan_segment(builder.tokenizer, plan["intent"], plan["targets"], steps)[1:]
+        ids = [*builder.prompt_ids(record), *planned, *builder.code_prompt_ids(record)]
+        if len(ids) > max_length:
+            dropped.add(f"longer than {max_length} tokens", record["id"])
+            continue
+        prompt = builder.tokenizer.decode(ids[1:])  # a tokenizer puts <s> in front by itself
+        rows.append({"prompt": prompt, "reference": record["solution"]["code"]})
+    return {"out": str(out), "rows": write_lines(out, rows), "left_out": dropped.report()}
 
 
 def _texts(source: str, dropped) -> Iterator[str]:

@@ -229,6 +229,13 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
     return record
 
 
+def spread(rows: list, limit: int | None) -> list:
+    """`limit` rows from all over a file, whose neighbors are of one package."""
+    if limit is None or limit >= len(rows):
+        return rows
+    return [rows[index * len(rows) // limit] for index in range(limit)]
+
+
 def write_records(path: str | Path, records: Iterable[dict[str, Any]]) -> int:
     """Writes records, checking each, and returns their number; the file appears only when all are written.
 

@@ -11,7 +11,7 @@ from ...hub.cards import record_evaluation
 from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, validate_evaluation, write_results
 from ...trainer.recipes import library_versions
-from ..data.records import read_records
+from ..data.records import read_records, spread
 from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
 from . import benchmark_run, decisions, equal_tokens, held_out, loss, refinement
@@ -172,13 +172,6 @@ def evaluate_checkpoint(
     if update_card:
         written["card"] = _update_card(model, result, records or trajectories)
     return result | written
-
-
-def spread(rows: list, limit: int | None) -> list:
-    """`limit` rows from all over a file, whose neighbors are of one package."""
-    if limit is None or limit >= len(rows):
-        return rows
-    return [rows[index * len(rows) // limit] for index in range(limit)]
 
 
 def _filled(rows: list, files: list[Path]) -> list:

@@ -27,9 +27,8 @@ from ...io.usage import UsageError, run_process
 from ...resources import resource
 from ...trainer.plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
 from ..arguments import BUDGETS
-from ..data.records import read_records, write_records
+from ..data.records import read_records, spread, write_records
 from ..evaluation.load import load_writer
-from ..evaluation.run import spread
 from ..validators.categories import ERROR_CLASSES
 from ..validators.go_validators import best_validator
 from .failures import broken_solutions, sampled_failures, to_be_broken

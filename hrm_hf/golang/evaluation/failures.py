@@ -73,9 +73,9 @@ def own_failures(
             counts["passed"] += 1
         elif (record["id"], code) in seen:
             counts["repeated"] += 1
-        elif not _is_record(failed):
+        elif not is_record(failed):
             counts["plan unreadable"] += 1
-        elif not _fits(builder, failed):
+        elif not fits(builder, failed):
             counts["too long"] += 1
         else:
             seen.add((record["id"], code))
@@ -83,7 +83,7 @@ def own_failures(
     return found, counts
 
 
-def _is_record(record: Record) -> bool:
+def is_record(record: Record) -> bool:
     """False of a plan without an intent, or with a target that names nothing."""
     try:
         validate_record(record)
@@ -92,7 +92,8 @@ def _is_record(record: Record) -> bool:
     return True
 
 
-def _fits(builder: GoStreamBuilder, record: Record) -> bool:
+def fits(builder: GoStreamBuilder, record: Record) -> bool:
+    """False of a trajectory whose plan, attempt and verdict are longer than a row may be."""
     try:
         builder.edit_prompt_ids(record)
     except TooLongError:

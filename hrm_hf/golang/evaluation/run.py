@@ -14,7 +14,7 @@ from ...trainer.recipes import library_versions
 from ..data.records import read_records, spread
 from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
-from . import benchmark_run, decisions, equal_tokens, held_out, loss, refinement
+from . import benchmark_run, decisions, equal_tokens, held_out, loss, policies, refinement
 from .benchmarks import load_benchmark
 from .held_out import Sampling
 from .load import load_writer
@@ -46,6 +46,11 @@ SCREEN_METRICS = (
     "repair.cases", "repair.exact_gain.interval",
     "repair.repair_mode", "repair.repair_tokens", "repair.resampling_tokens", "repair.repair_unchanged",
     "repair.repair_not_applied", "repair.attempt_ast", "repair.repair_ast",
+    *(
+        f"policies.{policy}.{figure}"
+        for policy in ("model", "fix", "resample", "verdict")
+        for figure in ("valid", "tokens", "valid_per_1000_tokens", "valid_per_1000_tokens_interval")
+    ),
     "equal_tokens.failures", "equal_tokens.budget", "equal_tokens.attempt_subtree_f1", *(
         f"equal_tokens.{policy}.{figure}"
         for policy in equal_tokens.POLICIES
@@ -211,6 +216,8 @@ def _evaluate(
         metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, validator, sampling)
     if records and held_out.is_go_coder(writer.model):
         metrics["refinement"] = refinement.evaluate_refinement(writer, builder, records, validator, sampling)
+        if builder.repairs == "edits":
+            metrics["policies"] = policies.evaluate_policies(writer, builder, records, validator, sampling)
     return metrics
 
 

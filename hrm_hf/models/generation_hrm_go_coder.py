@@ -225,7 +225,9 @@ class GoCoderGenerationMixin(GenerationMixin):
         # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
         taken = max(len(prompt) + len(row.prefix) for prompt, row in zip(prompts, rows)) + 2 + LEAST_CODE
         budget = max(1, min(self.config.plan_budget, self.config.max_position_embeddings - taken))
-        written = self._continue(prompts, settings, budget, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs)
+        written = self._continue(
+            prompts, settings, budget, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs | {"planner_only": True}
+        )
         start = max(map(len, prompts))
         for row, new in zip(rows, written[:, start:].tolist()):
             text = until(new, {END_PLAN, TOKEN_IDS[EOS], TOKEN_IDS[PAD]})

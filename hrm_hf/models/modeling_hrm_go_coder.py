@@ -362,6 +362,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         use_cache: bool | None = None,
         decision_positions: torch.LongTensor | None = None,
         feedback_ids: torch.LongTensor | None = None,
+        planner_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmGoCoderModelOutput:
         validate_call(self, kwargs)
@@ -385,11 +386,13 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             attention_mask=attention_mask,
             past_key_values=past_key_values,
             position_ids=position_ids,
-            allow_is_causal_skip=self.config.unified or past_key_values is None,
+            allow_is_causal_skip=self.config.unified or planner_only or past_key_values is None,
         )
         shared = {"position_ids": position_ids, "use_cache": use_cache, **kwargs}
         # Before the planner writes its slots: a mask is sized by what the cache holds so far.
-        phases, all_phases = self._phases(input_ids, inputs_embeds, past_key_values)
+        phases = all_phases = None
+        if not planner_only:
+            phases, all_phases = self._phases(input_ids, inputs_embeds, past_key_values)
         planner_states = self.planner(
             inputs_embeds,
             past_key_values=past_key_values,
@@ -398,7 +401,7 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             **shared,
         )
         generator_states, states = None, planner_states
-        if self.generator is not None:
+        if self.generator is not None and not planner_only:
             code = None
             if ordinary and past_key_values is None and self._may_compact(attention_mask, kwargs):
                 code = _code_positions(phases, attention_mask)
@@ -601,6 +604,7 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
         logits_to_keep: int | torch.Tensor = 0,
         decision_positions: torch.LongTensor | None = None,
         feedback_ids: torch.LongTensor | None = None,
+        planner_only: bool = False,
         **kwargs: Unpack[TransformersKwargs],
     ) -> HrmGoCoderOutput:
         r"""
@@ -609,11 +613,13 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
                 refinement loss if it is a decision token, else to the code or plan loss by the stack that predicts it.
             decision_positions: [B, K], where attempts end (</CODE>), for the refinement head; needs `input_ids`.
             feedback_ids: [B, K, 4], see `Feedback.token_ids`; without, nobody validated.
+            planner_only: all logits are the planner's, and the generator is not run: for writing plans, with a cache
+                that nothing else uses.
             kwargs: `shift_labels` [B, S], labels that are shifted already, instead of `labels`; `decision_labels`
                 [B, K], 0 CONTINUE, 1 REFINE, 2 DONE, -100 for none.
 
         Raises:
-            ValueError: in training, decisions without their labels.
+            ValueError: in training, decisions without their labels; `planner_only` with labels or decisions.
         """
         # No arguments of their own: a Trainer would ask for them, and give no loss without.
         decision_labels, targets = kwargs.pop("decision_labels", None), kwargs.pop("shift_labels", None)
@@ -623,6 +629,8 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
                 "decision_positions without decision_labels: the refinement head would learn nothing. A Trainer drops "
                 "columns that forward does not name: set remove_unused_columns=False"
             )
+        if planner_only and not (targets is labels is decision_positions is None):
+            raise ValueError("planner_only=True is for writing plans; labels and decisions need the generator, too")
         if targets is None and labels is not None:
             targets = nn.functional.pad(labels[:, 1:], (0, 1), value=IGNORED)
         outputs: HrmGoCoderModelOutput = self.model(
@@ -634,6 +642,7 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
             use_cache=use_cache,
             decision_positions=decision_positions,
             feedback_ids=feedback_ids,
+            planner_only=planner_only,
             **kwargs,
         )
         states, logits, losses = outputs.last_hidden_state, None, {}

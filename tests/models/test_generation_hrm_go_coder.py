@@ -432,3 +432,28 @@ def test_a_process_without_the_package_loads_and_writes_the_same(checkpoint, tmp
     )  # fmt: skip
     assert finished.returncode == 0, finished.stderr[-3000:]
     assert finished.stdout.splitlines()[-1] == "loaded twice"
+
+
+@pytest.mark.parametrize("cache", [True, False])
+def test_plans_are_the_same_without_the_generator(cache):
+    """The planner does not read the generator: what it is asked alone, it answers alone."""
+    model = tiny_go.model(awake=True)
+    batch = tiny_go.batch("<s> <PROBLEM> 9 </PROBLEM> <PLAN>", "<s> <PROBLEM> 3 </PROBLEM> <PLAN> 4 </PLAN> <CODE> 5 "
+                          "</CODE> <VALIDATE> 2 </VALIDATE> <REFINE> <PLAN>", side="left")  # fmt: skip
+    how = {"max_new_tokens": 12, "do_sample": False, "plan_first": False, "use_cache": cache, "eos_token_id": 299}
+    whole = model.generate(**batch, **how, suppress_tokens=list(range(40)))
+    alone = model.generate(**batch, **how, suppress_tokens=list(range(40)), planner_only=True)
+    assert torch.equal(whole, alone)
+
+
+def test_a_plan_does_not_run_the_generator(monkeypatch):
+    model, calls = tiny_go.model(), []
+    forward = type(model.model.generator).forward
+    monkeypatch.setattr(type(model.model.generator), "forward", lambda *a, **k: calls.append(1) or forward(*a, **k))
+    ids = torch.tensor([tiny_go.stream("<s> <PROBLEM> 9 </PROBLEM> <PLAN>")])
+    model.generate(ids, max_new_tokens=3, plan_first=False, planner_only=True)
+    assert not calls
+    model.generate(ids, max_new_tokens=3)
+    assert calls
+    with pytest.raises(ValueError, match="planner_only=True is for writing plans"):
+        model(ids, labels=ids, planner_only=True)

@@ -54,7 +54,9 @@ class Writer:
 
     def plans(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> list[list[int]]:
         """Ids between <PLAN> and </PLAN> for prompts that end in <PLAN>."""
-        written = self.continuations(prompts, END_OF_PLAN, self.max_plan_tokens, temperature, IN_PLANS, "plans")
+        written = self.continuations(
+            prompts, END_OF_PLAN, self.max_plan_tokens, temperature, IN_PLANS, "plans", planner_only=True
+        )
         return [_until(ids, END_OF_PLAN) for ids in written]
 
     def codes(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0) -> list[str]:
@@ -104,6 +106,7 @@ class Writer:
         tags: Collection[int] = (),
         what: str = "generating",
         processors: Sequence[LogitsProcessor] = (),
+        planner_only: bool = False,
     ) -> list[list[int]]:
         """Returns the model's tokens after each prompt, the stop token included; empty where there is no room.
 
@@ -111,11 +114,14 @@ class Writer:
             temperature: 0 is greedy; otherwise samples of the whole distribution at that temperature.
             tags: special tokens that may be written beside the stop tokens.
             processors: logits processors beside the writer's guard.
+            planner_only: what is written is a plan, for which a Go coder need not run its generator.
         """
         how: dict[str, Any] = {"do_sample": False}
         if temperature:
             how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         how |= {"max_new_tokens": max_new_tokens, "eos_token_id": list(stop_ids), "processors": processors}
+        if isinstance(self.model, GoCoderGenerationMixin):
+            how["planner_only"] = planner_only
         how["suppress_tokens"] = [token for token in TOKEN_IDS.values() if token not in {*stop_ids, *tags}]
         results: list[list[int]] = [[] for _ in prompts]
         fitting = [i for i in range(len(prompts)) if len(prompts[i]) < self.max_length]

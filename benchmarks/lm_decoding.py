@@ -14,6 +14,7 @@ stands beside it. Compiling is not timed.
 """
 
 import time
+from typing import Any
 
 import torch
 from lm import decoder
@@ -75,30 +76,40 @@ def measure(family: str, models: dict, batch_size: int, turns: int, **labels) ->
     sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
     if make is compiled_decoder:  # with a turn for the same model uncompiled, which is another side
         sides |= {(name, "eager"): decoder(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
-    clocks = {name: [] for name in sides}
+    times = take_turns(sides, turns)
+    reference, rows = next(iter(times)), []
+    for name in models:
+        row = {"family": family, "side": name, "batch_size": batch_size, **labels}
+        row |= against(times, name, reference)
+        if (name, "eager") in times:
+            gains = (times[name, "eager"] / times[name])[:, 0]
+            row["times_eager_speed"], row["times_eager_speed_interval"] = gains.median().item(), interval(gains)
+        rows.append(row)
+        print_row(row)
+    return rows
+
+
+def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
+    """CPU and wall milliseconds a token [turns, 2] of functions that decode NEW tokens, one after the other."""
+    clocks: dict[Any, list] = {name: [] for name in sides}
     for turn in range(turns + 2):
         for name, decode in sides.items():
             start = time.thread_time(), time.perf_counter()
             decode()
             if turn > 1:  # the first two turns warm up
                 clocks[name].append((time.thread_time() - start[0], time.perf_counter() - start[1]))
-    times = {name: 1e3 / NEW * torch.tensor(values, dtype=torch.float64) for name, values in clocks.items()}
-    reference, rows = next(iter(times)), []
-    for name in models:
-        values = times[name]
-        cpu, wall = values.median(0).values.tolist()
-        row = {"family": family, "side": name, "batch_size": batch_size, **labels}
-        row |= {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
-        if name != reference:
-            ratios = times[reference] / values
-            row["ratio"], row["wall_ratio"] = ratios.median(0).values.tolist()
-            row["interval"] = interval(ratios[:, 0])
-        if (name, "eager") in times:
-            gains = (times[name, "eager"] / values)[:, 0]
-            row["times_eager_speed"], row["times_eager_speed_interval"] = gains.median().item(), interval(gains)
-        rows.append(row)
-        print_row(row)
-    return rows
+    return {name: 1e3 / NEW * torch.tensor(values, dtype=torch.float64) for name, values in clocks.items()}
+
+
+def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
+    """Medians of a side, and its speed relative to the reference's with an interval."""
+    cpu, wall = times[name].median(0).values.tolist()
+    row = {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
+    if name != reference:
+        ratios = times[reference] / times[name]
+        row["ratio"], row["wall_ratio"] = ratios.median(0).values.tolist()
+        row["interval"] = interval(ratios[:, 0])
+    return row
 
 
 def print_row(row: dict) -> None:

@@ -91,7 +91,7 @@ def go_tokenizer(
 
 
 def go_prompts(
-    tokenizer: Annotated[str, typer.Argument(help="Of the model that is to be trained: folder, or name.")],
+    model: Annotated[str, typer.Argument(help="Go coder that is to be trained: folder, or a model on the Hub.")],
     records: Annotated[list[Path], typer.Option(help="Records of hrm-hf data go; repeat for more.")],
     out: Annotated[Path, typer.Option(help="File to write, JSON Lines.")],
     limit: Annotated[int | None, typer.Option(min=1, help="So many records, from all over the files.")] = None,

@@ -84,6 +84,10 @@ def _repair(options: dict[str, Any], out: Path | None, as_json: bool) -> None:
 
     if options["prompts"] or options["records"] is None or options["validator"] == "none":
         raise typer.BadParameter("give --records and a validator, and no prompts", param_hint="--repair")
+    of_no_use = [name for name in ("prefix", "max_iterations", "threshold", "repair_mode", "lexical") if options[name]]
+    if of_no_use:
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in of_no_use)
+        raise typer.BadParameter(f"has no use for {flags}; leave it out", param_hint="--repair")
     sampling = Sampling(
         samples=4,
         temperature=options["temperature"] or 0.8,

@@ -1,7 +1,7 @@
 """Rewards that a program can check, for `training/run_grpo.py`.
 
     go-syntax        1 if the completion is Go that parses and declares something, else 0; with a "reference" in the
-                     row also 0 if it has less than 80 % of the reference's tokens: an empty function parses, too
+                     row also 0 with less than 80 % of its statements: an empty function parses, too
     go-tests         1 if the completion passes the "tests" of its row (the text of a test file) in the sandbox
     length:TOKENS    1 at that many tokens (the end included), falling to 0 at none and at twice as many
     regex:PATTERN    1 if the expression is found in the text of the completion, else 0

@@ -208,14 +208,21 @@ def test_data_go_reads_what_is_named_with_and_without_an_option(tree, tmp_path):
 
 
 def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):
-    tiny_go.tokenizer().save_pretrained(tmp_path / "t")
-    records = tiny_go.write(tmp_path / "r.jsonl", [tiny_go.record(number) for number in range(4)])
+    for part in (tiny_go.tokenizer(), tiny_go.model(problem_budget=24)):
+        part.save_pretrained(tmp_path / "m")
+    made = [tiny_go.record(number) for number in range(4)]
+    made[2]["problem"]["body"] = "and more than a budget of tokens has room for, " * 9
+    tagged = tiny_go.record(7) | {"problem": {"title": "</PROBLEM><PLAN>", "body": ""}}
+    records = tiny_go.write(tmp_path / "r.jsonl", made)
     options = ("--records", records, "--limit", 2, "--out", tmp_path / "p.jsonl", "--json")
-    assert json.loads(call("go-prompts", tmp_path / "t", *options).stdout)["rows"] == 2
+    assert json.loads(call("go-prompts", tmp_path / "m", *options).stdout)["rows"] == 2
     rows = [json.loads(line) for line in (tmp_path / "p.jsonl").read_text().splitlines()]
     assert [row["reference"] for row in rows] == [tiny_go.solution(0), tiny_go.solution(2)]
     ids = tiny_go.tokenizer()(rows[1]["prompt"])["input_ids"]
-    row = tiny_go.builder().build(tiny_go.record(2))
+    row = tiny_go.builder(problem_budget=24).build(made[2])
     assert ids == row["input_ids"][: row["code_start"]]  # as in training
+    said = call("go-prompts", tmp_path / "m", "--records", tiny_go.write(tmp_path / "t.jsonl", [tagged]), *options[4:])
+    assert "1 tags in the text" in said.stdout or '"tags in the text' in said.stdout
+    tiny_go.write(tmp_path / "p.jsonl", rows)
     kept = load_answers([str(tmp_path / "p.jsonl")], "grpo")
     assert kept.column_names == ["prompt", "reference"] and kept[0]["reference"] == tiny_go.solution(0)

@@ -14,7 +14,6 @@ from hrm_hf.golang.evaluation.held_out import Sampling, Try
 from hrm_hf.golang.evaluation.metrics import mcnemar_test
 from hrm_hf.golang.evaluation.plots import plot_go_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
-from hrm_hf.golang.shortening import is_shortened
 from hrm_hf.models.edits_hrm_go_coder import Edit
 
 
@@ -92,12 +91,6 @@ def test_an_answer_that_drops_statements_is_valid_and_not_kept():
 )
 def test_mcnemar_is_the_exact_binomial_test(only_first, only_second, p):
     assert mcnemar_test(only_first, only_second) == pytest.approx(p)
-
-
-def test_shortening_counts_tokens_without_comments():
-    code = "func f() int {\n\ta := 1\n\ta++\n\ta++\n\treturn a\n}\n"
-    assert is_shortened("func f() int {\n\t// a := 1 and much more besides\n\treturn 1\n}\n", code)
-    assert not is_shortened(code.replace("\ta++\n\treturn", "\treturn"), code)
 
 
 def test_a_model_of_rewrites_and_one_that_never_fails_are_refused():

@@ -46,8 +46,9 @@ def test_code_of_other_models_is_the_prompt_and_what_follows_or_an_answer():
 def test_code_that_says_less_than_its_reference_gets_nothing():
     pytest.importorskip("tree_sitter_go")
     (reward,) = reward_functions(["go-syntax"], byte_tokenizer())
-    whole = "func A(a int) int {\n\ta++\n\ta *= 2\n\treturn a\n}"
-    said = ["func A(a int) int {}", whole, whole.replace("\ta++\n", ""), "func A(a int) int {\n\t// a++; a *= 2\n}"]
+    lines = "".join(f"\ta += {number}\n" for number in range(6))
+    whole = f"func A(a int) int {{\n{lines}\treturn a\n}}"
+    said = ["func A(a int) int {}", whole, whole.replace("\ta += 3\n", ""), "func A(a int) int {\n\t// a++; a *= 2\n}"]
     batch = {"prompts": [""] * 4, "completions": said, "completion_ids": [[]] * 4}
     assert reward(**batch) == [1, 1, 1, 1]
     assert reward(**batch, reference=[whole] * 4) == [0, 1, 1, 0]  # one statement less may be better code

@@ -12,6 +12,7 @@ from typing import Any
 
 from tqdm.auto import tqdm
 
+from ...hub.kinds import GO_CODER, load_config
 from ...io.evaluation import validate_files
 from ...io.usage import UsageError, as_usage_errors
 from ...models.processing_hrm_go_coder import plan_segment
@@ -190,7 +191,7 @@ def _folder(source: str) -> Path:
 
 
 def build_prompts(
-    tokenizer: str, records: list[Path], out: Path, *, limit: int | None = None, max_length: int = 1024
+    model: str, records: list[Path], out: Path, *, limit: int | None = None, max_length: int = 1024
 ) -> dict[str, Any]:
     """Writes the problems of records as prompts for `training/run_grpo.py`, and their solutions as references.
 
@@ -198,17 +199,20 @@ def build_prompts(
     contexts are cut as in training.
 
     Args:
-        tokenizer: of the model; a folder, or a name on the Hub.
+        model: that is to be trained: a folder, or a name on the Hub; of its tokenizer and budgets.
         out: file of {"prompt", "reference"} rows.
         max_length: longest prompt in tokens; longer ones are left out.
 
     Returns:
-        how many rows were written, and the records that were left out.
+        how many rows were written, and the records that were left out: too long, or with tags in their text, which
+        a prompt could not tell from its own.
     """
     from transformers import AutoTokenizer
 
     validate_files(records, "--records")
-    builder = GoStreamBuilder(AutoTokenizer.from_pretrained(tokenizer), max_length)
+    config = load_config(model, GO_CODER)
+    budgets = {name: getattr(config, name) for name in ("problem_budget", "context_budget")}
+    builder = GoStreamBuilder(AutoTokenizer.from_pretrained(model), max_length, **budgets)
     dropped, rows = Dropped(), []
     for record in spread(list(read_records(records)), limit):
         plan = record["plan"]
@@ -219,6 +223,9 @@ def build_prompts(
             dropped.add(f"longer than {max_length} tokens", record["id"])
             continue
         prompt = builder.tokenizer.decode(ids[1:])  # a tokenizer puts <s> in front by itself
+        if builder.tokenizer(prompt)["input_ids"] != ids:
+            dropped.add("tags in the text, or cut within a character", record["id"])
+            continue
         rows.append({"prompt": prompt, "reference": record["solution"]["code"]})
     return {"out": str(out), "rows": write_lines(out, rows), "left_out": dropped.report()}
 

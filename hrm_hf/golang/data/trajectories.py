@@ -88,7 +88,7 @@ class _Source:
 
 
 def decision_of(verdict: Feedback, right: bool | None) -> str | None:
-    """What to do after an attempt, by the verdict that is seen and by an oracle that is not.
+    """The right decision after an attempt, by the verdict that is seen and by an oracle that is not.
 
     Args:
         verdict: of the validator, as the model reads it.

@@ -25,7 +25,7 @@ TEMPERATURES = np.geomspace(0.05, 20, 601)  # 1 % apart
 
 @dataclass
 class Decided:
-    """What was decided after N attempts.
+    """Decisions after N attempts.
 
     Attributes:
         labels: [N] right decisions, indices of DECISIONS.

@@ -52,7 +52,7 @@ def own_failures(
     temperature: float,
     seen: set[tuple[str, str]],
 ) -> tuple[list[OwnFailure], Counter]:
-    """What does not pass of one sampled plan and code for each record.
+    """One sampled plan and code for each record, and those that do not pass.
 
     Args:
         usable: as of `usable_records`.

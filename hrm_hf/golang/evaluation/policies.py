@@ -148,7 +148,7 @@ def _by_verdict(verdict: Feedback) -> int:
 
 
 def _decisions(writer: Writer, builder: GoStreamBuilder, states: Sequence[_State]) -> list[int]:
-    """What the model decides: of the head where it has one, else of the tokens; REFINE where it cannot be asked."""
+    """The model's decisions: of the head where it has one, else of the tokens; REFINE where it cannot be asked."""
     rows = [state.trajectory(writer) for state in states]
     known = [index for index, row in enumerate(rows) if is_record(row)]
     asked = [rows[index] | {"attempts": rows[index]["attempts"][:1]} for index in known]

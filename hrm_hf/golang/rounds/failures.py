@@ -22,7 +22,7 @@ def sampled_failures(
     samples: int,
     temperature: float,
 ) -> Made:
-    """What does not pass of `samples` plans and codes for each record, as trajectories that end in the reference."""
+    """`samples` plans and codes for each record: those that do not pass, as trajectories that end in the reference."""
     usable = usable_records(records, validator)
     made, seen = [], set()
     counts = Counter({"records": len(records), "reference rejected": len(records) - len(usable)})

@@ -184,7 +184,7 @@ class Rounds:
             tell(f"\nRound {number} of {self.rounds}")
             current = self._round(number, current)
             scores.append(self._score(number, current))
-            tell(f"mended after round {number}: {_said(scores[-1])} (before: {_said(scores[-2])})")
+            tell(f"mended after round {number}: {_mended(scores[-1])} (before: {_mended(scores[-2])})")
         counts = {
             f"round-{number}": {
                 name: json.loads((self.out / f"round-{number}" / name / "report.json").read_text())
@@ -276,7 +276,7 @@ def plot_rounds(scores: list[dict[str, Any]], path: Path) -> Path:
 
 
 def _backwards(fixes: list[dict[str, Any]], data: list[Path]) -> list[dict[str, Any]]:
-    """What the breaker learns: from repaired code to the failure, and from solutions to failures of trajectories.
+    """The breaker's lessons: from repaired code to the failure, and from solutions to failures of trajectories.
 
     The first are realistic and few, the second are many.
     """
@@ -287,5 +287,5 @@ def _backwards(fixes: list[dict[str, Any]], data: list[Path]) -> list[dict[str, 
     return [{**to_be_broken(record, bad), "id": f"{record['id']}@back"} for record, bad in pairs]
 
 
-def _said(score: dict[str, Any]) -> str:
+def _mended(score: dict[str, Any]) -> str:
     return f"{score['mended']:.1%} of {score['failures']}"

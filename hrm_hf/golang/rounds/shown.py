@@ -51,13 +51,13 @@ def working_repair(model: str, records: Path, sampling: Sampling, most: int = 64
             failed = [one.record for one in found]
             how = {"samples": sampling.samples, "temperature": sampling.temperature}
             if fixes := collected_fixes(writer, builder, failed, judge, **how)[0]:
-                return counts | {"repair": _shown(fixes[0])}
+                return counts | {"repair": _parts(fixes[0])}
             if counts["failures"] >= most:
                 break
     return counts | {"repair": None}
 
 
-def _shown(fix: dict[str, Any]) -> dict[str, Any]:
+def _parts(fix: dict[str, Any]) -> dict[str, Any]:
     failed, right = fix["attempts"]
     return {
         "id": fix["id"],

@@ -99,6 +99,9 @@ def go_rounds(
     held_out_limit: Annotated[int | None, typer.Option(min=1, help="So many held-out records.")] = None,
     fix_samples: Annotated[int, typer.Option(min=1, help="Repairs tried for each failure.")] = 4,
     max_change: MaxChange = 0.3,
+    replay: Annotated[
+        float, typer.Option(min=0, help="Records of --train-data for each new pair; 1,000 at least, 0 for none.")
+    ] = 1.0,
     recipe: Annotated[Path | None, typer.Option(help="Of training/run_go_coder.py; go_nano_cpu by default.")] = None,
     extra: Annotated[str, typer.Option(help='More flags of run_go_coder.py, such as "--bf16 true".')] = "",
     samples: Annotated[int, typer.Option(min=1, help="Codes of each record.")] = 1,
@@ -133,8 +136,7 @@ def _with_sampling(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _mended(result: dict[str, Any]) -> dict[str, str]:
-    lines = {}
-    for score in result["scores"]:
-        classes = ", ".join(f"{name} {each['mended']:.1%}" for name, each in score["by_class"].items())
-        lines[f"round {score['round']}"] = f"{score['mended']:.1%} of {score['failures']} ({classes})"
+    from ..golang.rounds.scores import described
+
+    lines = {f"round {score['round']}": described(score) for score in result["scores"]}
     return lines | {"model": result["model"]}

@@ -1,7 +1,9 @@
 """Failures, fixes and rounds of break-it-fix-it, on models whose answers are known and on a tiny one."""
 
 import json
+import shutil
 from collections import Counter
+from pathlib import Path
 
 import pytest
 import tiny_go
@@ -13,9 +15,11 @@ from hrm_hf.golang import TreeSitterValidator
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.data.trajectories import failed_record
 from hrm_hf.golang.evaluation.writer import Writer
-from hrm_hf.golang.rounds.failures import broken_solutions, sampled_failures, to_be_broken
+from hrm_hf.golang.rounds import learned
+from hrm_hf.golang.rounds import run as rounds_run
+from hrm_hf.golang.rounds.failures import broken_solutions, problem_of, sampled_failures, to_be_broken
 from hrm_hf.golang.rounds.fixes import changed_share, collected_fixes, fixer_success
-from hrm_hf.golang.rounds.run import plot_rounds
+from hrm_hf.golang.rounds.scores import compared, described, plot_rounds
 from hrm_hf.golang.rounds.shards import read_shards, shard_files, write_shards
 from hrm_hf.golang.validators.categories import error_class
 from hrm_hf.io.usage import UsageError
@@ -59,7 +63,9 @@ def test_failures_have_the_plan_that_was_written_and_the_reference_behind_them()
     assert made[0]["solution"] == rows[0]["solution"] and made[0]["attempts"][0]["code"].endswith(BROKEN)
     assert made[0]["attempts"][0]["feedback"]["syntax_ok"] is False
     # A second sample is the same of this model: it passes again, or is there already.
-    assert counts == {"records": 3, "attempts": 6, "passed": 2, "repeated": 2, "failures": 2}
+    dropped = {"reference rejected": 0, "passed": 2, "repeated": 2, "plan unreadable": 0, "too long": 0}
+    assert counts == {"records": 3, "attempts": 6, "failures": 2, **dropped}
+    assert [problem_of(record["id"]) for record in made] == ["sum.go:0", "sum.go:2"]
 
 
 def test_a_breakers_codes_are_failures_if_they_do_not_pass():
@@ -75,8 +81,8 @@ def test_a_breakers_codes_are_failures_if_they_do_not_pass():
     assert [record["id"] for record in made] == ["sum.go:0@broken0"]
     assert made[0]["attempts"][0]["code"] == rows[0]["code_prefix"] + BROKEN
     assert made[0]["solution"] == rows[0]["solution"]
-    expected = {"records": 4, "attempts": 4, "failures": 1, "passed": 1, "edits unchanged": 1, "edits not found": 1}
-    assert counts == expected
+    dropped = {"reference rejected": 0, "passed": 1, "edits unchanged": 1, "edits not found": 1}
+    assert counts == {"records": 4, "attempts": 4, "failures": 1, **dropped}
 
 
 def test_what_is_to_be_broken_teaches_the_edits_to_the_bad_code():
@@ -115,10 +121,22 @@ def test_repairs_are_kept_that_pass_change_little_and_drop_nothing():
     fixed = rows[0]["code_prefix"] + "\n\treturn a + b + 7\n}\n"
     assert made[0]["solution"]["code"] == made[0]["attempts"][1]["code"] == fixed
     assert made[0]["attempts"][1]["decision"] == "DONE" and made[0]["attempts"][0] == rows[0]["attempts"][0]
-    reasons = {"kept": 1, "does not pass": 2, "shortened": 2, "changes too much": 2, "edits unchanged": 2}
-    assert counts == {"failures": 5, "fixes": 1, "tries": 9, **reasons}
+    reasons = {"does not pass": 2, "shortened": 2, "changes too much": 2, "edits unchanged": 2}
+    assert counts == {"failures": 5, "fixes": 1, "kept": 1, "tries": 9, "reference rejected": 0, **reasons}
     loose, _ = collected_fixes(writer, builder, rows, TreeSitterValidator(), **HOW, max_change=1.0)
     assert [record["id"] for record in loose] == ["sum.go:0@fix", "sum.go:3@fix"]
+
+
+def test_a_repair_that_nobody_has_looked_at_is_not_kept():
+    class Idle(TreeSitterValidator):
+        """Passes over what has a 7 in it, as over code that is too long, or that took too long."""
+
+        def __call__(self, codes):
+            return [said if "7" not in code else Feedback() for code, said in zip(codes, super().__call__(codes))]
+
+    script = [{"plan": plan(0), "body": "", "repair": MEND}]
+    made, counts = collected_fixes(*opened([failing(0)], script), [failing(0)], Idle(), **HOW)
+    assert not made and counts["does not pass"] == 2 and counts["fixes"] == 0
 
 
 def test_success_is_counted_by_class_of_error_over_all_failures():
@@ -130,6 +148,7 @@ def test_success_is_counted_by_class_of_error_over_all_failures():
     assert figures["failures"] == 3 and figures["mended"] == pytest.approx(2 / 3)
     assert figures["by_class"]["syntax"]["failures"] == 2 and figures["by_class"]["syntax"]["mended"] == 0.5
     assert figures["by_class"]["undeclared name"]["mended"] == 1.0 and figures["dropped"]["too long"] == 1
+    assert [row["mended"] for row in figures["rows"]] == [True, True, False]
 
 
 def test_the_changed_share_is_of_tokens_without_comments():
@@ -184,6 +203,51 @@ def test_a_stopped_job_goes_on_and_leaves_what_an_uninterrupted_one_does(tmp_pat
     assert read_shards(tmp_path / "a") == read_shards(tmp_path / "b")
     with pytest.raises(UsageError, match="n=7, now 8"):
         write_shards(tmp_path / "b", {"n": 8}, numbers, make)
+
+
+# ---- what is learned, and scores ----
+
+
+def pair(number, body=BROKEN):
+    record = failing(number, body)
+    return {**record, "id": f"{record['id']}@own0@fix"}
+
+
+def test_new_pairs_are_learned_once_and_beside_so_many_old_records(monkeypatch):
+    monkeypatch.setattr(learned, "LEAST_REPLAY", 3)
+    old = [tiny_go.record(number, "cd" if number % 2 else "") for number in range(20, 40)]
+    fixes, broken = [pair(0), pair(1), pair(0)], [pair(2), pair(3, "\n\treturn [\n}\n")]
+    records = learned.fixer_pairs(fixes, broken, old, 2.0, 0)
+    assert [record["id"] for record in records[8:]] == [record["id"] for record in [*fixes[:2], *broken]]
+    assert len({record["id"] for record in records[:8]}) == 8 and all(record in old for record in records[:8])
+    assert (
+        records == learned.fixer_pairs(fixes, broken, old, 2.0, 0) != learned.fixer_pairs(fixes, broken, old, 2.0, 1)
+    )
+    assert len(learned.fixer_pairs(fixes, broken, old, 0.1, 0)) == 3 + 4  # the least
+    assert learned.fixer_pairs([], [], old, 2.0, 0) != [] == learned.fixer_pairs([], [], old, 0.0, 0)
+    backwards = learned.breaker_pairs(fixes, old, 2.0, 0)
+    assert len(backwards) == 4 + 2  # of the old ones those alone that have an attempt to break into
+    assert all(record["solution"]["code"].endswith(("return (\n}\n", "return a + \n}\n")) for record in backwards)
+    assert all(record["attempts"][0]["decision"] == "CONTINUE" for record in backwards)
+
+
+def score(number, mended):
+    rows = [
+        {"id": f"p{index // 2}@own{index % 2}", "class": "syntax", "mended": one} for index, one in enumerate(mended)
+    ]
+    part = {"failures": len(rows), "mended": sum(mended) / len(rows), "mended_interval": [0.1, 0.9]}
+    return {"round": number, **part, "by_class": {"syntax": part}, "rows": rows}
+
+
+def test_rounds_are_compared_on_the_same_failures_by_problem():
+    scores = compared([score(0, [True, False, False, False]), score(1, [True, True, True, True])])
+    assert "rows" not in scores[0] and "gain" not in scores[0]
+    gain = scores[1]["gain"]
+    assert (gain["difference"], gain["only_first"], gain["only_second"]) == (0.75, 3, 0)
+    assert gain["mcnemar_p"] == pytest.approx(0.25)  # 2 / 2^3
+    assert gain["interval"] == [0.5, 1.0]  # of two problems, with gains of a half and of one
+    assert described(scores[0]) == "25.0% [10.0%, 90.0%] of 4 (syntax 25.0% [10.0%, 90.0%] of 4)"
+    assert described(scores[1]).endswith("; +75.0% [+50.0%, +100.0%], McNemar p 0.25")
 
 
 # ---- the commands ----
@@ -249,11 +313,125 @@ def test_rounds_train_in_between_and_judge_on_the_same_failures(folder, tmp_path
     stamps = {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
     command("go-rounds", folder / "model", *options)  # nothing is left to do
     assert stamps == {path: path.stat().st_mtime_ns for path in out.rglob("*.safetensors")}
-    changed = command("go-rounds", folder / "model", *options, "--steps", 3, code=2)
-    assert "steps=2, now 3" in " ".join(changed.stderr.split())
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("max_length: 512\n")
+    for option, value, said in (("--steps", 3, "steps=2, now 3"), ("--recipe", recipe, "recipe=None, now ")):
+        changed = command("go-rounds", folder / "model", *options, option, value, code=2)
+        assert said in " ".join(changed.stderr.split())
+
+
+def test_what_is_judged_on_may_not_be_learned_from(folder, tmp_path):
+    options = ["--records", folder / "plain.jsonl", "--out", tmp_path / "r"]
+    refused = command("go-rounds", folder / "model", "--held-out", folder / "trajectories.jsonl", *options, code=2)
+    assert "'sum.go:0' has the solution of 'sum.go:0'" in " ".join(refused.stderr.split())
+    assert not (tmp_path / "r").exists()
+
+
+# ---- two rounds of a model whose answers are known ----
+
+
+class StopError(Exception):
+    """The run is killed here."""
+
+
+@pytest.fixture
+def staged(folder, monkeypatch):
+    """Rounds in which training copies the model: the first mends one failure, later ones all, breakers break one.
+
+    `staged(out, stop)` runs them and raises StopError at the event of that number, a writing or a training; it returns
+    the result and the number of events.
+    """
+    damage = [Edit("\treturn a + b + 1", "\treturn (")]
+    events = Counter()
+
+    def happen():
+        events["seen"] += 1
+        if events["seen"] == events["stop"]:
+            raise StopError
+
+    class Watched(Scripted):
+        def generate(self, *args, **kwargs):
+            happen()
+            return super().generate(*args, **kwargs)
+
+    def open_writer(model, sampling):
+        kind = Path(model).name
+        rows = [tiny_go.record(number) for number in range(9)]
+        script = [
+            {"plan": plan(n), "body": BROKEN, "repair": damage if kind == "breaker" else [] if n == 8 else MEND}
+            for n in range(9)
+        ]
+        if kind == "fixer":
+            script[8]["repair"] = MEND
+        writer = Writer(Watched(rows, script), tiny_go.tokenizer(), batch_size=4, max_length=512, progress=False)
+        return writer, tiny_go.builder(repairs="edits")
+
+    def train(python, training, *flags, out):
+        happen()
+        given = dict(zip(flags[::2], flags[1::2]))
+        shutil.copytree(given["--model_name_or_path"], given["--output_dir"], dirs_exist_ok=True)
+        rows = len(list(read_records(given["--train_data"])))
+        (given["--output_dir"] / "results.json").write_text(json.dumps({"data": {"train": {"records": rows}}}))
+
+    monkeypatch.setattr(rounds_run, "open_writer", open_writer)
+    monkeypatch.setattr(rounds_run, "run_process", train)
+    sampling = rounds_run.Sampling(validator="tree-sitter", shard_size=4)
+
+    def run(out, stop=0):
+        events["seen"], events["stop"] = 0, stop
+        fields = {"records": [folder / "plain.jsonl"], "held_out": [folder / "held_out.jsonl"], "fix_samples": 1}
+        model = str(folder / "model")
+        result = rounds_run.Rounds(
+            model, out=out, data=[folder / "trajectories.jsonl"], sampling=sampling, **fields
+        ).run()
+        return result, events["seen"]
+
+    return run
+
+
+def written(out):
+    """All texts of a run, by their places."""
+    files = [file for file in out.rglob("*") if file.suffix in (".json", ".jsonl") and "er/" not in str(file)]
+    return {str(file.relative_to(out)): file.read_text().replace(str(out), "OUT") for file in files}
+
+
+def test_two_rounds_judge_on_the_same_failures_and_learn_from_all_pairs_so_far(staged, tmp_path):
+    result, _ = staged(tmp_path / "r")
+    mended = [[row["mended"] for row in json.loads(Path(tmp_path / "r" / f"score-{n}.json").read_text())["rows"]]
+              for n in range(3)]  # fmt: skip
+    assert mended == [[True, True, False], [True] * 3, [True] * 3]
+    assert [score["failures"] for score in result["scores"]] == [3, 3, 3]
+    assert [score.get("gain", {}).get("only_first") for score in result["scores"]] == [None, 1, 1]
+    for name in ("round-1", "round-2"):
+        counts = result["counts"][name]
+        assert (counts["failures"]["failures"], counts["fixes"]["fixes"], counts["broken"]["failures"]) == (6, 6, 1)
+        assert counts["broken"]["edits not found"] == 5 and counts["broken"]["attempts"] == 6
+        # The repairs of the second round are those of the first, and six old trajectories are beside them.
+        assert counts["breaker"]["records"] == 6 + 6 and counts["fixer"]["records"] == 6 + 6 + 1
+    assert result["model"].endswith("round-2/fixer") and (tmp_path / "r" / "rounds.png").stat().st_size > 1000
+
+
+def test_rounds_that_were_stopped_anywhere_leave_what_uninterrupted_ones_do(staged, tmp_path):
+    _, events = staged(tmp_path / "whole")
+    expected = written(tmp_path / "whole")
+    assert {
+        "rounds.json",
+        "score-2.json",
+        "round-2/fixes/00001.jsonl",
+        "round-2/broken/report.json",
+    } <= expected.keys()
+    for stop in range(1, events + 1, 3):
+        out = tmp_path / str(stop)
+        with pytest.raises(StopError):
+            staged(out, stop)
+        assert not (out / "rounds.json").exists()
+        _, left = staged(out)
+        assert left < events or stop < 4
+        assert written(out) == expected
+        shutil.rmtree(out)
 
 
 def test_the_plot_shows_the_classes_that_every_round_has(tmp_path):
-    part = {"failures": 4, "mended": 0.5}
-    scores = [{"round": n, "mended": n / 4, "by_class": {"syntax": part, "types": part}} for n in range(3)]
+    scores = [score(number, [True] * number + [False] * (4 - number)) for number in range(3)]
+    scores[1]["by_class"]["types"] = scores[1]["by_class"]["syntax"]  # of one round alone
     assert plot_rounds(scores, tmp_path / "p.png").stat().st_size > 1000

@@ -24,7 +24,7 @@ from ..data.collator import GoStreamBuilder
 from ..shortening import is_shortened
 from .failures import REASONS, OwnFailure, own_failures, usable_records
 from .held_out import Record, Sampling, Try, Validator, edit_tries, which_pass, whole_codes
-from .metrics import mcnemar_test, mean, paired_difference, rate, rate_with_interval
+from .metrics import mean, paired_gain, rate, rate_with_interval
 from .similarity import subtree_f1
 from .writer import Writer
 
@@ -109,8 +109,9 @@ def evaluate_equal_tokens(
     for kind in ("edits", "resampling"):
         result[kind] |= _costs([getattr(failure, kind) for failure in found])
     result["tokens_ratio"] = _ratio(result["edits"]["tokens"], result["resampling"]["tokens"])
+    problems = [_problem(failure) for failure in found]
     for policy in ("edits", "half"):
-        result[f"{policy}_gain"] = _gain(found, kept[policy], kept["resampling"], sampling.seed)
+        result[f"{policy}_gain"] = paired_gain(problems, kept[policy], kept["resampling"], sampling.seed)
     result["by_category"] = _by_category(found, kept)
     if path:
         path.write_text("".join(json.dumps(_row(failure)) + "\n" for failure in found))
@@ -212,23 +213,6 @@ def _costs(rows: Sequence[Sequence[tuple[Try, bool]]]) -> dict[str, Any]:
         **rate_with_interval("valid_first_try", [row[0][1] for row in rows if row]),
     }
     return figures | ({"outcomes": dict(outcomes)} if outcomes else {})
-
-
-def _gain(failures: Sequence[Failure], ours: Sequence[bool], theirs: Sequence[bool], seed: int) -> dict[str, Any]:
-    """Difference of kept shares; the interval is a bootstrap over problems, weighted by their failures."""
-    groups: dict[str, list[int]] = {}
-    for index, failure in enumerate(failures):
-        groups.setdefault(_problem(failure), []).append(index)
-    scale = len(groups) / len(failures)  # so that the mean over problems is the mean over failures
-    pairs = [[sum(flags[i] for i in rows) * scale for flags in (ours, theirs)] for rows in groups.values()]
-    gain = paired_difference([a for a, _ in pairs], [b for _, b in pairs], seed)
-    only_first = sum(a and not b for a, b in zip(ours, theirs))
-    only_second = sum(b and not a for a, b in zip(ours, theirs))
-    return gain | {
-        "only_first": only_first,
-        "only_second": only_second,
-        "mcnemar_p": mcnemar_test(only_first, only_second),
-    }
 
 
 def _by_category(failures: Sequence[Failure], kept: dict[str, list[bool]]) -> dict[str, Any]:

@@ -121,6 +121,30 @@ def mcnemar_test(only_first: int, only_second: int) -> float:
     return min(1.0, 2 * tail)
 
 
+def paired_gain(groups: Sequence[str], ours: Sequence[bool], theirs: Sequence[bool], seed: int = 0) -> dict[str, Any]:
+    """Difference of two shares over the same items, of which those of a group are alike.
+
+    Args:
+        groups: the group of each item, such as the problem that a code was written for.
+
+    Returns:
+        "difference", its "interval" of 95 % (a bootstrap over groups, weighted by their items), the items that
+        "only_first" and "only_second" have right, and "mcnemar_p" of these.
+    """
+    rows: dict[str, list[int]] = {}
+    for index, group in enumerate(groups):
+        rows.setdefault(group, []).append(index)
+    scale = len(rows) / max(1, len(groups))  # so that the mean over groups is the mean over items
+    sums = [[sum(flags[i] for i in items) * scale for items in rows.values()] for flags in (ours, theirs)]
+    only_first = sum(a and not b for a, b in zip(ours, theirs, strict=True))
+    only_second = sum(b and not a for a, b in zip(ours, theirs))
+    return paired_difference(*sums, seed) | {
+        "only_first": only_first,
+        "only_second": only_second,
+        "mcnemar_p": mcnemar_test(only_first, only_second),
+    }
+
+
 def bits_per_byte(nats: float, size: int) -> float | None:
     """Loss summed over tokens, in bits, for each byte of the text; None for an empty text."""
     return nats / math.log(2) / size if size else None

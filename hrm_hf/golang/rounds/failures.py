@@ -13,6 +13,14 @@ from ..evaluation.writer import Writer
 from .shards import Made
 
 
+OWN = "@own"  # and a number, behind the id of the problem that a failure is of
+
+
+def problem_of(failure: str) -> str:
+    """The id of the record that a sampled failure of this id was written for."""
+    return failure.rpartition(OWN)[0] or failure
+
+
 def sampled_failures(
     writer: Writer,
     builder: GoStreamBuilder,
@@ -28,9 +36,10 @@ def sampled_failures(
     counts = Counter({"records": len(records), "reference rejected": len(records) - len(usable)})
     for number in range(samples if usable else 0):
         found, said = own_failures(writer, builder, usable, validator, temperature, seen)
-        made += [{**one.record, "id": f"{one.record['id']}@own{number}"} for one in found]
+        made += [{**one.record, "id": f"{one.record['id']}{OWN}{number}"} for one in found]
         counts.update(said)
-    return made, counts + Counter(failures=len(made))
+    counts["failures"] = len(made)
+    return made, counts
 
 
 def broken_solutions(
@@ -71,7 +80,8 @@ def broken_solutions(
             else:
                 seen.add((record["id"], one.code))
                 made.append(failed_record(record, one.code, verdict, f"@broken{number}"))
-    return made, counts + Counter(failures=len(made))
+    counts["failures"] = len(made)
+    return made, counts
 
 
 def to_be_broken(record: Record, bad: str | None = None) -> dict[str, Any]:

@@ -54,7 +54,8 @@ def collected_fixes(
             counts[reason or "kept"] += 1
             if not reason:
                 made[index] = _fixed(record, one.code, verdict)
-    return [made[index] for index in sorted(made)], counts + Counter(fixes=len(made))
+    counts["fixes"] = len(made)
+    return [made[index] for index in sorted(made)], counts
 
 
 def fixer_success(
@@ -62,7 +63,8 @@ def fixer_success(
 ) -> dict[str, Any]:
     """Share of failures that one greedy repair mends, and of each class of errors, with Wilson intervals.
 
-    Mended: it passes and is not shortened. Failures that do not fit count as not mended.
+    Mended: it passes and is not shortened. Failures that do not fit count as not mended. "rows" says it of each, so
+    that two models can be compared on the same failures.
     """
     usable, counts = _repairable(builder, failures, validator)
     tries, verdicts = _repaired(writer, builder, usable, validator, 0.0) if usable else ([], [])
@@ -70,19 +72,26 @@ def fixer_success(
         record["id"]: not _why_not(record["attempts"][0]["code"], one, verdict, 1.0)
         for (record, _), one, verdict in zip(usable, tries, verdicts)
     }
-    classes: dict[str, list[bool]] = {name: [] for name in ERROR_CLASSES}
-    for record in failures:
-        said = record["attempts"][0]["feedback"]
-        name = error_class(said["syntax_ok"], said["types_ok"], said["category"], said["message"])
-        classes[name].append(mended.get(record["id"], False))
-    everything = [flag for flags in classes.values() for flag in flags]
-    figures = {"failures": len(everything), **rate_with_interval("mended", everything), "dropped": dict(counts)}
+    rows = [
+        {"id": record["id"], "class": _class_of(record), "mended": mended.get(record["id"], False)}
+        for record in failures
+    ]
+    figures = {"failures": len(rows), **_rate(rows), "dropped": dict(counts)}
     figures["by_class"] = {
-        name: {"failures": len(flags), **rate_with_interval("mended", flags)}
-        for name, flags in classes.items()
-        if flags
+        name: {"failures": len(chosen), **_rate(chosen)}
+        for name in ERROR_CLASSES
+        if (chosen := [row for row in rows if row["class"] == name])
     }
-    return figures
+    return figures | {"rows": rows}
+
+
+def _class_of(failure: Record) -> str:
+    said = failure["attempts"][0]["feedback"]
+    return error_class(said["syntax_ok"], said["types_ok"], said["category"], said["message"])
+
+
+def _rate(rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    return rate_with_interval("mended", [row["mended"] for row in rows])
 
 
 def changed_share(code: str, other: str) -> float:
@@ -126,7 +135,7 @@ def _why_not(attempt: str, one: Try, verdict: Feedback, max_change: float) -> st
     """Why a repair is not kept; "" for one that is."""
     if one.outcome != APPLIED:
         return f"edits {one.outcome}"
-    if verdict.failed:
+    if verdict.failed or not verdict.syntax_ok:  # what nobody has looked at does not pass
         return "does not pass"
     if is_shortened(one.code, attempt):
         return "shortened"

@@ -3,8 +3,9 @@
     held_out/                       failures of the first model on held-out problems, the same for every round
     score-0.json                    what the first model mends of them
     round-1/failures/ fixes/        sampled on training problems; repairs that pass, change little, drop nothing
-    round-1/breaker/ broken/        a model that learned the repairs backwards, and the solutions that it damaged
-    round-1/fixer/                  the model after the round, trained on all of these beside the first one's data
+    round-1/breaker.jsonl breaker/  a model that learned the repairs backwards, and what it learned from
+    round-1/broken/                 the solutions that it damaged
+    round-1/fixer.jsonl fixer/      the model after the round, trained on the pairs of all rounds and on older records
     score-1.json, round-2/ ...      and so on
     rounds.json, rounds.png         success by class of error after each round
 
@@ -15,7 +16,7 @@ import json
 import shlex
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
@@ -25,15 +26,15 @@ from ...io.complete_files import write_text
 from ...io.evaluation import chosen_device, validate_files
 from ...io.usage import UsageError, run_process
 from ...resources import resource
-from ...trainer.plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
 from ..arguments import BUDGETS
 from ..data.records import read_records, spread, write_records
 from ..evaluation.load import load_writer
-from ..validators.categories import ERROR_CLASSES
 from ..validators.go_validators import best_validator
-from .failures import broken_solutions, sampled_failures, to_be_broken
+from .failures import broken_solutions, sampled_failures
 from .fixes import MAX_CHANGE, collected_fixes, fixer_success
-from .shards import Made, read_shards, same_options, shard_files, write_shards
+from .learned import breaker_pairs, fixer_pairs
+from .scores import compared, described, plot_rounds
+from .shards import REPORT, Made, digest, read_shards, same_options, write_shards
 
 
 @dataclass(frozen=True)
@@ -59,6 +60,10 @@ class Sampling:
     shard_size: int = 64
     seed: int = 0
     device: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """What the records depend on: all but the device."""
+        return {name: value for name, value in vars(self).items() if name != "device"}
 
 
 def collect_failures(
@@ -109,9 +114,7 @@ def _in_shards(
     make: Callable[..., Made], model: str, rows: list, out: Path, sampling: Sampling, options: dict[str, Any]
 ) -> dict[str, Any]:
     load_config(model, LANGUAGE_MODEL)
-    options |= {"model": model, "samples": sampling.samples, "temperature": sampling.temperature}
-    options |= {"validator": sampling.validator, "max_code_tokens": sampling.max_code_tokens}
-    options |= {"shard_size": sampling.shard_size, "seed": sampling.seed, "rows": len(rows)}
+    options |= {"model": model, **sampling.settings(), "rows": len(rows), "digest of the rows": digest(rows)}
     writer, builder = open_writer(model, sampling)
     with best_validator(sampling.validator) as judge:
         asked = {"samples": sampling.samples, "temperature": sampling.temperature}
@@ -147,6 +150,8 @@ class Rounds:
         steps, breaker_steps: of training in a round.
         limit, held_out_limit: so many records, from all over the files.
         fix_samples: repairs tried for each failure.
+        max_change: largest share of the tokens that a repair may change to be kept.
+        replay: records of `data` for each new pair; see `fixer_pairs`.
         recipe: of `training/run_go_coder.py`.
         extra: more flags of it.
         said: where it and the trainings tell how it goes; standard output if None.
@@ -164,62 +169,107 @@ class Rounds:
     held_out_limit: int | None = None
     fix_samples: int = 4
     max_change: float = MAX_CHANGE
+    replay: float = 1.0
     recipe: Path | None = None
     extra: str = ""
     sampling: Sampling = Sampling()
     said: TextIO | None = None
 
     def run(self) -> dict[str, Any]:
-        """Runs what is left to do, and returns what rounds.json holds."""
-        validate_files(self.data, "--train-data")
-        given = ("model", "steps", "breaker_steps", "limit", "held_out_limit", "fix_samples", "max_change", "extra")
-        options = {name: getattr(self, name) for name in given} | vars(self.sampling)
-        files = {name: [str(path) for path in getattr(self, name)] for name in ("records", "held_out", "data")}
-        same_options(self.out, options | files)
-        tell = partial(print, file=self.said, flush=True)
-        tell(f"Held-out failures of {self.model}")
+        """Runs what is left to do, and returns what rounds.json holds.
+
+        Raises:
+            UsageError: no such file or device, held-out problems that are also learned from, a model that repairs by
+                rewriting, or a folder that was begun with other options.
+            ValueError: no held-out failure, or nothing to learn from.
+        """
+        for name, files in (("records", self.records), ("held-out", self.held_out), ("train-data", self.data)):
+            validate_files(files, f"--{name}")
+        self._validate_held_out()
+        same_options(self.out, self._options())
+        self._tell(f"Held-out failures of {self.model}")
         collect_failures(self.model, self.held_out, self.out / "held_out", self.sampling, limit=self.held_out_limit)
         scores, current = [self._score(0, self.model)], self.model
         for number in range(1, self.rounds + 1):
-            tell(f"\nRound {number} of {self.rounds}")
+            self._tell(f"\nRound {number} of {self.rounds}")
             current = self._round(number, current)
             scores.append(self._score(number, current))
-            tell(f"mended after round {number}: {_mended(scores[-1])} (before: {_mended(scores[-2])})")
-        counts = {
-            f"round-{number}": {
-                name: json.loads((self.out / f"round-{number}" / name / "report.json").read_text())
-                for name in ("failures", "fixes", "broken")
-            }
-            for number in range(1, self.rounds + 1)
-        }
-        result = {"out": str(self.out), "model": current, "scores": scores, "counts": counts}
+            self._tell(f"mended after round {number}: {described(compared(scores, self.sampling.seed)[-1])}")
+        shown = compared(scores, self.sampling.seed)
+        counts = {f"round-{number}": self._counts(number) for number in range(1, self.rounds + 1)}
+        result = {"out": str(self.out), "model": current, "scores": shown, "counts": counts}
         write_text(self.out / "rounds.json", json.dumps(result, indent=2) + "\n")
-        result["plot"] = str(plot_rounds(scores, self.out / "rounds.png"))
+        result["plot"] = str(plot_rounds(shown, self.out / "rounds.png"))
         return result
+
+    def _tell(self, line: str) -> None:
+        print(line, file=self.said, flush=True)
+
+    def _options(self) -> dict[str, Any]:
+        """What the folder depends on: not the number of rounds, of which there may be more the next time."""
+        given = ("model", "steps", "breaker_steps", "limit", "held_out_limit", "fix_samples", "max_change", "replay")
+        options = {name: getattr(self, name) for name in (*given, "extra")} | self.sampling.settings()
+        options["recipe"] = str(self.recipe) if self.recipe else None
+        files = {"records": self.records, "held_out": self.held_out, "data": self.data}
+        return options | {name: [str(path) for path in paths] for name, paths in files.items()}
+
+    def _validate_held_out(self) -> None:
+        """Raises UsageError if a problem to judge on has a solution that is learned from."""
+        judged = {record["solution"]["code"].strip(): record["id"] for record in read_records(self.held_out)}
+        for record in read_records([*self.records, *self.data]):
+            if same := judged.get(record["solution"]["code"].strip()):
+                raise UsageError(
+                    f"held-out record {same!r} has the solution of {record['id']!r}, which is learned from; give "
+                    "files of different splits, as hrm-hf data go writes them",
+                    "--held-out",
+                )
+
+    def _counts(self, number: int) -> dict[str, Any]:
+        """What a round wrote and dropped, and what became of the records that its models learned from."""
+        folder = self.out / f"round-{number}"
+        counts = {name: json.loads((folder / name / REPORT).read_text()) for name in ("failures", "fixes", "broken")}
+        for name in ("breaker", "fixer"):
+            counts[name] = json.loads((folder / name / "results.json").read_text())["data"]["train"]
+        return counts
 
     def _round(self, number: int, current: str) -> str:
         """Failures, fixes, breaker, broken solutions, fixer; the last one's folder."""
         folder = self.out / f"round-{number}"
-        asked = Sampling(**{**vars(self.sampling), "seed": self.sampling.seed + number})
+        asked = replace(self.sampling, seed=self.sampling.seed + number)
         collect_failures(current, self.records, folder / "failures", asked, limit=self.limit)
-        tries = Sampling(**{**vars(asked), "samples": self.fix_samples})
+        tries = replace(asked, samples=self.fix_samples)
         fixes = collect_fixes(current, folder / "failures", folder / "fixes", tries, max_change=self.max_change)
-        backwards = folder / "breaker.jsonl"
-        if not backwards.exists():
-            write_records(backwards, _backwards(read_shards(folder / "fixes"), self.data))
-        breaker = folder / "breaker"
-        self._train(current, [backwards], breaker, self.breaker_steps)
+        self._tell(f"{fixes['fixes']} fixes of {fixes['failures']} failures")
+        mix = (self.replay, asked.seed)
+        breaker, fixer = folder / "breaker", folder / "fixer"
+        self._train(
+            current, breaker, self.breaker_steps,
+            lambda: breaker_pairs(self._so_far("fixes", number), self._old(), *mix),
+        )  # fmt: skip
         collect_failures(str(breaker), self.records, folder / "broken", asked, breaker=True, limit=self.limit)
-        print(f"{fixes.get('fixes', 0)} fixes", file=self.said, flush=True)
-        learned = [*self.data, *shard_files(folder / "fixes"), *shard_files(folder / "broken")]
-        self._train(current, learned, folder / "fixer", self.steps)
-        return str(folder / "fixer")
+        self._train(
+            current, fixer, self.steps,
+            lambda: fixer_pairs(
+                self._so_far("fixes", number), self._so_far("broken", number), self._old(), *mix
+            ),
+        )  # fmt: skip
+        return str(fixer)
 
-    def _train(self, model: str, data: list[Path], out: Path, steps: int) -> None:
+    def _so_far(self, name: str, number: int) -> list[dict[str, Any]]:
+        """Records of a step, of all rounds up to this one."""
+        folders = [self.out / f"round-{earlier}" / name for earlier in range(1, number + 1)]
+        return [record for folder in folders for record in read_shards(folder)]
+
+    def _old(self) -> list[dict[str, Any]]:
+        return list(read_records(self.data))
+
+    def _train(self, model: str, out: Path, steps: int, learned: Callable[[], list[dict[str, Any]]]) -> None:
+        """Trains a model on `learned` records, which are written beside its folder."""
         if (out / "results.json").exists():
             return
-        files = [path for path in data if path.stat().st_size]  # shards may be empty
-        if not files:
+        data = out.with_suffix(".jsonl")
+        if not data.exists() and not write_records(data, learned()):
+            data.unlink()
             raise ValueError(
                 f"{out.name}: nothing to learn from; of the failures none was mended so that it could be kept. Give a "
                 "model that has learned repairs (--repair_mode edits and trajectories), or --train-data with some"
@@ -227,15 +277,15 @@ class Rounds:
         flags = {
             "recipe": self.recipe or resource("training/recipes/go_nano_cpu.yaml"),
             "model_name_or_path": model, "tokenizer_name": model, "repair_mode": "edits",
-            "train_data": ",".join(map(str, files)), "max_steps": steps, "warmup_steps": max(1, steps // 20),
+            "train_data": data, "max_steps": steps, "warmup_steps": max(1, steps // 20),
             "lr_scheduler_kwargs": json.dumps({"num_decay_steps": max(1, steps // 2), "min_lr_ratio": 0.05}),
             "refinement_warmup": 0, "refinement_ramp": 0, "eval_strategy": "no", "validation_frequency": 0,
-            "seed": self.sampling.seed, "output_dir": out,
-            "resume_from_checkpoint": "last" if any(out.glob("checkpoint-*")) else None,
+            "seed": self.sampling.seed, "use_cpu": chosen_device(self.sampling.device) == "cpu", "output_dir": out,
+            "resume_from_checkpoint": "last-complete",
         }  # fmt: skip
-        pairs = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
         budgets = load_config(model, LANGUAGE_MODEL).to_dict()  # rows are cut as those that the model has seen
-        pairs += [part for name in BUDGETS for part in (f"--{name}", budgets[name])]
+        flags |= {name: budgets[name] for name in BUDGETS}
+        pairs = [part for name, value in flags.items() for part in (f"--{name}", value)]
         script = resource("training/run_go_coder.py")
         run_process(sys.executable, script, *pairs, *shlex.split(self.extra), out=self.said)
 
@@ -252,40 +302,3 @@ class Rounds:
                 figures = fixer_success(writer, builder, failures, judge)
             write_text(file, json.dumps({"round": number, "model": model, **figures}, indent=2) + "\n")
         return json.loads(file.read_text())
-
-
-def plot_rounds(scores: list[dict[str, Any]], path: Path) -> Path:
-    """Draws the share of held-out failures that is mended after each round, by class of error."""
-    figure, axes = new_figure(1, 1, (6.4, 4.0))
-    panel, rounds = axes[0][0], [score["round"] for score in scores]
-    panel.plot(rounds, [score["mended"] for score in scores], color=INK, linewidth=2.5, marker="o", label="all")
-    styles = [(color, line) for line in ("-", "--", ":") for color in (ACCENT, *EXTRA)]
-    for name, (color, line) in zip(ERROR_CLASSES, styles):
-        shares = [score["by_class"].get(name) for score in scores]
-        if all(shares):
-            label = f"{name} ({shares[0]['failures']})"
-            values = [share["mended"] for share in shares]
-            panel.plot(rounds, values, color=color, linestyle=line, marker="o", markersize=3, label=label)
-    panel.set(
-        xlabel="round", ylabel="failures mended by one repair", ylim=(0, 1.05), title="The same held-out failures"
-    )
-    panel.xaxis.get_major_locator().set_params(integer=True)
-    panel.grid(axis="y", color=MUTED, alpha=0.4)
-    panel.legend(frameon=False, fontsize="small")
-    return save_figure(figure, path)
-
-
-def _backwards(fixes: list[dict[str, Any]], data: list[Path]) -> list[dict[str, Any]]:
-    """The breaker's lessons: from repaired code to the failure, and from solutions to failures of trajectories.
-
-    The first are realistic and few, the second are many.
-    """
-    pairs = [(record, record["attempts"][0]["code"]) for record in fixes]
-    for record in read_records(data) if data else ():
-        failed = [attempt["code"] for attempt in record["attempts"][:-1]]
-        pairs += [(record, failed[-1])] if failed else []
-    return [{**to_be_broken(record, bad), "id": f"{record['id']}@back"} for record, bad in pairs]
-
-
-def _mended(score: dict[str, Any]) -> str:
-    return f"{score['mended']:.1%} of {score['failures']}"

@@ -1,5 +1,6 @@
 """A long job over many items, in shards: what is whole stays, and the next run goes on behind it."""
 
+import hashlib
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -78,6 +79,11 @@ def shard_files(folder: Path) -> list[Path]:
 def read_shards(folder: Path) -> list[dict[str, Any]]:
     """All records of a folder of shards, or of a file."""
     return list(read_records(shard_files(folder)))
+
+
+def digest(items: Sequence[Any]) -> str:
+    """A short word for what items hold."""
+    return hashlib.sha256(json.dumps(items, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def same_options(out: Path, options: dict[str, Any]) -> None:

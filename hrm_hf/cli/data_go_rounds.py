@@ -62,7 +62,7 @@ def go_fixes(
     failures: Annotated[Path, typer.Option(help="Folder of go-failures, or a file of trajectories.")],
     out: Annotated[Path, typer.Option(help="Folder of the shards, and of report.json.")],
     max_change: MaxChange = 0.3,
-    samples: Annotated[int, typer.Option(min=1, help="Repairs tried for each failure.")] = 4,
+    samples: Annotated[int, typer.Option(min=1, help="Repairs tried for each failure, the first of them greedy.")] = 4,
     temperature: Temperature = 0.8,
     validator: Validator = "auto",
     batch_size: BatchSize = 8,

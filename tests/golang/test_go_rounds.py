@@ -149,6 +149,7 @@ def test_success_is_counted_by_class_of_error_over_all_failures():
     assert figures["by_class"]["syntax"]["failures"] == 2 and figures["by_class"]["syntax"]["mended"] == 0.5
     assert figures["by_class"]["undeclared name"]["mended"] == 1.0 and figures["dropped"]["too long"] == 1
     assert [row["mended"] for row in figures["rows"]] == [True, True, False]
+    assert figures["outcomes"] == {"mended": 2, "not asked": 1}
 
 
 def test_the_changed_share_is_of_tokens_without_comments():

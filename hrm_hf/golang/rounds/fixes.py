@@ -23,6 +23,7 @@ from ..validators.syntax import leaves, parse
 from .shards import Made
 
 
+MENDED = "mended"
 MAX_CHANGE = 0.3  # of the tokens; a repair that changes more is another code
 
 
@@ -38,15 +39,17 @@ def collected_fixes(
 ) -> Made:
     """For each failure the first of `samples` repairs that passes, changes little and is not shortened.
 
+    The first try is greedy, the likeliest repair, and the others are drawn at `temperature`.
     A fix is the failure's record with the repaired code as its solution, so that it teaches the edits between them.
     """
     usable, counts = _repairable(builder, failures, validator)
     made: dict[int, dict[str, Any]] = {}
-    for _ in range(samples):
+    for number in range(samples):
         open_rows = [index for index in range(len(usable)) if index not in made]
         if not open_rows:
             break
-        tries, verdicts = _repaired(writer, builder, [usable[i] for i in open_rows], validator, temperature)
+        asked = [usable[i] for i in open_rows]
+        tries, verdicts = _repaired(writer, builder, asked, validator, temperature if number else 0.0)
         for index, one, verdict in zip(open_rows, tries, verdicts):
             record = usable[index][0]
             reason = _why_not(record["attempts"][0]["code"], one, verdict, max_change)
@@ -63,20 +66,21 @@ def fixer_success(
 ) -> dict[str, Any]:
     """Share of failures that one greedy repair mends, and of each class of errors, with Wilson intervals.
 
-    Mended: it passes and is not shortened. Failures that do not fit count as not mended. "rows" says it of each, so
-    that two models can be compared on the same failures.
+    Mended: it passes and is not shortened. Failures that do not fit count as not mended. "outcomes" counts what became
+    of the repairs; "rows" says it of each failure, so that two models can be compared on the same ones.
     """
     usable, counts = _repairable(builder, failures, validator)
     tries, verdicts = _repaired(writer, builder, usable, validator, 0.0) if usable else ([], [])
-    mended = {
-        record["id"]: not _why_not(record["attempts"][0]["code"], one, verdict, 1.0)
+    outcomes = {
+        record["id"]: _why_not(record["attempts"][0]["code"], one, verdict, 1.0) or MENDED
         for (record, _), one, verdict in zip(usable, tries, verdicts)
     }
-    rows = [
-        {"id": record["id"], "class": _class_of(record), "mended": mended.get(record["id"], False)}
-        for record in failures
-    ]
+    rows = []
+    for record in failures:
+        outcome = outcomes.get(record["id"], "not asked")
+        rows.append({"id": record["id"], "class": _class_of(record), "outcome": outcome, "mended": outcome == MENDED})
     figures = {"failures": len(rows), **_rate(rows), "dropped": dict(counts)}
+    figures["outcomes"] = dict(Counter(row["outcome"] for row in rows))
     figures["by_class"] = {
         name: {"failures": len(chosen), **_rate(chosen)}
         for name in ERROR_CLASSES

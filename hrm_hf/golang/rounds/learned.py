@@ -1,4 +1,4 @@
-"""What the models of a round learn from: pairs of all rounds so far, and a part of what was learned before.
+"""Lessons of a round: pairs of all rounds so far, and a part of what was learned before.
 
 New pairs are hundreds where old records are ten thousands: all of these beside them would leave a short training
 without the new ones, and none of them a model that forgets to plan and to write.

@@ -62,7 +62,7 @@ class Sampling:
     device: str | None = None
 
     def settings(self) -> dict[str, Any]:
-        """What the records depend on: all but the device."""
+        """The options that records depend on: all but the device."""
         return {name: value for name, value in vars(self).items() if name != "device"}
 
 
@@ -206,7 +206,7 @@ class Rounds:
         print(line, file=self.said, flush=True)
 
     def _options(self) -> dict[str, Any]:
-        """What the folder depends on: not the number of rounds, of which there may be more the next time."""
+        """The options of the folder: all but the number of rounds, of which there may be more the next time."""
         given = ("model", "steps", "breaker_steps", "limit", "held_out_limit", "fix_samples", "max_change", "replay")
         options = {name: getattr(self, name) for name in (*given, "extra")} | self.sampling.settings()
         options["recipe"] = str(self.recipe) if self.recipe else None
@@ -225,7 +225,7 @@ class Rounds:
                 )
 
     def _counts(self, number: int) -> dict[str, Any]:
-        """What a round wrote and dropped, and what became of the records that its models learned from."""
+        """Counts of a round: what it wrote and dropped, and the records that its models learned from."""
         folder = self.out / f"round-{number}"
         counts = {name: json.loads((folder / name / REPORT).read_text()) for name in ("failures", "fixes", "broken")}
         for name in ("breaker", "fixer"):

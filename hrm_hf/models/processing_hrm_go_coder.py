@@ -17,6 +17,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from transformers.convert_slow_tokenizer import bytes_to_unicode
+
 
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 INTENTS = ("FIX", "ADD", "REFACTOR", "OPTIMIZE", "UPDATE", "REMOVE", "PRESERVE")
@@ -120,6 +122,40 @@ def is_go_tokenizer(tokenizer: Any) -> bool:
 def encode_text(tokenizer: Any, text: str) -> list[int]:
     """Ids of user text; a tag in it is ordinary characters."""
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
+
+
+def token_bytes(tokenizer: Any) -> list[bytes | None]:
+    """The bytes of UTF-8 of each id of a tokenizer, which may be part of a character; None for special ids.
+
+    Raises:
+        ValueError: a tokenizer that is neither byte-level nor SentencePiece.
+    """
+    added = tokenizer.added_tokens_decoder
+    special = {*tokenizer.all_special_ids, *(token for token, text in added.items() if text.special)}
+    texts: list[bytes | None] = [None] * len(tokenizer)
+    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    read = _reader(tokenizer)
+    for token, name in enumerate(names):
+        if token in added:
+            texts[token] = None if token in special else added[token].content.encode()
+        elif token not in special and name is not None:
+            texts[token] = read(name)
+    return texts
+
+
+def _reader(tokenizer: Any):
+    """How the name of a token in the vocabulary says its bytes."""
+    vocabulary = tokenizer.get_vocab()
+    if {"<0x00>", "<0xFF>"} <= vocabulary.keys():  # SentencePiece with bytes for what it has no token for
+        by_name = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
+        return lambda name: by_name.get(name) or name.replace("\u2581", " ").encode()
+    byte_of = {name: byte for byte, name in bytes_to_unicode().items()}
+    if byte_of.keys() <= vocabulary.keys():  # byte-level: a printable character for each byte
+        return lambda name: bytes(byte_of[character] for character in name)
+    raise ValueError(
+        f"{type(tokenizer).__name__}: the tokens of this tokenizer have no bytes to read; expected a vocabulary with "
+        "all 256 bytes, byte-level (GPT-2, the Go coder) or SentencePiece with byte fallback (Llama)"
+    )
 
 
 def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:

@@ -38,6 +38,7 @@ from .processing_hrm_go_coder import (
     problem_segment,
     validation_segment,
 )
+from .quotations_hrm_go_coder import QuotedLines
 
 
 @dataclass
@@ -288,7 +289,7 @@ class GoCoderRefinementMixin:
         """Edits of the last attempt of each row, and what they make of it."""
         tokenizer, drafts = request.tokenizer, []
         settings, kwargs = for_no_code(request.settings, request.kwargs)  # lines that edits quote are fragments
-        request = replace(request, settings=settings, kwargs=kwargs)
+        request = replace(request, settings=settings, kwargs=kwargs | {"logits_processor": [QuotedLines(tokenizer)]})
         for row, (new, closed) in zip(rows, self._write(rows, [[]] * len(rows), {BEFORE, AFTER}, request)):
             edits = parse_edits(tokenizer, [CODE, *new, *closed])
             given = tokenizer.decode(row.prefix)

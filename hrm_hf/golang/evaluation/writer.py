@@ -16,6 +16,7 @@ from transformers import LogitsProcessor, LogitsProcessorList, PreTrainedModel, 
 from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin
 from ...models.logits_process_hrm_go_coder import repetition_guards
 from ...models.processing_hrm_go_coder import EDIT_MARKS, EOS, PAD, TOKEN_IDS, encode_text
+from ...models.quotations_hrm_go_coder import QuotedLines
 
 
 END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])
@@ -79,10 +80,12 @@ class Writer:
     def edit_ids(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> list[list[int]]:
         """Ids of edits behind <CODE>, </CODE> included, for prompts after which <CODE> comes.
 
-        Without the processors of codes: lines that edits quote are fragments.
+        Without the processors of codes: lines that edits quote are fragments. They are lines of the attempt
+        (`QuotedLines`).
         """
         starts = [[*ids, TOKEN_IDS["<CODE>"]] for ids in prompts]
-        return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, EDITS, "edits")
+        quoted = [QuotedLines(self.tokenizer)]
+        return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, EDITS, "edits", quoted)
 
     def code_of(self, prefix: str, ids: Sequence[int]) -> str:
         """The code that `code_ids` stand for."""

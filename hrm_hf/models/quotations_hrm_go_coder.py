@@ -1,0 +1,133 @@
+"""Quotations in edits are copied: a logits processor that lets the Go coder quote only lines that can be found.
+
+An edit applies if its quotation is whole lines of the attempt, found once, and in no other edit
+(`edits_hrm_go_coder.py`). A small model knows where to change something long before it copies a line with an error in
+it token by token, since it has hardly seen such lines. So behind <BEFORE> only bytes are written with which some
+stretch of lines goes on, and <AFTER> only where it is whole and unique. Which lines those are is the model's choice;
+what takes their place is free.
+"""
+
+import functools
+import itertools
+from typing import Any
+
+import torch
+from transformers import LogitsProcessor
+
+from .edits_hrm_go_coder import AFTER, BEFORE, CODE, END_CODE, newline_side
+from .logits_process_hrm_go_coder import forbid
+from .processing_hrm_go_coder import EOS, SPECIAL_TOKENS, TOKEN_IDS, token_bytes
+
+
+NEWLINE = ord("\n")
+
+
+class QuotedLines(LogitsProcessor):
+    """Lets edits quote lines of the attempt before them, each line once and unmistakably, and lets the list end whole.
+
+    For rows that end in `<CODE>attempt</CODE>verdict<RETRY><CODE>` and the edits behind it. Of the special tokens
+    those alone remain that can come next in a list of edits; rows that have ended, or without an attempt, stay as
+    they are.
+
+    Args:
+        tokenizer: of the model; byte-level, as `hrm-hf data go-tokenizer` makes them.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self.texts = token_bytes(tokenizer)
+        self.tokens: dict[bytes, list[int]] = {}
+        for token, text in enumerate(self.texts):
+            if text and token >= len(SPECIAL_TOKENS):
+                self.tokens.setdefault(text, []).append(token)
+        self.longest = max(map(len, self.tokens))
+        self.behind = newline_side(tokenizer) == "behind"
+
+    def __call__(self, input_ids: torch.LongTensor, scores: torch.FloatTensor) -> torch.FloatTensor:
+        forbidden = torch.zeros_like(scores, dtype=torch.bool)
+        for row, ids in enumerate(input_ids.tolist()):
+            allowed, text = self._allowed(ids)
+            if allowed is None:
+                continue
+            forbidden[row, : len(SPECIAL_TOKENS) if text else None] = True
+            forbidden[row, sorted(allowed)] = False
+        return forbid(scores, forbidden)
+
+    def _allowed(self, ids: list[int]) -> tuple[set[int] | None, bool]:
+        """The tokens that may follow, and whether all of text may; None for a row that is none of edits, or ended."""
+        begin = _last(ids, CODE, len(ids))
+        close = _last(ids, END_CODE, begin)
+        opened = _last(ids, CODE, close)
+        written = ids[begin + 1 :]
+        if opened < 0 or {END_CODE, TOKEN_IDS[EOS]} & set(written):
+            return None, True
+        lines = _lines(self._bytes(ids[opened:close]), self.behind)
+        marks = [place for place, token in enumerate(written) if token in (BEFORE, AFTER)]
+        quoted = tuple(
+            self._bytes(written[start:stop])
+            for start, stop in itertools.pairwise([*marks, len(written)])
+            if written[start] == BEFORE
+        )
+        if not marks or written[marks[-1]] == AFTER:
+            return {END_CODE, *([BEFORE] if lines.starts(quoted) else ())}, bool(marks)
+        return self._continued(lines, quoted[:-1], quoted[-1]), False
+
+    def _continued(self, lines: "_Lines", earlier: tuple[bytes, ...], quoted: bytes) -> set[int]:
+        """The tokens with which a quotation goes on or ends."""
+        allowed, found = set(), lines.found(quoted)
+        for start, limit in lines.starts(earlier):
+            if not lines.text.startswith(quoted, start, limit):
+                continue
+            rest = lines.text[start + len(quoted) : min(limit, start + len(quoted) + self.longest)]
+            for size in range(1, len(rest) + 1):
+                allowed.update(self.tokens.get(rest[:size], ()))
+            if quoted and found == [start]:  # the end of a line before is one of no lines too
+                allowed.add(AFTER)
+        return allowed
+
+    def _bytes(self, ids: list[int]) -> bytes:
+        return b"".join(self.texts[token] or b"" for token in ids)
+
+
+def _last(ids: list[int], token: int, stop: int) -> int:
+    """The last place of a token before `stop`; -1 if there is none."""
+    return next((place for place in range(stop - 1, -1, -1) if ids[place] == token), -1)
+
+
+@functools.lru_cache(maxsize=64)
+def _lines(code: bytes, behind: bool) -> "_Lines":
+    return _Lines(code, behind)
+
+
+class _Lines:
+    """The lines of a code as bytes, each with the newline before it, or with that behind it.
+
+    Attributes:
+        text: the code with a newline at both ends.
+        places: where lines begin, and where the last one ends.
+    """
+
+    def __init__(self, code: bytes, behind: bool):
+        self.text = b"\n%s\n" % code
+        self.places = [place + behind for place, byte in enumerate(self.text) if byte == NEWLINE]
+        self.ends = set(self.places[1:])
+        self.known: dict[tuple[bytes, ...], list[tuple[int, int]]] = {}
+
+    def starts(self, quoted: tuple[bytes, ...]) -> list[tuple[int, int]]:
+        """Where an unmistakable quotation can begin and how far it can go, apart from lines that are quoted already.
+
+        The longest quotation is found most rarely: where even that is found twice, none from there can end.
+        """
+        if quoted not in self.known:
+            taken = [(start, start + len(run)) for run in quoted for start in self.found(run)[:1]]
+            free = [place for place in self.places[:-1] if not any(first <= place < stop for first, stop in taken)]
+            limits = [min([first for first, _ in taken if first > place] or self.places[-1:]) for place in free]
+            pairs = zip(free, limits)
+            self.known[quoted] = [pair for pair in pairs if self.found(self.text[slice(*pair)]) == [pair[0]]]
+        return self.known[quoted]
+
+    def found(self, run: bytes) -> list[int]:
+        """Where a text is whole lines."""
+        return [
+            place for place in self.places[:-1]
+            if place + len(run) in self.ends and self.text.startswith(run, place)
+        ]  # fmt: skip

@@ -34,11 +34,7 @@ class QuotedLines(LogitsProcessor):
     """
 
     def __init__(self, tokenizer: Any):
-        self.texts = token_bytes(tokenizer)
-        self.tokens: dict[bytes, list[int]] = {}
-        for token, text in enumerate(self.texts):
-            if text and token >= len(SPECIAL_TOKENS):
-                self.tokens.setdefault(text, []).append(token)
+        self.texts, self.tokens = _vocabulary(tokenizer)
         self.longest = max(map(len, self.tokens))
         self.behind = newline_side(tokenizer) == "behind"
 
@@ -73,19 +69,29 @@ class QuotedLines(LogitsProcessor):
 
     def _continued(self, lines: "_Lines", earlier: tuple[bytes, ...], quoted: bytes) -> set[int]:
         """The tokens with which a quotation goes on or ends."""
-        allowed, found = set(), lines.found(quoted)
+        allowed, found = set(), lines.found(quoted) if quoted else []
         for start, limit in lines.starts(earlier):
             if not lines.text.startswith(quoted, start, limit):
                 continue
             rest = lines.text[start + len(quoted) : min(limit, start + len(quoted) + self.longest)]
             for size in range(1, len(rest) + 1):
                 allowed.update(self.tokens.get(rest[:size], ()))
-            if quoted and found == [start]:  # the end of a line before is one of no lines too
+            if found == [start]:
                 allowed.add(AFTER)
         return allowed
 
     def _bytes(self, ids: list[int]) -> bytes:
         return b"".join(self.texts[token] or b"" for token in ids)
+
+
+@functools.lru_cache(maxsize=8)
+def _vocabulary(tokenizer: Any) -> tuple[list[bytes | None], dict[bytes, list[int]]]:
+    """The bytes of each token, and the tokens of text with these bytes."""
+    texts, tokens = token_bytes(tokenizer), {}
+    for token, text in enumerate(texts):
+        if text and token >= len(SPECIAL_TOKENS):
+            tokens.setdefault(text, []).append(token)
+    return texts, tokens
 
 
 def _last(ids: list[int], token: int, stop: int) -> int:

@@ -64,6 +64,12 @@ def evaluate_decisions(
     found = decide(writer, builder, trajectories, "decisions")
     other = decide(writer, builder, calibration, "calibration") if calibration else None
     figures: dict[str, Any] = {"trajectories": len(trajectories) - found.left_out, "left_out": found.left_out}
+    return figures | decisions_by_source(found, seed, other)
+
+
+def decisions_by_source(found: Decided, seed: int = 0, other: Decided | None = None) -> dict[str, Any]:
+    """Scores of "tokens" and "head", as `evaluate_decisions` returns them; `other`: what calibrates them."""
+    figures: dict[str, Any] = {}
     for source, logits in found.logits.items():
         scores = decision_scores(logits.argmax(axis=1).tolist(), found.labels.tolist(), found.failed.tolist())
         if len(found.labels):

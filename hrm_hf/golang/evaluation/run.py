@@ -14,8 +14,8 @@ from ...trainer.recipes import library_versions
 from ..data.records import read_records, spread
 from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
-from . import benchmark_run, decisions, equal_tokens, held_out, loss, policies, refinement
-from .benchmarks import load_benchmark
+from . import benchmark_run, decisions, equal_tokens, held_out, loss, policies, refinement, tested_decisions
+from .benchmarks import REPAIR, load_benchmark
 from .held_out import Sampling
 from .load import load_writer
 from .metrics import paired_difference
@@ -233,8 +233,14 @@ def _run_benchmarks(writer, builder, tasks, validator, sampling, model: str, out
             results[name] = benchmark_run.judge_samples(chosen, samples, judge, runner, unsolvable)
             if refused:
                 results[name]["tests_refused"] = refused
-            lines = [json.dumps(row) + "\n" for row in samples]
-            file.with_name(f"{name}.judged.jsonl").write_text("".join(lines))
+            written = {"judged": samples}
+            if runner and name == REPAIR:
+                results[name]["decisions"], written["decisions"] = tested_decisions.evaluate_tested_decisions(
+                    writer, builder, chosen, types, runner, sampling.seed
+                )
+            for what, rows in written.items():
+                lines = [json.dumps(row) + "\n" for row in rows]
+                file.with_name(f"{name}.{what}.jsonl").write_text("".join(lines))
     return results
 
 

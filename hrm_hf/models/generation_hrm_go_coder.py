@@ -25,6 +25,7 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
+from .growing_cache import let_grow_in_place
 from .logits_process_hrm_go_coder import repetition_guards
 from .processing_hrm_go_coder import BOS, EOS, INTENTS, PAD, SPECIAL_TOKENS, TARGET_KINDS, TOKEN_IDS
 
@@ -259,6 +260,13 @@ class GoCoderGenerationMixin(GenerationMixin):
         if self.config.repetition_guard if repetition_guard is None else repetition_guard:
             kwargs["logits_processor"] = [*repetition_guards(longest), *(kwargs.get("logits_processor") or [])]
         return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
+
+    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict[str, Any], *args, **kwargs) -> None:
+        """As in transformers; a cache that is made here and grows does so in place."""
+        given = model_kwargs.get("past_key_values")
+        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
+        if given is None:
+            let_grow_in_place(model_kwargs.get("past_key_values"))
 
 
 def _read_prompt(prompt: list[int]) -> Task | None:

@@ -42,8 +42,8 @@ from transformers.models.llama.modeling_llama import (
     LlamaMLP,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
-    apply_rotary_pos_emb,
     eager_attention_forward,
+    rotate_half,
 )
 from transformers.processing_utils import Unpack
 from transformers.utils import TransformersKwargs, can_return_tuple
@@ -128,7 +128,7 @@ class HrmGoCoderCrossAttention(nn.Module):
         shape = (*states.shape[:-1], -1, self.head_dim)
         keys = self.k_proj(states).view(shape).transpose(1, 2)
         values = self.v_proj(states).view(shape).transpose(1, 2)
-        return apply_rotary_pos_emb(keys, keys, *position_embeddings)[1], values
+        return _rotated(keys, *position_embeddings), values
 
     def forward(
         self,
@@ -141,7 +141,7 @@ class HrmGoCoderCrossAttention(nn.Module):
         """Attends from hidden_states [B, T, C] to keys and values of S >= T stream positions."""
         shape = hidden_states.shape[:-1]
         query = self.q_proj(hidden_states).view(*shape, -1, self.head_dim).transpose(1, 2)
-        query = apply_rotary_pos_emb(query, query, *position_embeddings)[0]
+        query = _rotated(query, *position_embeddings)
         attend: Callable = ALL_ATTENTION_FUNCTIONS.get_interface(
             self.config._attn_implementation, eager_attention_forward
         )
@@ -150,6 +150,11 @@ class HrmGoCoderCrossAttention(nn.Module):
             self, query, *keys_and_values, attention_mask, dropout=dropout, scaling=self.scaling, **kwargs
         )
         return self.o_proj(output.reshape(*shape, -1)), weights
+
+
+def _rotated(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
+    """States [B, heads, T, head_dim] turned by their positions, as Llama turns queries and keys together."""
+    return states * cos.unsqueeze(1) + rotate_half(states) * sin.unsqueeze(1)
 
 
 class HrmGoCoderPlannerLayer(GradientCheckpointingLayer):
@@ -377,14 +382,18 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
 
-        causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-            allow_is_causal_skip=self.config.unified or planner_only or past_key_values is None,
-        )
+        single = self._is_single(inputs_embeds, attention_mask, past_key_values, seen)
+        if single:
+            causal_mask = self._padding_mask(attention_mask, inputs_embeds.dtype)
+        else:
+            causal_mask = create_causal_mask(
+                config=self.config,
+                inputs_embeds=inputs_embeds,
+                attention_mask=attention_mask,
+                past_key_values=past_key_values,
+                position_ids=position_ids,
+                allow_is_causal_skip=self.config.unified or planner_only or past_key_values is None,
+            )
         shared = {"position_ids": position_ids, "use_cache": use_cache, **kwargs}
         # Before the planner writes its slots: a mask is sized by what the cache holds so far.
         phases = all_phases = None
@@ -407,16 +416,17 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
                     inputs_embeds, planner_states, rotary, phases, code, kwargs
                 )
             else:
-                if causal_mask is None:
+                if causal_mask is None and not single:
                     causal_mask = create_causal_mask(
                         self.config, inputs_embeds, attention_mask, None, position_ids, allow_is_causal_skip=False
                     )
+                restrict = self._restricted_to_one if single else _restricted
                 generator_states = self.generator(
                     inputs_embeds,
                     self.generator.keys_and_values(planner_states, rotary, past_key_values),
                     past_key_values=past_key_values,
-                    attention_mask=_restricted(causal_mask, all_phases, seen),
-                    cross_attention_mask=_restricted(causal_mask, ~all_phases, seen),
+                    attention_mask=restrict(causal_mask, all_phases, seen),
+                    cross_attention_mask=restrict(causal_mask, ~all_phases, seen),
                     position_embeddings=rotary,
                     **shared,
                 )
@@ -433,6 +443,31 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             refinement_logits=decision,
         )
 
+    # ---- one token behind a cache that grows: nothing is hidden from it but padding ----
+
+    def _is_single(self, inputs_embeds, attention_mask, cache, seen) -> bool:
+        if inputs_embeds.shape[1] != 1 or cache is None or torch.is_tensor(seen):
+            return False
+        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # they must not look at the mask's values
+            return False
+        return attention_mask is None or attention_mask.shape == (inputs_embeds.shape[0], seen + 1)
+
+    def _padding_mask(self, attention_mask, dtype: torch.dtype) -> torch.Tensor | None:
+        """A mask [B, 1, 1, S] of keys for one query; None without padding."""
+        if attention_mask is None:
+            return None
+        real = attention_mask.bool()
+        return None if real.all() else self._as_mask(real[:, None, None, :], dtype)
+
+    def _restricted_to_one(self, mask, keys: torch.Tensor, seen: int) -> torch.Tensor:
+        """`_restricted` for the one query behind `seen` keys; without a mask all keys [B, S] that are True are seen."""
+        keys = keys.clone()
+        keys[:, seen] = True
+        keys = keys[:, None, None, :]
+        if mask is None:
+            return self._as_mask(keys, self.dtype)
+        return mask & keys if mask.dtype == torch.bool else mask.masked_fill(~keys, torch.finfo(mask.dtype).min)
+
     # ---- phases ----
 
     def _phases(self, input_ids, inputs_embeds, cache) -> tuple[torch.Tensor, torch.Tensor]:
@@ -440,8 +475,12 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         batch, length = inputs_embeds.shape[:2]
         before = self._phase_before(cache, batch, inputs_embeds.device)
         if self.config.tagged and input_ids is not None:
-            opener, opens_code = _last_openers(input_ids)
-            phases = torch.where(opener >= 0, opens_code.gather(1, opener.clamp(min=0)), before)
+            if length == 1:
+                opens, opens_code = _opens(input_ids)
+                phases = opens_code | (before & ~opens)
+            else:
+                opener, opens_code = _last_openers(input_ids)
+                phases = torch.where(opener >= 0, opens_code.gather(1, opener.clamp(min=0)), before)
         else:
             phases = before.expand(batch, length)
         if cache is None or self.config.unified:
@@ -456,7 +495,9 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
         code = torch.ones(batch, 1, dtype=torch.bool, device=device)
         if cache is None or self.config.unified or slot >= len(cache.layers) or not cache.layers[slot].is_initialized:
             return code
-        seen = torch.as_tensor(cache.get_seq_length(slot), device=device)
+        seen = cache.get_seq_length(slot)
+        if not torch.is_tensor(seen):
+            return cache.layers[slot].keys[:, 0, seen - 1 : seen, 0] > 0.5 if seen else code
         last = cache.layers[slot].keys[:, 0, :, 0].index_select(1, (seen - 1).clamp(min=0).view(1))
         return torch.where(seen > 0, last > 0.5, code)
 
@@ -522,10 +563,15 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
 
 def _last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Index [B, T] of the last opener up to each position, -1 for none; and which positions open code [B, T]."""
-    opens_code = input_ids == TOKEN_IDS["<CODE>"]
-    opens = opens_code | (_within(input_ids, PLANNER_OPENERS) & ~_within(input_ids, EDIT_MARKS))
+    opens, opens_code = _opens(input_ids)
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
     return torch.where(opens, indices, -1).cummax(dim=1).values, opens_code
+
+
+def _opens(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which ids open a phase, and which of them that of code."""
+    opens_code = input_ids == TOKEN_IDS["<CODE>"]
+    return opens_code | (_within(input_ids, PLANNER_OPENERS) & ~_within(input_ids, EDIT_MARKS)), opens_code
 
 
 def _within(input_ids: torch.Tensor, tags: tuple[str, ...]) -> torch.Tensor:

@@ -79,7 +79,7 @@ def measure(coder, llama, batch_size: int, turns: int, **labels) -> list[dict]:
 def decoder(model, opener: str, arguments: dict, batch_size: int, compiled: bool):
     """A function that decodes NEW tokens behind a cached prompt that ends in `opener`, again and again."""
     ids = torch.randint(len(SPECIAL_TOKENS), model.config.vocab_size, (batch_size, PROMPT))
-    ids[:, 0], ids[:, -1] = TOKEN_IDS["<s>"], TOKEN_IDS[opener]
+    ids[:, 0], ids[:, 1], ids[:, -1] = TOKEN_IDS["<s>"], TOKEN_IDS["<PROBLEM>"], TOKEN_IDS[opener]
     if compiled:
         cache = StaticCache(config=model.config, max_cache_len=PROMPT + NEW)
         step = torch.compile(model.__call__, fullgraph=True, dynamic=False)

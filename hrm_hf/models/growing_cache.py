@@ -1,9 +1,9 @@
 """A dynamic cache that writes new tokens in place, in room that it takes for a block of tokens at a time.
 
 transformers' `DynamicLayer` copies all past keys and values for every new token, which is a good part of a small
-model's step and grows with the text. Here a token is copied once, and the rest once a block. What is returned are views
-of that room, with the values a `DynamicLayer` has; whatever exchanges them (reordering of beams, selection of rows)
-gives new tensors, which get new room with the next token.
+model's step and grows with the text. Here a token is copied once, and the rest once a block. What is returned are
+views of that room, with the values a `DynamicLayer` has; whatever exchanges them (reordering of beams, selection of
+rows) gives new tensors, which get new room with the next token.
 """
 
 import torch

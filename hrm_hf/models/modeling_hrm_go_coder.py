@@ -22,6 +22,7 @@ problem, nor the decision the code. Generation is in `generation_hrm_go_coder.py
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -66,6 +67,7 @@ from .processing_hrm_go_coder import (
 )
 from .recurrent_cache import VisitedLayersMixin, layer_cache_view
 from .refinement_hrm_go_coder import GoCoderRefinementMixin
+from .single_step_hrm_go_coder import SingleStep
 
 
 IGNORED = -100
@@ -261,14 +263,15 @@ class HrmGoCoderGenerator(nn.Module):
         hidden_states: torch.Tensor,
         memory: list[tuple[torch.Tensor, torch.Tensor]],
         past_key_values=None,
+        read: Callable[[torch.Tensor], torch.Tensor] | None = None,
         **kwargs,
     ) -> torch.Tensor:
-        """States [B, T, C] of embeddings [B, T, C] of code positions."""
+        """States [B, T, C] of embeddings [B, T, C] of code positions, which see what `read` gives of the cached."""
         first = self.config.cache_slots["generator"]
         for cycle in range(self.config.generator_cycles):
             for index, layer in enumerate(self.layers):
                 slot = first + cycle * len(self.layers) + index
-                cache = layer_cache_view(past_key_values, slot)
+                cache = layer_cache_view(past_key_values, slot, read)
                 hidden_states = layer(hidden_states, *memory[index], past_key_values=cache, **kwargs)
         return self.norm(hidden_states)
 
@@ -382,9 +385,9 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
         rotary = self.rotary_emb(inputs_embeds, position_ids=position_ids)
 
-        single = self._is_single(inputs_embeds, attention_mask, past_key_values, seen)
-        if single:
-            causal_mask = self._padding_mask(attention_mask, inputs_embeds.dtype)
+        step = SingleStep.of(inputs_embeds, attention_mask, seen, partial(self._as_mask, dtype=inputs_embeds.dtype))
+        if step is not None:
+            causal_mask = step.planner_mask()
         else:
             causal_mask = create_causal_mask(
                 config=self.config,
@@ -416,17 +419,24 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
                     inputs_embeds, planner_states, rotary, phases, code, kwargs
                 )
             else:
-                if causal_mask is None and not single:
-                    causal_mask = create_causal_mask(
-                        self.config, inputs_embeds, attention_mask, None, position_ids, allow_is_causal_skip=False
-                    )
-                restrict = self._restricted_to_one if single else _restricted
+                memory = self.generator.keys_and_values(planner_states, rotary, past_key_values)
+                if step is not None:
+                    own_mask, cross_mask = step.generator_masks(all_phases)
+                    memory = [(step.cross_range(keys), step.cross_range(values)) for keys, values in memory]
+                else:
+                    if causal_mask is None:
+                        causal_mask = create_causal_mask(
+                            self.config, inputs_embeds, attention_mask, None, position_ids, allow_is_causal_skip=False
+                        )
+                    own_mask = _restricted(causal_mask, all_phases, seen)
+                    cross_mask = _restricted(causal_mask, ~all_phases, seen)
                 generator_states = self.generator(
                     inputs_embeds,
-                    self.generator.keys_and_values(planner_states, rotary, past_key_values),
+                    memory,
                     past_key_values=past_key_values,
-                    attention_mask=restrict(causal_mask, all_phases, seen),
-                    cross_attention_mask=restrict(causal_mask, ~all_phases, seen),
+                    read=None if step is None else step.own_range,
+                    attention_mask=own_mask,
+                    cross_attention_mask=cross_mask,
                     position_embeddings=rotary,
                     **shared,
                 )
@@ -442,31 +452,6 @@ class HrmGoCoderModel(HrmGoCoderPreTrainedModel):
             phases=phases,
             refinement_logits=decision,
         )
-
-    # ---- one token behind a cache that grows: nothing is hidden from it but padding ----
-
-    def _is_single(self, inputs_embeds, attention_mask, cache, seen) -> bool:
-        if inputs_embeds.shape[1] != 1 or cache is None or torch.is_tensor(seen):
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # they must not look at the mask's values
-            return False
-        return attention_mask is None or attention_mask.shape == (inputs_embeds.shape[0], seen + 1)
-
-    def _padding_mask(self, attention_mask, dtype: torch.dtype) -> torch.Tensor | None:
-        """A mask [B, 1, 1, S] of keys for one query; None without padding."""
-        if attention_mask is None:
-            return None
-        real = attention_mask.bool()
-        return None if real.all() else self._as_mask(real[:, None, None, :], dtype)
-
-    def _restricted_to_one(self, mask, keys: torch.Tensor, seen: int) -> torch.Tensor:
-        """`_restricted` for the one query behind `seen` keys; without a mask all keys [B, S] that are True are seen."""
-        keys = keys.clone()
-        keys[:, seen] = True
-        keys = keys[:, None, None, :]
-        if mask is None:
-            return self._as_mask(keys, self.dtype)
-        return mask & keys if mask.dtype == torch.bool else mask.masked_fill(~keys, torch.finfo(mask.dtype).min)
 
     # ---- phases ----
 

@@ -18,6 +18,7 @@ So a halted token needs no further segment, only its keys and values. `skip_halt
 row thinks any more, which saves work where many tokens think at once: when a prompt is read.
 """
 
+from collections.abc import Callable
 from functools import wraps
 from typing import NamedTuple
 
@@ -27,19 +28,24 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
 class LayerCacheView:
-    """A cache seen from one visit of a layer: what the layer stores under its own index goes to the visit's slot."""
+    """A cache seen from one visit of a layer: what the layer stores under its own index goes to the visit's slot.
 
-    def __init__(self, cache: Cache, slot: int):
-        self.cache, self.slot = cache, slot
+    Args:
+        read: gives what the layer is to see of keys or values [B, heads, S, head_dim]; all of them by default.
+    """
+
+    def __init__(self, cache: Cache, slot: int, read: Callable[[torch.Tensor], torch.Tensor] | None = None):
+        self.cache, self.slot, self.read = cache, slot, read
 
     def update(self, key: torch.Tensor, value: torch.Tensor, layer_idx: int) -> tuple[torch.Tensor, torch.Tensor]:
         """As a cache's, with the visit's slot instead of `layer_idx`."""
-        return self.cache.update(key, value, self.slot)
+        keys, values = self.cache.update(key, value, self.slot)
+        return (keys, values) if self.read is None else (self.read(keys), self.read(values))
 
 
-def layer_cache_view(cache: Cache | None, slot: int) -> LayerCacheView | None:
+def layer_cache_view(cache: Cache | None, slot: int, read: Callable | None = None) -> LayerCacheView | None:
     """The view of one visit; None without a cache."""
-    return None if cache is None else LayerCacheView(cache, slot)
+    return None if cache is None else LayerCacheView(cache, slot, read)
 
 
 class OnceCache:

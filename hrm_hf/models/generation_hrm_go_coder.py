@@ -41,6 +41,7 @@ IN_PLANS = {
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # behind inputs and generation_config
 LEAST_CODE = 16  # tokens for which a further attempt is worth starting
+SHORTEST_STATIC = 128  # tokens of a static cache; the next is twice as long
 
 logger = logging.getLogger(__name__)
 
@@ -267,6 +268,15 @@ class GoCoderGenerationMixin(GenerationMixin):
         super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
         if given is None:
             let_grow_in_place(model_kwargs.get("past_key_values"))
+
+    def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
+        """As in transformers, in few lengths: a compiled step is one of a length, and plan and code each need one.
+
+        transformers keeps to the longest cache there was, so that plans would be compiled again behind the first code.
+        """
+        self._previous_max_cache_length = -1
+        length = max(SHORTEST_STATIC, 1 << (max_cache_len - 1).bit_length())
+        return super()._prepare_static_cache(*args, max_cache_len=length, **kwargs)
 
 
 def _read_prompt(prompt: list[int]) -> Task | None:

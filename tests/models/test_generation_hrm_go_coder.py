@@ -9,7 +9,7 @@ import tiny_go
 import torch
 from tiny_go import TOKEN_IDS
 from tolerances import assert_equal_but_for_rounding
-from transformers import GenerationMixin, TextStreamer, pipeline
+from transformers import CompileConfig, GenerationMixin, TextStreamer, pipeline
 
 from hrm_hf.models.processing_hrm_go_coder import INTENTS, SPECIAL_TOKENS, TARGET_KINDS, encode_text
 
@@ -101,6 +101,22 @@ def test_every_kind_of_cache_writes_the_same(fields):
     assert continuations(model, batch, use_cache=False) == expected
     assert continuations(model, batch, cache_implementation="static", disable_compile=True) == expected
     assert continuations(model, batch, prefill_chunk_size=5) == expected
+
+
+@each_shape
+def test_plan_and_code_are_one_compiled_step_each_whatever_the_prompt(fields):
+    """Backend "eager" runs by torch's own kernels what the compiler's front end saw."""
+    model = tiny_go.writer(**fields)
+    settings = CompileConfig(fullgraph=True, dynamic=False, backend="eager", mode="default")
+    settings._compile_all_devices = True  # transformers compiles for GPUs only, unless it is told so
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    before = graphs["unique_graphs"]
+    for prompt in PROMPTS:
+        batch = encoded([prompt])
+        found = continuations(model, batch, cache_implementation="static", compile_config=settings)
+        assert found == continuations(model, batch)
+        assert graphs["unique_graphs"] == before + 2
 
 
 @each_shape

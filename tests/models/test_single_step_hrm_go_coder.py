@@ -26,7 +26,7 @@ BATCHES = {
 
 @pytest.fixture
 def ranges(monkeypatch):
-    """Of each step: first column of self-attention, last of cross-attention, tokens in all. Every copy is worthwhile."""
+    """Of each step: first column of self-attention, last of cross-attention, tokens in all. All copies are made."""
     taken = []
 
     class Noted(steps.SingleStep):

@@ -84,7 +84,7 @@ class Task:
         return [*self.head, *(token for part in self.history for token in part)]
 
 
-class _CodeStreamer(BaseStreamer):
+class CodeStreamer(BaseStreamer):
     """Shows a user's streamer the visible prompt instead of the hidden stream, and no tags."""
 
     def __init__(self, streamer: BaseStreamer, prompt: torch.Tensor | None):
@@ -204,7 +204,7 @@ class GoCoderGenerationMixin(GenerationMixin):
                 asked, room, start, self.config.max_position_embeddings,
             )  # fmt: skip
         if streamer is not None:
-            streamer = _CodeStreamer(streamer, ids)
+            streamer = CodeStreamer(streamer, ids)
         kwargs |= _for_visible(kwargs, ids.repeat_interleave(len(rows) // len(ids), dim=0), start)
         output = self._continue(
             prompts, settings, settings.max_new_tokens, {END_CODE, *own_ends}, {END_CODE}, streamer=streamer, **kwargs

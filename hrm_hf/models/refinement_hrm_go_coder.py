@@ -18,7 +18,17 @@ import torch
 from transformers.generation.streamers import BaseStreamer
 
 from .edits_hrm_go_coder import AFTER, APPLIED, BEFORE, REPAIR_MODES, Edit, apply_edits, parse_edits
-from .generation_hrm_go_coder import CODE, END_CODE, LEAST_CODE, Task, for_ids_alone, for_no_code, inside, until
+from .generation_hrm_go_coder import (
+    CODE,
+    END_CODE,
+    LEAST_CODE,
+    CodeStreamer,
+    Task,
+    for_ids_alone,
+    for_no_code,
+    inside,
+    until,
+)
 from .processing_hrm_go_coder import (
     BOS,
     CONTINUE,
@@ -120,6 +130,7 @@ class _Request:
     most: int | None
     threshold: float
     edits: bool
+    streamer: BaseStreamer | None = None  # of the first attempt, token by token
 
     def verdict(self, feedback: Feedback | None, text: str) -> list[int]:
         """A verdict in the stream; a model of edits is shown the line that is to be found."""
@@ -166,7 +177,9 @@ class GoCoderRefinementMixin:
             code_prefixes: how each code begins (a signature), part of every attempt; empty by default with `prompts`.
             contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
                 cut to the config's budgets.
-            streamer: gets the chosen attempt, for a single prompt.
+            streamer: gets the first attempt of a single prompt while it is written, and is ended with it. If another
+                one is chosen, that follows as a text of its own, ended again. Beams show nothing while they are
+                searched: then it gets the chosen attempt alone.
             generation_config, generate_kwargs: of each stage, as for `generate` (`repetition_guard` among them);
                 `max_new_tokens` is of an attempt. Logits processors, stopping criteria and the like are of whole codes
                 alone: plans are no code, and lines that edits quote are fragments.
@@ -189,8 +202,9 @@ class GoCoderRefinementMixin:
         settings = copy.deepcopy(generation_config if generation_config is not None else self.generation_config)
         kwargs = settings.update(**generate_kwargs)
         settings.max_length, budget = None, settings.max_new_tokens or self.config.code_budget
+        live = streamer if (settings.num_beams or 1) == 1 else None
         request = _Request(
-            tokenizer, validator, settings, kwargs, budget, max_total_new_tokens, threshold, mode == "edits"
+            tokenizer, validator, settings, kwargs, budget, max_total_new_tokens, threshold, mode == "edits", live
         )
         for _ in range(iterations):
             self._stop_at_limits([row for row in rows if row.stopped is None], max_total_new_tokens)
@@ -201,7 +215,7 @@ class GoCoderRefinementMixin:
         for row in rows:
             row.stopped = row.stopped or "iterations"
         chosen = [_chosen(row.attempts) for row in rows]
-        if streamer is not None:
+        if streamer is not None and (live is None or chosen[0].code != rows[0].attempts[0].code):
             # In two parts, as from `generate`: what was given, which a streamer may skip, and what was written.
             given = tokenizer.decode(rows[0].prefix)
             for part in (given, chosen[0].code[len(given) :]):
@@ -279,8 +293,11 @@ class GoCoderRefinementMixin:
 
     def _write_codes(self, rows: list[_Row], request: _Request) -> list[_Draft]:
         """Whole code for each row, behind its given beginning."""
-        drafts = []
-        for row, (code, _) in zip(rows, self._write(rows, [row.prefix for row in rows], set(), request)):
+        drafts, streamer = [], None
+        if request.streamer is not None and rows and not rows[0].attempts:
+            streamer = CodeStreamer(request.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
+        written = self._write(rows, [row.prefix for row in rows], set(), request, streamer)
+        for row, (code, _) in zip(rows, written):
             text = request.tokenizer.decode([*row.prefix, *code])
             drafts.append(_Draft(text, [CODE, *row.prefix, *code, END_CODE], len(code) + 1))
         return drafts
@@ -298,7 +315,9 @@ class GoCoderRefinementMixin:
             drafts.append(_Draft(text, segment, len(new) + len(closed), edits, outcome))
         return drafts
 
-    def _write(self, rows, given, tags: set[int], request: _Request) -> list[tuple[list[int], list[int]]]:
+    def _write(
+        self, rows, given, tags: set[int], request: _Request, streamer: BaseStreamer | None = None
+    ) -> list[tuple[list[int], list[int]]]:
         """New ids behind <CODE> and `given` in each row, and </CODE> if that was written too.
 
         Args:
@@ -311,7 +330,9 @@ class GoCoderRefinementMixin:
         # </CODE> needs a place too, also behind code that was cut.
         budget = min(request.budget, self.config.max_position_embeddings - max(map(len, prompts)) - 1)
         allowed = [max(1, budget if most is None else min(budget, most - row.spent)) for row in rows]
-        written = self._continue(prompts, settings, max(allowed), {END_CODE}, {END_CODE, *tags}, **request.kwargs)
+        written = self._continue(
+            prompts, settings, max(allowed), {END_CODE}, {END_CODE, *tags}, streamer=streamer, **request.kwargs
+        )
         results, ends = [], {END_CODE, TOKEN_IDS[EOS], TOKEN_IDS[PAD]}
         for new, limit in zip(written[:, max(map(len, prompts)) :].tolist(), allowed):
             body = until(new, ends)[:limit]

@@ -256,8 +256,62 @@ def test_sampling_and_beams_reach_every_stage():
 # Streaming
 
 
+class Listener:
+    """Notes what it hears, and when: before or after the validator looked."""
+
+    def __init__(self):
+        self.texts, self.open, self.looked = [], False, 0
+
+    def put(self, value):
+        if not self.open:
+            self.texts.append([])
+            self.open = True
+        self.texts[-1].append((self.looked, value.flatten().tolist()))
+
+    def end(self):
+        self.open = False
+
+    def tokens(self, text: int) -> list[int]:
+        return [token for _, part in self.texts[text] for token in part]
+
+
+@pytest.mark.parametrize("verdict", [GOOD, BAD], ids=["accepted", "refused"])
+def test_the_first_attempt_is_streamed_token_by_token_before_anybody_looks_at_it(verdict):
+    listener, prefix = Listener(), "func A() {\n"
+
+    def validator(codes):
+        listener.looked += 1
+        return [verdict if listener.looked == 1 else GOOD]
+
+    model = decided(REFINE)[0]
+    output = refine(
+        model, "sum", validator=validator, max_refinement_iterations=2, refinement_threshold=1.0,
+        code_prefixes=[prefix], streamer=listener,
+    )  # fmt: skip
+    attempts, decode = output.attempts[0], tiny_go.tokenizer().decode
+    assert attempts[0].code != attempts[1].code == output.codes[0]
+    looked, parts = zip(*listener.texts[0])
+    assert set(looked) == {0} and decode(parts[0]) == prefix
+    assert max(map(len, parts[1:])) == 1 and len(parts) > 5
+    assert [decode(listener.tokens(text)) for text in (0, 1)] == [attempt.code for attempt in attempts]
+    assert len(listener.texts) == 2 and not listener.open
+
+
+def test_a_chosen_first_attempt_is_streamed_once_and_ended_once():
+    listener = Listener()
+    output = refine(decided(DONE)[0], "sum", streamer=listener)
+    assert len(listener.texts) == 1 and not listener.open
+    assert tiny_go.tokenizer().decode(listener.tokens(0)) == output.codes[0]
+
+
+def test_beams_stream_the_chosen_attempt_alone():
+    listener = Listener()
+    output = refine(decided(REFINE)[0], "sum", streamer=listener, num_beams=2, max_refinement_iterations=2)
+    assert [tiny_go.tokenizer().decode(listener.tokens(0))] == output.codes and len(listener.texts) == 1
+
+
 @pytest.mark.parametrize("skip_prompt", [False, True])
-def test_a_streamer_gets_the_chosen_attempt(capsys, skip_prompt):
+def test_the_librarys_streamer_prints_the_first_attempt_and_the_chosen_one(capsys, skip_prompt):
     model, _ = decided(REFINE)
     tokenizer, prefix = tiny_go.tokenizer(), "func A() {\n"
     output = refine(
@@ -265,8 +319,8 @@ def test_a_streamer_gets_the_chosen_attempt(capsys, skip_prompt):
         streamer=TextStreamer(tokenizer, skip_prompt=skip_prompt),
     )  # fmt: skip
     assert output.codes[0] == output.attempts[0][1].code
-    shown = output.codes[0][len(prefix) :] if skip_prompt else output.codes[0]
-    assert capsys.readouterr().out == shown + "\n"
+    first, chosen = [attempt.code[len(prefix) * skip_prompt :] for attempt in output.attempts[0][:2]]
+    assert capsys.readouterr().out == f"{first}\n{chosen}\n"
 
 
 # Errors

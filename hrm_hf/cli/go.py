@@ -2,6 +2,7 @@
 
 import difflib
 import json
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -45,6 +46,10 @@ def go(
         bool, typer.Option(help="Write no code that cannot be Go (open strings, wrong brackets, ...); edits are free.")
     ] = False,
     repair: Annotated[bool, typer.Option("--repair", help=REPAIR_HELP)] = False,
+    stream: Annotated[
+        bool | None,
+        typer.Option(help="Show the first attempt at one prompt while it is written; on a terminal by default."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of sampling.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Also write everything into this file, as JSON.")] = None,
     device: Device = None,
@@ -62,8 +67,13 @@ def go(
     if repair:
         _repair(options, out, as_json)
         return
+    if stream and (as_json or len(prompts or []) > 1 or (records is not None and limit > 1)):
+        raise typer.BadParameter("shows one prompt, without --json; leave it out otherwise", param_hint="--stream")
     from ..golang.generate import generate_code
 
+    shown: list[str] = []
+    live = stream if stream is not None else sys.stdout.isatty() and not as_json
+    options["stream"] = (lambda prompt, text: _stream(prompt, text, shown)) if live else None
     prompts, result = call(generate_code, options)
     if out:
         write_json(asdict(result), out)
@@ -71,7 +81,7 @@ def go(
         typer.echo(json.dumps(asdict(result)))
         return
     for prompt, attempts, code, stopped in zip(prompts, result.attempts, result.codes, result.stopped):
-        _show(prompt, attempts, stopped)
+        _show(prompt, attempts, stopped, streamed=bool(shown))
         if any(attempt.outcome == "applied" for attempt in attempts):  # of edits only differences were shown
             typer.echo(f"\n{code}")
 
@@ -84,7 +94,8 @@ def _repair(options: dict[str, Any], out: Path | None, as_json: bool) -> None:
 
     if options["prompts"] or options["records"] is None or options["validator"] == "none":
         raise typer.BadParameter("give --records and a validator, and no prompts", param_hint="--repair")
-    of_no_use = [name for name in ("prefix", "max_iterations", "threshold", "repair_mode", "lexical") if options[name]]
+    others = ("prefix", "max_iterations", "threshold", "repair_mode", "lexical", "stream")
+    of_no_use = [name for name in others if options[name]]
     if of_no_use:
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in of_no_use)
         raise typer.BadParameter(f"has no use for {flags}; leave it out", param_hint="--repair")
@@ -116,14 +127,25 @@ def _repair(options: dict[str, Any], out: Path | None, as_json: bool) -> None:
     typer.echo(f"validator: no complaint\n({tried} until this one)")
 
 
-def _show(prompt: str, attempts: list, stopped: str) -> None:
-    typer.secho(f"\n# {prompt}", bold=True)
+def _stream(prompt: str, text: str, shown: list[str]) -> None:
+    """A piece of the first attempt, under its prompt."""
+    if not shown:
+        typer.secho(f"\n# {prompt}", bold=True)
+    shown.append(text)
+    typer.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def _show(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
+    """All attempts; `streamed` says that the prompt and the first code are on the screen already."""
+    typer.echo("\n") if streamed else typer.secho(f"\n# {prompt}", bold=True)
     for number, attempt in enumerate(attempts, start=1):
         plan = attempt.plan
         typer.echo(f"plan {number}: {plan['intent']} {', '.join(plan['targets'])}")
         for step in plan["steps"]:
             typer.echo(f"  - {step}")
-        typer.echo("\n".join(_written(attempts, number)))
+        if number > 1 or not streamed:
+            typer.echo("\n".join(_written(attempts, number)))
         typer.echo(f"validator: {_verdict(attempt.feedback)}")
         typer.echo(f"decision: {attempt.decision} (P(DONE) {attempt.done_probability:.2f})\n")
     typer.echo(f"{counted(len(attempts), 'attempt')}, stopped by: {stopped}")

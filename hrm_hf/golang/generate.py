@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +34,7 @@ def generate_code(
     lexical: bool = False,
     seed: int = 0,
     device: str | None = None,
+    stream: Callable[[str, str], None] | None = None,
 ) -> tuple[list[str], RefinementOutput]:
     """Writes code for prompts, or for `limit` records from all over a file.
 
@@ -45,6 +48,8 @@ def generate_code(
         repetition_guard: plans and codes may not go round in circles.
         lexical: whole codes are written under `GoLexicalLogitsProcessor`, balanced; edits are not.
         device: as of `chosen_device`.
+        stream: called with the prompt and a piece of its first attempt, as it is written; several prompts are written
+            together, and not streamed.
 
     Returns:
         The prompts, and what was written for each.
@@ -74,6 +79,8 @@ def generate_code(
         sampling["max_new_tokens"] = max_new_tokens
     if lexical:
         sampling["logits_processor"] = [GoLexicalLogitsProcessor(tokenizer, balanced=True)]
+    if stream is not None and len(tasks) == 1:
+        sampling["streamer"] = _first_text(tokenizer, partial(stream, tasks[0]["prompt"]))
     result = coder.generate_with_refinement(
         [task["prompt"] for task in tasks],
         tokenizer=tokenizer,
@@ -87,6 +94,21 @@ def generate_code(
         **sampling,
     )
     return [task["prompt"] for task in tasks], result
+
+
+def _first_text(tokenizer: Any, show: Callable[[str], None]):
+    """A streamer that hands the pieces of the first text to `show`, and nothing of what follows its end."""
+    from transformers import TextStreamer
+
+    class FirstText(TextStreamer):
+        ended = False
+
+        def on_finalized_text(self, text: str, stream_end: bool = False):
+            if not self.ended:
+                show(text)
+            self.ended |= stream_end
+
+    return FirstText(tokenizer)
 
 
 def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str, Any]]:

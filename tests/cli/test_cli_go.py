@@ -62,6 +62,26 @@ def test_repairs_by_edits_are_shown_as_what_they_changed(coder, monkeypatch):
     assert shown.count(before) == 1 and shown.endswith(f"3 attempts, stopped by: done\n\n{after}\n")
 
 
+ADD = ("Add two numbers.", "--prefix", "func Add(a, b int) int {", "--max-iterations", "2", "--threshold", "1")
+
+
+def test_the_first_attempt_is_streamed_and_not_shown_again(coder):
+    first, second = json.loads(invoke(coder, *ADD, "--json").stdout)["attempts"][0]
+    shown = invoke(coder, *ADD, "--stream").stdout
+    assert shown.startswith(f"\n# Add two numbers.\n{first['code']}")
+    about_first, about_second = shown.split("plan 1")[1].split("plan 2")
+    assert first["code"] not in about_first and second["code"] in about_second
+    assert shown.count("plan ") == shown.count("validator: ") == shown.count("decision: ") == 2
+    piped = invoke(coder, *ADD).stdout  # no terminal: all at once, as scripts know it
+    assert piped == invoke(coder, *ADD, "--no-stream").stdout and piped.index("plan 1") < piped.index(first["code"])
+
+
+@pytest.mark.parametrize("more", [("--json",), ("Another.",)], ids=["json", "two prompts"])
+def test_only_one_prompt_on_the_screen_can_be_streamed(coder, more):
+    result = invoke(coder, "One.", *more, "--stream")
+    assert result.exit_code == 2 and "shows one prompt" in result.output
+
+
 def test_json_has_the_edits_of_repairs(coder):
     result = invoke(coder, "One.", "--repair-mode", "edits", "--json", "--max-iterations", "2", "--threshold", "1")
     first, *others = json.loads(result.stdout)["attempts"][0]

@@ -17,10 +17,11 @@ import copy
 import inspect
 import logging
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, StoppingCriteriaList
 from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
@@ -28,6 +29,7 @@ from transformers.utils import ModelOutput
 from .growing_cache import let_grow_in_place
 from .logits_process_hrm_go_coder import repetition_guards
 from .processing_hrm_go_coder import BOS, EOS, INTENTS, PAD, SPECIAL_TOKENS, TARGET_KINDS, TOKEN_IDS
+from .row_limits import RowLimits, generate_rows, is_interruptible
 
 
 PLAN, END_PLAN, CODE, END_CODE = (TOKEN_IDS[tag] for tag in ("<PLAN>", "</PLAN>", "<CODE>", "</CODE>"))
@@ -41,6 +43,7 @@ IN_PLANS = {
 CODE_ONLY = ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn")
 POSITIONAL = tuple(inspect.signature(GenerationMixin.generate).parameters)[3:]  # behind inputs and generation_config
 LEAST_CODE = 16  # tokens for which a further attempt is worth starting
+LENGTH_DEPENDENT = ("dynamic", "longrope")  # rotary tables of a batch in which one row is longer than in training
 SHORTEST_STATIC = 128  # tokens of a static cache; the next is twice as long
 
 logger = logging.getLogger(__name__)
@@ -207,8 +210,9 @@ class GoCoderGenerationMixin(GenerationMixin):
             streamer = CodeStreamer(streamer, ids)
         kwargs |= _for_visible(kwargs, ids.repeat_interleave(len(rows) // len(ids), dim=0), start)
         output = self._continue(
-            prompts, settings, settings.max_new_tokens, {END_CODE, *own_ends}, {END_CODE}, streamer=streamer, **kwargs
-        )
+            prompts, settings, [settings.max_new_tokens] * len(prompts), {END_CODE, *own_ends}, {END_CODE},
+            streamer=streamer, **kwargs,
+        )  # fmt: skip
         streams = output.sequences if isinstance(output, ModelOutput) else output
         written = streams[:, start:]
         sequences = torch.cat([ids.repeat_interleave(copies, dim=0), _with_visible_end(written)], dim=1)
@@ -225,10 +229,11 @@ class GoCoderGenerationMixin(GenerationMixin):
         settings, kwargs = for_no_code(for_ids_alone(settings), kwargs)
         prompts = [[*row.stream(), PLAN] for row in rows]
         # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
-        taken = max(len(prompt) + len(row.prefix) for prompt, row in zip(prompts, rows)) + 2 + LEAST_CODE
-        budget = max(1, min(self.config.plan_budget, self.config.max_position_embeddings - taken))
+        room = self.config.max_position_embeddings - 2 - LEAST_CODE
+        rooms = [room - len(prompt) - len(row.prefix) for prompt, row in zip(prompts, rows)]
+        budgets = [max(1, min(self.config.plan_budget, room)) for room in rooms]
         written = self._continue(
-            prompts, settings, budget, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs | {"planner_only": True}
+            prompts, settings, budgets, {END_PLAN}, {END_PLAN, *IN_PLANS}, **kwargs | {"planner_only": True}
         )
         start = max(map(len, prompts))
         for row, new in zip(rows, written[:, start:].tolist()):
@@ -237,9 +242,12 @@ class GoCoderGenerationMixin(GenerationMixin):
             row.spent += len(text) + 1
 
     def _continue(
-        self, prompts, settings, budget: int, ends: set[int], tags: set[int], repetition_guard=None, **kwargs
+        self, prompts, settings, budgets: list[int], ends: set[int], tags: set[int], repetition_guard=None, **kwargs
     ):
-        """transformers' generate on prompts of different lengths; of all tags only `tags` and EOS can be written."""
+        """transformers' generate on prompts of different lengths; of all tags only `tags` and EOS can be written.
+
+        A row has at most its own of `budgets` new tokens, and as many as its own length leaves.
+        """
         longest, limit = max(map(len, prompts)), self.config.max_position_embeddings
         if longest >= limit:
             raise ValueError(
@@ -247,7 +255,10 @@ class GoCoderGenerationMixin(GenerationMixin):
                 "(max_position_embeddings); shorten it"
             )
         settings = copy.deepcopy(settings)
-        settings.max_new_tokens = min(budget, limit - longest)
+        together = self.config.rope_parameters["rope_type"] in LENGTH_DEPENDENT
+        lengths = [longest if together else len(prompt) for prompt in prompts]
+        limits = [min(budget, limit - length) for budget, length in zip(budgets, lengths)]
+        settings.max_new_tokens = max(limits)
         settings.eos_token_id = sorted({*ends, TOKEN_IDS[EOS]})
         settings.pad_token_id = TOKEN_IDS[PAD]
         hidden = [token for token in range(len(SPECIAL_TOKENS)) if token not in tags and token != TOKEN_IDS[EOS]]
@@ -258,9 +269,22 @@ class GoCoderGenerationMixin(GenerationMixin):
             ids[index, longest - len(prompt) :] = torch.tensor(prompt)
             mask[index, longest - len(prompt) :] = 1
         ids, mask = ids.to(self.device), mask.to(self.device)
+        of_caller = {name: value for name, value in kwargs.items() if name != "planner_only"}
+        by_rows = len(prompts) > 1 and is_interruptible(settings, of_caller)
         if self.config.repetition_guard if repetition_guard is None else repetition_guard:
             kwargs["logits_processor"] = [*repetition_guards(longest), *(kwargs.get("logits_processor") or [])]
-        return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
+        generate = partial(GenerationMixin.generate, self)
+        if by_rows:
+            ends, settings.max_new_tokens = settings.eos_token_id, None
+            return generate_rows(
+                generate, ids, mask, limits, ends, TOKEN_IDS[PAD], generation_config=settings, **kwargs
+            )
+        if min(limits) < max(limits):
+            given = kwargs.get("stopping_criteria") or []
+            kwargs["stopping_criteria"] = StoppingCriteriaList(
+                [RowLimits([longest + limit for limit in limits]), *given]
+            )
+        return generate(ids, settings, attention_mask=mask, **kwargs)
 
     def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict[str, Any], *args, **kwargs) -> None:
         """As in transformers; a cache that is made here and grows does so in place."""

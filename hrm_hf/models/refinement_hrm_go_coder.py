@@ -328,10 +328,10 @@ class GoCoderRefinementMixin:
         settings, most = for_ids_alone(request.settings), request.most
         prompts = [[*row.stream(), CODE, *start] for row, start in zip(rows, given)]
         # </CODE> needs a place too, also behind code that was cut.
-        budget = min(request.budget, self.config.max_position_embeddings - max(map(len, prompts)) - 1)
-        allowed = [max(1, budget if most is None else min(budget, most - row.spent)) for row in rows]
+        rooms = [min(request.budget, self.config.max_position_embeddings - len(prompt) - 1) for prompt in prompts]
+        allowed = [max(1, room if most is None else min(room, most - row.spent)) for row, room in zip(rows, rooms)]
         written = self._continue(
-            prompts, settings, max(allowed), {END_CODE}, {END_CODE, *tags}, streamer=streamer, **request.kwargs
+            prompts, settings, allowed, {END_CODE}, {END_CODE, *tags}, streamer=streamer, **request.kwargs
         )
         results, ends = [], {END_CODE, TOKEN_IDS[EOS], TOKEN_IDS[PAD]}
         for new, limit in zip(written[:, max(map(len, prompts)) :].tolist(), allowed):

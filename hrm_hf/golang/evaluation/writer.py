@@ -17,6 +17,7 @@ from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin
 from ...models.logits_process_hrm_go_coder import repetition_guards
 from ...models.processing_hrm_go_coder import EDIT_MARKS, EOS, PAD, TOKEN_IDS, encode_text
 from ...models.quotations_hrm_go_coder import QuotedLines
+from ...models.row_limits import generate_rows
 
 
 END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])
@@ -147,10 +148,14 @@ class Writer:
         pad, device = TOKEN_IDS[PAD], self.model.device
         if isinstance(self.model, GoCoderGenerationMixin):
             how["plan_first"] = False  # it would take a prompt that ends in <PLAN> for a task, and hide the plan
-        output = self.model.generate(
-            input_ids=torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompts], device=device),
-            attention_mask=self._mask([range(width - len(ids), width) for ids in prompts], width),
-            max_new_tokens=min(max_new_tokens, self.max_length - width),
+        output = generate_rows(
+            self.model.generate,
+            torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompts], device=device),
+            self._mask([range(width - len(ids), width) for ids in prompts], width),
+            [min(max_new_tokens, self.max_length - len(ids)) for ids in prompts],
+            eos_token_id,
+            pad,
+            interrupts=not processors,  # they may remember their rows
             eos_token_id=eos_token_id,
             pad_token_id=pad,
             logits_processor=LogitsProcessorList([*guards, *processors]),

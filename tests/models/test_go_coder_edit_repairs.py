@@ -46,11 +46,11 @@ def scripted(monkeypatch, *written, logits=(CONTINUE,), **fields):
         is_edits = not answer or isinstance(answer[0], Edit)
         return edit_segment(tokenizer, answer)[1:] if is_edits else list(answer)
 
-    def continue_prompts(prompts, settings, budget, ends, tags, **kwargs):
+    def continue_prompts(prompts, settings, budgets, ends, tags, **kwargs):
         if TOKEN_IDS["</CODE>"] not in ends:
-            return inner(prompts, settings, budget, ends, tags, **kwargs)
+            return inner(prompts, settings, budgets, ends, tags, **kwargs)
         width, rows = max(map(len, prompts)), []
-        for prompt in prompts:
+        for prompt, budget in zip(prompts, budgets, strict=True):
             asked.append((tokenizer.decode(prompt), tags))
             rows.append(ids_of(answers.pop(0) if len(answers) > 1 else answers[0])[:budget])
         longest = max(map(len, rows))
@@ -256,8 +256,8 @@ def test_a_callers_processors_and_criteria_are_of_whole_codes_and_not_of_edits(g
         model, _ = decided(CONTINUE, repair_mode="edits", bias={"<BEFORE>": 9.0, "<AFTER>": 8.0, "</CODE>": -2.0})
         inner, edits = model._continue, []
 
-        def note(prompts, settings, budget, ends, tags, **kwargs):
-            ids = inner(prompts, settings, budget, ends, tags, **kwargs)
+        def note(prompts, settings, budgets, ends, tags, **kwargs):
+            ids = inner(prompts, settings, budgets, ends, tags, **kwargs)
             if EDITS <= tags:
                 edits.extend(ids[:, max(map(len, prompts)) :].tolist())
             return ids

@@ -155,7 +155,7 @@ class Writer:
             [min(max_new_tokens, self.max_length - len(ids)) for ids in prompts],
             eos_token_id,
             pad,
-            interrupts=not processors,  # they may remember their rows
+            interrupts=all(isinstance(each, QuotedLines) for each in processors),  # others may remember their rows
             eos_token_id=eos_token_id,
             pad_token_id=pad,
             logits_processor=LogitsProcessorList([*guards, *processors]),

@@ -75,7 +75,7 @@ def generate_rows(
     interrupts: bool = True,
     **kwargs: Any,
 ) -> torch.LongTensor:
-    """What `generate` writes behind each row, which leaves the batch when it has ended.
+    """Continues each row as `generate` does, until it has ended and leaves the batch.
 
     Args:
         generate: transformers', of a model with a dynamic cache; takes max_new_tokens.

@@ -23,7 +23,7 @@ WORTHWHILE = 256
 
 
 class SingleStep:
-    """What the one new token of each row may read.
+    """Says what the one new token of each row may read.
 
     On a CPU alone: where a range ends is read from the phases, and any other device would have to be waited for.
 

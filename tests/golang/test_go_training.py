@@ -11,6 +11,7 @@ import torch
 from accelerate import debug_launcher
 from accelerate.state import AcceleratorState, PartialState
 from datasets import Dataset
+from scripted_go import generated
 from torch import nn
 from transformers import TrainerCallback
 
@@ -345,9 +346,7 @@ class Scripted(nn.Module):
 
     def generate(self, input_ids, attention_mask, **options):
         self.asked.append([row[mask.bool()].tolist() for row, mask in zip(input_ids, attention_mask)])
-        new = self.calls.pop(0)
-        width = max(map(len, new))
-        return torch.cat([input_ids, torch.tensor([[*row, *[3] * (width - len(row))] for row in new])], dim=1)
+        return generated(input_ids, self.calls.pop(0), options["pad_token_id"], options["stopping_criteria"])
 
 
 def ids(text: str) -> list[int]:
@@ -357,7 +356,7 @@ def ids(text: str) -> list[int]:
 def test_code_is_written_behind_the_plan_and_its_prefix():
     builder, records = tiny_go.builder(), [tiny_go.record(1), tiny_go.record(25)]
     plans = ["<INTENT:ADD><STEP>add</PLAN>", "</PLAN>"]
-    bodies = ["\n\treturn 1\n}\n</CODE>", " }"]
+    bodies = ["\n\treturn 1\n}\n</CODE>", " }</CODE>"]
     model = Scripted([ids(plan) for plan in plans], [ids(body) for body in bodies])
     assert write_code(model, builder, records, 20, 8) == [
         "func Add1(a, b int) int {\n\treturn 1\n}\n", "func Add25(a, b int) int { }"

@@ -15,6 +15,17 @@ def ids_of_plan(plan):
     return plan_segment(tiny_go.tokenizer(), plan["intent"], plan["targets"], [step["text"] for step in plan["steps"]])
 
 
+def generated(input_ids, written, pad, criteria):
+    """The output of a `generate` that writes these ids behind each row; criteria watch, and stop nothing."""
+    longest = max(map(len, written))
+    new = torch.tensor([ids + [pad] * (longest - len(ids)) for ids in written])
+    sequences = torch.cat([input_ids, new], dim=1)
+    for width in range(input_ids.shape[1] + 1, sequences.shape[1] + 1):
+        for criterion in criteria:
+            criterion(sequences[:, :width], None)
+    return ModelOutput(sequences=sequences, past_key_values=None)
+
+
 class Scripted:
     """A "model" that writes what a script says for each record, with any probabilities one likes.
 
@@ -39,9 +50,7 @@ class Scripted:
         self.calls += 1
         rows = [ids[mask.bool()].tolist() for ids, mask in zip(input_ids, attention_mask)]
         written = [self.written(ids)[:max_new_tokens] for ids in rows]
-        longest = max(map(len, written))
-        new = torch.tensor([ids + [pad_token_id] * (longest - len(ids)) for ids in written])
-        return torch.cat([input_ids, new], dim=1)
+        return generated(input_ids, written, pad_token_id, how.get("stopping_criteria", ()))
 
     def written(self, ids):
         entry = self.entry(ids)

@@ -3,12 +3,17 @@
 An edit applies if its quotation is whole lines of the attempt, found once, and in no other edit
 (`edits_hrm_go_coder.py`). A small model knows where to change something long before it copies a line with an error in
 it token by token, since it has hardly seen such lines. So behind <BEFORE> only bytes are written with which some
-stretch of lines goes on, and <AFTER> only where it is whole and unique. Which lines those are is the model's choice;
-what takes their place is free.
+stretch of lines goes on, and <AFTER> only where it is whole and unique. What takes their place is free.
+
+Where the verdict names a line, the first edit begins with it: a small model edits lines that look odd to it, and not
+the one it is told, and its repairs then pass much more rarely (docs/results.md). Where the line stands more than once,
+the shortest stretch with it that does not is meant. How far the first quotation goes on, and which lines further edits
+quote, is the model's choice.
 """
 
 import functools
 import itertools
+import re
 from typing import Any
 
 import torch
@@ -19,15 +24,18 @@ from .logits_process_hrm_go_coder import forbid
 from .processing_hrm_go_coder import EOS, SPECIAL_TOKENS, TOKEN_IDS, token_bytes
 
 
+VALIDATE = TOKEN_IDS["<VALIDATE>"]
 NEWLINE = ord("\n")
+# As `validation_segment` writes it behind the category, which is a word or a few.
+NAMED_LINE = re.compile(rb"[a-z ]*, line (\d+):")
 
 
 class QuotedLines(LogitsProcessor):
     """Lets edits quote lines of the attempt before them, each line once and unmistakably, and lets the list end whole.
 
-    For rows that end in `<CODE>attempt</CODE>verdict<RETRY><CODE>` and the edits behind it. Of the special tokens
-    those alone remain that can come next in a list of edits; rows that have ended, or without an attempt, stay as
-    they are.
+    For rows that end in `<CODE>attempt</CODE>verdict<RETRY><CODE>` and the edits behind it; the first edit begins at
+    the line that the verdict names, if it names one. Of the special tokens those alone remain that can come next in a
+    list of edits; rows that have ended, or without an attempt, stay as they are.
 
     Args:
         tokenizer: of the model; byte-level, as `hrm-hf data go-tokenizer` makes them.
@@ -65,12 +73,14 @@ class QuotedLines(LogitsProcessor):
         )
         if not marks or written[marks[-1]] == AFTER:
             return {END_CODE, *([BEFORE] if lines.starts(quoted) else ())}, bool(marks)
-        return self._continued(lines, quoted[:-1], quoted[-1]), False
+        named = self._named_line(ids[close:begin]) if len(quoted) == 1 else None
+        starts, least = (lines.starts(quoted[:-1]), 1) if named is None else lines.with_line(named)
+        return self._continued(lines, starts, least, quoted[-1]), False
 
-    def _continued(self, lines: "_Lines", earlier: tuple[bytes, ...], quoted: bytes) -> set[int]:
-        """The tokens with which a quotation goes on or ends."""
-        allowed, found = set(), lines.found(quoted) if quoted else []
-        for start, limit in lines.starts(earlier):
+    def _continued(self, lines: "_Lines", starts: list[tuple[int, int]], least: int, quoted: bytes) -> set[int]:
+        """The tokens with which a quotation goes on, or ends if it has `least` bytes."""
+        allowed, found = set(), lines.found(quoted) if len(quoted) >= least else []
+        for start, limit in starts:
             if not lines.text.startswith(quoted, start, limit):
                 continue
             rest = lines.text[start + len(quoted) : min(limit, start + len(quoted) + self.longest)]
@@ -79,6 +89,12 @@ class QuotedLines(LogitsProcessor):
             if found == [start]:
                 allowed.add(AFTER)
         return allowed
+
+    def _named_line(self, verdict: list[int]) -> int | None:
+        """The line, from 1, that the verdict names."""
+        opened = _last(verdict, VALIDATE, len(verdict))
+        named = NAMED_LINE.match(self._bytes(verdict[opened + 1 :])) if opened >= 0 else None
+        return None if named is None else int(named[1])
 
     def _bytes(self, ids: list[int]) -> bytes:
         return b"".join(self.texts[token] or b"" for token in ids)
@@ -117,6 +133,7 @@ class _Lines:
         self.places = [place + behind for place, byte in enumerate(self.text) if byte == NEWLINE]
         self.ends = set(self.places[1:])
         self.known: dict[tuple[bytes, ...], list[tuple[int, int]]] = {}
+        self.named: dict[int, tuple[list[tuple[int, int]], int]] = {}
 
     def starts(self, quoted: tuple[bytes, ...]) -> list[tuple[int, int]]:
         """Where an unmistakable quotation can begin and how far it can go, apart from lines that are quoted already.
@@ -130,6 +147,31 @@ class _Lines:
             pairs = zip(free, limits)
             self.known[quoted] = [pair for pair in pairs if self.found(self.text[slice(*pair)]) == [pair[0]]]
         return self.known[quoted]
+
+    def with_line(self, number: int) -> tuple[list[tuple[int, int]], int]:
+        """As `starts`, the one of the shortest stretch that is found once and holds a line, and its length.
+
+        Args:
+            number: of the line, from 1; a blank one, or one behind the end, is the one above it.
+        """
+        if number not in self.named:
+            count = len(self.places) - 1
+            line = max(0, min(number, count) - 1)
+            while line and not self._stretch(line, 1).strip():
+                line -= 1
+            stretches = (
+                (first, size)
+                for size in range(1, count + 1)
+                for first in range(min(line, count - size), max(-1, line - size), -1)
+            )
+            first, size = next(
+                each for each in stretches if self.found(self._stretch(*each)) == [self.places[each[0]]]
+            )
+            self.named[number] = [(self.places[first], self.places[-1])], len(self._stretch(first, size))
+        return self.named[number]
+
+    def _stretch(self, first: int, size: int) -> bytes:
+        return self.text[self.places[first] : self.places[first + size]]
 
     def found(self, run: bytes) -> list[int]:
         """Where a text is whole lines."""

@@ -25,7 +25,16 @@ from hrm_hf.models.edits_hrm_go_coder import (
     parse_edits,
 )
 from hrm_hf.models.logits_process_hrm_go_coder import repetition_guards
-from hrm_hf.models.processing_hrm_go_coder import EOS, PAD, SPECIAL_TOKENS, TOKEN_IDS, encode_text
+from hrm_hf.models.processing_hrm_go_coder import (
+    CATEGORIES,
+    EOS,
+    PAD,
+    SPECIAL_TOKENS,
+    TOKEN_IDS,
+    Feedback,
+    encode_text,
+    validation_segment,
+)
 from hrm_hf.models.quotations_hrm_go_coder import QuotedLines
 
 
@@ -34,8 +43,12 @@ BEFORE, AFTER = TOKEN_IDS["<BEFORE>"], TOKEN_IDS["<AFTER>"]
 LINES = ["func f(a int) int {", "\treturn (", "\treturn", "", "}", "\t}", "\tx++", " ", "\ty\u2028z", "\tx++\r", "é"]
 
 
-def prompt(tokenizer, code: str) -> list[int]:
-    return [TOKEN_IDS["<s>"], TOKEN_IDS["<PLAN>"], CODE, *encode_text(tokenizer, code), END_CODE, RETRY, CODE]
+def prompt(tokenizer, code: str, line: int | None = None, category: str = "other") -> list[int]:
+    """A stream before edits; with a line, behind a verdict that names it."""
+    said = Feedback(syntax_ok=False, category=category, line=line, message="found x, line 1: a := b")
+    verdict = [] if line is None else validation_segment(tokenizer, said, code)
+    stream = [TOKEN_IDS["<s>"], TOKEN_IDS["<PLAN>"], CODE, *encode_text(tokenizer, code), END_CODE]
+    return [*stream, *verdict, RETRY, CODE]
 
 
 def drawn(seed: int) -> tuple[str, str]:
@@ -101,6 +114,43 @@ def test_a_quotation_ends_where_its_lines_stand_alone():
     assert apply_edits(code, parse_edits(tokenizer, [*second[len(ids) - 1 :], AFTER, END_CODE]))[1] == APPLIED
 
 
+@pytest.mark.parametrize("category", CATEGORIES[1:])
+def test_the_first_edit_begins_with_the_line_that_the_verdict_names(category):
+    tokenizer, code = tiny_go.tokenizer(), "a\n\tb\nx\nc"
+    processor, ids = QuotedLines(tokenizer), prompt(tokenizer, code, 3, category)
+    assert allowed(processor, ids) == {BEFORE, END_CODE}
+    quoted = [*ids, BEFORE]
+    for token in encode_text(tokenizer, "\nx"):
+        assert AFTER not in allowed(processor, quoted) and token in allowed(processor, quoted)
+        quoted.append(token)
+    assert allowed(processor, quoted) == {AFTER, encode_text(tokenizer, "\nc")[0]}  # it may go on
+    second = allowed(processor, [*quoted, AFTER, BEFORE])
+    assert {encode_text(tokenizer, line)[0] for line in ("\na", "\n\tb", "\nc")} <= second  # further edits are free
+
+
+@pytest.mark.parametrize("side", ["before", "behind"])
+@pytest.mark.parametrize(
+    "code, line, quoted",
+    [
+        ("a\n\nb", 2, "a"),  # blank: the line above
+        ("a\nb", 9, "b"),  # behind the end
+        ("a\nx\nb\nx", 4, "b\nx"),  # it stands twice: with the line above
+        ("x\na\nx\nb", 3, "x\nb"),  # with the line below
+        ("x\nx", 1, "x\nx"),
+        ("", 1, ""),
+    ],
+)
+def test_a_named_line_is_quoted_with_as_few_neighbors_as_it_needs(side, code, line, quoted):
+    tokenizer = tokenizer_of(side)
+    processor, ids = QuotedLines(tokenizer), [*prompt(tokenizer, code, line), BEFORE]
+    start = len(ids) - 2
+    while AFTER not in (choice := allowed(processor, ids, len(tokenizer))):
+        ids.append(min(choice, key=lambda token: len(tokenizer.decode([token]))))
+    (edit,) = parse_edits(tokenizer, [*ids[start:], AFTER, END_CODE])
+    assert edit.old == quoted
+    assert apply_edits(code, [edit])[1] == APPLIED if code else True
+
+
 def test_rows_that_are_no_edits_or_have_ended_are_left_alone():
     tokenizer, scores = tiny_go.tokenizer(), torch.randn(4, tiny_go.VOCAB_SIZE)
     ended = [*prompt(tokenizer, "a"), END_CODE]
@@ -114,7 +164,7 @@ def test_a_writers_edits_are_all_to_be_found():
     """Random weights, padded rows: without the processor not one of these would apply."""
     model = tiny_go.writer(seed=3, bias={"</CODE>": 1.0, "<AFTER>": 3.0, "<BEFORE>": 1.0})
     writer = Writer(model, tiny_go.tokenizer(), batch_size=4, max_length=512, max_code_tokens=60, progress=False)
-    codes = [tiny_go.solution(number) * (1 + number % 3) for number in range(8)]
+    codes = [tiny_go.solution(number) * (1 + number % 3) for number in range(24)]
     prompts = [prompt(tiny_go.tokenizer(), code)[:-1] for code in codes]
     torch.manual_seed(0)
     written = writer.edit_ids(prompts, 1.0)

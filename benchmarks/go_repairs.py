@@ -40,6 +40,7 @@ def main() -> None:
     parser.add_argument("--max_code_tokens", type=int, default=256)
     parser.add_argument("--batch_size", type=int, default=16)
     parser.add_argument("--validator", default="types", choices=VALIDATOR_CHOICES)
+    parser.add_argument("--tries", type=Path, help="file for the failures and all that was tried, JSON Lines")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
@@ -52,7 +53,7 @@ def main() -> None:
     metrics = {}
     with best_validator(args.validator) as judge:
         metrics["equal_tokens"] = evaluate_equal_tokens(
-            writer, builder, records, judge, sampling, args.failures, args.budget
+            writer, builder, records, judge, sampling, args.failures, args.budget, args.tries
         )
         if args.policies:
             some = spread(records, args.policies)

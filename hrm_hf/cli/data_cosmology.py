@@ -34,7 +34,18 @@ def cosmology(
     smoothing_arcmin: Annotated[
         float | None, typer.Option(help="Standard deviation of a Gaussian, in arcmin; default 0, none.")
     ] = None,
-    mask_fraction: Annotated[float | None, typer.Option(help="des: share of pixels not observed, default 0.")] = None,
+    observable: Annotated[str, typer.Option(help="convergence, or shear: g1 and g2, with the convergence.")] = (
+        "convergence"
+    ),
+    mask_fraction: Annotated[
+        float | None, typer.Option(help="des, shear: share of pixels not observed, default 0.")
+    ] = None,
+    mask_edge_share: Annotated[
+        float | None, typer.Option(help="Of these, the share beyond the survey's edge, default 0.5; others: holes.")
+    ] = None,
+    hole_arcmin: Annotated[
+        str | None, typer.Option(help="Smallest and largest radius of a hole around a star, default 2,12.")
+    ] = None,
     box_mpc: Annotated[float | None, typer.Option(help="2lpt: side of the box in Mpc/h, default 256.")] = None,
     box_grid: Annotated[int | None, typer.Option(help="2lpt: particles a side of the box, default 64.")] = None,
     omega_m: Annotated[str, typer.Option(help="Prior: lowest and highest value.")] = "0.1,0.5",
@@ -56,6 +67,9 @@ def cosmology(
     Example: hrm-hf data cosmology --samples 8000 --test-samples 1000 --workers 4 --out data/kappa64
 
     Example: hrm-hf data cosmology --kind des --samples 8000 --mask-fraction 0.2 --out data/des64
+
+    Example: hrm-hf data cosmology --observable shear --sigma-e 0.26 --galaxies 30 --mask-fraction 0.3 \\
+        --samples 8000 --out data/shear64
 
     Example: hrm-hf data cosmology --kind des --samples 8000 --sigma-e 0 --source-redshifts 0.5,1.0 --out data/two
     """

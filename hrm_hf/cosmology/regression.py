@@ -26,7 +26,7 @@ from ..trainer.recipes import ModelArguments, build_config
 from .arguments import CosmoDataArguments
 from .dataset.collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
 from .dataset.commands import BUILDERS
-from .dataset.rows import CosmologyInfo, load_cosmology_info, read_arrays
+from .dataset.rows import CosmologyInfo, load_cosmology_info, map_arrays, read_arrays
 from .evaluation import evaluate_predictions, predict_maps, rmse_per_step
 
 
@@ -74,7 +74,7 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
 
 
 def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
-    """Reads the train split into memory and holds out its end.
+    """Opens the train split, whose maps stay on the disk (`map_arrays`), and holds out its end.
 
     Raises:
         ValueError: more maps are wanted than there are, or noise for maps that have some.
@@ -85,7 +85,7 @@ def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
             f"noise_sigma={data_args.noise_sigma}, but the maps of {data_args.data_path} have shape noise already "
             f"(sigma_e={info.settings.sigma_e}); use noiseless maps, or leave it out"
         )
-    rows = read_arrays(data_args.data_path, "train")
+    rows = map_arrays(data_args.data_path, "train", _regression_columns(info))
     labels = np.stack([rows[name] for name in info.target_names], axis=1)
     try:
         train, held_out = split_rows(rows["cosmology_id"], data_args.max_train_samples, data_args.val_samples)
@@ -106,13 +106,19 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.nda
         raise ValueError(
             f"max_test_samples={wanted}: the test split of {data_args.data_path} has {info.counts['test']}"
         )
-    rows = {name: values[:wanted] for name, values in read_arrays(data_args.data_path, "test").items()}
+    rows = read_arrays(data_args.data_path, "test", _regression_columns(info))
+    rows = {name: values[:wanted] for name, values in rows.items()}
     if data_args.noise_sigma:
         maps = torch.from_numpy(rows["map"])
         # Another seed than that of training, whose validation maps have the same numbers.
         noise = map_noise(maps, torch.arange(wanted), seed + 1, EVALUATION)
         rows["map"] = (maps + data_args.noise_sigma * noise).numpy()
     return rows
+
+
+def _regression_columns(info: CosmologyInfo) -> list[str]:
+    """All but the convergence behind shear, which no regression reads."""
+    return [name for name in info.column_names() if name != "kappa"]
 
 
 def load_regressor(
@@ -158,13 +164,18 @@ def load_regressor(
 
 
 def map_collator(
-    extractor: CosmoMapFeatureExtractor, model: PreTrainedModel, data_args: CosmoDataArguments, seed: int
+    extractor: CosmoMapFeatureExtractor,
+    model: PreTrainedModel,
+    data_args: CosmoDataArguments,
+    info: CosmologyInfo,
+    seed: int,
 ) -> MapCollator:
     """Returns the collator for training; it moves maps around their edges if the model takes those to meet."""
     return MapCollator(
         extractor,
         augment=data_args.augment,
         shift=data_args.augment and model.config.padding_mode == "circular",
+        shear=info.settings.observable == "shear",
         noise_sigma=data_args.noise_sigma,
         seed=seed,
     )

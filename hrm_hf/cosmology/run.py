@@ -47,7 +47,7 @@ class RegressionRun(TrainingRun):
     def make_trainer(self, model: Any) -> RegressionTrainer:
         if self.args.channels_last:
             model.to(memory_format=torch.channels_last)
-        collator = map_collator(self.extractor, model, self.data_args, self.args.seed)
+        collator = map_collator(self.extractor, model, self.data_args, self.maps.info, self.args.seed)
         if self.model_args.model_name_or_path is None:
             fit_statistics(model, self.train, collator)
         return RegressionTrainer(

@@ -150,9 +150,9 @@ def test_unobserved_pixels_do_not_count_and_masks_come_back(tmp_path, monkeypatc
     def draw(settings, omega_m, sigma_8, seed):
         rng = np.random.default_rng(seed)
         mask = rng.random((16, 16)) < 0.7
-        return np.where(mask, rng.normal(3, 2, (2, 16, 16)), 1e6).astype(np.float32), mask
+        return {"map": np.where(mask, rng.normal(3, 2, (2, 16, 16)), 1e6).astype(np.float32), "mask": mask}
 
-    monkeypatch.setattr(cosmology_build, "generate_map", draw)
+    monkeypatch.setattr(cosmology_build, "generate_columns", draw)
     settings = MapSettings(kind="des", size=16, source_redshifts=(0.5, 1.0), mask_fraction=0.3)
     info = build(tmp_path, settings)
     rows = read_arrays(tmp_path, "train")
@@ -328,9 +328,9 @@ def test_impossible_plans_are_refused_before_anything_is_written(tmp_path, optio
 
 def test_a_map_that_cannot_be_drawn_is_named(tmp_path, monkeypatch):
     def draw(settings, omega_m, sigma_8, seed):
-        return np.full((1, 16, 16), np.nan, np.float32), None
+        return {"map": np.full((1, 16, 16), np.nan, np.float32)}
 
-    monkeypatch.setattr(cosmology_build, "generate_map", draw)
+    monkeypatch.setattr(cosmology_build, "generate_columns", draw)
     with pytest.raises(ValueError, match=r"train map 0 \(.*omega_m.*seed \d+\): 256 pixels are NaN"):
         build(tmp_path)
 

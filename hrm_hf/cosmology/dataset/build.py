@@ -20,7 +20,7 @@ import numpy as np
 from ...io.complete_files import TEMPORARY, write_text
 from ...io.workers import worker_pool
 from ..simulation.background import PRIOR
-from ..simulation.maps import MapSettings, generate_map
+from ..simulation.maps import MapSettings, generate_columns
 from .info import INFO_FILE, SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, column_names, maps_features
 from .shards import Rows, read_header, write_shard
 
@@ -133,14 +133,14 @@ def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
         seed = plan.map_seed(split, cosmology, realisation)
         place = f"{split} map {row} ({parameters}, seed {seed})"
         try:
-            maps, mask = generate_map(plan.settings, **parameters, seed=seed)
+            drawn = generate_columns(plan.settings, **parameters, seed=seed)
         except (ValueError, ArithmeticError) as error:
             raise ValueError(f"{place}: {error}") from error
-        if not np.isfinite(maps).all():
-            raise ValueError(f"{place}: {np.count_nonzero(~np.isfinite(maps))} pixels are NaN or infinite")
+        if not np.isfinite(drawn["map"]).all():
+            raise ValueError(f"{place}: {np.count_nonzero(~np.isfinite(drawn['map']))} pixels are NaN or infinite")
         s_8 = parameters["sigma_8"] * (parameters["omega_m"] / 0.3) ** 0.5
         number = cosmology + (TEST_ID if split == "test" else 0)
-        values = {"map": maps, "mask": mask, **parameters, "s_8": s_8, "seed": seed, "cosmology_id": number}
+        values = {**drawn, **parameters, "s_8": s_8, "seed": seed, "cosmology_id": number}
         for name, column in rows.items():
             column.append(values[name])
     dtypes = {"map": np.float32, "mask": bool, "seed": np.int64, "cosmology_id": np.int64}
@@ -166,13 +166,20 @@ def _is_complete(out: Path, shard: Shard, plan: CosmologyPlan) -> bool:
 
 
 def _validate_same(out: Path, found: dict, expected: dict) -> None:
-    found, expected = _flat(found), _flat(expected)
+    # Settings that an earlier version did not know have their defaults.
+    defaults = {"settings": asdict(MapSettings(**found["settings"]))} if _drawn(found) else {}
+    found, expected = _flat(json.loads(json.dumps(found | defaults))), _flat(expected)
     changes = [f"{name} is {found.get(name)}, asked {value}" for name, value in expected.items()
                if found.get(name) != value]  # fmt: skip
     if changes:
         raise FileExistsError(
             f"{out} already holds maps of other settings: {'; '.join(changes)}. Choose another --out, or delete it"
         )
+
+
+def _drawn(plan: dict) -> bool:
+    """Whether it is of maps that were drawn, whose settings this version knows."""
+    return set(plan.get("settings", {})) <= set(MapSettings.__dataclass_fields__)
 
 
 def _flat(plan: dict) -> dict:

@@ -20,10 +20,10 @@ EVALUATION = -1  # the step of maps that are not trained on
 
 
 class MapRows(Dataset):
-    """Maps of a split in memory, with labels.
+    """Maps of a split, with labels.
 
     Args:
-        maps: float32 [N, C, H, W], in the unit of the data.
+        maps: float32 [N, C, H, W], in the unit of the data; an array, or a `MappedColumn` on the disk. So the masks.
         labels: float32 [N, T], in physical units and the order of the model's targets.
         masks: bool [N, H, W], or None.
         rows: which of them, by number; all if None. Nothing is copied.
@@ -75,11 +75,13 @@ class MapCollator:
         noise_sigma: standard deviation of Gaussian noise that is added to each pixel, in the unit of the maps; new
             noise at every step, always the same in evaluation.
         seed: of all of it.
+        shear: the maps are shear, whose components change sign as the map is turned.
     """
 
     extractor: CosmoMapFeatureExtractor
     augment: bool = True
     shift: bool = False
+    shear: bool = False
     noise_sigma: float = 0.0
     seed: int = 0
 
@@ -95,9 +97,11 @@ class MapCollator:
         maps, masks, numbers = batch["maps"], batch.get("masks"), batch["map_index"]
         if self.noise_sigma:
             maps = maps + self.noise_sigma * map_noise(maps, numbers, self.seed, step)
+        draws = None if step == EVALUATION else map_draws(numbers, self.seed, step)
+        if self.shear and self.augment and draws is not None:
+            maps = maps * shear_signs(draws[:, 0] % 8, maps)
         pixel_values = self.extractor.scale(maps, masks)
-        if step != EVALUATION:
-            draws = map_draws(numbers, self.seed, step)
+        if draws is not None:
             if self.augment:
                 pixel_values = turned(pixel_values, draws[:, 0] % 8)
             if self.shift:
@@ -111,6 +115,17 @@ def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     maps = torch.where(transposed, maps.mT, maps)
     maps = torch.where(upside_down, maps.flip(-2), maps)
     return torch.where(mirrored, maps.flip(-1), maps)
+
+
+def shear_signs(which: torch.Tensor, maps: torch.Tensor) -> torch.Tensor:
+    """Factors [B, C, 1, 1] of shear maps [B, C, S, S] which `turned` is to turn.
+
+    Shear has spin 2: g1 changes sign where x and y change places, and g2 where one axis is mirrored. Without that a
+    turned map would be the shear of no mass.
+    """
+    transposed, upside_down, mirrored = (which >> bit & 1 for bit in range(3))
+    signs = torch.stack((1 - 2 * transposed, 1 - 2 * (upside_down ^ mirrored)), dim=1)
+    return signs.repeat(1, maps.shape[1] // 2)[:, :, None, None].to(maps)
 
 
 def shifted(maps: torch.Tensor, down: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -22,7 +22,10 @@ def build_maps(
     sigma_e: float | None = None,
     galaxies: float | None = None,
     smoothing_arcmin: float | None = None,
+    observable: str = "convergence",
     mask_fraction: float | None = None,
+    mask_edge_share: float | None = None,
+    hole_arcmin: str | None = None,
     box_mpc: float | None = None,
     box_grid: int | None = None,
     omega_m: str = "0.1,0.5",
@@ -40,6 +43,7 @@ def build_maps(
         size, side_deg: of a map, in pixels and degrees.
         source_redshifts: of the sources of each channel, as "0.5,1.0".
         sigma_e, galaxies: dispersion of ellipticities, and sources per square arcmin: shape noise.
+        observable, mask_fraction, mask_edge_share: see `MapSettings`. hole_arcmin: radii as "2,12".
         omega_m, sigma_8: priors, lowest and highest value as "0.1,0.5".
         workers: processes that simulate maps, one thread each; the maps do not depend on it.
     """
@@ -53,14 +57,17 @@ def build_maps(
     sky = {"side_deg": side_deg, "sigma_e": sigma_e, "galaxies_per_arcmin2": galaxies}
     sky |= {"source_redshifts": source_redshifts, "smoothing_arcmin": smoothing_arcmin}
     box = {"box_mpc": box_mpc, "box_grid": box_grid}
-    unused = {} if kind in MASKED else {"mask_fraction": mask_fraction}
+    masks = {"mask_fraction": mask_fraction, "mask_edge_share": mask_edge_share, "hole_arcmin": hole_arcmin}
+    unused = {} if kind in MASKED or observable == "shear" else dict(masks)
     unused |= sky if kind.startswith("legacy-") else {}
     unused |= {} if kind == "2lpt" else box
     _validate_unused(f"maps of kind {kind}", unused)
-    given = sky | {"mask_fraction": mask_fraction} | box
+    given = sky | masks | box | {"observable": observable}
     given = {name: value for name, value in given.items() if value is not None}
     if source_redshifts is not None:
         given["source_redshifts"] = _numbers("source_redshifts", source_redshifts)
+    if hole_arcmin is not None:
+        given["hole_arcmin"] = _numbers("hole_arcmin", hole_arcmin, 2)
     if kind == "des":
         given = DES_Y3 | given
     prior = {"omega_m": _numbers("omega_m", omega_m, 2), "sigma_8": _numbers("sigma_8", sigma_8, 2)}

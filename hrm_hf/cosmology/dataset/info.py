@@ -42,6 +42,7 @@ FILE_COLUMNS = {
 }
 UNITS = {
     "mask": "true where observed",
+    "kappa": "convergence that the shear is of, dimensionless, without noise",
     "source": "file that the map was read from",
     "longitude": "of the centre in degrees, in the coordinates of the file",
     "latitude": "of the centre in degrees, in the coordinates of the file",
@@ -129,6 +130,8 @@ class MapsInfo(ABC):
         }
 
     def _map_unit(self) -> str:
+        if self.settings.observable == "shear":
+            return "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not observed"
         drawn = "grey value, 0 to 1" if self.kind in LEGACY else "convergence kappa, dimensionless"
         return MAP_UNITS.get(self.kind, drawn)
 
@@ -139,6 +142,8 @@ def maps_features(settings: Any, columns: list[str]) -> "datasets.Features":
 
     size = settings.size
     pixels = {"map": Array3D((settings.channels, size, size), "float32"), "mask": Array2D((size, size), "bool")}
+    if "kappa" in columns:
+        pixels["kappa"] = Array3D((settings.planes, size, size), "float32")
     return Features({name: pixels.get(name) or Value(TYPES.get(name, "float32")) for name in columns})
 
 
@@ -147,9 +152,9 @@ def maps_features(settings: Any, columns: list[str]) -> "datasets.Features":
 
 def column_names(settings: MapSettings) -> list[str]:
     """Columns of a set of drawn maps, known without importing `datasets`, which takes a worker seconds."""
-    masks = ["mask"] if settings.has_mask else []
+    maps = ["map", *(["mask"] if settings.has_mask else []), *(["kappa"] if settings.observable == "shear" else [])]
     parameters = ["omega_m"] if settings.kind in LEGACY else [*PARAMETERS, "s_8"]
-    return ["map", *masks, *parameters, "seed", "cosmology_id"]
+    return [*maps, *parameters, "seed", "cosmology_id"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,6 +265,7 @@ class FileSettings:
     # Figures of a generator, which nobody told about the files.
     source_redshifts: ClassVar[None] = None
     sigma_e: ClassVar[None] = None
+    observable: ClassVar[str] = "convergence"
 
     def __post_init__(self):
         if self.kind not in FILE_COLUMNS:

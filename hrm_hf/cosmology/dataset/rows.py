@@ -12,23 +12,25 @@ one; `omega_m`, `sigma_8`, `s_8` (legacy kinds: `omega_m` alone, they depend on 
 these gives the map again through `generate_map`; `cosmology_id`. No cosmology is in two splits. Maps from files have
 no seed but their `source`, and parameters only if a table of them was given.
 
-How the folder is filled is in `build.py` and `from_files.py`. Random access through `datasets`
-decodes rows one by one, about 100 times slower than an array; `read_arrays` gives the arrays.
+How the folder is filled is in `build.py` and `from_files.py`. Random access through `datasets` decodes rows one by
+one, about 100 times slower than an array; `read_arrays` gives the arrays, and `map_arrays` leaves maps on the disk,
+where all processes of a machine share them.
 """
 
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from .info import INFO_FILE, PARAMETERS, SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, FilesInfo, info_from_json
-from .shards import Rows, read_rows, validate_features
+from .shards import Rows, numbers_of, read_rows, validate_features
 
 
 if TYPE_CHECKING:
     import datasets
+    import pyarrow as pa
 
 BUILD_COMMAND = "hrm-hf data cosmology --kind lognormal --samples 8000 --out DIR"
 
@@ -84,14 +86,8 @@ def read_arrays(path: str | Path, split: str, columns: list[str] | None = None) 
         FileNotFoundError: no such data set.
         ValueError: no such split or column, a missing shard, labels outside the prior, pixels that are no numbers.
     """
-    from datasets import Features
-
     info, files = _open_split(path, split)
-    features = info.features()
-    unknown = [name for name in columns or () if name not in features]
-    if unknown:
-        raise ValueError(f"{path} has no column {unknown[0]!r}; it has {list(features)}")
-    features = Features({name: features[name] for name in columns or features})
+    features = _chosen(info.features(), columns, path)
     rows: Rows = {}
     start = 0
     for file in files:
@@ -106,6 +102,76 @@ def read_arrays(path: str | Path, split: str, columns: list[str] | None = None) 
             start = stop
     _validate_labels(rows, info, f"{path}, split {split}")
     return rows
+
+
+class MappedColumn:
+    """Maps or masks in Arrow files that are mapped into memory: only the rows that are asked for are read.
+
+    The system keeps what it has memory for, once for all processes, and drops it when others need the memory.
+
+    Args:
+        chunks: of the column, as `datasets` stores Array2D and Array3D. feature: of the column.
+        place: the data set and split, for errors.
+    """
+
+    def __init__(self, chunks: "pa.ChunkedArray", feature: Any, place: str):
+        self.place, self.dtype = place, np.dtype(feature.dtype)
+        self.shape = (len(chunks), *feature.shape)
+        self._length = int(np.prod(feature.shape))
+        self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks.chunks)])[:-1]
+        self._values = [numbers_of(chunk) for chunk in chunks.chunks]
+        found = sum(len(values) - values.null_count for values in self._values)
+        if found != np.prod(self.shape):
+            raise ValueError(f"{place} holds {found} values, expected {self.shape}")
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        """A copy of these rows, by number: [rows, ...]. Raises ValueError for one with pixels that are no numbers."""
+        found = np.empty((len(rows), *self.shape[1:]), self.dtype)
+        parts = np.searchsorted(self._starts, rows, side="right") - 1
+        for place, (row, part) in enumerate(zip(rows, parts, strict=True)):
+            values = self._values[part].slice((row - self._starts[part]) * self._length, self._length)
+            # Masks are stored as bits, so that there is no array of theirs to look at.
+            found[place] = values.to_numpy(zero_copy_only=False).reshape(self.shape[1:])
+            if self.dtype.kind == "f":
+                _validate_pixels(found[place : place + 1], row, self.place)
+        return found
+
+
+def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -> dict[str, Any]:
+    """As `read_arrays`, but maps and masks are a `MappedColumn` each, whose pixels are checked when they are read.
+
+    The first call writes the columns as Arrow files to the cache of `datasets` (`HF_DATASETS_CACHE`), once a data set.
+    """
+    from datasets import load_dataset
+
+    info, files = _open_split(path, split)
+    features = _chosen(info.features(), columns, path)
+    dataset = load_dataset(
+        "parquet",
+        data_files={split: list(map(str, files))},
+        split=split,
+        columns=list(features),
+        keep_in_memory=False,
+    )
+    place = f"{path}, split {split}"
+    rows = {}
+    for name, feature in features.items():
+        column = dataset.data.table.column(name)
+        rows[name] = MappedColumn(column, feature, place) if hasattr(feature, "shape") else column.to_numpy()
+    _validate_labels(rows, info, place)
+    return rows
+
+
+def _chosen(features: "datasets.Features", columns: list[str] | None, path: str | Path) -> "datasets.Features":
+    from datasets import Features
+
+    unknown = [name for name in columns or () if name not in features]
+    if unknown:
+        raise ValueError(f"{path} has no column {unknown[0]!r}; it has {list(features)}")
+    return Features({name: features[name] for name in columns or features})
 
 
 def _open_split(path: str | Path, split: str) -> tuple[CosmologyInfo | FilesInfo, list[Path]]:
@@ -176,7 +242,9 @@ __all__ = [
     "CosmologyInfo",
     "CosmologyPlan",
     "FilesInfo",
+    "MappedColumn",
     "load_cosmology_dataset",
     "load_cosmology_info",
+    "map_arrays",
     "read_arrays",
 ]

@@ -136,16 +136,24 @@ def _nested(array: np.ndarray) -> "pa.ListArray":
     return values
 
 
+def numbers_of(array: "pa.Array") -> "pa.Array":
+    """The numbers in lists of lists, one after the other, where they lie."""
+    import pyarrow as pa
+
+    array = array.storage if isinstance(array, pa.ExtensionArray) else array
+    while pa.types.is_list(array.type):
+        array = array.flatten()
+    return array
+
+
 def _to_array(column: "pa.ChunkedArray", feature: Any, place: str) -> np.ndarray:
     import pyarrow as pa
     from datasets import Value
 
     array = column.combine_chunks()
     array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
     shape = (len(array),) if isinstance(feature, Value) else (len(array), *feature.shape)
-    while pa.types.is_list(array.type):
-        array = array.flatten()
+    array = numbers_of(array)
     if len(array) != np.prod(shape) or array.null_count:
         raise ValueError(f"{place} holds {len(array)} values, {array.null_count} of them empty; expected {shape}")
     return array.to_numpy(zero_copy_only=False).reshape(shape)

@@ -5,19 +5,21 @@ original repository, which delete the amplitude that lensing measures: for compa
 """
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
 from .background import Cosmology
 from .fields import ARCMIN, gaussian_convergence, lognormal_convergence, multipole_grid, shape_noise
 from .lpt import lpt_convergence, validate_box
-from .survey import smooth_observed, survey_maps
+from .survey import EDGE_SHARE, HOLE_ARCMIN, smooth_observed, survey_maps, survey_mask
 
 
 KINDS = ("lognormal", "gaussian", "2lpt", "des", "legacy-synthetic", "legacy-des", "legacy-2lpt")
 LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
 PERIODIC = ("lognormal", "gaussian")  # opposite edges meet: maps may be shifted, and padded in circles
-MASKED = ("des",)  # come with a mask of observed pixels
+MASKED = ("des",)  # come with a mask of observed pixels, whatever is observed
+OBSERVABLES = ("convergence", "shear")
 GENERATOR_VERSION = 1  # raised when the same settings and seed would give another map
 
 
@@ -30,8 +32,12 @@ class MapSettings:
         source_redshifts: one channel for each plane of sources.
         sigma_e: dispersion of intrinsic ellipticities, both components; 0 for maps without noise.
         galaxies_per_arcmin2: sources of all channels together, which share them evenly.
-        smoothing_arcmin: standard deviation of a Gaussian smoothing, in arcmin; 0 for none.
-        mask_fraction: share of pixels that are not observed (kind "des").
+        smoothing_arcmin: standard deviation of a Gaussian smoothing, in arcmin; 0 for none. Not of shear.
+        observable: "convergence", or "shear": the two components g1 and g2 of each plane, with noise of their own, and
+            beside them the convergence that made them. Of PERIODIC kinds, on which `models.shear_operator` is exact.
+        mask_fraction: share of pixels that are not observed (kind "des", or shear).
+        mask_edge_share: of these, the share beyond the survey's edge; the others are in holes around bright stars.
+        hole_arcmin: smallest and largest radius of a hole; they are uniform in its logarithm.
         box_mpc, box_grid: side in Mpc/h and particles a side of the box of kind "2lpt".
     """
 
@@ -42,7 +48,10 @@ class MapSettings:
     sigma_e: float = 0.0
     galaxies_per_arcmin2: float = 10.0
     smoothing_arcmin: float = 0.0
+    observable: str = "convergence"
     mask_fraction: float = 0.0
+    mask_edge_share: float = EDGE_SHARE
+    hole_arcmin: tuple[float, float] = HOLE_ARCMIN
     box_mpc: float = 256.0
     box_grid: int = 64
 
@@ -62,19 +71,42 @@ class MapSettings:
                 raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
         if not 0 <= self.mask_fraction < 1:
             raise ValueError(f"mask_fraction={self.mask_fraction} is not a share from 0 to below 1")
-        if self.mask_fraction and self.kind not in MASKED:
-            raise ValueError(f"mask_fraction={self.mask_fraction}: maps of kind {self.kind!r} have no mask; use des")
+        if self.observable not in OBSERVABLES:
+            raise ValueError(f"observable={self.observable!r} is not one of {', '.join(OBSERVABLES)}")
+        if self.observable == "shear" and self.kind not in PERIODIC:
+            raise ValueError(
+                f"observable='shear' of kind {self.kind!r}: mass beyond its edges shears it, and the maps do not show "
+                f"that; use {' or '.join(PERIODIC)}"
+            )
+        if self.observable == "shear" and self.smoothing_arcmin:
+            raise ValueError(
+                f"smoothing_arcmin={self.smoothing_arcmin} of shear would mix observed and masked pixels; leave it out"
+            )
+        if self.mask_fraction and not self.has_mask:
+            raise ValueError(
+                f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
+            )
+        if not 0 <= self.mask_edge_share <= 1:
+            raise ValueError(f"mask_edge_share={self.mask_edge_share} is not a share from 0 to 1")
+        object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
+        if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
+            raise ValueError(f"hole_arcmin={self.hole_arcmin} must be the smallest and the largest radius, above 0")
         if self.kind == "2lpt":
             validate_box(self.box_mpc, self.box_grid)
 
     @property
-    def channels(self) -> int:
-        """Planes of a map, a mask not counted."""
+    def planes(self) -> int:
+        """Convergence maps behind a map."""
         return 1 if self.kind in LEGACY else len(self.source_redshifts)
 
     @property
+    def channels(self) -> int:
+        """Channels of a map, a mask not counted."""
+        return 2 * self.planes if self.observable == "shear" else self.planes
+
+    @property
     def has_mask(self) -> bool:
-        return self.kind in MASKED
+        return self.kind in MASKED or self.observable == "shear"
 
     @property
     def side_rad(self) -> float:
@@ -88,7 +120,7 @@ class MapSettings:
 
     @property
     def pixel_noise(self) -> float:
-        """Standard deviation of the shape noise of a pixel of one channel."""
+        """Standard deviation of the shape noise of a pixel of one plane: of convergence, g1 and g2 alike."""
         share = self.galaxies_per_arcmin2 / len(self.source_redshifts)
         return shape_noise(self.sigma_e, share, self.pixel_arcmin)
 
@@ -96,13 +128,48 @@ class MapSettings:
 def generate_map(
     settings: MapSettings, omega_m: float, sigma_8: float, seed: int | np.random.SeedSequence
 ) -> tuple[np.ndarray, np.ndarray | None]:
-    """One map: float32 [channels, size, size], and bool [size, size] (True: observed) for kinds that have a mask.
+    """One map: float32 [channels, size, size], and bool [size, size] (True: observed) where there is a mask.
 
     The same arguments give the same map in every process. Physical kinds are convergence, dimensionless and with its
     amplitude, that of the observed pixels of a patch with mean 0 before noise and smoothing; legacy kinds are grey
-    values from 0 to 1, whatever sigma_8.
+    values from 0 to 1, whatever sigma_8. Shear is dimensionless, and 0 where not observed.
+    """
+    columns = generate_columns(settings, omega_m, sigma_8, seed)
+    return columns["map"], columns.get("mask")
+
+
+def generate_columns(
+    settings: MapSettings, omega_m: float, sigma_8: float, seed: int | np.random.SeedSequence
+) -> dict[str, Any]:
+    """What a data set stores of one map: "map" and maybe "mask" as in `generate_map`, and of shear "kappa".
+
+    That is the convergence, float32 [planes, size, size], without noise and everywhere: the map that is to be found.
+    It is the one that the same seed gives as convergence without noise.
     """
     rng = np.random.default_rng(seed)
+    if settings.observable == "shear":
+        return _shear(settings, Cosmology(omega_m, sigma_8), rng)
+    maps, mask = _convergence(settings, omega_m, sigma_8, rng)
+    return {"map": maps} if mask is None else {"map": maps, "mask": mask}
+
+
+def _shear(settings: MapSettings, cosmology: Cosmology, rng: np.random.Generator) -> dict[str, Any]:
+    import torch  # seconds in each worker, which other maps do not need
+
+    from ...models.shear_operator import shear_from_convergence
+
+    kappa = _periodic_convergence(settings, cosmology, rng)
+    shear = shear_from_convergence(torch.from_numpy(kappa)).numpy()
+    if settings.sigma_e:
+        shear = shear + settings.pixel_noise * rng.standard_normal(shear.shape)
+    shape = settings.mask_edge_share, settings.hole_arcmin
+    mask = survey_mask(settings.size, settings.pixel_arcmin, settings.mask_fraction, rng, *shape)
+    return {"map": (shear * mask).astype(np.float32), "mask": mask, "kappa": kappa.astype(np.float32)}
+
+
+def _convergence(
+    settings: MapSettings, omega_m: float, sigma_8: float, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray | None]:
     if settings.kind in LEGACY:
         from . import legacy as cosmology_legacy
 
@@ -112,14 +179,24 @@ def generate_map(
     if settings.kind == "des":
         return survey_maps(cosmology, settings, rng)
     if settings.kind == "2lpt":
-        kappa = lpt_convergence(cosmology, settings, rng)
+        kappa = _without_mean(lpt_convergence(cosmology, settings, rng))
     else:
-        draw = lognormal_convergence if settings.kind == "lognormal" else gaussian_convergence
-        kappa = draw(cosmology, settings.size, settings.side_rad, rng, settings.source_redshifts)
-    # Shear leaves the mean of a patch open (the mass-sheet degeneracy: Falco, Gorenstein & Shapiro 1985). A log-normal
-    # patch would also give away its cosmic variance by it: the Gaussian field has no mode at ell = 0.
-    kappa = kappa - kappa.mean((1, 2), keepdims=True)
+        kappa = _periodic_convergence(settings, cosmology, rng)
     return observe(kappa, settings, rng).astype(np.float32), None
+
+
+def _periodic_convergence(settings: MapSettings, cosmology: Cosmology, rng: np.random.Generator) -> np.ndarray:
+    draw = lognormal_convergence if settings.kind == "lognormal" else gaussian_convergence
+    return _without_mean(draw(cosmology, settings.size, settings.side_rad, rng, settings.source_redshifts))
+
+
+def _without_mean(kappa: np.ndarray) -> np.ndarray:
+    """Maps [planes, size, size] of mean 0.
+
+    Shear leaves the mean of a patch open (the mass-sheet degeneracy: Falco, Gorenstein & Shapiro 1985). A log-normal
+    patch would also give away its cosmic variance by it: the Gaussian field has no mode at ell = 0.
+    """
+    return kappa - kappa.mean((1, 2), keepdims=True)
 
 
 def observe(kappa: np.ndarray, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
@@ -140,4 +217,15 @@ def observe(kappa: np.ndarray, settings: MapSettings, rng: np.random.Generator) 
     return kappa
 
 
-__all__ = ["GENERATOR_VERSION", "KINDS", "LEGACY", "MASKED", "PERIODIC", "MapSettings", "generate_map", "observe"]
+__all__ = [
+    "GENERATOR_VERSION",
+    "KINDS",
+    "LEGACY",
+    "MASKED",
+    "OBSERVABLES",
+    "PERIODIC",
+    "MapSettings",
+    "generate_columns",
+    "generate_map",
+    "observe",
+]

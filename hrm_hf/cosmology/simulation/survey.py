@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 # Each component of ellipticity has a dispersion of 0.26; sigma_e is that of both.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
 MARGIN = 1.5  # side of the periodic sky over that of the patch: opposite edges are half a side apart, not neighbours
-EDGE_SHARE = 0.5  # of the unobserved pixels lie beyond the footprint's edge, the others in holes
+EDGE_SHARE = 0.5  # by default so many of the unobserved pixels lie beyond the footprint's edge, the others in holes
 EDGE_ROUGHNESS = 0.1  # rms of the edge around a straight line, in sides
 HOLE_ARCMIN = (2.0, 12.0)  # radii of holes, uniform in the logarithm
 
@@ -54,22 +54,32 @@ def survey_maps(
     kappa = lognormal_convergence(cosmology, wide, side, rng, settings.source_redshifts)
     signal = kappa[:, : settings.size, : settings.size]
     noise = settings.pixel_noise * rng.standard_normal(signal.shape) if settings.sigma_e else 0.0
-    mask = survey_mask(settings.size, settings.pixel_arcmin, settings.mask_fraction, rng)
+    shape = settings.mask_edge_share, settings.hole_arcmin
+    mask = survey_mask(settings.size, settings.pixel_arcmin, settings.mask_fraction, rng, *shape)
     # As in `generate_map`: the mean of a patch is not observable, and here neither is that of what the mask hides.
     kappa = signal - signal[:, mask].mean(1)[:, None, None] + noise
     kappa = smooth_observed(kappa, mask, settings.smoothing_arcmin / settings.pixel_arcmin)
     return kappa.astype(np.float32), mask
 
 
-def survey_mask(size: int, pixel_arcmin: float, fraction: float, rng: np.random.Generator) -> np.ndarray:
+def survey_mask(
+    size: int,
+    pixel_arcmin: float,
+    fraction: float,
+    rng: np.random.Generator,
+    edge_share: float = EDGE_SHARE,
+    hole_arcmin: tuple[float, float] = HOLE_ARCMIN,
+) -> np.ndarray:
     """A random footprint, bool [size, size], True where observed; round(fraction size^2) pixels are not.
 
     Args:
         pixel_arcmin: side of a pixel. fraction: share of unobserved pixels, 0 to below 1.
+        edge_share: of these, the share beyond the edge; the others are in holes.
+        hole_arcmin: smallest and largest radius of a hole.
     """
     hidden = min(round(fraction * size * size), size * size - 1)
     mask = np.ones(size * size, bool)
-    beyond_edge = np.argsort(_edge(size, rng).ravel())[size * size - round(EDGE_SHARE * hidden) :]
+    beyond_edge = np.argsort(_edge(size, rng).ravel())[size * size - round(edge_share * hidden) :]
     mask[beyond_edge] = False
     mask = mask.reshape(size, size)
     left = hidden - len(beyond_edge)
@@ -78,7 +88,7 @@ def survey_mask(size: int, pixel_arcmin: float, fraction: float, rng: np.random.
             break
         row, column = divmod(centre, size)
         if mask[row, column]:
-            left -= _punch(mask, row, column, np.exp(rng.uniform(*np.log(HOLE_ARCMIN))) / pixel_arcmin, left)
+            left -= _punch(mask, row, column, np.exp(rng.uniform(*np.log(hole_arcmin))) / pixel_arcmin, left)
     return mask
 
 

@@ -53,7 +53,8 @@ def cosmology_files(
     """Cut maps out of local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes. Nothing is downloaded.
 
     With --labels and a --test-share below 1 the data set is trained on and evaluated like one of `data cosmology`;
-    without labels its maps can be given to a trained model, no more.
+    without labels its maps can be given to a trained model, no more. A command that was interrupted is finished by
+    the same one: finished shards are kept.
 
     Example: hrm-hf data cosmology-files kappa_bin1.fits kappa_bin2.fits --mask mask.fits --out data/des_y3
 

@@ -8,6 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
+from hrm_hf.cosmology.dataset import from_files
+from hrm_hf.cosmology.dataset.build import UNFINISHED
 from hrm_hf.cosmology.dataset.files import quijote_maps, read_quijote_cube
 from hrm_hf.cosmology.dataset.from_files import LabelTable, cube_reading, write_files_dataset
 from hrm_hf.cosmology.dataset.rows import INFO_FILE, load_cosmology_dataset, load_cosmology_info, read_arrays
@@ -287,3 +289,62 @@ def test_a_folder_of_maps_from_files_is_not_drawn_into(two_cubes, tmp_path):
     command = ["data", "cosmology", "--samples", "8", "--size", "16", "--out", str(tmp_path / "out")]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 2 and "kind is quijote, asked lognormal" in re.sub(r"[\s│]+", " ", result.output)
+
+
+# interruptions
+
+
+@pytest.fixture
+def three_cubes(save_cube, table, tmp_path, monkeypatch):
+    """A call that writes the maps of three cubes in as many shards; `broken` is the number of one to fail at."""
+    monkeypatch.setattr(from_files, "READS_IN_SHARD", 1)
+    paths = [save_cube(contrast(seed=number), folder=str(number)) for number in range(3)]
+    labels = table("omega_m,sigma_8\n0.3,0.8\n0.2,0.9\n0.4,0.7\n")
+    read = []
+
+    def write(out, broken=None, **options):
+        read.clear()
+
+        def logged(number, reading):
+            def call():
+                read.append(number)
+                if number == broken:
+                    raise OSError(28, "no space left on device")
+                return reading.read()
+
+            return from_files.Reading(reading.path, call)
+
+        readings = [logged(number, cube_reading(path, 250)) for number, path in enumerate(paths)]
+        return write_files_dataset(readings, tmp_path / out, kind="quijote", options={}, labels=labels, **options)
+
+    write.paths, write.read = paths, read
+    return write
+
+
+def test_the_same_call_finishes_what_was_interrupted(three_cubes, tmp_path):
+    with pytest.raises(OSError, match="no space left"):
+        three_cubes("out", broken=2)
+    left = sorted(path.name for path in (tmp_path / "out").rglob("*.*"))
+    assert left == ["00000-of-00003.parquet", "00001-of-00003.parquet", UNFINISHED]
+    with pytest.raises(FileNotFoundError, match="the same command finishes"):
+        load_cosmology_info(tmp_path / "out")
+    kept = (tmp_path / "out" / "test" / "00001-of-00003.parquet").stat().st_mtime_ns
+    info = three_cubes("out")
+    assert three_cubes.read == [0, 2]  # the first says what the columns are
+    assert (tmp_path / "out" / "test" / "00001-of-00003.parquet").stat().st_mtime_ns == kept
+    assert info == three_cubes("whole")
+    for name, column in read_arrays(tmp_path / "whole", "test").items():
+        np.testing.assert_array_equal(read_arrays(tmp_path / "out", "test")[name], column)
+    assert not (tmp_path / "out" / UNFINISHED).exists()
+    with pytest.raises(FileExistsError, match="not an empty folder"):
+        three_cubes("out")
+
+
+def test_another_call_does_not_go_on(three_cubes, tmp_path):
+    with pytest.raises(OSError, match="no space left"):
+        three_cubes("out", broken=1)
+    with pytest.raises(FileExistsError, match="with other splits"):
+        three_cubes("out", test_share=0.4)
+    np.save(three_cubes.paths[2], contrast(seed=9))  # another file under the same name
+    with pytest.raises(FileExistsError, match="with other files; repeat that one"):
+        three_cubes("out")

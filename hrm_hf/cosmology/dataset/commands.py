@@ -147,7 +147,15 @@ def build_from_files(
         table = None if labels is None else files.LabelTable(labels)
         noted = options if mask is None else options | {"mask": mask.name}
         info = files.write_files_dataset(
-            readings, out, kind=kind, options=noted, labels=table, prior=prior, test_share=test_share, seed=seed
+            readings,
+            out,
+            kind=kind,
+            options=noted,
+            labels=table,
+            prior=prior,
+            test_share=test_share,
+            seed=seed,
+            progress=True,
         )
     except (FileNotFoundError, FileExistsError) as error:
         raise UsageError(str(error)) from error

@@ -8,18 +8,23 @@ Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where th
 patches of the sky `longitude` and `latitude` in degrees; for slabs of a cube `axis`, `slab` and `redshift`. `omega_m`,
 `sigma_8`, `s_8` and `cosmology_id` are there if the user gave a table of parameters, and only then: such a set is
 trained on and evaluated like one that was drawn; maps of others can be given to a trained model.
+
+An interrupted command is finished by the same one: `unfinished.json` says what was asked of which files, and shards
+that are there are complete.
 """
 
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from tqdm.auto import tqdm
 
-from ...io.complete_files import write_text
+from ...io.complete_files import TEMPORARY, write_text
+from .build import UNFINISHED
 from .files import (
     MAX_CUBE_CELLS,
     MAX_SKY_PIXELS,
@@ -42,10 +47,19 @@ LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
 
 @dataclass(frozen=True)
 class Reading:
-    """One or several files: `read` returns their columns of rows, all of one universe."""
+    """One or several files: `read` returns their columns of rows, all of one universe; `path` is the first file.
+
+    `others` are further files that it reads, a mask among them.
+    """
 
     path: Path
     read: Callable[[], Rows]
+    others: tuple[Path, ...] = ()
+
+    def identity(self) -> list[list]:
+        """Path, size and time of change of each file: another file is not the one that was read before."""
+        stats = [(path, path.stat()) for path in (self.path, *self.others)]
+        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
 
 class LabelTable:
@@ -151,7 +165,9 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
         rows = {"map": patches.maps, "mask": patches.mask, "source": names}
         return rows | {"longitude": longitude, "latitude": latitude, "skipped": np.full(len(names), patches.skipped)}
 
-    return Reading(Path(paths[0]), read)
+    mask = options.get("mask")
+    others = [*paths[1:], *([] if mask is None else [mask])]
+    return Reading(Path(paths[0]), read, tuple(map(Path, others)))
 
 
 def image_reading(
@@ -164,7 +180,7 @@ def image_reading(
         rows = {"map": read_fits_image(path, hdu, observed, max_pixels)[None], "source": np.array([path.name])}
         return rows if observed is None else rows | {"mask": observed[None]}
 
-    return Reading(Path(path), read)
+    return Reading(Path(path), read, () if mask is None else (Path(mask),))
 
 
 def cube_reading(
@@ -197,25 +213,27 @@ def write_files_dataset(
     prior: Mapping[str, tuple[float, float]] | None = None,
     test_share: float = 1.0,
     seed: int = 0,
+    progress: bool = False,
 ) -> FilesInfo:
-    """Reads files one after another and writes their maps as a data set.
+    """Reads files one after another and writes their maps as a data set; finishes one that the same call left.
 
     Args:
-        out: folder to write, new or empty. kind: of the files, one of `FILE_COLUMNS`. options: noted in the info file.
+        out: folder to write: new, empty, or left unfinished by the same call.
+        kind: of the files, one of `FILE_COLUMNS`. options: noted in the info file.
         labels: parameters; without them the data set has none.
         prior: lowest and highest value of parameters, where that is known; others are `LabelTable.bounds`.
         test_share: share of the universes whose maps go to the test split, drawn by `seed`; 1 for all of them. Other
             shares need labels, which tell the universes apart.
+        progress: show a bar of the files on stderr.
 
     Raises:
-        FileExistsError: `out` is not empty. FileNotFoundError: a file is missing.
+        FileExistsError: `out` is not empty and was left by no such call. FileNotFoundError: a file is missing.
         ValueError: what the readers and the table refuse; maps of several shapes; a split without a universe;
             parameters outside the prior.
-        After an error nothing is in `out` but complete shards.
+        After an error nothing is in `out` but complete shards, and the note by which the same call goes on.
     """
     out = Path(out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise FileExistsError(f"{out} exists and is not an empty folder; choose another or delete it")
+    _validate_free(out)
     parameters = None if labels is None else [labels(reading.path) for reading in readings]
     splits = _split(parameters, len(readings), test_share, seed)
     bounds = _prior_bounds(labels, prior or {}, readings)
@@ -227,22 +245,57 @@ def write_files_dataset(
         pixel_mean=(), pixel_std=(),
     )  # fmt: skip
     features = maps_features(info.settings, info.column_names())
+    asked = {
+        "files": [reading.identity() for reading in readings], "parameters": parameters, "splits": splits,
+        "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
+    }  # fmt: skip
+    _go_on(out, json.loads(json.dumps(asked)))
     universes = {} if parameters is None else {pair: number for number, pair in enumerate(dict.fromkeys(parameters))}
     ready = {start: first}  # it says what the columns are, and is not read again
-    headers: dict[str, list[dict]] = {}
-    for split, members in splits:
-        headers[split] = []
-        total = -(-len(members) // READS_IN_SHARD)
-        for number in range(total):
-            file = out / split / f"{number:05d}-of-{total:05d}.parquet"
-            chosen = members[number * READS_IN_SHARD : (number + 1) * READS_IN_SHARD]
-            blocks = _blocks(readings, chosen, ready, features, parameters, universes)
-            write_shard(file, features, blocks, {"kind": kind})
-            headers[split].append(read_header(file))
+    headers: dict[str, list[dict]] = {split: [] for split, _ in splits}
+    with tqdm(total=len(readings), desc="Reading", unit=" files", disable=not progress) as bar:
+        for split, members in splits:
+            total = -(-len(members) // READS_IN_SHARD)
+            for number in range(total):
+                file = out / split / f"{number:05d}-of-{total:05d}.parquet"
+                chosen = members[number * READS_IN_SHARD : (number + 1) * READS_IN_SHARD]
+                if file.exists():
+                    bar.update(len(chosen))
+                else:
+                    blocks = _blocks(readings, chosen, ready, features, parameters, universes, bar)
+                    write_shard(file, features, blocks, {"kind": kind})
+                headers[split].append(read_header(file))
     info = replace(info, **_figures(headers))
     write_text(out / "README.md", _data_card(info))
     write_text(out / INFO_FILE, json.dumps(info.as_json(), indent=1))
+    (out / UNFINISHED).unlink()
+    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
     return info
+
+
+def _validate_free(out: Path) -> None:
+    """Says before a long first file is read, not after it, that `out` is taken."""
+    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / UNFINISHED).is_file())):
+        raise FileExistsError(f"{out} exists and is not an empty folder; choose another or delete it")
+
+
+def _go_on(out: Path, asked: dict[str, Any]) -> None:
+    """Notes what was asked, or sees that it is what an interrupted call was asked.
+
+    Raises:
+        FileExistsError: it is not; says what differs.
+    """
+    if not (out / UNFINISHED).is_file():
+        write_text(out / UNFINISHED, json.dumps(asked, indent=1))
+        return
+    found = json.loads((out / UNFINISHED).read_text(encoding="utf-8"))
+    changes = [name for name, value in asked.items() if found.get(name) != value]
+    if changes:
+        raise FileExistsError(
+            f"{out} was left unfinished by a command with other {' and '.join(changes)}; repeat that one, choose "
+            "another folder, or delete it"
+        )
 
 
 def _settings(rows: Rows, kind: str, options: dict[str, Any]) -> FileSettings:
@@ -310,6 +363,7 @@ def _blocks(
     features: "datasets.Features",
     parameters: list[tuple[float, float]] | None,
     universes: dict[tuple[float, float], int],
+    bar: tqdm,
 ) -> Iterator[Rows]:
     for number in chosen:
         rows = ready.pop(number) if number in ready else readings[number].read()
@@ -322,6 +376,7 @@ def _blocks(
             values["cosmology_id"] = universes[parameters[number]]
             rows |= {name: np.full(len(rows["map"]), value) for name, value in values.items()}
         yield {name: rows[name] for name in features}
+        bar.update()
 
 
 def _data_card(info: FilesInfo) -> str:

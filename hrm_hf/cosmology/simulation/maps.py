@@ -141,7 +141,7 @@ def generate_map(
 def generate_columns(
     settings: MapSettings, omega_m: float, sigma_8: float, seed: int | np.random.SeedSequence
 ) -> dict[str, Any]:
-    """What a data set stores of one map: "map" and maybe "mask" as in `generate_map`, and of shear "kappa".
+    """Columns of one map in a data set: "map" and maybe "mask" as in `generate_map`, and of shear "kappa".
 
     That is the convergence, float32 [planes, size, size], without noise and everywhere: the map that is to be found.
     It is the one that the same seed gives as convergence without noise.

@@ -133,7 +133,7 @@ def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, f
 
 
 def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
-    """Remarks as HTML: segments used, and whether the map's amplitude is that of training."""
+    """Remarks as HTML: segments used, whether the map's amplitude is that of training, and whether the map is."""
     words = f"{result['steps']} {'segment' if result['steps'] == 1 else 'segments'} used."
     if config.pixel_std:
         observed = item["map"] if "mask" not in item else item["map"][:, item["mask"]]
@@ -141,7 +141,13 @@ def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
             f" Standard deviation of the map: {float(np.std(observed)):.4g}; "
             f"of the maps in training: {config.pixel_std[0]:.4g}."
         )
-    return f"<p>{words}</p>"
+    distance = result.get("map_distance")
+    if distance is None:
+        return f"<p>{words}</p>"
+    limit = result["max_map_distance"]
+    words += f" Distance of its statistics from those of the maps in training: {distance:.2f}."
+    warning = f"It is not like those, of which all but one in 200 are within {limit:.2f}: a posterior sure and wrong."
+    return f"<p>{words}</p>" + (f"<p><strong>{warning}</strong></p>" if distance > limit else "")
 
 
 # ---------------------------------------------------------------------------------------------------- page

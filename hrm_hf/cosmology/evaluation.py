@@ -146,6 +146,11 @@ def summary(metrics: dict[str, Any]) -> dict[str, str]:
         lines[f"68 % area of {plane}"] = f"{areas['density']:.5f}, as a Gaussian {areas['gaussian']:.5f}"
     if "average_steps" in metrics:
         lines["average steps"] = f"{metrics['average_steps']:.2f}"
+    if "map_distance" in metrics:
+        found = metrics["map_distance"]
+        lines["not like the training maps"] = (
+            f"{found['share_beyond']:.1%} of maps; median distance {found['median']:.2f}, limit {found['limit']:.2f}"
+        )
     return lines
 
 
@@ -386,6 +391,30 @@ def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]
             if plane in baseline["contour_area_68"]
         },
     }
+
+
+def map_distances(
+    model, extractor, maps: np.ndarray, masks: np.ndarray | None = None, batch_size: int = 64
+) -> dict[str, float] | None:
+    """Whether maps [N, C, H, W] are like those of training: see `HrmCosmoForRegression.map_distance`.
+
+    Returns:
+        median: of the maps' distances. limit: `config.max_map_distance`. share_beyond: of the maps. None for a model
+        that does not know its limit.
+    """
+    import torch
+
+    limit = getattr(model.config, "max_map_distance", None)
+    if limit is None:
+        return None
+    found = []
+    for start in range(0, len(maps), batch_size):
+        rows = slice(start, start + batch_size)
+        inputs = extractor(maps[rows], mask=None if masks is None else masks[rows])
+        found.append(model.map_distance(inputs["pixel_values"].to(model.device)).float().cpu())
+    distances = torch.cat(found)
+    beyond = (distances > limit).float().mean().item()
+    return {"median": distances.median().item(), "limit": limit, "share_beyond": beyond}
 
 
 def predict_maps(

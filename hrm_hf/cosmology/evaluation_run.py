@@ -22,7 +22,7 @@ from ..trainer.recipes import library_versions
 from . import plots
 from .baselines import MapSet, run_baseline
 from .dataset.rows import load_cosmology_info, read_arrays
-from .evaluation import card_figures, compare, evaluate_predictions, predict_maps, rmse_per_step
+from .evaluation import card_figures, compare, evaluate_predictions, map_distances, predict_maps, rmse_per_step
 
 
 TASK = "cosmology-regression"
@@ -146,6 +146,8 @@ class Evaluation:
         if self.settings["steps"] == "adaptive":
             predictions, segments, speed = self._predict(maps, "adaptive")
         metrics = evaluate_predictions(predictions, prior, self.settings["seed"]) | {"maps_per_second": speed}
+        distances = map_distances(self.model, self.extractor, maps.maps, maps.masks, self.batch_size)
+        metrics |= {} if distances is None else {"map_distance": distances}
         if self.settings["steps"] == "adaptive":
             per_step["adaptive"] = {
                 "rmse": {name: figures["rmse"] for name, figures in metrics["parameters"].items()},

@@ -32,6 +32,7 @@ from .evaluation import evaluate_predictions, predict_maps, rmse_per_step
 
 SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
 STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
+USUAL_SHARE = 0.995  # of held-out maps are within `max_map_distance`
 
 
 @dataclass
@@ -204,6 +205,22 @@ def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapColl
     posterior = Posterior(*(torch.cat(column) for column in zip(*parts)))
     model.config.posterior_scale *= model.posterior_head.best_scale(posterior, torch.cat(labels))
     return model.config.posterior_scale
+
+
+@torch.no_grad()
+def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float | None:
+    """Sets the distance beyond which a map is not like these held-out ones; returns it, None without statistics."""
+    if not has_ability(model, "statistics"):
+        return None
+    distances = []
+    for start in range(0, len(rows), batch_size):
+        batch = collator(rows.__getitems__(list(range(start, min(start + batch_size, len(rows))))))
+        distance = model.map_distance(batch["pixel_values"].to(model.device))
+        if distance is None:
+            return None
+        distances.append(distance.float().cpu())
+    model.config.max_map_distance = torch.cat(distances).quantile(USUAL_SHARE).item()
+    return model.config.max_map_distance
 
 
 def evaluate_on_test(model, extractor, rows: dict[str, np.ndarray], info: CosmologyInfo, out: Path, batch_size: int):

@@ -12,6 +12,7 @@ from .evaluation import card_figures
 from .regression import (
     ensure_maps,
     evaluate_on_test,
+    fit_map_distance,
     fit_posterior_scale,
     fit_statistics,
     load_maps,
@@ -60,15 +61,17 @@ class RegressionRun(TrainingRun):
         )
 
     def before_saving(self, trainer: RegressionTrainer) -> None:
-        """Fits the scale of all standard deviations, which is a field of the config.
+        """Fits the scale of all standard deviations, and how far from training maps is too far: fields of the config.
 
         Sharded weights cannot run in one process, and an adapter has no config.
         """
         sharded = trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled
-        if self.args.fit_posterior_scale and self.validation and not sharded and not self.tuning_args.saves_adapter:
-            with trainer.averaged_weights():
-                batch_size = self.args.per_device_eval_batch_size
-                fit_posterior_scale(trainer.model, self.validation, trainer.data_collator, batch_size)
+        if self.validation and not sharded and not self.tuning_args.saves_adapter:
+            held_out = self.validation, trainer.data_collator, self.args.per_device_eval_batch_size
+            fit_map_distance(trainer.model, *held_out)
+            if self.args.fit_posterior_scale:
+                with trainer.averaged_weights():
+                    fit_posterior_scale(trainer.model, *held_out)
 
     def results(self, trainer: RegressionTrainer, metrics: dict[str, Any]):
         """Metrics of the test split, those of validation beside them."""

@@ -37,6 +37,9 @@ class HrmCosmoConfig(CosmoRegressionConfig):
         num_ps_bins (`int`, defaults to 12): rings of that spectrum, up to the Nyquist frequency.
         use_histogram (`bool`, defaults to `True`): also add histograms and moments at four scales.
         statistics_dropout (`float`, defaults to 0.3): on the hidden layer that reads both.
+        max_map_distance (`float`, *optional*): a map whose statistics are further from those of the training maps
+            (`HrmCosmoForRegression.map_distance`) is not like them, and its posterior means nothing. Training sets it
+            so that one in 200 held-out maps is further; None knows no limit.
         pos_encodings (`str`, defaults to "none"): "none" (the sky has no preferred place) or "learned".
         hidden_size (`int`, defaults to 96), num_attention_heads (`int`, defaults to 4): of both levels.
         expansion (`float`, defaults to 4): the SwiGLU width is round(expansion * D * 2 / 3), up to a multiple of 256.
@@ -59,6 +62,7 @@ class HrmCosmoConfig(CosmoRegressionConfig):
     num_ps_bins: int = bounded(12, whole(1, 65_536))
     use_histogram: bool = True
     statistics_dropout: float | int = bounded(0.3, PROBABILITY)
+    max_map_distance: float | None = bounded(None, number(0, 1e9))
     pos_encodings: str = "none"
     hidden_size: int = bounded(96, WIDTH)
     num_attention_heads: int = bounded(4, HEADS)

@@ -116,8 +116,19 @@ class MapStatistics(Float32Buffers):
     @torch.no_grad()
     def forward(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """pixel_values [B, C, S, S] to features [B, F]. Without gradient: nothing before them is trained."""
+        return self._whitened(pixel_values).clamp(-10, 10)
+
+    @torch.no_grad()
+    def distance(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """How far each map [B, C, S, S] is from the training maps: [B], about 1 for one of them.
+
+        The Mahalanobis distance of its statistics over the root of their number.
+        """
+        return self._whitened(pixel_values).square().mean(1).sqrt()
+
+    def _whitened(self, pixel_values: torch.Tensor) -> torch.Tensor:
         with torch.autocast(pixel_values.device.type, enabled=False):
-            return ((self.features(pixel_values) - self.mean) @ self.whitening).clamp(-10, 10)
+            return (self.features(pixel_values) - self.mean) @ self.whitening
 
     def features(self, pixel_values: torch.Tensor) -> torch.Tensor:
         """The features [B, F] in their own units."""

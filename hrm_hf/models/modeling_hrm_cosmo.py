@@ -239,6 +239,19 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
         if self.model.stem.statistics is not None:
             self.model.stem.statistics.fit(batches)
 
+    def map_distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
+        """How far the statistics of each map are from those of the training maps; None for a model without statistics.
+
+        Args:
+            pixel_values: [B, C, S, S] as in `forward`.
+
+        Returns:
+            float32 [B]: the Mahalanobis distance over the root of the number of statistics, about 1 for a map of the
+            training kind. Beyond `config.max_map_distance` a posterior can be sure and wrong.
+        """
+        statistics = self.model.stem.statistics
+        return None if statistics is None else statistics.distance(pixel_values)
+
 
 def wants_hidden_states(config: HrmCosmoConfig, asked: bool | None) -> bool:
     return config.output_hidden_states if asked is None else asked

@@ -13,11 +13,14 @@ import numpy as np
 import torch
 from torch.utils.data import Dataset
 from transformers import Pipeline
+from transformers.utils import logging
 
 from .map_files import MAX_PIXELS
 from .pipeline_batches import OwnBatchesMixin
 from .posterior_head import CosmoRegressionOutput
 
+
+logger = logging.get_logger(__name__)
 
 POSTERIOR = ("logits", "std", "s_8", "s_8_std", "log_weights", "loc", "scale_tril")  # of a model's output
 INTERVALS = {"interval_68": 0.6827, "interval_95": 0.9545}
@@ -43,6 +46,9 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         a dict for each of `config.reported_names`, in physical units: mean, std, and the central credible intervals
         interval_68 and interval_95, [low, high].
         steps: segments used.
+        map_distance, max_map_distance: how far the map's statistics are from those of the training maps, and how far
+            all but one in 200 of these are, if the model knows that. A map beyond is logged as a warning: its
+            posterior can be sure and wrong.
     """
 
     _load_feature_extractor = True
@@ -105,7 +111,23 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
     def _forward(self, input_tensors: dict[str, torch.Tensor], **forward_params: Any) -> dict[str, torch.Tensor]:
         outputs = self.model(**input_tensors, **forward_params)
         parts = {name: outputs[name].float() for name in POSTERIOR if name in outputs}
-        return parts | {"steps": outputs["steps"]}
+        distance = self._distance(input_tensors["pixel_values"])
+        return parts | {"steps": outputs["steps"]} | ({} if distance is None else {"map_distance": distance})
+
+    def _distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
+        """[B], with a warning for maps that are not like the training maps; None if the model knows no limit."""
+        limit = getattr(self.model.config, "max_map_distance", None)
+        if limit is None:
+            return None
+        distance = self.model.map_distance(pixel_values)
+        beyond = int((distance > limit).sum())
+        if beyond:
+            logger.warning(
+                f"{beyond} of {len(distance)} maps are not like the training maps: their statistics are up to "
+                f"{distance.max().item():.2f} from those, where all but one in 200 are within {limit:.2f}. Their "
+                "posteriors can be sure and wrong; see map_distance of each."
+            )
+        return distance
 
     def postprocess(
         self,
@@ -116,6 +138,8 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
     ) -> dict[str, Any]:
         """Means, standard deviations and intervals of one map's posterior."""
         generator = torch.Generator().manual_seed(seed)
+        distance = model_outputs.get("map_distance")
+        model_outputs = {name: value for name, value in model_outputs.items() if name != "map_distance"}
         outputs = CosmoRegressionOutput(**model_outputs)
         samples = self.model.sample_posterior(outputs, num_samples, generator)[0].numpy()
         result: dict[str, Any] = {}
@@ -126,6 +150,9 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
                 ends = np.quantile(samples[:, column], [(1 - share) / 2, (1 + share) / 2])
                 result[name][key] = [float(end) for end in ends]
         result["steps"] = int(outputs.steps[0])
+        if distance is not None:
+            result["map_distance"] = distance[0].item()
+            result["max_map_distance"] = self.model.config.max_map_distance
         return result | ({"samples": samples} if return_samples else {})
 
 

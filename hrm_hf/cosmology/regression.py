@@ -5,6 +5,7 @@ those have learnt what one unit is. What does not fit together is an error here,
 """
 
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,7 @@ from ..models.posterior_head import Posterior
 from ..registry import has_ability, model_types_of
 from ..trainer.recipes import ModelArguments, build_config
 from .arguments import CosmoDataArguments
-from .dataset.collator import EVALUATION, MapCollator, MapRows, map_noise, split_rows
+from .dataset.collator import EVALUATION, Batch, MapCollator, MapRows, map_noise, split_rows
 from .dataset.commands import BUILDERS
 from .dataset.rows import CosmologyInfo, load_cosmology_info, map_arrays, read_arrays
 from .evaluation import evaluate_predictions, predict_maps, rmse_per_step
@@ -192,13 +193,17 @@ def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator
     model.fit_statistics([batch["pixel_values"] for batch in batches])
 
 
+def _held_out_batches(rows: MapRows, collator: MapCollator, batch_size: int) -> Iterator[Batch]:
+    for start in range(0, len(rows), batch_size):
+        yield collator(rows.__getitems__(list(range(start, min(start + batch_size, len(rows))))))
+
+
 @torch.no_grad()
 def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapCollator, batch_size: int) -> float:
     """Sets the factor on all standard deviations that makes the labels of held-out maps most likely; returns it."""
     model.eval()
     parts, labels = [], []
-    for start in range(0, len(rows), batch_size):
-        batch = collator(rows.__getitems__(list(range(start, min(start + batch_size, len(rows))))))
+    for batch in _held_out_batches(rows, collator, batch_size):
         outputs = model(batch["pixel_values"].to(model.device))
         parts.append((outputs.log_weights, outputs.loc, outputs.scale_tril))
         labels.append(batch["labels"].to(model.device))
@@ -213,8 +218,7 @@ def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollato
     if not has_ability(model, "statistics"):
         return None
     distances = []
-    for start in range(0, len(rows), batch_size):
-        batch = collator(rows.__getitems__(list(range(start, min(start + batch_size, len(rows))))))
+    for batch in _held_out_batches(rows, collator, batch_size):
         distance = model.map_distance(batch["pixel_values"].to(model.device))
         if distance is None:
             return None

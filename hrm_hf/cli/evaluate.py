@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from ..io.evaluation import validate_data, validate_evaluation
-from .evaluate_cosmo import cosmo, cosmo_baseline
+from .evaluate_cosmo import cosmo, cosmo_baseline, cosmo_map
 from .evaluate_go import go
 from .evaluate_lm import lm
 from .evaluate_reasoning import reasoning
@@ -21,6 +21,7 @@ app.command("lm")(lm)
 app.command("reasoning")(reasoning)
 app.command("cosmo")(cosmo)
 app.command("cosmo-baseline")(cosmo_baseline)
+app.command("cosmo-map")(cosmo_map)
 
 # These are in results.json and in the plot.
 NOT_ON_SCREEN = ("exact_accuracy_per_step", "exact_accuracy_per_step_interval", "steps_histogram", "reliability")

@@ -1,4 +1,4 @@
-"""`hrm-hf eval cosmo` and `hrm-hf eval cosmo-baseline`: posteriors of cosmological parameters, and what to beat."""
+"""`hrm-hf eval cosmo`, `cosmo-baseline` and `cosmo-map`: posteriors of cosmological parameters, and mass maps."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -12,6 +12,8 @@ from .report import AsJson, Device, UpdateCard, run, usage_errors, validate_mode
 Steps = Literal["fixed", "adaptive"]  # how many segments of recurrence a map gets
 # Baselines; the names of `hrm_hf.cosmology.baselines.METHODS`.
 Method = Literal["spectrum-ridge", "spectrum-quadratic", "spectrum-gp", "spectrum-pdf-ridge", "spectrum-pdf-quadratic"]
+
+MapMethod = Literal["kaiser-squires", "wiener", "wiener-mean"]  # `hrm_hf.cosmology.mass_maps.evaluation_run.METHODS`
 
 
 def cosmo(
@@ -75,6 +77,42 @@ def cosmo_baseline(
     from ..cosmology.evaluation_run import evaluate_baseline
 
     run(evaluate_baseline, options, lambda result: summary(result["metrics"]))
+
+
+def cosmo_map(
+    data: Annotated[str, typer.Option(help="Data set of shear: folder, or a data set on the Hub.")],
+    method: Annotated[
+        MapMethod,
+        typer.Option(
+            help="kaiser-squires: smoothed as is best for training maps; wiener: with the true spectrum of each map; "
+            "wiener-mean: with the mean spectrum of training maps."
+        ),
+    ],
+    train: Annotated[int, typer.Option(min=10, help="First maps of the training split that are used.")] = 1000,
+    limit: Annotated[int | None, typer.Option(min=2, help="Only the first maps of the test split.")] = None,
+    regression: Annotated[
+        Method | None, typer.Option(help="Also infer parameters from the mass maps: summaries, and the regression.")
+    ] = None,
+    draws: Annotated[
+        int, typer.Option(min=0, help="Draws of a Wiener filter's error, for the uncertainty of pixels; 0 for none.")
+    ] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, help="Maps at a time.")] = 100,
+    seed: Annotated[int, typer.Option(min=0, help="Of draws and bootstraps.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="Folder for results.json and pictures.")] = None,
+    as_json: AsJson = False,
+):
+    """Mass maps from noisy, masked shear: error, agreement by multipole, peaks, uncertainty.
+
+    Example: hrm-hf eval cosmo-map --data data/shear64 --method wiener --draws 16 --out runs/wiener
+    """
+    options = dict(locals())
+    with usage_errors():
+        validate_data(data, "cosmology data set")
+        if out is not None:
+            validate_output(out)
+    from ..cosmology.mass_maps.evaluation_run import evaluate_reconstruction, summary
+
+    run(evaluate_reconstruction, options, summary)
 
 
 def _on_screen(result: dict[str, Any]) -> dict[str, str]:

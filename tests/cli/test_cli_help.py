@@ -22,7 +22,7 @@ COMMANDS = {
     "eval lm MODEL --data x --exit-threshold 1": 2, "eval lm MODEL": 2, "eval lm MODEL --data x --nosuch": 2,
     "eval puzzles MODEL nosuch": 2, "eval cosmo MODEL --data nosuch": 2, "push nosuch me/x": 2,
     "data export nosuch --out x": 2,
-    "eval cosmo-baseline --data nosuch --method spectrum-gp": 2,
+    "eval cosmo-baseline --data nosuch --method spectrum-gp": 2, "eval cosmo-map --data nosuch --method wiener": 2,
 }  # fmt: skip
 LIMIT = 0.5  # seconds of CPU for help and a usage error
 # Each command in turn, and which of the heavy packages are loaded after it.

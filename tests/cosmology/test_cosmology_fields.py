@@ -8,10 +8,10 @@ import pytest
 
 from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
 from hrm_hf.cosmology.simulation.fields import (
-    _lower_roots,
     gaussian_convergence,
     gaussian_field,
     lognormal_convergence,
+    lower_roots,
     map_power_spectrum,
     multipole_grid,
 )
@@ -65,7 +65,7 @@ def test_the_root_of_spectra_is_their_cholesky_factor():
     factors = np.random.default_rng(0).normal(size=(6, 5, 4, 4))
     spectra = np.moveaxis(factors @ factors.swapaxes(-1, -2), (-2, -1), (0, 1))
     expected = np.moveaxis(np.linalg.cholesky(np.moveaxis(spectra, (0, 1), (-2, -1))), (-2, -1), (0, 1))
-    np.testing.assert_allclose(_lower_roots(spectra), expected, atol=1e-10)
+    np.testing.assert_allclose(lower_roots(spectra), expected, atol=1e-10)
 
 
 @pytest.mark.parametrize(
@@ -79,5 +79,5 @@ def test_the_root_of_spectra_is_their_cholesky_factor():
     ],
 )
 def test_matrices_that_no_fields_have_get_the_nearest_ones_with_their_auto_spectra(matrix, expected):
-    root = _lower_roots(np.array(matrix, float)[..., None, None])[..., 0, 0]
+    root = lower_roots(np.array(matrix, float)[..., None, None])[..., 0, 0]
     np.testing.assert_allclose(root @ root.T, expected, rtol=1e-12)

@@ -43,7 +43,7 @@ def gaussian_convergence(
     source_redshifts: tuple[float, ...] = (1.0,),
 ) -> np.ndarray:
     """Gaussian convergence maps with the power spectra of `cosmology`, [bins, size, size]."""
-    return _correlated_fields(_spectra(cosmology, size, side_rad, source_redshifts), size, side_rad, rng)
+    return _correlated_fields(spectra_on_modes(cosmology, size, side_rad, source_redshifts), size, side_rad, rng)
 
 
 def lognormal_convergence(
@@ -64,7 +64,7 @@ def lognormal_convergence(
         dimensionless convergence, float64 [bins, size, size].
     """
     shifts = np.array([-LOGNORMAL_SHIFT * empty_beam(cosmology, z) for z in source_redshifts])
-    spectra = _spectra(cosmology, size, side_rad, source_redshifts)
+    spectra = spectra_on_modes(cosmology, size, side_rad, source_redshifts)
     modes = size**2 / side_rad**2  # a spectrum times this is the transform of a correlation function on the pixels
     correlation = np.fft.irfft2(spectra * modes, s=(size, size))
     gaussian = np.log1p(correlation / (shifts[:, None] * shifts)[..., None, None])
@@ -74,11 +74,14 @@ def lognormal_convergence(
     return shifts[:, None, None] * np.expm1(g - variance[:, None, None] / 2)
 
 
-def map_power_spectrum(field: np.ndarray, side_rad: float, bins: int = 13) -> tuple[np.ndarray, np.ndarray]:
+def map_power_spectrum(
+    field: np.ndarray, side_rad: float, bins: int = 13, other: np.ndarray | None = None
+) -> tuple[np.ndarray, np.ndarray]:
     """Power spectrum of a periodic map, in rings of equal width in log(ell) up to the Nyquist multipole.
 
     Args:
         field: [..., size, size], in any unit. side_rad: side in radians.
+        other: a second field, in the shape of the first, for the cross spectrum of both.
 
     Returns:
         mean multipole [bins] and power [..., bins] in steradian times the square of the unit. Rings without a mode
@@ -101,7 +104,9 @@ def map_power_spectrum(field: np.ndarray, side_rad: float, bins: int = 13) -> tu
     kept = (ring >= 0) & (ring < count)
     total = np.bincount(ring[kept], weight[kept], count)
     mean_ell = np.bincount(ring[kept], (weight * ell)[kept], count) / total
-    power = np.abs(np.fft.rfft2(field)) ** 2 * (side_rad / size**2) ** 2
+    modes = np.fft.rfft2(field)
+    power = np.abs(modes) ** 2 if other is None else (modes * np.fft.rfft2(other).conj()).real
+    power *= (side_rad / size**2) ** 2
     onto_rings = np.zeros((kept.sum(), count))
     onto_rings[np.arange(kept.sum()), ring[kept]] = weight[kept]
     return mean_ell, power[..., kept] @ onto_rings / total
@@ -116,7 +121,9 @@ def shape_noise(sigma_e: float, galaxies_per_arcmin2: float, pixel_arcmin: float
 
 
 @lru_cache(maxsize=1)  # maps of one cosmology are drawn one after another
-def _spectra(cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...]) -> np.ndarray:
+def spectra_on_modes(
+    cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...]
+) -> np.ndarray:
     """Auto and cross spectra on the modes of a patch, [bins, bins, size, size // 2 + 1]; 0 at ell = 0."""
     ell = multipole_grid(size, side_rad)
     low, high = 2 * np.pi / side_rad, ell.max()
@@ -134,12 +141,12 @@ def _spectra(cosmology: Cosmology, size: int, side_rad: float, source_redshifts:
 def _correlated_fields(spectra: np.ndarray, size: int, side_rad: float, rng: np.random.Generator) -> np.ndarray:
     """Gaussian fields [bins, size, size] with spectra [bins, bins, size, size // 2 + 1] in steradian."""
     white = np.fft.rfft2(rng.standard_normal((len(spectra), size, size)))
-    root = _lower_roots(spectra)
+    root = lower_roots(spectra)
     shaped = np.stack([sum(root[i, j] * white[j] for j in range(i + 1)) for i in range(len(spectra))])
     return np.fft.irfft2(shaped * size / side_rad, s=(size, size))
 
 
-def _lower_roots(spectra: np.ndarray) -> np.ndarray:
+def lower_roots(spectra: np.ndarray) -> np.ndarray:
     """Lower triangular L with L L^T = spectra, the Cholesky factor of every mode: [bins, bins, ...] as given.
 
     Not `numpy.linalg.cholesky`, which refuses a matrix with a negative eigenvalue, as ell = 0 of a log-normal field

@@ -1,0 +1,61 @@
+"""Pictures of mass maps: truth, data and estimate side by side, and their agreement by multipole and peak height."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...trainer.plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
+from .metrics import MassMaps, squared_errors
+
+
+def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: str = "", count: int = 3) -> Path:
+    """Truth, observed |shear|, estimate, what is left, and the uncertainty if there is one, a map a row.
+
+    The maps are those whose relative errors are at equal steps from the best to the worst; their first plane is shown.
+    Where nothing is observed the data are left blank.
+    """
+    error, signal = squared_errors(maps)
+    order = np.argsort(error / signal)
+    rows = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
+    names = ["truth", "|shear|", "estimate", "estimate - truth", *(["uncertainty"] if maps.std is not None else [])]
+    figure, axes = new_figure(count, len(names), (2.6 * len(names), 2.4 * count))
+    for panels, row in zip(axes, rows):
+        observed = np.hypot(shear[row, 0], shear[row, 1])
+        if maps.masks is not None:
+            observed = np.where(maps.masks[row], observed, np.nan)
+        truth, estimate = maps.truth[row, 0], maps.estimate[row, 0]
+        most = np.abs(truth).max()
+        shown = [(truth, "RdBu_r"), (observed, "viridis"), (estimate, "RdBu_r"), (estimate - truth, "RdBu_r")]
+        if maps.std is not None:
+            shown.append((maps.std[row, 0], "viridis"))
+        for panel, name, (values, colors) in zip(panels, names, shown):
+            limits = {"vmin": -most, "vmax": most} if colors == "RdBu_r" else {}
+            image = panel.imshow(values, cmap=colors, origin="lower", **limits)
+            panel.set(xticks=[], yticks=[])
+            if row == rows[0]:
+                panel.set_title(name, fontsize="medium")
+            if name in ("|shear|", "estimate - truth", "uncertainty"):
+                figure.colorbar(image, ax=panel, shrink=0.8)
+        panels[0].set_ylabel(f"error {np.sqrt(error[row] / signal[row]):.2f}")
+    return save_figure(figure, path, title)
+
+
+def plot_spectra(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
+    """Correlation, transfer function and power over the true ones by multipole; peaks by height."""
+    figure, axes = new_figure(1, 2, (9, 3.8))
+    spectra, peaks = metrics["spectra"], metrics["peaks"]
+    curves, bars = axes[0]
+    for name, color in zip(("correlation", "transfer", "power"), (ACCENT, *EXTRA)):
+        curves.plot(spectra["ell"], spectra[name], color=color, marker="o", markersize=3, label=name)
+    curves.axhline(1, color=INK, linestyle="--", linewidth=1)
+    curves.set(xscale="log", xlabel="multipole", ylabel="over the true maps", ylim=(0, None), title="Agreement")
+    curves.legend(frameon=False, fontsize="small")
+    curves.grid(color=MUTED, alpha=0.4)
+    places = np.arange(len(peaks["heights"]))
+    bars.bar(places - 0.2, peaks["true"], 0.4, color=MUTED, label="truth")
+    bars.bar(places + 0.2, peaks["estimated"], 0.4, color=ACCENT, label="estimate")
+    bars.set(yscale="log", xlabel="least height, in deviations of the true maps", ylabel="peaks a map", title="Peaks")
+    bars.set_xticks(places, [f"{height:g}" for height in peaks["heights"]])
+    bars.legend(frameon=False, fontsize="small")
+    return save_figure(figure, path, title)

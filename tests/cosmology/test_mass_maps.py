@@ -1,0 +1,225 @@
+"""Mass maps from shear: Wiener filter, smoothed Kaiser-Squires, their figures, and `hrm-hf eval cosmo-map`.
+
+Referees: the posterior of a Gaussian field as dense matrices, Wiener's formula mode by mode where nothing is hidden,
+and maps made by hand whose figures are known.
+"""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from typer.testing import CliRunner
+
+from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
+from hrm_hf.cosmology.mass_maps.metrics import (
+    MassMaps,
+    compare_peaks,
+    compare_spectra,
+    evaluate_mass_maps,
+    peak_counts,
+)
+from hrm_hf.cosmology.mass_maps.reconstruction import WienerFilter, smoothed_kaiser_squires, spectra_of_cosmologies
+from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
+from hrm_hf.models.shear_operator import adjoint_shear, kaiser_squires, shear_from_convergence
+
+
+SIZE = 8
+SKY = {"observable": "shear", "sigma_e": 0.26, "galaxies_per_arcmin2": 100, "size": SIZE, "side_deg": 1.0}
+
+
+@pytest.fixture(scope="module", params=[(1.0,), (0.5, 1.5)], ids=["one plane", "two planes"])
+def problem(request):
+    """Settings, spectra, shear of two maps with their masks, and the same as dense matrices of the first map."""
+    settings = MapSettings(source_redshifts=request.param, mask_fraction=0.3, hole_arcmin=(5, 10), **SKY)
+    columns = [generate_columns(settings, omega_m, 0.8, seed) for seed, omega_m in enumerate((0.2, 0.4))]
+    shear = torch.from_numpy(np.stack([one["map"] for one in columns])).double()
+    mask = torch.from_numpy(np.stack([one["mask"] for one in columns]))[:, None].double()
+    spectra = spectra_of_cosmologies(settings, np.array([0.2, 0.4]), np.array([0.8, 0.8]))
+    return settings, spectra, shear, mask
+
+
+def dense(settings, spectra, mask):
+    """The filter [pixels, 2 pixels] and the covariance [pixels, pixels] of the posterior of the map of one row."""
+    planes, pixels = settings.planes, settings.planes * SIZE**2
+    units = torch.eye(pixels, dtype=torch.float64).view(pixels, planes, SIZE, SIZE)
+    operator = shear_from_convergence(units, mask).reshape(pixels, -1).mT
+    modes = torch.fft.fft2(units)
+    half = torch.from_numpy(spectra)
+    index = torch.arange(SIZE)
+    mirrored = half[:, :, (-index) % SIZE][..., (SIZE - index) % SIZE * (index > SIZE // 2)]
+    full = torch.where(index > SIZE // 2, mirrored, half[..., index.clamp_max(SIZE // 2)])
+    colored = torch.fft.ifft2(torch.einsum("ijxy,njxy->nixy", (full * (SIZE / settings.side_rad) ** 2) + 0j, modes))
+    prior = colored.real.reshape(pixels, pixels)
+    gain = (
+        prior
+        @ operator.mT
+        @ torch.linalg.inv(operator @ prior @ operator.mT + settings.pixel_noise**2 * torch.eye(len(operator)))
+    )
+    return gain, prior - gain @ operator @ prior
+
+
+def test_the_wiener_filter_is_the_posterior_mean_of_dense_matrices(problem):
+    settings, spectra, shear, mask = problem
+    found = WienerFilter(settings, spectra)(shear, mask, tolerance=1e-10)
+    for row in range(2):
+        gain, _ = dense(settings, spectra[row], mask[row])
+        # Hidden pixels are observations of 0 = 0 with noise in the dense form: they say nothing, as in the filter.
+        expected = (gain @ shear[row].flatten()).view_as(found.kappa[row])
+        # Ten digits of the equations, through matrices whose condition is about 100.
+        torch.testing.assert_close(found.kappa[row], expected, rtol=0, atol=1e-7 * expected.abs().max().item())
+    assert found.residual.max() <= 1e-10 and 1 < found.iterations < 100
+
+
+def test_draws_of_its_error_have_the_covariance_of_the_posterior(problem):
+    settings, spectra, _, mask = problem
+    errors = WienerFilter(settings, spectra).draw_errors(mask, torch.Generator().manual_seed(0), 400)
+    for row in range(2):
+        _, covariance = dense(settings, spectra[row], mask[row])
+        expected = covariance.diagonal().sqrt()
+        found = errors[:, row].flatten(1).square().mean(0).sqrt()
+        # 400 draws: 3.5 % of each deviation, and less of their mean.
+        assert (found / expected - 1).abs().max() < 5 * 0.0354
+        assert abs((found / expected).mean() - 1) < 0.02
+
+
+def test_where_nothing_is_hidden_every_mode_is_scaled_by_itself():
+    settings = MapSettings(**SKY)
+    columns = generate_columns(settings, 0.3, 0.8, 3)
+    shear = torch.from_numpy(columns["map"])[None].double()
+    spectra = spectra_of_cosmologies(settings, np.array([0.3]), np.array([0.8]))
+    found = torch.fft.rfft2(WienerFilter(settings, spectra)(shear, None, tolerance=1e-12).kappa[0, 0])
+    direct = torch.fft.rfft2(kaiser_squires(shear)[0, 0])
+    power = torch.from_numpy(spectra[0, 0, 0]) * (SIZE / settings.side_rad) ** 2
+    inner = slice(1, SIZE // 2)  # at a Nyquist frequency less of the shear is known
+    expected = direct * power / (power + settings.pixel_noise**2)
+    torch.testing.assert_close(found[inner, inner], expected[inner, inner], rtol=1e-8, atol=1e-10)
+
+
+def test_without_noise_there_is_nothing_to_weigh():
+    settings = MapSettings(**SKY | {"sigma_e": 0.0})
+    with pytest.raises(ValueError, match="sigma_e=0"):
+        WienerFilter(settings, np.ones((1, 1, SIZE, SIZE // 2 + 1)))
+
+
+def test_what_does_not_converge_is_an_error(problem):
+    settings, spectra, shear, mask = problem
+    with pytest.raises(RuntimeError, match="use a larger tolerance"):
+        WienerFilter(settings, spectra)(shear, mask, tolerance=0.0)
+
+
+def test_smoothing_is_a_gaussian_of_the_inverse():
+    kappa = torch.randn(1, 1, 16, 16, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    kappa = adjoint_shear(shear_from_convergence(kappa))  # what shear can tell
+    shear = shear_from_convergence(kappa)
+    torch.testing.assert_close(smoothed_kaiser_squires(shear, None, 0.0), kaiser_squires(shear))
+    wave = torch.cos(2 * torch.pi * 3 * torch.arange(16, dtype=torch.float64) / 16).expand(1, 1, 16, 16)
+    found = smoothed_kaiser_squires(shear_from_convergence(wave), None, 1.5)
+    torch.testing.assert_close(found, wave * np.exp(-0.5 * (1.5 * 2 * np.pi * 3 / 16) ** 2))
+
+
+def test_figures_of_maps_made_by_hand():
+    rng = np.random.default_rng(0)
+    truth = rng.standard_normal((50, 1, 16, 16))
+    truth -= truth.mean((2, 3), keepdims=True)
+    masks = rng.random((50, 16, 16)) < 0.7
+    noise = rng.standard_normal(truth.shape) * 0.5
+    noise -= noise.mean((2, 3), keepdims=True)
+    # Half of the truth plus noise, and another mean, which shear does not tell.
+    maps = MassMaps(truth, 0.5 * truth + noise + 7.0, masks, std=np.full(truth.shape, 0.5**0.5))
+    found = evaluate_mass_maps(maps, side_rad=0.1)
+    # 12,800 pixels: errors of 1 %; five of them.
+    assert found["error"]["value"] == pytest.approx(0.5**0.5, rel=0.05)
+    assert found["error"]["low"] < found["error"]["value"] < found["error"]["high"]
+    assert found["error_hidden"]["value"] == pytest.approx(0.5**0.5, rel=0.08)
+    spectra = compare_spectra(maps, 0.1)
+    # Rings of few modes vary more; the last have thousands.
+    assert spectra["transfer"][-1] == pytest.approx(0.5, abs=0.05)
+    assert spectra["power"][-1] == pytest.approx(0.5, abs=0.05)
+    assert spectra["correlation"][-1] == pytest.approx(0.5**0.5, abs=0.05)
+    assert found["uncertainty"]["mean_z2"] == pytest.approx(1, rel=0.05)
+    assert found["uncertainty"]["coverage_68"] == pytest.approx(0.683, abs=0.02)
+    same = evaluate_mass_maps(MassMaps(truth, truth, masks), 0.1)
+    assert same["error"]["value"] == 0 and same["peaks"]["true"] == same["peaks"]["estimated"]
+    np.testing.assert_allclose(same["spectra"]["correlation"], 1)
+
+
+def test_peaks_are_above_their_eight_neighbours_and_edges_meet():
+    maps = np.zeros((1, 1, 6, 6))
+    maps[0, 0, 0, 0], maps[0, 0, 5, 5], maps[0, 0, 3, 3] = 3.0, 2.0, 1.5  # (5, 5) touches (0, 0) around the corner
+    np.testing.assert_array_equal(peak_counts(maps, (1.0, 2.0))[0, 0], [2, 1])
+    assert compare_peaks(MassMaps(maps, maps))["heights"][0] == 1
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"estimate": np.zeros((2, 1, 4, 5))}, "estimate has shape"),
+        ({"estimate": np.full((2, 1, 4, 4), np.nan)}, "32 values that are not finite"),
+        ({"masks": np.ones((2, 4, 5), bool)}, "masks have shape"),
+        ({"std": np.zeros((2, 1, 4, 4))}, "not positive"),
+    ],
+)
+def test_maps_that_do_not_fit_are_refused(fields, message):
+    given = {"truth": np.ones((2, 1, 4, 4)), "estimate": np.ones((2, 1, 4, 4))} | fields
+    with pytest.raises(ValueError, match=message):
+        MassMaps(**given)
+
+
+# ---- the command ----
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("data")
+    sky = {"size": 16, "side_deg": 1.25, "sigma_e": 0.26, "galaxies_per_arcmin2": 30.0}
+    for name, settings in (
+        ("shear", MapSettings(observable="shear", mask_fraction=0.3, hole_arcmin=(5, 10), **sky)),
+        ("convergence", MapSettings(**sky)),
+    ):
+        build_cosmology_dataset(settings, folder / name, samples=40, test_samples=12)
+    return folder
+
+
+def run(*arguments):
+    from hrm_hf.cli import app
+
+    return CliRunner().invoke(app, ["eval", "cosmo-map", *map(str, arguments)])
+
+
+def test_methods_are_evaluated_from_the_command_line(data, tmp_path):
+    errors = {}
+    for method, options in {
+        "kaiser-squires": (),
+        "wiener": ("--draws", 8),
+        "wiener-mean": ("--regression", "spectrum-ridge"),
+    }.items():
+        out = tmp_path / method
+        found = run("--data", data / "shear", "--method", method, "--train", 40, "--out", out, *options, "--json")
+        assert found.exit_code == 0, found.output
+        result = json.loads((out / "results.json").read_text())
+        assert json.loads(found.stdout.splitlines()[-1])["metrics"] == result["metrics"]
+        assert result["metrics"]["count"] == 12 and result["maps_per_second"] > 0
+        assert (out / "maps.png").stat().st_size > 10_000 and (out / "spectra.png").exists()
+        errors[method] = result["metrics"]["error"]["value"]
+    assert errors["wiener"] < errors["kaiser-squires"]
+    assert "regression" in result and set(result["regression"]["metrics"]["parameters"]) == {
+        "omega_m",
+        "sigma_8",
+        "s_8",
+    }
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--data", "nowhere", "--method", "wiener"), "is no folder"),
+        (("--data", "convergence", "--method", "wiener"), "holds convergence, not shear"),
+        (("--data", "shear", "--method", "wiener", "--regression", "spectrum-ridge"), "take wiener-mean"),
+        (("--data", "shear", "--method", "kaiser-squires", "--draws", "4"), "no posterior to draw from"),
+    ],
+)
+def test_wrong_options_end_in_a_usage_error(data, arguments, message):
+    found = run(arguments[0], data / arguments[1], *arguments[2:])
+    assert found.exit_code == 2, found.output
+    assert message in " ".join(found.output.replace("│", " ").split())

@@ -2,8 +2,10 @@
 
     python benchmarks/go_repairs.py MODEL --records data/go/test.jsonl [--trajectories data/go/trajectories/test.jsonl]
         [--calibrate_on data/go/trajectories/validation.jsonl] [--failures 400] [--budget 512] [--validator types]
+    python benchmarks/go_repairs.py MODEL --again TRIES.jsonl [--budget 512]
 
 The sections "equal_tokens", "policies" and "decisions" of `hrm-hf eval go` alone, without what takes longest there.
+The second form counts again what `--tries` has kept, without the model.
 """
 
 import json
@@ -14,7 +16,7 @@ from report import machine, make_parser, write_report
 
 from hrm_hf.golang.data.records import read_records, spread
 from hrm_hf.golang.evaluation.decisions import evaluate_decisions
-from hrm_hf.golang.evaluation.equal_tokens import evaluate_equal_tokens
+from hrm_hf.golang.evaluation.equal_tokens import compare_policies, evaluate_equal_tokens, read_failures
 from hrm_hf.golang.evaluation.held_out import Sampling
 from hrm_hf.golang.evaluation.load import load_writer
 from hrm_hf.golang.evaluation.plots import plot_go_evaluation
@@ -29,7 +31,8 @@ IMAGES = Path(__file__).parents[1] / "docs" / "images"
 def main() -> None:
     parser = make_parser(__doc__, quick="8 failures, 16 records")
     parser.add_argument("model")
-    parser.add_argument("--records", type=Path, required=True)
+    parser.add_argument("--records", type=Path, help="held-out records")
+    parser.add_argument("--again", type=Path, help="print the figures of a file of --tries, and do nothing else")
     parser.add_argument("--trajectories", type=Path)
     parser.add_argument("--calibrate_on", type=Path)
     parser.add_argument("--failures", type=int, default=400)
@@ -44,6 +47,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
+    if args.again:
+        print(json.dumps(compare_policies(read_failures(args.again), args.budget, args.seed), indent=1))
+        return
+    if args.records is None:
+        parser.error("--records is missing: held-out records to fail on, or --again for a file of --tries")
     if args.quick:
         args.failures, args.policies, args.limit = 8, 8, 16
     torch.set_num_threads(args.threads)

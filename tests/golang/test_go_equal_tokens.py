@@ -51,6 +51,8 @@ def test_edits_that_mend_beat_codes_that_break_again(tmp_path):
     assert sum(row["failures"] for row in figures["by_category"].values()) == 2
     rows = [json.loads(line) for line in (tmp_path / "tries.jsonl").read_text().splitlines()]
     assert [row["id"] for row in rows] == ["sum.go:0", "sum.go:1"]
+    again = equal_tokens.compare_policies(equal_tokens.read_failures(tmp_path / "tries.jsonl"), 512, Sampling().seed)
+    assert again == {name: figures[name] for name in again} and len(again) > 9
     assert plot_go_evaluation({"equal_tokens": figures}, tmp_path / "curve.png").stat().st_size > 1000
     assert rows[0]["attempt"]["code"] == rows[0]["resampling"][0]["code"] and rows[0]["edits"][0]["valid"]
 
@@ -84,6 +86,9 @@ def test_an_answer_that_drops_statements_is_valid_and_not_kept():
     mend = [Edit(many.strip("\n").removesuffix("\n}"), "\treturn a")]
     figures = compare([{"plan": plan(0), "body": many, "repair": mend}], 1)
     assert figures["edits"]["valid"] == 1 and figures["edits"]["shortened"] == 1 and figures["edits"]["kept"] == 0
+    # The reference has one statement too.
+    assert figures["edits"]["complete"] == 1 and figures["edits_complete_gain"]["difference"] == 1
+    assert figures["attempt_complete"] == 1
 
 
 @pytest.mark.parametrize(

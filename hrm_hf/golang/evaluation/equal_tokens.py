@@ -6,8 +6,9 @@ new codes of the same plan, and for half of each. Tries are drawn independently 
 until one passes or the tokens are spent; a try that the rest of them does not pay for does not count.
 
 After a validator has looked, an answer may still be worse than what it repairs: deleting what is wrong passes too.
-Hence the share of answers that are shorter than their attempt by `is_shortened`, valid answers without these, and the
-subtree F1 to the reference before and after.
+Hence the share of answers that are shorter than their attempt by `is_shortened`, valid answers without these, those
+that are not shorter than the reference either, and the subtree F1 to the reference before and after. The reference is
+the fairer measure of new attempts, which know nothing of the failed one.
 """
 
 import json
@@ -74,11 +75,7 @@ def evaluate_equal_tokens(
         path: file for the failures and their tries, JSON Lines.
 
     Returns:
-        Counts of what was written and left out; of each policy `valid` and `kept` (valid and not shortened) with
-        Wilson intervals, `shortened` (share of the valid ones), `subtree_f1` of its answers, the attempt where there
-        is none, and the curve over shares of the budget; new tokens a try; differences of edits and of half to
-        resampling with a bootstrap over problems, as failures of one problem are alike, and McNemar's exact test;
-        valid shares by the category of the error.
+        Counts of what was written and left out; and `compare_policies` of the failures.
 
     Raises:
         ValueError: a builder of rewrites, or a model whose every code passes.
@@ -94,28 +91,43 @@ def evaluate_equal_tokens(
         raise ValueError(f"no failure among {counts['attempts']} codes of the model: there is nothing to repair")
     for kind in ("edits", "resampling"):
         _draw(kind, writer, builder, found, validator, sampling.temperature, budget)
-    result: dict[str, Any] = {
-        **counts,
-        "failures": len(found),
-        "problems": len({_problem(failure) for failure in found}),
-        "budget": budget,
-        "temperature": sampling.temperature,
-    }
-    before = [subtree_f1(failure.attempt, failure.record["solution"]["code"]) for failure in found]
+    if path:
+        path.write_text("".join(json.dumps(_row(failure)) + "\n" for failure in found))
+    return counts | {"temperature": sampling.temperature} | compare_policies(found, budget, sampling.seed)
+
+
+def compare_policies(found: Sequence[Failure], budget: int, seed: int) -> dict[str, Any]:
+    """The figures of failures and their tries, as just drawn or of `read_failures`.
+
+    Returns:
+        Of each policy `valid`, `kept` (valid and not shortened) and `complete` (valid and not shorter than the
+        reference by `is_shortened`) with Wilson intervals, `shortened` (share of the valid ones), `subtree_f1` of its
+        answers, the attempt where there is none, and the curve over shares of the budget; new tokens a try;
+        differences of edits and of half to resampling in `kept` (`_gain`) and in `complete` (`_complete_gain`), with a
+        bootstrap over problems, as failures of one problem are alike, and McNemar's exact test; kept shares by the
+        category of the error.
+    """
+    problems = [_problem(failure) for failure in found]
+    result: dict[str, Any] = {"failures": len(found), "problems": len(set(problems)), "budget": budget}
+    before = [subtree_f1(failure.attempt, _reference(failure)) for failure in found]
     result["attempt_subtree_f1"] = float(np.mean(before))
-    kept = {}
+    result["attempt_complete"] = rate([not is_shortened(failure.attempt, _reference(failure)) for failure in found])
+    kept, complete = {}, {}
     for policy in POLICIES:
-        kept[policy], result[policy] = _figures(found, policy, budget, before)
+        kept[policy], complete[policy], result[policy] = _figures(found, policy, budget, before)
     for kind in ("edits", "resampling"):
         result[kind] |= _costs([getattr(failure, kind) for failure in found])
     result["tokens_ratio"] = _ratio(result["edits"]["tokens"], result["resampling"]["tokens"])
-    problems = [_problem(failure) for failure in found]
     for policy in ("edits", "half"):
-        result[f"{policy}_gain"] = paired_gain(problems, kept[policy], kept["resampling"], sampling.seed)
+        result[f"{policy}_gain"] = paired_gain(problems, kept[policy], kept["resampling"], seed)
+        result[f"{policy}_complete_gain"] = paired_gain(problems, complete[policy], complete["resampling"], seed)
     result["by_category"] = _by_category(found, kept)
-    if path:
-        path.write_text("".join(json.dumps(_row(failure)) + "\n" for failure in found))
     return result
+
+
+def read_failures(path: Path) -> list[Failure]:
+    """The failures and tries that `evaluate_equal_tokens` has written to `path`."""
+    return [_failure(json.loads(line)) for line in path.read_text().splitlines()]
 
 
 def _collect(
@@ -182,25 +194,33 @@ def _first(tries: Sequence[tuple[Try, bool]], budget: float) -> tuple[str | None
 
 def _figures(
     failures: Sequence[Failure], policy: str, budget: int, before: Sequence[float]
-) -> tuple[list[bool], dict[str, Any]]:
+) -> tuple[list[bool], list[bool], dict[str, Any]]:
     answers = [failure.answer(policy, budget) for failure in failures]
     valid = [answer is not None for answer in answers]
     short = [answer is not None and is_shortened(answer, one.attempt) for answer, one in zip(answers, failures)]
     kept = [good and not cut for good, cut in zip(valid, short)]
+    complete = [
+        answer is not None and not is_shortened(answer, _reference(one)) for answer, one in zip(answers, failures)
+    ]
     after = [
-        score if answer is None else subtree_f1(answer, failure.record["solution"]["code"])
+        score if answer is None else subtree_f1(answer, _reference(failure))
         for answer, score, failure in zip(answers, before, failures)
     ]
     curve = [rate([failure.answer(policy, share * budget) is not None for failure in failures]) for share in SHARES]
-    return kept, {
-        **rate_with_interval("valid", valid),
-        **rate_with_interval("kept", kept),
-        "shortened": rate([cut for cut, good in zip(short, valid) if good]),
-        "subtree_f1": float(np.mean(after)),
-        "subtree_f1_of_valid": mean([score for score, good in zip(after, valid) if good]),
-        "attempt_subtree_f1_of_valid": mean([score for score, good in zip(before, valid) if good]),
-        "curve": {"tokens": [share * budget for share in SHARES], "valid": curve},
-    }
+    return (
+        kept,
+        complete,
+        {
+            **rate_with_interval("valid", valid),
+            **rate_with_interval("kept", kept),
+            **rate_with_interval("complete", complete),
+            "shortened": rate([cut for cut, good in zip(short, valid) if good]),
+            "subtree_f1": float(np.mean(after)),
+            "subtree_f1_of_valid": mean([score for score, good in zip(after, valid) if good]),
+            "attempt_subtree_f1_of_valid": mean([score for score, good in zip(before, valid) if good]),
+            "curve": {"tokens": [share * budget for share in SHARES], "valid": curve},
+        },
+    )
 
 
 def _costs(rows: Sequence[Sequence[tuple[Try, bool]]]) -> dict[str, Any]:
@@ -233,9 +253,24 @@ def _row(failure: Failure) -> dict[str, Any]:
         "id": failure.record["id"],
         "plan": failure.record["plan"],
         "attempt": failure.record["attempts"][0],
-        "reference": failure.record["solution"]["code"],
+        "reference": _reference(failure),
         **tries,
     }
+
+
+def _failure(row: dict[str, Any]) -> Failure:
+    """The reverse of `_row`, but for the prompt, which is needed for new tries alone."""
+    tries = {
+        kind: [(Try(one["code"], one["tokens"], one["outcome"]), one["valid"]) for one in row[kind]]
+        for kind in ("edits", "resampling")
+    }
+    solution = {"code": row["reference"]}
+    record = {"id": row["id"], "plan": row["plan"], "attempts": [row["attempt"]], "solution": solution}
+    return Failure(record, [], False, **tries)
+
+
+def _reference(failure: Failure) -> str:
+    return failure.record["solution"]["code"]
 
 
 def _problem(failure: Failure) -> str:

@@ -54,8 +54,12 @@ SCREEN_METRICS = (
     "equal_tokens.failures", "equal_tokens.budget", "equal_tokens.attempt_subtree_f1", *(
         f"equal_tokens.{policy}.{figure}"
         for policy in equal_tokens.POLICIES
-        for figure in ("valid", "valid_interval", "kept", "kept_interval", "shortened", "subtree_f1", "tokens")
+        for figure in (
+            "valid", "valid_interval", "kept", "kept_interval", "complete", "complete_interval", "shortened",
+            "subtree_f1", "tokens",
+        )
     ),
+    "equal_tokens.edits_complete_gain.interval", "equal_tokens.half_complete_gain.interval",
     "equal_tokens.edits_gain.interval", "equal_tokens.edits_gain.mcnemar_p", "equal_tokens.half_gain.difference",
     "equal_tokens.half_gain.interval", "equal_tokens.half_gain.mcnemar_p",
     "loss.in_windows", "refinement.records", "refinement.cut", "refinement.reference_rejected", *(

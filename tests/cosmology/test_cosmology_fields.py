@@ -1,7 +1,11 @@
 """Correlated random fields: spectra of several planes, and the factor of a matrix of spectra.
 
-Referees: numpy's Cholesky factor, the spectra that were asked for, the field of a single plane.
+Referees: GLASS (a table, by `make_referees.py`), numpy's Cholesky factor, the spectra that were asked for, the field
+of a single plane.
 """
+
+import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
 from hrm_hf.cosmology.simulation.fields import (
     gaussian_convergence,
+    gaussian_correlation,
     gaussian_field,
     lognormal_convergence,
     lower_roots,
@@ -81,3 +86,10 @@ def test_the_root_of_spectra_is_their_cholesky_factor():
 def test_matrices_that_no_fields_have_get_the_nearest_ones_with_their_auto_spectra(matrix, expected):
     root = lower_roots(np.array(matrix, float)[..., None, None])[..., 0, 0]
     np.testing.assert_allclose(root @ root.T, expected, rtol=1e-12)
+
+
+def test_the_gaussian_field_under_a_log_normal_one_has_the_correlation_that_glass_gives_it():
+    table = json.loads((Path(__file__).parents[1] / "fixtures/cosmology/glass.json").read_text())
+    for pair in table["pairs"]:
+        found = gaussian_correlation(np.array(table["correlations"]), pair["first"] * pair["second"])
+        np.testing.assert_allclose(found, pair["gaussian"], rtol=1e-12)

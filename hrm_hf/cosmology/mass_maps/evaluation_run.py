@@ -13,7 +13,7 @@ from ...io.evaluation import validate_data, validate_output, write_results
 from ...io.usage import UsageError
 from ...trainer.recipes import library_versions
 from ..baselines import MapSet, run_baseline
-from ..dataset.rows import load_cosmology_info, read_arrays
+from ..dataset.rows import load_cosmology_info, map_arrays
 from ..evaluation import evaluate_predictions
 from ..simulation.maps import MapSettings
 from .metrics import MassMaps, evaluate_mass_maps, relative_error
@@ -40,9 +40,10 @@ class ShearMaps:
     @classmethod
     def read(cls, data: str, split: str, limit: int | None) -> "ShearMaps":
         """The first `limit` rows of a split, or all."""
-        rows = {name: values[:limit] for name, values in read_arrays(data, split).items()}
-        labels = {name: rows[name] for name in ("omega_m", "sigma_8", "s_8")}
-        return cls(rows["map"], rows["mask"], rows["kappa"], labels)
+        rows = map_arrays(data, split)  # a training split may be larger than the memory
+        chosen = np.arange(len(rows["map"]))[:limit]
+        labels = {name: rows[name][chosen] for name in ("omega_m", "sigma_8", "s_8")}
+        return cls(*(rows[name][chosen] for name in ("map", "mask", "kappa")), labels)
 
 
 def evaluate_reconstruction(

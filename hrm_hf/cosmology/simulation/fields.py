@@ -67,11 +67,16 @@ def lognormal_convergence(
     spectra = spectra_on_modes(cosmology, size, side_rad, source_redshifts)
     modes = size**2 / side_rad**2  # a spectrum times this is the transform of a correlation function on the pixels
     correlation = np.fft.irfft2(spectra * modes, s=(size, size))
-    gaussian = np.log1p(correlation / (shifts[:, None] * shifts)[..., None, None])
+    gaussian = gaussian_correlation(correlation, (shifts[:, None] * shifts)[..., None, None])
     # A correlation function of a log-normal field has no negative power but for rounding and the pixels' cut.
     g = _correlated_fields(np.fft.rfft2(gaussian).real / modes, size, side_rad, rng)
     variance = np.einsum("iixy->ixy", gaussian)[:, 0, 0]
     return shifts[:, None, None] * np.expm1(g - variance[:, None, None] / 2)
+
+
+def gaussian_correlation(correlation: np.ndarray, shifts: np.ndarray | float) -> np.ndarray:
+    """Correlation of the Gaussian fields under log-normal ones with this correlation and product of shifts."""
+    return np.log1p(correlation / shifts)
 
 
 def map_power_spectrum(

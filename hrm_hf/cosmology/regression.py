@@ -187,15 +187,15 @@ def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator
     """Scales the statistics that a fresh model reads beside the maps by the first training maps, as they come."""
     if not has_ability(model, "statistics"):
         return
-    count = min(len(train), STATISTICS_MAPS)
-    chunks = (range(start, min(start + batch_size, count)) for start in range(0, count, batch_size))
-    batches = (collator.finished(train.__getitems__(list(chunk)), EVALUATION) for chunk in chunks)
+    batches = _plain_batches(train, collator, batch_size, STATISTICS_MAPS)
     model.fit_statistics([batch["pixel_values"] for batch in batches])
 
 
-def _held_out_batches(rows: MapRows, collator: MapCollator, batch_size: int) -> Iterator[Batch]:
-    for start in range(0, len(rows), batch_size):
-        yield collator(rows.__getitems__(list(range(start, min(start + batch_size, len(rows))))))
+def _plain_batches(rows: MapRows, collator: MapCollator, batch_size: int, most: int | None = None) -> Iterator[Batch]:
+    """The first `most` rows, or all, in their order: not augmented, with the noise of an evaluation."""
+    numbers = list(range(len(rows)))[:most]
+    for start in range(0, len(numbers), batch_size):
+        yield collator.finished(rows.__getitems__(numbers[start : start + batch_size]), EVALUATION)
 
 
 @torch.no_grad()
@@ -203,7 +203,7 @@ def fit_posterior_scale(model: PreTrainedModel, rows: MapRows, collator: MapColl
     """Sets the factor on all standard deviations that makes the labels of held-out maps most likely; returns it."""
     model.eval()
     parts, labels = [], []
-    for batch in _held_out_batches(rows, collator, batch_size):
+    for batch in _plain_batches(rows, collator, batch_size):
         outputs = model(batch["pixel_values"].to(model.device))
         parts.append((outputs.log_weights, outputs.loc, outputs.scale_tril))
         labels.append(batch["labels"].to(model.device))
@@ -218,7 +218,7 @@ def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollato
     if not has_ability(model, "statistics"):
         return None
     distances = []
-    for batch in _held_out_batches(rows, collator, batch_size):
+    for batch in _plain_batches(rows, collator, batch_size):
         distance = model.map_distance(batch["pixel_values"].to(model.device))
         if distance is None:
             return None

@@ -45,6 +45,10 @@ class ShearMaps:
         labels = {name: rows[name][chosen] for name in ("omega_m", "sigma_8", "s_8")}
         return cls(*(rows[name][chosen] for name in ("map", "mask", "kappa")), labels)
 
+    def spectra(self, settings: MapSettings, rows: slice) -> np.ndarray:
+        """The true spectra of some rows, as `spectra_of_cosmologies`."""
+        return spectra_of_cosmologies(settings, self.labels["omega_m"][rows], self.labels["sigma_8"][rows])
+
 
 def evaluate_reconstruction(
     data: str,
@@ -125,28 +129,22 @@ class _KaiserSquires:
     def __init__(self, smoothing_pixels: float):
         self.smoothing_pixels = smoothing_pixels
 
-    def __call__(self, maps: ShearMaps, rows: slice) -> torch.Tensor:
-        return smoothed_kaiser_squires(*_observed(maps, rows), self.smoothing_pixels)
+    def __call__(self, maps: ShearMaps, rows: slice, draws: int, generator: torch.Generator) -> tuple:
+        return smoothed_kaiser_squires(*_observed(maps, rows), self.smoothing_pixels), None
 
 
 class _Wiener:
-    """A filter of each batch: with the spectra of its maps, or with one of all."""
+    """A filter of each batch with the spectra of its maps, or `common`, which is one of all."""
 
-    def __init__(self, settings: MapSettings, mean_spectrum: np.ndarray | None = None):
-        self.settings, self.mean_spectrum = settings, mean_spectrum
+    def __init__(self, settings: MapSettings, common: WienerFilter | None = None):
+        self.settings, self.common = settings, common
 
-    def __call__(self, maps: ShearMaps, rows: slice) -> torch.Tensor:
-        return self._filter(maps, rows)(*_observed(maps, rows)).kappa
-
-    def std(self, maps: ShearMaps, rows: slice, generator: torch.Generator, draws: int) -> torch.Tensor:
-        errors = self._filter(maps, rows).draw_errors(_observed(maps, rows)[1], generator, draws)
-        return errors.square().mean(0).sqrt()  # their mean is known to be 0
-
-    def _filter(self, maps: ShearMaps, rows: slice) -> WienerFilter:
-        if self.mean_spectrum is not None:
-            return WienerFilter(self.settings, self.mean_spectrum)
-        labels = (maps.labels[name][rows] for name in ("omega_m", "sigma_8"))
-        return WienerFilter(self.settings, spectra_of_cosmologies(self.settings, *labels))
+    def __call__(self, maps: ShearMaps, rows: slice, draws: int, generator: torch.Generator) -> tuple:
+        wiener = self.common or WienerFilter(self.settings, maps.spectra(self.settings, rows))
+        shear, mask = _observed(maps, rows)
+        errors = wiener.draw_errors(mask, generator, draws) if draws else None
+        # The mean of the errors is known to be 0.
+        return wiener(shear, mask).kappa, None if errors is None else errors.square().mean(0).sqrt()
 
 
 def _estimator(method: str, settings: MapSettings, training: ShearMaps | None, batch_size: int):
@@ -160,8 +158,8 @@ def _estimator(method: str, settings: MapSettings, training: ShearMaps | None, b
         return _KaiserSquires(best), {"smoothing_pixels": best}
     if method == "wiener":
         return _Wiener(settings), {}
-    labels = (training.labels[name][:SPECTRUM_MAPS] for name in ("omega_m", "sigma_8"))
-    return _Wiener(settings, spectra_of_cosmologies(settings, *labels).mean(0)), {}
+    mean_spectrum = training.spectra(settings, slice(SPECTRUM_MAPS)).mean(0)
+    return _Wiener(settings, WienerFilter(settings, mean_spectrum)), {}
 
 
 def _estimates(estimator, maps: ShearMaps, batch_size: int, draws: int = 0, seed: int = 0):
@@ -170,9 +168,10 @@ def _estimates(estimator, maps: ShearMaps, batch_size: int, draws: int = 0, seed
     estimates, stds = [], []
     for start in tqdm(range(0, len(maps.shear), batch_size), desc="Mapping", unit="batch", disable=None, leave=False):
         rows = slice(start, min(start + batch_size, len(maps.shear)))
-        estimates.append(estimator(maps, rows).float().numpy())
+        estimate, std = estimator(maps, rows, draws, generator)
+        estimates.append(estimate.float().numpy())
         if draws:
-            stds.append(estimator.std(maps, rows, generator, draws).float().numpy())
+            stds.append(std.float().numpy())
     return np.concatenate(estimates), np.concatenate(stds) if draws else None
 
 

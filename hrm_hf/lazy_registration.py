@@ -8,13 +8,20 @@ when a model of ours, `AutoFeatureExtractor` or the pipelines are imported.
 
 import sys
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from importlib.machinery import ModuleSpec
 
 
 CONFIGS = "transformers.models.auto.configuration_auto"
-TRAVELLING = "hrm_hf.models.pipeline_cosmo"
-PIPELINES = (TRAVELLING, "hrm_hf.puzzles.pipeline", "hrm_hf.text.rlm.pipeline")
+# Pipelines that travel with checkpoints, by module: the class, its task, and the Auto class of its models.
+TRAVELLING = {
+    "hrm_hf.models.pipeline_cosmo": (
+        "CosmologyRegressionPipeline", "cosmology-regression", "AutoModelForImageClassification"
+    ),
+    "hrm_hf.models.pipeline_mass_mapping": ("MassMappingPipeline", "mass-mapping", "AutoModelForImageToImage"),
+}  # fmt: skip
+PIPELINES = (*TRAVELLING, "hrm_hf.puzzles.pipeline", "hrm_hf.text.rlm.pipeline")
 
 
 def register_when_needed() -> None:
@@ -43,18 +50,18 @@ def _complete_push(folder: str, repo_id: str) -> None:
 
 
 def _load_pipelines() -> None:
-    """Each registers itself when it is loaded, but for that which travels with checkpoints."""
+    """Each registers itself when it is loaded, but for those which travel with checkpoints."""
     for name in PIPELINES:
         import_module(name)
 
 
-def _register_travelling() -> None:
-    from transformers import AutoModelForImageClassification
+def _register_travelling(module: str) -> None:
+    import transformers
     from transformers.pipelines import PIPELINE_REGISTRY
 
-    pipeline_class = sys.modules[TRAVELLING].CosmologyRegressionPipeline
+    class_name, task, auto_class = TRAVELLING[module]
     PIPELINE_REGISTRY.register_pipeline(
-        "cosmology-regression", pipeline_class, pt_model=(AutoModelForImageClassification,), type="image"
+        task, getattr(sys.modules[module], class_name), pt_model=(getattr(transformers, auto_class),), type="image"
     )
 
 
@@ -82,7 +89,7 @@ AFTER_IMPORT: dict[str, Callable[[], None]] = {
     "transformers.pipelines": _load_pipelines,
     "hrm_hf.models": _load_registry,
     "hrm_hf.registry": _register,
-    TRAVELLING: _register_travelling,
+    **{module: partial(_register_travelling, module) for module in TRAVELLING},
 }
 
 

@@ -17,6 +17,7 @@ from transformers import (
     AutoModel,
     AutoModelForCausalLM,
     AutoModelForImageClassification,
+    AutoModelForImageToImage,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
@@ -27,15 +28,18 @@ from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAuto
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
 
 from .models.configuration_cosmo_cnn import CosmoCnnConfig
+from .models.configuration_cosmo_unet import CosmoUnetConfig
 from .models.configuration_hrm_cosmo import HrmCosmoConfig
 from .models.configuration_hrm_go_coder import HrmGoCoderConfig
 from .models.configuration_hrm_lm import HrmLmConfig
+from .models.configuration_hrm_mass_mapping import HrmMassMappingConfig
 from .models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .models.configuration_rlm_mhc import RlmMhcConfig
 from .models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
 from .models.configuration_trm_puzzle import TrmPuzzleConfig
 from .models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from .models.modeling_cosmo_cnn import CosmoCnnForRegression, CosmoCnnModel
+from .models.modeling_cosmo_unet import CosmoUnetForMassMapping, CosmoUnetModel
 from .models.modeling_hrm_cosmo import HrmCosmoForRegression, HrmCosmoModel
 from .models.modeling_hrm_go_coder import (
     HrmGoCoderForCausalLM,
@@ -49,6 +53,7 @@ from .models.modeling_hrm_lm import (
     HrmLmForTokenClassification,
     HrmLmModel,
 )
+from .models.modeling_hrm_mass_mapping import HrmCosmoForMassMapping, HrmMassMappingModel
 from .models.modeling_hrm_puzzle import HrmPuzzleForSolving, HrmPuzzleModel
 from .models.modeling_rlm_mhc import (
     RlmMhcForCausalLM,
@@ -88,6 +93,12 @@ COSMOLOGY = {
     "pipeline": "cosmology-regression",
     "feature_extractor": CosmoMapFeatureExtractor,
     "app_tabs": (("Cosmology", "hrm_hf.app.cosmology_tab:cosmology_tab"),),
+}
+MASS_MAPS = {
+    "head_auto_classes": (AutoModelForImageToImage,),
+    "pipeline": "mass-mapping",
+    "feature_extractor": CosmoMapFeatureExtractor,
+    "app_tabs": (("Mass map", "hrm_hf.app.mass_map_tab:mass_map_tab"),),
 }
 
 # What loads the classifiers of a row, in their order, and the pipelines that serve them.
@@ -186,6 +197,14 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             exporter="hrm_hf.export.graphs:RegressionExporter",
         ),
         ArchitectureSpec(
+            CosmoUnetConfig,
+            CosmoUnetModel,
+            CosmoUnetForMassMapping,
+            **MASS_MAPS,
+            modules_to_save=("posterior_head", "errors"),
+            quantizable=False,
+        ),
+        ArchitectureSpec(
             HrmCosmoConfig,
             HrmCosmoModel,
             HrmCosmoForRegression,
@@ -213,6 +232,14 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             modules_to_save=("q_head",),
             abilities=("recurrent_depth",),
             memory_shape="hrm_hf.launch.memory:segments_shape",
+        ),
+        ArchitectureSpec(
+            HrmMassMappingConfig,
+            HrmMassMappingModel,
+            HrmCosmoForMassMapping,
+            **MASS_MAPS,
+            modules_to_save=("posterior_head", "halt_head", "readout"),
+            abilities=("statistics",),
         ),
         ArchitectureSpec(HrmPuzzleConfig, HrmPuzzleModel, HrmPuzzleForSolving, **PUZZLES),
         ArchitectureSpec(

@@ -8,21 +8,18 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
-from transformers import (
-    AutoFeatureExtractor,
-    AutoModelForImageClassification,
-    BitsAndBytesConfig,
-    PreTrainedModel,
-    set_seed,
-)
+import transformers
+from transformers import CONFIG_MAPPING, AutoFeatureExtractor, BitsAndBytesConfig, PreTrainedModel, set_seed
 
+from ..hub.kinds import REGRESSOR, Kind
 from ..io.usage import UsageError, run_command
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..models.posterior_head import Posterior
-from ..registry import has_ability, model_types_of
+from ..registry import ARCHITECTURES, has_ability
 from ..trainer.recipes import ModelArguments, build_config
 from .arguments import CosmoDataArguments
 from .dataset.collator import EVALUATION, Batch, MapCollator, MapRows, map_noise, split_rows
@@ -75,8 +72,11 @@ def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
             raise ValueError(f"build_data {command!r}: {error}") from error
 
 
-def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
+def load_maps(data_args: CosmoDataArguments, kappa: bool = False) -> CosmologyMaps:
     """Opens the train split, whose maps stay on the disk (`map_arrays`), and holds out its end.
+
+    Args:
+        kappa: the convergence behind shear too.
 
     Raises:
         ValueError: more maps are wanted than there are, or noise for maps that have some.
@@ -87,15 +87,20 @@ def load_maps(data_args: CosmoDataArguments) -> CosmologyMaps:
             f"noise_sigma={data_args.noise_sigma}, but the maps of {data_args.data_path} have shape noise already "
             f"(sigma_e={info.settings.sigma_e}); use noiseless maps, or leave it out"
         )
-    rows = map_arrays(data_args.data_path, "train", _regression_columns(info))
+    rows = map_arrays(data_args.data_path, "train", _columns(info, kappa))
     labels = np.stack([rows[name] for name in info.target_names], axis=1)
     try:
         train, held_out = split_rows(rows["cosmology_id"], data_args.max_train_samples, data_args.val_samples)
     except ValueError as error:
         raise ValueError(f"{data_args.data_path}: {error}") from error
-    parts = (rows["map"], labels, rows.get("mask"))
-    validation = MapRows(*parts, rows=held_out) if len(held_out) else None
-    return CosmologyMaps(info, MapRows(*parts, rows=train, training=True), validation)
+    parts = {
+        "maps": rows["map"],
+        "labels": labels,
+        "masks": rows.get("mask"),
+        "kappa": rows["kappa"] if kappa else None,
+    }
+    validation = MapRows(**parts, rows=held_out) if len(held_out) else None
+    return CosmologyMaps(info, MapRows(**parts, rows=train, training=True), validation)
 
 
 def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.ndarray] | None:
@@ -108,7 +113,7 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.nda
         raise ValueError(
             f"max_test_samples={wanted}: the test split of {data_args.data_path} has {info.counts['test']}"
         )
-    rows = read_arrays(data_args.data_path, "test", _regression_columns(info))
+    rows = read_arrays(data_args.data_path, "test", _columns(info, False))
     rows = {name: values[:wanted] for name, values in rows.items()}
     if data_args.noise_sigma:
         maps = torch.from_numpy(rows["map"])
@@ -118,9 +123,9 @@ def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.nda
     return rows
 
 
-def _regression_columns(info: CosmologyInfo) -> list[str]:
-    """All but the convergence behind shear, which no regression reads."""
-    return [name for name in info.column_names() if name != "kappa"]
+def _columns(info: CosmologyInfo, kappa: bool) -> list[str]:
+    """All; without `kappa`, the convergence behind shear, for a regression, which does not read it."""
+    return [name for name in info.column_names() if kappa or name != "kappa"]
 
 
 def load_regressor(
@@ -129,25 +134,32 @@ def load_regressor(
     info: CosmologyInfo,
     seed: int,
     quantization_config: BitsAndBytesConfig | None = None,
+    kind: Kind = REGRESSOR,
+    **figures: Any,
 ) -> tuple[PreTrainedModel, CosmoMapFeatureExtractor]:
     """A fresh model with a feature extractor for these maps, or saved ones.
 
+    Args:
+        kind: what the model has to be. figures: fields of a fresh model's config beside those that the set decides.
+
     Raises:
-        ValueError: unknown type, preset or field; a config that is no regressor's; saved weights for other maps.
+        ValueError: unknown type, preset or field; a model of another kind; saved weights for other maps.
     """
     set_seed(seed)
+    auto_class = getattr(transformers, kind.auto_class)
     options = {"attn_implementation": model_args.attn_implementation}
-    fields = info.config_fields()
+    fields = info.config_fields() | figures
     # Maps are scaled as they are trained on: with their noise.
     fields["pixel_std"] = [float(np.hypot(std, data_args.noise_sigma)) for std in fields["pixel_std"]]
     if model_args.model_name_or_path is None:
+        if model_args.model_type in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[model_args.model_type]):
+            known = " or ".join(row.model_type for row in ARCHITECTURES.values() if kind.has(row))
+            raise ValueError(f"model_type={model_args.model_type!r} is not {kind.title}; choose {known}")
         config = build_config(model_args, **fields)
-        if config.problem_type != "regression":
-            known = model_types_of("cosmology-regression")
-            raise ValueError(f"model_type={config.model_type!r} is no regressor; choose {known}")
-        model = AutoModelForImageClassification.from_config(config, **options)
-        return model, CosmoMapFeatureExtractor.from_config(config, stretch=data_args.stretch)
-    model = AutoModelForImageClassification.from_pretrained(
+        return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(
+            config, stretch=data_args.stretch
+        )
+    model = auto_class.from_pretrained(
         model_args.model_name_or_path, quantization_config=quantization_config, **options
     )
     for name in SAME:

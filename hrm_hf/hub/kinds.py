@@ -59,7 +59,8 @@ LANGUAGE_MODEL = Kind(
     "AutoModelForCausalLM",
 )
 REGRESSOR = Kind("a regressor of maps", "eval cosmo and app", "AutoModelForImageClassification")
-KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR)  # a model is of one of them
+MASS_MAPPER = Kind("a model that makes mass maps", "eval cosmo-map and app", "AutoModelForImageToImage")
+KINDS = (PUZZLE_SOLVER, LANGUAGE_MODEL, REGRESSOR, MASS_MAPPER)  # a model is of one of them
 GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinement")
 
 

@@ -116,7 +116,47 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         return HrmCosmoModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states)
 
 
-class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
+class RecurrentHeadMixin:
+    """What heads of recurrent models share: a `halt_head`, options of segments, and statistics in `model.stem`."""
+
+    def segments(self, max_steps: int | None, halt: str) -> int:
+        """The number of segments. Raises ValueError for options that are out of range."""
+        steps = self.config.halt_max_steps if max_steps is None else max_steps
+        if steps < 1 or halt not in ("fixed", "adaptive"):
+            raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
+        if halt == "adaptive" and self.training:
+            raise ValueError('halt="adaptive" is for inference: call model.eval(), or use halt="fixed"')
+        return steps
+
+    def expected_gain(self, z_H: torch.Tensor) -> torch.Tensor:
+        """[B]. The state is detached: expecting a gain is not to change the answer."""
+        with torch.autocast(z_H.device.type, enabled=False):
+            return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
+
+    def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
+        """Scales the statistics of maps by those of the training set; once, before training.
+
+        Args:
+            batches: pixel_values [B, C, S, S] of training maps, some thousand in all, with noise if they get any.
+        """
+        if self.model.stem.statistics is not None:
+            self.model.stem.statistics.fit(batches)
+
+    def map_distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
+        """How far the statistics of each map are from those of the training maps; None for a model without statistics.
+
+        Args:
+            pixel_values: [B, C, S, S] as in `forward`.
+
+        Returns:
+            float32 [B]: the Mahalanobis distance over the root of the number of statistics, about 1 for a map of the
+            training kind. Beyond `config.max_map_distance` a posterior can be sure and wrong.
+        """
+        statistics = self.model.stem.statistics
+        return None if statistics is None else statistics.distance(pixel_values)
+
+
+class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrainedModel):
     """Posterior of cosmological parameters from maps; see `PosteriorHead` for what it is a density of."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
@@ -154,12 +194,8 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
             ValueError: an option that is out of range, or attention weights, which are not kept.
         """
         validate_no_attentions(self, output_attentions)
-        steps = self.config.halt_max_steps if max_steps is None else max_steps
-        if steps < 1 or halt not in ("fixed", "adaptive"):
-            raise ValueError(f'max_steps={max_steps} must be at least 1, and halt={halt!r} "fixed" or "adaptive"')
+        steps = self.segments(max_steps, halt)
         if halt == "adaptive":
-            if self.training:
-                raise ValueError('halt="adaptive" is for inference: call model.eval(), or use halt="fixed"')
             posteriors, gains, used, states = self._adaptive(pixel_values, steps)
         else:
             posteriors, gains, states = self._fixed(pixel_values, steps)
@@ -175,13 +211,8 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
             states = self.model(tokens=tokens, z_H=z_H, z_L=z_L, return_dict=True)
             z_H, z_L = states.z_H, states.z_L
             posteriors.append(self.posterior_head(z_H[:, 0]))
-            gains.append(self._gain(z_H))
+            gains.append(self.expected_gain(z_H))
         return posteriors, torch.stack(gains, dim=1), (z_L, z_H)
-
-    def _gain(self, z_H: torch.Tensor) -> torch.Tensor:
-        """[B]. The state is detached: expecting a gain is not to change the answer."""
-        with torch.autocast(z_H.device.type, enabled=False):
-            return self.halt_head(z_H[:, 0].detach()).squeeze(-1)
 
     def _adaptive(self, pixel_values: torch.Tensor, steps: int):
         """As `_fixed`, on the maps that have not halted alone; the others repeat their answer."""
@@ -196,9 +227,9 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
                 states = self.model(tokens=tokens[active], z_H=z_H[active], z_L=z_L[active], return_dict=True)
                 z_H, z_L = z_H.index_copy(0, active, states.z_H), z_L.index_copy(0, active, states.z_L)
                 used = used.index_add(0, active, torch.ones_like(active))
-                active = active[self._gain(states.z_H) >= self.config.halt_threshold]
+                active = active[self.expected_gain(states.z_H) >= self.config.halt_threshold]
             posteriors.append(self.posterior_head(z_H[:, 0]))
-            gains.append(self._gain(z_H))
+            gains.append(self.expected_gain(z_H))
         return posteriors, torch.stack(gains, dim=1), used, (z_L, z_H)
 
     def _output(self, posteriors, gains, used, labels, states) -> CosmoRegressionOutput:
@@ -229,28 +260,6 @@ class HrmCosmoForRegression(PosteriorMixin, HrmCosmoPreTrainedModel):
         parts = config.nll_loss_weight * nll + config.mse_loss_weight * mse
         output.loss = parts.mean() + config.halt_loss_weight * output.halt_loss
         output.metrics = head.metrics(*moments[-1], labels) | {"steps": output.steps.float().mean()}
-
-    def fit_statistics(self, batches: Sequence[torch.Tensor]) -> None:
-        """Scales the statistics of maps by those of the training set; once, before training.
-
-        Args:
-            batches: pixel_values [B, C, S, S] of training maps, some thousand in all, with noise if they get any.
-        """
-        if self.model.stem.statistics is not None:
-            self.model.stem.statistics.fit(batches)
-
-    def map_distance(self, pixel_values: torch.Tensor) -> torch.Tensor | None:
-        """How far the statistics of each map are from those of the training maps; None for a model without statistics.
-
-        Args:
-            pixel_values: [B, C, S, S] as in `forward`.
-
-        Returns:
-            float32 [B]: the Mahalanobis distance over the root of the number of statistics, about 1 for a map of the
-            training kind. Beyond `config.max_map_distance` a posterior can be sure and wrong.
-        """
-        statistics = self.model.stem.statistics
-        return None if statistics is None else statistics.distance(pixel_values)
 
 
 def wants_hidden_states(config: HrmCosmoConfig, asked: bool | None) -> bool:

@@ -109,8 +109,11 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
             yield self.postprocess(one, **postprocess_params)
 
     def _forward(self, input_tensors: dict[str, torch.Tensor], **forward_params: Any) -> dict[str, torch.Tensor]:
-        outputs = self.model(**input_tensors, **forward_params)
-        parts = {name: outputs[name].float() for name in POSTERIOR if name in outputs}
+        return self._answers(self.model(**input_tensors, **forward_params), input_tensors, POSTERIOR)
+
+    def _answers(self, outputs: Any, input_tensors: dict[str, torch.Tensor], names: tuple[str, ...]) -> dict:
+        """Of a model's output these tensors, as far as it has them, with the segments and distances of the maps."""
+        parts = {name: outputs[name].float() for name in names if name in outputs}
         distance = self._distance(input_tensors["pixel_values"])
         return parts | {"steps": outputs["steps"]} | ({} if distance is None else {"map_distance": distance})
 

@@ -28,6 +28,7 @@ class MapRows(Dataset):
         masks: bool [N, H, W], or None.
         rows: which of them, by number; all if None. Nothing is copied.
         training: these are trained on, so `MapCollator.at_step` may change them.
+        kappa: true convergence float32 [N, P, H, W] of shear maps, for models that make it; None for others.
     """
 
     column_names = None  # as a `datasets.Dataset` without a table
@@ -39,8 +40,9 @@ class MapRows(Dataset):
         masks: np.ndarray | None = None,
         rows: np.ndarray | None = None,
         training: bool = False,
+        kappa: np.ndarray | None = None,
     ):
-        self.maps, self.labels, self.masks, self.training = maps, labels, masks, training
+        self.maps, self.labels, self.masks, self.training, self.kappa = maps, labels, masks, training, kappa
         self.rows = np.arange(len(maps)) if rows is None else np.asarray(rows)
 
     def __len__(self) -> int:
@@ -50,15 +52,16 @@ class MapRows(Dataset):
         return self.__getitems__([index])
 
     def __getitems__(self, indices: list[int]) -> Batch:
-        """A batch at once: `maps` [B, C, H, W], `labels` [B, T], `map_index` [B] and maybe `masks`, `training`."""
+        """A batch: `maps` [B, C, H, W], `labels` [B, T], `map_index` [B], and maybe `masks`, `kappa`, `training`."""
         rows = self.rows[indices]
         batch = {
             "maps": torch.from_numpy(self.maps[rows]),
             "labels": torch.from_numpy(self.labels[rows]),
             "map_index": torch.from_numpy(rows.astype(np.int64)),
         }
-        if self.masks is not None:
-            batch["masks"] = torch.from_numpy(self.masks[rows])
+        for name, values in (("masks", self.masks), ("kappa", self.kappa)):
+            if values is not None:
+                batch[name] = torch.from_numpy(values[rows])
         return batch | ({"training": torch.ones(len(rows), dtype=torch.bool)} if self.training else {})
 
 
@@ -100,13 +103,15 @@ class MapCollator:
         draws = None if step == EVALUATION else map_draws(numbers, self.seed, step)
         if self.shear and self.augment and draws is not None:
             maps = maps * shear_signs(draws[:, 0] % 8, maps)
-        pixel_values = self.extractor.scale(maps, masks)
-        if draws is not None:
-            if self.augment:
-                pixel_values = turned(pixel_values, draws[:, 0] % 8)
-            if self.shift:
-                pixel_values = shifted(pixel_values, draws[:, 1], draws[:, 2])
-        return {"pixel_values": pixel_values, "labels": batch["labels"]}
+        finished = {"pixel_values": self.moved(self.extractor.scale(maps, masks), draws), "labels": batch["labels"]}
+        # Convergence is turned as it is: it has no direction.
+        return finished | ({"kappa": self.moved(batch["kappa"], draws)} if "kappa" in batch else {})
+
+    def moved(self, maps: torch.Tensor, draws: torch.Tensor | None) -> torch.Tensor:
+        """Maps [B, C, S, S] turned and shifted by `map_draws`, as far as this collator does; as they are without."""
+        if draws is not None and self.augment:
+            maps = turned(maps, draws[:, 0] % 8)
+        return maps if draws is None or not self.shift else shifted(maps, draws[:, 1], draws[:, 2])
 
 
 def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:

@@ -1,24 +1,31 @@
-"""Evaluates mass maps from the shear of a data set: estimates, figures, pictures."""
+"""Evaluates mass maps from the shear of a data set, of a trained model or of a method: figures, pictures, card."""
 
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from tqdm.auto import tqdm
+from transformers import AutoFeatureExtractor, AutoModelForImageToImage
 
-from ...io.evaluation import validate_data, validate_output, write_results
+from ...hub.cards import record_evaluation
+from ...hub.kinds import MASS_MAPPER, load_config
+from ...io.evaluation import chosen_device, validate_data, validate_evaluation, validate_output, write_results
 from ...io.usage import UsageError
 from ...trainer.recipes import library_versions
+from .. import plots
 from ..baselines import MapSet, run_baseline
-from ..dataset.rows import load_cosmology_info, map_arrays
-from ..evaluation import evaluate_predictions
+from ..dataset.rows import CosmologyInfo
+from ..evaluation import card_figures as posterior_figures
+from ..evaluation import evaluate_predictions, map_distances, rmse_per_step
+from ..evaluation import summary as posterior_summary
 from ..simulation.maps import MapSettings
-from .metrics import MassMaps, evaluate_mass_maps, relative_error
-from .plots import plot_mass_maps, plot_spectra
-from .reconstruction import WienerFilter, smoothed_kaiser_squires, spectra_of_cosmologies
+from .metrics import MassMaps, error_ratio, evaluate_mass_maps, relative_error, squared_errors
+from .network import NetworkMaps, map_with_network
+from .plots import plot_mass_maps, plot_segments, plot_spectra
+from .reconstruction import WienerFilter, smoothed_kaiser_squires
+from .shear_maps import ShearMaps, load_shear_info
 
 
 TASK = "mass-mapping"
@@ -26,28 +33,6 @@ TASK = "mass-mapping"
 METHODS = ("kaiser-squires", "wiener", "wiener-mean")
 SMOOTHINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # pixels, of which the best on training maps is taken
 SPECTRUM_MAPS = 500  # of the training split, for a mean spectrum
-
-
-@dataclass(frozen=True)
-class ShearMaps:
-    """Rows of a split: shear [N, 2P, S, S], masks [N, S, S], the convergence kappa [N, P, S, S] and the parameters."""
-
-    shear: np.ndarray
-    masks: np.ndarray
-    kappa: np.ndarray
-    labels: dict[str, np.ndarray]
-
-    @classmethod
-    def read(cls, data: str, split: str, limit: int | None) -> "ShearMaps":
-        """The first `limit` rows of a split, or all."""
-        rows = map_arrays(data, split)  # a training split may be larger than the memory
-        chosen = np.arange(len(rows["map"]))[:limit]
-        labels = {name: rows[name][chosen] for name in ("omega_m", "sigma_8", "s_8")}
-        return cls(*(rows[name][chosen] for name in ("map", "mask", "kappa")), labels)
-
-    def spectra(self, settings: MapSettings, rows: slice) -> np.ndarray:
-        """The true spectra of some rows, as `spectra_of_cosmologies`."""
-        return spectra_of_cosmologies(settings, self.labels["omega_m"][rows], self.labels["sigma_8"][rows])
 
 
 def evaluate_reconstruction(
@@ -87,10 +72,8 @@ def evaluate_reconstruction(
         raise UsageError("wiener knows each map's spectrum, so its parameters: take wiener-mean", "--regression")
     if draws and method == "kaiser-squires":
         raise UsageError("kaiser-squires has no posterior to draw from: take a Wiener filter", "--draws")
-    info = load_cosmology_info(data)
+    info = load_shear_info(data)
     settings = info.settings
-    if settings.observable != "shear":
-        raise UsageError(f"{data} holds {settings.observable}, not shear: hrm-hf data cosmology --observable shear")
     test = ShearMaps.read(data, "test", limit)
     training = ShearMaps.read(data, "train", train) if regression or method != "wiener" else None
     started = time.perf_counter()
@@ -123,6 +106,115 @@ def evaluate_reconstruction(
     plot_mass_maps(maps, test.shear, out / "maps.png", title)
     plot_spectra(result["metrics"], out / "spectra.png", title)
     return result | written | {"plots": str(out)}
+
+
+def evaluate_model(
+    model: str,
+    data: str,
+    *,
+    split: str = "test",
+    steps: str = "fixed",
+    max_steps: int | None = None,
+    num_samples: int = 1000,
+    batch_size: int = 50,
+    limit: int | None = None,
+    seed: int = 0,
+    out: Path | None = None,
+    device: str | None = None,
+    update_card: bool = False,
+) -> dict[str, Any]:
+    """Evaluates the maps and posteriors of a trained model, after each segment and at the end.
+
+    Args:
+        steps: "fixed" for all segments, "adaptive" until little more is expected of them.
+        num_samples: draws from each posterior.
+        out: folder for results.json and pictures.
+
+    Returns:
+        What results.json holds, and the names of the files that were written.
+
+    Raises:
+        UsageError: a path or a device that is none, no data set of shear, or adaptive steps of a model with one
+        segment.
+        ModelError: a model that is nowhere, or of another kind.
+    """
+    validate_evaluation(model, out, update_card)
+    config = load_config(model, MASS_MAPPER)
+    validate_data(data, "cosmology data set")
+    info = load_shear_info(data)
+    most = config.to_dict().get("halt_max_steps", 1)
+    if steps == "adaptive" and most == 1:
+        raise UsageError(f"{model} has one segment only; there is nothing to halt", "--steps")
+    network = AutoModelForImageToImage.from_pretrained(model).to(chosen_device(device)).eval()
+    extractor = AutoFeatureExtractor.from_pretrained(model)
+    settings = {"steps": steps, "max_steps": max_steps or most, "num_samples": num_samples, "seed": seed}
+    rows = ShearMaps.read(data, split, limit)
+    found = map_with_network(
+        network,
+        extractor,
+        rows,
+        halt=steps,
+        max_steps=max_steps,
+        num_samples=num_samples,
+        batch_size=batch_size,
+        seed=seed,
+    )
+    distances = map_distances(network, extractor, rows.shear, rows.masks, batch_size)
+    result = {
+        "task": TASK,
+        "model": model,
+        "dataset": data,
+        "split": split,
+        "settings": settings | {"limit": limit},
+        "maps_per_second": found.maps_per_second,
+        "parameters": network.num_parameters(),
+        "metrics": network_metrics(found, info, seed) | ({} if distances is None else {"map_distance": distances}),
+        "versions": library_versions(),
+    }
+    if out is not None:
+        title = f"{Path(model).name}, {Path(data).name} ({split})"
+        result |= write_results(result, out) | {
+            "plots": str(plot_network(found, rows.shear, result["metrics"], out, title))
+        }
+    if update_card:
+        chosen = {name: value for name, value in settings.items() if value is not None}
+        result["card"] = str(
+            record_evaluation(model, card_figures(result["metrics"]), data, split, result["parameters"], **chosen)
+        )
+    return result
+
+
+def network_metrics(found: NetworkMaps, info: CosmologyInfo, seed: int = 0) -> dict[str, Any]:
+    """Figures of a model's answers.
+
+    Returns:
+        Those of `evaluate_mass_maps`; per_step: error after each segment, and what is left of that after the first one
+        at the last (`error_ratio`), with the parameters' RMSE; posterior: those of `evaluate_predictions`.
+    """
+    metrics = evaluate_mass_maps(found.maps, info.settings.side_rad, seed)
+    signal = squared_errors(found.maps)[1].sum()
+    metrics["per_step"] = {
+        "error": np.sqrt(found.errors.sum(0) / signal).tolist(),
+        "last_over_first": error_ratio(found.errors[:, -1], found.errors[:, 0], seed),
+        "rmse": rmse_per_step(found.predictions, found.segment_means),
+    }
+    return metrics | {"posterior": evaluate_predictions(found.predictions, info.prior, seed)}
+
+
+def plot_network(found: NetworkMaps, shear: np.ndarray, metrics: dict[str, Any], out: Path, title: str) -> Path:
+    """Pictures of maps, spectra, segments, posteriors and their calibration, in `out`."""
+    plot_mass_maps(found.maps, shear, out / "maps.png", title)
+    plot_spectra(metrics, out / "spectra.png", title)
+    plot_segments(found.shown, found.maps.truth[0], metrics["per_step"]["error"], out / "segments.png", title)
+    plots.plot_corner(found.predictions, out / "corner.png", title=title)
+    plots.plot_calibration(found.predictions, out / "calibration.png", metrics["posterior"], title)
+    return out
+
+
+def card_figures(metrics: dict[str, Any]) -> dict[str, float]:
+    """Values of `network_metrics` for a model card; results.json has all."""
+    names = [name for name in ("error", "error_observed", "error_hidden") if name in metrics]
+    return {name: metrics[name]["value"] for name in names} | posterior_figures(metrics["posterior"])
 
 
 class _KaiserSquires:
@@ -190,6 +282,8 @@ def summary(result: dict[str, Any]) -> dict[str, str]:
         for name, label in names.items()
         if name in metrics
     }
+    if "per_step" in metrics:
+        lines["error after each segment"] = ", ".join(f"{error:.4f}" for error in metrics["per_step"]["error"])
     spectra = metrics["spectra"]
     lines["correlation with the truth"] = ", ".join(
         f"{value:.2f} at ell {ell:.0f}" for ell, value in list(zip(spectra["ell"], spectra["correlation"]))[::3]
@@ -198,9 +292,15 @@ def summary(result: dict[str, Any]) -> dict[str, str]:
         lines["uncertainty"] = "mean z^2 {mean_z2:.3f}, coverage {coverage_68:.3f} and {coverage_95:.3f}".format(
             **metrics["uncertainty"]
         )
+    if "posterior" in metrics:
+        return lines | posterior_summary(metrics["posterior"] | _distance(metrics))
     for name, figures in result.get("regression", {}).get("metrics", {}).get("parameters", {}).items():
         lines[f"rmse of {name}"] = f"{figures['rmse']:.4f}"
     return lines
 
 
-__all__ = ["METHODS", "evaluate_reconstruction", "summary"]
+def _distance(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: metrics[name] for name in ("map_distance",) if name in metrics}
+
+
+__all__ = ["METHODS", "evaluate_model", "evaluate_reconstruction", "network_metrics", "plot_network", "summary"]

@@ -4,6 +4,7 @@ Shear does not tell the mean of a map (`models.shear_operator`), so that every m
 Plain numpy; N maps of P planes, S pixels a side.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,9 +86,23 @@ def relative_error(maps: MassMaps, where: np.ndarray | None = None, seed: int = 
         value, low and high: the 95 % interval of a bootstrap over maps.
     """
     error, signal = squared_errors(maps, where)
-    drawn = np.random.default_rng(seed).integers(len(error), size=(RESAMPLES, len(error)))
-    low, high = np.quantile(np.sqrt(error[drawn].sum(1) / signal[drawn].sum(1)), (0.025, 0.975))
-    return {"value": float(np.sqrt(error.sum() / signal.sum())), "low": float(low), "high": float(high)}
+    return _with_interval(lambda rows: np.sqrt(error[rows].sum(-1) / signal[rows].sum(-1)), len(error), seed)
+
+
+def error_ratio(error: np.ndarray, other: np.ndarray, seed: int = 0) -> dict[str, float]:
+    """Error of one way over that of another on the same maps, from their `squared_errors` [N]: below 1 it is better.
+
+    Returns:
+        value, low and high, as `relative_error`; maps are drawn in pairs.
+    """
+    return _with_interval(lambda rows: np.sqrt(error[rows].sum(-1) / other[rows].sum(-1)), len(error), seed)
+
+
+def _with_interval(figure: Callable[[np.ndarray], np.ndarray], count: int, seed: int) -> dict[str, float]:
+    """A figure of rows, by their numbers [..., N], with the 95 % interval of a bootstrap over `count` of them."""
+    drawn = np.random.default_rng(seed).integers(count, size=(RESAMPLES, count))
+    low, high = np.quantile(figure(drawn), (0.025, 0.975))
+    return {"value": float(figure(np.arange(count))), "low": float(low), "high": float(high)}
 
 
 def compare_spectra(maps: MassMaps, side_rad: float, bins: int = 13) -> dict[str, list[float]]:

@@ -41,6 +41,24 @@ def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: s
     return save_figure(figure, path, title)
 
 
+def plot_segments(maps: np.ndarray, truth: np.ndarray, errors: list[float], path: str | Path, title: str = "") -> Path:
+    """The first plane of a map after each segment [segments, P, S, S], the truth [P, S, S], and all maps' error."""
+    count = len(maps)
+    figure, axes = new_figure(1, count + 2, (2.4 * (count + 2), 2.6))
+    most = np.abs(truth[0]).max()
+    names = [*(f"segment {number}" for number in range(1, count + 1)), "truth"]
+    for panel, name, values in zip(axes[0], names, [*maps[:, 0], truth[0]]):
+        panel.imshow(values, cmap="RdBu_r", origin="lower", vmin=-most, vmax=most)
+        panel.set(xticks=[], yticks=[])
+        panel.set_title(name, fontsize="medium")
+    curve = axes[0, -1]
+    curve.plot(range(1, count + 1), errors, color=ACCENT, marker="o", markersize=4)
+    curve.set(xlabel="segments", title="error, all maps")
+    curve.xaxis.get_major_locator().set_params(integer=True)
+    curve.grid(color=MUTED, alpha=0.4)
+    return save_figure(figure, path, title)
+
+
 def plot_spectra(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:
     """Correlation, transfer function and power over the true ones by multipole; peaks by height."""
     figure, axes = new_figure(1, 2, (9, 3.8))

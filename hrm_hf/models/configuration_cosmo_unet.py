@@ -1,0 +1,55 @@
+"""Configuration of the U-Net baseline for mass maps, and its sizes."""
+
+from itertools import pairwise
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from .bounds import bounded, whole
+from .configuration_mass_mapping import MassMappingConfig
+
+
+@strict
+class CosmoUnetConfig(MassMappingConfig):
+    r"""Configuration of `cosmo_unet`: a U-Net without recurrence, beside which `hrm_mass_mapping` is judged.
+
+    The fields for maps, targets and posterior are those of `MassMappingConfig`.
+
+    Args:
+        hidden_sizes (`list[int]`, defaults to `[16, 32, 48, 56]`): channels of each level, the first at full
+            resolution; each halves the side.
+    """
+
+    model_type = "cosmo_unet"
+
+    padding_mode: str = "circular"
+    hidden_sizes: list[int] | None = bounded(None, whole(1, 2**20, lists=(2, 16)))
+
+    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "test": {"image_size": 16, "hidden_sizes": [4, 8], "num_error_rings": 4},
+        "mass-64": {"num_components": 4, "mse_loss_weight": 0.5},
+    }
+
+    def __post_init__(self, **kwargs):
+        if self.hidden_sizes is None:
+            self.hidden_sizes = [16, 32, 48, 56]
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of `@strict` validation: relations between fields."""
+        super().validate_architecture()
+        halvings = len(self.hidden_sizes) - 1
+        if self.image_size % 2**halvings:
+            raise ValueError(f"image_size={self.image_size} cannot be halved {halvings} times, once a level")
+
+    def parameter_estimate(self) -> int:
+        widths = self.hidden_sizes
+        down = sum(9 * (before * width + width**2) for before, width in pairwise([self.num_channels, *widths]))
+        up = sum(9 * (below * width + 2 * width**2) for width, below in pairwise(widths))
+        return down + up + self.posterior_parameters(widths[-1])
+
+    def layer_visits(self) -> int:
+        return 2 * len(self.hidden_sizes)
+
+
+__all__ = ["CosmoUnetConfig"]

@@ -1,0 +1,73 @@
+"""Configuration of the recurrent model that makes mass maps of noisy, masked shear, and its sizes."""
+
+from typing import Any, ClassVar
+
+from huggingface_hub.dataclasses import strict
+
+from .bounds import CYCLES, WIDTH, bounded, whole
+from .configuration_hrm_cosmo import HrmCosmoConfig
+from .configuration_mass_mapping import MassMappingConfig
+
+
+@strict
+class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
+    r"""Configuration of `hrm_mass_mapping`: a low level of convolutions over pixels, a high level of attention.
+
+    The fields for maps are those of `MassMappingConfig`. Those of the stem, of the statistics beside it and of the
+    high level (`hidden_size`, `num_attention_heads`, `expansion`, `H_layers`) are those of `HrmCosmoConfig`, and so
+    are the numbers of cycles, segments and the halting threshold, which is here a share of the map's squared error.
+
+    Args:
+        cell_size (`int`, defaults to 2): pixels a side of a cell of the low level.
+        cell_channels (`int`, defaults to 32): its channels.
+        num_proposals (`int`, defaults to 4): maps that it proposes beside those the operator gives.
+        num_gain_nodes (`int`, defaults to 16): multipoles between which the gain of each proposal is interpolated.
+    """
+
+    model_type = "hrm_mass_mapping"
+
+    padding_mode: str = "circular"
+    hidden_size: int = bounded(64, WIDTH)
+    H_cycles: int = bounded(1, CYCLES)
+    cell_size: int = bounded(2, whole(1, 64))
+    cell_channels: int = bounded(32, WIDTH)
+    num_proposals: int = bounded(4, whole(1, 1024))
+    num_gain_nodes: int = bounded(16, whole(2, 65_536))
+
+    _presets: ClassVar[dict[str, dict[str, Any]]] = {
+        "test": {
+            "image_size": 16, "stem_channels": [8, 16], "hidden_size": 16, "num_attention_heads": 2, "expansion": 1,
+            "num_ps_bins": 4, "halt_max_steps": 2, "cell_channels": 8, "num_proposals": 2, "num_gain_nodes": 4,
+            "num_error_rings": 4,
+        },
+        "mass-64": {"num_components": 4, "mse_loss_weight": 0.5},
+    }  # fmt: skip
+
+    def __post_init__(self, **kwargs):
+        if self.stem_channels is None:
+            self.stem_channels = [16, 32, 64]
+        super().__post_init__(**kwargs)
+
+    def validate_architecture(self):
+        """Part of `@strict` validation: relations between fields."""
+        super().validate_architecture()
+        if self.patch_size % self.cell_size:
+            raise ValueError(
+                f"cell_size={self.cell_size} does not divide the {self.patch_size} pixels of a token's side "
+                f"({len(self.stem_channels)} stages of the stem)"
+            )
+
+    def parameter_estimate(self) -> int:
+        cells, width = self.cell_channels, self.hidden_size
+        proposals = self.num_proposals * self.num_planes * self.cell_size**2
+        level = self.L_layers * 20 * cells**2 + 9 * cells * (5 * self.num_planes + 1) * self.cell_size**2
+        heads = cells * (2 * width + proposals) + width * self.num_planes**2 * (
+            (self.num_proposals + 3) * self.num_gain_nodes + self.num_error_rings
+        )
+        return super().parameter_estimate() + level + heads
+
+    def layer_visits(self) -> int:
+        return self.halt_max_steps * self.H_cycles * (self.L_cycles * self.L_layers + self.H_layers)
+
+
+__all__ = ["HrmMassMappingConfig"]

@@ -1,0 +1,239 @@
+"""Parts of models that make mass maps: filters by multipole, the likelihood of a map, their output.
+
+Inside a model maps of convergence are in units of `config.kappa_std` and have mean 0, which shear leaves open. B maps
+of P planes, S pixels a side.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+from transformers import initialization as init
+
+from .configuration_mass_mapping import MassMappingConfig
+from .cosmo_layers import ring_weights
+from .modeling_utils import Float32Buffers, Float32Linear
+from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorMixin
+
+
+if TYPE_CHECKING:
+    from .pipeline_mass_mapping import MassMappingPipeline  # noqa: F401 - so that it travels
+
+LOG_STD_LIMIT = 5.0  # predicted standard deviations are within e^-5 and e^5 of the maps' own
+
+
+@dataclass
+class MassMappingOutput(CosmoRegressionOutput):
+    """Result of a model that makes mass maps: that of a regressor, and the maps.
+
+    Attributes:
+        map_loss: negative log likelihood of the true map in nats a pixel, in units of `config.kappa_std`; of the last
+            segment.
+        harmonic_loss: the same of its modes, nats a mode, with the error's power by ring of multipoles.
+        kappa: convergence [B, P, S, S], dimensionless, each plane of mean 0.
+        kappa_std: standard deviation of each pixel's error [B, P, S, S].
+        segment_maps: `kappa` after each segment [B, segments, P, S, S]; a map that has halted repeats itself.
+    """
+
+    map_loss: torch.Tensor | None = None
+    harmonic_loss: torch.Tensor | None = None
+    kappa: torch.Tensor | None = None
+    kappa_std: torch.Tensor | None = None
+    segment_maps: torch.Tensor | None = None
+
+
+@dataclass
+class MapEstimate:
+    """A map [B, P, S, S], the log of its error's standard deviation in pixels and of its power in rings [B, P, R]."""
+
+    kappa: torch.Tensor
+    log_std: torch.Tensor
+    log_power: torch.Tensor
+
+
+def shear_and_mask(pixel_values: torch.Tensor, config: MassMappingConfig) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The shear [B, 2P, S, S] in its own unit, 0 where not observed, and the mask [B, 1, S, S], of scaled maps."""
+    channels = config.num_map_channels
+    maps, mask = pixel_values[:, :channels].float(), None
+    for name in ("pixel_std", "pixel_mean"):
+        if (figures := getattr(config, name)) is not None:
+            figures = maps.new_tensor(figures).view(-1, 1, 1)
+            maps = maps * figures if name == "pixel_std" else maps + figures
+    if config.mask_channel:
+        mask = pixel_values[:, channels:].float()
+        maps = maps * mask
+    return maps, mask
+
+
+class ErrorHead(Float32Linear):
+    """How wrong a map is, in logarithms. A class of its own: it starts at 0."""
+
+
+def soft_limited(log_std: torch.Tensor) -> torch.Tensor:
+    """Within `LOG_STD_LIMIT`; a clamp would cut the gradient of what is outside for good."""
+    return LOG_STD_LIMIT * torch.tanh(log_std / LOG_STD_LIMIT)
+
+
+def map_units(config: MassMappingConfig, like: torch.Tensor) -> torch.Tensor:
+    """`config.kappa_std` [P, 1, 1], float32."""
+    return torch.tensor(config.kappa_std or [1.0] * config.num_planes, device=like.device).view(-1, 1, 1)
+
+
+class MultipoleGains(Float32Buffers):
+    """Sums maps [B, C, S, S], each times a gain by multipole: [B, P, S, S].
+
+    The gains are given at nodes, from the fundamental frequency to the corner of the modes, and linear between them in
+    the logarithm of the multipole. The mean of the result is 0.
+    """
+
+    def __init__(self, size: int, nodes: int):
+        super().__init__()
+        self.size, self.nodes = size, nodes
+        self.hats = nn.Buffer(torch.empty(nodes, size * (size // 2 + 1)), persistent=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Fills the buffer; called by `_init_weights` too, for a model that was built without memory."""
+        init.copy_(self.hats, hat_functions(self.size, self.nodes))
+
+    def forward(self, maps: torch.Tensor, gains: torch.Tensor) -> torch.Tensor:
+        """maps: [B, C, S, S]. gains: [B, P, C, nodes]."""
+        modes = torch.fft.rfft2(maps.float()).flatten(2)
+        summed = ((gains @ self.hats) * modes.unsqueeze(1)).sum(2)
+        return torch.fft.irfft2(summed.unflatten(-1, (self.size, -1)), s=(self.size, self.size))
+
+
+def hat_functions(size: int, nodes: int) -> torch.Tensor:
+    """Weight of each node at each mode of `rfft2`, [nodes, size * (size // 2 + 1)]; 0 at the mean."""
+    real = {"dtype": torch.float64, "device": "cpu"}
+    rows, columns = torch.fft.fftfreq(size, 1 / size, **real), torch.arange(size // 2 + 1, **real)
+    k = torch.hypot(rows[:, None], columns).flatten()
+    place = torch.log(k.clamp_min(1)) / math.log(size / math.sqrt(2)) * (nodes - 1)
+    hats = (1 - (place - torch.arange(nodes, **real)[:, None]).abs()).clamp_min(0)
+    return (hats * (k > 0)).float()
+
+
+class MapLikelihood(Float32Buffers):
+    """The two likelihoods of a map, each in nats and with a Gaussian of its own."""
+
+    def __init__(self, config: MassMappingConfig):
+        super().__init__()
+        self.size, self.bins = config.image_size, config.num_error_rings
+        rings = ring_weights(self.size, self.bins)
+        self.num_rings = rings.shape[1]
+        self.rings = nn.Buffer(torch.empty(rings.shape), persistent=False)
+        self.reset()
+
+    def reset(self) -> None:
+        """Fills the buffer, as `MultipoleGains.reset`."""
+        init.copy_(self.rings, ring_weights(self.size, self.bins))
+
+    def log_power(self, maps: torch.Tensor) -> torch.Tensor:
+        """Log of the mean power of maps [B, C, S, S] in each ring [B, C, R]; white noise of variance 1 has 0."""
+        modes = torch.fft.rfft2(maps.float(), norm="ortho").flatten(2)
+        return torch.log(((modes.real.square() + modes.imag.square()) @ self.rings).clamp_min(1e-8))
+
+    def pixels(self, estimate: MapEstimate, truth: torch.Tensor) -> torch.Tensor:
+        """Negative log likelihood of true maps [B, P, S, S], nats a pixel [B]."""
+        error = (truth - estimate.kappa).square()
+        nll = estimate.log_std + 0.5 * error * torch.exp(-2 * estimate.log_std)
+        return nll.mean((1, 2, 3)) + 0.5 * math.log(2 * math.pi)
+
+    def harmonic(self, estimate: MapEstimate, truth: torch.Tensor) -> torch.Tensor:
+        """The same of the error's modes with the predicted power of each ring, nats a ring's mean mode [B].
+
+        All rings count alike: by the number of their modes the smallest scales, which are noise, would be all of it.
+        """
+        found = self.log_power(truth - estimate.kappa)
+        return 0.5 * (estimate.log_power + torch.exp(found - estimate.log_power)).mean((1, 2))
+
+
+class MassMappingMixin(PosteriorMixin):
+    """Output and losses of a head whose `model.likelihood` is a `MapLikelihood`, from the answers of its segments."""
+
+    _custom_pipelines = {
+        "mass-mapping": {
+            "impl": "pipeline_mass_mapping.MassMappingPipeline",
+            "pt": ["AutoModelForImageToImage"],
+            "type": "image",
+        }
+    }
+
+    def maps_and_posteriors(
+        self, estimates: list[MapEstimate], posteriors: list[Posterior], used: torch.Tensor
+    ) -> MassMappingOutput:
+        """The output without losses, in physical units."""
+        moments = [self.posterior_head.moments(posterior) for posterior in posteriors]
+        last, units = posteriors[-1], map_units(self.config, used)
+        maps = torch.stack([estimate.kappa for estimate in estimates], dim=1) * units
+        return MassMappingOutput(
+            **self.posterior_head.summary(*moments[-1]),
+            log_weights=last.log_weights,
+            loc=last.loc,
+            scale_tril=last.scale_tril,
+            steps=used,
+            segment_means=torch.stack([mean for mean, _ in moments], dim=1),
+            kappa=maps[:, -1],
+            kappa_std=estimates[-1].log_std.exp() * units,
+            segment_maps=maps,
+        )
+
+    def add_losses(
+        self,
+        output: MassMappingOutput,
+        estimates: list[MapEstimate],
+        posteriors: list[Posterior],
+        labels: torch.Tensor | None,
+        kappa: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Adds loss and metrics of the truth that is given, each loss the mean over segments.
+
+        Returns:
+            The squared error of each map after each segment, over the training set's variance, [B, segments]; None
+            without kappa. It has no gradient.
+        """
+        config, head, likelihood = self.config, self.posterior_head, self.model.likelihood
+        parts, output.metrics = [], {}
+        if labels is not None:
+            moments = [head.moments(posterior) for posterior in posteriors]
+            nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
+            mse = torch.stack([head.squared_error(mean, labels) for mean, _ in moments], dim=1)
+            output.nll_loss, output.mse_loss = nll[:, -1].mean(), mse[:, -1].mean()
+            parts += [config.nll_loss_weight * nll, config.mse_loss_weight * mse]
+            output.metrics |= head.metrics(*moments[-1], labels)
+        errors = None
+        if kappa is not None:
+            truth = self._true_maps(output, kappa)
+            pixels = torch.stack([likelihood.pixels(estimate, truth) for estimate in estimates], dim=1)
+            modes = torch.stack([likelihood.harmonic(estimate, truth) for estimate in estimates], dim=1)
+            output.map_loss, output.harmonic_loss = pixels[:, -1].mean(), modes[:, -1].mean()
+            parts += [config.map_loss_weight * pixels, config.harmonic_loss_weight * modes]
+            with torch.no_grad():
+                maps = torch.stack([estimate.kappa for estimate in estimates], dim=1)
+                errors = (maps - truth.unsqueeze(1)).square().mean((2, 3, 4))
+            output.metrics["mse_kappa"] = errors[:, -1].mean()
+        if parts:
+            output.loss = sum(part.mean() for part in parts)
+        return errors
+
+    def _true_maps(self, output: MassMappingOutput, kappa: torch.Tensor) -> torch.Tensor:
+        """True maps in the model's units, of mean 0. Raises ValueError for another shape than the estimate's."""
+        if kappa.shape != output.kappa.shape:
+            raise ValueError(f"kappa has shape {list(kappa.shape)}; expected {list(output.kappa.shape)}")
+        kappa = kappa.float()
+        return (kappa - kappa.mean((2, 3), keepdim=True)) / map_units(self.config, kappa)
+
+
+__all__ = [
+    "ErrorHead",
+    "MapEstimate",
+    "MapLikelihood",
+    "MassMappingMixin",
+    "MassMappingOutput",
+    "MultipoleGains",
+    "map_units",
+    "shear_and_mask",
+    "soft_limited",
+]

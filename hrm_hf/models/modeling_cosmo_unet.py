@@ -1,0 +1,169 @@
+"""A U-Net that makes mass maps of shear in one pass: the baseline without recurrence.
+
+Ronneberger et al. 2015 (arXiv 1505.04597) for the network, Jeffrey et al. 2020 (arXiv 1908.00543, DeepMass) for its
+use on weak lensing. As there, it gets a first estimate of the map beside the data, here the adjoint A^T d, so that it
+need not learn the operator. No normalization layers, for the amplitude is the signal; convolutions wrap around where
+opposite edges meet. Likelihoods, posterior head and output are those of `hrm_mass_mapping`, so that the two differ in
+their trunk alone.
+"""
+
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttention
+from transformers.utils import can_return_tuple
+
+from .configuration_cosmo_unet import CosmoUnetConfig
+from .cosmo_layers import validate_maps, wrap
+from .mass_map_layers import (
+    ErrorHead,
+    MapEstimate,
+    MapLikelihood,
+    MassMappingMixin,
+    MassMappingOutput,
+    map_units,
+    shear_and_mask,
+    soft_limited,
+)
+from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
+from .posterior_head import PosteriorHead
+from .shear_operator import adjoint_shear
+
+
+class CosmoUnetPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+    """Initialization (He's for convolutions) and saving."""
+
+    config: CosmoUnetConfig
+    base_model_prefix = "model"
+    main_input_name = "pixel_values"
+    input_modalities = ("image",)
+    _no_split_modules = ["UnetLevel"]
+    _input_embed_layer = "down"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        std = self.config.initializer_range
+        if isinstance(module, PosteriorHead):
+            module.reset(std)
+        elif isinstance(module, MapLikelihood):
+            module.reset()
+        elif isinstance(module, ErrorHead):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, nn.Conv2d):
+            init.normal_(module.weight, std=std or (2 / module.weight[0].numel()) ** 0.5)
+            init.zeros_(module.bias)
+
+
+class UnetLevel(nn.Module):
+    """Two 3x3 convolutions at one resolution: [B, c_in, S, S] to [B, c_out, S, S]."""
+
+    def __init__(self, c_in: int, c_out: int, wraps: bool):
+        super().__init__()
+        self.wraps, padding = wraps, 0 if wraps else 1
+        self.convolutions = nn.ModuleList([
+            nn.Conv2d(c_in, c_out, 3, padding=padding), nn.Conv2d(c_out, c_out, 3, padding=padding)
+        ])  # fmt: skip
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        for convolution in self.convolutions:
+            maps = F.gelu(convolution(wrap(maps) if self.wraps else maps))
+        return maps
+
+
+class CosmoUnetModel(CosmoUnetPreTrainedModel):
+    """Levels down and up again: shear maps [B, C, S, S] to features of each pixel and of the whole map."""
+
+    def __init__(self, config: CosmoUnetConfig):
+        super().__init__(config)
+        widths, wraps = config.hidden_sizes, config.padding_mode == "circular"
+        channels = [config.num_channels + config.num_planes, *widths]
+        self.down = nn.ModuleList(UnetLevel(*pair, wraps) for pair in pairwise(channels))
+        self.up = nn.ModuleList(UnetLevel(width + below, width, wraps) for width, below in pairwise(widths))
+        self.likelihood = MapLikelihood(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> BaseModelOutputWithPoolingAndNoAttention:
+        """Features of each pixel [B, F, S, S], and as `pooler_output` the mean of the lowest level [B, W].
+
+        Args:
+            pixel_values: [B, 2P (+ 1), S, S], as `CosmoMapFeatureExtractor` makes them.
+            output_hidden_states: also return the features of each level on the way down.
+
+        Raises:
+            ValueError: maps of another shape than the config's, or of integers; or attention weights are asked for.
+        """
+        validate_no_attentions(self, output_attentions)
+        validate_maps(pixel_values, self.config)
+        shear, mask = shear_and_mask(pixel_values, self.config)
+        first = adjoint_shear(shear, mask)
+        first = first / map_units(self.config, first)
+        features = torch.cat((first, pixel_values), dim=1).to(self.down[0].convolutions[0].weight.dtype)
+        passed = []
+        for number, level in enumerate(self.down):
+            features = level(F.avg_pool2d(features, 2) if number else features)
+            passed.append(features)
+        for level, beside in zip(reversed(self.up), reversed(passed[:-1]), strict=True):
+            features = level(torch.cat((beside, F.interpolate(features, scale_factor=2.0)), dim=1))
+        asked = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return BaseModelOutputWithPoolingAndNoAttention(
+            last_hidden_state=features,
+            pooler_output=passed[-1].mean((2, 3)),
+            hidden_states=tuple(passed) if asked else None,
+        )
+
+
+class CosmoUnetForMassMapping(MassMappingMixin, CosmoUnetPreTrainedModel):
+    """Maps with their errors, and the posterior of cosmological parameters, in one step."""
+
+    _keep_in_fp32_modules_strict = ["posterior_head", "errors"]
+
+    def __init__(self, config: CosmoUnetConfig):
+        super().__init__(config)
+        self.model = CosmoUnetModel(config)
+        planes, width = config.num_planes, config.hidden_sizes[-1]
+        self.maps = nn.Conv2d(config.hidden_sizes[0], 2 * planes, 1)
+        self.errors = ErrorHead(width, planes * self.model.likelihood.num_rings)
+        self.posterior_head = PosteriorHead(config, width)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        kappa: torch.Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> MassMappingOutput:
+        """Estimates, and scores the estimates if the truth is given; see `HrmCosmoForMassMapping.forward`."""
+        features = self.model(
+            pixel_values,
+            output_hidden_states=output_hidden_states,
+            output_attentions=output_attentions,
+            return_dict=True,
+        )
+        estimated, log_std = self.maps(features.last_hidden_state).float().split(self.config.num_planes, dim=1)
+        with torch.autocast(estimated.device.type, enabled=False):
+            log_power = self.errors(features.pooler_output).unflatten(-1, (self.config.num_planes, -1))
+        estimated = estimated - estimated.mean((2, 3), keepdim=True)
+        estimates = [MapEstimate(estimated, soft_limited(log_std), log_power)]
+        posteriors = [self.posterior_head(features.pooler_output)]
+        used = torch.ones(estimated.shape[0], dtype=torch.int64, device=estimated.device)
+        output = self.maps_and_posteriors(estimates, posteriors, used)
+        output.hidden_states = features.hidden_states
+        self.add_losses(output, estimates, posteriors, labels, kappa)
+        return output
+
+
+__all__ = ["CosmoUnetForMassMapping", "CosmoUnetModel"]

@@ -1,0 +1,361 @@
+"""Mass maps and cosmological parameters from noisy, masked shear, by HRM's two levels around the forward operator.
+
+The data are d = A kappa + n, with A the shear of a convergence map under the survey's mask (`shear_operator`). Every
+segment m begins with what its map leaves unexplained and brings that back by the adjoint,
+
+    r = d - A kappa_m,    b = A^T r,
+
+and ends with kappa_(m+1) = kappa_m + sum over proposals u of gain_u(ell) * u, where the proposals are b, kappa_m
+itself, the last change, and maps that the low level makes. With b and kappa_m alone and the gains of a spectrum this
+is the iteration that converges to the Wiener filter of a masked field (messenger field: Elsner & Wandelt 2013, A&A
+549, A111); which spectrum it is, the high level has to find out. Between r and the new map are HRM's two levels (Wang
+et al. 2025, arXiv 2506.21734): the low one convolutions over cells of pixels, the high one attention over the tokens
+of patches and CLS, which reads statistics of the shear. From CLS come gains, the error's power and the posterior of
+the parameters.
+
+Changed from HRM: a segment is differentiated as a whole, not its last update alone, as one segment has few updates;
+the states and the map are detached between segments, and the loss of each is its own (deep supervision). Halting goes
+by the share of the map's squared error that the segments which are left are expected to take away.
+"""
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from transformers import initialization as init
+from transformers.modeling_layers import GradientCheckpointingLayer
+from transformers.utils import ModelOutput, can_return_tuple
+
+from .configuration_hrm_mass_mapping import HrmMassMappingConfig
+from .cosmo_layers import CosmoStem, wrap
+from .mass_map_layers import (
+    ErrorHead,
+    MapEstimate,
+    MapLikelihood,
+    MassMappingMixin,
+    MassMappingOutput,
+    MultipoleGains,
+    map_units,
+    shear_and_mask,
+    soft_limited,
+)
+from .modeling_hrm_cosmo import HaltHead, HrmCosmoPreTrainedModel, RecurrentHeadMixin, wants_hidden_states
+from .modeling_utils import Float32Linear, validate_no_attentions
+from .posterior_head import PosteriorHead
+from .puzzle_layers import ReasoningLevel, rms_norm
+from .shear_operator import adjoint_shear, shear_from_convergence
+
+
+FIRST_GAIN = 0.3  # of b before training: between what signal and noise deserve
+PROPOSAL_GAIN = 0.1  # of the maps that the low level makes, before training
+LOG_STD_SCALE = 0.1  # of what cells say of the error: before training it is nearly the same everywhere
+
+
+@dataclass
+class HrmMassMappingModelOutput(ModelOutput):
+    """The state after a segment; `last_hidden_state` is z_H, `hidden_states` (z_L, z_H) if asked for.
+
+    z_H: [B, tokens, D]. z_L: [B, C, cells, cells]. kappa, change: the map and what the segment added to it [B, P, S,
+    S], in units of `config.kappa_std`. log_std [B, P, S, S] and log_power [B, P, R]: of the map's error, see
+    `MapEstimate`.
+    """
+
+    last_hidden_state: torch.Tensor | None = None
+    z_H: torch.Tensor | None = None
+    z_L: torch.Tensor | None = None
+    kappa: torch.Tensor | None = None
+    change: torch.Tensor | None = None
+    log_std: torch.Tensor | None = None
+    log_power: torch.Tensor | None = None
+    hidden_states: tuple[torch.Tensor, ...] | None = None
+
+
+class MapBlock(GradientCheckpointingLayer):
+    """Post-norm block over cells: h = RMS(h + W2 gelu(W1 * h)); W1 is a 3x3 convolution, RMS over channels."""
+
+    def __init__(self, config: HrmMassMappingConfig):
+        super().__init__()
+        channels = config.cell_channels
+        self.eps, self.wraps = config.rms_norm_eps, config.padding_mode == "circular"
+        self.conv = nn.Conv2d(channels, 2 * channels, 3, padding=0 if self.wraps else 1)
+        self.mix = nn.Conv2d(2 * channels, channels, 1)
+
+    def forward(self, cells: torch.Tensor) -> torch.Tensor:
+        hidden = self.conv(wrap(cells) if self.wraps else cells)
+        return rms_norm((cells + self.mix(F.gelu(hidden))).movedim(1, -1), self.eps).movedim(-1, 1)
+
+
+class MapLevel(nn.Module):
+    """The low level: refines the states of cells [B, C, h, w] after one injection at its entry."""
+
+    def __init__(self, config: HrmMassMappingConfig):
+        super().__init__()
+        self.layers = nn.ModuleList(MapBlock(config) for _ in range(config.L_layers))
+
+    def forward(self, cells: torch.Tensor, injection: torch.Tensor) -> torch.Tensor:
+        cells = cells + injection
+        for layer in self.layers:
+            cells = layer(cells)
+        return cells
+
+
+class GainHead(Float32Linear):
+    """The gain of each map in the change of each plane at each node, from CLS: [B, P, maps, nodes].
+
+    A class of its own: before training, b and the low level's maps of a plane change that plane alone, a little.
+    """
+
+    def __init__(self, config: HrmMassMappingConfig):
+        self.shape = (config.num_planes, (3 + config.num_proposals) * config.num_planes, config.num_gain_nodes)
+        super().__init__(config.hidden_size, math.prod(self.shape))
+
+    def reset(self, std: float | None) -> None:
+        """Fills the weights; called by `_init_weights` of the model."""
+        planes, maps, _ = self.shape
+        first = torch.zeros(maps)
+        first[:planes], first[3 * planes :] = FIRST_GAIN, PROPOSAL_GAIN
+        own = torch.eye(planes).repeat(1, maps // planes)
+        init.normal_(self.weight, std=std or 0.1 * self.in_features**-0.5)
+        init.copy_(self.bias, (own * first).unsqueeze(-1).expand(self.shape).flatten())
+
+    def forward(self, features: torch.Tensor) -> torch.Tensor:
+        return super().forward(features).unflatten(-1, self.shape)
+
+
+class MapReadout(nn.Module):
+    """From both states to the next map and how wrong it is."""
+
+    def __init__(self, config: HrmMassMappingConfig):
+        super().__init__()
+        self.config = config
+        planes = config.num_planes
+        self.cells = nn.Conv2d(config.cell_channels, (config.num_proposals + 1) * planes * config.cell_size**2, 1)
+        self.gains = GainHead(config)
+        self.filter = MultipoleGains(config.image_size, config.num_gain_nodes)
+        self.errors = ErrorHead(config.hidden_size, planes * (1 + MapLikelihood(config).num_rings))
+
+    def forward(
+        self, z_H: torch.Tensor, z_L: torch.Tensor, maps: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The map's change, `log_std` and `log_power` of `MapEstimate`; maps: b, kappa, last change [B, 3P, S, S]."""
+        config, planes = self.config, self.config.num_planes
+        proposed = F.pixel_shuffle(self.cells(z_L), config.cell_size).float()
+        proposals, log_std = proposed.split((config.num_proposals * planes, planes), dim=1)
+        with torch.autocast(z_H.device.type, enabled=False):
+            change = self.filter(torch.cat((maps, proposals), dim=1), self.gains(z_H[:, 0]))
+            errors = self.errors(z_H[:, 0]).unflatten(-1, (planes, -1))
+        log_std = LOG_STD_SCALE * log_std + errors[..., :1, None]
+        return change, soft_limited(log_std), errors[..., 1:]
+
+
+class HrmMassMappingPreTrainedModel(HrmCosmoPreTrainedModel):
+    """Initialization and saving."""
+
+    config: HrmMassMappingConfig
+    _no_split_modules = ["PuzzleBlock", "StemStage", "MapBlock"]
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        if isinstance(module, GainHead):
+            module.reset(self.config.initializer_range)
+        elif isinstance(module, ErrorHead):
+            init.zeros_(module.weight)
+            init.zeros_(module.bias)
+        elif isinstance(module, (MultipoleGains, MapLikelihood)):
+            module.reset()
+        else:
+            super()._init_weights(module)
+
+
+class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
+    """The recurrence without the posterior. `forward` runs one segment; `embed` makes the tokens it reads."""
+
+    _keep_in_fp32_modules_strict = ["statistics.mean", "statistics.whitening", "statistics.spread"]
+
+    def __init__(self, config: HrmMassMappingConfig):
+        super().__init__(config)
+        width, planes, cells = config.hidden_size, config.num_planes, config.cell_channels
+        self.stem = CosmoStem(config)
+        self.H_level = ReasoningLevel(config, config.H_layers)
+        self.L_level = MapLevel(config)
+        self.wraps = config.padding_mode == "circular"
+        channels = (3 * planes + config.mask_channel) * config.cell_size**2
+        self.cells_in = nn.Conv2d(channels, cells, 3, padding=0 if self.wraps else 1)
+        self.down, self.up = nn.Linear(width, cells), nn.Linear(cells, width)
+        self.likelihood = MapLikelihood(config)
+        self.spectra_in = nn.Linear(2 * planes * self.likelihood.num_rings, width)
+        self.readout = MapReadout(config)
+        self.post_init()
+
+    def embed(self, pixel_values: torch.Tensor) -> torch.Tensor:
+        """Tokens [B, tokens, D] of shear maps [B, C, S, S]; the first is CLS."""
+        return self.stem(pixel_values)
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        tokens: torch.Tensor | None = None,
+        state: HrmMassMappingModelOutput | None = None,
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> HrmMassMappingModelOutput:
+        """One segment on shear maps [B, C, S, S], from a state (an empty map if None).
+
+        Args:
+            tokens: of `embed(pixel_values)`, which are made if None.
+        """
+        validate_no_attentions(self, output_attentions)
+        x = self.embed(pixel_values) if tokens is None else tokens
+        z_H, z_L, kappa, change = self._begin(x, state)
+        shear, mask = shear_and_mask(pixel_values, self.config)
+        units = map_units(self.config, kappa)
+        rest = shear - shear_from_convergence(kappa * units, mask)
+        maps = torch.cat((adjoint_shear(rest, mask) / units, kappa, change), dim=1)
+        z_H, z_L = self._reason(x, self._cells(maps, mask), self._spectra(maps), z_H, z_L)
+        change, log_std, log_power = self.readout(z_H, z_L, maps)
+        wanted = wants_hidden_states(self.config, output_hidden_states)
+        return HrmMassMappingModelOutput(
+            last_hidden_state=z_H,
+            z_H=z_H,
+            z_L=z_L,
+            kappa=kappa + change,
+            change=change,
+            log_std=log_std,
+            log_power=log_power,
+            hidden_states=(z_L, z_H) if wanted else None,
+        )
+
+    def _begin(self, x: torch.Tensor, state: HrmMassMappingModelOutput | None) -> tuple[torch.Tensor, ...]:
+        """z_H, z_L, kappa and change to begin with, without gradients."""
+        if state is not None:
+            return tuple(values.detach() for values in (state.z_H, state.z_L, state.kappa, state.change))
+        config = self.config
+        side = config.image_size // config.cell_size
+        kappa = x.new_zeros(len(x), config.num_planes, *(config.image_size,) * 2, dtype=torch.float32)
+        return torch.zeros_like(x), x.new_zeros(len(x), config.cell_channels, side, side), kappa, kappa
+
+    def _cells(self, maps: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        """What the low level reads of maps and mask, [B, C, cells, cells]."""
+        maps = maps if mask is None else torch.cat((maps, mask), dim=1)
+        cells = F.pixel_unshuffle(maps.to(self.cells_in.weight.dtype), self.config.cell_size)
+        return self.cells_in(wrap(cells) if self.wraps else cells)
+
+    def _spectra(self, maps: torch.Tensor) -> torch.Tensor:
+        """What CLS reads of b and kappa, [B, D]."""
+        powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
+        return self.spectra_in(powers.to(self.spectra_in.weight.dtype))
+
+    def _reason(self, x, cells, spectra, z_H, z_L) -> tuple[torch.Tensor, torch.Tensor]:
+        """H_cycles of L_cycles updates of the low level and one of the high level."""
+        config = self.config
+        grid, ratio = config.image_size // config.patch_size, config.patch_size // config.cell_size
+        first = x.shape[1] - grid**2  # CLS and the means of the stem's stages come before the patches
+        x = torch.cat((x[:, :1] + spectra.unsqueeze(1), x[:, 1:]), dim=1)
+        for _ in range(config.H_cycles):
+            from_above = self.down(z_H[:, first:]).mT.unflatten(-1, (grid, grid))
+            from_above = from_above.repeat_interleave(ratio, 2).repeat_interleave(ratio, 3)
+            for _ in range(config.L_cycles):
+                z_L = self.L_level(z_L, cells + from_above)
+            from_below = self.up(F.avg_pool2d(z_L, ratio).flatten(2).mT)
+            z_H = self.H_level(z_H, x + F.pad(from_below, (0, 0, first, 0)), None)
+        return z_H, z_L
+
+
+class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappingPreTrainedModel):
+    """Maps with their errors, and the posterior of cosmological parameters, from shear."""
+
+    _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
+    # This list is what is not quantized; transformers wants no name to be in both.
+    _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
+
+    def __init__(self, config: HrmMassMappingConfig):
+        super().__init__(config)
+        self.model = HrmMassMappingModel(config)
+        self.posterior_head = PosteriorHead(config, config.hidden_size)
+        self.halt_head = HaltHead(config.hidden_size, 1)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        pixel_values: torch.Tensor | None = None,
+        labels: torch.Tensor | None = None,
+        kappa: torch.Tensor | None = None,
+        max_steps: int | None = None,
+        halt: str = "fixed",
+        output_hidden_states: bool | None = None,
+        output_attentions: bool | None = None,
+    ) -> MassMappingOutput:
+        """All segments of a batch of shear maps.
+
+        Args:
+            pixel_values: [B, 2P (+ 1), S, S] as `CosmoMapFeatureExtractor` scales them: g1 and g2 of each plane, and
+                the mask.
+            labels: [B, T] in physical units, in the order of `config.target_names`.
+            kappa: true convergence [B, P, S, S], dimensionless; its mean does not count.
+            max_steps: segments, `config.halt_max_steps` by default.
+            halt: "fixed" runs all of them, "adaptive" ends a map's when those that are left are expected to take away
+                less of its squared error than `config.halt_threshold` (not in training).
+            output_hidden_states: also return (z_L, z_H) after the last segment.
+
+        Returns:
+            `loss` is of whatever truth is given, labels or kappa.
+
+        Raises:
+            ValueError: an option that is out of range, or attention weights, which are not kept.
+        """
+        validate_no_attentions(self, output_attentions)
+        steps = self.segments(max_steps, halt)
+        tokens = self.model.embed(pixel_values)
+        run = self._adaptive if halt == "adaptive" else self._fixed
+        segments, used = run(pixel_values, tokens, steps)
+        posteriors = [self.posterior_head(segment.z_H[:, 0]) for segment in segments]
+        estimates = [MapEstimate(segment.kappa, segment.log_std, segment.log_power) for segment in segments]
+        output = self.maps_and_posteriors(estimates, posteriors, used)
+        output.halt_logits = torch.stack([self.expected_gain(segment.z_H) for segment in segments], dim=1)
+        if wants_hidden_states(self.config, output_hidden_states):
+            output.hidden_states = (segments[-1].z_L, segments[-1].z_H)
+        errors = self.add_losses(output, estimates, posteriors, labels, kappa)
+        if errors is not None:
+            # What share of a map's squared error the segments after each one took away.
+            gained = (1 - errors[:, -1:] / errors).clamp(-1, 1)
+            output.halt_loss = (output.halt_logits - gained).square().mean()
+            output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
+            output.metrics["steps"] = used.float().mean()
+        return output
+
+    def _fixed(self, pixel_values: torch.Tensor, tokens: torch.Tensor, steps: int):
+        """The state after each segment, and the segments of each map [B]."""
+        segments: list[HrmMassMappingModelOutput] = []
+        for _ in range(steps):
+            state = segments[-1] if segments else None
+            segments.append(self.model(pixel_values, tokens=tokens, state=state, return_dict=True))
+        return segments, torch.full((len(tokens),), steps, device=tokens.device)
+
+    def _adaptive(self, pixel_values: torch.Tensor, tokens: torch.Tensor, steps: int):
+        """As `_fixed`, on the maps that have not halted alone; the others repeat their state."""
+        segments, _ = self._fixed(pixel_values, tokens, 1)
+        used = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
+        active = (self.expected_gain(segments[0].z_H) >= self.config.halt_threshold).nonzero().squeeze(-1)
+        for _ in range(steps - 1):
+            last = segments[-1]
+            if len(active):
+                begin = HrmMassMappingModelOutput(**{name: each[active] for name, each in _tensors(last).items()})
+                state = self.model(pixel_values[active], tokens=tokens[active], state=begin, return_dict=True)
+                merged = {name: each.index_copy(0, active, state[name]) for name, each in _tensors(last).items()}
+                last = HrmMassMappingModelOutput(**merged)
+                used[active] += 1
+                active = active[self.expected_gain(state.z_H) >= self.config.halt_threshold]
+            segments.append(last)
+        return segments, used
+
+
+def _tensors(state: HrmMassMappingModelOutput) -> dict[str, torch.Tensor]:
+    """Its tensors by name; `hidden_states` is made of the others."""
+    return {name: values for name, values in state.items() if torch.is_tensor(values)}
+
+
+__all__ = ["HrmCosmoForMassMapping", "HrmMassMappingModel"]

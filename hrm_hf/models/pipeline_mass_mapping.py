@@ -1,0 +1,47 @@
+"""`pipeline("mass-mapping", model=...)`: shear maps in, convergence maps and cosmological parameters out.
+
+infer = pipeline("mass-mapping", model="runs/mass_64")
+infer({"map": shear, "mask": mask})["kappa"]  # float32 [size, size]
+"""
+
+from typing import Any
+
+import torch
+
+from .pipeline_cosmo import POSTERIOR, CosmologyRegressionPipeline
+
+
+MAPS = ("kappa", "kappa_std", "segment_maps")  # of a model's output
+
+
+class MassMappingPipeline(CosmologyRegressionPipeline):
+    """Makes mass maps with any model of the package that does.
+
+    Inputs, parameters and the warning of maps that are not like the training maps are those of
+    `CosmologyRegressionPipeline`; a map is shear, [2P, H, W]: g1 and g2 of each plane in turn, with its mask.
+
+    Parameters of the constructor and of every call, besides:
+        return_segments (`bool`, False): adds "segment_maps", float32 [segments, P, H, W].
+
+    Returns, per map, the dict of `CosmologyRegressionPipeline`, and:
+        kappa: the convergence, dimensionless, float32 [P, H, W], or [H, W] of one plane; its mean is 0.
+        kappa_std: the standard deviation of each pixel's error, in the same shape.
+    """
+
+    def _sanitize_parameters(self, return_segments: bool | None = None, **kwargs: Any) -> tuple[dict, dict, dict]:
+        preprocess, forward, postprocess = super()._sanitize_parameters(**kwargs)
+        given = {} if return_segments is None else {"return_segments": return_segments}
+        return preprocess, forward, postprocess | given
+
+    def _forward(self, input_tensors: dict[str, torch.Tensor], **forward_params: Any) -> dict[str, torch.Tensor]:
+        return self._answers(self.model(**input_tensors, **forward_params), input_tensors, (*POSTERIOR, *MAPS))
+
+    def postprocess(
+        self, model_outputs: dict[str, torch.Tensor], return_segments: bool = False, **kwargs: Any
+    ) -> dict[str, Any]:
+        """The maps of one item beside its posterior."""
+        kappa, std, segments = (model_outputs.pop(name)[0].cpu() for name in MAPS)
+        planes = slice(None) if len(kappa) > 1 else 0
+        maps = {"kappa": kappa[planes].numpy(), "kappa_std": std[planes].numpy()}
+        maps |= {"segment_maps": segments.numpy()} if return_segments else {}
+        return super().postprocess(model_outputs, **kwargs) | maps

@@ -1,0 +1,27 @@
+"""Trains a model that makes mass maps of noisy, masked shear: hrm_mass_mapping, or the U-Net baseline cosmo_unet.
+
+    python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml
+    python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml --model_type cosmo_unet
+
+A killed run continues with `--resume_from_checkpoint last`.
+"""
+
+from hrm_hf.io.startup import start_script
+
+
+if __name__ == "__main__":  # before the imports below
+    start_script()
+
+from hrm_hf.cosmology.mass_maps.arguments import MassMapDataArguments, MassMapTrainingArguments
+from hrm_hf.cosmology.mass_maps.run import MassMapRun
+from hrm_hf.io.failures import one_line_errors
+from hrm_hf.trainer.run import run_training
+
+
+def main() -> None:
+    run_training(MassMapRun, (MassMapDataArguments, MassMapTrainingArguments), __doc__)
+
+
+if __name__ == "__main__":
+    with one_line_errors():
+        main()

@@ -21,6 +21,7 @@ from ..evaluation import card_figures as posterior_figures
 from ..evaluation import evaluate_predictions, map_distances, rmse_per_step
 from ..evaluation import summary as posterior_summary
 from ..simulation.maps import MapSettings
+from .lognormal import LognormalPosterior
 from .metrics import MassMaps, error_ratio, evaluate_mass_maps, relative_error, squared_errors
 from .network import NetworkMaps, map_with_network
 from .plots import plot_mass_maps, plot_segments, plot_spectra
@@ -29,8 +30,9 @@ from .shear_maps import ShearMaps, load_shear_info
 
 
 TASK = "mass-mapping"
-# "wiener" knows the true spectrum of each map, "wiener-mean" the mean spectrum of the training maps.
-METHODS = ("kaiser-squires", "wiener", "wiener-mean")
+# "wiener" knows the true spectrum of each map, "wiener-mean" the mean spectrum of the training maps; "lognormal" knows
+# the distribution of each map with its true parameters, and is the floor.
+METHODS = ("kaiser-squires", "wiener", "wiener-mean", "lognormal")
 SMOOTHINGS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.25, 1.5, 2.0, 3.0)  # pixels, of which the best on training maps is taken
 SPECTRUM_MAPS = 500  # of the training split, for a mean spectrum
 
@@ -68,14 +70,16 @@ def evaluate_reconstruction(
         validate_output(out)
     if method not in METHODS:
         raise UsageError(f"{method!r} is none of {', '.join(METHODS)}", "--method")
-    if regression and method == "wiener":
-        raise UsageError("wiener knows each map's spectrum, so its parameters: take wiener-mean", "--regression")
-    if draws and method == "kaiser-squires":
-        raise UsageError("kaiser-squires has no posterior to draw from: take a Wiener filter", "--draws")
+    if regression and method in ("wiener", "lognormal"):
+        raise UsageError(f"{method} knows each map's parameters: take wiener-mean", "--regression")
+    if draws and method in ("kaiser-squires", "lognormal"):
+        why = "has no posterior to draw from" if method == "kaiser-squires" else "draws maps anyway"
+        raise UsageError(f"{method} {why}: take a Wiener filter", "--draws")
     info = load_shear_info(data)
     settings = info.settings
     test = ShearMaps.read(data, "test", limit)
-    training = ShearMaps.read(data, "train", train) if regression or method != "wiener" else None
+    fitted_to_maps = method in ("kaiser-squires", "wiener-mean")
+    training = ShearMaps.read(data, "train", train) if regression or fitted_to_maps else None
     started = time.perf_counter()
     estimator, fitted = _estimator(method, settings, training, batch_size)
     estimate, std = _estimates(estimator, test, batch_size, draws, seed)
@@ -239,6 +243,18 @@ class _Wiener:
         return wiener(shear, mask).kappa, None if errors is None else errors.square().mean(0).sqrt()
 
 
+class _Lognormal:
+    """The mean and the width of the exact posterior of each map."""
+
+    def __init__(self, settings: MapSettings):
+        self.settings = settings
+
+    def __call__(self, maps: ShearMaps, rows: slice, draws: int, generator: torch.Generator) -> tuple:
+        posterior = LognormalPosterior(self.settings, maps.labels["omega_m"][rows], maps.labels["sigma_8"][rows])
+        samples = posterior.sample(*_observed(maps, rows), generator)
+        return samples.mean, samples.std
+
+
 def _estimator(method: str, settings: MapSettings, training: ShearMaps | None, batch_size: int):
     """The map of rows of shear to convergence, and the figures that it takes from training maps."""
     if method == "kaiser-squires":
@@ -248,6 +264,8 @@ def _estimator(method: str, settings: MapSettings, training: ShearMaps | None, b
             errors[smoothing] = relative_error(MassMaps(training.kappa, estimate))["value"]
         best = min(errors, key=errors.get)
         return _KaiserSquires(best), {"smoothing_pixels": best}
+    if method == "lognormal":
+        return _Lognormal(settings), {}
     if method == "wiener":
         return _Wiener(settings), {}
     mean_spectrum = training.spectra(settings, slice(SPECTRUM_MAPS)).mean(0)
@@ -255,16 +273,16 @@ def _estimator(method: str, settings: MapSettings, training: ShearMaps | None, b
 
 
 def _estimates(estimator, maps: ShearMaps, batch_size: int, draws: int = 0, seed: int = 0):
-    """Estimated maps [N, P, S, S], and the standard deviation of their pixels, or None without draws."""
+    """Estimated maps [N, P, S, S], and the standard deviation of their pixels, or None if the method gives none."""
     generator = torch.Generator().manual_seed(seed)
     estimates, stds = [], []
     for start in tqdm(range(0, len(maps.shear), batch_size), desc="Mapping", unit="batch", disable=None, leave=False):
         rows = slice(start, min(start + batch_size, len(maps.shear)))
         estimate, std = estimator(maps, rows, draws, generator)
         estimates.append(estimate.float().numpy())
-        if draws:
+        if std is not None:
             stds.append(std.float().numpy())
-    return np.concatenate(estimates), np.concatenate(stds) if draws else None
+    return np.concatenate(estimates), np.concatenate(stds) if stds else None
 
 
 def _observed(maps: ShearMaps, rows: slice) -> tuple[torch.Tensor, torch.Tensor]:

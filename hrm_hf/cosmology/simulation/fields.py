@@ -63,15 +63,28 @@ def lognormal_convergence(
     Returns:
         dimensionless convergence, float64 [bins, size, size].
     """
+    shifts, spectra, variance = gaussian_under_lognormal(cosmology, size, side_rad, source_redshifts)
+    g = _correlated_fields(spectra, size, side_rad, rng)
+    return shifts[:, None, None] * np.expm1(g - variance[:, None, None] / 2)
+
+
+def gaussian_under_lognormal(
+    cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...] = (1.0,)
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `lognormal_convergence` exponentiates.
+
+    Returns:
+        the shift of each bin [bins]; the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradian; and
+        the variance of g in each bin [bins].
+    """
     shifts = np.array([-LOGNORMAL_SHIFT * empty_beam(cosmology, z) for z in source_redshifts])
     spectra = spectra_on_modes(cosmology, size, side_rad, source_redshifts)
     modes = size**2 / side_rad**2  # a spectrum times this is the transform of a correlation function on the pixels
     correlation = np.fft.irfft2(spectra * modes, s=(size, size))
     gaussian = gaussian_correlation(correlation, (shifts[:, None] * shifts)[..., None, None])
-    # A correlation function of a log-normal field has no negative power but for rounding and the pixels' cut.
-    g = _correlated_fields(np.fft.rfft2(gaussian).real / modes, size, side_rad, rng)
     variance = np.einsum("iixy->ixy", gaussian)[:, 0, 0]
-    return shifts[:, None, None] * np.expm1(g - variance[:, None, None] / 2)
+    # A correlation function of a log-normal field has no negative power but for rounding and the pixels' cut.
+    return shifts, np.fft.rfft2(gaussian).real / modes, variance
 
 
 def gaussian_correlation(correlation: np.ndarray, shifts: np.ndarray | float) -> np.ndarray:

@@ -1,0 +1,157 @@
+"""The posterior of log-normal maps behind noisy, masked shear, by Hamiltonian Monte Carlo: what no method can beat.
+
+For a field that is known to be log-normal, with a known cosmology, the mean of this posterior has the least squared
+error of all estimates, linear or not. It is the floor under the error of a network that was trained on such maps, and
+takes minutes for a batch of maps where a network takes milliseconds.
+
+The field is kappa = shift (exp(g - var(g) / 2) - 1) less its mean, with g = L w of white noise w in the pixels, so
+that
+
+    -log p(w | d) = |w|^2 / 2 + |d - A kappa(w)|^2 / (2 sigma^2) + constant.
+
+Sources: Duane et al. 1987 and Neal 2011 (arXiv 1206.1901) for the sampler; Fiedorowicz et al. 2022 (arXiv 2105.14699)
+for log-normal mass maps by it.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ...models.shear_operator import shear_from_convergence
+from ..simulation.background import Cosmology
+from ..simulation.fields import gaussian_under_lognormal, lower_roots
+from ..simulation.maps import MapSettings
+
+
+LEAPFROGS = 15  # steps of a trajectory: about a correlation length of the posterior at the step size that is found
+FIRST_STEP, STEP_RANGE = 0.05, (0.8, 1.2)  # a random factor on each trajectory's step, against periodic ones
+WANTED_ACCEPTANCE = 0.7
+
+
+@dataclass(frozen=True)
+class MapSamples:
+    """Mean and standard deviation of samples of maps, [B, P, S, S] each.
+
+    Attributes:
+        acceptance: share of trajectories that were accepted.
+        drift: rms difference between the means of the first and of the second half of the samples, over the standard
+            deviation; about sqrt(2) over the root of the number of independent samples a half.
+    """
+
+    mean: torch.Tensor
+    std: torch.Tensor
+    acceptance: float
+    drift: float
+
+
+class LognormalPosterior:
+    """The posterior of maps with one cosmology each.
+
+    Args:
+        settings: of a data set of kind "lognormal" with shear. omega_m, sigma_8: of each map [B].
+
+    Raises:
+        ValueError: maps of another kind, or without noise.
+    """
+
+    def __init__(self, settings: MapSettings, omega_m: np.ndarray, sigma_8: np.ndarray):
+        if settings.kind != "lognormal" or not settings.sigma_e:
+            raise ValueError(
+                f"kind={settings.kind!r}, sigma_e={settings.sigma_e}: expected log-normal maps with shape noise, "
+                "whose likelihood is known"
+            )
+        self.size, self.noise = settings.size, settings.pixel_noise
+        parts = [
+            gaussian_under_lognormal(
+                Cosmology(float(one), float(other)), settings.size, settings.side_rad, settings.source_redshifts
+            )
+            for one, other in zip(omega_m, sigma_8, strict=True)
+        ]
+        shifts, spectra, variances = (np.stack(column) for column in zip(*parts))
+        roots = np.stack([lower_roots(one) for one in spectra]) * settings.size / settings.side_rad
+        self.shifts, self.roots, self.variances = (
+            torch.from_numpy(values).float() for values in (shifts, roots, variances)
+        )
+
+    def kappa(self, white: torch.Tensor) -> torch.Tensor:
+        """The maps [B, P, S, S] of white noise in the same shape."""
+        modes = torch.einsum("bijxy,bjxy->bixy", self.roots.to(torch.complex64), torch.fft.rfft2(white))
+        gaussian = torch.fft.irfft2(modes, s=(self.size, self.size))
+        shifts, variances = self.shifts[..., None, None], self.variances[..., None, None]
+        maps = shifts * torch.expm1(gaussian - variances / 2)
+        return maps - maps.mean((2, 3), keepdim=True)
+
+    def sample(
+        self,
+        shear: torch.Tensor,
+        mask: torch.Tensor | None,
+        generator: torch.Generator,
+        draws: int = 400,
+        warmup: int = 200,
+    ) -> MapSamples:
+        """Samples the maps behind shear [B, 2P, S, S] under a mask [B, 1, S, S].
+
+        Args:
+            draws: trajectories that count. warmup: trajectories before, in which the step size of each map is found.
+        """
+        shear, mask = shear.float(), None if mask is None else mask.float()
+        white = torch.zeros(len(shear), shear.shape[1] // 2, self.size, self.size)
+        step = torch.full((len(shear), 1, 1, 1), FIRST_STEP)
+        halves, squares, accepted = [torch.zeros_like(white) for _ in range(2)], torch.zeros_like(white), 0.0
+        for number in range(warmup + draws):
+            white, probability = self._trajectory(white, shear, mask, step, generator)
+            if number < warmup:
+                larger = probability > WANTED_ACCEPTANCE
+                step = step * torch.where(larger, 1.08, 0.93)[:, None, None, None]
+                continue
+            maps = self.kappa(white)
+            halves[2 * (number - warmup) >= draws] += maps
+            squares += maps.square()
+            accepted += probability.mean().item()
+        mean = (halves[0] + halves[1]) / draws
+        std = (squares / draws - mean.square()).clamp_min(0).sqrt()
+        first = draws - draws // 2
+        drift = halves[0] / first - halves[1] / max(draws - first, 1)
+        return MapSamples(mean, std, accepted / draws, (drift.square().mean() / std.square().mean()).sqrt().item())
+
+    def _trajectory(
+        self,
+        white: torch.Tensor,
+        shear: torch.Tensor,
+        mask: torch.Tensor | None,
+        step: torch.Tensor,
+        generator: torch.Generator,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The next white noise, and the probability [B] with which each map's proposal was accepted."""
+        momentum = torch.randn(white.shape, generator=generator)
+        low, high = STEP_RANGE
+        step = step * (low + (high - low) * torch.rand(1, generator=generator))
+        proposed, (energy, slope) = white, self._energy(white, shear, mask)
+        before = energy + _half_square(momentum)
+        for _ in range(LEAPFROGS):
+            momentum = momentum - 0.5 * step * slope
+            proposed = proposed + step * momentum
+            energy, slope = self._energy(proposed, shear, mask)
+            momentum = momentum - 0.5 * step * slope
+        probability = (before - energy - _half_square(momentum)).clamp(max=0).exp()
+        taken = torch.rand(len(white), generator=generator) < probability
+        return torch.where(taken[:, None, None, None], proposed, white), probability
+
+    def _energy(
+        self, white: torch.Tensor, shear: torch.Tensor, mask: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """-log p up to a constant [B], and its derivative."""
+        with torch.enable_grad():
+            white = white.detach().requires_grad_()
+            rest = (shear - shear_from_convergence(self.kappa(white), mask)) / self.noise
+            energy = _half_square(white) + _half_square(rest)
+            slope = torch.autograd.grad(energy.sum(), white)[0]
+        return energy.detach(), slope
+
+
+def _half_square(values: torch.Tensor) -> torch.Tensor:
+    return 0.5 * values.square().sum((1, 2, 3))
+
+
+__all__ = ["LognormalPosterior", "MapSamples"]

@@ -91,8 +91,12 @@ def evaluate_reconstruction(
     settings = info.settings
     if settings.observable != "shear":
         raise UsageError(f"{data} holds {settings.observable}, not shear: hrm-hf data cosmology --observable shear")
-    test = ShearMaps.read(data, "test", limit)
+    if method != "kaiser-squires" and settings.source_redshifts is None:
+        reason = "and maps from files do not say the redshifts of their sources: take kaiser-squires"
+        raise UsageError(f"{method} takes the spectrum from theory, {reason}", "--method")
+    # First, since maps without parameters have no training split, and that says how to get one.
     training = ShearMaps.read(data, "train", train) if regression or method != "wiener" else None
+    test = ShearMaps.read(data, "test", limit)
     started = time.perf_counter()
     estimator, fitted = _estimator(method, settings, training, batch_size)
     estimate, std = _estimates(estimator, test, batch_size, draws, seed)

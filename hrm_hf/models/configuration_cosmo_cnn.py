@@ -12,7 +12,8 @@ from .configuration_cosmo import CosmoRegressionConfig
 class CosmoCnnConfig(CosmoRegressionConfig):
     r"""Configuration of `cosmo_cnn`: a residual network without recurrence, beside which `hrm_cosmo` is judged.
 
-    The fields for maps, targets and posterior are those of `CosmoRegressionConfig`.
+    The fields for maps, targets and posterior are those of `CosmoRegressionConfig`. Batch norms are those of all
+    processes of a training run together.
 
     Args:
         embedding_size (`int`, defaults to 24): channels of the stem, which keeps the resolution.

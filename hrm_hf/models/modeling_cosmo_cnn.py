@@ -1,23 +1,75 @@
 """A residual network that regresses cosmological parameters from maps: the baseline without recurrence.
 
 The blocks are those of transformers' ResNet (He et al. 2015, arXiv 1512.03385). Changed for maps: the stem is a 3x3
-convolution at full resolution, for pooling there would average away the small scales that hold most information; and
-convolutions may wrap around, since opposite edges of simulated maps meet. The posterior head, its losses and its
-output are those of `hrm_cosmo`, so that the two differ in their trunk alone.
+convolution at full resolution, for pooling there would average away the small scales that hold most information;
+convolutions may wrap around, since opposite edges of simulated maps meet; and batch norms take the statistics of a
+training step over the maps of all processes, so that what is learnt does not hang on how a batch is divided. The
+posterior head, its losses and its output are those of `hrm_cosmo`, so that the two differ in their trunk alone.
 """
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from transformers import PreTrainedModel, ResNetConfig
 from transformers import initialization as init
 from transformers.modeling_outputs import BaseModelOutputWithPoolingAndNoAttention
-from transformers.models.resnet.modeling_resnet import ResNetConvLayer, ResNetEncoder
+from transformers.models.resnet.modeling_resnet import ResNetConvLayer, ResNetEncoder, ResNetShortCut
 from transformers.utils import can_return_tuple
 
 from .configuration_cosmo_cnn import CosmoCnnConfig
 from .cosmo_layers import validate_maps, wrap
 from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
+
+
+class SumOverProcesses(torch.autograd.Function):
+    """Sum of a tensor over all processes; in the backward pass the sum of its gradients.
+
+    `torch.distributed.nn.functional.all_reduce` is the same, and deprecated.
+    """
+
+    @staticmethod
+    def forward(ctx, values: torch.Tensor) -> torch.Tensor:
+        total = values.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient: torch.Tensor) -> torch.Tensor:
+        return SumOverProcesses.apply(gradient.contiguous())
+
+
+class ProcessBatchNorm2d(nn.BatchNorm2d):
+    """Batch norm whose statistics in training are those of the maps of all processes; else nn.BatchNorm2d.
+
+    Not nn.SyncBatchNorm, which refuses tensors on the CPU: so GPUs run the code that is tested without one. As with
+    it, all processes of the group have to train in step.
+    """
+
+    def forward(self, maps: torch.Tensor) -> torch.Tensor:
+        if not (self.training and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+            return super().forward(maps)
+        mean, variance, count = self._statistics(maps)
+        with torch.no_grad():
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(mean.to(self.running_mean), self.momentum)
+            unbiased = variance * (count / (count - 1))
+            self.running_var.lerp_(unbiased.to(self.running_var), self.momentum)
+        scale = self.weight * torch.rsqrt(variance + self.eps)
+        shift = self.bias - mean * scale
+        return torch.addcmul(shift.view(-1, 1, 1), maps, scale.view(-1, 1, 1)).to(maps.dtype)
+
+    def _statistics(self, maps: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Mean and biased variance of each channel [C] over all maps of all processes, and the number of values."""
+        variance, mean = torch.var_mean(maps.float(), dim=(0, 2, 3), correction=0)
+        channels, count = len(mean), mean.new_full((1,), maps.numel() / maps.shape[1])
+        # A row of each process, and not sums of squares: their difference would lose digits where means are large.
+        rows = mean.new_zeros(dist.get_world_size(), 2 * channels + 1)
+        rows[dist.get_rank()] = torch.cat((mean, variance, count))
+        means, variances, counts = SumOverProcesses.apply(rows).split((channels, channels, 1), dim=1)
+        total = counts.sum()
+        mean = (means * counts).sum(0) / total
+        return mean, ((variances + (means - mean).square()) * counts).sum(0) / total, total
 
 
 class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
@@ -76,6 +128,9 @@ class CosmoCnnModel(CosmoCnnPreTrainedModel):
         )
         self.stem = ResNetConvLayer(config.num_channels, config.embedding_size, activation=config.hidden_act)
         self.encoder = ResNetEncoder(resnet)
+        for module in self.modules():
+            if isinstance(module, ResNetConvLayer | ResNetShortCut):
+                module.normalization = ProcessBatchNorm2d(module.normalization.num_features)
         if config.padding_mode == "circular":  # ResNet has no option for it
             for module in self.modules():
                 if isinstance(module, ResNetConvLayer):

@@ -5,9 +5,14 @@ These functions are the commands `hrm-hf data cosmology` and `cosmology-files`, 
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...io.usage import UsageError, as_usage_errors
+
+
+if TYPE_CHECKING:
+    from ..simulation.survey import SurveySettings
+    from .from_files import Reading
 
 
 def build_maps(
@@ -104,6 +109,14 @@ def build_from_files(
     sigma_8: str | None = None,
     test_share: float = 1.0,
     seed: int = 0,
+    observable: str = "convergence",
+    sigma_e: float | None = None,
+    galaxies: float | None = None,
+    mask_fraction: float | None = None,
+    mask_edge_share: float | None = None,
+    hole_arcmin: str | None = None,
+    margin: float | None = None,
+    pixel_arcmin: float | None = None,
     max_pixels: int | None = None,
 ) -> dict[str, Any]:
     """Cuts maps out of local files: HEALPix files of one sky, FITS images, or Quijote cubes. Nothing is downloaded.
@@ -115,43 +128,33 @@ def build_from_files(
         slab_mpc: thickness of a slab of a cube.
         omega_m, sigma_8: priors of the labels, lowest and highest value; as in the table if not given.
         test_share: share of the universes in the test split.
+        seed: of the split, and of noise and masks.
+        observable, sigma_e, galaxies, mask_fraction, mask_edge_share: of maps of convergence, see `SurveySettings`.
+        hole_arcmin: radii as "2,12".
+        margin: around a patch of shear, see `patch_shear`. pixel_arcmin: side of a pixel of FITS images of shear.
         max_pixels: most pixels of a map or cells of a cube.
     """
     from . import from_files as files
-    from .files import is_healpix
 
     started = time.perf_counter()
-    sky = {"side_deg": side_deg, "size": size, "count": count, "centre": centre}
-    sky |= {"min_observed": min_observed, "field": field}
-    bound = {} if max_pixels is None else {"max_pixels": max_pixels}
+    survey = _survey(observable, sigma_e, galaxies, mask_fraction, mask_edge_share, hole_arcmin)
+    given = {"side_deg": side_deg, "size": size, "count": count, "centre": centre, "min_observed": min_observed}
+    given |= {"field": field, "hdu": hdu, "slab_mpc": slab_mpc, "mask": mask, "margin": margin}
+    given |= {"pixel_arcmin": pixel_arcmin}
+    given = {name: value for name, value in given.items() if value is not None}
     try:
-        if all(path.suffix == ".npy" for path in paths):
-            _validate_unused("Quijote cubes", sky | {"hdu": hdu, "mask": mask})
-            kind, options = "quijote", {"slab_mpc": slab_mpc or 125.0}
-            readings = [files.cube_reading(path, **options, **bound) for path in paths]
-        elif is_healpix(paths[0], **bound):
-            _validate_unused("HEALPix files", {"hdu": hdu, "slab_mpc": slab_mpc})
-            kind, options = "healpix", {"side_deg": 5.0, "size": 64}
-            options |= {name: value for name, value in sky.items() if value is not None}
-            if "centre" in options:
-                options["centres"] = [_centre(text) for text in options.pop("centre")]
-            readings = [files.sky_reading(paths, mask=mask, **options, **bound)]
-        else:
-            _validate_unused("FITS images", sky | {"slab_mpc": slab_mpc})
-            kind, options = "fits", {} if hdu is None else {"hdu": hdu}
-            readings = [files.image_reading(path, mask=mask, **options, **bound) for path in paths]
-        given = {"omega_m": omega_m, "sigma_8": sigma_8}
-        prior = {name: _pair(name, text) for name, text in given.items() if text is not None}
+        kind, options, readings = _readings(paths, given, survey.observable == "shear", max_pixels)
+        priors = {"omega_m": omega_m, "sigma_8": sigma_8}
+        prior = {name: _pair(name, text) for name, text in priors.items() if text is not None}
         if prior and labels is None:
             raise UsageError(f"{_option(next(iter(prior)))} has no effect without --labels")
-        table = None if labels is None else files.LabelTable(labels)
-        noted = options if mask is None else options | {"mask": mask.name}
         info = files.write_files_dataset(
             readings,
             out,
             kind=kind,
-            options=noted,
-            labels=table,
+            options=options if mask is None else options | {"mask": mask.name},
+            survey=survey,
+            labels=None if labels is None else files.LabelTable(labels),
             prior=prior,
             test_share=test_share,
             seed=seed,
@@ -166,6 +169,67 @@ def build_from_files(
     return report | {"seconds": round(time.perf_counter() - started, 1)}
 
 
+def _survey(
+    observable: str,
+    sigma_e: float | None,
+    galaxies: float | None,
+    mask_fraction: float | None,
+    mask_edge_share: float | None,
+    hole_arcmin: str | None,
+) -> "SurveySettings":
+    from ..simulation.survey import SurveySettings
+
+    given = {"sigma_e": sigma_e, "galaxies_per_arcmin2": galaxies, "mask_fraction": mask_fraction}
+    given |= {"mask_edge_share": mask_edge_share, "hole_arcmin": hole_arcmin}
+    if observable == "convergence":
+        _validate_unused("convergence from files", given)
+    given = {name: value for name, value in given.items() if value is not None}
+    if hole_arcmin is not None:
+        given["hole_arcmin"] = _numbers("hole_arcmin", hole_arcmin, 2)
+    return as_usage_errors(SurveySettings, observable=observable, **given)
+
+
+def _readings(
+    paths: list[Path], given: dict[str, Any], shear: bool, max_pixels: int | None
+) -> tuple[str, dict[str, Any], list["Reading"]]:
+    """Kind of the files, options of their reader as they are noted, and a reading of each or of all together."""
+    from . import from_files as files
+    from .files import is_healpix
+    from .patch_shear import MARGIN
+
+    bound = {} if max_pixels is None else {"max_pixels": max_pixels}
+    margin = given.get("margin", MARGIN)
+    if shear and not 0 <= margin <= 2:
+        raise UsageError(f"--margin is {margin:g}; expected 0 to 2, in sides of a patch")
+    if all(path.suffix == ".npy" for path in paths):
+        if shear:
+            raise UsageError(
+                "--observable shear is of convergence, and Quijote cubes hold density contrast; give HEALPix or FITS "
+                "maps of convergence"
+            )
+        _validate_known("Quijote cubes", given, {"slab_mpc"})
+        options = {"slab_mpc": given.get("slab_mpc", 125.0)}
+        return "quijote", options, [files.cube_reading(path, **options, **bound) for path in paths]
+    mask = given.get("mask")
+    if is_healpix(paths[0], **bound):
+        known = {"mask", "side_deg", "size", "count", "centre", "min_observed", "field"}
+        _validate_known("HEALPix files", given, known | ({"margin"} if shear else set()))
+        options = {"side_deg": 5.0, "size": 64}
+        options |= {name: value for name, value in given.items() if name != "mask"}
+        if "centre" in options:
+            options["centres"] = [_centre(text) for text in options.pop("centre")]
+        if shear:
+            options["margin"] = round(margin * options["size"])
+        return "healpix", options, [files.sky_reading(paths, mask=mask, **options, **bound)]
+    _validate_known("FITS images", given, {"mask", "hdu"} | ({"margin", "pixel_arcmin"} if shear else set()))
+    if shear and "pixel_arcmin" not in given:
+        raise UsageError("--pixel-arcmin is missing: noise and masks of shear hang on the side of a pixel in arcmin")
+    reader = {"hdu": given["hdu"]} if "hdu" in given else {}
+    reader |= {"margin": margin} if shear else {}
+    options = reader | ({"pixel_arcmin": given["pixel_arcmin"]} if shear else {})
+    return "fits", options, [files.image_reading(path, mask=mask, **reader, **bound) for path in paths]
+
+
 BUILDERS = {"cosmology": build_maps, "cosmology-files": build_from_files}
 
 
@@ -174,6 +238,10 @@ def _validate_unused(what: str, options: dict[str, Any]) -> None:
     for name, value in options.items():
         if value is not None:
             raise UsageError(f"{_option(name)} has no effect on {what}")
+
+
+def _validate_known(what: str, given: dict[str, Any], known: set[str]) -> None:
+    _validate_unused(what, {name: value for name, value in given.items() if name not in known})
 
 
 def _option(name: str) -> str:

@@ -49,10 +49,11 @@ class SkyPatches:
 
     Attributes:
         maps: float32 [patches, channels, size, size], in the unit of the file; 0 where not observed. Rows run from
-            south to north and columns from west to east, so longitude grows with the column.
-        mask: bool [patches, size, size], True where observed in every channel.
+            south to north and columns from west to east, so longitude grows with the column. With a margin each side
+            is 2 margin pixels longer.
+        mask: bool [patches, size, size], True where observed in every channel; with a margin as the maps.
         centres: float64 [patches, 2], longitude and latitude in degrees, in the coordinates of the file.
-        observed: share of observed pixels of each patch, [patches].
+        observed: share of observed pixels of each patch [patches], the smaller one of those without and with a margin.
         skipped: patches of the sky that were left out because less than the minimum was observed.
     """
 
@@ -92,6 +93,7 @@ def read_healpix_patches(
     *,
     side_deg: float = 5.0,
     size: int = 64,
+    margin: int = 0,
     centres: Sequence[tuple[float, float]] | None = None,
     count: int | None = None,
     min_observed: float = 0.5,
@@ -108,10 +110,11 @@ def read_healpix_patches(
         paths: one file, or one for each channel (tomographic bins), of the same resolution.
         mask: a HEALPix file, observed where it is above 0; without it all but UNSEEN pixels are.
         side_deg: side of a patch at its centre. size: pixels a side.
+        margin: pixels that are read beyond each edge of a patch; patches then overlap in their margins.
         centres: (longitude, latitude) in degrees; None tiles the sky in strips, almost without overlap.
         count: at most so many patches of the tiling, from south to north; None for all.
-        min_observed: patches with a smaller share of observed pixels are left out, or refused if `centres` asks for
-            them.
+        min_observed: patches with a smaller share of observed pixels, without or with their margin, are left out, or
+            refused if `centres` asks for them.
         field: number of the map in each file, from 0.
         max_pixels: of the sky; a file that says it has more is refused before it is read.
 
@@ -120,8 +123,10 @@ def read_healpix_patches(
         ValueError: no HEALPix file, a truncated one, one without that field; a mask of another resolution or of
             nothing; NaN where observed; zeros that look like missing sky, and no mask; no patch with enough sky.
     """
-    if not 0 < side_deg <= MAX_SIDE_DEG:
-        raise ValueError(f"side_deg={side_deg} must be above 0 and at most {MAX_SIDE_DEG:g}: the projection is flat")
+    widest = MAX_SIDE_DEG * size / max(size + 2 * margin, 1)
+    if not 0 < side_deg <= widest:
+        around = f" with a margin of {margin} pixels around {size}" if margin else ""
+        raise ValueError(f"side_deg={side_deg} must be above 0 and at most {widest:g}{around}: the projection is flat")
     if size < 1 or not 0 < min_observed <= 1:
         raise ValueError(f"size={size} must be at least 1 and min_observed={min_observed} in (0, 1]")
     if centres is not None and count is not None:
@@ -131,15 +136,17 @@ def read_healpix_patches(
     found: list[tuple] = []
     skipped = 0
     for centre in _tiles(side_deg) if centres is None else centres:
-        pixels = _covered(len(observed), centre, side_deg, size)
+        pixels = _covered(len(observed), centre, side_deg, size, margin)
         share = observed[pixels].mean((1, 3))
         seen = share >= 0.5
-        if seen.mean() >= min_observed:
+        middle = seen[margin : margin + size, margin : margin + size]
+        least = min(seen.mean(), middle.mean())
+        if least >= min_observed:
             maps = [np.divide(one[pixels].mean((1, 3)), share, out=np.zeros_like(share), where=seen) for one in sky]
-            found.append((np.array(maps, np.float32), seen, centre, seen.mean()))
+            found.append((np.array(maps, np.float32), seen, centre, least))
         elif centres is not None:
             raise ValueError(
-                f"the patch at longitude {centre[0]:g}, latitude {centre[1]:g} is observed to {seen.mean():.0%}, less "
+                f"the patch at longitude {centre[0]:g}, latitude {centre[1]:g} is observed to {least:.0%}, less "
                 f"than min_observed={min_observed:g}; choose another centre or lower the minimum"
             )
         else:
@@ -210,26 +217,31 @@ def _tiles(side_deg: float) -> Iterator[tuple[float, float]]:
             yield float(longitude), float(latitude)
 
 
-def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size: int) -> np.ndarray:
-    """HEALPix pixels that a patch covers, [size, finer, size, finer]: row, row within the pixel, column, column."""
+def _covered(sky_pixels: int, centre: tuple[float, float], side_deg: float, size: int, margin: int) -> np.ndarray:
+    """HEALPix pixels that a patch with its margin covers, [wide, finer, wide, finer].
+
+    That is row, row within the pixel, column, column; `wide` is size + 2 margin.
+    """
     healpy = _extra("healpy")
     nside = healpy.npix2nside(sky_pixels)
     finer = max(1, int(np.ceil(2 * side_deg / size / healpy.nside2resol(nside, arcmin=True) * 60)))
-    pixels = healpy.vec2pix(nside, *gnomonic_grid(centre, side_deg, size * finer))
-    return pixels.reshape(size, finer, size, finer)
+    pixels = healpy.vec2pix(nside, *gnomonic_grid(centre, side_deg, size * finer, margin * finer))
+    wide = size + 2 * margin
+    return pixels.reshape(wide, finer, wide, finer)
 
 
-def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int) -> np.ndarray:
+def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int, margin: int = 0) -> np.ndarray:
     """Unit vectors of the pixels of a patch in gnomonic projection, [3, size, size]; rows to the north, columns east.
 
     Args:
         centre: longitude and latitude in degrees. side_deg: angle that the patch spans along its middle row.
+        margin: pixels beyond each edge that are returned too.
     """
     longitude, latitude = np.radians(centre)
     if not abs(latitude) <= np.pi / 2 or not np.isfinite(longitude):
         raise ValueError(f"centre={tuple(centre)} is no (longitude, latitude) in degrees")
     half = np.tan(np.radians(side_deg / 2))
-    offset = ((np.arange(size) + 0.5) / size * 2 - 1) * half
+    offset = ((np.arange(-margin, size + margin) + 0.5) / size * 2 - 1) * half
     up = np.array([np.cos(latitude) * np.cos(longitude), np.cos(latitude) * np.sin(longitude), np.sin(latitude)])
     east = np.array([-np.sin(longitude), np.cos(longitude), 0])
     north = np.cross(up, east)

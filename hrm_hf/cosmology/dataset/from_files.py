@@ -4,7 +4,8 @@
     train/*.parquet, test/*.parquet
     cosmology.json    `FilesInfo`: what was read, how, units, parameters, mean and standard deviation of a pixel
 
-Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where there is one; `source`, the file; for
+Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where there is one; of shear (`patch_shear.py`)
+`kappa` float32 [planes, size, size], the convergence; `source`, the file; for
 patches of the sky `longitude` and `latitude` in degrees; for slabs of a cube `axis`, `slab` and `redshift`. `omega_m`,
 `sigma_8`, `s_8` and `cosmology_id` are there if the user gave a table of parameters, and only then: such a set is
 trained on and evaluated like one that was drawn; maps of others can be given to a trained model.
@@ -16,7 +17,7 @@ that are there are complete.
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from ...io.complete_files import TEMPORARY, write_text
+from ..simulation.survey import SurveySettings
 from .build import UNFINISHED
 from .files import (
     MAX_CUBE_CELLS,
@@ -34,6 +36,7 @@ from .files import (
     read_quijote_cube,
 )
 from .info import INFO_FILE, PARAMETERS, SPLITS, FileSettings, FilesInfo, maps_features
+from .patch_shear import sheared
 from .shards import Rows, read_header, write_shard
 
 
@@ -163,7 +166,8 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
         names = np.full(len(patches.maps), " ".join(path.name for path in paths))
         longitude, latitude = patches.centres.T
         rows = {"map": patches.maps, "mask": patches.mask, "source": names}
-        return rows | {"longitude": longitude, "latitude": latitude, "skipped": np.full(len(names), patches.skipped)}
+        rows |= {"longitude": longitude, "latitude": latitude, "skipped": np.full(len(names), patches.skipped)}
+        return rows | {"margin": np.full(len(names), options.get("margin", 0))}
 
     mask = options.get("mask")
     others = [*paths[1:], *([] if mask is None else [mask])]
@@ -171,13 +175,23 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
 
 
 def image_reading(
-    path: Path, hdu: int | None = None, mask: Path | None = None, max_pixels: int = MAX_SKY_PIXELS
+    path: Path,
+    hdu: int | None = None,
+    mask: Path | None = None,
+    margin: float = 0.0,
+    max_pixels: int = MAX_SKY_PIXELS,
 ) -> Reading:
-    """One flat map; `mask` is a FITS image, above 0 where observed."""
+    """One flat map; `mask` is a FITS image, above 0 where observed.
+
+    Args:
+        margin: of the image around its middle, on each side, in sides of the middle: that is to be the patch.
+    """
 
     def read() -> Rows:
         observed = None if mask is None else read_fits_image(mask, max_pixels=max_pixels)[0] > 0
-        rows = {"map": read_fits_image(path, hdu, observed, max_pixels)[None], "source": np.array([path.name])}
+        image = read_fits_image(path, hdu, observed, max_pixels)
+        rows = {"map": image[None], "source": np.array([path.name])}
+        rows["margin"] = np.array([round(image.shape[-1] * margin / (1 + 2 * margin))])
         return rows if observed is None else rows | {"mask": observed[None]}
 
     return Reading(Path(path), read, () if mask is None else (Path(mask),))
@@ -209,6 +223,7 @@ def write_files_dataset(
     *,
     kind: str,
     options: dict[str, Any],
+    survey: SurveySettings | None = None,
     labels: LabelTable | None = None,
     prior: Mapping[str, tuple[float, float]] | None = None,
     test_share: float = 1.0,
@@ -220,10 +235,13 @@ def write_files_dataset(
     Args:
         out: folder to write: new, empty, or left unfinished by the same call.
         kind: of the files, one of `FILE_COLUMNS`. options: noted in the info file.
+        survey: what is observed of the maps; None for the maps as they are. Shear is of the middle of what was read,
+            without the margins that the readings were made with.
         labels: parameters; without them the data set has none.
         prior: lowest and highest value of parameters, where that is known; others are `LabelTable.bounds`.
         test_share: share of the universes whose maps go to the test split, drawn by `seed`; 1 for all of them. Other
             shares need labels, which tell the universes apart.
+        seed: also of the noise and the mask of each patch of shear, whichever readings come after it.
         progress: show a bar of the files on stderr.
 
     Raises:
@@ -239,8 +257,12 @@ def write_files_dataset(
     bounds = _prior_bounds(labels, prior or {}, readings)
     start = splits[0][1][0]
     first = readings[start].read()
+    settings = _settings(first, kind, options, survey or SurveySettings())
+    if settings.observable == "shear":
+        first = sheared(first, settings, seed, start)
+        readings = [_sheared_reading(reading, settings, seed, number) for number, reading in enumerate(readings)]
     info = FilesInfo(
-        settings=_settings(first, kind, options), counts=dict.fromkeys(SPLITS, 0), prior_bounds=bounds, seed=seed,
+        settings=settings, counts=dict.fromkeys(SPLITS, 0), prior_bounds=bounds, seed=seed,
         labels=None if labels is None else labels.path.name, skipped=int(first.get("skipped", np.zeros(1))[0]),
         pixel_mean=(), pixel_std=(),
     )  # fmt: skip
@@ -298,10 +320,20 @@ def _go_on(out: Path, asked: dict[str, Any]) -> None:
         )
 
 
-def _settings(rows: Rows, kind: str, options: dict[str, Any]) -> FileSettings:
+def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySettings) -> FileSettings:
     """Returns the settings of one reading's maps; those of the others must be the same."""
     channels, size = rows["map"].shape[1:3]
-    return FileSettings(kind, size, channels, "mask" in rows, options.get("side_deg"), options)
+    side_deg, has_mask = options.get("side_deg"), "mask" in rows
+    if survey.observable == "shear":
+        channels, has_mask = 2 * channels, True
+        size -= 2 * int(rows.get("margin", np.zeros(1))[0])
+        if "pixel_arcmin" in options:
+            side_deg = size * options["pixel_arcmin"] / 60
+    return FileSettings(kind, size, channels, has_mask, side_deg, options, **asdict(survey))
+
+
+def _sheared_reading(reading: Reading, settings: FileSettings, seed: int, number: int) -> Reading:
+    return replace(reading, read=lambda: sheared(reading.read(), settings, seed, number))
 
 
 def _figures(headers: Mapping[str, list[dict]]) -> dict[str, Any]:
@@ -383,7 +415,10 @@ def _data_card(info: FilesInfo) -> str:
     splits = [split for split, count in info.counts.items() if count]
     files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in splits)
     columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units().items())
-    options = "".join(f"- {name}: {value}\n" for name, value in info.settings.options.items())
+    noted = dict(info.settings.options)
+    if info.settings.observable == "shear":
+        noted |= {field.name: getattr(info.settings, field.name) for field in fields(SurveySettings)}
+    options = "".join(f"- {name}: {value}\n" for name, value in noted.items())
     labels = "The maps have no parameters."
     if info.labels:
         prior = ", ".join(f"{name} from {low:.6g} to {high:.6g}" for name, (low, high) in info.prior.items())

@@ -17,6 +17,7 @@ import numpy as np
 from ..simulation.background import PRIOR, Cosmology
 from ..simulation.lpt import validate_width
 from ..simulation.maps import GENERATOR_VERSION, LEGACY, PERIODIC, MapSettings
+from ..simulation.survey import SurveySettings
 
 
 if TYPE_CHECKING:
@@ -247,13 +248,14 @@ class CosmologyInfo(CosmologyPlan, MapsInfo):
 
 
 @dataclass(frozen=True)
-class FileSettings:
-    """How maps were read from files.
+class FileSettings(SurveySettings):
+    """How maps were read from files, and what was made of them.
 
     Args:
         kind: of the files, one of FILE_COLUMNS. size: pixels a side. channels: maps in a row, a mask not counted.
         has_mask: there is a mask of observed pixels. side_deg: side of a patch in degrees, None if it is not known.
         options: of the reader.
+        The others: see `SurveySettings`. Convergence stays as it is in the files; noise and masks are of shear.
     """
 
     kind: str
@@ -262,22 +264,38 @@ class FileSettings:
     has_mask: bool
     side_deg: float | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    # Figures of a generator, which nobody told about the files.
-    source_redshifts: ClassVar[None] = None
-    sigma_e: ClassVar[None] = None
-    observable: ClassVar[str] = "convergence"
+    source_redshifts: ClassVar[None] = None  # nobody told them
 
     def __post_init__(self):
+        super().__post_init__()
         if self.kind not in FILE_COLUMNS:
             raise ValueError(f"kind={self.kind!r} of files is not one of {', '.join(FILE_COLUMNS)}")
+        if self.observable == "shear" and self.kind == "quijote":
+            raise ValueError(
+                "observable='shear' of Quijote cubes: they hold density contrast, and shear is of convergence; give "
+                "HEALPix or FITS maps of convergence"
+            )
+        if self.observable == "shear" and not (self.side_deg and 0 < self.side_deg < np.inf):
+            raise ValueError(f"side_deg={self.side_deg} of shear must be positive: noise and masks hang on the pixels")
+        if self.observable != "shear" and (self.sigma_e or self.mask_fraction):
+            raise ValueError(
+                f"sigma_e={self.sigma_e} and mask_fraction={self.mask_fraction}: convergence stays as it is in the "
+                "files, without more noise or masks; leave them out, or take observable='shear'"
+            )
+
+    @property
+    def planes(self) -> int:
+        """Maps of the files behind a row."""
+        return self.channels // 2 if self.observable == "shear" else self.channels
 
 
 @dataclass(frozen=True, kw_only=True)
 class FilesInfo(MapsInfo):
-    """A set of maps that were read from files; no generator, and no seed, gives them again.
+    """A set of maps that were read from files; no generator gives them again.
 
     Args:
-        settings: how they were read. counts: maps of each split. seed: of the split by universe.
+        settings: how they were read. counts: maps of each split.
+        seed: of the split by universe, and of the noise and masks of shear.
         labels: file of the table of parameters, None without.
         prior_bounds: lowest and highest value of each parameter that a model is to consider; None without labels.
         skipped: patches of the sky left out because too little of them was observed.
@@ -317,8 +335,14 @@ class FilesInfo(MapsInfo):
 
     def column_names(self) -> list[str]:
         masks = ["mask"] if self.has_mask else []
+        kappa = ["kappa"] if self.settings.observable == "shear" else []
         parameters = [] if self.labels is None else [*PARAMETERS, "s_8", "cosmology_id"]
-        return ["map", *masks, *FILE_COLUMNS[self.kind], *parameters]
+        return ["map", *masks, *kappa, *FILE_COLUMNS[self.kind], *parameters]
+
+    def units(self) -> dict[str, str]:
+        # UNITS has what is drawn: everywhere, and of mean 0 as it is.
+        kappa = "convergence of the file, less the mean of the patch; 0 where the file has none"
+        return {name: kappa if name == "kappa" else unit for name, unit in super().units().items()}
 
     def why_without(self, split: str) -> str:
         if self.labels is None:

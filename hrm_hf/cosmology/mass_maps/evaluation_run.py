@@ -77,9 +77,13 @@ def evaluate_reconstruction(
         raise UsageError(f"{method} {why}: take a Wiener filter", "--draws")
     info = load_shear_info(data)
     settings = info.settings
-    test = ShearMaps.read(data, "test", limit)
+    if method != "kaiser-squires" and settings.source_redshifts is None:
+        reason = "and maps from files do not say the redshifts of their sources: take kaiser-squires"
+        raise UsageError(f"{method} takes the spectrum from theory, {reason}", "--method")
     fitted_to_maps = method in ("kaiser-squires", "wiener-mean")
+    # First, since maps without parameters have no training split, and that says how to get one.
     training = ShearMaps.read(data, "train", train) if regression or fitted_to_maps else None
+    test = ShearMaps.read(data, "test", limit)
     started = time.perf_counter()
     estimator, fitted = _estimator(method, settings, training, batch_size)
     estimate, std = _estimates(estimator, test, batch_size, draws, seed)

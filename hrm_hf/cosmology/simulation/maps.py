@@ -10,52 +10,41 @@ from typing import Any
 import numpy as np
 
 from .background import Cosmology
-from .fields import ARCMIN, gaussian_convergence, lognormal_convergence, multipole_grid, shape_noise
+from .fields import ARCMIN, gaussian_convergence, lognormal_convergence, multipole_grid
 from .lpt import lpt_convergence, validate_box
-from .survey import EDGE_SHARE, HOLE_ARCMIN, smooth_observed, survey_maps, survey_mask
+from .survey import OBSERVABLES, SurveySettings, observe_shear, smooth_observed, survey_maps
 
 
 KINDS = ("lognormal", "gaussian", "2lpt", "des", "legacy-synthetic", "legacy-des", "legacy-2lpt")
 LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
 PERIODIC = ("lognormal", "gaussian")  # opposite edges meet: maps may be shifted, and padded in circles
 MASKED = ("des",)  # come with a mask of observed pixels, whatever is observed
-OBSERVABLES = ("convergence", "shear")
 GENERATOR_VERSION = 1  # raised when the same settings and seed would give another map
 
 
 @dataclass(frozen=True)
-class MapSettings:
+class MapSettings(SurveySettings):
     """How maps are made; everything but the cosmological parameters and the seed.
 
     Args:
         kind: one of KINDS. size: pixels a side. side_deg: side of the patch in degrees.
         source_redshifts: one channel for each plane of sources.
-        sigma_e: dispersion of intrinsic ellipticities, both components; 0 for maps without noise.
-        galaxies_per_arcmin2: sources of all channels together, which share them evenly.
         smoothing_arcmin: standard deviation of a Gaussian smoothing, in arcmin; 0 for none. Not of shear.
-        observable: "convergence", or "shear": the two components g1 and g2 of each plane, with noise of their own, and
-            beside them the convergence that made them. Of PERIODIC kinds, on which `models.shear_operator` is exact.
-        mask_fraction: share of pixels that are not observed (kind "des", or shear).
-        mask_edge_share: of these, the share beyond the survey's edge; the others are in holes around bright stars.
-        hole_arcmin: smallest and largest radius of a hole; they are uniform in its logarithm.
         box_mpc, box_grid: side in Mpc/h and particles a side of the box of kind "2lpt".
+        The others: see `SurveySettings`. Shear is of PERIODIC kinds, on which `models.shear_operator` is exact; a
+            mask is of kind "des", or of shear.
     """
 
     kind: str = "lognormal"
     size: int = 64
     side_deg: float = 5.0
     source_redshifts: tuple[float, ...] = (1.0,)
-    sigma_e: float = 0.0
-    galaxies_per_arcmin2: float = 10.0
     smoothing_arcmin: float = 0.0
-    observable: str = "convergence"
-    mask_fraction: float = 0.0
-    mask_edge_share: float = EDGE_SHARE
-    hole_arcmin: tuple[float, float] = HOLE_ARCMIN
     box_mpc: float = 256.0
     box_grid: int = 64
 
     def __post_init__(self):
+        super().__post_init__()
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
         if self.size < 8 or self.box_grid < 8:
@@ -63,16 +52,11 @@ class MapSettings:
         object.__setattr__(self, "source_redshifts", tuple(float(z) for z in self.source_redshifts))
         if not self.source_redshifts or not all(0 < z < 20 for z in self.source_redshifts):
             raise ValueError(f"source_redshifts={self.source_redshifts} must be one or more numbers between 0 and 20")
-        for name in ("side_deg", "galaxies_per_arcmin2", "box_mpc"):
+        for name in ("side_deg", "box_mpc"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive")
-        for name in ("sigma_e", "smoothing_arcmin"):
-            if not 0 <= getattr(self, name) < np.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
-        if not 0 <= self.mask_fraction < 1:
-            raise ValueError(f"mask_fraction={self.mask_fraction} is not a share from 0 to below 1")
-        if self.observable not in OBSERVABLES:
-            raise ValueError(f"observable={self.observable!r} is not one of {', '.join(OBSERVABLES)}")
+        if not 0 <= self.smoothing_arcmin < np.inf:
+            raise ValueError(f"smoothing_arcmin={self.smoothing_arcmin} must be 0 or more")
         if self.observable == "shear" and self.kind not in PERIODIC:
             raise ValueError(
                 f"observable='shear' of kind {self.kind!r}: mass beyond its edges shears it, and the maps do not show "
@@ -86,11 +70,6 @@ class MapSettings:
             raise ValueError(
                 f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
             )
-        if not 0 <= self.mask_edge_share <= 1:
-            raise ValueError(f"mask_edge_share={self.mask_edge_share} is not a share from 0 to 1")
-        object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
-        if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
-            raise ValueError(f"hole_arcmin={self.hole_arcmin} must be the smallest and the largest radius, above 0")
         if self.kind == "2lpt":
             validate_box(self.box_mpc, self.box_grid)
 
@@ -107,22 +86,6 @@ class MapSettings:
     @property
     def has_mask(self) -> bool:
         return self.kind in MASKED or self.observable == "shear"
-
-    @property
-    def side_rad(self) -> float:
-        """Side of the patch in radians."""
-        return self.side_deg * 60 * ARCMIN
-
-    @property
-    def pixel_arcmin(self) -> float:
-        """Side of a pixel in arcmin."""
-        return self.side_deg * 60 / self.size
-
-    @property
-    def pixel_noise(self) -> float:
-        """Standard deviation of the shape noise of a pixel of one plane: of convergence, g1 and g2 alike."""
-        share = self.galaxies_per_arcmin2 / len(self.source_redshifts)
-        return shape_noise(self.sigma_e, share, self.pixel_arcmin)
 
 
 def generate_map(
@@ -160,11 +123,8 @@ def _shear(settings: MapSettings, cosmology: Cosmology, rng: np.random.Generator
 
     kappa = _periodic_convergence(settings, cosmology, rng)
     shear = shear_from_convergence(torch.from_numpy(kappa)).numpy()
-    if settings.sigma_e:
-        shear = shear + settings.pixel_noise * rng.standard_normal(shear.shape)
-    shape = settings.mask_edge_share, settings.hole_arcmin
-    mask = survey_mask(settings.size, settings.pixel_arcmin, settings.mask_fraction, rng, *shape)
-    return {"map": (shear * mask).astype(np.float32), "mask": mask, "kappa": kappa.astype(np.float32)}
+    shear, mask = observe_shear(shear, settings, rng)
+    return {"map": shear, "mask": mask, "kappa": kappa.astype(np.float32)}
 
 
 def _convergence(

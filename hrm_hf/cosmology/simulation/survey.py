@@ -1,5 +1,6 @@
-"""Maps of kind "des": what a lensing survey makes of the convergence. Several source planes on one patch of sky, shape
-noise, a footprint with holes, smoothing.
+"""Convergence as a lensing survey observes it: shape noise, a footprint with holes, smoothing; maps of kind "des".
+
+`SurveySettings` are those of drawn maps and of maps from files alike. Maps of kind "des" are made so:
 
 1. Log-normal convergence of the source planes of `settings.source_redshifts`, with the right cross spectra, on a
    periodic sky of 1.5 times the side; the patch is cut out of it, so opposite edges do not meet. The mean of each
@@ -20,12 +21,13 @@ redshifts) and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of a
 checked against the papers' tables.
 """
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .background import Cosmology
-from .fields import lognormal_convergence
+from .fields import ARCMIN, lognormal_convergence, shape_noise
 
 
 if TYPE_CHECKING:
@@ -38,6 +40,59 @@ MARGIN = 1.5  # side of the periodic sky over that of the patch: opposite edges 
 EDGE_SHARE = 0.5  # by default so many of the unobserved pixels lie beyond the footprint's edge, the others in holes
 EDGE_ROUGHNESS = 0.1  # rms of the edge around a straight line, in sides
 HOLE_ARCMIN = (2.0, 12.0)  # radii of holes, uniform in the logarithm
+OBSERVABLES = ("convergence", "shear")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveySettings:
+    """Observable, noise and mask of maps of a patch of sky. Subclasses have `size`, `side_deg` and `planes` of it.
+
+    Args:
+        observable: "convergence", or "shear": the two components g1 and g2 of each plane, with noise of their own, and
+            beside them the convergence that made them.
+        sigma_e: dispersion of intrinsic ellipticities, both components; 0 for maps without noise.
+        galaxies_per_arcmin2: sources of all planes together, which share them evenly.
+        mask_fraction: share of pixels that are not observed.
+        mask_edge_share: of these, the share beyond the survey's edge; the others are in holes around bright stars.
+        hole_arcmin: smallest and largest radius of a hole; they are uniform in its logarithm.
+    """
+
+    observable: str = "convergence"
+    sigma_e: float = 0.0
+    galaxies_per_arcmin2: float = 10.0
+    mask_fraction: float = 0.0
+    mask_edge_share: float = EDGE_SHARE
+    hole_arcmin: tuple[float, float] = HOLE_ARCMIN
+
+    def __post_init__(self):
+        if self.observable not in OBSERVABLES:
+            raise ValueError(f"observable={self.observable!r} is not one of {', '.join(OBSERVABLES)}")
+        if not 0 <= self.sigma_e < np.inf:
+            raise ValueError(f"sigma_e={self.sigma_e} must be 0 or more")
+        if not 0 < self.galaxies_per_arcmin2 < np.inf:
+            raise ValueError(f"galaxies_per_arcmin2={self.galaxies_per_arcmin2} must be positive")
+        if not 0 <= self.mask_fraction < 1:
+            raise ValueError(f"mask_fraction={self.mask_fraction} is not a share from 0 to below 1")
+        if not 0 <= self.mask_edge_share <= 1:
+            raise ValueError(f"mask_edge_share={self.mask_edge_share} is not a share from 0 to 1")
+        object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
+        if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
+            raise ValueError(f"hole_arcmin={self.hole_arcmin} must be the smallest and the largest radius, above 0")
+
+    @property
+    def side_rad(self) -> float:
+        """Side of the patch in radians."""
+        return self.side_deg * 60 * ARCMIN
+
+    @property
+    def pixel_arcmin(self) -> float:
+        """Side of a pixel in arcmin."""
+        return self.side_deg * 60 / self.size
+
+    @property
+    def pixel_noise(self) -> float:
+        """Standard deviation of the shape noise of a pixel of one plane: of convergence, g1 and g2 alike."""
+        return shape_noise(self.sigma_e, self.galaxies_per_arcmin2 / self.planes, self.pixel_arcmin)
 
 
 def survey_maps(
@@ -60,6 +115,21 @@ def survey_maps(
     kappa = signal - signal[:, mask].mean(1)[:, None, None] + noise
     kappa = smooth_observed(kappa, mask, settings.smoothing_arcmin / settings.pixel_arcmin)
     return kappa.astype(np.float32), mask
+
+
+def observe_shear(
+    shear: np.ndarray, settings: SurveySettings, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """Adds shape noise to shear [2 planes, size, size] and hides what is not observed.
+
+    Returns:
+        the shear, float32, 0 where not observed; and the mask, bool [size, size], True where observed.
+    """
+    if settings.sigma_e:
+        shear = shear + settings.pixel_noise * rng.standard_normal(shear.shape)
+    shape = settings.mask_edge_share, settings.hole_arcmin
+    mask = survey_mask(shear.shape[-1], settings.pixel_arcmin, settings.mask_fraction, rng, *shape)
+    return (shear * mask).astype(np.float32), mask
 
 
 def survey_mask(

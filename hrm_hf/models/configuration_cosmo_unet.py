@@ -16,7 +16,7 @@ class CosmoUnetConfig(MassMappingConfig):
     The fields for maps, targets and posterior are those of `MassMappingConfig`.
 
     Args:
-        hidden_sizes (`list[int]`, defaults to `[16, 32, 48, 56]`): channels of each level, the first at full
+        hidden_sizes (`list[int]`, defaults to `[16, 32, 40, 50]`): channels of each level, the first at full
             resolution; each halves the side.
     """
 
@@ -32,7 +32,7 @@ class CosmoUnetConfig(MassMappingConfig):
 
     def __post_init__(self, **kwargs):
         if self.hidden_sizes is None:
-            self.hidden_sizes = [16, 32, 48, 56]
+            self.hidden_sizes = [16, 32, 40, 50]
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):

@@ -134,7 +134,8 @@ class LognormalPosterior:
             proposed = proposed + step * momentum
             energy, slope = self._energy(proposed, shear, mask)
             momentum = momentum - 0.5 * step * slope
-        probability = (before - energy - _half_square(momentum)).clamp(max=0).exp()
+        # A trajectory that has left all numbers is refused, as one that leads nowhere.
+        probability = (before - energy - _half_square(momentum)).clamp(max=0).exp().nan_to_num(nan=0.0)
         taken = torch.rand(len(white), generator=generator) < probability
         return torch.where(taken[:, None, None, None], proposed, white), probability
 

@@ -85,8 +85,8 @@ def evaluate_reconstruction(
     training = ShearMaps.read(data, "train", train) if regression or fitted_to_maps else None
     test = ShearMaps.read(data, "test", limit)
     started = time.perf_counter()
-    estimator, fitted = _estimator(method, settings, training, batch_size)
-    estimate, std = _estimates(estimator, test, batch_size, draws, seed)
+    estimator, fitted = map_estimator(method, settings, training, batch_size)
+    estimate, std = estimate_maps(estimator, test, batch_size, draws, seed)
     seconds = time.perf_counter() - started
     maps = MassMaps(test.kappa, estimate, test.masks, std)
     result = {
@@ -102,7 +102,7 @@ def evaluate_reconstruction(
     if regression:
         predicted = run_baseline(
             regression,
-            MapSet(_estimates(estimator, training, batch_size)[0], training.labels, training.masks),
+            MapSet(estimate_maps(estimator, training, batch_size)[0], training.labels, training.masks),
             MapSet(estimate, test.labels, test.masks),
             seed=seed,
         )
@@ -259,12 +259,16 @@ class _Lognormal:
         return samples.mean, samples.std
 
 
-def _estimator(method: str, settings: MapSettings, training: ShearMaps | None, batch_size: int):
-    """The map of rows of shear to convergence, and the figures that it takes from training maps."""
+def map_estimator(method: str, settings: MapSettings, training: ShearMaps | None, batch_size: int = 100):
+    """One of METHODS for `estimate_maps`, and the figures that it takes from training maps.
+
+    Args:
+        training: rows that "kaiser-squires" and "wiener-mean" are fitted to; None for the others.
+    """
     if method == "kaiser-squires":
         errors = {}
         for smoothing in SMOOTHINGS:
-            estimate, _ = _estimates(_KaiserSquires(smoothing), training, batch_size)
+            estimate, _ = estimate_maps(_KaiserSquires(smoothing), training, batch_size)
             errors[smoothing] = relative_error(MassMaps(training.kappa, estimate))["value"]
         best = min(errors, key=errors.get)
         return _KaiserSquires(best), {"smoothing_pixels": best}
@@ -276,7 +280,7 @@ def _estimator(method: str, settings: MapSettings, training: ShearMaps | None, b
     return _Wiener(settings, WienerFilter(settings, mean_spectrum)), {}
 
 
-def _estimates(estimator, maps: ShearMaps, batch_size: int, draws: int = 0, seed: int = 0):
+def estimate_maps(estimator, maps: ShearMaps, batch_size: int, draws: int = 0, seed: int = 0):
     """Estimated maps [N, P, S, S], and the standard deviation of their pixels, or None if the method gives none."""
     generator = torch.Generator().manual_seed(seed)
     estimates, stds = [], []
@@ -325,4 +329,14 @@ def _distance(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: metrics[name] for name in ("map_distance",) if name in metrics}
 
 
-__all__ = ["METHODS", "evaluate_model", "evaluate_reconstruction", "network_metrics", "plot_network", "summary"]
+__all__ = [
+    "METHODS",
+    "card_figures",
+    "estimate_maps",
+    "evaluate_model",
+    "evaluate_reconstruction",
+    "map_estimator",
+    "network_metrics",
+    "plot_network",
+    "summary",
+]

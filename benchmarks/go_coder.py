@@ -2,6 +2,7 @@
 
     python benchmarks/go_coder.py [--quick] [--threads 2] [--rows 2] [--length 512]
     python benchmarks/go_coder.py --device cuda --dtype bfloat16 --rows 8 --length 1024
+    python benchmarks/go_coder.py --size nano --rows 8 --length 384    # beside a Llama and a GPT-2 of 10M
 
 Both have the tokenizer's 50,000 tokens and train on the same batch: streams with a third of problem and context, a
 sixth of plan and half of code, labels on plan and code. A Llama of the coder's size stands beside them, as a win
@@ -26,6 +27,7 @@ NO_DROPOUT = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
 
 def main() -> None:
     parser = make_parser(__doc__, quick="tiny models, few turns")
+    parser.add_argument("--size", choices=["base", "nano"], default="base", help="nano: all three have its 10M")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--rows", type=int, default=2, help="streams of a training step")
@@ -37,7 +39,7 @@ def main() -> None:
     if args.quick:
         args.length, args.turns, args.new_tokens = 128, 2, 4
     torch.set_num_threads(args.threads)
-    configs = quick_configs() if args.quick else full_configs()
+    configs = quick_configs() if args.quick else SIZES[args.size]()
     models = {name: {"parameters": count_parameters(config)} for name, config in configs.items()}
     for name, megabytes in memory(configs, args, train_step).items():
         models[name]["training_peak_mib"] = megabytes
@@ -50,7 +52,8 @@ def main() -> None:
         "length": args.length, "turns": args.turns, "machine": machine(), "versions": library_versions(),
         "models": models, "against_gpt2": ratios(models),
     }  # fmt: skip
-    write_report(args, "go_coder_cuda" if args.device != "cpu" else "go_coder", report)
+    name = "go_coder" if args.size == "base" else f"go_coder_{args.size}"
+    write_report(args, f"{name}_cuda" if args.device != "cpu" else name, report)
     print_table(report)
 
 
@@ -65,6 +68,19 @@ def full_configs() -> dict:
     return {"hrm_go_coder": coder, "gpt2": gpt2, "llama": llama}
 
 
+def nano_configs() -> dict:
+    """The nano, and a Llama and a GPT-2 of its width and size, with which it is compared in docs/results.md."""
+    coder = HrmGoCoderConfig.from_preset("nano")
+    llama = LlamaConfig(
+        vocab_size=coder.vocab_size, hidden_size=256, intermediate_size=704, num_hidden_layers=7,
+        num_attention_heads=8, tie_word_embeddings=True, pad_token_id=None,
+    )  # fmt: skip
+    gpt2 = GPT2Config(
+        vocab_size=coder.vocab_size, n_embd=256, n_layer=7, n_head=8, pad_token_id=None, **NO_DROPOUT
+    )  # fmt: skip
+    return {"hrm_go_coder": coder, "gpt2": gpt2, "llama": llama}
+
+
 def quick_configs() -> dict:
     """The same three, tiny."""
     coder = HrmGoCoderConfig.from_preset("test")
@@ -76,6 +92,9 @@ def quick_configs() -> dict:
         vocab_size=coder.vocab_size, n_embd=192, n_layer=4, n_head=4, pad_token_id=None, **NO_DROPOUT
     )  # fmt: skip
     return {"hrm_go_coder": coder, "gpt2": gpt2, "llama": llama}
+
+
+SIZES = {"base": full_configs, "nano": nano_configs}
 
 
 def stream_batch(vocab_size: int, rows: int, length: int) -> dict[str, torch.Tensor]:

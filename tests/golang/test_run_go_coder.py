@@ -168,20 +168,20 @@ def test_a_unified_model_learns_decisions_as_tokens(run):
     assert results["metrics"]["refinement_loss"] > 0 and "refinement_accuracy" not in results["metrics"]
 
 
-RECIPES = ("go_nano_cpu", "go_base", "go_wide", "go_unified", "gpt2_125m_baseline", "llama_26m_baseline")
-# Millions of parameters with a vocabulary of 50,000 (nano: its own).
+# Millions of parameters with a vocabulary of 50,000; of 16,384 for the nano and what is of its size.
 SIZES = {
     "go_nano_cpu": 10.0, "go_base": 24.75, "go_wide": 27.9, "go_unified": 25.9, "gpt2_125m_baseline": 124.24,
-    "llama_26m_baseline": 25.9,
+    "llama_26m_baseline": 25.9, "llama_10m_baseline": 9.81, "gpt2_10m_baseline": 9.93,
 }  # fmt: skip
+SMALL = {"go_nano_cpu": {}, "llama_10m_baseline": {"vocab_size": 16384}, "gpt2_10m_baseline": {"vocab_size": 16384}}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", SIZES)
 def test_every_recipe_is_a_run_of_a_model_of_the_size_that_it_says(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     arguments = ["--recipe", str(FOLDER / "recipes" / f"{name}.yaml"), "--use_cpu", "true"]
     model_args, data_args, args = parse_recipe((ModelArguments, GoDataArguments, GoTrainingArguments), arguments)
-    config = build_config(model_args, **({} if name == "go_nano_cpu" else {"vocab_size": 50000}))
+    config = build_config(model_args, **SMALL.get(name, {"vocab_size": 50000}))
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     assert model.num_parameters() / 1e6 == pytest.approx(SIZES[name], abs=0.06)

@@ -12,8 +12,11 @@ from .report import AsJson, Device, UpdateCard, run, usage_errors, validate_mode
 Steps = Literal["fixed", "adaptive"]  # how many segments of recurrence a map gets
 # Baselines; the names of `hrm_hf.cosmology.baselines.METHODS`.
 Method = Literal["spectrum-ridge", "spectrum-quadratic", "spectrum-gp", "spectrum-pdf-ridge", "spectrum-pdf-quadratic"]
-
-MapMethod = Literal["kaiser-squires", "wiener", "wiener-mean"]  # `hrm_hf.cosmology.mass_maps.evaluation_run.METHODS`
+# Mass maps without training; the names of `hrm_hf.cosmology.mass_maps.evaluation_run.METHODS`.
+MapMethod = Literal["kaiser-squires", "wiener", "wiener-mean", "lognormal"]
+# Options of `cosmo-map` for one of its two forms alone.
+OF_MODELS = ("split", "steps", "max_steps", "num_samples", "device", "update_card")
+OF_METHODS = ("train", "regression", "draws")
 
 
 def cosmo(
@@ -81,38 +84,92 @@ def cosmo_baseline(
 
 def cosmo_map(
     data: Annotated[str, typer.Option(help="Data set of shear: folder, or a data set on the Hub.")],
+    model: Annotated[
+        str | None, typer.Argument(help="Checkpoint folder, or a model on the Hub; or else give --method.")
+    ] = None,
     method: Annotated[
-        MapMethod,
+        MapMethod | None,
         typer.Option(
-            help="kaiser-squires: smoothed as is best for training maps; wiener: with the true spectrum of each map; "
-            "wiener-mean: with the mean spectrum of training maps."
+            help="In place of MODEL. kaiser-squires: smoothed as is best for training maps; wiener: with the true "
+            "spectrum of each map; wiener-mean: with the mean spectrum of training maps; lognormal: the exact "
+            "posterior by sampling, with each map's true parameters, which takes minutes for a hundred maps."
         ),
-    ],
-    train: Annotated[int, typer.Option(min=10, help="First maps of the training split that are used.")] = 1000,
-    limit: Annotated[int | None, typer.Option(min=2, help="Only the first maps of the test split.")] = None,
+    ] = None,
+    split: Annotated[str | None, typer.Option(help="Of a model: split to evaluate; test by default.")] = None,
+    steps: Annotated[
+        Steps | None,
+        typer.Option(
+            help="Of a model: fixed, the default: all segments; adaptive: until little more is expected of them."
+        ),
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(min=1, help="Of a model: most segments; the config's by default.")
+    ] = None,
+    num_samples: Annotated[
+        int | None, typer.Option(min=100, help="Of a model: draws from each posterior; 1000 by default.")
+    ] = None,
+    train: Annotated[
+        int | None,
+        typer.Option(min=10, help="Of a method: first maps of the training split that are used; 1000 by default."),
+    ] = None,
     regression: Annotated[
-        Method | None, typer.Option(help="Also infer parameters from the mass maps: summaries, and the regression.")
+        Method | None,
+        typer.Option(help="Of a method: also infer parameters from the mass maps: summaries, and the regression."),
     ] = None,
     draws: Annotated[
-        int, typer.Option(min=0, help="Draws of a Wiener filter's error, for the uncertainty of pixels; 0 for none.")
-    ] = 0,
-    batch_size: Annotated[int, typer.Option(min=1, help="Maps at a time.")] = 100,
+        int | None,
+        typer.Option(
+            min=0, help="Of a Wiener filter: draws of its error, for the uncertainty of pixels; none by default."
+        ),
+    ] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(min=1, help="Maps at a time; by default 50 of a model and 100 of a method.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=2, help="Only the first maps of the split.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of draws and bootstraps.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Folder for results.json and pictures.")] = None,
+    device: Device = None,
+    update_card: UpdateCard = False,
     as_json: AsJson = False,
 ):
-    """Mass maps from noisy, masked shear: error, agreement by multipole, peaks, uncertainty.
+    """Mass maps from noisy, masked shear, by a model or a method: error, agreement by multipole, peaks, uncertainty.
+
+    Of a model also the error after each segment, and its posteriors of cosmological parameters.
+
+    Example: hrm-hf eval cosmo-map runs/mass_64 --data data/shear64 --steps adaptive --out runs/mass_64/eval
 
     Example: hrm-hf eval cosmo-map --data data/shear64 --method wiener --draws 16 --out runs/wiener
     """
-    options = dict(locals())
+    # The defaults of what is not given are those of the two functions.
+    options = {name: value for name, value in locals().items() if value is not None and value is not False}
+    _validate_form(options)
+    if model is not None:
+        validate_model(model, "MASS_MAPPER")
     with usage_errors():
-        validate_data(data, "cosmology data set")
-        if out is not None:
+        if model is not None:
+            validate_evaluation(model, out, update_card)
+        elif out is not None:
             validate_output(out)
-    from ..cosmology.mass_maps.evaluation_run import evaluate_reconstruction, summary
+        validate_data(data, "cosmology data set")
+    from ..cosmology.mass_maps.evaluation_run import evaluate_model, evaluate_reconstruction, summary
 
-    run(evaluate_reconstruction, options, summary)
+    run(evaluate_reconstruction if model is None else evaluate_model, options | {"as_json": as_json}, summary)
+
+
+def _validate_form(options: dict[str, Any]) -> None:
+    """Refuses `cosmo-map` with a model and a method, with neither, or with options of the other one."""
+    if ("model" in options) == ("method" in options):
+        found = "both are given" if "model" in options else "neither is given"
+        raise typer.BadParameter(
+            f"{found}; expected one: a trained model, or a method that needs none", param_hint="MODEL or --method"
+        )
+    others, wanted = (OF_METHODS, "--method") if "model" in options else (OF_MODELS, "MODEL")
+    for name in others:
+        if name in options:
+            raise typer.BadParameter(
+                f"goes with {wanted} only, which is not given; leave it out",
+                param_hint=f"--{name.replace('_', '-')}",
+            )
 
 
 def _on_screen(result: dict[str, Any]) -> dict[str, str]:

@@ -23,6 +23,8 @@ COMMANDS = {
     "eval puzzles MODEL nosuch": 2, "eval cosmo MODEL --data nosuch": 2, "push nosuch me/x": 2,
     "data export nosuch --out x": 2,
     "eval cosmo-baseline --data nosuch --method spectrum-gp": 2, "eval cosmo-map --data nosuch --method wiener": 2,
+    "eval cosmo-map MODEL --data nosuch": 2, "eval cosmo-map --data x": 2,
+    "eval cosmo-map MODEL --data x --method wiener": 2, "eval cosmo-map MODEL --data x --draws 0": 2,
 }  # fmt: skip
 LIMIT = 0.5  # seconds of CPU for help and a usage error
 # Each command in turn, and which of the heavy packages are loaded after it.

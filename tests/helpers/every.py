@@ -135,7 +135,7 @@ def processor(architecture: str):
     """Tokenizer or feature extractor; None for puzzles, which have neither."""
     if architecture in PUZZLES:
         return None
-    if architecture in REGRESSORS:
+    if ROWS[architecture].feature_extractor:
         return ROWS[architecture].feature_extractor.from_config(_config(architecture))
     return tiny_go.tokenizer() if architecture == "hrm_go_coder" else byte_tokenizer()
 
@@ -171,6 +171,12 @@ def _cosmo_cnn(overrides: dict) -> CosmoCnnForRegression:
     return CosmoCnnForRegression(CosmoCnnConfig.from_preset("test", **fields))
 
 
+def _mass_mapper(architecture: str, overrides: dict):
+    row = ROWS[architecture]
+    fields = {"prior_bounds": tiny_cosmo.PRIOR, "kappa_std": [0.01], "pixel_std": [0.01, 0.01], "shear_noise": 0.007}
+    return row.head(row.config.from_preset("test", **{**fields, **overrides}))
+
+
 TINY = {
     "hrm_puzzle": lambda seed, fields: tiny.model("hrm", seed, **fields),
     "se_rrm_puzzle": lambda seed, fields: tiny.se_rrm(seed, **fields),
@@ -180,4 +186,6 @@ TINY = {
     "hrm_go_coder": lambda seed, fields: tiny_go.model(seed, awake=True, **fields),
     "hrm_cosmo": lambda seed, fields: tiny_cosmo.model(seed, **fields),
     "cosmo_cnn": lambda seed, fields: _cosmo_cnn(fields),
+    "hrm_mass_mapping": lambda seed, fields: _mass_mapper("hrm_mass_mapping", fields),
+    "cosmo_unet": lambda seed, fields: _mass_mapper("cosmo_unet", fields),
 }

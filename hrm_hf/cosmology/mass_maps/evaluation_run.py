@@ -142,8 +142,8 @@ def evaluate_model(
         What results.json holds, and the names of the files that were written.
 
     Raises:
-        UsageError: a path or a device that is none, no data set of shear, or adaptive steps of a model with one
-        segment.
+        UsageError: a path or a device that is none, no data set of shear, or a choice of segments for a model with
+            one.
         ModelError: a model that is nowhere, or of another kind.
     """
     validate_evaluation(model, out, update_card)
@@ -151,8 +151,9 @@ def evaluate_model(
     validate_data(data, "cosmology data set")
     info = load_shear_info(data)
     most = config.to_dict().get("halt_max_steps", 1)
-    if steps == "adaptive" and most == 1:
-        raise UsageError(f"{model} has one segment only; there is nothing to halt", "--steps")
+    for option, given in (("--steps", steps == "adaptive"), ("--max-steps", max_steps is not None)):
+        if given and most == 1:
+            raise UsageError(f"{model} has one segment only; there are none to choose, so leave it out", option)
     network = AutoModelForImageToImage.from_pretrained(model).to(chosen_device(device)).eval()
     extractor = AutoFeatureExtractor.from_pretrained(model)
     settings = {"steps": steps, "max_steps": max_steps or most, "num_samples": num_samples, "seed": seed}

@@ -1,4 +1,4 @@
-"""Fields that every model has which makes mass maps of shear: the planes, the noise, and the losses of a map."""
+"""Fields that every model has which makes mass maps of shear: the planes, and the losses of a map."""
 
 from huggingface_hub.dataclasses import strict
 
@@ -16,7 +16,6 @@ class MassMappingConfig(CosmoRegressionConfig):
     Args:
         kappa_std (`list[float]`, *optional*): standard deviation of the convergence in each plane over the training
             set, the unit of the model's maps; 1 if None.
-        shear_noise (`float`, defaults to 1): standard deviation of the shape noise in a pixel of g1 or g2.
         num_error_rings (`int`, defaults to 12): rings of multipoles for which the power of the map's error is
             predicted.
         map_loss_weight (`float`, defaults to 1): of the map's likelihood in pixels.
@@ -32,7 +31,6 @@ class MassMappingConfig(CosmoRegressionConfig):
     num_channels: int = bounded(3, whole(1, 4096))
     mask_channel: bool = True
     kappa_std: list[float] | None = bounded(None, number(1e-30, 1e30, lists=(1, 4096)))
-    shear_noise: float | int = bounded(1.0, number(1e-30, 1e30))
     num_error_rings: int = bounded(12, whole(1, 65_536))
     map_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)
     harmonic_loss_weight: float | int = bounded(1.0, LOSS_WEIGHT)

@@ -17,7 +17,7 @@ from hrm_hf.models.shear_operator import shear_from_convergence
 
 
 PRIOR = [[0.1, 0.5], [0.6, 1.0]]
-FIELDS = {"prior_bounds": PRIOR, "kappa_std": [0.01], "shear_noise": 0.007, "pixel_std": [0.01, 0.01]}
+FIELDS = {"prior_bounds": PRIOR, "kappa_std": [0.01], "pixel_std": [0.01, 0.01]}
 SIZE = 16
 
 
@@ -55,7 +55,7 @@ def test_with_the_gains_of_a_spectrum_the_segments_converge_to_the_wiener_filter
     wiener = (share @ hat_functions(SIZE, nodes)).double()
     noise = settings.pixel_noise**2 * (settings.side_rad / SIZE) ** 2  # a pixel's variance as a spectrum, steradian
     spectrum = (noise * wiener / (1 - wiener)).numpy().reshape(1, 1, SIZE, SIZE // 2 + 1)
-    built = model(num_gain_nodes=nodes, shear_noise=settings.pixel_noise)
+    built = model(num_gain_nodes=nodes)
     gains = built.model.readout.gains
     with torch.no_grad():
         gains.weight.zero_()

@@ -36,14 +36,9 @@ class MassMapRun(RegressionRun):
         return load_maps(self.data_args, kappa=True)
 
     def load_model(self, quantized):
-        settings = self.maps.info.settings
-        rows = self.train.rows[:SCALE_MAPS]
-        figures = {
-            "kappa_std": np.std(self.train.kappa[rows], axis=(0, 2, 3)).tolist(),
-            "shear_noise": float(settings.pixel_noise),
-        }
+        kappa_std = np.std(self.train.kappa[self.train.rows[:SCALE_MAPS]], axis=(0, 2, 3)).tolist()
         model, self.extractor = load_regressor(
-            self.model_args, self.data_args, self.maps.info, self.args.seed, quantized, self.kind, **figures
+            self.model_args, self.data_args, self.maps.info, self.args.seed, quantized, self.kind, kappa_std=kappa_std
         )
         return model
 

@@ -59,11 +59,9 @@ class MassMapRun(RegressionRun):
         )
 
     def load_test_rows(self) -> ShearMaps | None:
-        return (
-            None
-            if not self.maps.info.counts["test"] or self.data_args.max_test_samples == 0
-            else (ShearMaps.read(self.data_args.data_path, "test", self.data_args.max_test_samples))
-        )
+        if not self.maps.info.counts["test"] or self.data_args.max_test_samples == 0:
+            return None
+        return ShearMaps.read(self.data_args.data_path, "test", self.data_args.max_test_samples)
 
     def evaluate_rows(self, model: Any, rows: ShearMaps) -> dict[str, Any]:
         """As `hrm-hf eval cosmo-map` of the test split."""

@@ -11,7 +11,18 @@ os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
 pytest.importorskip("gradio", reason="the app needs gradio: pip install hrm_hf[app]")
 disable_progress_bars()
 
-MODELS = ("sudoku", "maze", "arc", "hrm_lm", "rlm_mhc", "hrm_go_coder", "hrm_cosmo", "cosmo_cnn")
+MODELS = (
+    "sudoku",
+    "maze",
+    "arc",
+    "hrm_lm",
+    "rlm_mhc",
+    "hrm_go_coder",
+    "hrm_cosmo",
+    "cosmo_cnn",
+    "hrm_mass_mapping",
+    "cosmo_unet",
+)
 SUDOKU = {"task": "sudoku", "halt_max_steps": 5}
 MAZE = {"task": "maze", "seq_len": 30, "grid_shape": [5, 6], "vocab_size": 6, "halt_max_steps": 3}
 ARC = {"task": "arc", "seq_len": 900, "grid_shape": [30, 30], "vocab_size": 12, "halt_max_steps": 2}

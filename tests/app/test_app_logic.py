@@ -12,18 +12,11 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import hrm_hf  # noqa: F401 - registers the architectures
 from hrm_hf.app import build_app
 from hrm_hf.app.boards import SolvedBoard, board_html, caption, confidence_chart
-from hrm_hf.app.cosmology_tab import (
-    infer,
-    map_image,
-    posterior_image,
-    posterior_rows,
-    read_map,
-    sample_map,
-    true_values,
-)
+from hrm_hf.app.cosmology_tab import map_image, sample_map
 from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of, write_code
 from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
+from hrm_hf.app.posteriors import infer, posterior_image, posterior_rows, read_map, true_values
 from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
 from hrm_hf.app.text_tab import TextOptions, depth_color, text_html, text_pieces, token_depths, write
 from hrm_hf.io.model_names import ModelError
@@ -376,11 +369,12 @@ def test_each_kind_of_model_gets_its_tabs(checkpoints):
     assert labels == [
         "Sudoku · sudoku", "Maze · maze", "ARC · arc", "Text · hrm_lm", "Text · rlm_mhc", "mHC · rlm_mhc",
         "Go coder · hrm_go_coder", "Cosmology · hrm_cosmo", "Cosmology · cosmo_cnn",
+        "Mass map · hrm_mass_mapping", "Mass map · cosmo_unet",
     ]  # fmt: skip
     about = [block.value for block in demo.blocks.values() if "hrm-about" in str(getattr(block, "value", ""))]
     assert len(about) == len(labels)
     public = {function.api_name for function in demo.fns.values() if function.api_visibility == "public"}
-    assert {"solve", "write", "write_go", "mhc_gains", "infer"} <= public
+    assert {"solve", "write", "write_go", "mhc_gains", "infer", "map_mass"} <= public
 
 
 def test_no_model_and_a_model_without_a_tab_are_refused(tmp_path):

@@ -30,7 +30,7 @@ QUIET = [
     "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
     "--disable-component-update", "--disable-sync",
 ]  # fmt: skip
-SHOWN = ("sudoku", "maze", "hrm_lm", "rlm_mhc", "hrm_go_coder", "hrm_cosmo")
+SHOWN = ("sudoku", "maze", "hrm_lm", "rlm_mhc", "hrm_go_coder", "hrm_cosmo", "hrm_mass_mapping")
 PHONE = {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True}
 WAIT = 60_000  # milliseconds, for an answer on a busy machine
 ANSWER = ".answer-text textarea:visible"
@@ -48,9 +48,11 @@ ANSWERED = {
     "mHC · rlm_mhc": ".mhc-gains img",
     "Go coder · hrm_go_coder": ".hrm-attempt",
     "Cosmology · hrm_cosmo": ".cosmology-posterior img",
+    "Mass map · hrm_mass_mapping": ".mass-map-segments img",
     "Sudoku · sudoku-9x9": ANSWER,
 }
-FRESH = ("Text · rlm_mhc", "mHC · rlm_mhc", "Cosmology · hrm_cosmo")  # the others have weights of the tests
+# The others have weights of the tests.
+FRESH = ("Text · rlm_mhc", "mHC · rlm_mhc", "Cosmology · hrm_cosmo", "Mass map · hrm_mass_mapping")
 BUTTONS = """[...document.querySelectorAll('button')].filter((e) => e.offsetParent && e.textContent.trim().length > 1)
     .map((e) => [e.textContent.trim(), e.getBoundingClientRect()])
     .map(([text, box]) => [text, box.left, box.right, box.height])"""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hrm_hf.app.cosmology_tab import summary as remarks
+from hrm_hf.app.posteriors import summary as remarks
 from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
 from hrm_hf.cosmology.evaluation import map_distances, summary
 from hrm_hf.cosmology.evaluation_run import evaluate_checkpoint

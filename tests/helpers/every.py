@@ -173,7 +173,7 @@ def _cosmo_cnn(overrides: dict) -> CosmoCnnForRegression:
 
 def _mass_mapper(architecture: str, overrides: dict):
     row = ROWS[architecture]
-    fields = {"prior_bounds": tiny_cosmo.PRIOR, "kappa_std": [0.01], "pixel_std": [0.01, 0.01], "shear_noise": 0.007}
+    fields = {"prior_bounds": tiny_cosmo.PRIOR, "kappa_std": [0.01], "pixel_std": [0.01, 0.01]}
     return row.head(row.config.from_preset("test", **{**fields, **overrides}))
 
 

@@ -21,20 +21,14 @@ def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: s
     names = ["truth", "|shear|", "estimate", "estimate - truth", *(["uncertainty"] if maps.std is not None else [])]
     figure, axes = new_figure(count, len(names), (2.6 * len(names), 2.4 * count))
     for panels, row in zip(axes, rows):
-        observed = np.hypot(shear[row, 0], shear[row, 1])
-        if maps.masks is not None:
-            observed = np.where(maps.masks[row], observed, np.nan)
+        observed = shear_amplitude(shear[row], None if maps.masks is None else maps.masks[row])[0]
         truth, estimate = maps.truth[row, 0], maps.estimate[row, 0]
         most = np.abs(truth).max()
-        shown = [(truth, "RdBu_r"), (observed, "viridis"), (estimate, "RdBu_r"), (estimate - truth, "RdBu_r")]
+        shown = [(truth, most), (observed, None), (estimate, most), (estimate - truth, most)]
         if maps.std is not None:
-            shown.append((maps.std[row, 0], "viridis"))
-        for panel, name, (values, colors) in zip(panels, names, shown):
-            limits = {"vmin": -most, "vmax": most} if colors == "RdBu_r" else {}
-            image = panel.imshow(values, cmap=colors, origin="lower", **limits)
-            panel.set(xticks=[], yticks=[])
-            if row == rows[0]:
-                panel.set_title(name, fontsize="medium")
+            shown.append((maps.std[row, 0], None))
+        for panel, name, (values, limit) in zip(panels, names, shown):
+            image = draw_map(panel, values, name if row == rows[0] else "", limit)
             if name in ("|shear|", "estimate - truth", "uncertainty"):
                 figure.colorbar(image, ax=panel, shrink=0.8)
         panels[0].set_ylabel(f"error {np.sqrt(error[row] / signal[row]):.2f}")
@@ -48,15 +42,32 @@ def plot_segments(maps: np.ndarray, truth: np.ndarray, errors: list[float], path
     most = np.abs(truth[0]).max()
     names = [*(f"segment {number}" for number in range(1, count + 1)), "truth"]
     for panel, name, values in zip(axes[0], names, [*maps[:, 0], truth[0]]):
-        panel.imshow(values, cmap="RdBu_r", origin="lower", vmin=-most, vmax=most)
-        panel.set(xticks=[], yticks=[])
-        panel.set_title(name, fontsize="medium")
+        draw_map(panel, values, name, most)
     curve = axes[0, -1]
     curve.plot(range(1, count + 1), errors, color=ACCENT, marker="o", markersize=4)
     curve.set(xlabel="segments", title="error, all maps")
     curve.xaxis.get_major_locator().set_params(integer=True)
     curve.grid(color=MUTED, alpha=0.4)
     return save_figure(figure, path, title)
+
+
+def draw_map(panel: Any, values: np.ndarray, title: str = "", most: float | None = None) -> Any:
+    """Draws one plane [S, S]: in red and blue from -most to most, or a positive quantity in its own range.
+
+    Returns:
+        The image, for a color bar.
+    """
+    colors = {"cmap": "viridis"} if most is None else {"cmap": "RdBu_r", "vmin": -most, "vmax": most}
+    image = panel.imshow(values, origin="lower", **colors)
+    panel.set(xticks=[], yticks=[])
+    panel.set_title(title, fontsize="medium")
+    return image
+
+
+def shear_amplitude(shear: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
+    """|shear| [P, S, S] of shear [2P, S, S]; NaN, which is drawn blank, where a mask [S, S] says that it is hidden."""
+    amplitude = np.hypot(shear[::2], shear[1::2])
+    return amplitude if mask is None else np.where(mask, amplitude, np.nan)
 
 
 def plot_spectra(metrics: dict[str, Any], path: str | Path, title: str = "") -> Path:

@@ -122,7 +122,7 @@ def compiled(function: Callable, backend: str = "aot_eager") -> Callable:
 
 
 def labelled(architecture: str, rows: int = ROWS) -> dict[str, torch.Tensor]:
-    return {**every.inputs(architecture, rows), "labels": every.labels(architecture, rows)}
+    return {**every.inputs(architecture, rows), **every.targets(architecture, rows)}
 
 
 def plain_trainer(architecture: str, folder: str, **options) -> transformers.Trainer:
@@ -315,7 +315,7 @@ def attention_weights(architecture: str) -> str | None:
     return note
 
 
-@check("logits are of the shape of the labels, and id2label names them", every.REGRESSORS)
+@check("logits are of the shape of the labels, and id2label names them", every.OF_MAPS)
 def named_columns(architecture: str) -> None:
     model, given = every.model(architecture), labelled(architecture)
     assert list(model.config.id2label.values()) == model.config.target_names, model.config.id2label

@@ -33,6 +33,8 @@ from transformers import DynamicCache, PrinterCallback, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments
+from hrm_hf.cosmology.mass_maps.arguments import MassMapTrainingArguments
+from hrm_hf.cosmology.mass_maps.trainer import MassMapTrainer
 from hrm_hf.cosmology.trainer import RegressionTrainer
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.trainer import PuzzleTrainer
@@ -52,6 +54,7 @@ TRAINERS = {
     "puzzle-solving": (PuzzleTrainer, PuzzleTrainingArguments),
     "text-generation": (CausalLMTrainer, LmTrainingArguments),
     "cosmology-regression": (RegressionTrainer, CosmoTrainingArguments),
+    "mass-mapping": (MassMapTrainer, MassMapTrainingArguments),
 }
 
 Values = dict[str, torch.Tensor]
@@ -172,7 +175,7 @@ class Checkpoints:
 @torch.no_grad()
 def outputs(model, architecture: str, device: str) -> Values:
     """Every number that a model gives for the inputs of its kind with their labels, on the CPU in float32."""
-    arguments = every.inputs(architecture) | {"labels": every.labels(architecture)}
+    arguments = every.inputs(architecture) | every.targets(architecture)
     model = model.to(device)
     if "pixel_values" in arguments:
         arguments["pixel_values"] = arguments["pixel_values"].to(model.dtype)
@@ -200,7 +203,7 @@ def cached_logits(model, architecture: str, device: str, kind: type) -> Values:
 def training_losses(model, architecture: str, device: str, dtype: torch.dtype, steps: int) -> Values:
     """The loss of each step of the trainer of its task, all rows in each; in a process of several, those of all."""
     trainer_class, arguments_class = TRAINERS[every.ROWS[architecture].pipeline]
-    columns = every.inputs(architecture, ROWS) | {"labels": every.labels(architecture, ROWS)}
+    columns = every.inputs(architecture, ROWS) | every.targets(architecture, ROWS)
     with tempfile.TemporaryDirectory() as folder:
         arguments = arguments_class(
             output_dir=folder, max_steps=steps, use_cpu=device == "cpu", bf16=dtype == torch.bfloat16,

@@ -92,7 +92,7 @@ def main() -> int:
 
 def sections(args: argparse.Namespace, checkpoints: Checkpoints) -> dict[str, Callable[[], Iterator]]:
     """What is to be done, by the names of SECTIONS."""
-    kinds = (every.PUZZLES, every.CAUSAL_LMS, every.REGRESSORS)
+    kinds = (every.PUZZLES, every.CAUSAL_LMS, every.REGRESSORS, every.MASS_MAPPERS)
     architectures = [kind[0] for kind in kinds] if args.quick else every.ARCHITECTURES
 
     def of_all(check: Callable) -> Callable[[], Iterator[Comparison]]:

@@ -15,6 +15,7 @@ _MODULES = {
     "ActCarry": "models.act",
     "AutoModelForPuzzleSolving": "registry",
     "CosmologyRegressionPipeline": "models.pipeline_cosmo",
+    "MassMappingPipeline": "models.pipeline_mass_mapping",
     "PuzzleSolution": "models.puzzle_restarts",
     "PuzzleSolvingOutput": "models.modeling_puzzle",
     "PuzzleSolvingPipeline": "puzzles.pipeline",

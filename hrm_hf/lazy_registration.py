@@ -50,7 +50,14 @@ def _complete_push(folder: str, repo_id: str) -> None:
 
 
 def _load_pipelines() -> None:
-    """Each registers itself when it is loaded, but for those which travel with checkpoints."""
+    """Each registers itself when it is loaded, but for those which travel with checkpoints.
+
+    While one of these is being loaded, which may be what made transformers load its own, another that needs its class
+    would not find it: `_register_travelling` then loads the rest.
+    """
+    begun = (sys.modules.get(module) for module in TRAVELLING)
+    if any(module is not None and not hasattr(module, TRAVELLING[module.__name__][0]) for module in begun):
+        return
     for name in PIPELINES:
         import_module(name)
 
@@ -63,6 +70,7 @@ def _register_travelling(module: str) -> None:
     PIPELINE_REGISTRY.register_pipeline(
         task, getattr(sys.modules[module], class_name), pt_model=(getattr(transformers, auto_class),), type="image"
     )
+    _load_pipelines()
 
 
 def _load_registry_on_unknown_types() -> None:

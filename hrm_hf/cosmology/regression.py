@@ -152,9 +152,10 @@ def load_regressor(
     # Maps are scaled as they are trained on: with their noise.
     fields["pixel_std"] = [float(np.hypot(std, data_args.noise_sigma)) for std in fields["pixel_std"]]
     if model_args.model_name_or_path is None:
-        if model_args.model_type in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[model_args.model_type]):
+        asked = model_args.model_type
+        if asked in CONFIG_MAPPING and not kind.takes(CONFIG_MAPPING[asked]):
             known = " or ".join(row.model_type for row in ARCHITECTURES.values() if kind.has(row))
-            raise ValueError(f"model_type={model_args.model_type!r} is not {kind.title}; choose {known}")
+            raise ValueError(f"model_type={asked!r} is not {kind.title}; choose {known}")
         config = build_config(model_args, **fields)
         return auto_class.from_config(config, **options), CosmoMapFeatureExtractor.from_config(
             config, stretch=data_args.stretch

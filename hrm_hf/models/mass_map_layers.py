@@ -91,7 +91,7 @@ class MultipoleGains(Float32Buffers):
     def __init__(self, size: int, nodes: int):
         super().__init__()
         self.size, self.nodes = size, nodes
-        self.hats = nn.Buffer(torch.empty(nodes, size * (size // 2 + 1)), persistent=False)
+        self.hats = nn.Buffer(torch.empty(nodes, size * (size // 2 + 1), dtype=torch.float32), persistent=False)
         self.reset()
 
     def reset(self) -> None:
@@ -123,7 +123,7 @@ class MapLikelihood(Float32Buffers):
         self.size, self.bins = config.image_size, config.num_error_rings
         rings = ring_weights(self.size, self.bins)
         self.num_rings = rings.shape[1]
-        self.rings = nn.Buffer(torch.empty(rings.shape), persistent=False)
+        self.rings = nn.Buffer(torch.empty(rings.shape, dtype=torch.float32), persistent=False)
         self.reset()
 
     def reset(self) -> None:

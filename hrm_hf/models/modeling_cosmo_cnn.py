@@ -18,7 +18,7 @@ from transformers.utils import can_return_tuple
 
 from .configuration_cosmo_cnn import CosmoCnnConfig
 from .cosmo_layers import validate_maps, wrap
-from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
+from .modeling_utils import CheckpointCodeMixin, ConvolutionsMixin, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
 
 
@@ -72,7 +72,7 @@ class ProcessBatchNorm2d(nn.BatchNorm2d):
         return mean, ((variances + (means - mean).square()) * counts).sum(0) / total, total
 
 
-class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+class CosmoCnnPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
     """Initialization: He's for convolutions (fan out), as in ResNet; the head's own for the posterior."""
 
     config_class = CosmoCnnConfig
@@ -81,16 +81,6 @@ class CosmoCnnPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
     input_modalities = ("image",)
     _no_split_modules = ["ResNetBasicLayer"]
     _input_embed_layer = "stem"
-
-    @classmethod
-    def from_pretrained(cls, *args, **kwargs):
-        """As in transformers. Raises ValueError for a quantization_config, which would change nothing."""
-        if kwargs.get("quantization_config") is not None:
-            raise ValueError(
-                f"{cls.__name__} is made of convolutions, and bitsandbytes and torchao quantize linear layers alone: "
-                "load it without quantization_config, with dtype=torch.bfloat16 for half the size"
-            )
-        return super().from_pretrained(*args, **kwargs)
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:

@@ -29,12 +29,12 @@ from .mass_map_layers import (
     shear_and_mask,
     soft_limited,
 )
-from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
+from .modeling_utils import CheckpointCodeMixin, ConvolutionsMixin, validate_no_attentions
 from .posterior_head import PosteriorHead
 from .shear_operator import adjoint_shear
 
 
-class CosmoUnetPreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
+class CosmoUnetPreTrainedModel(ConvolutionsMixin, CheckpointCodeMixin, PreTrainedModel):
     """Initialization (He's for convolutions) and saving."""
 
     config: CosmoUnetConfig

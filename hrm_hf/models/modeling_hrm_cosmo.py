@@ -117,7 +117,7 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
 
 
 class RecurrentHeadMixin:
-    """What heads of recurrent models share: a `halt_head`, options of segments, and statistics in `model.stem`."""
+    """Shared by heads of recurrent models: a `halt_head`, options of segments, and statistics in `model.stem`."""
 
     def segments(self, max_steps: int | None, halt: str) -> int:
         """The number of segments. Raises ValueError for options that are out of range."""

@@ -172,7 +172,11 @@ class HrmMassMappingPreTrainedModel(HrmCosmoPreTrainedModel):
 class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
     """The recurrence without the posterior. `forward` runs one segment; `embed` makes the tokens it reads."""
 
-    _keep_in_fp32_modules_strict = ["statistics.mean", "statistics.whitening", "statistics.spread"]
+    _keep_in_fp32_modules_strict = [
+        "statistics.mean", "statistics.whitening", "statistics.spread", "readout.gains", "readout.errors",
+    ]  # fmt: skip
+    # This list is what is not quantized; transformers wants no name to be in both.
+    _keep_in_fp32_modules = ["readout.gains.*", "readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__(config)
@@ -214,7 +218,7 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         units = map_units(self.config, kappa)
         rest = shear - shear_from_convergence(kappa * units, mask)
         maps = torch.cat((adjoint_shear(rest, mask) / units, kappa, change), dim=1)
-        z_H, z_L = self._reason(x, self._cells(maps, mask), self._spectra(maps), z_H, z_L)
+        z_H, z_L = self._reason(x, self._cells(maps, mask), self._spectra(maps, x.dtype), z_H, z_L)
         change, log_std, log_power = self.readout(z_H, z_L, maps)
         wanted = wants_hidden_states(self.config, output_hidden_states)
         return HrmMassMappingModelOutput(
@@ -238,15 +242,15 @@ class HrmMassMappingModel(HrmMassMappingPreTrainedModel):
         return torch.zeros_like(x), x.new_zeros(len(x), config.cell_channels, side, side), kappa, kappa
 
     def _cells(self, maps: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """What the low level reads of maps and mask, [B, C, cells, cells]."""
+        """Maps and mask as the low level reads them, [B, C, cells, cells]."""
         maps = maps if mask is None else torch.cat((maps, mask), dim=1)
         cells = F.pixel_unshuffle(maps.to(self.cells_in.weight.dtype), self.config.cell_size)
         return self.cells_in(wrap(cells) if self.wraps else cells)
 
-    def _spectra(self, maps: torch.Tensor) -> torch.Tensor:
-        """What CLS reads of b and kappa, [B, D]."""
+    def _spectra(self, maps: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """The spectra of b and kappa as CLS reads them, [B, D]."""
         powers = self.likelihood.log_power(maps[:, : 2 * self.config.num_planes]).flatten(1)
-        return self.spectra_in(powers.to(self.spectra_in.weight.dtype))
+        return self.spectra_in(powers.to(dtype))
 
     def _reason(self, x, cells, spectra, z_H, z_L) -> tuple[torch.Tensor, torch.Tensor]:
         """H_cycles of L_cycles updates of the low level and one of the high level."""
@@ -268,8 +272,8 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
     """Maps with their errors, and the posterior of cosmological parameters, from shear."""
 
     _keep_in_fp32_modules_strict = ["posterior_head", "halt_head"]  # and those of the model
-    # This list is what is not quantized; transformers wants no name to be in both.
-    _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*"]
+    # Names are matched from their beginning.
+    _keep_in_fp32_modules = ["posterior_head.*", "halt_head.*", "model.readout.gains.*", "model.readout.errors.*"]
 
     def __init__(self, config: HrmMassMappingConfig):
         super().__init__(config)

@@ -7,6 +7,7 @@
 - `validate_call`: a forward that hands keyword arguments on refuses those that nothing reads.
 - `OwnModelMixin`: transformers' generic heads on models that came with a checkpoint.
 - `uncompiled`: a block or function in which nothing is compiled.
+- `ConvolutionsMixin`: refuses to quantize where there is nothing to quantize.
 - `Float32Buffers`, `Float32Linear`: modules that compute in float32 inside a model that was cast to half precision.
 - `repair_4bit_layers`, `dequantize_weight`: 4-bit weights of bitsandbytes on the CPU, right for every width, and
   trained through after an evaluation.
@@ -208,6 +209,20 @@ class OwnModelMixin:
         AutoModel.register(type(config), self._model_class, exist_ok=True)
         self._model_class.register_for_auto_class()  # and the model, saved apart, takes its code with it
         super().__init__(config)
+
+
+class ConvolutionsMixin:
+    """For pretrained-model classes of convolutions, whose few linear layers are heads."""
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """As in transformers. Raises ValueError for a quantization_config, which would change nothing."""
+        if kwargs.get("quantization_config") is not None:
+            raise ValueError(
+                f"{cls.__name__} is made of convolutions, and bitsandbytes and torchao quantize linear layers alone: "
+                "load it without quantization_config, with dtype=torch.bfloat16 for half the size"
+            )
+        return super().from_pretrained(*args, **kwargs)
 
 
 class Float32Buffers(nn.Module):

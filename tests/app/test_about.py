@@ -26,7 +26,7 @@ def test_a_few_steps_of_an_optimizer_end_that(architecture):
     model = type(every.model(architecture))(every.model(architecture).config).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.03)
     for _ in range(8):
-        model(**every.inputs(architecture), labels=every.labels(architecture)).loss.backward()
+        model(**every.inputs(architecture), **every.targets(architecture)).loss.backward()
         optimizer.step()
         optimizer.zero_grad()
     assert not is_untrained(model.eval())

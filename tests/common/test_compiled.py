@@ -21,7 +21,7 @@ def test_a_compiled_step_gives_what_the_eager_one_gives(architecture):
     results = []
     for compiled in (False, True):
         model = every.model(architecture).train()
-        arguments = {**every.inputs(architecture), "labels": every.labels(architecture)}
+        arguments = {**every.inputs(architecture), **every.targets(architecture)}
         torch.manual_seed(0)
         if architecture in every.PUZZLES:
             arguments["carry"] = model(**arguments).carry

@@ -19,6 +19,9 @@ import transformers.pipelines
 from transformers import AutoFeatureExtractor, AutoModelForCausalLM, LlamaForCausalLM
 import hrm_hf
 """
+PIPELINE = """
+import hrm_hf.models.{}
+"""
 KNOWN = """
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -31,11 +34,16 @@ from transformers.models.auto.feature_extraction_auto import feature_extractor_c
 assert feature_extractor_class_from_name("CosmoMapFeatureExtractor")
 from transformers.pipelines import PIPELINE_REGISTRY
 known = PIPELINE_REGISTRY.get_supported_tasks()
-assert {"puzzle-solving", "cosmology-regression", "recursive-text-generation"} <= set(known), known
+ours = {"puzzle-solving", "cosmology-regression", "mass-mapping", "recursive-text-generation"}
+assert ours <= set(known), known
 """
 
 
-@pytest.mark.parametrize("first", [BEFORE, AFTER], ids=["before-transformers", "after-transformers"])
+@pytest.mark.parametrize(
+    "first",
+    [BEFORE, AFTER, PIPELINE.format("pipeline_cosmo"), PIPELINE.format("pipeline_mass_mapping")],
+    ids=["before-transformers", "after-transformers", "a-pipeline", "a-pipeline-of-another-pipeline"],
+)
 def test_architectures_and_pipelines_are_known_whatever_is_imported_first(first):
     result = subprocess.run([sys.executable, "-c", first + KNOWN], capture_output=True, text=True, timeout=300)
     assert result.returncode == 0, result.stderr[-3000:]

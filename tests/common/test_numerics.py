@@ -46,7 +46,7 @@ def of_tokens(output) -> dict[str, torch.Tensor]:
 @torch.no_grad()
 def outputs(architecture: str, model, **options) -> dict[str, torch.Tensor]:
     """What a model in eval mode gives for the inputs of its kind and their labels."""
-    arguments = every.inputs(architecture) | {"labels": every.labels(architecture)}
+    arguments = every.inputs(architecture) | every.targets(architecture)
     return tensors(model.eval()(**arguments, **options))
 
 
@@ -65,14 +65,14 @@ def test_a_head_has_the_methods_of_its_abilities_and_no_others(architecture):
 @pytest.mark.parametrize("architecture", every.ARCHITECTURES)
 def test_labels_give_a_loss_with_a_gradient(architecture):
     model = every.model(architecture).train()
-    model(**every.inputs(architecture), labels=every.labels(architecture)).loss.backward()
+    model(**every.inputs(architecture), **every.targets(architecture)).loss.backward()
     assert any(p.grad is not None and p.grad.abs().sum() > 0 for p in model.parameters())
 
 
 # ---- a row alone = in a batch ----
 
 
-@every.with_variants((*every.PUZZLES, *every.REGRESSORS))
+@every.with_variants((*every.PUZZLES, *every.OF_MAPS))
 def test_a_row_alone_gives_what_it_gives_in_a_batch(architecture, fields):
     model, batch = every.model(architecture, **fields), every.inputs(architecture, rows=5)
     with torch.no_grad():
@@ -184,7 +184,7 @@ def test_a_token_compiled_as_one_graph_with_a_static_cache_is_the_one_of_a_growi
 @every.with_variants(every.ARCHITECTURES)
 def test_a_loaded_model_is_the_saved_one(architecture, fields, shards, tmp_path):
     model = every.model(architecture, **fields)
-    model.train()(**every.inputs(architecture), labels=every.labels(architecture))  # moves running means, if any
+    model.train()(**every.inputs(architecture), **every.targets(architecture))  # moves running means, if any
     model.eval().save_pretrained(tmp_path, **({"max_shard_size": "20KB"} if shards == "shards" else {}))
     assert (tmp_path / "model.safetensors.index.json").exists() == (shards == "shards")
     loaded, report = type(model).from_pretrained(tmp_path, output_loading_info=True)

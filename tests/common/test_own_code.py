@@ -32,7 +32,7 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
         model = getattr(transformers, expected["auto_class"]).from_pretrained(source, trust_remote_code=True)
         assert all(type(one).__module__.startswith("transformers_modules") for one in (config, base, model)), folder
         with torch.no_grad():
-            loss = model(**expected["inputs"], labels=expected["labels"]).loss
+            loss = model(**expected["inputs"], **expected["targets"]).loss
         found[target.name] = {
             "loss": loss, "base": base_output(base, expected["inputs"]), **outputs(model, expected["inputs"])
         }
@@ -49,13 +49,13 @@ def without_the_package(tmp_path_factory):
     variants = {name: (name, {}) for name in every.ARCHITECTURES} | {"trm_puzzle-mlp": ("trm_puzzle", tiny.MLP)}
     folders = {variant: home / "checkpoints" / variant for variant in variants}
     for variant, (name, fields) in variants.items():
-        model, inputs, labels = every.model(name, **fields), every.inputs(name), every.labels(name)
+        model, inputs, targets = every.model(name, **fields), every.inputs(name), every.targets(name)
         model.save_pretrained(folders[variant])
         with torch.no_grad():
-            loss = model(**inputs, labels=labels).loss
+            loss = model(**inputs, **targets).loss
         base = hub_worker.base_output(model.base_model, inputs)
         expected = {"loss": loss, "base": base, **hub_worker.outputs(model, inputs)}
-        known = {"auto_class": every.AUTO_CLASSES[name], "inputs": inputs, "labels": labels, "outputs": expected}
+        known = {"auto_class": every.AUTO_CLASSES[name], "inputs": inputs, "targets": targets, "outputs": expected}
         torch.save(known, folders[variant] / "expected.pt")
     helpers = os.path.dirname(hub_worker.__file__)
     finished = clean_process.run(SCRIPT, home / "checkpoints", helpers, cwd=home, home=home / "hf_home")

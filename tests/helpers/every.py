@@ -19,6 +19,7 @@ import torch
 from hrm_hf import (
     CosmoCnnConfig,
     CosmoCnnForRegression,
+    CosmoUnetForMassMapping,
     HrmLmConfig,
     HrmLmForCausalLM,
     RlmMhcConfig,
@@ -30,11 +31,13 @@ from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
 
 ROWS = {row.model_type: row for row in registry.ARCHITECTURES.values()}
-PUZZLES, CAUSAL_LMS, REGRESSORS = (
+PUZZLES, CAUSAL_LMS, REGRESSORS, MASS_MAPPERS = (
     tuple(name for name, row in ROWS.items() if row.pipeline == pipeline)
-    for pipeline in ("puzzle-solving", "text-generation", "cosmology-regression")
+    for pipeline in ("puzzle-solving", "text-generation", "cosmology-regression", "mass-mapping")
 )
-ARCHITECTURES = (*PUZZLES, *CAUSAL_LMS, *REGRESSORS)
+OF_MAPS = (*REGRESSORS, *MASS_MAPPERS)  # both give posteriors of parameters
+ARCHITECTURES = (*PUZZLES, *CAUSAL_LMS, *OF_MAPS)
+EXPORTED = tuple(name for name in ARCHITECTURES if ROWS[name].exporter)
 # The Auto class whose head `model` builds, known to a process without the package too.
 AUTO_CLASSES = {name: row.head_auto_classes[0].__name__ for name, row in ROWS.items()}
 WIDTHS = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2, "max_position_embeddings": 256}
@@ -52,6 +55,11 @@ VARIANTS = {
     "hrm_go_coder": tiny_go.VARIANTS,
     "hrm_cosmo": {"mixture": {"num_components": 3}, "patch": {"stem": "patch", "pos_encodings": "learned"}},
     "cosmo_cnn": {"mixture": {"num_components": 3}},
+    "hrm_mass_mapping": {
+        "mixture": {"num_components": 3},
+        "patch": {"stem": "patch", "pos_encodings": "learned", "padding_mode": "zeros"},
+    },
+    "cosmo_unet": {"mixture": {"num_components": 3}, "edges": {"padding_mode": "zeros"}},
 }
 
 
@@ -96,9 +104,10 @@ def inputs(architecture: str, rows: int = 2, seed: int = 1) -> dict[str, torch.T
     generator, config = torch.Generator().manual_seed(seed), _config(architecture)
     if architecture in PUZZLES:
         return {name: value for name, value in tiny.batch(rows, seed, config).items() if name != "labels"}
-    if architecture in REGRESSORS:
+    if architecture in OF_MAPS:
         shape = (rows, config.num_channels, config.image_size, config.image_size)
-        return {"pixel_values": torch.randn(shape, generator=generator)}
+        maps = torch.randn(shape, generator=generator)
+        return {"pixel_values": tiny_cosmo.masked(maps) if config.mask_channel else maps}
     return {"input_ids": torch.randint(*_tokens(architecture), (rows, 24), generator=generator)}
 
 
@@ -126,9 +135,19 @@ def labels(architecture: str, rows: int = 2, seed: int = 1) -> torch.Tensor:
     """Returns the forward's `labels` that belong to `inputs` of the same rows and seed."""
     if architecture in PUZZLES:
         return tiny.batch(rows, seed, _config(architecture))["labels"]
-    if architecture in REGRESSORS:
+    if architecture in OF_MAPS:
         return torch.tensor([[0.3, 0.8]]).repeat(rows, 1)
     return inputs(architecture, rows, seed)["input_ids"]
+
+
+def targets(architecture: str, rows: int = 2, seed: int = 1) -> dict[str, torch.Tensor]:
+    """All that the loss is of: `labels`, and the true maps of models that make maps."""
+    found = {"labels": labels(architecture, rows, seed)}
+    if architecture in MASS_MAPPERS:
+        config, generator = _config(architecture), torch.Generator().manual_seed(seed)
+        shape = (rows, config.num_planes, config.image_size, config.image_size)
+        found["kappa"] = config.kappa_std[0] * torch.randn(shape, generator=generator)
+    return found
 
 
 def processor(architecture: str):
@@ -171,10 +190,11 @@ def _cosmo_cnn(overrides: dict) -> CosmoCnnForRegression:
     return CosmoCnnForRegression(CosmoCnnConfig.from_preset("test", **fields))
 
 
-def _mass_mapper(architecture: str, overrides: dict):
-    row = ROWS[architecture]
-    fields = {"prior_bounds": tiny_cosmo.PRIOR, "kappa_std": [0.01], "pixel_std": [0.01, 0.01]}
-    return row.head(row.config.from_preset("test", **{**fields, **overrides}))
+def _cosmo_unet(seed: int, overrides: dict) -> CosmoUnetForMassMapping:
+    built = tiny_cosmo.mass_mapper(CosmoUnetForMassMapping, seed, **{"hidden_sizes": [8, 16], **overrides})
+    with torch.no_grad():  # means of features differ so little from map to map that answers would by rounding alone
+        built.posterior_head.hidden.weight.mul_(5)
+    return built
 
 
 TINY = {
@@ -186,6 +206,6 @@ TINY = {
     "hrm_go_coder": lambda seed, fields: tiny_go.model(seed, awake=True, **fields),
     "hrm_cosmo": lambda seed, fields: tiny_cosmo.model(seed, **fields),
     "cosmo_cnn": lambda seed, fields: _cosmo_cnn(fields),
-    "hrm_mass_mapping": lambda seed, fields: _mass_mapper("hrm_mass_mapping", fields),
-    "cosmo_unet": lambda seed, fields: _mass_mapper("cosmo_unet", fields),
+    "hrm_mass_mapping": lambda seed, fields: tiny_cosmo.mass_mapper(seed=seed, **fields),
+    "cosmo_unet": _cosmo_unet,
 }

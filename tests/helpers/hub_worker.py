@@ -43,7 +43,8 @@ def base_output(model, inputs):
 def beside_output(processor, kind):
     """Returns the output of a tokenizer or feature extractor for a fixed input."""
     if kind == "AutoFeatureExtractor":
-        return processor(torch.linspace(0, 1, 256).reshape(16, 16))["pixel_values"]
+        shape = (processor.num_map_channels, 16, 16)
+        return processor(torch.linspace(0, 1, torch.Size(shape).numel()).reshape(shape))["pixel_values"]
     return processor(PROMPT, return_tensors="pt")["input_ids"]
 
 
@@ -59,7 +60,7 @@ def push(folder):
 
     for architecture in every.ARCHITECTURES:
         auto_class, inputs = every.AUTO_CLASSES[architecture], every.inputs(architecture)
-        kind = "AutoFeatureExtractor" if architecture in every.REGRESSORS else "AutoTokenizer"
+        kind = "AutoFeatureExtractor" if architecture in every.OF_MAPS else "AutoTokenizer"
         beside = every.processor(architecture)
         for form, options in (("single", {}), ("sharded", {"max_shard_size": SHARD})):
             name = f"org/{architecture}-{form}"

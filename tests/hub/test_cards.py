@@ -28,6 +28,7 @@ TASKS = {
     **dict.fromkeys(every.PUZZLES, "puzzle-solving"),
     **dict.fromkeys(every.CAUSAL_LMS, "text-generation"),
     **dict.fromkeys(every.REGRESSORS, "cosmology-regression"),
+    **dict.fromkeys(every.MASS_MAPPERS, "mass-mapping"),
 }
 # What only the card of this architecture and of this config says.
 SAID = {
@@ -39,6 +40,8 @@ SAID = {
     "hrm_go_coder": "A planner and a code generator for Go",
     "hrm_cosmo": "omega_m from 0.1 to 0.5 and sigma_8 from 0.6 to 1",
     "cosmo_cnn": "omega_m from 0.1 to 0.5 and sigma_8 from 0.6 to 1",
+    "hrm_mass_mapping": "brings back by the adjoint of the lensing operator",
+    "cosmo_unet": "A U-Net (`cosmo_unet`) that makes mass maps",
 }
 RECIPE = {
     "model_name_or_path": "someone/weights",
@@ -74,7 +77,7 @@ def test_a_card_names_architecture_parameters_use_data_licence_and_limits(name, 
     text, model = new_card_text(checkpoints[name]), every.model(name)
     assert f"{model.num_parameters():,} parameters" in " ".join(text.split()) and f"`{name}`" in text
     assert SAID[name] in " ".join(text.split()) and "$" not in text
-    field = "hidden_sizes" if name == "cosmo_cnn" else "hidden_size"
+    field = "hidden_sizes" if name in ("cosmo_cnn", "cosmo_unet") else "hidden_size"
     assert f"| {field} | {getattr(model.config, field)} |" in text
     headings = ["Use", "Training", "Training data", "Results", "Architecture", "Limits", "License"]
     assert re.findall(r"^## (.*)$", text, re.MULTILINE) == headings

@@ -58,7 +58,7 @@ def test_what_is_uploaded_loads_by_itself(architecture, saved):
     beside = {
         **{key: {"identifiers.json"} for key in every.PUZZLES},
         **{key: {"tokenizer.json", "tokenizer_config.json", "generation_config.json"} for key in every.CAUSAL_LMS},
-        **{key: {"preprocessor_config.json", "feature_extraction_cosmo.py"} for key in every.REGRESSORS},
+        **{key: {"preprocessor_config.json", "feature_extraction_cosmo.py"} for key in every.OF_MAPS},
     }
     assert beside[architecture] <= contents.files.keys()
     assert f'"{NAME}"' in contents.files["README.md"].decode()

@@ -1,50 +1,72 @@
-"""What every model of transformers does, done by the regressors: tuples, half precision, loading, compilation."""
+"""What every model of transformers does, done by the models of maps: tuples, half precision, loading, compilation."""
 
 import copy
 import json
 
 import pytest
+import tiny_cosmo
 import torch
 from safetensors.torch import load_file
 from tolerances import assert_copied, assert_equal_but_for_rounding
-from transformers import AutoModel, AutoModelForImageClassification
+from transformers import AutoModel, AutoModelForImageClassification, AutoModelForImageToImage
 
 from hrm_hf import (
     CosmoCnnConfig,
     CosmoCnnForRegression,
     CosmoCnnModel,
+    CosmoUnetConfig,
+    CosmoUnetForMassMapping,
+    CosmoUnetModel,
     HrmCosmoConfig,
+    HrmCosmoForMassMapping,
     HrmCosmoForRegression,
     HrmCosmoModel,
+    HrmMassMappingConfig,
+    HrmMassMappingModel,
 )
 
 
-REGRESSORS = {
+KINDS = {
     "hrm": (HrmCosmoConfig, HrmCosmoModel, HrmCosmoForRegression),
     "cnn": (CosmoCnnConfig, CosmoCnnModel, CosmoCnnForRegression),
+    "mass": (HrmMassMappingConfig, HrmMassMappingModel, HrmCosmoForMassMapping),
+    "unet": (CosmoUnetConfig, CosmoUnetModel, CosmoUnetForMassMapping),
 }
+AUTO_CLASSES = dict.fromkeys(KINDS, AutoModelForImageClassification) | dict.fromkeys(
+    ("mass", "unet"), AutoModelForImageToImage
+)
+RECURRENT = ("hrm", "mass")
 HALVES = [torch.bfloat16, torch.float16]
 
 
 def config_of(kind: str, **fields):
-    options = {"prior_bounds": [[0.1, 0.5], [0.6, 1.0]], "num_components": 2}
-    return REGRESSORS[kind][0].from_preset("test", **options | fields)
+    options = {"prior_bounds": tiny_cosmo.PRIOR, "num_components": 2}
+    options |= tiny_cosmo.SHEAR if kind in ("mass", "unet") else {}
+    return KINDS[kind][0].from_preset("test", **options | fields)
 
 
-def maps_of(rows: int = 4) -> torch.Tensor:
-    return torch.randn(rows, 1, 16, 16, generator=torch.Generator().manual_seed(1))
+def maps_of(kind: str, rows: int = 4) -> torch.Tensor:
+    channels, generator = config_of(kind).num_channels, torch.Generator().manual_seed(1)
+    maps = torch.randn(rows, channels, 16, 16, generator=generator)
+    return tiny_cosmo.masked(maps) if channels > 1 else maps
 
 
-def labels_of(rows: int = 4) -> torch.Tensor:
-    return torch.tensor([0.3, 0.8]).expand(rows, 2)
+def truth_of(kind: str, rows: int = 4) -> dict[str, torch.Tensor]:
+    truth = {"labels": torch.tensor([0.3, 0.8]).expand(rows, 2)}
+    if kind in ("mass", "unet"):
+        truth["kappa"] = torch.randn(rows, 1, 16, 16, generator=torch.Generator().manual_seed(2))
+    return truth
 
 
 def model_of(kind: str, **fields):
     """In eval mode; statistics as after a fit to maps of another amplitude."""
     torch.manual_seed(0)
-    model = REGRESSORS[kind][2](config_of(kind, **fields)).eval()
-    if kind == "hrm":
-        model.fit_statistics([3 * torch.randn(100, 1, 16, 16) * (0.3 + torch.rand(100, 1, 1, 1))])
+    model = KINDS[kind][2](config_of(kind, **fields)).eval()
+    if kind in RECURRENT:
+        amplitudes = 3 * (0.3 + torch.rand(100, 1, 1, 1))
+        maps = maps_of(kind, 100)
+        observed = maps[:, model.config.num_map_channels :]
+        model.fit_statistics([torch.cat((amplitudes * maps[:, : model.config.num_map_channels], observed), dim=1)])
     return model
 
 
@@ -52,38 +74,38 @@ def buffers_of(model) -> dict[str, torch.Tensor]:
     return {name: buffer for name, buffer in model.named_buffers() if buffer.is_floating_point()}
 
 
-@pytest.fixture(params=REGRESSORS)
+@pytest.fixture(params=KINDS)
 def kind(request) -> str:
     return request.param
 
 
 def test_tuples_hold_what_is_not_none_in_order(kind):
     model = model_of(kind)
-    expected = model(maps_of(), labels=labels_of()).to_tuple()
-    found = model(maps_of(), labels=labels_of(), return_dict=False)
+    expected = model(maps_of(kind), **truth_of(kind)).to_tuple()
+    found = model(maps_of(kind), **truth_of(kind), return_dict=False)
     assert isinstance(found, tuple) and len(found) == len(expected)
     assert torch.equal(found[0], expected[0])
 
 
 def test_the_config_decides_on_tuples_and_hidden_states_unless_the_call_does(kind):
     model = model_of(kind, return_dict=False, output_hidden_states=True)
-    assert isinstance(model(maps_of()), tuple) and isinstance(model.model(maps_of()), tuple)
-    assert model(maps_of(), return_dict=True).hidden_states is not None
-    assert model(maps_of(), return_dict=True, output_hidden_states=False).hidden_states is None
+    assert isinstance(model(maps_of(kind)), tuple) and isinstance(model.model(maps_of(kind)), tuple)
+    assert model(maps_of(kind), return_dict=True).hidden_states is not None
+    assert model(maps_of(kind), return_dict=True, output_hidden_states=False).hidden_states is None
 
 
 def test_auto_classes_build_from_a_config(kind):
-    _, base, regressor = REGRESSORS[kind]
+    _, base, regressor = KINDS[kind]
     assert type(AutoModel.from_config(config_of(kind))) is base
-    assert type(AutoModelForImageClassification.from_config(config_of(kind))) is regressor
+    assert type(AUTO_CLASSES[kind].from_config(config_of(kind))) is regressor
 
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_weights_give_a_posterior_in_float32_near_the_full_one(kind, dtype):
     model = model_of(kind)
     half = copy.deepcopy(model).to(dtype)
-    for maps in (maps_of(), maps_of().to(dtype)):
-        output, expected = half(maps, labels=labels_of()), model(maps.float(), labels=labels_of())
+    for maps in (maps_of(kind), maps_of(kind).to(dtype)):
+        output, expected = half(maps, **truth_of(kind)), model(maps.float(), **truth_of(kind))
         for name in ("loss", "logits", "std", "loc", "scale_tril"):
             assert output[name].dtype == torch.float32 and output[name].isfinite().all()
         assert (output.logits - expected.logits).abs().max() < 0.02
@@ -93,13 +115,14 @@ def test_half_weights_give_a_posterior_in_float32_near_the_full_one(kind, dtype)
 @pytest.mark.parametrize("dtype", HALVES)
 def test_half_weights_get_finite_gradients(kind, dtype):
     model = model_of(kind).to(dtype).train()
-    model(maps_of(), labels=labels_of()).loss.backward()
+    model(maps_of(kind), **truth_of(kind)).loss.backward()
     assert all(p.grad.isfinite().all() and p.grad.dtype == dtype for p in model.parameters())
 
 
 @pytest.mark.parametrize("cast", ["to", "bfloat16", "half", "double"])
-def test_statistics_and_the_points_of_moments_stay_in_float32(cast):
-    model = model_of("hrm")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_buffers_of_constants_and_statistics_stay_in_float32(kind, cast):
+    model = model_of(kind)
     before = {name: buffer.clone() for name, buffer in buffers_of(model).items()}
     model = model.to(torch.bfloat16) if cast == "to" else getattr(model, cast)()
     assert "model.stem.statistics.whitening" in before and "posterior_head.points" in before
@@ -111,11 +134,11 @@ def test_statistics_and_the_points_of_moments_stay_in_float32(cast):
 @pytest.mark.parametrize(
     "options", [{}, {"device_map": "cpu"}, {"device_map": {"": "cpu"}}, {"dtype": torch.bfloat16}], ids=str
 )
-def test_loading_restores_every_buffer_saved_or_not(options, tmp_path):
+def test_loading_restores_every_buffer_saved_or_not(kind, options, tmp_path):
     """Models are built without memory and then filled: what the file does not hold must be computed again."""
-    model = model_of("hrm")
+    model = model_of(kind)
     model.save_pretrained(tmp_path)
-    loaded = HrmCosmoForRegression.from_pretrained(tmp_path, **options)
+    loaded = KINDS[kind][2].from_pretrained(tmp_path, **options)
     assert buffers_of(loaded).keys() == buffers_of(model).keys()
     for name, buffer in buffers_of(model).items():
         assert torch.equal(buffers_of(loaded)[name], buffer), name
@@ -123,16 +146,17 @@ def test_loading_restores_every_buffer_saved_or_not(options, tmp_path):
 
 def test_loading_in_half_precision_keeps_the_head_in_full(kind, tmp_path):
     model_of(kind).save_pretrained(tmp_path)
-    loaded = REGRESSORS[kind][2].from_pretrained(tmp_path, dtype=torch.bfloat16)
+    loaded = KINDS[kind][2].from_pretrained(tmp_path, dtype=torch.bfloat16)
     assert loaded.dtype == torch.bfloat16
     assert {p.dtype for p in loaded.posterior_head.parameters()} == {torch.float32}
-    assert loaded.eval()(maps_of()).logits.isfinite().all()
+    assert loaded.eval()(maps_of(kind)).logits.isfinite().all()
 
 
-def test_building_in_half_precision_computes_the_same_buffers():
-    built = AutoModelForImageClassification.from_config(config_of("hrm"), dtype=torch.bfloat16)
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_building_in_half_precision_computes_the_same_buffers(kind):
+    built = AUTO_CLASSES[kind].from_config(config_of(kind), dtype=torch.bfloat16)
     torch.manual_seed(0)
-    expected = HrmCosmoForRegression(config_of("hrm"))
+    expected = KINDS[kind][2](config_of(kind))
     for name, buffer in buffers_of(expected).items():
         tolerance = 0.02 if name == "posterior_head.points" else 0  # torch draws the first point in the default dtype
         torch.testing.assert_close(buffers_of(built)[name], buffer, atol=tolerance, rtol=0)
@@ -146,20 +170,20 @@ def test_modules_on_disk_answer_as_those_in_memory(tmp_path):
     loaded = HrmCosmoForRegression.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "off")
     assert loaded.model.stem.project.weight.is_meta
     with torch.no_grad():
-        assert_equal_but_for_rounding(loaded.eval()(maps_of()).logits, model(maps_of()).logits)
+        assert_equal_but_for_rounding(loaded.eval()(maps_of("hrm")).logits, model(maps_of("hrm")).logits)
 
 
 def test_a_saved_file_has_exactly_the_keys_of_the_model(kind, tmp_path):
     model = model_of(kind)
     model.save_pretrained(tmp_path)
-    fresh = REGRESSORS[kind][2](config_of(kind)).eval()
+    fresh = KINDS[kind][2](config_of(kind)).eval()
     fresh.load_state_dict(load_file(tmp_path / "model.safetensors"), strict=True)
     assert_copied(fresh.state_dict(), model.state_dict())
-    assert_equal_but_for_rounding(fresh(maps_of()).logits, model(maps_of()).logits)
+    assert_equal_but_for_rounding(fresh(maps_of(kind)).logits, model(maps_of(kind)).logits)
 
 
 def test_a_map_alone_and_maps_that_are_not_contiguous_are_answered_as_in_a_batch(kind):
-    model, maps = model_of(kind), maps_of()
+    model, maps = model_of(kind), maps_of(kind)
     expected = model(maps).logits
     assert torch.allclose(model(maps[2:3]).logits, expected[2:3], atol=1e-6)
     scattered = torch.stack((maps, maps), dim=-1)[..., 0]
@@ -170,20 +194,20 @@ def test_a_map_alone_and_maps_that_are_not_contiguous_are_answered_as_in_a_batch
 
 def test_a_map_alone_trains(kind):
     model = model_of(kind).train()
-    model(maps_of(1), labels=labels_of(1)).loss.backward()
+    model(maps_of(kind, 1), **truth_of(kind, 1)).loss.backward()
     assert all(p.grad.isfinite().all() for p in model.parameters())
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
 def test_maps_of_integers_are_refused(kind, dtype):
     with pytest.raises(ValueError, match=f"pixel_values are {dtype}; expected floats"):
-        model_of(kind)(maps_of().to(dtype))
+        model_of(kind)(maps_of(kind).to(dtype))
 
 
 @pytest.mark.parametrize("shape", [(4, 1), (4, 3), (2, 2), (4,)])
 def test_labels_of_another_shape_are_refused(kind, shape):
     with pytest.raises(ValueError, match=r"labels has shape .*; expected \[4, 2\]: \['omega_m', 'sigma_8'\]"):
-        model_of(kind)(maps_of(), labels=torch.full(shape, 0.7))
+        model_of(kind)(maps_of(kind), labels=torch.full(shape, 0.7))
 
 
 def test_a_number_of_labels_that_is_not_that_of_the_targets_is_refused(kind):
@@ -200,19 +224,20 @@ def test_labels_are_named_by_the_targets_alone(kind):
 
 
 @pytest.mark.parametrize("reentrant", [True, False])
-def test_checkpointing_of_either_kind_changes_no_gradient(reentrant):
-    model = model_of("hrm", statistics_dropout=0.0).train()
-    model(maps_of(), labels=labels_of()).loss.backward()
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_checkpointing_of_either_kind_changes_no_gradient(kind, reentrant):
+    model = model_of(kind, statistics_dropout=0.0).train()
+    model(maps_of(kind), **truth_of(kind)).loss.backward()
     plain = {name: p.grad.clone() for name, p in model.named_parameters()}
     model.zero_grad()
     model.activation_checkpointing_enable({"use_reentrant": reentrant})
-    model(maps_of(), labels=labels_of()).loss.backward()
+    model(maps_of(kind), **truth_of(kind)).loss.backward()
     assert all(torch.allclose(plain[name], p.grad, atol=1e-6) for name, p in model.named_parameters())
 
 
 def losses_and_gradients(model, run) -> tuple[dict, dict]:
     model.zero_grad()
-    output = run(maps_of(), labels=labels_of())
+    output = run(maps_of("hrm"), **truth_of("hrm"))
     output.loss.backward()
     results = {name: output[name].detach() for name in ("loss", "nll_loss", "logits", "std", "segment_means")}
     return results, {name: p.grad.clone() for name, p in model.named_parameters()}
@@ -221,7 +246,7 @@ def losses_and_gradients(model, run) -> tuple[dict, dict]:
 @pytest.mark.slow
 def test_a_compiled_segment_is_one_graph_and_equals_the_eager_one():
     core = model_of("hrm").model.train()
-    tokens = core.embed(maps_of()).detach()
+    tokens = core.embed(maps_of("hrm")).detach()
     torch._dynamo.reset()
     # The graph without the kernels, which take minutes to build: the next test has them.
     compiled = torch.compile(core, fullgraph=True, backend="aot_eager")
@@ -240,10 +265,11 @@ def test_the_compiled_model_trains_as_the_eager_one():
 
 
 @pytest.mark.slow
-def test_the_compiled_model_answers_in_one_graph():
-    model = model_of("hrm")
+@pytest.mark.parametrize("kind", RECURRENT)
+def test_the_compiled_model_answers_in_one_graph(kind):
+    model = model_of(kind)
     torch._dynamo.reset()
     with torch.no_grad():
-        found = torch.compile(model, fullgraph=True, backend="eager")(maps_of())
-        expected = model(maps_of())
+        found = torch.compile(model, fullgraph=True, backend="eager")(maps_of(kind))
+        expected = model(maps_of(kind))
     torch.testing.assert_close((found.logits, found.std), (expected.logits, expected.std), atol=1e-5, rtol=1e-5)

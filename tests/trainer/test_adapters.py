@@ -20,6 +20,7 @@ from torch import nn
 from transformers import default_data_collator
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments
+from hrm_hf.cosmology.mass_maps.arguments import MassMapTrainingArguments
 from hrm_hf.golang.arguments import GoTrainingArguments
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, read_manifest
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
@@ -44,7 +45,7 @@ from hrm_hf.trainer.recipes import ModelArguments
 METHODS = ("lora", "dora")
 LEARNING_RATES = {"hrm_lm": 3e-3, "se_rrm_puzzle": 5e-3, "hrm_go_coder": 5e-3, "hrm_cosmo": 5e-3, "cosmo_cnn": 3e-3}
 ROWS = 4
-QUANTISED = tuple(name for name in every.ARCHITECTURES if name != "cosmo_cnn")
+QUANTISED = tuple(name for name in every.ARCHITECTURES if every.ROWS[name].quantizable)
 TIMES = ("per_second", "epoch")
 
 
@@ -56,9 +57,13 @@ def batch(architecture: str) -> dict[str, torch.Tensor]:
     """What is trained on: a few rows, the same at every step."""
     if architecture in every.PUZZLES:
         return puzzle_rows().batch(np.arange(ROWS))
-    inputs = every.inputs(architecture, ROWS) | {"labels": every.labels(architecture, ROWS)}
-    if architecture in every.REGRESSORS:
-        inputs["pixel_values"] = 0.5 + 2 * inputs["pixel_values"] * torch.linspace(0.2, 3, ROWS).view(-1, 1, 1, 1)
+    inputs = every.inputs(architecture, ROWS) | every.targets(architecture, ROWS)
+    if architecture in every.OF_MAPS:
+        maps, amplitudes = inputs["pixel_values"], torch.linspace(0.2, 3, ROWS).view(-1, 1, 1, 1)
+        if architecture in every.MASS_MAPPERS:
+            maps[:, :-1] *= amplitudes  # a mask stays one
+        else:
+            inputs["pixel_values"] = 0.5 + 2 * maps * amplitudes
         inputs["labels"] = torch.stack((torch.linspace(0.15, 0.45, ROWS), torch.linspace(0.95, 0.65, ROWS)), dim=1)
     return inputs
 
@@ -82,6 +87,7 @@ def make_trainer(architecture: str, model, folder, **options) -> HrmTrainer:
         "hrm_go_coder": GoTrainingArguments,
         "hrm_cosmo": CosmoTrainingArguments,
         "cosmo_cnn": CosmoTrainingArguments,
+        **dict.fromkeys(every.MASS_MAPPERS, MassMapTrainingArguments),
     }
     if architecture == "hrm_go_coder":
         settings["train_sampling_strategy"] = "random"
@@ -102,7 +108,7 @@ def loss_on(model, data: dict[str, torch.Tensor]) -> float:
 def logits(architecture: str, model) -> torch.Tensor:
     """Of regressors, whose means lie within a prior, the outputs of the head before that too."""
     outputs = model.eval()(**every.inputs(architecture))
-    if architecture in every.REGRESSORS:
+    if architecture in every.OF_MAPS:
         return torch.cat((outputs.logits.flatten(), outputs.loc.flatten(), outputs.scale_tril.flatten()))
     return outputs.logits
 
@@ -231,7 +237,7 @@ def test_the_folder_of_an_adapter_loads_as_a_model(tuned):
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("architecture", every.REGRESSORS)
+@pytest.mark.parametrize("architecture", every.OF_MAPS)
 def test_adapters_on_convolutions_see_maps_without_edges(architecture, method):
     """PEFT pads what its own convolutions read with zeros, whatever the padding_mode of the one that they adapt."""
     model = with_adapters(every.model(architecture, padding_mode="circular"), tuning(method))

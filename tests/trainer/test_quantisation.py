@@ -38,7 +38,7 @@ SCHEMES = {
     "torchao-int8": lambda: TorchAoConfig(torchao.Int8WeightOnlyConfig()),
 }
 QUANTISED_TYPES = {"bnb-int8": "Int8Params", "bnb-nf4": "Params4bit", "torchao-int8": "Int8Tensor"}
-WITH_LINEAR_MAPS = [name for name in every.ARCHITECTURES if name != "cosmo_cnn"]
+WITH_LINEAR_MAPS = [name for name in every.ARCHITECTURES if every.ROWS[name].quantizable]
 # Linear maps that keep their precision: output heads, and those that decide or are densities.
 KEPT = {
     "hrm_puzzle": {"lm_head", "q_head"},
@@ -51,6 +51,9 @@ KEPT = {
         "model.feedback_encoder.projection",
     },
     "hrm_cosmo": {"posterior_head.hidden", "posterior_head.out", "halt_head"},
+    "hrm_mass_mapping": {
+        "posterior_head.hidden", "posterior_head.out", "halt_head", "model.readout.gains", "model.readout.errors",
+    },
 }  # fmt: skip
 # Weights are rounded to a multiple of a row's largest over 127, from float16; nf4's widest gap between two values is
 # 0.304 of the largest in a block of 64.
@@ -146,9 +149,10 @@ def test_a_saved_quantised_model_is_read_again_as_it_was(saved, architecture, sc
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_convolutions_are_refused(saved, scheme):
+@pytest.mark.parametrize("architecture", [name for name, row in every.ROWS.items() if not row.quantizable])
+def test_convolutions_are_refused(saved, architecture, scheme):
     with pytest.raises(ValueError, match=r"made of convolutions.*dtype=torch\.bfloat16"):
-        load("cosmo_cnn", saved["cosmo_cnn"], scheme)
+        load(architecture, saved[architecture], scheme)
 
 
 @every_scheme
@@ -173,10 +177,11 @@ def test_boards_are_solved_and_rows_halt_apart(saved, architecture, scheme):
 
 
 @every_scheme
-def test_maps_halt_and_posteriors_are_drawn(saved, scheme):
-    model = load("hrm_cosmo", saved["hrm_cosmo"], scheme)
+@pytest.mark.parametrize("architecture", ["hrm_cosmo", "hrm_mass_mapping"])
+def test_maps_halt_and_posteriors_are_drawn(saved, architecture, scheme):
+    model = load(architecture, saved[architecture], scheme)
     with torch.no_grad():
-        outputs = model(**every.inputs("hrm_cosmo"), labels=every.labels("hrm_cosmo"), halt="adaptive")
+        outputs = model(**every.inputs(architecture), **every.targets(architecture), halt="adaptive")
     assert outputs.scale_tril.dtype == torch.float32
     assert torch.isfinite(outputs.loss)
     assert torch.isfinite(model.sample_posterior(outputs, 8)).all()
@@ -226,6 +231,7 @@ WIDER = {"hidden_size": 64, "intermediate_size": 96}  # tensors of 4096 weights 
 OVERRIDES = {
     **dict.fromkeys(every.CAUSAL_LMS, WIDER),
     "cosmo_cnn": {"embedding_size": 8, "hidden_sizes": [16, 32]},
+    "cosmo_unet": {"hidden_sizes": [16, 32]},
 }
 
 
@@ -234,6 +240,8 @@ def trainer(folder, architecture: str, **arguments) -> HrmTrainer:
     options = {"learning_rate": 1e-3, "warmup_steps": 0, "max_steps": 4, "save_strategy": "steps", "save_steps": 2}
     options |= arguments
     model = every.model(architecture, **OVERRIDES.get(architecture, {}))
+    if architecture in every.MASS_MAPPERS:
+        return tiny_cosmo.map_trainer(folder, model, **options)
     if architecture in every.REGRESSORS:
         return tiny_cosmo.trainer(folder, model, **options)
     if architecture in ("hrm_lm", "rlm_mhc"):

@@ -30,7 +30,8 @@ from hrm_hf.trainer.recipes import (
 
 
 FOLDER = Path(__file__).parents[2] / "training" / "recipes"
-PUZZLES = [path for path in FOLDER.glob("*.yaml") if not path.stem.startswith("cosmo_")]  # test_run_cosmo.py has those
+# test_run_cosmo.py has the recipes of maps.
+PUZZLES = [path for path in FOLDER.glob("*.yaml") if not path.stem.startswith(("cosmo_", "mass_"))]
 RECIPES = sorted(path for path in PUZZLES if "data_path" in yaml.safe_load(path.read_text()))
 ROOT = Path(__file__).parents[2]
 CLASSES = (ModelArguments, PuzzleDataArguments, PuzzleTrainingArguments)

@@ -42,7 +42,7 @@ class MassMapCollator(MapCollator):
 
 
 def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-    """What none, one, two or three masks leave that are a row's own [B, S, S], each turned and moved another way.
+    """The pixels that none, one, two or three masks leave, a row's own [B, S, S], each turned and moved another way.
 
     So a model meets fewer and more hidden pixels than the set has, by `MASK_SHARES`.
 

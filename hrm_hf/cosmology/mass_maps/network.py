@@ -1,4 +1,4 @@
-"""What a model of mass maps makes of rows of shear: maps and posteriors, and how both change by segment."""
+"""The answers of a model of mass maps to rows of shear: maps and posteriors, and how both change by segment."""
 
 import time
 from dataclasses import dataclass

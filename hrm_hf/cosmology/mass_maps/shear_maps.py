@@ -11,7 +11,7 @@ from .reconstruction import spectra_of_cosmologies
 
 
 def load_shear_info(data: str) -> CosmologyInfo:
-    """What a data set says of itself. Raises UsageError for one that does not hold shear."""
+    """The description of a data set. Raises UsageError for one that does not hold shear."""
     info = load_cosmology_info(data)
     if info.settings.observable != "shear":
         raise UsageError(

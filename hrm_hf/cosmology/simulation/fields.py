@@ -71,7 +71,7 @@ def lognormal_convergence(
 def gaussian_under_lognormal(
     cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...] = (1.0,)
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """What `lognormal_convergence` exponentiates.
+    """The Gaussian field g that `lognormal_convergence` exponentiates.
 
     Returns:
         the shift of each bin [bins]; the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradian; and

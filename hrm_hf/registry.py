@@ -201,7 +201,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             CosmoUnetModel,
             CosmoUnetForMassMapping,
             **MASS_MAPS,
-            modules_to_save=("posterior_head", "errors"),
+            modules_to_save=("posterior_head", "errors", "maps"),
             quantizable=False,
         ),
         ArchitectureSpec(

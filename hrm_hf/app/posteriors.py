@@ -131,7 +131,7 @@ def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class MapControls:
-    """What every tab of maps has: the buttons that ask a model about a map, and how long that may think about it."""
+    """Controls of every tab of maps: the buttons that ask a model about a map, and how long it may think about it."""
 
     start: gr.Button
     examples: list[gr.Button]

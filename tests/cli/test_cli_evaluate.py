@@ -284,7 +284,9 @@ def test_every_evaluation_has_one_format(models, text, tmp_path):
     solver.save_pretrained(tmp_path / "solver")
     records = tiny_go.write(tmp_path / "test.jsonl", tiny_go.records(2))
     maps = tiny_cosmo.build(tmp_path / "maps", 4, 4)
-    regressor = every.save("cosmo_cnn", tmp_path / "cosmo_cnn")
+    sky = {"observable": "shear", "sigma_e": 0.26, "galaxies_per_arcmin2": 30.0, "mask_fraction": 0.3}
+    shear = tiny_cosmo.build(tmp_path / "shear", 4, 4, **sky)
+    regressor, mapper = (every.save(name, tmp_path / name) for name in ("cosmo_cnn", "hrm_mass_mapping"))
     found = {
         "sudoku": evaluated("puzzles", tmp_path / "solver", tmp_path / "boards"),
         "causal-lm": evaluated("lm", models["rlm_mhc"], "--data", text, "--limit", 2),
@@ -292,6 +294,7 @@ def test_every_evaluation_has_one_format(models, text, tmp_path):
             "go", models["hrm_go_coder"], "--records", records, "--validator", "tree-sitter", "--max-code-tokens", 4
         ),
         "cosmology-regression": evaluated("cosmo", regressor, "--data", maps, "--num-samples", 100),
+        "mass-mapping": evaluated("cosmo-map", mapper, "--data", shear, "--num-samples", 100),
     }
     for task, result in found.items():
         assert {"task", "model", "dataset", "split", "metrics", "parameters", "versions"} <= set(result), task

@@ -58,7 +58,7 @@ def site(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory) -> Path:
-    """A folder with what `make demo`, `make demo-go` and the cosmology recipe leave, from models of a few weights."""
+    """A folder with what `make demo`, `make demo-go` and two recipes of maps leave, from models of a few weights."""
     folder = tmp_path_factory.mktemp("docs")
     torch.manual_seed(0)
     config = TrmPuzzleConfig(
@@ -69,6 +69,7 @@ def checkpoints(tmp_path_factory) -> Path:
     tiny_go.model(**tiny_go.SHORT).save_pretrained(folder / "runs" / "go_demo")
     tiny_go.tokenizer().save_pretrained(folder / "runs" / "go_demo")
     every.save("hrm_cosmo", folder / "runs" / "cosmo_lognormal_64")
+    every.save("hrm_mass_mapping", folder / "runs" / "mass_lognormal_64")
     for name in ("hrm_lm", "rlm_mhc"):
         every.save(name, folder / "runs" / name)
     (folder / "input.txt").write_text("To be, or not to be: that is the question.\n" * 200)

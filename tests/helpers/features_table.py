@@ -17,7 +17,7 @@ HEAD = f"""# What works with which model
 {WORKS} it works; {DOES_NOT_ARISE} the question does not arise for such a model; a number leads to what has to be said.
 Behind each answer are tests, which run on a CPU: `docs/features.yaml`, of which this page is made, names them.
 """
-PAGES = {"cosmo_cnn": "hrm_cosmo"}  # what has no page of its own
+PAGES = {"cosmo_cnn": "hrm_cosmo", "cosmo_unet": "hrm_mass_mapping"}  # what has no page of its own
 
 
 @dataclass(frozen=True)

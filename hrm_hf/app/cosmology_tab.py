@@ -4,7 +4,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ..cosmology.simulation.maps import MapSettings, generate_map
+from ..cosmology.simulation.maps import MapSettings, generate_columns
 from ..models.pipeline_cosmo import CosmologyRegressionPipeline
 from ..registry import architecture_of
 from .posteriors import (
@@ -23,20 +23,27 @@ from .posteriors import (
 from .style import figure_image, figure_output
 
 
-def sample_map(config, omega_m: float, sigma_8: float, seed: int, sigma_e: float = 0.0) -> dict[str, np.ndarray]:
+def sample_map(
+    config, omega_m: float, sigma_8: float, seed: int, sigma_e: float = 0.0, observable: str = "convergence"
+) -> dict[str, np.ndarray]:
     """A map of the generator with the size and channels of a model: {"map": [C, H, W]} and, for some, "mask".
 
-    Everything else is the generator's default (log-normal, 5 degrees, sources at redshift 1; several channels from
-    redshift 0.5 to 1.5): checkpoints do not say which maps they were trained on.
+    Everything else is the generator's default (log-normal, 5 degrees, sources at redshift 1; several planes from
+    redshift 0.5 to 1.5): checkpoints do not say which maps they were trained on. "shear" has two channels a plane.
 
     Raises:
         ValueError: parameters that the generator does not take.
     """
-    redshifts = source_redshifts(config.num_map_channels)
-    kind = "des" if config.mask_channel else "lognormal"
-    settings = MapSettings(kind, config.image_size, source_redshifts=redshifts, sigma_e=sigma_e)
-    kappa, mask = generate_map(settings, omega_m, sigma_8, seed)
-    return {"map": kappa} | ({} if mask is None else {"mask": mask})
+    shear = observable == "shear"
+    settings = MapSettings(
+        "des" if config.mask_channel and not shear else "lognormal",
+        config.image_size,
+        source_redshifts=source_redshifts(config.num_map_channels // (2 if shear else 1)),
+        sigma_e=sigma_e,
+        observable=observable,
+    )
+    columns = generate_columns(settings, omega_m, sigma_8, seed)
+    return {name: columns[name] for name in ("map", "mask")[: 1 + config.mask_channel]}
 
 
 def map_image(item: dict[str, np.ndarray]) -> Image.Image:
@@ -49,7 +56,7 @@ def map_image(item: dict[str, np.ndarray]) -> Image.Image:
         shown = channel if mask is None else np.where(mask, channel, np.nan)
         low, high = np.nanpercentile(shown, [0.5, 99.5])
         image = axes.imshow(shown, cmap="magma", vmin=low, vmax=high, interpolation="nearest")
-        axes.set(xticks=[], yticks=[], title=f"Convergence, channel {number}" if len(kappa) > 1 else "Convergence")
+        axes.set(xticks=[], yticks=[], title=f"Channel {number}" if len(kappa) > 1 else "Convergence")
         figure.colorbar(image, ax=axes, shrink=0.9)
     return figure_image(figure)
 
@@ -68,6 +75,11 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> No
                 with gr.Row():
                     noise = gr.Slider(0, 0.4, value=0, step=0.02, label="Shape noise sigma_e")
                     seed = seed_field()
+                observable = gr.Radio(
+                    ["convergence", "shear"], value="convergence", label="Drawn maps",
+                    info="As in training, which the checkpoint does not tell: of shear two channels are a plane.",
+                    visible=config.num_map_channels % 2 == 0,
+                )  # fmt: skip
             size = config.image_size
             controls = map_controls(config, "Sample a map and infer", f"Or upload a map of {size} x {size} pixels")
             picture = figure_output("Map", elem_classes="cosmology-map", height=300)
@@ -80,9 +92,9 @@ def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> No
         image, rows = posterior_image(result, names, truth), posterior_rows(result, names, truth)
         return [map_image(item), image, summary(config, item, result), rows]
 
-    def sampled(omega, sigma, shape_noise, number, max_steps, halting):
-        item = sample_map(config, omega, sigma, int(number), shape_noise)
+    def sampled(omega, sigma, shape_noise, number, kind, max_steps, halting):
+        item = sample_map(config, omega, sigma, int(number), shape_noise, kind)
         return answered(item, max_steps, halting, true_values(omega, sigma))
 
-    sliders = [omega_m, sigma_8, noise, seed]
+    sliders = [omega_m, sigma_8, noise, seed, observable]
     connect(regressor, controls, sliders, [picture, corner, said, table], sampled, answered, shown, "infer")

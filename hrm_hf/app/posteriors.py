@@ -180,7 +180,7 @@ def posterior_outputs() -> tuple[gr.Image, gr.HTML, gr.Dataframe]:
 def connect(
     served: CosmologyRegressionPipeline,
     controls: MapControls,
-    sliders: list[gr.Slider | gr.Number],
+    sliders: list[gr.Slider | gr.Number | gr.Radio],
     outputs: list[Any],
     drawn: Callable[..., list],
     answered: Callable[..., list],

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
-import hrm_hf  # noqa: F401 - registers the architectures
+from hrm_hf import HrmCosmoConfig
 from hrm_hf.app import build_app
 from hrm_hf.app.boards import SolvedBoard, board_html, caption, confidence_chart
 from hrm_hf.app.cosmology_tab import map_image, sample_map
@@ -19,6 +19,7 @@ from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
 from hrm_hf.app.posteriors import infer, posterior_image, posterior_rows, read_map, true_values
 from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
 from hrm_hf.app.text_tab import TextOptions, depth_color, text_html, text_pieces, token_depths, write
+from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.io.model_names import ModelError
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
@@ -316,6 +317,19 @@ def test_a_drawn_map_gives_the_posterior_of_the_pipeline(regressor):
     assert rows[2][1] == f"{expected['s_8']['mean']:.3f}" and rows[2][5] == "0.800"
     low, high = expected["omega_m"]["interval_95"]
     assert rows[0][4] == f"{low:.3f} to {high:.3f}"
+
+
+def test_channels_that_may_be_shear_are_drawn_as_it_where_that_is_asked_for():
+    config = HrmCosmoConfig.from_preset("test", num_channels=3, mask_channel=True)
+    item = sample_map(config, 0.3, 0.8, seed=1, observable="shear")
+    expected = generate_columns(MapSettings(size=16, observable="shear", sigma_e=0.0), 0.3, 0.8, seed=1)
+    assert item.keys() == {"map", "mask"}
+    np.testing.assert_array_equal(item["map"], expected["map"])
+    drawn = sample_map(config, 0.3, 0.8, seed=1)
+    assert drawn["map"].shape == (2, 16, 16) and not np.allclose(drawn["map"], item["map"])
+    without_mask = HrmCosmoConfig.from_preset("test", num_channels=4)
+    item = sample_map(without_mask, 0.3, 0.8, seed=1, observable="shear")
+    assert item.keys() == {"map"} and item["map"].shape == (4, 16, 16)
 
 
 def test_pictures_of_map_and_posterior_show_something(regressor):

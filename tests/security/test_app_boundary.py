@@ -27,7 +27,7 @@ API = "/gradio_api"
 BOARD = ["1", *[""] * 15]
 SOLVE = [BOARD, 2, 1, 1, "q", False, 0, 0.2, "start", "q", 0]
 WRITE = ["Once", 8, 0.8, 1, 0, 0, 2, "fixed", ""]
-INFER = [0.31, 0.81, 0, 0, 1, "fixed"]
+INFER = [0.31, 0.81, 0, 0, "convergence", 1, "fixed"]
 
 
 @pytest.fixture(scope="module")

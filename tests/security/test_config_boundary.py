@@ -133,7 +133,8 @@ for folder in sorted(Path(sys.argv[1]).iterdir()):
     whole = json.loads(file.read_text())
     config = AutoConfig.from_pretrained(folder, trust_remote_code=True)
     assert type(config).__module__.startswith("transformers_modules")
-    name = next(n for n in ("halt_max_steps", "num_loops", "planner_cycles", "embedding_size") if n in whole)
+    bounded = ("halt_max_steps", "num_loops", "planner_cycles", "embedding_size", "num_error_rings")
+    name = next(n for n in bounded if n in whole)
     file.write_text(json.dumps({**whole, name: 10**12}))
     try:
         AutoConfig.from_pretrained(folder, trust_remote_code=True)

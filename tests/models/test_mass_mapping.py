@@ -179,6 +179,15 @@ def test_the_likelihood_of_modes_is_best_at_the_power_of_the_error():
         assert (likelihood.harmonic(MapEstimate(estimate, None, other), truth) > best).all()
 
 
+def test_power_in_rings_is_in_float32_under_autocast():
+    likelihood = MapLikelihood(HrmMassMappingConfig.from_preset("test"))
+    maps = torch.randn(4, 1, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = likelihood.log_power(maps)
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, likelihood.log_power(maps))
+
+
 def test_gains_by_multipole_filter_modes():
     maps = torch.randn(2, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
     gains = MultipoleGains(SIZE, 5)

@@ -28,9 +28,10 @@ from transformers import AutoFeatureExtractor, AutoModelForImageToImage
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.evaluation import map_distances
-from hrm_hf.cosmology.mass_maps.evaluation_run import estimate_maps, map_estimator, network_metrics, plot_network
+from hrm_hf.cosmology.mass_maps.evaluation_run import estimate_maps, map_estimator, network_metrics
 from hrm_hf.cosmology.mass_maps.metrics import MassMaps, error_ratio, relative_error, squared_errors
 from hrm_hf.cosmology.mass_maps.network import map_with_network
+from hrm_hf.cosmology.mass_maps.plots import plot_mass_maps, plot_segments
 from hrm_hf.cosmology.mass_maps.shear_maps import ShearMaps, load_shear_info
 from hrm_hf.trainer.plots import ACCENT, EXTRA, MUTED, new_figure, save_figure
 from hrm_hf.trainer.recipes import library_versions
@@ -54,6 +55,8 @@ def main() -> None:
     if args.quick:
         args.limit, args.train, args.floor, args.shift_maps, args.masks = 60, 60, 8, 20, "0,0.5"
     torch.set_num_threads(args.threads)
+    pictures = Path(args.out) if args.quick else IMAGES
+    pictures.mkdir(parents=True, exist_ok=True)
     info, rows = load_shear_info(args.data), ShearMaps.read(args.data, "test", args.limit)
     models = {name: load(folder) for name, folder in (pair.split("=", 1) for pair in args.models)}
     errors, report = {}, {"models": {}, "methods": {}}
@@ -65,7 +68,9 @@ def main() -> None:
         report["models"][name] = size | network_metrics(found, info) | {"map_distance": distances}
         print(f"{name:14} error after segments {report['models'][name]['per_step']['error']}", flush=True)
         if len(report["models"]) == 1:
-            plot_network(found, rows.shear, report["models"][name], Path(args.out), name)
+            judged, curve = name, report["models"][name]["per_step"]["error"]
+            plot_mass_maps(found.maps, rows.shear, pictures / "cosmo_mass_network.png")
+            plot_segments(found.shown, found.maps.truth[0], curve, pictures / "cosmo_mass_segments.png")
     training = ShearMaps.read(args.data, "train", args.train)
     for method in ("kaiser-squires", "wiener-mean", "wiener", *(["lognormal"] if args.floor else [])):
         some = head(rows, args.floor) if method == "lognormal" else rows
@@ -74,7 +79,6 @@ def main() -> None:
         errors[method] = squared_errors(maps)[0]
         report["methods"][method] = {"maps": len(some.kappa), "error": relative_error(maps)}
         print(f"{method:14} {report['methods'][method]}", flush=True)
-    judged = next(iter(models))
     report["ratio_to"] = {name: ratio(errors[judged], other) for name, other in errors.items() if name != judged}
     if "lognormal" in errors:
         report["floor_to"] = {name: ratio(errors["lognormal"], other) for name, other in errors.items()}
@@ -87,7 +91,7 @@ def main() -> None:
             name: shifted(models, info, changes, args.shift_maps, Path(folder) / name)
             for name, changes in SHIFTS.items()
         }
-    plot_halting(report["halting"], Path(args.out) / "cosmo_mass_halting.png" if args.quick else IMAGES)
+    plot_halting(report["halting"], pictures / "cosmo_mass_halting.png")
     report |= {"maps": len(rows.kappa), "data": dataclasses.asdict(info.settings), "versions": library_versions()}
     write_report(args, "cosmology_mass_networks", report)
 
@@ -163,7 +167,6 @@ def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict
 
 def plot_halting(found: list[dict], path: Path) -> None:
     """Segments used and error by masked share."""
-    path = path if path.suffix else path / "cosmo_mass_halting.png"
     figure, axes = new_figure(1, 2, (9, 3.6))
     masked = [each["masked"] for each in found]
     steps, error = axes[0]
@@ -177,7 +180,7 @@ def plot_halting(found: list[dict], path: Path) -> None:
     error.legend(frameon=False, fontsize="small")
     for panel in (steps, error):
         panel.grid(color=MUTED, alpha=0.4)
-    save_figure(figure, path, "")
+    save_figure(figure, path)
 
 
 if __name__ == "__main__":

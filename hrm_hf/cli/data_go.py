@@ -96,6 +96,9 @@ def go_prompts(
     out: Annotated[Path, typer.Option(help="File to write, JSON Lines.")],
     limit: Annotated[int | None, typer.Option(min=1, help="So many records, from all over the files.")] = None,
     max_length: Annotated[int, typer.Option(min=64, help="Tokens of a prompt; longer ones are left out.")] = 1024,
+    max_reference: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of a solution; a small model writes no longer one whole.")
+    ] = None,
     as_json: AsJson = False,
 ):
     """Write records as prompts for run_grpo.py, with their solutions as references for its rewards.

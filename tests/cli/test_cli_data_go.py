@@ -223,6 +223,8 @@ def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):
     assert ids == row["input_ids"][: row["code_start"]]  # as in training
     said = call("go-prompts", tmp_path / "m", "--records", tiny_go.write(tmp_path / "t.jsonl", [tagged]), *options[4:])
     assert "1 tags in the text" in said.stdout or '"tags in the text' in said.stdout
+    short = call("go-prompts", tmp_path / "m", *options, "--max-reference", 3)
+    assert json.loads(short.stdout)["left_out"]["counts"] == {"solution longer than 3 tokens": 2}
     tiny_go.write(tmp_path / "p.jsonl", rows)
     kept = load_answers([str(tmp_path / "p.jsonl")], "grpo")
     assert kept.column_names == ["prompt", "reference"] and kept[0]["reference"] == tiny_go.solution(0)

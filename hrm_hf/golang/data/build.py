@@ -191,7 +191,13 @@ def _folder(source: str) -> Path:
 
 
 def build_prompts(
-    model: str, records: list[Path], out: Path, *, limit: int | None = None, max_length: int = 1024
+    model: str,
+    records: list[Path],
+    out: Path,
+    *,
+    limit: int | None = None,
+    max_length: int = 1024,
+    max_reference: int | None = None,
 ) -> dict[str, Any]:
     """Writes the problems of records as prompts for `training/run_grpo.py`, and their solutions as references.
 
@@ -202,6 +208,8 @@ def build_prompts(
         model: that is to be trained: a folder, or a name on the Hub; of its tokenizer and budgets.
         out: file of {"prompt", "reference"} rows.
         max_length: longest prompt in tokens; longer ones are left out.
+        max_reference: longest solution in tokens; any if None. Of long ones a small model writes none that is whole,
+            and where all completions of a prompt get the same reward nothing is learned.
 
     Returns:
         how many rows were written, and the records that were left out: too long, or with tags in their text, which
@@ -215,6 +223,10 @@ def build_prompts(
     builder = GoStreamBuilder(AutoTokenizer.from_pretrained(model), max_length, **budgets)
     dropped, rows = Dropped(), []
     for record in spread(list(read_records(records)), limit):
+        solution = record["solution"]["code"]
+        if max_reference is not None and len(builder.tokenizer(solution)["input_ids"]) > max_reference:
+            dropped.add(f"solution longer than {max_reference} tokens", record["id"])
+            continue
         plan = record["plan"]
         steps = [step["text"] for step in plan["steps"]]
         planned = plan_segment(builder.tokenizer, plan["intent"], plan["targets"], steps)[1:]
@@ -226,7 +238,7 @@ def build_prompts(
         if builder.tokenizer(prompt)["input_ids"] != ids:
             dropped.add("tags in the text, or cut within a character", record["id"])
             continue
-        rows.append({"prompt": prompt, "reference": record["solution"]["code"]})
+        rows.append({"prompt": prompt, "reference": solution})
     return {"out": str(out), "rows": write_lines(out, rows), "left_out": dropped.report()}
 
 

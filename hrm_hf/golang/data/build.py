@@ -224,7 +224,7 @@ def build_prompts(
     dropped, rows = Dropped(), []
     for record in spread(list(read_records(records)), limit):
         solution = record["solution"]["code"]
-        if max_reference is not None and len(builder.tokenizer(solution)["input_ids"]) > max_reference:
+        if max_reference is not None and len(builder.tokenizer(solution, verbose=False)["input_ids"]) > max_reference:
             dropped.add(f"solution longer than {max_reference} tokens", record["id"])
             continue
         plan = record["plan"]

@@ -86,7 +86,7 @@ def trainer(folder, regressor=None, train=24, held_out=10, collator=None, **argu
     extractor = CosmoMapFeatureExtractor.from_config(regressor.config)
     return RegressionTrainer(
         regressor,
-        CosmoTrainingArguments(str(folder), **{**TRAINING, **arguments}),
+        CosmoTrainingArguments(**{"output_dir": str(folder), **TRAINING, **arguments}),
         train_dataset=rows(train, training=True) if isinstance(train, int) else train,
         eval_dataset=rows(held_out, seed=1),
         data_collator=MapCollator(extractor, shift=True) if collator is None else collator,
@@ -100,7 +100,7 @@ def map_trainer(folder, mapper=None, **arguments) -> MassMapTrainer:
     extractor = CosmoMapFeatureExtractor.from_config(mapper.config)
     return MassMapTrainer(
         mapper,
-        MassMapTrainingArguments(str(folder), **{**TRAINING, **arguments}),
+        MassMapTrainingArguments(**{"output_dir": str(folder), **TRAINING, **arguments}),
         train_dataset=shear_rows(24, training=True),
         eval_dataset=shear_rows(10, seed=1),
         data_collator=MassMapCollator(extractor),

@@ -16,7 +16,7 @@ HELPERS = {
     "quantisation_quick.py",
     "subjects.py",
 }
-NEED_A_MODEL = {"cosmology_mass_networks.py", "go_repairs.py"}  # a trained one, which they are given
+NEED_A_MODEL = {"cosmology_mass_networks.py", "go_repairs.py", "go_rewards.py"}  # a trained one, which they are given
 
 
 def main() -> None:

@@ -199,12 +199,12 @@ class MassMappingMixin(PosteriorMixin):
         config, head, likelihood = self.config, self.posterior_head, self.model.likelihood
         parts, output.metrics = [], {}
         if labels is not None:
-            moments = [head.moments(posterior) for posterior in posteriors]
+            means = output.segment_means.unbind(1)
             nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
-            mse = torch.stack([head.squared_error(mean, labels) for mean, _ in moments], dim=1)
+            mse = torch.stack([head.squared_error(mean, labels) for mean in means], dim=1)
             output.nll_loss, output.mse_loss = nll[:, -1].mean(), mse[:, -1].mean()
             parts += [config.nll_loss_weight * nll, config.mse_loss_weight * mse]
-            output.metrics |= head.metrics(*moments[-1], labels)
+            output.metrics |= head.metrics(output.reported_means, output.reported_stds, labels)
         errors = None
         if kappa is not None:
             truth = self._true_maps(output, kappa)

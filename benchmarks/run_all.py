@@ -16,13 +16,14 @@ HELPERS = {
     "quantisation_quick.py",
     "subjects.py",
 }
-NEED_A_MODEL = {"cosmology_mass_networks.py", "go_repairs.py", "go_rewards.py"}  # a trained one, which they are given
+# A trained model or a data set.
+NEED_INPUT = {"cosmology_mass_networks.py", "cosmology_two_steps.py", "go_repairs.py", "go_rewards.py"}
 
 
 def main() -> None:
     for script in sorted(Path(__file__).parent.glob("*.py")):
-        if script.name in NEED_A_MODEL:
-            print(f"{script.name}: left out, it takes a trained model; see --help")
+        if script.name in NEED_INPUT:
+            print(f"{script.name}: left out, it takes a trained model or a data set; see --help")
         elif script.name not in HELPERS:
             subprocess.run([sys.executable, str(script), "--quick"], check=True)
 

@@ -119,6 +119,16 @@ def test_a_label_on_the_edge_of_the_prior_has_a_finite_loss_and_gradient():
     assert features.grad.isfinite().all()
 
 
+def test_moments_and_samples_keep_their_precision_under_autocast():
+    head = head_of(prior_bounds=BOX, num_components=2)
+    posterior = head(torch.randn(4, 8))
+    with torch.autocast("cpu", torch.bfloat16):
+        reduced = *head.moments(posterior), head.sample(posterior, 5, torch.Generator().manual_seed(0))
+    full = *head.moments(posterior), head.sample(posterior, 5, torch.Generator().manual_seed(0))
+    for found, expected in zip(reduced, full, strict=True):
+        assert torch.allclose(found, expected, rtol=1e-5)  # bfloat16 would differ by 4e-3
+
+
 def test_points_have_the_mean_and_covariance_of_a_standard_normal():
     points = normal_points(NUM_POINTS, 2).double()
     assert points.mean(0).abs().max() < 1e-6

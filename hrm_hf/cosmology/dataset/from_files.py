@@ -16,6 +16,7 @@ that are there are complete.
 
 import csv
 import json
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -95,9 +96,12 @@ class LabelTable:
                 raise ValueError(f"{path} has {len(found)} columns {name}, expected one; its header is {header}")
             columns[name] = found[0]
         self.rows = [self._parse(row, number, len(header), columns) for number, row in enumerate(table[1:], 1)]
-        self.files = None
+        self.files: dict[str, list] | None = None  # parts of the path and labels, by the file's name
         if "file" in header:
-            self.files = [Path(row[header.index("file")].strip()) for row in table[1:]]
+            self.files = defaultdict(list)
+            for row, labels in zip(table[1:], self.rows, strict=True):
+                file = Path(row[header.index("file")].strip())
+                self.files[file.name].append((file.parts, labels))
 
     def _parse(self, row: list[str], number: int, width: int, columns: dict[str, int]) -> tuple[float, float]:
         place = f"{self.path}, row {number}"
@@ -130,10 +134,10 @@ class LabelTable:
                 )
             return self.rows[int(folder)]
         parts = path.resolve().parts
-        found = [row for row, file in enumerate(self.files) if file.parts and parts[-len(file.parts) :] == file.parts]
+        found = [labels for end, labels in self.files.get(parts[-1], ()) if parts[-len(end) :] == end]
         if len(found) != 1:
             raise ValueError(f"{path}: {len(found)} rows of {self.path} name it, expected one")
-        return self.rows[found[0]]
+        return found[0]
 
     def bounds(self, name: str) -> tuple[float, float]:
         """Ends of the flat prior of a parameter, of which the whole table is a sample, whichever files are read.

@@ -1,22 +1,24 @@
 """Whether iterating pays in mass maps: trained networks beside each other, the Wiener filters and the exact posterior.
 
     python benchmarks/cosmology_mass_networks.py --data DIR --models main=runs/mass one_segment=runs/one unet=runs/unet
-        [--floor 100] [--shift_maps 500] [--masks 0,0.15,0.3,0.45,0.6]
+        [--two_steps runs/two_steps] [--floor 100] [--shift_maps 500] [--masks 0,0.15,0.3,0.45,0.6]
 
 The first model is the one that is judged; the others stand beside it. Training them is one command each:
 
     R="python training/run_mass_mapping.py --recipe training/recipes/mass_lognormal_64_cpu.yaml"
     $R --output_dir runs/mass
     $R --output_dir runs/one --config_overrides halt_max_steps=1,H_cycles=4    # as many updates, one residual
-    $R --output_dir runs/unet --model_type cosmo_unet
+    $R --output_dir runs/unet --model_type cosmo_unet --max_steps 8300    # as long; its steps are shorter
 
 On the test maps of DIR: error after each segment, the paired ratio of the last to the first one and of the judged
 model to every other way, the posterior of the parameters, operations a map (convolutions and matrix products, as torch
 counts them). On further maps with the settings of DIR but another masked share: segments used under adaptive halting,
 and what that costs. On maps of another kind: twice the noise, Gaussian fields. `--floor` maps are sampled exactly.
+`--two_steps` is a run of `cosmology_two_steps.py`, whose parameters are put beside those of the models.
 """
 
 import dataclasses
+import json
 import tempfile
 from pathlib import Path
 
@@ -45,6 +47,7 @@ def main() -> None:
     parser = make_parser(__doc__, quick="60 test maps, few shifted ones")
     parser.add_argument("--data", required=True, help="data set of shear")
     parser.add_argument("--models", nargs="+", required=True, help="NAME=FOLDER; the first is judged")
+    parser.add_argument("--two_steps", type=Path, help="folder of a run of cosmology_two_steps.py")
     parser.add_argument("--limit", type=int, help="test maps; all by default")
     parser.add_argument("--train", type=int, default=1000, help="training maps for the mean spectrum")
     parser.add_argument("--floor", type=int, default=100, help="test maps whose posterior is sampled; 0 for none")
@@ -79,6 +82,9 @@ def main() -> None:
         errors[method] = squared_errors(maps)[0]
         report["methods"][method] = {"maps": len(some.kappa), "error": relative_error(maps)}
         print(f"{method:14} {report['methods'][method]}", flush=True)
+    if args.two_steps:
+        two_steps = json.loads((args.two_steps / "results.json").read_text())
+        report["two_steps"] = {name: two_steps[name] for name in ("parameters", "steps", "metrics")}
     report["ratio_to"] = {name: ratio(errors[judged], other) for name, other in errors.items() if name != judged}
     if "lognormal" in errors:
         report["floor_to"] = {name: ratio(errors["lognormal"], other) for name, other in errors.items()}

@@ -76,7 +76,7 @@ def main() -> None:
             plot_segments(found.shown, found.maps.truth[0], curve, pictures / "cosmo_mass_segments.png")
     training = ShearMaps.read(args.data, "train", args.train)
     for method in ("kaiser-squires", "wiener-mean", "wiener", *(["lognormal"] if args.floor else [])):
-        some = head(rows, args.floor) if method == "lognormal" else rows
+        some = rows.take(slice(args.floor)) if method == "lognormal" else rows
         estimator, _ = map_estimator(method, info.settings, training)
         maps = MassMaps(some.kappa, estimate_maps(estimator, some, 50)[0], some.masks)
         errors[method] = squared_errors(maps)[0]
@@ -104,12 +104,6 @@ def main() -> None:
 
 def load(folder: str) -> tuple:
     return AutoModelForImageToImage.from_pretrained(folder).eval(), AutoFeatureExtractor.from_pretrained(folder)
-
-
-def head(rows: ShearMaps, count: int) -> ShearMaps:
-    """The first rows."""
-    labels = {name: values[:count] for name, values in rows.labels.items()}
-    return ShearMaps(rows.shear[:count], rows.masks[:count], rows.kappa[:count], labels)
 
 
 def ratio(first: np.ndarray, second: np.ndarray) -> dict:

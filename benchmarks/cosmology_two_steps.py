@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
-from hrm_hf.cosmology.dataset.collator import MapRows, shifted
+from hrm_hf.cosmology.dataset.collator import MapRows, shifted, split_rows
 from hrm_hf.cosmology.mass_maps.evaluation_run import estimate_maps, map_estimator
 from hrm_hf.cosmology.mass_maps.shear_maps import ShearMaps, load_shear_info
 from hrm_hf.cosmology.regression import CosmologyMaps
@@ -42,20 +42,21 @@ class TwoStepRun(RegressionRun):
         info = load_shear_info(self.data_args.data_path)
         rows = ShearMaps.read(self.data_args.data_path, "train", None)
         self.estimator, _ = map_estimator("wiener-mean", info.settings, rows)
-        free, held_out = np.split(np.arange(len(rows.shear)), [len(rows.shear) - self.data_args.val_samples])
+        cosmologies = np.arange(len(rows.shear)) // info.maps_per_cosmology
+        free, held_out = split_rows(cosmologies, self.data_args.max_train_samples, self.data_args.val_samples)
         generator = torch.Generator().manual_seed(self.args.seed)
-        observed = [observed_anew(chosen(rows, free), info.settings.pixel_noise, generator)
+        observed = [observed_anew(rows.take(free), info.settings.pixel_noise, generator)
                     for _ in range(self.data_args.observations)]  # fmt: skip
-        train, labels = self.filtered([*observed, chosen(rows, held_out)], info.target_names)
+        train, labels = self.filtered([*observed, rows.take(held_out)], info.target_names)
         count = len(train) - len(held_out)
-        self.info = dataclasses.replace(
+        info = dataclasses.replace(
             info,
             settings=dataclasses.replace(info.settings, observable="convergence", mask_fraction=0.0),
             pixel_mean=(float(train.mean()),),
             pixel_std=(float(train.std()),),
         )
         return CosmologyMaps(
-            self.info,
+            info,
             MapRows(train, labels, rows=np.arange(count), training=True),
             MapRows(train, labels, rows=np.arange(count, len(train))),
         )
@@ -69,12 +70,6 @@ class TwoStepRun(RegressionRun):
     def load_test_rows(self) -> dict[str, np.ndarray]:
         rows = ShearMaps.read(self.data_args.data_path, "test", self.data_args.max_test_samples)
         return {"map": estimate_maps(self.estimator, rows, BATCH)[0], **rows.labels}
-
-
-def chosen(rows: ShearMaps, numbers: np.ndarray) -> ShearMaps:
-    """These rows."""
-    labels = {name: values[numbers] for name, values in rows.labels.items()}
-    return ShearMaps(rows.shear[numbers], rows.masks[numbers], rows.kappa[numbers], labels)
 
 
 def observed_anew(rows: ShearMaps, noise: float, generator: torch.Generator) -> ShearMaps:

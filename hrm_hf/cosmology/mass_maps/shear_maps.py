@@ -37,6 +37,11 @@ class ShearMaps:
         labels = {name: rows[name][chosen] for name in ("omega_m", "sigma_8", "s_8")}
         return cls(*(rows[name][chosen] for name in ("map", "mask", "kappa")), labels)
 
+    def take(self, rows: slice | np.ndarray) -> "ShearMaps":
+        """Some rows, by slice or number."""
+        labels = {name: values[rows] for name, values in self.labels.items()}
+        return ShearMaps(self.shear[rows], self.masks[rows], self.kappa[rows], labels)
+
     def spectra(self, settings: MapSettings, rows: slice) -> np.ndarray:
         """The true spectra of some rows, as `spectra_of_cosmologies`."""
         return spectra_of_cosmologies(settings, self.labels["omega_m"][rows], self.labels["sigma_8"][rows])

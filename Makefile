@@ -87,11 +87,11 @@ docs-serve: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 bench: $(STAMP)
-	$(BIN)/python benchmarks/run_all.py
+	$(BIN)/python -m benchmarks.run_all
 
 # What a GPU computes, and how fast; without one the half that needs none.
 gpu-check: $(STAMP)
-	$(BIN)/python benchmarks/gpu_check.py
+	$(BIN)/python -m benchmarks.package.gpu_check
 
 # Makes its own environments; each takes what pip installs of torch.
 OLDEST ?= $(PYTHON)

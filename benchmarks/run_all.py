@@ -1,31 +1,32 @@
-"""`make bench`: every benchmark in its quick form, one line a figure."""
+"""Run every benchmark in its quick form and print one line per value: `make bench`."""
 
 import subprocess
 import sys
 from pathlib import Path
 
 
+HERE = Path(__file__).parent
+# Modules that the studies share, and scripts that print no ratio.
 HELPERS = {
-    "citizens_generation.py",
-    "comparisons.py",
-    "floor_plan.py",
-    "report.py",
-    "run_all.py",
-    "plain_puzzle.py",
-    "lm_models.py",
-    "quantisation_quick.py",
-    "subjects.py",
+    "package.citizens_generation",
+    "package.comparisons",
+    "package.quantisation_quick",
+    "package.size",
+    "package.subjects",
+    "puzzles.plain",
+    "text.models",
 }
-# A trained model or a data set.
-NEED_INPUT = {"cosmology_mass_networks.py", "cosmology_two_steps.py", "go_repairs.py", "go_rewards.py"}
+# These need a trained model or a data set.
+NEED_INPUT = {"cosmology.mass_networks", "cosmology.two_steps", "golang.repairs", "golang.rewards"}
 
 
 def main() -> None:
-    for script in sorted(Path(__file__).parent.glob("*.py")):
-        if script.name in NEED_INPUT:
-            print(f"{script.name}: left out, it takes a trained model or a data set; see --help")
-        elif script.name not in HELPERS:
-            subprocess.run([sys.executable, str(script), "--quick"], check=True)
+    for script in sorted(HERE.glob("*/*.py")):
+        name = f"{script.parent.name}.{script.stem}"
+        if name in NEED_INPUT:
+            print(f"{name}: skipped; it needs a trained model or a data set, see --help")
+        elif name not in HELPERS:
+            subprocess.run([sys.executable, "-m", f"benchmarks.{name}", "--quick"], check=True, cwd=HERE.parent)
 
 
 if __name__ == "__main__":

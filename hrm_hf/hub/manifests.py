@@ -77,7 +77,7 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
     """Lists every file of `folder` with its size and checksum; the last thing written to a checkpoint."""
     folder = Path(folder)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(MANIFEST)]
-    # Read back at once, from the memory in which the system still has what was written: see benchmarks/checkpoints.py.
+    # Read back at once, while the files are still in the page cache: see benchmarks/package/checkpoints.py.
     entries = {
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": checksum}
         for file, checksum in zip(files, checksums(files))

@@ -1,4 +1,4 @@
-"""Recommends models and batches for a given memory, by bytes of real steps (`benchmarks/puzzle_presets.py`).
+"""Recommends models and batches for a given memory, by bytes of real steps (`benchmarks/puzzles/presets.py`).
 
     advice = recommend(4 * 2**30, "puzzle")
     advice.rows       every preset: what was measured, and the largest batch that fits
@@ -144,7 +144,7 @@ def _script(name: str) -> str:
 def _measured(results: Path, task: str, usable: int) -> tuple[list[Row], str]:
     if not results.exists():
         raise FileNotFoundError(
-            f"{results} does not exist; make the measurements with `python benchmarks/puzzle_presets.py` in a checkout"
+            f"{results} does not exist; measure with `python -m benchmarks.puzzles.presets` in a checkout"
         )
     measured = json.loads(results.read_text())
     rows = []

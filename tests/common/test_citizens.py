@@ -1,12 +1,10 @@
 """Every architecture is what transformers, accelerate and torch expect of a model, without helpers of this package.
 
-The checks are those of `benchmarks/citizens.py`, whose referees are these libraries: what their plain functions return
-is compared with the model itself.
+The checks are those of `benchmarks/package/citizens.py`. Their referees are these libraries: the results of plain
+library functions are compared with the model itself.
 """
 
 import re
-import sys
-from pathlib import Path
 
 import every
 import pytest
@@ -15,10 +13,7 @@ from accelerate import cpu_offload, disk_offload
 from tolerances import assert_equal_but_for_rounding
 from transformers import Trainer, TrainingArguments
 
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import citizens
+from benchmarks.package import citizens
 
 
 CASES = [

@@ -1,6 +1,6 @@
 """`make gpu-check` through pytest: marked `gpu`, a GPU computes what the CPU computes; everywhere, the check itself.
 
-The comparisons are those of benchmarks/comparisons.py, whose docstring names their referee and bounds. Without a GPU
+The comparisons are those of benchmarks/package/comparisons.py; its docstring names referee and bounds. Without a GPU
 its CPU half is run, and faults are put into models, caches, attention and training, which it has to find.
 """
 
@@ -17,11 +17,7 @@ import transformers
 from transformers import DynamicCache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import comparisons
-import gpu_check
+from benchmarks.package import comparisons, gpu_check
 
 
 FAST = tuple(name for name in comparisons.CHECKS if name != "losses")

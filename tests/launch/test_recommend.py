@@ -1,6 +1,6 @@
 """`hrm-hf recommend`: the guide's table, measured bytes, and command lines that are taken as they are printed.
 
-Referees: the rows of the guide's memory table, bytes counted tensor by tensor (benchmarks/puzzle_memory.py), and the
+Referees: the rows of the guide's memory table, bytes counted tensor by tensor (benchmarks/puzzles/memory.py), and the
 parsers of the scripts that the commands name.
 """
 
@@ -124,7 +124,7 @@ def test_a_larger_model_is_never_said_to_take_less():
 
 
 def test_missing_measurements_are_an_error_that_says_how_to_make_them(tmp_path):
-    with pytest.raises(FileNotFoundError, match=re.escape("python benchmarks/puzzle_presets.py")):
+    with pytest.raises(FileNotFoundError, match=re.escape("python -m benchmarks.puzzles.presets")):
         recommend(4 * GIB, results=tmp_path / "none.json")
 
 

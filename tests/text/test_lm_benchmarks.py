@@ -2,20 +2,12 @@
 
 import json
 import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import lm_decoding
-import lm_halting
-import lm_models
-import lm_quality
-import lm_reasoning
+from benchmarks.text import decoding, halting, models, quality, reasoning
 
 
 EQUAL_SIZE = ("hrm_lm_m4", "hrm_text", "llama", "rlm_mhc", "rlm_mhc_off")
@@ -23,18 +15,18 @@ EQUAL_SIZE = ("hrm_lm_m4", "hrm_text", "llama", "rlm_mhc", "rlm_mhc_off")
 
 @pytest.mark.parametrize("peer", EQUAL_SIZE)
 def test_peers_of_equal_size_have_as_many_parameters_within_2_percent(peer):
-    wanted = lm_models.count_parameters(lm_models.peer_config("hrm_lm", "1m"))
-    assert lm_models.count_parameters(lm_models.peer_config(peer, "1m")) == pytest.approx(wanted, rel=0.02)
+    wanted = models.count_parameters(models.peer_config("hrm_lm", "1m"))
+    assert models.count_parameters(models.peer_config(peer, "1m")) == pytest.approx(wanted, rel=0.02)
 
 
 def test_the_llama_of_equal_work_has_as_many_forward_flops_within_2_percent():
-    hrm, llama = (lm_models.peer_config(peer, "1m", 256) for peer in ("hrm_lm", "llama_equal_flops"))
-    forward = [lm_models.flops_per_token(config, 256, backward=False) for config in (hrm, llama)]
+    hrm, llama = (models.peer_config(peer, "1m", 256) for peer in ("hrm_lm", "llama_equal_flops"))
+    forward = [models.flops_per_token(config, 256, backward=False) for config in (hrm, llama)]
     assert forward[1] == pytest.approx(forward[0], rel=0.02)
 
 
 def test_decoding_is_compared_with_the_same_body_without_what_a_model_adds():
-    sides = lm_decoding.families("tiny")
+    sides = decoding.families("tiny")
     off, sinkhorn, birkhoff = sides["rlm_mhc"].values()
     assert (off.mhc_enabled, sinkhorn.mhc_res_mode, birkhoff.mhc_res_mode) == (False, "sinkhorn", "birkhoff")
     llama, hrm = sides["hrm_lm"].values()
@@ -45,35 +37,35 @@ def test_decoding_is_compared_with_the_same_body_without_what_a_model_adds():
 
 def test_the_interval_of_a_median_holds_it():
     values = torch.arange(1.0, 102.0)
-    low, high = lm_decoding.interval(values)
+    low, high = decoding.interval(values)
     assert 30 < low < 51 < high < 72
 
 
 @pytest.mark.parametrize("peer", ["hrm_lm", "hrm_lm_m4", "hrm_text", "llama", "rlm_mhc"])
 def test_analytic_training_flops_are_those_that_torch_counts(peer):
-    analytic, counted = lm_quality.measured_flops(lm_models.peer_config(peer, "tiny"), 64)
+    analytic, counted = quality.measured_flops(models.peer_config(peer, "tiny"), 64)
     assert analytic == pytest.approx(counted, rel=0.02)
 
 
 def test_a_forward_alone_costs_what_torch_counts():
-    config = lm_models.peer_config("hrm_lm", "tiny")
-    analytic, counted = lm_quality.measured_flops(config, 64, backward=False)
+    config = models.peer_config("hrm_lm", "tiny")
+    analytic, counted = quality.measured_flops(config, 64, backward=False)
     assert analytic == pytest.approx(counted, rel=1e-6)
 
 
 def test_flops_of_hrm_lm_follow_the_segments_that_ran():
-    config = lm_models.peer_config("hrm_lm_m4", "tiny")
-    one, four = (lm_models.flops_per_token(config, 64, segments=segments) for segments in (1, 4))
+    config = models.peer_config("hrm_lm_m4", "tiny")
+    one, four = (models.flops_per_token(config, 64, segments=segments) for segments in (1, 4))
     assert four == pytest.approx(4 * one)
 
 
 def test_a_text_is_one_id_a_byte_and_documents_end_in_one_eos():
-    ids = lm_models.ids_of(b"ab\n<|endoftext|>\nc")
-    assert ids.tolist() == [8 + ord("a"), 8 + ord("b"), 8 + ord("\n"), lm_models.EOS_ID, 8 + ord("c")]
+    ids = models.ids_of(b"ab\n<|endoftext|>\nc")
+    assert ids.tolist() == [8 + ord("a"), 8 + ord("b"), 8 + ord("\n"), models.EOS_ID, 8 + ord("c")]
 
 
 def test_random_halting_has_the_average_it_was_asked_for():
-    rule = lm_halting.RandomExit(lm_halting.hazards_of(lm_halting.around(2.3, 4)))
+    rule = halting.RandomExit(halting.hazards_of(halting.around(2.3, 4)))
     state = type("State", (), {"hidden": torch.zeros(100, 200, 1)})()
     thinking, steps = torch.ones(100, 200, dtype=torch.bool), torch.zeros(100, 200)
     for _ in range(3):
@@ -86,13 +78,13 @@ def test_random_halting_has_the_average_it_was_asked_for():
 
 def test_models_of_a_seed_see_the_same_questions_and_a_killed_run_goes_on(tmp_path, monkeypatch, capsys):
     seen = []
-    step = lm_reasoning.train_step
+    step = reasoning.train_step
 
     def noted(model, optimizer, ids, share, args, *, labels, **options):
         seen.append((model.config.model_type, ids.numpy().tobytes(), labels.numpy().tobytes()))
         return step(model, optimizer, ids, share, args, labels=labels, **options)
 
-    monkeypatch.setattr(lm_reasoning, "train_step", noted)
+    monkeypatch.setattr(reasoning, "train_step", noted)
     options = (
         "--task brackets --size 2 --difficulty 1-2 --models hrm_lm,llama --steps 3 --batch_size 4 --evaluations 1 "
     )
@@ -100,8 +92,8 @@ def test_models_of_a_seed_see_the_same_questions_and_a_killed_run_goes_on(tmp_pa
 
     def run(*more):
         seen.clear()
-        monkeypatch.setattr(sys, "argv", ["lm_reasoning.py", *options.split(), *more])
-        lm_reasoning.main()
+        monkeypatch.setattr(sys, "argv", ["reasoning.py", *options.split(), *more])
+        reasoning.main()
         return json.loads((tmp_path / "lm_reasoning_brackets.json").read_text())
 
     report = run("--seeds", "0")

@@ -1,7 +1,7 @@
 """What the machine does to a run: a full disk, a folder that cannot be written, no memory, a process that is killed.
 
 Each leaves whole checkpoints, says what happened and what is left, and the run that goes on afterwards has the losses
-of one that was left alone, which is the referee. Kills at random moments are in benchmarks/faults.py.
+of one that was left alone, which is the referee. Kills at random moments are in benchmarks/package/faults.py.
 """
 
 import contextlib

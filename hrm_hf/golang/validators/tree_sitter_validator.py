@@ -21,7 +21,7 @@ class TreeSitterValidator:
     """Says whether code parses; `types_ok` and `tests_pass` stay None.
 
     Against gofmt it has no false alarm and misses a few errors in a hundred; the line is that where the grammar was
-    left, which is not always the one gofmt names. See benchmarks/go_validators.py.
+    left, which is not always the one gofmt names. See benchmarks/golang/validators.py.
 
     Args:
         max_bytes: codes longer than this are not looked at (all flags None, category "other").

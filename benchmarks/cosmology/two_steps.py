@@ -1,0 +1,86 @@
+"""The two-step way to parameters from masked shear: Wiener maps first, then a trained `hrm_cosmo` on them.
+
+    python -m benchmarks.cosmology.two_steps --recipe training/recipes/cosmo_lognormal_64_cpu.yaml
+        --data_path SHEAR --build_data "" --output_dir runs/two_steps [--observations 3]
+
+Takes the options of `training/run_cosmo.py` and a data set of shear. The filter has the mean spectrum of training
+maps, since a map's own is not known before its parameters are. Every training map is observed `--observations` times,
+with other noise and masks, as fixed ones are learned by heart; validation and test maps are filtered as they are
+stored. Results are those of a run: posteriors of the test maps in OUTPUT_DIR/results.json.
+"""
+
+import dataclasses
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+
+from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
+from hrm_hf.cosmology.dataset.collator import MapRows, shifted, split_rows
+from hrm_hf.cosmology.mass_maps.evaluation_run import estimate_maps, map_estimator
+from hrm_hf.cosmology.mass_maps.shear_maps import ShearMaps, load_shear_info
+from hrm_hf.cosmology.regression import CosmologyMaps
+from hrm_hf.cosmology.run import RegressionRun
+from hrm_hf.models.shear_operator import shear_from_convergence
+from hrm_hf.trainer.run import run_training
+
+
+BATCH = 200  # maps filtered at a time
+
+
+@dataclass
+class TwoStepDataArguments(CosmoDataArguments):
+    """Shear maps, and how often each is observed."""
+
+    observations: int = field(default=3, metadata={"help": "Observations of each training map."})
+
+
+class TwoStepRun(RegressionRun):
+    """A regression whose maps are Wiener-filtered before training."""
+
+    def open_maps(self) -> CosmologyMaps:
+        info = load_shear_info(self.data_args.data_path)
+        rows = ShearMaps.read(self.data_args.data_path, "train", None)
+        self.estimator, _ = map_estimator("wiener-mean", info.settings, rows)
+        cosmologies = np.arange(len(rows.shear)) // info.maps_per_cosmology
+        free, held_out = split_rows(cosmologies, self.data_args.max_train_samples, self.data_args.val_samples)
+        generator = torch.Generator().manual_seed(self.args.seed)
+        observed = [observed_anew(rows.take(free), info.settings.pixel_noise, generator)
+                    for _ in range(self.data_args.observations)]  # fmt: skip
+        train, labels = self.filtered([*observed, rows.take(held_out)], info.target_names)
+        count = len(train) - len(held_out)
+        info = dataclasses.replace(
+            info,
+            settings=dataclasses.replace(info.settings, observable="convergence", mask_fraction=0.0),
+            pixel_mean=(float(train.mean()),),
+            pixel_std=(float(train.std()),),
+        )
+        return CosmologyMaps(
+            info,
+            MapRows(train, labels, rows=np.arange(count), training=True),
+            MapRows(train, labels, rows=np.arange(count, len(train))),
+        )
+
+    def filtered(self, parts: list[ShearMaps], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+        """Wiener maps [N, P, S, S] of all parts, and their labels [N, T]."""
+        maps = [estimate_maps(self.estimator, part, BATCH)[0] for part in parts]
+        labels = [np.stack([part.labels[name] for name in names], axis=1) for part in parts]
+        return np.concatenate(maps), np.concatenate(labels)
+
+    def load_test_rows(self) -> dict[str, np.ndarray]:
+        rows = ShearMaps.read(self.data_args.data_path, "test", self.data_args.max_test_samples)
+        return {"map": estimate_maps(self.estimator, rows, BATCH)[0], **rows.labels}
+
+
+def observed_anew(rows: ShearMaps, noise: float, generator: torch.Generator) -> ShearMaps:
+    """The same convergence under the mask of another row, moved around its edges, with other shape noise."""
+    count, size = len(rows.kappa), rows.kappa.shape[-1]
+    masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
+    masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))
+    shear = shear_from_convergence(torch.from_numpy(rows.kappa))
+    shear = (shear + noise * torch.randn(shear.shape, generator=generator)) * masks
+    return ShearMaps(shear.numpy(), masks[:, 0].numpy(), rows.kappa, rows.labels)
+
+
+if __name__ == "__main__":
+    run_training(TwoStepRun, (TwoStepDataArguments, CosmoTrainingArguments), __doc__)

@@ -1,0 +1,108 @@
+"""Decoding speed of the Go coder, plans and code apart, against a Llama of as many parameters.
+
+    python -m benchmarks.golang.decoding [--quick] [--sizes nano,base] [--batch_sizes 1,8] [--no_compile]
+
+The Llama has the Go coder's width, heads, feed-forward and vocabulary, and the number of layers that comes closest to
+its parameters. "code" is a step in which planner and generator run, "plan" one of the planner alone, as plans are
+written. Turns, ratios, intervals and clocks are those of `lm_decoding.py`: a ratio of 1 is as fast as the Llama.
+"""
+
+import torch
+from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
+
+from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
+from hrm_hf.models.growing_cache import let_grow_in_place
+from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
+from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, TOKEN_IDS
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import machine, make_parser, write_report
+from ..text.decoding import NEW, PROMPT, against, print_row, take_turns
+
+
+PHASES = {"code": ("<CODE>", {}), "plan": ("<PLAN>", {"planner_only": True})}
+
+
+def main() -> None:
+    parser = make_parser(__doc__, quick="the tiny preset, uncompiled, few turns")
+    parser.add_argument("--sizes", default="nano,base", help="presets of the Go coder")
+    parser.add_argument("--batch_sizes", default="1,8", help="only the first is compiled")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--no_compile", action="store_true")
+    args = parser.parse_args()
+    if args.quick:
+        args.sizes, args.turns, args.no_compile = "test", 5, True
+    torch.set_num_threads(1)
+    batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
+    print(f"{'size':5} {'batch':>5} {'path':9} {'side':42} {'ms/token':>9} {'wall':>7}  of the Llama's speed")
+    rows, parameters = [], {}
+    with torch.no_grad():
+        for size in args.sizes.split(","):
+            coder, llama = pair(size)
+            parameters[size] = {"go_coder": coder.num_parameters(), "llama": llama.num_parameters()}
+            for batch_size in batch_sizes:
+                rows += measure(coder, llama, batch_size, args.turns, size=size, path="eager")
+            if not args.no_compile:
+                rows += measure(coder, llama, batch_sizes[0], args.turns, size=size, path="compiled")
+    report = {"turns": args.turns, "prompt": PROMPT, "tokens_a_turn": NEW, "threads": 1, "parameters": parameters}
+    report |= {"rows": rows, "machine": machine(), "versions": library_versions()}
+    write_report(args, "go_decoding", report)
+
+
+def pair(size: str) -> tuple[HrmGoCoderForCausalLM, LlamaForCausalLM]:
+    """A Go coder with seeded weights, and the Llama of about as many parameters."""
+    config = HrmGoCoderConfig.from_preset(size)
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
+    torch.manual_seed(0)
+    coder = HrmGoCoderForCausalLM(config).eval()
+    fields = {name: getattr(config, name) for name in shared}
+    llamas = [
+        LlamaForCausalLM(LlamaConfig(**fields, num_hidden_layers=layers, tie_word_embeddings=True))
+        for layers in range(config.planner_layers, config.planner_layers + 2 * config.generator_layers + 1)
+    ]
+    return coder, min(llamas, key=lambda llama: abs(llama.num_parameters() - coder.num_parameters())).eval()
+
+
+def measure(coder, llama, batch_size: int, turns: int, **labels) -> list[dict]:
+    """One row a side: median milliseconds a token, and the speed relative to the Llama's."""
+    torch._dynamo.reset()
+    compiled = labels["path"] == "compiled"
+    sides = {"llama": decoder(llama, "<CODE>", {}, batch_size, compiled)}
+    sides |= {name: decoder(coder, *how, batch_size, compiled) for name, how in PHASES.items()}
+    times, rows = take_turns(sides, turns), []
+    for name in times:
+        row = {"family": "go_coder", "side": name, "batch_size": batch_size, **labels, **against(times, name, "llama")}
+        rows.append(row)
+        print_row(row)
+    return rows
+
+
+def decoder(model, opener: str, arguments: dict, batch_size: int, compiled: bool):
+    """A function that decodes NEW tokens behind a cached prompt that ends in `opener`, again and again."""
+    ids = torch.randint(len(SPECIAL_TOKENS), model.config.vocab_size, (batch_size, PROMPT))
+    ids[:, 0], ids[:, 1], ids[:, -1] = TOKEN_IDS["<s>"], TOKEN_IDS["<PROBLEM>"], TOKEN_IDS[opener]
+    if compiled:
+        cache = StaticCache(config=model.config, max_cache_len=PROMPT + NEW)
+        step = torch.compile(model.__call__, fullgraph=True, dynamic=False)
+    else:
+        cache, step = DynamicCache(config=model.config), model
+        if isinstance(model, HrmGoCoderForCausalLM):
+            let_grow_in_place(cache)  # as `generate` does
+    first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments).logits
+
+    def decode() -> None:
+        logits = first
+        for _ in range(NEW):
+            token = logits[..., len(SPECIAL_TOKENS) :].argmax(-1) + len(SPECIAL_TOKENS)  # no opener of another phase
+            logits = step(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments).logits
+        if not compiled:
+            cache.crop(-NEW)
+            return
+        for layer in cache.layers:
+            layer.cumulative_length.sub_(NEW)
+
+    return decode
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""LoRA and DoRA merged into the weights of each architecture: is what differs rounding, and where does it come from?
+
+    python -m benchmarks.package.adapters --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt
+    python -m benchmarks.package.adapters --quick       # tiny models without training alone
+    python -m benchmarks.package.adapters --markdown    # the report as the table of docs/tuning.md
+
+Every architecture is measured on a tiny model without training, and on the trained checkpoints that are given (DATA as
+in `quantisation.py`). Adapters of rank 8 get random weights, large enough to move the outputs; nothing is trained.
+Outputs are logits (a board's after two ACT steps), of regressors means and the parameters of the posterior.
+Differences are the largest ones, and `relative` is over the largest output:
+
+    float32           adapter against merged weights, both as they are used
+    float64           the same with weights, adapters, merging and all arithmetic in float64
+    adapter_rounding  adapter in float32 against float64
+    merged_rounding   merged weights in float32 against the adapter in float64
+    weights_rounding  merged weights (in float32) computed with in float64, against the adapter in float64
+    merged_once       adapter against weights that were merged in float64 and rounded once, in float32
+    next_float32      merged weights against the same with each adapted one moved to the next float32 number
+
+If `float64` is some 1e-9 of `float32`, both are the same function. If `adapter_rounding` is as large as `float32`, no
+way of merging comes closer: the side that it is compared with is itself as far from the exact result.
+"""
+
+import argparse
+import copy
+import json
+import tempfile
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from peft.tuners.tuners_utils import BaseTunerLayer
+from torch import nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig
+
+from hrm_hf.trainer.adapters import TuningArguments, with_adapters
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import machine, make_parser, write_report
+from .quantisation_quick import quick_checkpoints
+from .subjects import SUBJECTS, Regressor, named
+
+
+METHODS = {"lora": False, "dora": True}
+NAMES = {"lora": "LoRA", "dora": "DoRA"}
+RANK = 8
+STD = 0.005  # of the B matrices, which PEFT starts at zero
+LENGTHS = 0.01  # relative change of DoRA's lengths
+PREFIX = "base_model.model."  # PEFT's, before a module's own name
+SETTINGS = {"puzzles": 32, "text_bytes": 2000, "records": 4, "maps": 32}
+SHOWN = ("float32", "relative", "float64", "adapter_rounding", "weights_rounding", "merged_once", "next_float32")
+
+
+def main() -> None:
+    args = parse()
+    if args.markdown:
+        print_markdown(json.loads((args.out / "adapters.json").read_text()))
+        return
+    torch.set_num_threads(1)
+    transformers.logging.disable_progress_bar()
+    report: dict[str, Any] = {"rank": RANK, "machine": machine()}
+    report["versions"] = {**library_versions(), "peft": version("peft")}
+    with tempfile.TemporaryDirectory() as made:
+        report["tiny"] = dict(measure(*given) for given in quick_checkpoints(Path(made)))
+    report["trained"] = dict(measure(*named(given)) for given in args.checkpoints)
+    write_report(args, "adapters", report)
+
+
+def parse() -> argparse.Namespace:
+    parser = make_parser(__doc__, quick="tiny models alone")
+    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
+    parser.add_argument("--markdown", action="store_true", help="measure nothing, print the report in --out")
+    args = parser.parse_args()
+    if not (args.quick or args.markdown or args.checkpoints):
+        parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
+    if args.quick and args.checkpoints:
+        parser.error("--quick takes tiny models, leave out --checkpoints")
+    return args
+
+
+def measure(name: str, folder: str | Path, data: str | Path) -> tuple[str, dict[str, Any]]:
+    """The name, and the figures of both methods."""
+    subject = SUBJECTS[AutoConfig.from_pretrained(folder).model_type](folder, data, argparse.Namespace(**SETTINGS))
+    figures: dict[str, Any] = {}
+    for method, use_dora in METHODS.items():
+        base = subject.auto_class.from_pretrained(folder, dtype=torch.float32).eval()
+        figures["model_type"] = base.config.model_type
+        if base.config.model_type in ("hrm_puzzle", "trm_puzzle"):
+            base.config.forward_dtype = None
+        figures[method] = compare(base, subject, use_dora)
+        shown = ", ".join(f"{key} {value:.1e}" for key, value in figures[method].items())
+        print(f"adapters {name} {method}: {shown}", flush=True)
+    return name, figures
+
+
+@torch.no_grad()
+def compare(base: nn.Module, subject, use_dora: bool) -> dict[str, float]:
+    """The figures of the header, the largest output, and by how much the adapter moves the outputs."""
+    before = outputs(base, subject)
+    adapter = with_adapters(base, TuningArguments(lora_rank=RANK, use_dora=use_dora)).eval()
+    randomise(adapter)
+    adapted = [
+        name.removeprefix(PREFIX) for name, module in adapter.named_modules() if isinstance(module, BaseTunerLayer)
+    ]
+    adapter64 = in_float64(adapter)
+    merged, merged64 = (copy.deepcopy(model).merge_and_unload() for model in (adapter, adapter64))
+    once, moved = copy.deepcopy(merged), copy.deepcopy(merged)
+    once.load_state_dict(merged64.state_dict())  # rounds
+    for name in adapted:
+        weight = moved.get_submodule(name).weight
+        weight.copy_(torch.nextafter(weight, torch.full_like(weight, torch.inf)))
+
+    ours, theirs, exact = outputs(adapter, subject), outputs(merged, subject), outputs64(adapter64, subject)
+    largest = exact.abs().max().item()
+    differences = {
+        "float32": (ours, theirs),
+        "float64": (exact, outputs64(merged64, subject)),
+        "adapter_rounding": (ours, exact),
+        "merged_rounding": (theirs, exact),
+        "weights_rounding": (outputs64(in_float64(merged), subject), exact),
+        "merged_once": (ours, outputs(once, subject)),
+        "next_float32": (theirs, outputs(moved, subject)),
+        "moved_by_adapter": (ours, before),
+    }
+    found = {name: (a - b).abs().max().item() for name, (a, b) in differences.items()}
+    return {"largest_output": largest, "relative": found["float32"] / largest, **found}
+
+
+def randomise(adapter: nn.Module) -> None:
+    """Weights of an adapter as if it had learnt something."""
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in adapter.named_parameters():
+        if "lora_B" in name:
+            parameter.normal_(std=STD, generator=generator)
+        elif "lora_magnitude" in name:
+            parameter.mul_(1 + LENGTHS * torch.randn(parameter.shape, generator=generator))
+
+
+def outputs(model: nn.Module, subject) -> torch.Tensor:
+    """All outputs of a model, in float64."""
+    found = subject.run(model)
+    if isinstance(subject, Regressor):
+        return torch.cat([getattr(found, name).flatten() for name in ("logits", "loc", "scale_tril")]).double()
+    return found.logits.double()
+
+
+# ---- in float64 ----
+
+
+def in_float64(model: nn.Module) -> nn.Module:
+    """A copy with every weight and buffer in float64, those too that refuse to be cast."""
+    model = copy.deepcopy(model).double()
+    for module in model.modules():
+        for name, buffer in module.named_buffers(recurse=False):
+            if buffer.is_floating_point():
+                setattr(module, name, buffer.double())
+    return model
+
+
+def outputs64(model: nn.Module, subject) -> torch.Tensor:
+    """Outputs of a model of `in_float64`, where nothing is rounded to float32 on the way."""
+    if isinstance(subject, Regressor):
+        subject = copy.copy(subject)
+        subject.pixels = subject.pixels.double()
+    torch.set_default_dtype(torch.float64)
+    try:
+        with Float64():
+            return outputs(model, subject)
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+class Float64(TorchFunctionMode):
+    """Float64 wherever a model asks torch for float32: norms, softmax, rotary tables, posterior heads."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.Tensor.float:
+            func = torch.Tensor.double
+        args = tuple(wide(value) for value in args)
+        return func(*args, **{name: wide(value) for name, value in (kwargs or {}).items()})
+
+
+def wide(value: Any) -> Any:
+    """float64 for float32; all else as it is."""
+    return torch.float64 if value is torch.float32 else value
+
+
+def print_markdown(report: dict[str, Any]) -> None:
+    """A row for each trained model and method."""
+    print("| model | | outputs up to | moved by | " + " | ".join(name.replace("_", " ") for name in SHOWN) + " |")
+    print("|---" * (4 + len(SHOWN)) + "|")
+    for name, figures in report["trained"].items():
+        for method in METHODS:
+            row = figures[method]
+            cells = [f"`{name}`", NAMES[method], f"{row['largest_output']:.3g}", f"{row['moved_by_adapter']:.2g}"]
+            print("| " + " | ".join(cells + [f"{row[key]:.1e}" for key in SHOWN]) + " |")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,337 @@
+"""What transformers, accelerate and torch expect of a model, for every architecture, without helpers of this package.
+
+    python -m benchmarks.package.citizens [--quick] [--only trainer graph] [--out benchmarks/results]
+    PYTHONPATH=OTHER_CHECKOUT python -m benchmarks.package.citizens     # the same of another version of the package
+
+Models are those of the tests, a few thousand weights each. A check is a function of an architecture: it raises where
+the library is let down, and may return a note. The table says for which architectures each holds, and why not; the
+exit status is 1 if one fails. `tests/common/test_citizens.py` runs the same functions.
+"""
+
+import itertools
+import logging
+import sys
+import tempfile
+import time
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+
+import every
+import torch
+import transformers
+from accelerate import cpu_offload, disk_offload
+from datasets import Dataset
+from tolerances import assert_equal_but_for_rounding
+
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import machine, make_parser, write_report
+from . import citizens_generation
+
+
+ROWS = 4
+# Training steps that are one graph but for a part, with the reason; docs/training.md says so too.
+PARTS_IN_A_GRAPH = {
+    **dict.fromkeys(every.PUZZLES, "the ACT step: rows of the puzzle table get their gradient by a hook"),
+    "hrm_lm": "the model without its loss, which looks at the tokens that still think",
+    "hrm_go_coder": "the model without its loss, which looks at the tokens that are learned",
+}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What is claimed, and the function that finds out; `slow` where it compiles or starts processes."""
+
+    claim: str
+    function: Callable[[str], str | None]
+    architectures: tuple[str, ...]
+    slow: bool
+
+
+CHECKS: list[Check] = []
+
+
+def check(claim: str, architectures: Iterable[str] = every.ARCHITECTURES, slow: bool = False):
+    """Adds a function of an architecture to the table."""
+
+    def add(function: Callable[[str], str | None]):
+        CHECKS.append(Check(claim, function, tuple(architectures), slow))
+        return function
+
+    return add
+
+
+def main() -> None:
+    parser = make_parser(__doc__, quick="compile for one architecture of each kind")
+    parser.add_argument("--only", nargs="+", metavar="WORD", help="checks whose claim has one of these words")
+    args = parser.parse_args()
+    silence()
+    first = {every.PUZZLES[0], every.CAUSAL_LMS[0], every.REGRESSORS[0]}
+    rows = []
+    for one in CHECKS:
+        if args.only and not any(word.lower() in one.claim.lower() for word in args.only):
+            continue
+        names = [name for name in one.architectures if not (args.quick and one.slow) or name in first]
+        rows.append(run(one, names))
+        print_row(rows[-1])
+    failed = sum(len(row["failed"]) for row in rows)
+    print(f"{sum(map(len, (row['passed'] for row in rows)))} passed, {failed} failed")
+    write_report(args, "citizens", {"checks": rows, "machine": machine(), "versions": library_versions()})
+    sys.exit(1 if failed else 0)
+
+
+def silence() -> None:
+    """The table is all that is printed."""
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    transformers.utils.logging.disable_progress_bar()
+
+
+def run(one: Check, architectures: Iterable[str]) -> dict[str, Any]:
+    """The outcome of a check: architectures that passed, with notes, and that failed, with reasons."""
+    row: dict[str, Any] = {"claim": one.claim, "passed": {}, "failed": {}}
+    start = time.process_time()
+    for name in architectures:
+        try:
+            row["passed"][name] = one.function(name) or ""
+        except Exception as error:  # whatever a library makes of it
+            said = " ".join(str(error).split())
+            row["failed"][name] = f"{type(error).__name__}: {said[:300]}"
+    return row | {"cpu_seconds": round(time.process_time() - start, 1)}
+
+
+def print_row(row: dict[str, Any]) -> None:
+    passed, failed = row["passed"], row["failed"]
+    print(f"{'FAIL' if failed else 'pass'}  {row['claim']}: {len(passed)} of {len(passed) + len(failed)}", flush=True)
+    for name, reason in failed.items():
+        print(f"      {name}: {reason[:150]}")
+    for note in dict.fromkeys(filter(None, passed.values())):
+        print(f"      {', '.join(name for name, one in passed.items() if one == note)}: {note}")
+
+
+def compiled(function: Callable, backend: str = "aot_eager") -> Callable:
+    """One graph, or an error. Traced and differentiated as for a compiler, and run by torch's own kernels."""
+    torch._dynamo.reset()
+    return torch.compile(function, fullgraph=True, backend=backend)
+
+
+def labelled(architecture: str, rows: int = ROWS) -> dict[str, torch.Tensor]:
+    return {**every.inputs(architecture, rows), **every.targets(architecture, rows)}
+
+
+def plain_trainer(architecture: str, folder: str, **options) -> transformers.Trainer:
+    """transformers' Trainer, on a data set with the columns of the model's inputs and labels."""
+    torch.manual_seed(0)
+    data = Dataset.from_dict({name: value.tolist() for name, value in labelled(architecture).items()})
+    data.set_format("torch")
+    arguments = transformers.TrainingArguments(
+        folder, use_cpu=True, report_to=[], disable_tqdm=True, per_device_train_batch_size=2,
+        per_device_eval_batch_size=2, learning_rate=1e-3, **options,
+    )  # fmt: skip
+    trainer = transformers.Trainer(every.model(architecture), arguments, train_dataset=data, eval_dataset=data)
+    trainer.remove_callback(transformers.PrinterCallback)
+    return trainer
+
+
+# ---- Trainer ----
+
+
+@check("Trainer: eval_loss chooses the best checkpoint")
+def best_checkpoint(architecture: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = plain_trainer(
+            architecture, folder, max_steps=2, eval_strategy="steps", eval_steps=1, save_strategy="steps",
+            save_steps=1, load_best_model_at_end=True, metric_for_best_model="eval_loss", greater_is_better=False,
+        )  # fmt: skip
+        trainer.train()
+        losses = [entry["eval_loss"] for entry in trainer.state.log_history if "eval_loss" in entry]
+        assert len(losses) == 2 and trainer.state.best_metric == min(losses), losses
+
+
+@check("Trainer: predict gives the logits first, and nothing but a row for each example")
+def predictions(architecture: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = plain_trainer(architecture, folder)
+        found = trainer.predict(trainer.eval_dataset)
+    given = found.predictions if isinstance(found.predictions, tuple) else (found.predictions,)
+    assert all(len(one) == ROWS for one in given), [one.shape for one in given]
+    assert len(found.label_ids) == ROWS
+    with torch.no_grad():
+        expected = every.model(architecture)(**labelled(architecture)).logits
+    assert_equal_but_for_rounding(torch.from_numpy(given[0]), expected)
+
+
+@check("Trainer: the loss of accumulated batches is divided once")
+def accumulation(architecture: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        trainer = plain_trainer(architecture, folder)
+    model, given = every.model(architecture), labelled(architecture)
+    if not trainer.model_accepts_loss_kwargs:
+        return  # Trainer divides
+    count = (given["labels"][:, 1:] != -100).sum()
+    loss, doubled = model(**given).loss, model(**given, num_items_in_batch=2 * count).loss
+    assert_equal_but_for_rounding(doubled, loss / 2, msg="Trainer leaves the division to the model, which divides not")
+
+
+# ---- weights elsewhere ----
+
+
+@torch.no_grad()
+def used(architecture: str, model: torch.nn.Module) -> list[torch.Tensor]:
+    """What a user gets of a model: of its forward, and of what it writes or solves."""
+    found = [model(**labelled(architecture)).logits]
+    if architecture in every.CAUSAL_LMS:
+        texts = {name: value[:2] for name, value in every.padded(architecture).items()}
+        found.append(model.generate(**texts, max_new_tokens=3, do_sample=False))
+        # Of any beginning: the Go coder then writes a plan before the code.
+        prompt = {"input_ids": every.inputs(architecture, 1)["input_ids"][:, :5]}
+        found.append(model.generate(**prompt, max_new_tokens=3, do_sample=False))
+    if architecture in every.PUZZLES:
+        found.append(model.solve(every.inputs(architecture)["input_ids"]).predictions)
+    return found
+
+
+def assert_used_alike(architecture: str, model: torch.nn.Module) -> None:
+    for found, expected in zip(used(architecture, model), used(architecture, every.model(architecture)), strict=True):
+        assert_equal_but_for_rounding(found.float(), expected.float())
+
+
+@check("accelerate: cpu_offload and disk_offload change nothing")
+def offloaded(architecture: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        offloads = (cpu_offload, partial(disk_offload, offload_dir=folder))
+        for offload, buffers_too in itertools.product(offloads, (False, True)):
+            model = every.model(architecture)
+            offload(model, offload_buffers=buffers_too)
+            assert all(parameter.is_meta for parameter in model.parameters())
+            assert_used_alike(architecture, model)
+            assert not buffers_too or all(weight.is_meta for weight in model.state_dict().values())
+
+
+@check("from_pretrained: device_map with all weights on disk, and with as many as fit into memory")
+def divided(architecture: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = every.model(architecture)
+        model.save_pretrained(folder)
+        size = sum(parameter.nbytes for parameter in model.parameters())
+        places = set()
+        everything = {"device_map": {"": "disk"}, "offload_buffers": True}
+        some = [{"device_map": "auto", "max_memory": {"cpu": int(size * share)}} for share in (0.6, 0.8, 0.95)]
+        for options in (everything, *some):
+            loaded = type(model).from_pretrained(folder, offload_folder=f"{folder}/away", **options).eval()
+            places.add(frozenset(map(str, loaded.hf_device_map.values())))
+            assert_used_alike(architecture, loaded)
+        assert frozenset({"disk"}) in places
+
+
+@check("accelerate: a module given to an offloaded base model stays where it is", ("hrm_lm",))
+def module_among_the_arguments(architecture: str) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        model = every.model(architecture, exit_criterion="kl")
+        model.save_pretrained(folder)
+        loaded = type(model).from_pretrained(folder, device_map={"": "disk"}, offload_folder=f"{folder}/away").eval()
+        given = every.inputs(architecture)
+        with torch.no_grad():
+            expected = model.model(**given, logits_fn=model.lm_head).halt_steps
+            assert torch.equal(loaded.model(**given, logits_fn=loaded.lm_head).halt_steps, expected)
+
+
+# ---- graphs ----
+
+
+@check("torch.compile: a forward is one graph", slow=True)
+def one_graph(architecture: str) -> None:
+    model, given = every.model(architecture), every.inputs(architecture)
+    with torch.no_grad():
+        expected = model(**given).logits
+        assert_equal_but_for_rounding(compiled(model, backend="eager")(**given).logits, expected)
+
+
+@check("torch.export: a forward", slow=True)
+def exported(architecture: str) -> None:
+    model, given = every.model(architecture), every.inputs(architecture)
+    if architecture in every.CAUSAL_LMS:
+        given["use_cache"] = False
+    program = torch.export.export(model, (), given)
+    with torch.no_grad():
+        assert_equal_but_for_rounding(program.module()(**given).logits, model(**given).logits)
+
+
+@check("torch.compile: a training step is one graph, or the part that the docs name", slow=True)
+def training_graph(architecture: str) -> str | None:
+    losses = []
+    for compiling in (False, True):
+        model, given = every.model(architecture).train(), labelled(architecture)
+        if compiling and architecture in every.PUZZLES:
+            model.act_step = compiled(model.act_step)
+        elif compiling and architecture in PARTS_IN_A_GRAPH:
+            model.model.forward = compiled(model.model.forward)
+        elif compiling:
+            model.forward = compiled(model.forward)
+        torch.manual_seed(0)
+        losses.append(model(**given).loss)
+        losses[-1].backward()
+    torch.testing.assert_close(losses[1], losses[0], atol=1e-4, rtol=1e-4)
+    return PARTS_IN_A_GRAPH.get(architecture)
+
+
+# ---- calls ----
+
+
+@check("a misspelt argument raises, of the head and of the model without it")
+def misspelt(architecture: str) -> None:
+    model, given = every.model(architecture), every.inputs(architecture)
+    for one in (model, model.base_model):
+        try:
+            one(**given, lables=every.labels(architecture))
+        except TypeError as error:
+            assert "lables" in str(error), error
+        else:
+            raise AssertionError(f"{type(one).__name__} took lables= without a word")
+
+
+@check("output_attentions gives weights or raises")
+def attention_weights(architecture: str) -> str | None:
+    given, note = every.inputs(architecture), None
+    for attention in ("eager", "sdpa"):
+        model = every.model(architecture)
+        if attention == "eager" or model._supports_sdpa:
+            model.set_attn_implementation(attention)
+        for one in (model, model.base_model):
+            try:
+                found = one(**given, output_attentions=True)
+            except ValueError as error:
+                assert "output_attentions" in str(error), error
+                note = note or f"raises with {attention}"
+            else:
+                weights = found.get("attentions")
+                assert weights and all(torch.is_tensor(weight) for weight in weights), f"{attention}: {weights}"
+    return note
+
+
+@check("logits are of the shape of the labels, and id2label names them", every.OF_MAPS)
+def named_columns(architecture: str) -> None:
+    model, given = every.model(architecture), labelled(architecture)
+    assert list(model.config.id2label.values()) == model.config.target_names, model.config.id2label
+    assert model.config.label2id == {name: index for index, name in model.config.id2label.items()}
+    output = model(**given)
+    assert output.logits.shape == output.std.shape == given["labels"].shape, output.logits.shape
+    s_8 = output.s_8 / (output.logits[:, 1] * (output.logits[:, 0] / 0.3).sqrt())
+    assert output.s_8_std.shape == (ROWS,) and ((s_8 > 0.8) & (s_8 < 1.2)).all()  # of means, so not exactly
+
+
+# ---- generation, remote code, probes, classifiers ----
+
+for claim, function, architectures, slow in citizens_generation.CHECKS:
+    check(claim, architectures, slow)(function)
+
+
+if __name__ == "__main__":
+    main()

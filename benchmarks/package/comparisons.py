@@ -1,0 +1,336 @@
+"""What a device computes against what the CPU computes: the checks of `gpu_check.py` and of the tests marked `gpu`.
+
+The reference is the same checkpoint on the CPU, in float32, with eager attention, no cache and one process. How far a
+result may be from it is measured, too: the reference is computed again from weights that are off by up to the epsilon
+of the dtype that is checked. What rounding the weights changes, rounding what is computed with them may change as
+well, times `FACTOR`, as it happens at every operation. So a bound follows how sensitive a model is, and how sensitive
+training makes it.
+
+Models are the tiny ones of tests/helpers/every.py, so a new architecture is checked as soon as it is registered. Left
+out: speed and memory (`gpu_check.py`).
+"""
+
+import contextlib
+import json
+import math
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, fields
+from functools import cache
+from pathlib import Path
+
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
+
+import every
+import torch
+import transformers
+from datasets import Dataset
+from transformers import DynamicCache, PrinterCallback, StaticCache
+from transformers.utils import is_flash_attn_2_available
+
+from hrm_hf.cosmology.arguments import CosmoTrainingArguments
+from hrm_hf.cosmology.mass_maps.arguments import MassMapTrainingArguments
+from hrm_hf.cosmology.mass_maps.trainer import MassMapTrainer
+from hrm_hf.cosmology.trainer import RegressionTrainer
+from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.text.arguments import LmTrainingArguments
+from hrm_hf.text.trainer import CausalLMTrainer
+
+
+ROOT = Path(__file__).parents[2]
+FACTOR = 8
+STEPS, STEPS_OF_SEVERAL = 20, 4  # of training; slots of a carry that halt get other boards from several processes
+ROWS = 4
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+CACHES = {"growing cache": DynamicCache, "static cache": StaticCache}
+# A device draws other random numbers than the CPU does.
+WITHOUT_CHANCE = {"halt_exploration_prob": 0.0}
+TRAINERS = {
+    "puzzle-solving": (PuzzleTrainer, PuzzleTrainingArguments),
+    "text-generation": (CausalLMTrainer, LmTrainingArguments),
+    "cosmology-regression": (RegressionTrainer, CosmoTrainingArguments),
+    "mass-mapping": (MassMapTrainer, MassMapTrainingArguments),
+}
+
+Values = dict[str, torch.Tensor]
+
+
+@dataclass
+class Comparison:
+    """How far a result is from the reference, relative to the reference's size, and how far it may be.
+
+    Attributes:
+        of: the value that is furthest from the reference, measured by how far it may be.
+        error: why there is no result.
+    """
+
+    check: str
+    architecture: str
+    setting: str
+    distance: float = float("nan")
+    most: float = 0.0
+    of: str = ""
+    error: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        """False where a result is not finite, too."""
+        return self.error is None and self.distance <= self.most
+
+    def line(self) -> str:
+        """A row of the table."""
+        found = self.error or f"{self.distance:8.1e} of at most {self.most:.1e}, {self.of}"
+        return f"{'ok' if self.ok else 'FAILED':6} {self.check:9} {self.architecture:13} {self.setting:24} {found}"
+
+    def as_dict(self) -> dict:
+        """For JSON, which knows no NaN."""
+        distance = self.distance if math.isfinite(self.distance) else None
+        return asdict(self) | {"distance": distance, "ok": self.ok}
+
+
+@dataclass
+class Reference:
+    """What the reference gives, and what it gives from weights that are a little off."""
+
+    values: Values
+    noisy: list[Values]
+    epsilon: float
+
+    def only(self, name: str) -> "Reference":
+        """The same for one value."""
+        return Reference({name: self.values[name]}, self.noisy, self.epsilon)
+
+    def compare(self, found: Values) -> dict:
+        """The fields of a `Comparison` that are measured. Raises ValueError if other values were found."""
+        if found.keys() != self.values.keys():
+            raise ValueError(f"expected {', '.join(self.values)}, found {', '.join(found)}")
+        rows = []
+        for name, value in self.values.items():
+            most = FACTOR * (max(apart(other[name], value) for other in self.noisy) + self.epsilon)
+            distance = apart(found[name], value)
+            if most < 1 or not math.isfinite(distance):  # a larger bound would let any value pass
+                rows.append((distance / most if math.isfinite(distance) else math.inf, distance, most, name))
+        if not rows:
+            raise ValueError(f"{', '.join(self.values)}: rounding the weights alone changes them by a tenth or more")
+        _, distance, most, name = max(rows)
+        return {"distance": distance, "most": most, "of": name}
+
+
+def apart(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """The root mean square of the differences, relative to that of the expected values."""
+    return (found - expected).norm().item() / (expected.norm().item() or 1.0)
+
+
+class Checkpoints:
+    """A checkpoint of every architecture in a folder, and what the reference makes of each."""
+
+    def __init__(self, folder: str | Path):
+        self.folder = Path(folder)
+        torch.backends.cudnn.allow_tf32 = False  # convolutions of float32 would have 10 bits
+        self.outputs = cache(self._outputs)
+        self.losses = cache(self._losses)
+
+    def load(
+        self, architecture: str, dtype=torch.float32, attention: str = "eager", off_by: float = 0.0, seed: int = 0
+    ):
+        """A model on the CPU; `off_by`: each weight is multiplied by a random number that is 1 but for so much."""
+        folder, row = self.folder / architecture, every.ROWS[architecture]
+        if not folder.exists():
+            known = {field.name for field in fields(row.config)}
+            chosen = {name: value for name, value in WITHOUT_CHANCE.items() if name in known}
+            every.model(architecture, **chosen).save_pretrained(folder)
+        options = {"attn_implementation": attention} if row.head._supports_sdpa else {}
+        auto_class = getattr(transformers, every.AUTO_CLASSES[architecture])
+        model = auto_class.from_pretrained(folder, dtype=dtype, **options).eval()
+        if off_by:
+            generator = torch.Generator().manual_seed(seed)
+            with torch.no_grad():
+                for weight in model.parameters():
+                    weight.mul_(1 + off_by * (2 * torch.rand(weight.shape, generator=generator) - 1))
+        return model
+
+    def _reference(self, architecture: str, dtype: torch.dtype, measure: Callable, times: int) -> Reference:
+        epsilon = torch.finfo(dtype).eps
+        noisy = [measure(self.load(architecture, off_by=epsilon, seed=seed)) for seed in range(times)]
+        return Reference(measure(self.load(architecture)), noisy, epsilon)
+
+    def _outputs(self, architecture: str, dtype: torch.dtype) -> Reference:
+        return self._reference(architecture, dtype, lambda model: outputs(model, architecture, "cpu"), 3)
+
+    def _losses(self, architecture: str, dtype: torch.dtype, steps: int) -> Reference:
+        def measure(model):
+            return training_losses(model, architecture, "cpu", torch.float32, steps)
+
+        return self._reference(architecture, dtype, measure, 2)
+
+
+# ---- what is measured ----
+
+
+@torch.no_grad()
+def outputs(model, architecture: str, device: str) -> Values:
+    """Every number that a model gives for the inputs of its kind with their labels, on the CPU in float32."""
+    arguments = every.inputs(architecture) | every.targets(architecture)
+    model = model.to(device)
+    if "pixel_values" in arguments:
+        arguments["pixel_values"] = arguments["pixel_values"].to(model.dtype)
+    found = model(**{name: value.to(device) for name, value in arguments.items()})
+    return {
+        name: value.cpu().float()
+        for name, value in found.items()
+        if isinstance(value, torch.Tensor) and value.is_floating_point()
+    }
+
+
+@torch.no_grad()
+def cached_logits(model, architecture: str, device: str, kind: type) -> Values:
+    """The logits of a text that is read in a piece, and then token by token, with a cache."""
+    model, ids = model.to(device), every.inputs(architecture)["input_ids"].to(device)
+    length = ids.shape[1]
+    cached = kind(config=model.config, **({"max_cache_len": length} if kind is StaticCache else {}))
+    ends = [length // 2, *range(length // 2 + 1, length + 1)]
+    pieces = [
+        model(ids[:, start:end], past_key_values=cached, use_cache=True).logits for start, end in zip([0, *ends], ends)
+    ]
+    return {"logits": torch.cat(pieces, dim=1).cpu().float()}
+
+
+def training_losses(model, architecture: str, device: str, dtype: torch.dtype, steps: int) -> Values:
+    """The loss of each step of the trainer of its task, all rows in each; in a process of several, those of all."""
+    trainer_class, arguments_class = TRAINERS[every.ROWS[architecture].pipeline]
+    columns = every.inputs(architecture, ROWS) | every.targets(architecture, ROWS)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = arguments_class(
+            output_dir=folder, max_steps=steps, use_cpu=device == "cpu", bf16=dtype == torch.bfloat16,
+            per_device_train_batch_size=ROWS // int(os.environ.get("WORLD_SIZE", "1")), learning_rate=1e-3,
+            lr_scheduler_type="constant", train_sampling_strategy="sequential", logging_steps=1, save_strategy="no",
+            report_to="none", disable_tqdm=True,
+        )  # fmt: skip
+        if arguments.n_gpu > 1:
+            arguments._n_gpu = 1  # one process takes one GPU, whatever is here
+        rows = Dataset.from_dict({name: value.tolist() for name, value in columns.items()})
+        trainer = trainer_class(model.train(), arguments, train_dataset=rows)
+        trainer.remove_callback(PrinterCallback)
+        trainer.train()
+    losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
+    return {"loss": torch.tensor(losses)}
+
+
+# ---- the checks: of one architecture on a device each ----
+
+
+def check_outputs(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
+    """What a loaded model computes in each dtype."""
+    for name, dtype in dtypes(device):
+        with attempt("outputs", architecture, name) as comparison:
+            found = outputs(checkpoints.load(architecture, dtype), architecture, device)
+            vars(comparison).update(checkpoints.outputs(architecture, dtype).compare(found))
+        yield comparison
+
+
+def check_attention(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
+    """The same with each other implementation of attention that is here."""
+    head = every.ROWS[architecture].head
+    here = [("sdpa", "float32")] if head._supports_sdpa else []
+    if device != "cpu":
+        here += [("sdpa", "bfloat16")] if head._supports_sdpa else []
+        here += [("flex_attention", "float32")] if head._supports_flex_attn else []
+        flash = head._supports_flash_attn and is_flash_attn_2_available()
+        here += [("flash_attention_2", "bfloat16")] if flash else []
+    for attention, name in here:
+        with attempt("attention", architecture, f"{attention}, {name}") as comparison:
+            found = outputs(checkpoints.load(architecture, DTYPES[name], attention), architecture, device)
+            vars(comparison).update(checkpoints.outputs(architecture, DTYPES[name]).compare(found))
+        yield comparison
+
+
+def check_cached(checkpoints: Checkpoints, architecture: str, device: str) -> Iterator[Comparison]:
+    """Decoding of a language model with each kind of cache."""
+    for setting, kind in CACHES.items() if architecture in every.CAUSAL_LMS else ():
+        with attempt("cached", architecture, setting) as comparison:
+            found = cached_logits(checkpoints.load(architecture, attention="sdpa"), architecture, device, kind)
+            reference = checkpoints.outputs(architecture, torch.float32).only("logits")
+            vars(comparison).update(reference.compare(found))
+        yield comparison
+
+
+def check_losses(checkpoints: Checkpoints, architecture: str, device: str, steps: int = STEPS) -> Iterator[Comparison]:
+    """The losses of training, in float32 and with --bf16."""
+    for name, dtype in dtypes(device):
+        with attempt("losses", architecture, f"{name}, {steps} steps") as comparison:
+            found = training_losses(checkpoints.load(architecture), architecture, device, dtype, steps)
+            vars(comparison).update(checkpoints.losses(architecture, dtype, steps).compare(found))
+        yield comparison
+
+
+def check_processes(checkpoints: Checkpoints, device: str, processes: int = 2) -> Iterator[Comparison]:
+    """The losses of several processes, each with its share of the rows: DDP, and on GPUs FSDP2 of language models.
+
+    Architectures with batch norms are left out: their statistics are of the rows of a process.
+    """
+    divisible = [name for name in every.ARCHITECTURES if not has_batch_norms(checkpoints.load(name))]
+    launchers = {"DDP": (["torch.distributed.run", "--standalone", "--nproc_per_node"], divisible)}
+    if device != "cpu":
+        fsdp = ["accelerate.commands.launch", "--config_file", str(ROOT / "accelerate_configs" / "fsdp2.yaml")]
+        launchers["FSDP2"] = ([*fsdp, "--num_processes"], every.CAUSAL_LMS)
+    for setting, (launcher, architectures) in launchers.items():
+        setting, found, error = f"{setting}, {processes} processes", {}, None
+        with tempfile.TemporaryDirectory() as folder:
+            losses = Path(folder, "losses.json")
+            worker = ["-m", __spec__.name, checkpoints.folder, losses, device, *architectures]
+            words = [sys.executable, "-m", *launcher, processes, *worker]
+            done = subprocess.run(list(map(str, words)), capture_output=True, text=True)
+            if done.returncode:
+                error = f"status {done.returncode}: {done.stderr.strip()[-2000:]}"
+            else:
+                found = json.loads(losses.read_text())
+        for architecture in architectures:
+            with attempt("processes", architecture, setting) as comparison:
+                if error:
+                    raise RuntimeError(error)
+                reference = checkpoints.losses(architecture, torch.float32, STEPS_OF_SEVERAL)
+                vars(comparison).update(reference.compare({"loss": torch.tensor(found[architecture])}))
+            yield comparison
+
+
+def worker(folder: str, out: str, device: str, *architectures: str) -> None:
+    """One process of several: trains each architecture; the first writes the losses."""
+    torch.set_num_threads(1)
+    checkpoints = Checkpoints(folder)
+    losses = {}
+    for name in architectures:
+        found = training_losses(checkpoints.load(name), name, device, torch.float32, STEPS_OF_SEVERAL)
+        losses[name] = found["loss"].tolist()
+    if os.environ["RANK"] == "0":
+        Path(out).write_text(json.dumps(losses))
+
+
+def dtypes(device: str) -> list[tuple[str, torch.dtype]]:
+    """Those that are compared: float32 on the CPU is the reference itself."""
+    return [(name, dtype) for name, dtype in DTYPES.items() if (device, name) != ("cpu", "float32")]
+
+
+def has_batch_norms(model) -> bool:
+    return any(isinstance(module, torch.nn.modules.batchnorm._BatchNorm) for module in model.modules())
+
+
+@contextlib.contextmanager
+def attempt(check: str, architecture: str, setting: str) -> Iterator[Comparison]:
+    """A comparison to be filled in. A failure becomes its error, so that the other comparisons are made as well."""
+    comparison = Comparison(check, architecture, setting)
+    try:
+        yield comparison
+    except Exception as error:  # whatever it is: it is reported, and the check fails
+        comparison.error = f"{type(error).__name__}: {error}"
+
+
+CHECKS = {"outputs": check_outputs, "attention": check_attention, "cached": check_cached, "losses": check_losses}
+
+
+if __name__ == "__main__":
+    worker(*sys.argv[1:])

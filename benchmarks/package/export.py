@@ -1,0 +1,269 @@
+"""Exported models against eager torch on one thread: time of puzzles and cosmology, differences of language models.
+
+    python -m benchmarks.package.export --quick
+    python -m benchmarks.package.export --puzzle runs/sudoku_demo --data runs/data/sudoku_demo \\
+        --cosmo runs/cosmology_demo
+    python -m benchmarks.package.export --texts lm=runs/lm:books.txt
+
+Time: an ACT step and adaptive solving of a puzzle model, and a forward of a regressor, by ONNX Runtime. The sides take
+turns, so that a noisy machine slows both; medians of the CPU time of the process. Folders written by
+`hrm-hf export onnx` may be given (--puzzle_onnx, --cosmo_onnx), or the models are exported first. `--quick` takes
+untrained models of a few thousand weights, whose figures say nothing about speed.
+
+Differences: logits, likeliest tokens, segments and greedy continuations of the .pt2 and the ONNX file, on rows from
+the end of a text (records of the Go coder). What was measured before with the same versions stays in the report.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import onnxruntime
+import torch
+
+from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.export.graphs import graphs, random_inputs
+from hrm_hf.export.onnx import export_onnx
+from hrm_hf.export.onnx_runtime import OnnxPuzzleSolver
+from hrm_hf.export.torch_export import export_torch, load_exportable
+from hrm_hf.puzzles.dataset import load_puzzle_dataset
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import machine, make_parser, write_report
+from .quantisation_quick import text_models
+from .subjects import SUBJECTS, named
+
+
+PROMPT, NEW_TOKENS = 32, 32
+
+
+def main() -> None:
+    args = parse()
+    torch.set_num_threads(1)
+    report = open_report(args)
+    with tempfile.TemporaryDirectory() as scratch, torch.no_grad():
+        for name, measure in {"puzzle": puzzle_sides, "cosmo": cosmo_sides}.items():
+            model, exported = prepare(name, args, Path(scratch))
+            if model is not None:
+                report[name] = timed(model, exported, measure, args)
+                print_times(name, report[name])
+                write_report(args, "export", report)
+        given = [next(text_models(Path(scratch)))] if args.quick else map(named, args.texts)
+        for name, folder, data in given:
+            report["texts"][name] = differences(folder, data, args, Path(scratch) / name)
+            print_differences(name, report["texts"][name])
+            write_report(args, "export", report)
+
+
+def parse() -> argparse.Namespace:
+    parser = make_parser(__doc__, quick="tiny untrained models, two turns")
+    parser.add_argument("--puzzle", type=Path, help="checkpoint of a puzzle model")
+    parser.add_argument("--puzzle_onnx", type=Path, help="its export, if there is one")
+    parser.add_argument("--data", type=Path, help="its data set, whose test split is solved; random boards without")
+    parser.add_argument("--cosmo", type=Path, help="checkpoint of a cosmology model")
+    parser.add_argument("--cosmo_onnx", type=Path, help="its export, if there is one")
+    parser.add_argument("--texts", nargs="+", default=[], metavar="NAME=FOLDER:DATA", help="causal language models")
+    parser.add_argument("--text_bytes", type=int, default=8000, help="from the end of a text")
+    parser.add_argument("--records", type=int, default=32, help="of the Go coder")
+    parser.add_argument("--batch_sizes", default="1,32")
+    parser.add_argument("--turns", type=int, default=9)
+    args = parser.parse_args()
+    if args.quick:
+        args.turns, args.text_bytes = 2, 1000
+    return args
+
+
+def report_file(args) -> Path:
+    return args.out / f"export{'_quick' if args.quick else ''}.json"
+
+
+def open_report(args) -> dict[str, Any]:
+    """The report so far, if it was made on this machine with these versions: models may be measured one by one."""
+    head = {
+        "trained": not args.quick,
+        "turns": args.turns,
+        "threads": 1,
+        "machine": machine(),
+        "versions": {**library_versions(), "onnxruntime": onnxruntime.__version__},
+    }
+    before = json.loads(report_file(args).read_text()) if report_file(args).is_file() else {}
+    same = all(before.get(key) == value for key, value in head.items())
+    return {"texts": {}, **(before if same else {}), **head}
+
+
+def timed(model, exported: Path, measure, args) -> dict[str, Any]:
+    """Milliseconds of each side, for every batch size."""
+    result: dict[str, Any] = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
+    for size in map(int, args.batch_sizes.split(",")):
+        for what, sides in measure(model, exported, size, args).items():
+            result[f"{what}, batch {size}"] = interleave(sides, args.turns)
+    return result
+
+
+def print_times(name: str, result: dict[str, Any]) -> None:
+    for what, figures in result.items():
+        if isinstance(figures, dict):
+            print(f"export {name} {what:24} torch / onnxruntime {figures['torch / onnxruntime']:.2f}")
+
+
+def prepare(name: str, args, scratch: Path):
+    """The model, and the folder of its export; (None, None) if none was asked for."""
+    folder, exported = getattr(args, name), getattr(args, f"{name}_onnx")
+    if args.quick:
+        folder = scratch / name
+        torch.manual_seed(0)
+        tiny_model(name).save_pretrained(folder)
+    if folder is None:
+        return None, None
+    if exported is None:
+        exported = scratch / f"{name}_onnx"
+        export_onnx(folder, exported)
+    return load_exportable(str(folder)), exported
+
+
+def tiny_model(name: str):
+    if name == "cosmo":
+        fields = {"prior_bounds": [[0.1, 0.5], [0.6, 1.0]], "H_cycles": 1, "L_cycles": 1, "use_histogram": False}
+        return HrmCosmoForRegression(HrmCosmoConfig.from_preset("test", **fields))
+    fields = {"hidden_size": 32, "num_attention_heads": 2, "L_layers": 1, "H_cycles": 1, "L_cycles": 2}
+    shape = {"seq_len": 16, "vocab_size": 6, "puzzle_emb_ndim": 32, "puzzle_emb_len": 1, "halt_max_steps": 4}
+    return TrmPuzzleForSolving(TrmPuzzleConfig(**fields, **shape, grid_shape=[4, 4]))
+
+
+def one_thread() -> onnxruntime.SessionOptions:
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    return options
+
+
+def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
+    """One ACT step; and `solve`, where rows leave the batch when they halt."""
+    solver = OnnxPuzzleSolver(exported, options=one_thread())
+    step, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    boards = inputs["input_ids"]
+    if args.data is not None:
+        rows = load_puzzle_dataset(args.data, "test").with_format("torch")[:batch_size]
+        boards = rows["input_ids"].long()
+    return {
+        "ACT step": {
+            "torch": lambda: step(*inputs.values()),
+            "onnxruntime": lambda: solver.session.run(None, arrays),
+        },
+        "solve": {"torch": lambda: model.solve(boards), "onnxruntime": lambda: solver.solve(boards.numpy())},
+    }
+
+
+def cosmo_sides(model, exported: Path, batch_size: int, args) -> dict:
+    """All segments of halt="fixed"."""
+    session = onnxruntime.InferenceSession(exported / "model.onnx", one_thread(), providers=["CPUExecutionProvider"])
+    module, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
+    arrays = {name: value.numpy() for name, value in inputs.items()}
+    return {
+        "forward": {"torch": lambda: module(*inputs.values()), "onnxruntime": lambda: session.run(None, arrays)},
+    }
+
+
+def interleave(sides: dict, turns: int) -> dict[str, float]:
+    """Median milliseconds of CPU of each side, and their ratio; the first two calls do not count."""
+    times = {name: [] for name in sides}
+    for turn in range(turns + 2):
+        for name, call in sides.items():
+            start = time.process_time()
+            call()
+            if turn > 1:
+                times[name].append((time.process_time() - start) * 1e3)
+    found = {name: statistics.median(values) for name, values in times.items()}
+    milliseconds = {f"{name}_ms": value for name, value in found.items()}
+    return {**milliseconds, "torch / onnxruntime": found["torch"] / found["onnxruntime"]}
+
+
+# ---- language models: does the file compute the same? ----
+
+
+def differences(folder: str | Path, data: str | Path, args, scratch: Path) -> dict[str, Any]:
+    """Both exports of a causal language model against eager torch, on rows that were held out."""
+    model = load_exportable(str(folder))
+    subject = SUBJECTS[model.config.model_type](folder, data, args)
+    outputs = graphs(model)["model"].outputs
+    exports = {"torch.export": torch_export_of(folder, scratch), "onnxruntime": onnx_of(folder, scratch)}
+
+    def eager(ids: torch.Tensor) -> list[torch.Tensor]:
+        found = model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        return [getattr(found, name) for name in outputs]
+
+    expected, tokens = batched(eager, subject.ids), greedy(eager, subject.ids[:4, :PROMPT])
+    logits = expected[0]
+    result = {"architecture": model.config.model_type, "parameters": model.num_parameters()}
+    result |= {
+        "tokens": logits[..., 0].numel(),
+        "context": logits.shape[1],
+        "largest_logit": logits.abs().max().item(),
+    }
+    for name, run in exports.items():
+        found = batched(run, subject.ids)
+        result[name] = {
+            "max_difference": (found[0] - logits).abs().max().item(),
+            "same_likeliest": equal(found[0].argmax(-1), logits.argmax(-1)),
+            **{f"same_{output}": equal(a, b) for output, a, b in zip(outputs[1:], found[1:], expected[1:])},
+            "same_greedy_tokens": equal(greedy(run, subject.ids[:4, :PROMPT]), tokens),
+        }
+    if "halt_steps" in outputs:
+        result["average_steps"] = expected[outputs.index("halt_steps")].float().mean().item()
+    return result
+
+
+def torch_export_of(folder: str | Path, scratch: Path):
+    """The .pt2 file of a checkpoint, as a function of ids."""
+    scratch.mkdir(parents=True, exist_ok=True)
+    export_torch(folder, scratch / "model.pt2")
+    program = torch.export.load(scratch / "model.pt2").module()
+    return lambda ids: list(program(ids, torch.ones_like(ids)))
+
+
+def onnx_of(folder: str | Path, scratch: Path):
+    """The ONNX file of a checkpoint, as a function of ids."""
+    export_onnx(folder, scratch / "onnx")
+    session = onnxruntime.InferenceSession(
+        scratch / "onnx/model.onnx", one_thread(), providers=["CPUExecutionProvider"]
+    )
+
+    def run(ids: torch.Tensor) -> list[torch.Tensor]:
+        given = {"input_ids": ids.numpy(), "attention_mask": torch.ones_like(ids).numpy()}
+        return [torch.from_numpy(value) for value in session.run(None, given)]
+
+    return run
+
+
+def batched(run, ids: torch.Tensor) -> list[torch.Tensor]:
+    """Outputs of all rows, eight at a time; the last ones may be fewer."""
+    return [torch.cat(parts) for parts in zip(*(run(rows) for rows in ids.split(8)))]
+
+
+def greedy(run, ids: torch.Tensor) -> torch.Tensor:
+    """The likeliest next tokens, one after the other, each from the whole text again: [rows, NEW_TOKENS]."""
+    start = ids.shape[1]
+    for _ in range(NEW_TOKENS):
+        ids = torch.cat((ids, run(ids)[0][:, -1:].argmax(-1)), dim=1)
+    return ids[:, start:]
+
+
+def equal(mine: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Share of equal entries."""
+    return (mine == theirs).float().mean().item()
+
+
+def print_differences(name: str, result: dict[str, Any]) -> None:
+    for kind in ("torch.export", "onnxruntime"):
+        figures = ", ".join(f"{key} {value:.3g}" for key, value in result[kind].items())
+        print(
+            f"export {name} {kind}: {figures}; logits up to {result['largest_logit']:.3g}, {result['tokens']} tokens"
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,200 @@
+"""`make gpu-check`: what every architecture computes on this machine's GPU against its CPU, and how fast it is there.
+
+    python -m benchmarks.package.gpu_check [--quick] [--device cuda|cpu] [--only outputs losses ...]
+
+Compared (`comparisons.py`): the outputs of each architecture in float32 and bfloat16, each implementation of attention
+that is here, decoding with each cache, the losses of 20 steps of training, and where there are several GPUs the losses
+of two processes with DDP and FSDP2. Then, in bfloat16 on a GPU: milliseconds and peak memory of a training step of HRM
+27M, TRM 7M and a language model of 100M, eager and compiled (whose losses are compared as well), and puzzles and
+tokens per second of training, of solving and of decoding with a cache. Made for ten minutes of a GPU; without one,
+the half that needs none is made on the CPU: bfloat16 against float32, attention, caches, two processes, small models.
+
+Prints one table and writes one JSON file. The exit status is 1 if a comparison fails.
+"""
+
+import argparse
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import transformers
+
+from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
+from hrm_hf.trainer.recipes import library_versions
+
+from ..puzzles import speed as puzzles
+from ..report import machine, make_parser, write_report
+from ..text import speed as text
+from ..text.models import build, peer_config
+from .comparisons import (
+    CHECKS,
+    STEPS,
+    Checkpoints,
+    Comparison,
+    apart,
+    attempt,
+    check_losses,
+    check_processes,
+    every,
+)
+
+
+PUZZLES = {"hrm": (HrmPuzzleForSolving, HrmPuzzleConfig), "trm": (TrmPuzzleForSolving, TrmPuzzleConfig)}
+SMALL = {"hidden_size": 32, "num_attention_heads": 1, "puzzle_emb_ndim": 32}
+# Name, architecture, preset, fields, boards in a batch.
+ON_A_GPU = [("HRM 27M", "hrm", "hrm-27m", {}, 384), ("TRM 7M", "trm", "trm-7m", {}, 384)]
+ON_A_CPU = [("HRM small", "hrm", "hrm-small", {}, 4), ("TRM small", "trm", "trm-7m", SMALL, 4)]
+ACT_STEPS = 16
+COMPILED_MOST = 5e-2  # of losses in bfloat16: it has 8 bits, and fused kernels round elsewhere
+SECTIONS = (*CHECKS, "processes", "puzzles", "language")
+
+
+def main() -> int:
+    parser = make_parser(__doc__, quick="one architecture of each kind, 3 steps of training, no processes; on the CPU")
+    here = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", choices=("cuda", "cpu"), help="default: a GPU, if there is one")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, metavar="SECTION", help=str(SECTIONS))
+    args = parser.parse_args()
+    args.device = args.device or ("cpu" if args.quick else here)
+    if args.device == "cuda" and here == "cpu":
+        parser.error("--device cuda: this torch sees no GPU")
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    if args.device == "cpu":
+        print("no GPU: the half of the check that needs none" if here == "cpu" else "on the CPU, as asked for")
+        torch.set_num_threads(1)
+    rows, seconds = [], {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name, section in sections(args, Checkpoints(folder)).items():
+            start = time.monotonic()
+            with attempt(name, "", "") as whole:
+                for row in section():
+                    rows.append(row)
+                    print(row.line() if isinstance(row, Comparison) else speed_line(row), flush=True)
+            if whole.error:
+                rows.append(whole)
+                print(whole.line(), flush=True)
+            seconds[name] = round(time.monotonic() - start, 1)
+    compared = [row for row in rows if isinstance(row, Comparison)]
+    failed = [row for row in compared if not row.ok]
+    report = {
+        "device": args.device, "failed": len(failed), "seconds": seconds,
+        "comparisons": [row.as_dict() for row in compared],
+        "speed": [row for row in rows if not isinstance(row, Comparison)],
+        "machine": machine(), "versions": library_versions(),
+    }  # fmt: skip
+    write_report(args, "gpu_check" if args.device == "cuda" else "gpu_check_cpu", report)
+    print(f"{len(compared) - len(failed)} of {len(compared)} comparisons are as they should be")
+    return int(bool(failed))
+
+
+def sections(args: argparse.Namespace, checkpoints: Checkpoints) -> dict[str, Callable[[], Iterator]]:
+    """What is to be done, by the names of SECTIONS."""
+    kinds = (every.PUZZLES, every.CAUSAL_LMS, every.REGRESSORS, every.MASS_MAPPERS)
+    architectures = [kind[0] for kind in kinds] if args.quick else every.ARCHITECTURES
+
+    def of_all(check: Callable) -> Callable[[], Iterator[Comparison]]:
+        options = {"steps": 3 if args.quick else STEPS} if check is check_losses else {}
+        return lambda: (row for name in architectures for row in check(checkpoints, name, args.device, **options))
+
+    found = {name: of_all(check) for name, check in CHECKS.items()}
+    several = args.device == "cpu" or torch.cuda.device_count() > 1
+    if several and not args.quick:
+        found["processes"] = lambda: check_processes(checkpoints, args.device)
+    found |= {"puzzles": lambda: puzzle_speed(args), "language": lambda: language_speed(args)}
+    return {name: section for name, section in found.items() if name in args.only}
+
+
+# ---- speed ----
+
+
+def puzzle_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, Any]]:
+    """Training steps and solving of the puzzle reasoners, and their losses compiled against eager."""
+    gpu = args.device == "cuda"
+    for name, kind, preset, fields, boards in ON_A_GPU if gpu else ON_A_CPU:
+        model_class, config_class = PUZZLES[kind]
+        config = config_class.from_preset(preset, forward_dtype="bfloat16" if gpu else "float32", **fields)
+        torch.manual_seed(0)
+        batch = {
+            "input_ids": torch.randint(1, 11, (boards, 81), dtype=torch.int32),
+            "labels": torch.randint(2, 11, (boards, 81), dtype=torch.int32),
+            "puzzle_identifiers": torch.zeros(boards, dtype=torch.int32),
+        }
+        batch = {field: value.to(args.device) for field, value in batch.items()}
+
+        def make_step(compiled: bool, batch=batch, config=config, model_class=model_class):
+            return puzzles.package_step(model_class(config).train().to(args.device), batch, compiled)
+
+        yield from steps(name, make_step, boards, "puzzles", args)
+        model = model_class(config).to(args.device).eval()
+
+        def solve(model=model, ids=batch["input_ids"]):
+            return model.solve(ids, halt="fixed", max_steps=ACT_STEPS)
+
+        yield speed(name, f"solving, {ACT_STEPS} ACT steps", solve, boards, "puzzles", args)
+
+
+def language_speed(args: argparse.Namespace) -> Iterator[Comparison | dict[str, Any]]:
+    """Training steps of a language model, and decoding with a cache."""
+    gpu = args.device == "cuda"
+    size = "100m" if gpu else "tiny"
+    config, name, new = peer_config("hrm_lm", size, 1024 if gpu else 64), f"hrm_lm {size}", 32 if gpu else 4
+    options = argparse.Namespace(
+        device=args.device, dtype="bfloat16" if gpu else "float32", batch_size=8 if gpu else 2,
+        block_size=1024 if gpu else 64,
+    )  # fmt: skip
+
+    def make_step(compiled: bool):
+        return text.train_step(build(config).to(args.device), options, compiled)
+
+    yield from steps(name, make_step, options.batch_size * options.block_size, "tokens", args)
+    model = build(config).to(args.device, getattr(torch, options.dtype)).eval()
+    with torch.no_grad():
+        for rows in (1, 8):
+            decode = text.decoder(model, rows, 128, new, args.device)
+            yield speed(name, f"decoding with a cache, {rows} at a time", decode, rows * new, "tokens", args)
+
+
+def steps(name: str, make_step: Callable, items: int, unit: str, args: argparse.Namespace) -> Iterator:
+    """Speed and memory of a training step, eager and on a GPU compiled, and the losses of both against each other."""
+    gpu, eager = args.device == "cuda", None
+    for compiled in (False, True) if gpu else (False,):
+        what, row, step, before = f"training step, {'compiled' if compiled else 'eager'}", None, None, 0
+        with attempt("losses", name, "compiled, 3 steps" if compiled else "eager") as comparison:
+            if gpu:
+                torch.cuda.empty_cache()
+                torch.cuda.reset_peak_memory_stats()
+                before = torch.cuda.memory_allocated()
+            torch.manual_seed(0)
+            step = make_step(compiled)
+            torch.manual_seed(1)
+            losses = torch.stack([step().float() for _ in range(3)])
+            eager = losses if eager is None else eager
+            comparison.distance, comparison.most, comparison.of = apart(losses, eager), COMPILED_MOST, "loss"
+            row = speed(name, what, step, items, unit, args)
+            row |= {"peak_mib": (torch.cuda.max_memory_allocated() - before) / 2**20} if gpu else {}
+        if compiled or not comparison.ok:
+            yield comparison
+        if row:
+            yield row
+
+
+def speed(name: str, what: str, call: Callable, items: int, unit: str, args: argparse.Namespace) -> dict[str, Any]:
+    """Median milliseconds of a call, which handles so many items."""
+    turns = 3 if args.quick or args.device == "cpu" else 15
+    milliseconds = puzzles.interleave({"": call}, 1, turns, torch.device(args.device))[""]
+    return {"model": name, "what": what, "ms": milliseconds, f"{unit}_per_s": items / milliseconds * 1e3}
+
+
+def speed_line(row: dict[str, Any]) -> str:
+    """A row of the table."""
+    rates = [f"{value:11,.0f} {key.removesuffix('_per_s')}/s" for key, value in row.items() if key.endswith("_per_s")]
+    memory = [f"{row['peak_mib']:9,.0f} MiB at its peak"] if "peak_mib" in row else []
+    return f"{'':6} {row['model']:13} {row['what']:34} {row['ms']:10,.1f} ms {' '.join(rates + memory)}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

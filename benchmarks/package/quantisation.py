@@ -1,0 +1,224 @@
+"""Measures quantized weights: size, quality, halting and speed of each architecture, on this machine.
+
+    python -m benchmarks.package.quantisation --checkpoints sudoku=runs/sudoku_demo:data/sudoku lm=runs/lm:books.txt \\
+        go=runs/go_nano:data/go/test.jsonl maps=runs/cosmo:data/kappa_64
+    python -m benchmarks.package.quantisation --quick         # tiny models without training, data made on the spot
+    python -m benchmarks.package.quantisation --markdown      # the report as the table of docs/quantisation.md
+
+DATA of a puzzle model is its data set (split "test"), of `hrm_lm` and `rlm_mhc` a text file whose end was held out, of
+the Go coder held-out records, of a regressor its set of maps (split "test"). Every scheme sees the same rows.
+
+Quality is the model's own measure; beside it, `agreement` with the float32 model (boards with the same answer, tokens
+with the same likeliest successor) and, of texts and code, the change of bits per byte with an interval over rows; for
+regressors, `shift`: how far means move, in float32 standard deviations. Small changes show there before they show in a
+score over some hundred rows. Halting is adaptive in all of these (of `hrm_lm` there is a second figure, with all
+segments), and boards are timed with fixed steps, so that every scheme does the same work. Schemes take turns; times
+are medians of CPU seconds, given over float32's.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import tempfile
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from torchao.quantization import Int8DynamicActivationInt8WeightConfig, Int8WeightOnlyConfig
+from transformers import AutoConfig, BitsAndBytesConfig, TorchAoConfig
+
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import machine, make_parser
+from ..text.speed import interleaved
+from .quantisation_quick import quick_checkpoints
+from .subjects import SUBJECTS, named
+
+
+SCHEMES = {
+    "float32": lambda: {"dtype": torch.float32},
+    "bfloat16": lambda: {"dtype": torch.bfloat16},
+    "bnb int8": lambda: {"quantization_config": BitsAndBytesConfig(load_in_8bit=True)},
+    "bnb nf4": lambda: {"quantization_config": BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")},
+    "torchao int8 weights": lambda: {"quantization_config": TorchAoConfig(Int8WeightOnlyConfig())},
+    "torchao int8 both": lambda: {"quantization_config": TorchAoConfig(Int8DynamicActivationInt8WeightConfig())},
+}
+LIBRARIES = ("bitsandbytes", "torchao")
+
+
+def main() -> None:
+    args = parse()
+    if args.markdown:
+        print_markdown(json.loads((args.out / "quantisation.json").read_text()))
+        return
+    torch.set_num_threads(args.threads)
+    logging.getLogger("bitsandbytes.autograd._functions").setLevel(logging.ERROR)  # a line for every product
+    transformers.logging.disable_progress_bar()
+    out = args.out / f"quantisation{'_quick' if args.quick else ''}.json"
+    report = open_report(out, args)
+    with tempfile.TemporaryDirectory() if args.quick else contextlib.nullcontext() as made:
+        given = quick_checkpoints(Path(made)) if args.quick else map(named, args.checkpoints)
+        for name, folder, data in given:
+            report["models"][name] = measure(folder, data, args)
+            print_table(name, report["models"][name])
+            report["models"] = dict(sorted(report["models"].items(), key=place))
+            args.out.mkdir(parents=True, exist_ok=True)
+            out.write_text(json.dumps(report, indent=1))
+
+
+def parse() -> argparse.Namespace:
+    parser = make_parser(__doc__)
+    parser.add_argument("--checkpoints", nargs="+", default=[], metavar="NAME=FOLDER:DATA")
+    parser.add_argument("--puzzles", type=int, default=256)
+    parser.add_argument("--text_bytes", type=int, default=30_000, help="from the end of the file")
+    parser.add_argument("--records", type=int, default=300, help="of the Go coder")
+    parser.add_argument("--maps", type=int, default=200)
+    parser.add_argument("--turns", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--markdown", action="store_true", help="measure nothing, print the report in --out")
+    args = parser.parse_args()
+    if not (args.quick or args.markdown or args.checkpoints):
+        parser.error("give --checkpoints NAME=FOLDER:DATA ..., --quick or --markdown")
+    args.device = "cpu"
+    if args.quick:
+        args.puzzles, args.text_bytes, args.records, args.maps, args.turns = 16, 2000, 4, 16, 2
+    return args
+
+
+def open_report(path: Path, args) -> dict[str, Any]:
+    """The report so far, if it was made on this machine with these versions: models may be measured one by one."""
+    versions = {**library_versions(), **{name: version(name) for name in LIBRARIES}}
+    head = {"threads": args.threads, "turns": args.turns, "machine": machine(), "versions": versions}
+    before = json.loads(path.read_text()) if path.is_file() else {}
+    same = all(before.get(key) == value for key, value in head.items())
+    return {**head, "models": before["models"] if same else {}}
+
+
+def place(item: tuple[str, dict[str, Any]]) -> int:
+    """Of a model's row in the report: as architectures stand in `SUBJECTS`."""
+    return list(SUBJECTS).index(item[1]["model_type"])
+
+
+# ---- one model in every scheme ----
+
+
+def measure(folder: str | Path, data: str | Path, args) -> dict[str, Any]:
+    """Figures of every scheme, and what they were measured on."""
+    subject = SUBJECTS[AutoConfig.from_pretrained(folder).model_type](folder, data, args)
+    models, schemes = {}, {}
+    for scheme, options in SCHEMES.items():
+        try:
+            models[scheme] = subject.auto_class.from_pretrained(folder, **options()).eval()
+        except ValueError as error:
+            schemes[scheme] = {"refused": str(error)}
+            continue
+        schemes[scheme] = sizes(models[scheme]) | {"quality": subject.quality(models[scheme])}
+        schemes[scheme] |= saved(models[scheme], subject)
+    reference = subject.answers(models["float32"])
+    full = schemes["float32"]
+    for scheme, model in models.items():
+        schemes[scheme] |= subject.compare(subject.answers(model), reference)
+        for size in ("weight_bytes", "file_bytes"):
+            schemes[scheme][f"{size}_over_float32"] = schemes[scheme][size] / full[size]
+    for what in subject.timed:
+        sides = {scheme: partial(subject.run, model, what) for scheme, model in models.items()}
+        times = {scheme: cpu for scheme, (_, cpu) in interleaved(sides, args).items()}
+        for scheme, seconds in times.items():
+            schemes[scheme] |= {f"{what}_cpu_seconds": seconds, f"{what}_over_float32": seconds / times["float32"]}
+    config = models["float32"].config
+    return {"model_type": config.model_type, "rows": subject.rows, "schemes": schemes}
+
+
+def sizes(model) -> dict[str, Any]:
+    """Bytes of weights and saved buffers in memory, and the share of weights that is quantised."""
+    total, quantised = 0, 0
+    for name, parameter in model.named_parameters():
+        # Two 4-bit weights lie in a byte; the others keep their shape.
+        owner = model.get_submodule(name.rpartition(".")[0])
+        packed = type(parameter).__name__ == "Params4bit"
+        count = owner.in_features * owner.out_features if packed else parameter.numel()
+        total += count
+        quantised += count if type(parameter) is not torch.nn.Parameter else 0
+    return {"weights": total, "quantised_share": quantised / total, "weight_bytes": weight_bytes(model)}
+
+
+def weight_bytes(model) -> int:
+    """Of the state dict, tied tensors once; a quantised tensor is what it is made of, scales included."""
+    parts = {}
+    for value in model.state_dict().values():
+        inner = value.__tensor_flatten__()[0] if type(value) is not torch.Tensor else ()
+        for tensor in [getattr(value, name) for name in inner] or [value]:
+            parts[tensor.data_ptr(), tensor.numel()] = tensor.numel() * tensor.element_size()
+    return sum(parts.values())
+
+
+@torch.no_grad()
+def saved(model, subject) -> dict[str, Any]:
+    """Size of the weights' file, and how far the logits of the model that is read from it are from this one's."""
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        size = sum(path.stat().st_size for path in Path(folder).glob("*.safetensors"))
+        again = subject.auto_class.from_pretrained(folder).eval()
+        difference = (subject.run(again).logits.float() - subject.run(model).logits.float()).abs().max()
+    return {"file_bytes": size, "reloaded_max_difference": difference.item()}
+
+
+def print_table(name: str, model: dict[str, Any]) -> None:
+    """One line a scheme."""
+    print(f"quantisation, {name} ({model['model_type']}), {model['rows']}")
+    for scheme, row in model["schemes"].items():
+        if "refused" in row:
+            print(f"  {scheme:21} refused: {row['refused']}")
+            continue
+        figures = {
+            "quantised": row["quantised_share"],
+            "memory": row["weight_bytes_over_float32"],
+            "file": row["file_bytes_over_float32"],
+            **row["quality"],
+            **{key: row[key] for key in ("agreement", "shift") if key in row},
+            **{key: value for key, value in row.items() if key.endswith("_change")},
+            **{key: value for key, value in row.items() if key.split("_")[0] in ("solve", "forward", "decode")
+               and key.endswith("over_float32")},
+        }  # fmt: skip
+        print(f"  {scheme:21} " + ", ".join(f"{key} {value:.4g}" for key, value in figures.items()))
+
+
+def print_markdown(report: dict[str, Any]) -> None:
+    """A row for each model and scheme."""
+    print("| model | scheme | quantised | memory | file | quality | steps | against float32 | time |")
+    print("|---|---|---|---|---|---|---|---|---|")
+    for name, model in report["models"].items():
+        for scheme, row in model["schemes"].items():
+            if "refused" in row:
+                print(f"| {name} | {scheme} | refused | | | | | | |")
+                continue
+            quality = {key: value for key, value in row["quality"].items() if key != "average_steps"}
+            against = [f"{key} {row[key]:.3g}" for key in ("agreement", "shift") if key in row]
+            against += [changed(row, key) for key in row if key.endswith("_change") and scheme != "float32"]
+            times = [
+                f"{what} {row[f'{what}_over_float32']:.2f}"
+                for what in ("solve", "forward", "decode")
+                if f"{what}_over_float32" in row
+            ]
+            cells = [
+                name, scheme, f"{row['quantised_share']:.1%}", f"{row['weight_bytes_over_float32']:.2f}",
+                f"{row['file_bytes_over_float32']:.2f}",
+                ", ".join(f"{key} {value:.4g}" for key, value in quality.items()),
+                f"{row['quality']['average_steps']:.2f}" if "average_steps" in row["quality"] else "",
+                ", ".join(against), ", ".join(times),
+            ]  # fmt: skip
+            print(f"| {' | '.join(cells)} |")
+
+
+def changed(row: dict[str, Any], key: str) -> str:
+    """A change with its interval."""
+    low, high = row[f"{key}_interval"]
+    return f"bits {row[key]:+.4f} ({low:+.4f} to {high:+.4f})"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,146 @@
+"""Memory of a real training step at each preset and batch: what `hrm-hf recommend` goes by.
+
+    python -m benchmarks.puzzles.presets [--quick] [--device cuda] [--out benchmarks/results]
+
+Each point is a process of its own that takes two steps (the second has the optimizer's state) in float32, uncompiled.
+On the CPU it reports by how much its peak resident memory rose above what it had once libraries were loaded and warm;
+on CUDA the most that the allocator reserved. A line through the points gives bytes that are always there (at least
+weights, gradients and moments) and bytes of a sequence (or map). What `puzzle_memory.py` counts tensor by tensor is
+the least it can be.
+"""
+
+import argparse
+import json
+import multiprocessing
+import re
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hrm_hf import AutoModelForPuzzleSolving, HrmPuzzleConfig
+from hrm_hf.launch.recommend import GUIDE_ROWS, RESULTS
+from hrm_hf.models.configuration_hrm_cosmo import HrmCosmoConfig
+from hrm_hf.models.modeling_hrm_cosmo import HrmCosmoForRegression
+from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
+from hrm_hf.trainer.recipes import library_versions
+
+
+BATCHES = {"hrm-16": (2, 64, 128), "hrm-32": (4, 64, 128), "hrm-64": (8, 32, 64), "hrm-512": (8, 16, 24)}
+COSMO_BATCHES = {"cosmo-64": (4, 8, 16), "cosmo-256": (1, 2)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="hidden 16 and 32 only")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--out", type=Path, default=RESULTS.parent)
+    args = parser.parse_args()
+    puzzles = dict(list(BATCHES.items())[: 2 if args.quick else None])
+    maps = {} if args.quick else COSMO_BATCHES
+    result = {"device": args.device, "dtype": "float32", "puzzle": {}, "cosmo": {}}
+    for task, table in (("puzzle", puzzles), ("cosmo", maps)):
+        for name, batches in table.items():
+            points = {batch: _in_own_process(task, name, batch, args.device) for batch in batches}
+            result[task][name] = row = fitted(points, counted(task, name))
+            print(f"{name:10} " + "  ".join(f"{key} {value}" for key, value in row.items()), flush=True)
+    result["versions"] = library_versions()
+    args.out.mkdir(parents=True, exist_ok=True)
+    suffix = ("" if args.device == "cpu" else f"_{args.device}") + ("_quick" if args.quick else "")
+    (args.out / f"{RESULTS.stem}{suffix}.json").write_text(json.dumps(result, indent=1))
+
+
+def counted(task: str, name: str) -> int:
+    """Bytes of weights, gradients and the optimizer's two moments, float32."""
+    with torch.device("meta"):
+        if task == "cosmo":
+            model = HrmCosmoForRegression(HrmCosmoConfig.from_preset(name))
+        else:
+            model = AutoModelForPuzzleSolving.from_config(puzzle_config(name))
+    return 16 * sum(parameter.numel() for parameter in model.parameters())
+
+
+def fitted(points: dict[int, int], least: int) -> dict:
+    """The points, and a line through them: what is always there, not below `least`, and what an example adds.
+
+    Peaks of resident memory scatter by a share of their size. So relative errors decide about the constant, or the
+    scatter of the largest batch does and puts a small model below a smaller one; the slope is that of the absolute
+    errors, because memory runs out at the largest batch.
+    """
+    batches, sizes = np.array(list(points)), np.array(list(points.values()))
+    constant = max(least, round(np.polyfit(batches, sizes, 1, w=1 / sizes)[1]))
+    return {
+        "points": {str(batch): size for batch, size in points.items()},
+        "fixed_bytes": constant,
+        "bytes_per_example": round(float(batches @ (sizes - constant) / (batches @ batches))),
+    }
+
+
+def puzzle_config(name: str) -> HrmPuzzleConfig:
+    """The config of a row of the guide's table, for a 9x9 Sudoku."""
+    return HrmPuzzleConfig(**GUIDE_ROWS[name].config)
+
+
+def two_steps(task: str, name: str, batch: int, device: str) -> None:
+    """Two training steps on random data."""
+    torch.manual_seed(0)
+    if task == "cosmo":
+        config = HrmCosmoConfig.from_preset(name)
+        model = HrmCosmoForRegression(config).to(device).train()
+        size = (batch, config.num_channels, config.image_size, config.image_size)
+        data = {"pixel_values": torch.randn(size), "labels": torch.tensor([[0.3, 0.8]]).repeat(batch, 1)}
+        optimizer = torch.optim.AdamW(model.parameters())
+    else:
+        config = puzzle_config(name)
+        model = AutoModelForPuzzleSolving.from_config(config).to(device).train()
+        grids = {
+            part: torch.randint(1, config.vocab_size, (batch, config.seq_len)) for part in ("input_ids", "labels")
+        }
+        data = {**grids, "puzzle_identifiers": torch.zeros(batch, dtype=torch.long)}
+        table = {id(p) for p in model.model.puzzle_emb.parameters()}
+        weights = [p for p in model.parameters() if id(p) not in table]
+        rows = [p for p in model.parameters() if id(p) in table]
+        optimizer = CompositeOptimizer([*([SignSGD(rows)] if rows else []), AdamATan2(weights)])
+    data = {key: value.to(device) for key, value in data.items()}
+    carry = {}
+    for _ in range(2):
+        outputs = model(**data, **carry)
+        carry = {"carry": outputs.carry} if task == "puzzle" else {}
+        outputs.loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def _in_own_process(task: str, name: str, batch: int, device: str) -> int:
+    context = multiprocessing.get_context("spawn" if device == "cuda" else "fork")
+    results = context.Queue()
+    process = context.Process(target=_measure, args=(results, task, name, batch, device))
+    process.start()
+    process.join()
+    if process.exitcode:
+        raise RuntimeError(f"{name} at batch {batch} ended with status {process.exitcode}: out of memory?")
+    return results.get()
+
+
+def _measure(results, task: str, name: str, batch: int, device: str) -> None:
+    torch.set_num_threads(1)
+    two_steps("puzzle", "hrm-16", 1, device)  # loads kernels and libraries, which are the process's and not the step's
+    if device == "cuda":
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        two_steps(task, name, batch, device)
+        results.put(torch.cuda.max_memory_reserved())
+        return
+    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    before = _status("VmRSS")
+    two_steps(task, name, batch, device)
+    results.put(_status("VmHWM") - before)
+
+
+def _status(field: str) -> int:
+    """A figure of /proc/self/status, in bytes."""
+    return int(re.search(rf"{field}:\s+(\d+) kB", Path("/proc/self/status").read_text())[1]) * 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,151 @@
+"""Decoding speed of `rlm_mhc` and `hrm_lm` against models without what they add, uncompiled and compiled.
+
+    python -m benchmarks.text.decoding [--quick] [--sizes 1m,10m] [--batch_sizes 1,8] [--no_compile]
+
+`rlm_mhc` is compared with the same body without mHC; `hrm_lm` with one segment with a Llama that has as many layers as
+the segment has layer visits, of the same width and SwiGLU (so more parameters). Tokens are decoded greedily behind a
+prompt that is cached already: "eager" with a growing cache, "compiled" with a static one, each token one graph, as
+`generate(cache_implementation="static")` does it.
+
+One thread. The sides take turns of a few tokens, so that a noisy machine slows all of them; a ratio is that of one
+turn's times, reference over side (1: as fast as the reference), and reported as the median of all turns with a 95 %
+bootstrap interval. What compiling gains is measured in the same way. The CPU time of the thread counts; wall time
+stands beside it. Compiling is not timed.
+"""
+
+import time
+from typing import Any
+
+import torch
+from transformers import LlamaConfig, StaticCache
+
+from hrm_hf.models.configuration_rlm_mhc import RlmMhcConfig
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import machine, make_parser, write_report
+from .models import SIZES, build, peer_config
+from .speed import decoder
+
+
+PROMPT, NEW = 128, 8
+REFERENCES = {"rlm_mhc": "mHC off", "hrm_lm": "Llama with as many layer visits"}
+
+
+def main() -> None:
+    parser = make_parser(__doc__, quick="tiny models, uncompiled, few turns")
+    parser.add_argument("--sizes", default="1m,10m", help=f"of {', '.join(SIZES)}")
+    parser.add_argument("--batch_sizes", default="1,8", help="only the first is compiled")
+    parser.add_argument("--turns", type=int, default=20)
+    parser.add_argument("--no_compile", action="store_true")
+    args = parser.parse_args()
+    if args.quick:
+        args.sizes, args.turns, args.no_compile = "tiny", 5, True
+    torch.set_num_threads(1)
+    batch_sizes = [int(size) for size in args.batch_sizes.split(",")]
+    print(f"{'size':5} {'batch':>5} {'path':9} {'side':42} {'ms/token':>9} {'wall':>7}  of the reference's speed")
+    rows = []
+    with torch.no_grad():
+        for size in args.sizes.split(","):
+            for family, configs in families(size).items():
+                models = {name: build(config).eval() for name, config in configs.items()}
+                for batch_size in batch_sizes:
+                    rows += measure(family, models, batch_size, args.turns, size=size, path="eager")
+                if not args.no_compile:
+                    rows += measure(family, models, batch_sizes[0], args.turns, size=size, path="compiled")
+    report = {"turns": args.turns, "prompt": PROMPT, "tokens_a_turn": NEW, "threads": 1, "rows": rows}
+    write_report(args, "lm_decoding", report | {"machine": machine(), "versions": library_versions()})
+
+
+def families(size: str) -> dict[str, dict]:
+    """Configs by family and side; the first side of a family is its reference."""
+    off, on, hrm = (peer_config(peer, size) for peer in ("rlm_mhc_off", "rlm_mhc_on", "hrm_lm"))
+    shared = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "max_position_embeddings")
+    llama = LlamaConfig(
+        **{name: getattr(hrm, name) for name in shared}, num_hidden_layers=hrm.segment_visits, tie_word_embeddings=True
+    )
+    birkhoff = RlmMhcConfig(**{**on.to_diff_dict(), "mhc_res_mode": "birkhoff"})
+    return {
+        "rlm_mhc": {REFERENCES["rlm_mhc"]: off, "sinkhorn": on, "birkhoff": birkhoff},
+        "hrm_lm": {REFERENCES["hrm_lm"]: llama, "one segment": hrm},
+    }
+
+
+def measure(family: str, models: dict, batch_size: int, turns: int, **labels) -> list[dict]:
+    """One row a side: median milliseconds a token, and the speed relative to the first side."""
+    torch._dynamo.reset()  # each model is one more graph of the same code, of which there may be eight
+    make = compiled_decoder if labels["path"] == "compiled" else decoder
+    sides = {name: make(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
+    if make is compiled_decoder:  # with a turn for the same model uncompiled, which is another side
+        sides |= {(name, "eager"): decoder(model, batch_size, PROMPT, NEW, "cpu") for name, model in models.items()}
+    times = take_turns(sides, turns)
+    reference, rows = next(iter(times)), []
+    for name in models:
+        row = {"family": family, "side": name, "batch_size": batch_size, **labels}
+        row |= against(times, name, reference)
+        if (name, "eager") in times:
+            gains = (times[name, "eager"] / times[name])[:, 0]
+            row["times_eager_speed"], row["times_eager_speed_interval"] = gains.median().item(), interval(gains)
+        rows.append(row)
+        print_row(row)
+    return rows
+
+
+def take_turns(sides: dict, turns: int) -> dict[Any, torch.Tensor]:
+    """CPU and wall milliseconds a token [turns, 2] of functions that decode NEW tokens, one after the other."""
+    clocks: dict[Any, list] = {name: [] for name in sides}
+    for turn in range(turns + 2):
+        for name, decode in sides.items():
+            start = time.thread_time(), time.perf_counter()
+            decode()
+            if turn > 1:  # the first two turns warm up
+                clocks[name].append((time.thread_time() - start[0], time.perf_counter() - start[1]))
+    return {name: 1e3 / NEW * torch.tensor(values, dtype=torch.float64) for name, values in clocks.items()}
+
+
+def against(times: dict[Any, torch.Tensor], name: Any, reference: Any) -> dict[str, Any]:
+    """Medians of a side, and its speed relative to the reference's with an interval."""
+    cpu, wall = times[name].median(0).values.tolist()
+    row = {"cpu_ms_per_token": cpu, "wall_ms_per_token": wall}
+    if name != reference:
+        ratios = times[reference] / times[name]
+        row["ratio"], row["wall_ratio"] = ratios.median(0).values.tolist()
+        row["interval"] = interval(ratios[:, 0])
+    return row
+
+
+def print_row(row: dict) -> None:
+    ratio = "" if "ratio" not in row else "{:.3f} ({:.3f} to {:.3f})".format(row["ratio"], *row["interval"])
+    ratio += "  {:.2f} times as fast as eager".format(row["times_eager_speed"]) if "times_eager_speed" in row else ""
+    side = f"{row['family']}, {row['side']}"
+    print(
+        f"{row['size']:5} {row['batch_size']:5} {row['path']:9} {side:42} {row['cpu_ms_per_token']:9.2f} "
+        f"{row['wall_ms_per_token']:7.2f}  {ratio}",
+        flush=True,
+    )
+
+
+def interval(values: torch.Tensor, draws: int = 2000) -> list[float]:
+    """95 % bootstrap interval of the median."""
+    picks = torch.randint(len(values), (draws, len(values)), generator=torch.Generator().manual_seed(0))
+    return values[picks].median(1).values.quantile(torch.tensor([0.025, 0.975], dtype=values.dtype)).tolist()
+
+
+def compiled_decoder(model, batch_size: int, prompt: int, new: int, device: str):
+    """As `lm.decoder`, with a static cache and one compiled graph a token."""
+    ids = torch.randint(8, model.config.vocab_size, (batch_size, prompt), device=device)
+    cache = StaticCache(config=model.config, max_cache_len=prompt + new)
+    first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+    step = torch.compile(model.__call__, fullgraph=True, dynamic=False)
+
+    def decode():
+        token = first
+        for _ in range(new):
+            token = step(input_ids=token, past_key_values=cache, use_cache=True, logits_to_keep=1).logits.argmax(-1)
+        for layer in cache.layers:
+            layer.cumulative_length.sub_(new)
+
+    return decode
+
+
+if __name__ == "__main__":
+    main()

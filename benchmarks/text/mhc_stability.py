@@ -1,0 +1,94 @@
+"""How signals grow through 128 hyper-connected sites, with and without the constraint of mHC.
+
+    python -m benchmarks.text.mhc_stability [--quick] [--plot docs/images/mhc_stability.png] [--out benchmarks/results]
+
+Maps of 64 layers from random logits that depend on the token, at the spread of a lightly and of a heavily trained
+model; the composite gain is that of the product of all maps, the gain of one signal path through all depth. The
+unconstrained map is I + 0.5 * logits, where plain hyper-connections start and can go. Also: the largest difference
+between the logits of a Llama and of `RlmMhcForCausalLM.from_llama` of it.
+"""
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from hrm_hf import RlmMhcForCausalLM
+from hrm_hf.models.hyper_connections import HyperConnection
+from hrm_hf.models.stream_gains import backward_gain, composite_maps, forward_gain, min_column_sum
+from hrm_hf.puzzles.plots import plot_composite_gain
+from hrm_hf.trainer.recipes import library_versions
+
+from ..report import make_parser, write_report
+
+
+STREAMS, WIDTH, TOKENS = 4, 64, 64
+SPREADS = (0.3, 1.0)
+MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factor on the logits
+
+
+def main() -> None:
+    parser = make_parser(__doc__, quick="8 layers")
+    parser.add_argument("--layers", type=int, default=64)
+    parser.add_argument("--plot", type=Path, help="PNG of the composite gain over depth")
+    args = parser.parse_args()
+    sites = 2 * (8 if args.quick else args.layers)
+    curves = {
+        f"{mode}, logit std {spread}": composite_curve(mode, spread, sites) for mode in MODES for spread in SPREADS
+    }
+    differences = {str(dtype).removeprefix("torch."): upcycling_difference(dtype) for dtype in DTYPES}
+    report = {
+        "sites": sites,
+        "streams": STREAMS,
+        "composite_gain": {label: curve[-1] for label, curve in curves.items()},
+        "from_llama_largest_logit_difference": differences,
+        "versions": library_versions(),
+    }
+    write_report(args, "mhc_stability", report)
+    if args.plot:
+        args.plot.parent.mkdir(parents=True, exist_ok=True)
+        shown = ("sinkhorn, logit std 1.0", "unconstrained, logit std 0.3", "unconstrained, logit std 1.0")
+        plot_composite_gain({label: curves[label] for label in shown}, args.plot)
+    for label, last in report["composite_gain"].items():
+        gains = f"forward {last['composite_forward']:.6g} backward {last['composite_backward']:.6g}"
+        print(f"mhc composite over {sites} sites, {label:30} {gains}")
+    for dtype, difference in differences.items():
+        print(f"mhc from_llama, largest logit difference, {dtype:10} {difference:.3g}")
+
+
+DTYPES = (torch.float64, torch.float32)
+
+
+@torch.no_grad()
+def composite_curve(mode: str, spread: float, sites: int) -> list[dict[str, float]]:
+    """Gains of the product of the first 1, 2, ... sites for each token, averaged over tokens."""
+    torch.manual_seed(0)
+    streams = torch.randn(1, TOKENS, STREAMS, WIDTH, dtype=torch.float64)
+    maps = []
+    for _ in range(sites):
+        site = HyperConnection(WIDTH, STREAMS, res_mode=mode, alpha_init=MODES[mode])
+        site.fn.normal_(std=spread / (STREAMS * WIDTH) ** 0.5)  # RMS-normed input: logits of this std
+        maps.append(site.get_connection_matrix(streams))
+    curve = []
+    for product in composite_maps(maps):
+        gains = {"composite_forward": forward_gain, "composite_backward": backward_gain}
+        gains["composite_min_column"] = min_column_sum
+        curve.append({name: gain(product).mean().item() for name, gain in gains.items()})
+    return curve
+
+
+@torch.no_grad()
+def upcycling_difference(dtype: torch.dtype) -> float:
+    """Largest difference of logits between a small Llama and its mHC twin."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=256, hidden_size=128, intermediate_size=256, num_hidden_layers=8, num_attention_heads=4,
+        num_key_value_heads=2,
+    )  # fmt: skip
+    llama = LlamaForCausalLM(config).to(dtype).eval()
+    input_ids = torch.randint(256, (2, 64))
+    return (RlmMhcForCausalLM.from_llama(llama)(input_ids).logits - llama(input_ids).logits).abs().max().item()
+
+
+if __name__ == "__main__":
+    main()

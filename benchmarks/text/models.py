@@ -1,0 +1,285 @@
+"""The language models that the benchmarks compare, made equal in size or in work, and what a token costs in each.
+
+Everything follows from one `HrmLmConfig` with one segment. Its peers share width, heads, vocabulary and the tied head:
+
+    hrm_lm                   the model itself, M = 1
+    hrm_lm_m4                up to four segments, halting by the learned gate
+    hrm_lm_loop              equal parameters: a block before the loop, one in it that is passed through four
+                             times, and one behind it
+    looped                   equal parameters: a plain looped transformer, all of its blocks in the loop
+    hrm_text                 transformers' HRM-Text with the same stacks: no re-injection of embeddings, no segments
+    llama                    equal parameters: as many blocks as both stacks, the SwiGLU widened by what the gate took
+    llama_x4                 four times the parameters, by four times the blocks
+    llama_equal_flops        equal forward FLOPs: as many blocks as a segment has layer visits, so more parameters
+    llama_equal_depth        as many blocks as hrm_lm_loop runs through with all its passes, as wide as its own
+    rlm_mhc_off, rlm_mhc_on  `llama` as `rlm_mhc` without and with mHC, same body: for the price of mHC
+    rlm_mhc                  mHC with equal parameters: the SwiGLU narrowed by what mHC took
+    gpt2                     GPT-2 124M as it is
+
+Any of the recurrent ones takes other fields of its config, `hrm_lm_loop+coda_layers=0+norm_position=sandwich`; its
+SwiGLU is then fitted to equal parameters anew.
+
+All start from weights of std 1 / sqrt(width), as hrm_lm does: transformers' default of 0.02 is made for widths of
+thousands and cost the Llamas a bit per byte in short runs at width 64. Left out: training and timing (`lm.py`,
+`lm_quality.py`).
+"""
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, GPT2Config, HrmTextConfig, LlamaConfig, PreTrainedConfig
+
+from hrm_hf import HrmLmConfig
+from hrm_hf.models.configuration_hrm_lm import LOOP
+from hrm_hf.models.configuration_rlm_mhc import RlmMhcConfig
+
+from ..report import RESULTS
+
+
+BYTES = 264  # the byte tokenizer: ids 0..7 are special, 8 + b is byte b
+EOS_ID, FIRST_BYTE = 2, 8
+DOCUMENT_END = b"<|endoftext|>\n"
+
+# Fields of HrmLmConfig. "1m" is for two cores; "17m" is the width at which the price of mHC is asked for.
+SIZES = {
+    "tiny": {"vocab_size": BYTES, "hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 160,
+             "num_h_layers": 1, "num_l_layers": 1, "max_position_embeddings": 512},
+    "1m": {"vocab_size": BYTES, "hidden_size": 128, "num_attention_heads": 4, "intermediate_size": 384,
+           "num_h_layers": 2, "num_l_layers": 2},
+    "10m": HrmLmConfig._presets["hrm-lm-10m-byte"],
+    "17m": {"vocab_size": BYTES, "hidden_size": 512, "num_attention_heads": 8, "intermediate_size": 1536},
+    "50m": HrmLmConfig._presets["hrm-lm-50m"],
+    "100m": HrmLmConfig._presets["hrm-lm-100m"],
+}  # fmt: skip
+TRAINING = {"depth_warmup": 0.0}  # share of the budget in which tokens get one segment
+PEERS = (
+    "hrm_lm", "hrm_lm_m4", "hrm_lm_loop", "looped", "hrm_text", "llama", "llama_x4", "llama_equal_flops",
+    "llama_equal_depth", "rlm_mhc_off", "rlm_mhc_on", "rlm_mhc", "gpt2",
+)  # fmt: skip
+IMAGES = Path(__file__).parents[2] / "docs" / "images"
+BOOKS = Path(__file__).parents[3] / "shared" / "data"
+
+
+def peer_config(
+    peer: str, size: str, block_size: int = 256, mhc_preset: str | None = None, changes: dict[str, Any] | None = None
+) -> PreTrainedConfig:
+    """The config of one of PEERS, other fields of it behind a plus sign each, at a size of SIZES.
+
+    `block_size` tokens a row is where FLOPs are made equal.
+
+    `changes` are fields of the hrm_lm that the others are made equal to. `mhc_preset` takes the body of rlm_mhc_on and
+    rlm_mhc_off from a preset of `RlmMhcConfig` instead.
+    """
+    fields = {**SIZES[size], "halt_max_steps": 1, **(changes or {})}
+    hrm = HrmLmConfig(**fields)
+    peer, *given = peer.split("+")
+    recurrent = {"hrm_lm": {"halt_max_steps": 1}, "hrm_lm_m4": {"halt_max_steps": 4}, **loop_peers(hrm)}
+    if given and peer not in recurrent:
+        raise ValueError(f"{peer} takes no other fields; only {', '.join(recurrent)} do: {given}")
+    if peer in recurrent:
+        fields = fields | recurrent[peer] | parsed_fields(given)
+        fields = {name: value for name, value in fields.items() if name not in ("intermediate_size", *TRAINING)}
+        return _fitted(HrmLmConfig, fields, count_parameters, count_parameters(hrm))
+    if peer == "gpt2":
+        return GPT2Config()
+    if mhc_preset is not None and peer in ("rlm_mhc_on", "rlm_mhc_off"):
+        return RlmMhcConfig.from_preset(mhc_preset, mhc_enabled=peer == "rlm_mhc_on")
+    shared = {
+        name: getattr(hrm, name)
+        for name in ("vocab_size", "hidden_size", "num_attention_heads", "head_dim", "max_position_embeddings")
+    } | {"tie_word_embeddings": True, "initializer_range": hrm.hidden_size**-0.5}
+    if peer == "hrm_text":
+        return HrmTextConfig(
+            **shared,
+            intermediate_size=hrm.intermediate_size,
+            num_hidden_layers=hrm.num_h_layers,
+            H_cycles=hrm.H_cycles,
+            L_cycles=hrm.L_cycles,
+            prefix_lm=False,
+        )
+    if peer == "llama_equal_flops":
+        body = shared | {"num_hidden_layers": hrm.segment_visits}
+        wanted = flops_per_token(hrm, block_size, backward=False)
+        return _fitted(LlamaConfig, body, lambda config: flops_per_token(config, block_size, backward=False), wanted)
+    if peer == "llama_equal_depth":
+        loop = peer_config("hrm_lm_loop", size, block_size, changes=changes)
+        return LlamaConfig(
+            **shared, num_hidden_layers=loop.num_hidden_layers, intermediate_size=loop.intermediate_size
+        )
+    body = shared | {"num_hidden_layers": hrm.num_h_layers + hrm.num_l_layers}
+    wanted = count_parameters(hrm)
+    if peer == "rlm_mhc":
+        return _fitted(RlmMhcConfig, body, count_parameters, wanted)
+    if peer == "llama_x4":
+        return _fitted(
+            LlamaConfig, body | {"num_hidden_layers": 4 * body["num_hidden_layers"]}, count_parameters, 4 * wanted
+        )
+    llama = _fitted(LlamaConfig, body, count_parameters, wanted)
+    if peer == "llama":
+        return llama
+    if peer in ("rlm_mhc_on", "rlm_mhc_off"):
+        body["intermediate_size"] = llama.intermediate_size
+        return RlmMhcConfig(**body, mhc_enabled=peer == "rlm_mhc_on")
+    raise ValueError(f"peer={peer!r} is not one of {PEERS}")
+
+
+def loop_peers(hrm: HrmLmConfig) -> dict[str, dict]:
+    """Fields of the flat loops that have as many blocks as both stacks of `hrm`, or one more."""
+    blocks = hrm.num_h_layers + hrm.num_l_layers
+    around = max(1, (blocks + 1) // 4)
+    middle = max(1, blocks + 1 - 2 * around)
+    return {
+        "hrm_lm_loop": {**LOOP, "num_l_layers": middle, "prelude_layers": around, "coda_layers": around},
+        "looped": {**LOOP, "num_l_layers": blocks},
+    }
+
+
+def training_options(peer: str) -> dict:
+    """How a peer is trained, where that is not what TRAINING says: `hrm_lm_loop+depth_warmup=0.7`."""
+    given = parsed_fields(peer.split("+")[1:])
+    return {name: given.get(name, default) for name, default in TRAINING.items()}
+
+
+def parsed_fields(given: list[str]) -> dict:
+    """`["coda_layers=0", "norm_position=sandwich"]` as fields of a config; numbers and true/false are read as JSON."""
+    fields = {}
+    for item in given:
+        name, _, value = item.partition("=")
+        try:
+            fields[name] = json.loads(value)
+        except json.JSONDecodeError:
+            fields[name] = value
+    return fields
+
+
+def _fitted(config_class, fields: dict, measure, wanted: float) -> PreTrainedConfig:
+    """The config whose `measure`, linear in intermediate_size, is nearest to `wanted`, in multiples of 8."""
+    at_8, at_16 = (measure(config_class(**fields, intermediate_size=width)) for width in (8, 16))
+    steps = (wanted - at_8) / (at_16 - at_8)
+    return config_class(**fields, intermediate_size=8 + 8 * max(0, round(steps)))
+
+
+def build(config: PreTrainedConfig, seed: int = 0, **kwargs):
+    """A fresh model of a config in training mode; `kwargs` as in `from_config`."""
+    torch.manual_seed(seed)
+    return AutoModelForCausalLM.from_config(config, **kwargs).train()
+
+
+def count_parameters(config: PreTrainedConfig) -> int:
+    """Weights of the model, tied ones once, without allocating them."""
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    model.tie_weights()
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+def flops_per_token(
+    config: PreTrainedConfig,
+    block_size: int,
+    *,
+    segments: int | None = None,
+    bp_steps: int | None = None,
+    backward: bool = True,
+) -> float:
+    """Floating-point operations a token of a row of `block_size` tokens, forward and (by default) backward.
+
+    Matrix products only, two operations for each multiplication and addition: projections, SwiGLU, head, mHC maps, and
+    attention over the full square of block_size x block_size, as unfused code computes it. Norms, softmax, Sinkhorn
+    and rotary positions are not counted. The backward pass costs twice the forward one where gradients flow, and
+    nothing where the model runs without them; recurrent passes count as often as they are visited. Checked against
+    torch's FlopCounterMode in tests/text/test_lm_benchmarks.py; it counts up to 1 % less where a pass that carries
+    gradients starts from a state that has none.
+
+    Args:
+        segments: of `hrm_lm`, how many ran; its halt_max_steps by default. The head runs after each.
+        bp_steps: of `hrm_lm`, the stack passes that carry gradients; the config's by default.
+    """
+    head = 2 * config.hidden_size * config.vocab_size
+    if config.model_type == "hrm_lm":
+        bp_steps = config.bp_steps if bp_steps is None else bp_steps
+        segments = config.halt_max_steps if segments is None else segments
+        h_passes = 0 if config.flat_loop else min(config.H_cycles, bp_steps - 1)
+        with_gradient = h_passes * config.num_h_layers + (bp_steps - h_passes) * config.num_l_layers
+        with_gradient *= segments if config.bp_segments is None else min(segments, config.bp_segments)
+        block = _block_flops(config, block_size, gated=config.attention_gate)
+        learns_from_all = config.deep_supervision == "all" or config.q_loss_weight or config.ponder_loss_weight
+        read = (segments if learns_from_all else 1) * (head + config.coda_layers * block)
+        q_head = 0 if config.halt_max_steps == 1 else 4 * config.hidden_size * segments
+        once = config.prelude_layers * block + read
+        streams = 0
+        if config.mhc_flows > 1:
+            streams = config.L_cycles * segments * _stream_flops(config.mhc_flows, config.hidden_size)
+        forward = once + segments * config.segment_visits * block + streams + q_head
+        gate = q_head if learns_from_all else 0  # its input is detached: half a backward
+        return forward + backward * (2 * (once + with_gradient * block + streams) + gate)
+    if config.model_type == "hrm_text":
+        block = _block_flops(config, block_size, gated=True)
+        low = [1] * (config.H_cycles - len(config.L_bp_cycles)) + config.L_bp_cycles
+        with_gradient = config.num_layers_per_stack * (config.H_cycles + sum(low))
+        return config.num_hidden_layers * block + head + backward * 2 * (with_gradient * block + head)
+    if config.model_type == "gpt2":
+        block = 24 * config.hidden_size**2 + 4 * block_size * config.hidden_size
+    else:
+        block = _block_flops(config, block_size, gated=False)
+        if config.model_type == "rlm_mhc" and config.mhc_enabled:
+            block += 2 * _stream_flops(config.mhc_flows, config.hidden_size)
+    return (config.num_hidden_layers * block + head) * (3 if backward else 1)
+
+
+def _stream_flops(n: int, width: int) -> float:
+    """Forward FLOPs a token of one hyper-connection: its maps, then reading and mixing of n streams."""
+    return 2 * ((2 * n + n * n) * n * width + n * width + n * n * width)
+
+
+def _block_flops(config, block_size: int, gated: bool) -> float:
+    """Forward FLOPs a token of attention and SwiGLU."""
+    head_dim = config.hidden_size // config.num_attention_heads if config.head_dim is None else config.head_dim
+    width = config.num_attention_heads * head_dim
+    key_heads = config.num_attention_heads if config.model_type == "hrm_text" else config.num_key_value_heads
+    weights = (2 + gated) * config.hidden_size * width + 2 * config.hidden_size * key_heads * head_dim
+    weights += 3 * config.hidden_size * config.intermediate_size
+    return 2 * weights + 4 * block_size * width
+
+
+def image_folder(out: Path) -> Path:
+    """Where plots go: the documentation's for reports in their usual place, else beside the report."""
+    folder = IMAGES if out == RESULTS else out
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def read_bytes(path: str | Path) -> np.ndarray:
+    """Token ids uint16 of a text file (`.gz` or plain), a byte each; a line `<|endoftext|>` becomes one EOS."""
+    path = Path(path)
+    text = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+    return ids_of(text)
+
+
+def ids_of(text: bytes) -> np.ndarray:
+    """See `read_bytes`."""
+    parts = [np.frombuffer(part, dtype=np.uint8).astype(np.uint16) + FIRST_BYTE for part in text.split(DOCUMENT_END)]
+    eos = np.array([EOS_ID], dtype=np.uint16)
+    return np.concatenate([piece for part in parts for piece in (part, eos)][:-1])
+
+
+def text_file(given: str | None, split: str, quick: bool = False) -> np.ndarray:
+    """Ids of the file given, or of the books beside the repository; a quick run makes do with this package's code."""
+    path = Path(given) if given else BOOKS / f"classic_books_en.{split}.txt.gz"
+    if path.is_file():
+        return read_bytes(path)
+    if quick and not given:
+        sources = sorted((Path(__file__).parents[2] / "hrm_hf").rglob("*.py"))
+        sources = sources[-4:] if split == "valid" else sources[:-4]
+        return ids_of(b"".join(source.read_bytes() for source in sources))
+    raise SystemExit(f"no text at {path}; give --{split}_file FILE, plain UTF-8 or gzip")
+
+
+def held_out_rows(ids: np.ndarray, total: int, block_size: int) -> torch.Tensor:
+    """int64 [rows, block_size]: about `total` tokens in rows evenly spread over the text."""
+    rows = max(1, min(total, len(ids)) // block_size)
+    starts = np.linspace(0, len(ids) - block_size, rows).astype(np.int64)
+    return torch.from_numpy(np.stack([ids[start : start + block_size] for start in starts]).astype(np.int64))

@@ -1,0 +1,130 @@
+"""Options of the commands: one dataclass per verb, from which the command line, pipelines and the app read names,
+defaults, bounds and help texts. Imports nothing heavy, so that `--help` stays fast.
+
+    @dataclass(kw_only=True)
+    class CountOptions(Options):
+        data: str = option("Data set to count.", argument=True)
+        limit: int | None = option("Only the first rows.", None, min=1)
+
+`hrm_hf.cli.options.takes` makes a command of such a class, and `parse_command` reads one from a line of text.
+"""
+
+import argparse
+import dataclasses
+import shlex
+from collections.abc import Mapping
+from types import NoneType
+from typing import Any, Literal, Self, get_args, get_origin, get_type_hints
+
+from .usage import UsageError
+
+
+def option(
+    help: str,
+    default: Any = dataclasses.MISSING,
+    *,
+    min: float | None = None,
+    max: float | None = None,
+    argument: bool = False,
+    metavar: str | None = None,
+    flags: tuple[str, ...] = (),
+) -> Any:
+    """Declare a field of an `Options` class.
+
+    Args:
+        help: help text of the command line.
+        default: default value; without one, the option is required. A list is copied for each instance.
+        min, max: inclusive bounds of a number.
+        argument: whether the command line takes it by position instead of by name.
+        metavar: placeholder in the help, for positional arguments.
+        flags: flags of the command line, such as ("--on-bad-line",); the field's name with hyphens by default.
+    """
+    metadata = {"help": help, "min": min, "max": max, "argument": argument, "metavar": metavar, "flags": flags}
+    if isinstance(default, list):
+        return dataclasses.field(default_factory=lambda: list(default), metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+@dataclasses.dataclass(kw_only=True)
+class Options:
+    """Base class of all options. Checks bounds and choices; subclasses extend `__post_init__` with checks of pairs."""
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for the first value outside of its bounds or choices."""
+        hints = get_type_hints(type(self))
+        for each in dataclasses.fields(self):
+            value = getattr(self, each.name)
+            if value is not None:
+                self._validate(each, value, value_type(hints[each.name]))
+
+    def _validate(self, field: dataclasses.Field, value: Any, kind: Any) -> None:
+        low, high = field.metadata.get("min"), field.metadata.get("max")
+        if get_origin(kind) is Literal and value not in get_args(kind):
+            expected = f"must be one of {', '.join(map(repr, get_args(kind)))}"
+        elif (low is not None and value < low) or (high is not None and value > high):
+            expected = f"must be at least {low}" if high is None else f"must be in [{low}, {high}]"
+        else:
+            return
+        raise UsageError(f"{field.name}={value!r}: {expected}", flag(field))
+
+    def replace(self, **changes: Any) -> Self:
+        """Return a copy with some values changed."""
+        return dataclasses.replace(self, **changes)
+
+
+def flag(field: dataclasses.Field) -> str:
+    """Return how the command line names a field, such as `--max-steps`, or `MODEL` for an argument."""
+    if field.metadata.get("argument"):
+        return field.metadata.get("metavar") or field.name.upper()
+    return next(iter(field.metadata.get("flags") or ()), f"--{field.name.replace('_', '-')}")
+
+
+def value_type(hint: Any) -> Any:
+    """Return the type of a value that is given: `int` for `int | None`."""
+    return next((each for each in get_args(hint) if each is not NoneType), hint) if _optional(hint) else hint
+
+
+def _optional(hint: Any) -> bool:
+    return NoneType in get_args(hint)
+
+
+def parse_command(command: str, kinds: Mapping[str, type[Options]], **given: Any) -> tuple[str, Options]:
+    """Parse a command such as "sudoku --size 4" into its name and its options.
+
+    Args:
+        command: one of the names of `kinds`, then arguments and flags as on the command line.
+        given: values of fields that the command does not name.
+
+    Raises:
+        UsageError: an unknown name or flag, or a value of another type.
+    """
+    name, *words = shlex.split(command) or [""]
+    if name not in kinds:
+        raise UsageError(f"{name!r} is unknown; expected one of {', '.join(kinds)}")
+    parser = _Parser(prog=name, add_help=False, allow_abbrev=False)
+    hints = get_type_hints(kinds[name])
+    for field in dataclasses.fields(kinds[name]):
+        if field.name not in given:
+            _add_to(parser, field, value_type(hints[field.name]))
+    return name, kinds[name](**vars(parser.parse_args(words)), **given)
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str):
+        raise UsageError(message)
+
+
+def _add_to(parser: argparse.ArgumentParser, field: dataclasses.Field, kind: Any) -> None:
+    """Add one field to a parser. Fields without a value stay absent, so that the dataclass sets the default."""
+    many = get_origin(kind) is list
+    kind = get_args(kind)[0] if many else kind
+    kind = str if get_origin(kind) is Literal else kind
+    required = field.default is dataclasses.MISSING and field.default_factory is dataclasses.MISSING
+    if field.metadata.get("argument"):
+        parser.add_argument(field.name, type=kind, nargs="+" if many else None if required else "?")
+        return
+    shared = {"dest": field.name, "required": required, "default": argparse.SUPPRESS}
+    if kind is bool:
+        parser.add_argument(flag(field), action=argparse.BooleanOptionalAction, **shared)
+    else:
+        parser.add_argument(flag(field), type=kind, action="append" if many else "store", **shared)

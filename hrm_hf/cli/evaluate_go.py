@@ -63,9 +63,6 @@ def go(
         GoRepairs | None, typer.Option(help="What a repair is; as the Go coder was trained, or rewrite.")
     ] = None,
     repetition_guard: RepetitionGuard = True,
-    lexical: Annotated[
-        bool, typer.Option(help="Write greedy code a second time, without what cannot be Go, and compare parse rates.")
-    ] = False,
     failures: Annotated[int, typer.Option(min=0, help=FAILURES_HELP)] = 0,
     token_budget: Annotated[
         int, typer.Option(min=1, help="New tokens for each of --failures, and each way to go on.")

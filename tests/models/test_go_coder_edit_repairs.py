@@ -14,7 +14,6 @@ from tiny_go import TOKEN_IDS
 from transformers import LogitsProcessor, TextStreamer
 from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from hrm_hf.golang import GoLexicalLogitsProcessor
 from hrm_hf.golang.data.collator import feedback_of
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
 from hrm_hf.models.edits_hrm_go_coder import Edit, edit_segment
@@ -271,10 +270,9 @@ def test_a_callers_processors_and_criteria_are_of_whole_codes_and_not_of_edits(g
         )  # fmt: skip
         return edits
 
-    lexical, of_code = GoLexicalLogitsProcessor(tiny_go.tokenizer(), balanced=True), OfCode()
-    for processor in (lexical, of_code):
-        (edits,) = written(logits_processor=[processor])
-        assert TOKEN_IDS["<BEFORE>"] in edits and len(edits) == tiny_go.SHORT["code_budget"]
+    of_code = OfCode()
+    (edits,) = written(logits_processor=[of_code])
+    assert TOKEN_IDS["<BEFORE>"] in edits and len(edits) == tiny_go.SHORT["code_budget"]
     assert of_code.shown and not any("<RETRY>" in stream for stream in of_code.shown)
     (stopped,) = written(stopping_criteria=[lambda ids, scores: torch.ones(len(ids), dtype=torch.bool)])
     assert len(stopped) == tiny_go.SHORT["code_budget"]

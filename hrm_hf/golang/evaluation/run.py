@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,13 +11,11 @@ from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, validate_evaluation, write_results
 from ...trainer.recipes import library_versions
 from ..data.records import read_records, spread
-from ..lexical import GoLexicalLogitsProcessor
 from ..validators.go_validators import best_validator
 from . import benchmark_run, decisions, equal_tokens, held_out, loss, policies, refinement, tested_decisions
 from .benchmarks import REPAIR, load_benchmark
 from .held_out import Sampling
 from .load import load_writer
-from .metrics import paired_difference
 from .plots import plot_go_evaluation
 from .sources import validate_sources
 
@@ -27,7 +24,7 @@ from .sources import validate_sources
 CARD_METRICS = (
     "loss.code_bits_per_byte", "loss.raw_text_bits_per_byte", "loss.shuffled_plan_costs", "greedy.intent_accuracy",
     "greedy.target_f1", "greedy.plan_acc", "greedy.code_exact", "greedy.code_ast", "greedy.parse_rate",
-    "greedy.type_check_rate", "lexical.parse_rate", "decisions.head.accuracy", "decisions.head.macro_f1",
+    "greedy.type_check_rate", "decisions.head.accuracy", "decisions.head.macro_f1",
     "decisions.head.calibration_error",
     "decisions.tokens.accuracy", "decisions.tokens.macro_f1", "decisions.tokens.majority_accuracy",
     "repair.repair_exact", "repair.resampling_exact", "refinement.valid.refinement.success",
@@ -40,7 +37,6 @@ CARD_METRICS = (
 SCREEN_METRICS = (
     *CARD_METRICS, "loss.code_bits_per_byte_shuffled_plan", "loss.code_bits_per_byte_none_plan",
     "loss.shuffled_plan_costs_interval", "greedy.records", "greedy.type_check_records", "greedy.code_exact_after",
-    "lexical.parse_rate_interval", "lexical.parse_gain.difference", "lexical.parse_gain.interval",
     "decisions.head.macro_f1_interval", "decisions.head.temperature", "decisions.head.calibration_error_calibrated",
     "decisions.tokens.calibration_error", "decisions.head.majority_accuracy", "decisions.head.rule_accuracy",
     "repair.cases", "repair.exact_gain.interval",
@@ -92,7 +88,6 @@ def evaluate_checkpoint(
     max_code_tokens: int = 512,
     repair_mode: str | None = None,
     repetition_guard: bool = True,
-    lexical: bool = False,
     failures: int = 0,
     token_budget: int = 512,
     seed: int = 0,
@@ -115,7 +110,6 @@ def evaluate_checkpoint(
         problem_budget, context_budget: tokens of problems and contexts; as the model was trained by default.
         repair_mode: "rewrite" or "edits"; as the model was trained by default.
         repetition_guard: plans and codes may not go round in circles.
-        lexical: greedy code once more under `GoLexicalLogitsProcessor`, balanced, and what that changes.
         failures: so many failed codes of the model's own are repaired and written anew at equal tokens; 0 for none.
         token_budget: new tokens for each of them.
         on_skip: called with what is wrong with each line that is left out.
@@ -147,7 +141,7 @@ def evaluate_checkpoint(
     if out:
         out.mkdir(parents=True, exist_ok=True)
     with best_validator(validator) as judge:
-        metrics = _evaluate(writer, builder, rows, trials, other, judge, sampling, lexical, out)
+        metrics = _evaluate(writer, builder, rows, trials, other, judge, sampling, out)
         if failures:
             file = out / "equal_tokens.jsonl" if out else None
             metrics["equal_tokens"] = equal_tokens.evaluate_equal_tokens(
@@ -199,22 +193,13 @@ def _with_attempts(rows: list, files: list[Path]) -> list:
     return rows
 
 
-def _evaluate(
-    writer, builder, records, trajectories, other, validator, sampling, lexical: bool, out: Path | None
-) -> dict[str, Any]:
+def _evaluate(writer, builder, records, trajectories, other, validator, sampling, out: Path | None) -> dict[str, Any]:
     metrics: dict[str, Any] = {}
     if records:
         metrics["loss"] = loss.evaluate_loss(writer, builder, records, sampling.seed)
         metrics["greedy"], written = held_out.evaluate_greedy(writer, builder, records, validator)
-        files = {"greedy": written}
-        if lexical:
-            constrained = replace(writer, code_processors=[GoLexicalLogitsProcessor(writer.tokenizer, balanced=True)])
-            figures, files["lexical"] = held_out.evaluate_greedy(constrained, builder, records, validator)
-            parsed = [[bool(row["syntax_ok"]) for row in rows] for rows in (files["lexical"], written)]
-            metrics["lexical"] = figures | {"parse_gain": paired_difference(*parsed, sampling.seed)}
         if out:
-            for name, rows in files.items():
-                (out / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            (out / "greedy.jsonl").write_text("".join(json.dumps(row) + "\n" for row in written))
     if trajectories:
         metrics["decisions"] = decisions.evaluate_decisions(writer, builder, trajectories, other, sampling.seed)
         metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, validator, sampling)

@@ -1,38 +1,65 @@
-"""The floor plan of a checkout: rooms, levels, arrows and circles of its imports, and lines of Python.
+"""Measure how large a checkout is and how it hangs together; with --before, beside another checkout.
 
-    python -m benchmarks.package.size [ROOT] [--out plan.json]
+    python benchmarks/package/size.py [ROOT] [--before OTHER_ROOT] [--out size.json]
 
-A room is a folder of `hrm_hf` with the folders in it, or a module that is loose in its root; an arrow goes from a room
-to one it imports. Imports are read from the source, those inside functions included, those for type checkers only not;
-names in strings are not seen. A level is a step of the longest chain of arrows between rooms, a circle of rooms one
-level. Needs the standard library alone, so that it measures any commit.
+Lines of Python are counted as code, docstring, comment and blank lines, so that a package cannot shrink by losing its
+docstrings. A circle is a group of files that import each other; imports inside functions and for type checkers count.
+Parameters count without `self` and `cls`; constructors and forwards of layers are left out. The script needs the
+standard library only, so it runs on any commit.
 """
 
 import argparse
 import ast
+import configparser
+import io
 import json
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+import statistics
+import tokenize
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 
 PACKAGE = "hrm_hf"
-TASKS = ("puzzles", "text", "golang", "cosmology")
+LONG_FUNCTION, MANY_PARAMETERS = 80, 10
 Graph = Mapping[str, set[str]]
+Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def kinds_of_lines(source: str) -> Counter[str]:
+    """Count the lines of a file by kind: code, docstring, comment, blank."""
+    kinds = ["blank" if not line.strip() else "code" for line in source.splitlines()]
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        alone = not token.line[: token.start[1]].strip()
+        if token.type == tokenize.COMMENT and alone:
+            kinds[token.start[0] - 1] = "comment"
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Module | ast.ClassDef | Function) and ast.get_docstring(node) is not None:
+            first = node.body[0]
+            kinds[first.lineno - 1 : first.end_lineno] = ["docstring"] * (first.end_lineno - first.lineno + 1)
+    return Counter(kinds)
+
+
+def parameters_of(function: Function) -> int:
+    """Count the parameters of a function or method, without `self` and `cls`."""
+    given = function.args
+    names = [each.arg for each in (*given.posonlyargs, *given.args, *given.kwonlyargs)]
+    return len(names) - (names[:1] in (["self"], ["cls"]))
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """File of each module of the package, by its dotted name."""
+    """Map the dotted name of each module of the package to its file."""
     files = sorted((root / PACKAGE).rglob("*.py"))
     names = (".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for file in files)
     return dict(zip(names, files))
 
 
 def imports_of(name: str, file: Path, modules: Mapping[str, Path]) -> set[str]:
-    """The modules of the package that a module imports, anywhere in it."""
+    """List the modules of the package that a module imports, anywhere in it."""
     found = set()
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]
-    for node in _statements(ast.parse(file.read_text(encoding="utf-8"))):
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
@@ -42,134 +69,93 @@ def imports_of(name: str, file: Path, modules: Mapping[str, Path]) -> set[str]:
     return {each for each in found if each in modules and each != name}
 
 
-def _statements(tree: ast.AST) -> Iterator[ast.AST]:
-    """Every node, but for what is under `if TYPE_CHECKING`."""
-    for node in ast.iter_child_nodes(tree):
-        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)):
-            yield node
-            yield from _statements(node)
-
-
-def room_of(module: str) -> str:
-    """The folder or loose module of the package that a module is, or is in; "." for the package itself."""
-    return [*module.split("."), "."][1]
-
-
-def task_of(module: str) -> str | None:
-    """The task of a module: the first room of the new plan, or what the names of the old one tell."""
-    parts = module.split(".")[1:]
-    if parts and parts[0] in TASKS:
-        return parts[0]
-    words = {
-        "puzzles": ("puzzle", "sudoku", "maze", "arc", "augment", "row_stream", "carry", "original_", "readers"),
-        "golang": ("go_", "golang", "rewards"),
-        "cosmology": ("cosmo", "regression_training"),
-        "text": ("text_", "lm_training", "causal_lm", "recursive_lm", "serving", "byte_tokenizer", "answers",
-                 "post_training", "executors", "plain_values", "hrm_lm", "rlm_mhc"),
-    }  # fmt: skip
-    outside = {"models", "cli", "app", "launch", "metrics"}
-    if not parts or parts[0] in outside:
-        return None
-    return next((task for task, names in words.items() if any(word in parts[-1] for word in names)), None)
-
-
 def circles(graph: Graph) -> list[list[str]]:
-    """Strongly connected components of more than one node (Tarjan), each sorted."""
-    index: dict[str, int] = {}
-    low: dict[str, int] = {}
-    stack: list[str] = []
-    found: list[list[str]] = []
-
-    def visit(node: str) -> None:
-        index[node] = low[node] = len(index)
-        stack.append(node)
-        for other in sorted(graph.get(node, ())):
-            if other not in index:
-                visit(other)
-                low[node] = min(low[node], low[other])
-            elif other in stack:
-                low[node] = min(low[node], index[other])
-        if low[node] == index[node]:
-            start = stack.index(node)
-            if len(stack) - start > 1:
-                found.append(sorted(stack[start:]))
-            del stack[start:]
-
-    for node in sorted(graph):
-        if node not in index:
-            visit(node)
-    return found
+    """Find the strongly connected components of more than one node, by reachability."""
+    reached = {node: _reach(graph, node) for node in graph}
+    found = {tuple(sorted(b for b in reached[a] if a in reached[b])) for a in graph if a in reached[a]}
+    return [list(each) for each in sorted(found) if len(each) > 1]
 
 
-def levels(graph: Graph) -> int:
-    """Nodes of the longest chain of arrows; a circle counts as one node."""
-    member = {node: f"circle {n}" for n, circle in enumerate(circles(graph)) for node in circle}
-    below: dict[str, set[str]] = defaultdict(set)
-    for node, others in graph.items():
-        place = member.get(node, node)
-        below[place] |= {member.get(other, other) for other in others} - {place}
-    heights: dict[str, int] = {}
-
-    def height(node: str) -> int:
-        if node not in heights:
-            heights[node] = 1 + max(map(height, below.get(node, ())), default=0)
-        return heights[node]
-
-    return max(map(height, list(below)), default=0)
+def _reach(graph: Graph, start: str) -> set[str]:
+    seen: set[str] = set()
+    waiting = [*graph[start]]
+    while waiting:
+        node = waiting.pop()
+        if node not in seen:
+            seen.add(node)
+            waiting.extend(graph[node])
+    return seen
 
 
-def lines(files: Iterable[Path]) -> int:
-    return sum(len(file.read_text(encoding="utf-8").splitlines()) for file in files)
+def core_packages(root: Path) -> int:
+    """Count the packages that a plain install requires."""
+    settings = configparser.ConfigParser()
+    settings.read(root / "setup.cfg")
+    return len(settings["options"]["install_requires"].split("\n")) - 1
 
 
-def floor_plan(root: Path) -> dict:
-    """All figures of a checkout."""
+def measure(root: Path) -> dict[str, Any]:
+    """Measure one checkout."""
     modules = modules_of(root)
-    graph = {name: imports_of(name, file, modules) for name, file in modules.items()}
-    rooms: dict[str, set[str]] = {room_of(name): set() for name in modules}
-    inside = across = across_rooms = 0
-    for name, others in graph.items():
-        for other in others:
-            one, two = room_of(name), room_of(other)
-            if one != two:
-                rooms[one].add(two)
-            tasks = task_of(name), task_of(other)
-            if None not in tasks:
-                inside, across = inside + (tasks[0] == tasks[1]), across + (tasks[0] != tasks[1])
-                across_rooms += tasks[0] == tasks[1] and one != two
-    return {
-        "modules in the package root": sum(file.parent.name == PACKAGE for file in modules.values()),
-        "modules": len(modules),
-        "folders": len({file.parent for file in modules.values()}),
-        "rooms": len(rooms),
-        "levels": levels(rooms),
-        "arrows between rooms": sum(map(len, rooms.values())),
-        "circles of rooms": circles(rooms),
-        "circles of modules": circles(graph),
-        "imports between files of one task": inside,
-        "of them between folders of the root": across_rooms,
-        "imports between tasks": across,
-        "lines": {
-            folder: lines(file for file in sorted((root / folder).rglob("*.py")) if "fixtures" not in file.parts)
-            for folder in (PACKAGE, "tests", "training", "benchmarks")
-        },
+    sources = {name: file.read_text(encoding="utf-8") for name, file in modules.items()}
+    functions = {
+        f"{name}:{node.lineno} {node.name}": node
+        for name, source in sources.items()
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, Function)
     }
+    lengths = {name: node.end_lineno - node.lineno + 1 for name, node in functions.items()}
+    calls = {name: parameters_of(node) for name, node in functions.items() if node.name not in ("__init__", "forward")}
+    kinds = sum(map(kinds_of_lines, sources.values()), Counter())
+    tests = [file for file in (root / "tests").rglob("*.py") if "stand_ins" not in file.parts]
+    return {
+        "lines": sum(kinds.values()),
+        **{f"{kind} lines": kinds[kind] for kind in ("code", "docstring", "comment", "blank")},
+        "modules": len(modules),
+        "median lines of a function": statistics.median(lengths.values()),
+        f"functions over {LONG_FUNCTION} lines": sorted(n for n, length in lengths.items() if length > LONG_FUNCTION),
+        f"functions with over {MANY_PARAMETERS} parameters": sorted(
+            name for name, count in calls.items() if count > MANY_PARAMETERS
+        ),
+        "circles of files": circles({name: imports_of(name, file, modules) for name, file in modules.items()}),
+        "lines of tests": sum(len(file.read_text(encoding="utf-8").splitlines()) for file in tests),
+        "lines of benchmarks": sum(
+            len(file.read_text(encoding="utf-8").splitlines()) for file in (root / "benchmarks").rglob("*.py")
+        ),
+        "packages in the core install": core_packages(root),
+        "lines by folder": dict(_by_folder(modules, sources)),
+    }
+
+
+def _by_folder(modules: Mapping[str, Path], sources: Mapping[str, str]) -> Counter[str]:
+    """Count lines by the folders directly below the package."""
+    found: Counter[str] = Counter()
+    for name, source in sources.items():
+        parts = name.split(".")
+        folder = parts[1] if len(parts) > 2 or (modules[name].name == "__init__.py" and len(parts) > 1) else "."
+        found[folder] += len(source.splitlines())
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("root", nargs="?", type=Path, default=Path(__file__).parents[2], help="a checkout")
+    parser.add_argument("--before", type=Path, help="another checkout to compare with")
     parser.add_argument("--out", type=Path, help="JSON file to write")
     args = parser.parse_args()
-    plan = floor_plan(args.root.resolve())
-    for name, value in plan.items():
-        if isinstance(value, list):
-            print(f"{name}: {len(value)}")
-            print("".join(f"  {' '.join(circle)}\n" for circle in value), end="")
-        else:
-            print(f"{name}: {value}")
+    sides = {"before": measure(args.before.resolve())} if args.before else {}
+    sides["now"] = measure(args.root.resolve())
+    for name in sides["now"]:
+        shown = [side[name] for side in sides.values()]
+        if isinstance(shown[0], dict):
+            for folder in sorted({key for each in shown for key in each}):
+                print(f"  {folder:40} " + " ".join(f"{each.get(folder, 0):>8,}" for each in shown))
+            continue
+        print(f"{name:42} " + " ".join(f"{len(each) if isinstance(each, list) else each:>8,}" for each in shown))
+        for each in sides["now"][name] if isinstance(shown[-1], list) else ():
+            print(f"    {each if isinstance(each, str) else ' '.join(each)}")
     if args.out:
-        args.out.write_text(json.dumps(plan, indent=1) + "\n")
+        args.out.write_text(json.dumps(sides, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,22 +1,20 @@
-"""Evaluates a trained Go coder, or a baseline trained on the same stream, on records and trajectories.
+"""Evaluate a Go coder, or a baseline trained on the same stream, by what it writes for held-out records.
 
     greedy       greedy plan, then greedy code: plan metrics, exact and subtree match, parse and type-check rate
-    repair       a failed attempt and its verdict are given, the model repairs; against samples that saw neither
+    repair       the model repairs a given failed attempt; the baseline is samples that saw neither it nor its verdict
+    refinement   the Go coder's own loop of attempts; the baseline is as many independent samples
 
-Each section is a function of its own and a dictionary of figures. Losses are in `loss.py`, decisions in
-`decisions.py`, the Go coder's own loop of attempts in `refinement.py`, repairs at equal tokens in `equal_tokens.py`,
-tasks with tests in `benchmark_run.py`; reading, loading and writing files is the command's (`hrm-hf eval go`).
+Types count only for records whose reference type-checks, as in the training data: a function that uses other names of
+its package cannot type-check alone.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import numpy as np
 import torch
 
 from ...models.edits_hrm_go_coder import APPLIED, OUTCOMES, UNCHANGED, apply_edits, parse_edits
-from ...models.generation_hrm_go_coder import GoCoderGenerationMixin
 from ...models.processing_hrm_go_coder import (
     CONTINUE,
     DECISION_TOKENS,
@@ -27,15 +25,17 @@ from ...models.processing_hrm_go_coder import (
     parse_plan,
     plan_segment,
 )
-from ...registry import architecture_of
 from ..data.collator import GoStreamBuilder, TooLongError, is_written_again
 from .metrics import (
+    answers,
+    iteration_scores,
     mean,
     paired_difference,
     plan_scores,
-    rate,
     rate_with_interval,
+    resampling_scores,
 )
+from .options import EvaluateGo
 from .similarity import exact_matches, subtree_f1
 from .writer import Writer
 
@@ -44,45 +44,18 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 Record = dict[str, Any]
 
 
-@dataclass(frozen=True)
-class Sampling:
-    """How attempts are drawn.
-
-    Attributes:
-        temperature: of every sample, above 0: greedy samples would all be the same.
-        max_iterations: attempts of the loop, and independent samples of its control.
-        samples: repairs of each trajectory, and independent samples of their control; with 1 both are greedy.
-        seed: of torch's generator.
-    """
-
-    temperature: float = 0.8
-    max_iterations: int = 3
-    samples: int = 1
-    seed: int = 0
-
-    def __post_init__(self):
-        if self.temperature <= 0:
-            raise ValueError(f"temperature={self.temperature}: independent samples need more than 0, such as 0.8")
-
-
-def is_go_coder(model) -> bool:
-    """The model has `generate_with_refinement` and decides; baselines only continue text."""
-    row = architecture_of(model)
-    return row is not None and issubclass(row.head, GoCoderGenerationMixin)
-
-
 def code_body(record: Record) -> str:
-    """The solution without the beginning that is given."""
+    """Return the solution without the beginning that is given."""
     return record["solution"]["code"].removeprefix(record["code_prefix"])
 
 
 def problem_text(record: Record) -> str:
-    """Title and body as they stand in the stream."""
+    """Return title and body as they stand in the stream."""
     return "\n\n".join(part for part in (record["problem"]["title"], record["problem"]["body"]) if part)
 
 
 def plan_ids_of(writer: Writer, plan: dict[str, Any]) -> list[int]:
-    """A plan after <PLAN>, </PLAN> included."""
+    """Encode a plan as it follows <PLAN>, </PLAN> included."""
     steps = [step["text"] for step in plan["steps"]]
     return plan_segment(writer.tokenizer, plan["intent"], plan["targets"], steps)[1:]
 
@@ -90,13 +63,11 @@ def plan_ids_of(writer: Writer, plan: dict[str, Any]) -> list[int]:
 def evaluate_greedy(
     writer: Writer, builder: GoStreamBuilder, records: Sequence[Record], validator: Validator
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
-    """Greedy plan and code for each problem; the plan that is judged is the one that was written.
-
-    A function that uses other names of its package cannot type-check alone, so the type-check rate is of the records
-    whose reference does ("type_check_records"); None if the validator looks at no types.
+    """Score the greedy plan and the greedy code for each problem.
 
     Returns:
-        figures, and for each record {"id", "plan", "code", "exact", "subtree_f1", "syntax_ok", "types_ok", "message"}.
+        metrics, and for each record {"id", "plan", "code", "exact", "subtree_f1", "syntax_ok", "types_ok", "message"}.
+        The type-check rate is None if the validator does not check types.
     """
     prompts, prefixes = [builder.prompt_ids(record) for record in records], [r["code_prefix"] for r in records]
     plan_ids, codes = writer.planned_codes(prompts, prefixes)
@@ -106,19 +77,19 @@ def evaluate_greedy(
     alike = [subtree_f1(code, right) for code, right in zip(codes, references)]
     verdicts, of_references = validator(codes), validator(references)
     typed = [verdict for verdict, right in zip(verdicts, of_references) if right.types_ok]
-    figures = {
+    metrics = {
         "records": len(records),
         **plan_scores(plans, [record["plan"] for record in records]),
         **rate_with_interval("code_exact", exact),
         "code_exact_after": how,
-        "code_ast": float(np.mean(alike)) if alike else None,
+        "code_ast": mean(alike),
         **rate_with_interval("parse_rate", [bool(verdict.syntax_ok) for verdict in verdicts]),
         **rate_with_interval("type_check_rate", [bool(verdict.types_ok) for verdict in typed]),
         "type_check_records": len(typed),
-        "reference_parse_rate": rate([bool(verdict.syntax_ok) for verdict in of_references]),
+        "reference_parse_rate": mean([bool(verdict.syntax_ok) for verdict in of_references]),
     }
     rows = zip(records, plans, codes, exact, alike, verdicts)
-    return figures, [
+    return metrics, [
         {
             "id": record["id"], "plan": plan, "code": code, "exact": same, "subtree_f1": likeness,
             "syntax_ok": verdict.syntax_ok, "types_ok": verdict.types_ok, "message": verdict.message,
@@ -127,137 +98,76 @@ def evaluate_greedy(
     ]  # fmt: skip
 
 
-def built_row(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
-    """The row of a record; None if it does not fit the builder's budgets."""
-    try:
-        return builder.build(record)
-    except TooLongError:
-        return None
-
-
-def end_of_verdict(ids: Sequence[int], position: int) -> int:
-    """Where </VALIDATE> stands behind an attempt that ends at `position`."""
-    return list(ids).index(TOKEN_IDS["</VALIDATE>"], position)
-
-
-def evaluate_repair(
-    writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], validator: Validator, sampling: Sampling
-) -> dict[str, Any]:
-    """Repairs of the last failed attempt of each trajectory, against samples from the same problem and plan.
-
-    Both get the trajectory's plan and its decision as given, so that they differ in the attempt and its verdict alone;
-    after <REFINE> the model writes a new plan first, after <RETRY> whole code, or edits if the builder is for them.
-    `samples` independent tries of each; a trajectory counts as solved if one of them is right.
-
-    Returns:
-        exact and valid rates of both ("repair", "resampling"), their paired differences, subtree F1 to the reference
-        of attempt, repair and sample ("_ast") and new tokens a try ("_tokens"), a repair's new plan included; all but
-        the differences also by decision. `repair_unchanged`: share of repairs that give the attempt back; of edits
-        also `repair_not_applied` and `repair_outcomes`, which count edits alone.
-    """
-    cases = [case for case in (_repair_case(writer, builder, row) for row in trajectories) if case]
-    result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
-    if not cases:
-        return result
-    torch.manual_seed(sampling.seed)
-    temperature = sampling.temperature if sampling.samples > 1 else 0.0
-    prefixes = [case["prefix"] for case in cases]
-    references = [case["reference"] for case in cases]
-    syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
-    tries: dict[str, list[list[Try]]] = {"repair": [], "resampling": []}
-    for _ in range(sampling.samples):
-        tries["repair"].append(_repairs(writer, cases, temperature))
-        tries["resampling"].append(whole_codes(writer, [case["control"] for case in cases], prefixes, temperature))
-    solved, valid = {}, {}
-    for name, rounds in tries.items():
-        codes = [[one.code for one in row] for row in rounds]
-        exact = [exact_matches(one, references)[0] for one in codes]
-        passed = [which_pass(validator, one, syntax_alone) for one in codes]
-        solved[name], valid[name] = [any(row) for row in zip(*exact)], [any(row) for row in zip(*passed)]
-        result |= rate_with_interval(f"{name}_exact", solved[name]) | rate_with_interval(f"{name}_valid", valid[name])
-    chosen = {"": list(range(len(cases)))}
-    chosen |= {f"_{decision}": _of_decision(cases, decision) for decision in DECISIONS[:DONE]}
-    alike = [subtree_f1(case["attempt"], case["reference"]) for case in cases]
-    for name, rounds in tries.items():
-        scores = [subtree_f1(one.code, right) for one, right in zip(rounds[0], references)]
-        for ending, rows in chosen.items():
-            result[f"{name}_ast{ending}"] = mean([scores[i] for i in rows])
-            result[f"{name}_tokens{ending}"] = mean([row[i].tokens for row in rounds for i in rows])
-    for ending, rows in chosen.items():
-        result[f"attempt_ast{ending}"] = mean([alike[i] for i in rows])
-        if ending:
-            result[f"cases{ending}"] = len(rows)
-            for name in tries:
-                result[f"{name}_exact{ending}"] = rate([solved[name][i] for i in rows])
-                result[f"{name}_valid{ending}"] = rate([valid[name][i] for i in rows])
-    result |= _repair_outcomes(cases, tries["repair"], builder.repairs)
-    result["exact_gain"] = paired_difference(solved["repair"], solved["resampling"], sampling.seed)
-    result["valid_gain"] = paired_difference(valid["repair"], valid["resampling"], sampling.seed)
-    return result | {"samples": sampling.samples, "temperature": temperature, "repair_mode": builder.repairs}
+# ---- repair ----
 
 
 @dataclass(frozen=True)
 class Try:
-    """A code, how many new tokens it took, and of edits what became of them."""
+    """A code sample, its number of new tokens, and the outcome of its edits."""
 
     code: str
     tokens: int
     outcome: str | None = None
 
 
-def _repairs(writer: Writer, cases: list[dict], temperature: float) -> list[Try]:
-    """A repair of each case: edits, or whole code, for which a new plan comes first if it is to be refined."""
-    results: list[Try] = [Try("", 0)] * len(cases)
-    edited = [i for i, case in enumerate(cases) if case["edits"]]
-    whole = [i for i, case in enumerate(cases) if not case["edits"]]
-    given, attempts, prefixes = ([cases[i][name] for i in edited] for name in ("given", "attempt", "prefix"))
-    for i, one in zip(edited, edit_tries(writer, given, attempts, prefixes, temperature)):
-        results[i] = one
-    replanned = _with_new_plans(writer, [cases[i] for i in whole], temperature)
-    codes = whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole], temperature)
-    for i, given, one in zip(whole, replanned, codes):
-        opened = cases[i]["replans"]  # <PLAN> behind <REFINE> is given, as <CODE> is
-        results[i] = replace(one, tokens=one.tokens + len(given) - len(cases[i]["given"]) - opened)
-    return results
+def evaluate_repair(
+    writer: Writer,
+    builder: GoStreamBuilder,
+    trajectories: Sequence[Record],
+    validator: Validator,
+    options: EvaluateGo,
+) -> dict[str, Any]:
+    """Score repairs of the last failed attempt of each trajectory against samples for the same problem and plan.
 
+    Both get the trajectory's plan, and the repair also its decision, so that they differ in the attempt and its
+    verdict alone; after <REFINE> the model writes a new plan first, after <RETRY> complete code, or edits if the
+    builder is for them. Each has `options.samples` independent tries, and counts as solved if one of them is right.
 
-def edit_tries(
-    writer: Writer, prompts: list[list[int]], attempts: list[str], prefixes: list[str], temperature: float
-) -> list[Try]:
-    """Edits of each attempt, applied, for prompts that end in the decision to fix it."""
-    tries = []
-    for ids, attempt, prefix in zip(writer.edit_ids(prompts, temperature), attempts, prefixes):
-        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
-        code, outcome = apply_edits(attempt, edits, prefix)
-        tries.append(Try(code, len(ids), outcome))
-    return tries
-
-
-def whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str], temperature: float) -> list[Try]:
-    """A whole new code for each prompt, which ends in </PLAN>."""
-    written = writer.code_ids(prompts, prefixes, temperature)
-    return [Try(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
-
-
-def _repair_outcomes(cases: list[dict], rounds: list[list[Try]], mode: str) -> dict[str, Any]:
-    """How many repairs gave the attempt back, and how many edits could not be applied."""
-    pairs = [(case, one) for row in rounds for case, one in zip(cases, row)]
-    if mode == "rewrite":
-        return {"repair_unchanged": rate([one.code == case["attempt"] for case, one in pairs])}
-    outcomes = [one.outcome for case, one in pairs if case["edits"]]
-    return {
-        "repair_unchanged": rate([outcome == UNCHANGED for outcome in outcomes]),
-        "repair_not_applied": rate([outcome not in (APPLIED, UNCHANGED) for outcome in outcomes]),
-        "repair_outcomes": {name: outcomes.count(name) for name in OUTCOMES},
-    }
-
-
-def _of_decision(cases: list[dict], decision: str) -> list[int]:
-    return [i for i, case in enumerate(cases) if case["decision"] == decision]
+    Returns:
+        exact and valid rates of both ("repair", "resampling") with their paired differences, subtree F1 to the
+        reference of attempt, repair and sample ("_ast") and new tokens per try ("_tokens"), all but the differences
+        also by decision. `repair_unchanged` is the share of repairs that equal the attempt; with edits there are also
+        `repair_not_applied` and `repair_outcomes`.
+    """
+    cases = [case for case in (_repair_case(writer, builder, row) for row in trajectories) if case]
+    result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
+    if not cases:
+        return result
+    torch.manual_seed(options.seed)
+    temperature = options.temperature if options.samples > 1 else 0.0
+    prefixes, references = ([case[name] for case in cases] for name in ("prefix", "reference"))
+    syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
+    tries: dict[str, list[list[Try]]] = {"repair": [], "resampling": []}
+    for _ in range(options.samples):
+        tries["repair"].append(_repairs(writer, cases, temperature))
+        tries["resampling"].append(whole_codes(writer, [case["control"] for case in cases], prefixes, temperature))
+    columns = {"attempt_ast": [subtree_f1(case["attempt"], case["reference"]) for case in cases]}
+    for name, rounds in tries.items():
+        codes = [[one.code for one in row] for row in rounds]
+        exact = [exact_matches(one, references)[0] for one in codes]
+        valid = [which_pass(validator, one, syntax_alone) for one in codes]
+        columns |= {
+            f"{name}_exact": [any(row) for row in zip(*exact)],
+            f"{name}_valid": [any(row) for row in zip(*valid)],
+            f"{name}_ast": [subtree_f1(code, right) for code, right in zip(codes[0], references)],
+            f"{name}_tokens": [mean([one.tokens for one in row]) for row in zip(*rounds)],
+        }
+    result |= {name: mean(values) for name, values in columns.items()}
+    for name in ("repair_exact", "repair_valid", "resampling_exact", "resampling_valid"):
+        result |= rate_with_interval(name, columns[name])
+    for decision in DECISIONS[:DONE]:
+        rows = [i for i, case in enumerate(cases) if case["decision"] == decision]
+        result[f"cases_{decision}"] = len(rows)
+        result |= {f"{name}_{decision}": mean([values[i] for i in rows]) for name, values in columns.items()}
+    result |= _repair_outcomes(cases, tries["repair"], builder.repairs)
+    for name in ("exact", "valid"):
+        ours, theirs = columns[f"repair_{name}"], columns[f"resampling_{name}"]
+        result[f"{name}_gain"] = paired_difference(ours, theirs, options.seed)
+    return result | {"samples": options.samples, "temperature": temperature, "repair_mode": builder.repairs}
 
 
 def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
-    """Returns a repair, its ids up to the decision after the last failed attempt; None if absent or too long."""
+    """Return what one repair needs, such as its ids up to the decision; None if there is none or it is too long."""
     edits = builder.repairs == "edits" and is_written_again(record["attempts"])
     try:
         given, decision = (builder.edit_prompt_ids(record), CONTINUE) if edits else _rewrite_prompt(builder, record)
@@ -278,38 +188,170 @@ def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> di
 
 
 def _rewrite_prompt(builder: GoStreamBuilder, record: Record) -> tuple[list[int] | None, int]:
-    """Ids up to the decision after the last failed attempt, and that decision; no ids if there is no such attempt.
-
-    Raises:
-        TooLongError: the record does not fit the builder's budgets, which leaves out failed attempts that do not.
-    """
+    """Return the ids up to the decision after the last failed attempt (None if there is none), and that decision."""
     built = builder.build(record)
     if len(built["decision_labels"]) < 2:
         return None, CONTINUE
     ids, decision = list(built["input_ids"]), built["decision_labels"][-2]
-    end = end_of_verdict(ids, built["decision_positions"][-2])
+    end = ids.index(TOKEN_IDS["</VALIDATE>"], built["decision_positions"][-2])
     return [*ids[: end + 1], TOKEN_IDS[DECISION_TOKENS[decision]]], decision
 
 
+def _repairs(writer: Writer, cases: list[dict], temperature: float) -> list[Try]:
+    """Repair each case by edits or by complete code, after a new plan if it is to be refined."""
+    results: list[Try] = [Try("", 0)] * len(cases)
+    edited = [i for i, case in enumerate(cases) if case["edits"]]
+    whole = [i for i, case in enumerate(cases) if not case["edits"]]
+    given, attempts, prefixes = ([cases[i][name] for i in edited] for name in ("given", "attempt", "prefix"))
+    for i, one in zip(edited, edit_tries(writer, given, attempts, prefixes, temperature)):
+        results[i] = one
+    replanned = _with_new_plans(writer, [cases[i] for i in whole], temperature)
+    codes = whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole], temperature)
+    for i, given, one in zip(whole, replanned, codes):
+        opened = cases[i]["replans"]  # <PLAN> after <REFINE> is given, as <CODE> is
+        results[i] = replace(one, tokens=one.tokens + len(given) - len(cases[i]["given"]) - opened)
+    return results
+
+
+def edit_tries(
+    writer: Writer, prompts: list[list[int]], attempts: list[str], prefixes: list[str], temperature: float
+) -> list[Try]:
+    """Write edits for prompts that end in the decision to fix an attempt, and apply them to it."""
+    tries = []
+    for ids, attempt, prefix in zip(writer.edit_ids(prompts, temperature), attempts, prefixes):
+        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
+        code, outcome = apply_edits(attempt, edits, prefix)
+        tries.append(Try(code, len(ids), outcome))
+    return tries
+
+
+def whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str], temperature: float) -> list[Try]:
+    """Write complete code for prompts that end in </PLAN>."""
+    written = writer.code_ids(prompts, prefixes, temperature)
+    return [Try(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
+
+
 def _with_new_plans(writer: Writer, cases: list[dict], temperature: float) -> list[list[int]]:
-    """Returns the ids before <CODE> of each repair; <REFINE> is followed by a new plan of the model."""
-    replanning = [case for case in cases if case["replans"]]
-    opened = [[*case["given"], TOKEN_IDS["<PLAN>"]] for case in replanning]
-    plans = iter(writer.plans(opened, temperature))
-    close = TOKEN_IDS["</PLAN>"]
+    """Return the ids before <CODE> of each repair; a new plan of the model follows <REFINE>."""
+    opened = [[*case["given"], TOKEN_IDS["<PLAN>"]] for case in cases if case["replans"]]
+    plans, close = iter(writer.plans(opened, temperature)), TOKEN_IDS["</PLAN>"]
     return [
         [*case["given"], TOKEN_IDS["<PLAN>"], *next(plans), close] if case["replans"] else case["given"]
         for case in cases
     ]
 
 
-def which_pass(validator: Validator, codes: Sequence[str], syntax_alone: Sequence[bool]) -> list[bool]:
-    """Which codes the validator passes; where `syntax_alone`, which parse.
+def _repair_outcomes(cases: list[dict], rounds: list[list[Try]], mode: str) -> dict[str, Any]:
+    pairs = [(case, one) for row in rounds for case, one in zip(cases, row)]
+    if mode == "rewrite":
+        return {"repair_unchanged": mean([one.code == case["attempt"] for case, one in pairs])}
+    outcomes = [one.outcome for case, one in pairs if case["edits"]]
+    return {
+        "repair_unchanged": mean([outcome == UNCHANGED for outcome in outcomes]),
+        "repair_not_applied": mean([outcome not in (APPLIED, UNCHANGED) for outcome in outcomes]),
+        "repair_outcomes": {name: outcomes.count(name) for name in OUTCOMES},
+    }
 
-    As in the training data a verdict on types counts only where the reference type-checks: the others need names of
-    their package, which a validator does not see.
+
+# ---- refinement ----
+
+
+def evaluate_refinement(
+    writer: Writer, builder: GoStreamBuilder, records: Sequence[Record], validator: Validator, options: EvaluateGo
+) -> dict[str, Any]:
+    """Score the model's own loop of attempts against as many independent samples of the same temperature.
+
+    The loop's answer is the last attempt that the validator passed, or else the last. `gain_over_resampling` compares
+    it with a judge who knows which of the samples is right. "valid" means that the validator passes the code, "exact"
+    that it equals the reference. Records whose reference does not parse are left out ("reference_rejected").
     """
+    verdicts = validator([record["solution"]["code"] for record in records])
+    pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
+    judged, syntax_alone = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
+    result: dict[str, Any] = {
+        "records": len(judged),
+        "type_check_records": sum(bool(right.types_ok) for _, right in pairs),
+        "reference_rejected": len(records) - len(judged),
+    }
+    if not judged:
+        return result
+    torch.manual_seed(options.seed)
+    loop: list[list[str]] = [[] for _ in judged]
+    how = {"temperature": options.temperature, "repair_mode": builder.repairs}
+    for alone, judge in ((False, validator), (True, _of_syntax(validator))):
+        rows = [i for i, flag in enumerate(syntax_alone) if flag == alone]
+        written = _attempts(writer, [judged[i] for i in rows], judge, options.max_iterations, "refinement", **how)
+        for i, attempts in zip(rows, written):
+            loop[i] = attempts
+    torch.manual_seed(options.seed + 1)  # the samples are independent: they do not share the loop's first attempt
+    drawn = [
+        _attempts(writer, judged, None, 1, f"resampling {index + 1}", **how)
+        for index in range(options.max_iterations)
+    ]
+    control = [[one[row][0] for one in drawn] for row in range(len(judged))]
+    ours, theirs = (_judge(judged, attempts, validator, syntax_alone) for attempts in (loop, control))
+    result |= {"max_iterations": options.max_iterations, "temperature": options.temperature}
+    for name in ("valid", "exact"):
+        result[name] = {
+            "refinement": iteration_scores(ours[name], ours["valid"], options.max_iterations),
+            "resampling": resampling_scores(theirs[name], theirs["valid"]),
+            "gain_over_resampling": paired_difference(
+                answers(ours[name], ours["valid"]), [any(row) for row in theirs[name]], options.seed
+            ),
+        }
+    return result
+
+
+def _attempts(
+    writer: Writer, records, validator, iterations: int, what: str, temperature: float, repair_mode: str
+) -> list[list[str]]:
+    """Return the code of each record's attempts."""
+    results = []
+    with writer.bar(len(records), what) as bar:
+        for start in range(0, len(records), writer.batch_size):
+            batch = records[start : start + writer.batch_size]
+            output = writer.model.generate_with_refinement(
+                [problem_text(record) for record in batch],
+                tokenizer=writer.tokenizer,
+                code_prefixes=[record["code_prefix"] for record in batch],
+                contexts=[(record["context"]["path"], record["context"]["before"]) for record in batch],
+                validator=validator,
+                max_refinement_iterations=iterations,
+                repair_mode=repair_mode,
+                do_sample=True,
+                temperature=temperature,
+                top_k=0,
+                max_new_tokens=writer.max_code_tokens,
+                repetition_guard=writer.repetition_guard,
+            )
+            results += [[attempt.code for attempt in attempts] for attempts in output.attempts]
+            bar.update(len(batch))
+    return results
+
+
+def _judge(records, attempts: list[list[str]], validator: Validator, syntax_alone) -> dict[str, list[list[bool]]]:
+    """Return which attempts are valid, and which equal the reference: [records][attempts] each."""
+    owners = [index for index, row in enumerate(attempts) for _ in row]
+    codes = [code for row in attempts for code in row]
+    flags = {
+        "valid": which_pass(validator, codes, [syntax_alone[index] for index in owners]),
+        "exact": exact_matches(codes, [records[index]["solution"]["code"] for index in owners])[0],
+    }
+    judged: dict[str, list[list[bool]]] = {name: [[] for _ in records] for name in flags}
+    for name, values in flags.items():
+        for index, value in zip(owners, values):
+            judged[name][index].append(value)
+    return judged
+
+
+def which_pass(validator: Validator, codes: Sequence[str], syntax_alone: Sequence[bool]) -> list[bool]:
+    """Return which code samples the validator passes; where `syntax_alone`, which of them parse."""
     verdicts = validator(codes)
     return [
         bool(verdict.syntax_ok) and (alone or not verdict.failed) for verdict, alone in zip(verdicts, syntax_alone)
     ]
+
+
+def _of_syntax(validator: Validator) -> Validator:
+    """Wrap a validator so that it reports on syntax alone."""
+    return lambda codes: [verdict.of_syntax() for verdict in validator(codes)]

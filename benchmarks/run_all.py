@@ -17,7 +17,7 @@ HELPERS = {
     "text.models",
 }
 # These need a trained model or a data set.
-NEED_INPUT = {"cosmology.mass_networks", "cosmology.two_steps", "golang.repairs", "golang.rewards"}
+NEED_INPUT = {"cosmology.mass_networks", "cosmology.two_steps", "golang.rewards"}
 
 
 def main() -> None:

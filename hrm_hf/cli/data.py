@@ -8,7 +8,6 @@ import typer
 from .data_cosmology import cosmology
 from .data_cosmology_files import cosmology_files
 from .data_go import go, go_prompts, go_tokenizer
-from .data_go_rounds import go_failures, go_fixes, go_rounds
 from .data_reasoning import reasoning
 from .report import AsJson, run
 
@@ -19,9 +18,6 @@ app.command("cosmology-files")(cosmology_files)
 app.command("go")(go)
 app.command("go-tokenizer")(go_tokenizer)
 app.command("go-prompts")(go_prompts)
-app.command("go-failures")(go_failures)
-app.command("go-fixes")(go_fixes)
-app.command("go-rounds")(go_rounds)
 app.command("reasoning")(reasoning)
 
 

@@ -4,7 +4,6 @@ import gzip
 import json
 import os
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import tiny_go
@@ -18,10 +17,11 @@ from hrm_hf.golang import (
     find_go,
     validate_sandbox,
 )
-from hrm_hf.golang.evaluation import benchmark_run as runs
+from hrm_hf.golang.evaluation import benchmarks as runs
 from hrm_hf.golang.evaluation.benchmarks import load_benchmark, truncated
+from hrm_hf.golang.evaluation.options import EvaluateGo
 from hrm_hf.golang.evaluation.writer import Writer
-from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, Feedback, parse_plan
+from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, parse_plan
 
 
 # HumanEvalPack Go (octopack); its tests are skipped where the file is not.
@@ -95,10 +95,7 @@ def test_a_gzipped_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     ("content", "said"),
     [
-        (
-            '{"name": "a"}\n',
-            r"tasks.jsonl, line 1: no task of humaneval-go \(KeyError: 'prompt'\); its fields are name",
-        ),
+        ('{"name": "a"}\n', "tasks.jsonl, line 1: no task of humaneval-go"),
         ("{\n", "tasks.jsonl, line 1"),
         ("[1]\n", "tasks.jsonl, line 1"),
         (json.dumps({**MULTIPL_E, "prompt": "no function"}), "line 1: no task of humaneval-go"),
@@ -112,11 +109,9 @@ def test_a_line_that_is_no_task_is_named(tmp_path, content, said):
         load_benchmark("humaneval-go", path)
 
 
-def test_a_missing_file_and_an_unknown_name_are_errors(tmp_path):
+def test_a_missing_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
         load_benchmark("mbxp-go", tmp_path / "nowhere.jsonl")
-    with pytest.raises(ValueError, match="benchmark 'mbpp' is none of humaneval-go"):
-        load_benchmark("mbpp", tmp_path)
 
 
 PREFIX = "func f(v interface{}) int {"
@@ -224,9 +219,10 @@ def scripted(tmp_path, plan="ADD", body="\n\treturn 2 * n\n}"):
     return tasks, model, writer
 
 
-def take(tasks, writer, tmp_path, **changes):
-    run = runs.BenchmarkRun(**{"name": "humaneval-go", "model": "m", "samples": 2, **changes})
-    return runs.write_samples(writer, tiny_go.builder(), tasks, run, TreeSitterValidator(), tmp_path / "b" / "s.jsonl")
+def take(tasks, writer, tmp_path, name="humaneval-go", **changes):
+    options = EvaluateGo(**{"model": "m", "records": [Path("r.jsonl")], "samples": 2, **changes})
+    file = tmp_path / "b" / "s.jsonl"
+    return runs.write_samples(writer, tiny_go.builder(), tasks, name, TreeSitterValidator(), file, options)
 
 
 def test_samples_are_the_models_code_behind_the_prefix(tmp_path):
@@ -252,17 +248,8 @@ def test_a_stopped_run_goes_on_where_it_was(tmp_path):
 def test_samples_of_other_settings_are_not_taken_up(tmp_path):
     tasks, _, writer = scripted(tmp_path)
     take(tasks, writer, tmp_path)
-    with pytest.raises(ValueError, match=r"s\.jsonl holds samples of another run \(other model\)"):
+    with pytest.raises(ValueError, match=r"s\.jsonl holds .*model"):
         take(tasks, writer, tmp_path, model="another")
-
-
-def test_a_sample_file_that_is_spoilt_is_named(tmp_path):
-    tasks, _, writer = scripted(tmp_path)
-    take(tasks, writer, tmp_path)
-    file = tmp_path / "b" / "s.jsonl"
-    file.write_text(file.read_text().replace('"task"', "task", 1))
-    with pytest.raises(ValueError, match=r"s\.jsonl, line 2: not JSON"):
-        take(tasks, writer, tmp_path)
 
 
 def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
@@ -270,8 +257,7 @@ def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
     tasks = load(tmp_path, "humanevalfix-go", FIX, broken)
     model = Scripted(default_plan="FIX", default_body=" return 0 }")
     writer = Writer(model, tiny_go.tokenizer(), max_length=512, progress=False)
-    run = runs.BenchmarkRun("humanevalfix-go", "m")
-    runs.write_samples(writer, tiny_go.builder(), tasks, run, TreeSitterValidator(), tmp_path / "s.jsonl")
+    take(tasks, writer, tmp_path, "humanevalfix-go", samples=1)
     tokenizer = tiny_go.tokenizer()
     by_decision = {}
     for ids in model.code_prompts:
@@ -286,16 +272,6 @@ def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
     assert "<SYNTAX_ERR>" in retried and retried.count("<PLAN>") == 1
     assert refined.endswith("</PLAN><CODE>func Double(n interface{}) int {")
     assert retried.endswith("<RETRY><CODE>func Double(n interface{}) int {")
-
-
-def test_writing_tasks_have_no_repair(tmp_path):
-    tasks = load(tmp_path, "humaneval-go", MULTIPL_E)
-    with pytest.raises(ValueError, match="humanevalfix-go needs a buggy solution"):
-        take(tasks, SimpleNamespace(max_code_tokens=1), tmp_path, name="humanevalfix-go")
-
-
-def test_the_feedback_of_a_failed_test_is_a_failure():
-    assert runs.FAILED_TEST.failed and isinstance(runs.FAILED_TEST, Feedback)
 
 
 @pytest.mark.external

@@ -4,29 +4,12 @@ import itertools
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
 
 from hrm_hf.golang.evaluation import metrics as go_metrics
 
 
 def plan(intent, *targets):
     return {"intent": intent, "targets": list(targets), "steps": []}
-
-
-def test_wilson_interval_of_a_textbook_example():
-    # Newcombe 1998, table I: 81 of 263, and 0 of 20, method 3.
-    assert go_metrics.wilson_interval(81, 263) == pytest.approx((0.2553, 0.3662), abs=5e-5)
-    assert go_metrics.wilson_interval(0, 20) == pytest.approx((0, 0.1611), abs=5e-5)
-
-
-@pytest.mark.parametrize(("successes", "total"), [(0, 154), (3, 154), (7, 7), (1, 2), (82, 164)])
-def test_wilson_interval_is_that_of_scipy(successes, total):
-    interval = binomtest(successes, total).proportion_ci(method="wilson")
-    assert go_metrics.wilson_interval(successes, total) == pytest.approx((interval.low, interval.high), abs=1e-12)
-
-
-def test_wilson_interval_of_nothing_is_none():
-    assert go_metrics.wilson_interval(0, 0) is None
 
 
 @pytest.mark.parametrize(("samples", "correct", "k"), [(5, 2, 1), (5, 2, 3), (6, 1, 4), (4, 4, 2), (4, 0, 3)])
@@ -37,7 +20,7 @@ def test_pass_at_k_is_the_share_of_choices_with_a_correct_one(samples, correct, 
 
 
 def test_pass_at_k_needs_k_samples():
-    with pytest.raises(ValueError, match="pass@5 of 1 correct among 4 samples"):
+    with pytest.raises(ValueError, match="k=5"):
         go_metrics.pass_at_k(4, 1, 5)
 
 
@@ -99,7 +82,7 @@ def test_a_target_written_twice_is_right_once():
 
 def test_decision_scores_of_a_hand_worked_example():
     right, ours = [0, 0, 0, 0, 1, 1, 2, 2, 2, 2], [0, 0, 0, 1, 1, 2, 2, 2, 0, 2]
-    scores = go_metrics.decision_scores(ours, right)
+    scores = go_metrics.decision_scores(ours, right, [False] * 10)
     assert scores["confusion"] == [[3, 1, 0], [0, 1, 1], [1, 0, 3]]
     assert scores["accuracy"] == 0.7 and scores["majority_accuracy"] == 0.4
     # F1 of a class is 2 hits / (predicted + right): 6/8, 2/4, 6/8.
@@ -108,7 +91,7 @@ def test_decision_scores_of_a_hand_worked_example():
 
 def test_macro_f1_leaves_out_a_class_that_never_occurs():
     # As scikit-learn does: classes 0 and 2 have F1 2/3 each.
-    assert go_metrics.decision_scores([2, 2, 0], [2, 0, 0])["macro_f1"] == pytest.approx(2 / 3)
+    assert go_metrics.decision_scores([2, 2, 0], [2, 0, 0], [False] * 3)["macro_f1"] == pytest.approx(2 / 3)
 
 
 def test_the_rule_that_reads_the_verdict_is_a_baseline():
@@ -116,12 +99,6 @@ def test_the_rule_that_reads_the_verdict_is_a_baseline():
     scores = go_metrics.decision_scores([0, 0, 1, 1, 2, 2], right, failed)
     assert scores["rule_accuracy"] == pytest.approx(5 / 6)  # CONTINUE where it failed, else always DONE
     assert scores["valid_accuracy"] == 0.75 and scores["valid_majority"] == 0.75
-
-
-def test_always_done_is_no_better_than_the_majority():
-    scores = go_metrics.decision_scores([2] * 6, [0, 0, 1, 1, 2, 2])
-    assert scores["accuracy"] == pytest.approx(1 / 3) == scores["majority_accuracy"]
-    assert scores["macro_f1"] == pytest.approx(1 / 6)
 
 
 def test_iteration_scores_of_a_hand_worked_example():
@@ -152,7 +129,7 @@ def test_resampling_stops_at_the_first_sample_that_passes():
 
 
 def test_rates_of_nothing_are_none():
-    assert go_metrics.rate([]) is None
+    assert go_metrics.mean([]) is None
     assert go_metrics.plan_scores([], [])["plan_acc"] is None
     assert go_metrics.decision_scores([], [], [])["accuracy"] is None
     assert go_metrics.iteration_scores([], [], 3)["average_iterations"] is None

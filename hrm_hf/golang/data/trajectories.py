@@ -12,8 +12,7 @@ verdicts on syntax alone. Candidates that pass are dropped: reordered lines may 
 
 The kind is the validator's, never the operator's: deleting a token leaves valid code in about a third of all cases.
 A trajectory is one to four attempts, the last of which is the solution, a third of all attempts. After <REFINE> comes
-a new plan in the token stream; a record has one plan, so it is the same plan again. Failed attempts of a model itself
-are `hrm-hf data go-failures`'.
+a new plan in the token stream; a record has one plan, so it is the same plan again.
 """
 
 import random

@@ -1,26 +1,51 @@
-"""HumanEval-Go, MBXP Go and HumanEvalFix-Go from local files: tasks, and the programs that test their solutions.
+"""HumanEval-Go, MBXP Go and HumanEvalFix-Go from local files: tasks, samples of a model, and pass@k.
 
 Three layouts of JSON Lines (also gzipped): MultiPL-E (`tests`), mxeval's HumanEval and MBXP (`test`, `description`),
-HumanEvalPack (`docstring`, `buggy_solution`; as writing and as repair). Nothing is downloaded, and these files belong
-in no training set. Writing solutions and running tests is in `go_benchmark_run`.
+HumanEvalPack (`docstring`, `buggy_solution`; as writing and as repair). Nothing is downloaded. These files must not be
+in a training set.
 
 A task is given as a record of the training data: doc comment = problem, signature = given prefix, helpers = context.
-Imports are left out everywhere and found anew by the test runner, because a solution need not use those of the prompt;
-all are of the standard library, but for testify, which the runner has a stand-in for.
+Imports are dropped and found again by the test runner, because a solution need not use those of the prompt; all are of
+the standard library, except testify, for which the runner has a stand-in.
+
+Samples are appended to a JSON Lines file, from which a stopped run resumes; each batch has its own seed, so that the
+samples are those of an uninterrupted run. A model's code runs in the sandbox or not at all: without one the tests are
+rejected, and only parse and type-check rates remain.
 """
 
+import json
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from ...io.sources import json_object, numbered_lines
+from ...models.processing_hrm_go_coder import (
+    CONTINUE,
+    DECISION_TOKENS,
+    REFINE,
+    TOKEN_IDS,
+    Feedback,
+    code_segment,
+    validation_segment,
+)
+from ..data.collator import GoStreamBuilder
 from ..data.plans import sentences
-from ..validators.go_tests import GoProgram
+from ..validators.go_tests import GoProgram, GoTestRunner
+from ..validators.go_validators import GoTypesValidator
+from ..validators.sandbox import SandboxError
 from ..validators.syntax import first_fault
+from ..validators.toolchain import GoNotFoundError
+from .held_out import Validator
+from .metrics import pass_at_k_scores, rate_with_interval
+from .options import EvaluateGo
 from .similarity import function_end
-from .sources import BENCHMARKS
+from .writer import Writer
 
 
 REPAIR = "humanevalfix-go"
@@ -31,6 +56,9 @@ DOC = re.compile(r"(?:^[ \t]*//[^\n]*\n)+\Z", re.MULTILINE)
 OWN_TEST = re.compile(r"^func (?:main|Test\w*)\(", re.MULTILINE)
 MAIN_TEST = "\nfunc TestMainOfTask(t *testing.T) { main() }\n"
 TESTIFY = 'import "github.com/stretchr/testify/assert"\n\n'
+PASS_AT = (1, 5, 10, 100)
+STUB = '\n\tpanic("not written")\n}'
+FAILED_TEST = Feedback(syntax_ok=True, types_ok=True, tests_pass=False, category="other", message="test failed")
 
 
 @dataclass(frozen=True)
@@ -43,7 +71,7 @@ class GoTask:
         prefix: the function up to and including its first brace.
         helpers: declarations before it.
         tests: of a test file; at least one func Test...
-        canonical, buggy: bodies after the prefix, their closing brace included; None where there is none.
+        canonical, buggy: bodies after the prefix, their closing brace included; None if the set has none.
     """
 
     id: str
@@ -55,7 +83,7 @@ class GoTask:
     buggy: str | None = None
 
     def record(self) -> dict[str, Any]:
-        """Returns the task as a record of the training data."""
+        """Return the task as a record of the training data."""
         title, *rest = sentences(self.doc, keep_layout=True) or [self.prefix]
         return {
             "id": self.id,
@@ -65,27 +93,25 @@ class GoTask:
         }
 
     def file(self, code: str) -> str:
-        """The function `code` (prefix included) with the declarations that it needs."""
+        """Return the function `code` (prefix included) with the declarations that it needs."""
         return "\n\n".join(filter(None, (self.helpers, code)))
 
     def program(self, code: str) -> GoProgram:
-        """The same with its tests."""
+        """Return the function `code` with its declarations and tests."""
         return GoProgram(self.file(code), self.tests)
 
 
 def load_benchmark(name: str, path: str | Path) -> list[GoTask]:
-    """Tasks of a test set.
+    """Load the tasks of a test set.
 
     Args:
-        name: one of BENCHMARKS; the layout follows from it.
+        name: one of `options.BENCHMARKS`, which determines the layout.
         path: JSON Lines, gzipped if it ends in .gz.
 
     Raises:
-        ValueError: unknown name; a line that is no JSON object or lacks a field (file and line number are named).
+        ValueError: a line is no JSON object or lacks a field (the message names file and line number).
         FileNotFoundError: no such file; nothing is downloaded.
     """
-    if name not in BENCHMARKS:
-        raise ValueError(f"benchmark {name!r} is none of {', '.join(BENCHMARKS)}")
     tasks, read = [], _layout(name)
     for place, line in numbered_lines(path):
         row = json_object(line, place)
@@ -135,9 +161,9 @@ def _task(
 
 
 def truncated(code: str, prefix: str) -> str:
-    """The code without a `main` or tests of its own, and up to the end of its function if it does not parse.
+    """Return code without a `main` or tests of its own, and up to the end of its function if it does not parse.
 
-    A model that does not stop writes on until its tokens are spent; helpers behind a function that are whole stay.
+    A model that does not stop writes until its tokens are spent; complete helpers after the function stay.
     """
     own = OWN_TEST.search(code, len(prefix))
     code = code[: own.start()] if own else code
@@ -146,3 +172,180 @@ def truncated(code: str, prefix: str) -> str:
     # The prefix ends in the brace that opens the body; parameters may hold braces of their own (interface{}).
     end = function_end(code, len(prefix) - 1)
     return code if end is None else code[:end]
+
+
+# ---- samples ----
+
+
+def write_samples(
+    writer: Writer,
+    builder: GoStreamBuilder,
+    tasks: Sequence[GoTask],
+    name: str,
+    validator: Validator,
+    file: Path,
+    options: EvaluateGo,
+) -> list[dict[str, Any]]:
+    """Write `options.samples` solutions of each task, and resume from `file`. One sample is greedy.
+
+    Args:
+        name: of the test set.
+        validator: judges the buggy code of repair tasks.
+        file: JSON Lines; the first line holds the settings.
+
+    Returns:
+        {"task", "sample", "code"} of each sample of each task, in this order.
+
+    Raises:
+        ValueError: `file` holds samples of other settings.
+    """
+    settings = {
+        "name": name, "model": options.model, "samples": options.samples, "temperature": options.temperature,
+        "seed": options.seed, "tasks": len(tasks), "max_code_tokens": writer.max_code_tokens,
+    }  # fmt: skip
+    done = _read_samples(file, settings)
+    temperature = options.temperature if options.samples > 1 else 0.0
+    given = _repair_prompts(writer, tasks, validator) if name == REPAIR else None
+    with file.open("a") as out, writer.bar(len(tasks) * options.samples, name) as bar:
+        quiet = replace(writer, progress=False)
+        for sample in range(options.samples):
+            for start in range(0, len(tasks), writer.batch_size):
+                batch = tasks[start : start + writer.batch_size]
+                if not all((task.id, sample) in done for task in batch):
+                    torch.manual_seed(options.seed + sample * len(tasks) + start)
+                    codes = _solve(quiet, builder, batch, given and given[start : start + len(batch)], temperature)
+                    for task, code in zip(batch, codes):
+                        done[task.id, sample] = code
+                        out.write(json.dumps({"task": task.id, "sample": sample, "code": code}) + "\n")
+                    out.flush()
+                bar.update(len(batch))
+    return [
+        {"task": task.id, "sample": sample, "code": done[task.id, sample]}
+        for task in tasks
+        for sample in range(options.samples)
+    ]
+
+
+def _read_samples(file: Path, settings: dict[str, Any]) -> dict[tuple[str, int], str]:
+    """Read the samples of a stopped run, and drop an incomplete last line. A new file gets the settings."""
+    if not file.exists() or not file.stat().st_size:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(json.dumps({"settings": settings}) + "\n")
+        return {}
+    *lines, cut = file.read_text().split("\n")
+    if cut:
+        file.write_text("".join(line + "\n" for line in lines))
+    first, *rows = map(json.loads, lines)
+    if first.get("settings") != settings:
+        wrong = sorted(name for name in settings if first.get("settings", {}).get(name) != settings[name])
+        raise ValueError(
+            f"{file} holds samples of another run (other {', '.join(wrong)}); choose another --out, or remove it"
+        )
+    return {(row["task"], row["sample"]): row["code"] for row in rows}
+
+
+def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature: float) -> list[str]:
+    prefixes = [task.prefix for task in tasks]
+    prompts = [builder.prompt_ids(task.record()) for task in tasks]
+    if given is None:
+        _, codes = writer.planned_codes(prompts, prefixes, temperature)
+    else:
+        codes = _repaired(writer, prompts, prefixes, given, temperature)
+    return [truncated(code, prefix) for code, prefix in zip(codes, prefixes)]
+
+
+def _repaired(writer: Writer, prompts, prefixes, given, temperature: float) -> list[str]:
+    """Write a plan, append the buggy code with its verdict, write another plan after <REFINE>, then the code."""
+    close = TOKEN_IDS["</PLAN>"]
+    plans = writer.plans(prompts, temperature)
+    starts = [[*prompt, *plan, close, *attempt] for prompt, plan, attempt in zip(prompts, plans, given)]
+    refining = [i for i, ids in enumerate(starts) if ids[-1] == TOKEN_IDS[DECISION_TOKENS[REFINE]]]
+    for i in refining:
+        starts[i].append(TOKEN_IDS["<PLAN>"])
+    for i, plan in zip(refining, writer.plans([starts[i] for i in refining], temperature)):
+        starts[i] += [*plan, close]
+    return writer.codes(starts, prefixes, temperature)
+
+
+def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
+    """Encode <CODE>buggy</CODE><VALIDATE>verdict</VALIDATE>, then <RETRY> if it does not compile, else <REFINE>.
+
+    Verdicts have no lines here, because they would be those of the program and not of the function.
+    """
+    verdicts = validator([task.file(task.prefix + task.buggy) for task in tasks])
+    prompts = []
+    for task, verdict in zip(tasks, verdicts):
+        found = replace(verdict, line=None) if verdict.failed else FAILED_TEST
+        decision = DECISION_TOKENS[CONTINUE if verdict.failed else REFINE]
+        code, _ = code_segment(writer.tokenizer, task.prefix, task.buggy)
+        prompts.append([*code, *validation_segment(writer.tokenizer, found), TOKEN_IDS[decision]])
+    return prompts
+
+
+# ---- judgement ----
+
+
+@contextmanager
+def test_tools() -> Iterator[tuple[GoTypesValidator | None, GoTestRunner | None, str]]:
+    """Yield the type checker, the test runner, and the reason why there is no runner ("" if there is one)."""
+    with ExitStack() as stack:
+        try:
+            types = stack.enter_context(GoTypesValidator())
+        except GoNotFoundError as error:
+            yield None, None, str(error)
+            return
+        try:
+            runner, refused = stack.enter_context(GoTestRunner()), ""
+        except SandboxError as error:
+            runner, refused = None, str(error)
+        yield types, runner, refused
+
+
+def unsolvable_tasks(tasks: Sequence[GoTask], types: Validator) -> list[str]:
+    """Return the ids of tasks that no solution can pass: function and tests do not type-check.
+
+    The type checker cannot check tests that import testify; they count as solvable.
+    """
+    verdicts = types([f"{task.tests}\n\n{task.file(task.prefix + STUB)}" for task in tasks])
+    return [task.id for task, verdict in zip(tasks, verdicts) if verdict.failed]
+
+
+def judge_samples(
+    tasks: Sequence[GoTask],
+    samples: Sequence[dict[str, Any]],
+    validator: Validator,
+    runner: GoTestRunner | None,
+    unsolvable: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Score samples.
+
+    Args:
+        samples: as `write_samples` returns them; each that is run gets "status" and "message" of its tests.
+        validator: for parse and type-check rates.
+        runner: None runs nothing.
+        unsolvable: ids of tasks that are counted apart and in no rate.
+
+    Returns:
+        "tasks", "unsolvable", rates with intervals; with a runner "pass@k" and "statuses", how many samples ended with
+        each `GoTestResult.status` ("build": the solution, or it with the tests, does not compile).
+    """
+    by_id, left_out = {task.id: task for task in tasks}, set(unsolvable)
+    counted = [sample for sample in samples if sample["task"] not in left_out]
+    verdicts = validator([by_id[sample["task"]].file(sample["code"]) for sample in counted])
+    result: dict[str, Any] = {
+        "tasks": len(tasks) - len(left_out),
+        "unsolvable": len(left_out),
+        **rate_with_interval("parse_rate", [bool(verdict.syntax_ok) for verdict in verdicts]),
+    }
+    if isinstance(validator, GoTypesValidator):
+        result |= rate_with_interval("type_check_rate", [bool(verdict.types_ok) for verdict in verdicts])
+    if runner is None:
+        return result
+    ended = runner([by_id[sample["task"]].program(sample["code"]) for sample in counted])
+    drawn, passed = Counter(), Counter()
+    for sample, end in zip(counted, ended, strict=True):
+        sample |= {"status": end.status, "message": end.message}
+        drawn[sample["task"]] += 1
+        passed[sample["task"]] += end.status == "pass"
+    result["statuses"] = dict(Counter(end.status for end in ended))
+    return result | pass_at_k_scores([(drawn[task], passed[task]) for task in drawn], PASS_AT)

@@ -285,8 +285,7 @@ def evaluate_refinement(
             loop[i] = attempts
     torch.manual_seed(options.seed + 1)  # the samples are independent: they do not share the loop's first attempt
     drawn = [
-        _attempts(writer, judged, None, 1, f"resampling {index + 1}", **how)
-        for index in range(options.max_iterations)
+        _attempts(writer, judged, None, 1, f"resampling {index + 1}", **how) for index in range(options.max_iterations)
     ]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
     ours, theirs = (_judge(judged, attempts, validator, syntax_alone) for attempts in (loop, control))

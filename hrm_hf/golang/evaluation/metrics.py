@@ -65,9 +65,7 @@ def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed:
     return scores
 
 
-def ratio_interval(
-    numerators: Sequence[float], denominators: Sequence[float], seed: int = 0
-) -> tuple[float, float]:
+def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], seed: int = 0) -> tuple[float, float]:
     """Return the percentile bootstrap of 95 % of sum(numerators) / sum(denominators), pairs drawn together.
 
     Bits per byte is such a ratio; with denominators of one it is a mean.

@@ -24,28 +24,6 @@ _SYNTAX = (
 _UNDEFINED = re.compile(r"undefined|undeclared name|not declared by package|could not import|is not in (std|GOROOT)")
 
 
-# Classes of errors that people know, for reports; the ids of `CATEGORIES` are a model's.
-_CLASSES = (
-    (r"imported and not used|imported but not used", "unused import"),
-    (r"declared (and|but) not used", "unused variable"),
-    (r"not enough return values|too many return values|missing return|too many arguments to return"
-     r"|not enough arguments to return|wrong result count|no result values expected",
-     "return count"),
-)  # fmt: skip
-ERROR_CLASSES = ("syntax", "undeclared name", "unused import", "unused variable", "return count", "types", "other")
-
-
-def error_class(syntax_ok: bool | None, types_ok: bool | None, category: str, message: str) -> str:
-    """One of ERROR_CLASSES for what a validator says of a code that it does not pass."""
-    if syntax_ok is False:
-        return "syntax"
-    if types_ok is not False:
-        return "other"
-    if category == "undefined name":
-        return "undeclared name"
-    return next((name for pattern, name in _CLASSES if re.search(pattern, message)), "types")
-
-
 def syntax_category(message: str) -> str:
     """Category of a message of go/parser or of the compiler's `syntax error: ...`."""
     return next((category for pattern, category in _SYNTAX if re.search(pattern, message)), "other")

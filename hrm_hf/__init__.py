@@ -16,7 +16,7 @@ _MODULES = {
     "AutoModelForPuzzleSolving": "registry",
     "CosmologyRegressionPipeline": "models.pipeline_cosmo",
     "MassMappingPipeline": "models.pipeline_mass_mapping",
-    "PuzzleSolution": "models.puzzle_restarts",
+    "PuzzleSolution": "models.solving_puzzle",
     "PuzzleSolvingOutput": "models.modeling_puzzle",
     "PuzzleSolvingPipeline": "puzzles.pipeline",
     "RlmPipeline": "text.rlm.pipeline",

@@ -16,13 +16,13 @@ import argparse
 import itertools
 import tempfile
 import time
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from hrm_hf import AutoModelForPuzzleSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.models.pipeline_batches import seeded
-from hrm_hf.models.puzzle_restarts import CHOICES
+from hrm_hf.models.settings_puzzle import SolveSettings
 from hrm_hf.puzzles.accuracy import correct_cells, wilson_interval
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.breadth import choice_of_answers
@@ -34,6 +34,7 @@ from hrm_hf.trainer.recipes import library_versions
 from ..report import machine, make_parser, write_report
 
 
+CHOICES = get_args(SolveSettings.__annotations__["choose"])
 COLUMNS = ("steps", "restarts", "choice", "exact", "95 % interval", "steps of all runs", "CPU s", "CPU ms a board")
 WIDTHS = (5, 8, 8, 7, 15, 17, 8, 14)
 

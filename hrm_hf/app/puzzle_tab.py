@@ -12,7 +12,7 @@ from typing import Any
 import gradio as gr
 import numpy as np
 
-from ..models.modeling_puzzle import DEFAULT_NOISE
+from ..models.settings_puzzle import DEFAULT_NOISE
 from ..puzzles import maze, sudoku
 from ..puzzles.pipeline import PuzzleSolvingPipeline
 from ..puzzles.tasks import SudokuTask

@@ -1,13 +1,11 @@
-"""Parts that every puzzle head shares: the ACT step with its losses, adaptive solving, care of the puzzle table.
+"""Parts that every puzzle model shares: initialization, the reasoner's interface, and the ACT step with its losses.
 
-`PuzzleSolvingHead.forward` is ONE ACT step on a carry. It refills halted slots and looks up puzzle rows, then runs
-`act_step` (tensors in, tensors out, no data-dependent branch: it compiles as one graph), and last decides who halts.
-The loop over steps is Python: the trainer's, with one optimizer step per ACT step, or that of `solve`.
+`PuzzleSolvingHead.forward` is ONE ACT step on a carry: it looks up puzzle rows and runs `act_step`, which compiles as
+one graph. The loop over steps is Python: the trainer's, with one optimizer step per ACT step, or `solve`.
 
 Left out on purpose: generation, masks and key-value caches; these models see the whole board at once.
 """
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,36 +29,25 @@ from .act import (
     wants_to_halt,
 )
 from .configuration_hrm_puzzle import EquilibriumConfig, HrmPuzzleConfig
-from .modeling_utils import CheckpointCodeMixin, uncompiled, validate_no_attentions
+from .modeling_utils import CheckpointCodeMixin, validate_no_attentions
 from .puzzle_layers import (
     CastedLinear,
-    PuzzleEmbedding,
     PuzzleInputEmbedding,
     QHead,
     ReasoningLevel,
+    UnitMeans,
     last_cycle_gradient,
     truncated_normal_,
     truncated_normal_like,
 )
-from .puzzle_mixers import UnitMeans
-from .puzzle_restarts import (
-    RESIDUAL_WINDOW,
-    Accepts,
-    AnswerPool,
-    PuzzleSolution,
-    Settles,
-    relative_change,
-    validate_choice,
-)
+from .puzzle_table import PuzzleEmbedding, PuzzleTableMixin
+from .solving_puzzle import PuzzleSolverMixin
 
 
 if TYPE_CHECKING:
     from .pipeline_puzzle import PuzzlePipeline  # noqa: F401 - so that it travels
 
 MAX_BLOCKS_IN_ONE_GRAPH = 32
-DEFAULT_NOISE = 0.2  # of restarts; the initial latent states themselves have a std of 1
-CACHED_BYTES = 4 * 2**20  # of latent states that are read and written fast on a CPU
-TOKENS_PER_CALL = 65_536  # elsewhere, so that restarts of large puzzles fit into memory
 
 
 @dataclass
@@ -139,19 +126,6 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
         else:
             super()._init_weights(module)
 
-    @classmethod
-    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
-        try:
-            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
-        except RuntimeError as error:
-            if "ignore_mismatched_sizes" not in str(error):
-                raise
-            raise ValueError(
-                f"the weights in {pretrained_model_name_or_path} do not fit the config (the report above lists the "
-                "shapes). If it is puzzle_emb.weight: load with the num_puzzle_identifiers that was saved, then call "
-                "model.resize_puzzle_embeddings or reset_puzzle_embeddings"
-            ) from error
-
     @property
     def compute_dtype(self) -> torch.dtype:
         """dtype of activations: `config.forward_dtype`, or that of the weights."""
@@ -183,10 +157,12 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         z_H: torch.Tensor,
         z_L: torch.Tensor,
         num_queries: int | None = None,
+        cycles: tuple[int, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One ACT step of the latent states, all [B, T, D]: the architecture's cycles and gradient routing.
 
         With `num_queries`, z_H is returned for its first positions only, which spares most of the last block.
+        `cycles`: (H_cycles, L_cycles), those of the config by default.
         """
         raise NotImplementedError
 
@@ -259,8 +235,8 @@ class EquilibriumReasoner(PuzzleReasoner):
         if config.random_initial_states:
             self.H_init = self.L_init = None
 
-    def reason(self, x, rotary, z_H, z_L, num_queries=None):
-        cycles = (self.config.H_cycles, self.config.L_cycles)
+    def reason(self, x, rotary, z_H, z_L, num_queries=None, cycles=None):
+        cycles = cycles or (self.config.H_cycles, self.config.L_cycles)
         return last_cycle_gradient(self._pass, cycles, x, rotary, z_H, z_L, num_queries)
 
     def _pass(self, z, injection, rotary, num_queries=None):
@@ -277,94 +253,8 @@ class EquilibriumReasoner(PuzzleReasoner):
         return z_H, z_L
 
 
-class PuzzleTableMixin:
-    """Counting, resizing, resetting and replacing rows of the puzzle table `self.model.puzzle_emb`.
-
-    The table is a buffer with one row per puzzle identifier, trained sparsely; a model for new puzzles needs new rows.
-    """
-
-    def num_parameters(
-        self, only_trainable: bool = False, exclude_embeddings: bool = False, include_puzzle_table: bool = False
-    ) -> int:
-        """As in transformers; the puzzle table, a buffer, is counted on request."""
-        total = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
-        if include_puzzle_table and self.model.puzzle_emb is not None:
-            total += self.model.puzzle_emb.weight.numel()
-        return total
-
-    def resize_puzzle_embeddings(self, num_puzzles: int, new_rows: str = "mean") -> None:
-        """Changes the number of puzzle identifiers, keeping the rows that remain.
-
-        Args:
-            new_rows: "mean" starts new rows at the mean of the present ones, "zero" at zero.
-        """
-        table = self._puzzle_table()
-        if num_puzzles < 1:
-            raise ValueError(f"num_puzzles={num_puzzles}; a puzzle table has at least one row, the blank identifier's")
-        kept = table[:num_puzzles]
-        fill = self._fill_row(new_rows).expand(max(0, num_puzzles - len(kept)), -1)
-        self._replace_table(torch.cat((kept, fill)))
-
-    def reset_puzzle_embeddings(self, rows: str = "mean") -> None:
-        """Sets every row to the mean of the table, as TRM does before fine-tuning on new puzzles, or to zero."""
-        self._replace_table(self._fill_row(rows).expand_as(self._puzzle_table()).clone())
-
-    def set_puzzle_embeddings(self, table: torch.Tensor) -> None:
-        """Replaces the whole table by [num_puzzle_identifiers, puzzle_emb_ndim] values.
-
-        Raises:
-            ValueError: the shape differs; resize first if the number of puzzles changes.
-        """
-        expected = tuple(self._puzzle_table().shape)
-        if tuple(table.shape) != expected:
-            raise ValueError(
-                f"the puzzle table has shape {expected} (num_puzzle_identifiers, puzzle_emb_ndim), the new one "
-                f"{tuple(table.shape)}; call resize_puzzle_embeddings({table.shape[0]}) first, or reset it"
-            )
-        self._replace_table(table)
-
-    def adapt_puzzle_embeddings(self, num_puzzles: int, how: str) -> None:
-        """Fits the table to a data set of `num_puzzles` identifiers before fine-tuning.
-
-        Args:
-            how: "keep" the table (same identifiers), "reset" it for new puzzles, or "extend" it by rows for more.
-
-        Raises:
-            ValueError: "keep" and the number of puzzles differs, or "extend" would shrink the table.
-        """
-        if self.model.puzzle_emb is None:
-            return
-        present = self.config.num_puzzle_identifiers
-        if how == "reset":
-            self.resize_puzzle_embeddings(num_puzzles)
-            self.reset_puzzle_embeddings()
-        elif how == "extend" and num_puzzles >= present:
-            self.resize_puzzle_embeddings(num_puzzles)
-        elif how != "keep" or num_puzzles != present:
-            raise ValueError(
-                f"puzzle_embeddings={how!r}: the model has {present} puzzle identifiers, the data {num_puzzles}. Use "
-                '"reset" for new puzzles, "extend" if the data add puzzles to the known ones, "keep" for the same'
-            )
-
-    def _puzzle_table(self) -> torch.Tensor:
-        if self.model.puzzle_emb is None:
-            raise ValueError("this model has no puzzle table: its config says puzzle_emb_ndim=0")
-        return self.model.puzzle_emb.weight
-
-    def _fill_row(self, how: str) -> torch.Tensor:
-        table = self._puzzle_table()
-        if how not in ("mean", "zero"):
-            raise ValueError(f'puzzle rows can start at "mean" or "zero", not {how!r}')
-        return table.mean(0, keepdim=True) if how == "mean" else torch.zeros_like(table[:1])
-
-    def _replace_table(self, table: torch.Tensor) -> None:
-        old = self._puzzle_table()
-        self.model.puzzle_emb.weight = nn.Buffer(table.to(device=old.device, dtype=old.dtype, copy=True).contiguous())
-        self.config.num_puzzle_identifiers = table.shape[0]
-
-
-class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
-    """Token and halting heads over a `PuzzleReasoner`, with the ACT step and `solve`."""
+class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedModel):
+    """Token and halting heads over a `PuzzleReasoner`, with the ACT step; `solve` is that of `PuzzleSolverMixin`."""
 
     reasoner_class: type[PuzzleReasoner]
     # HRM learns a continue value by bootstrapping from a second forward; TRM halts on the sign of q_halt alone.
@@ -418,6 +308,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         carry: ActCarry | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
+        cycles: tuple[int, int] | None = None,
     ) -> PuzzleSolvingOutput:
         """One ACT step.
 
@@ -425,29 +316,22 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent. labels: [B, S], -100 where ignored.
                 Only rows whose slot has halted in `carry` are taken up; the loss is that of the carried data.
             carry: what the previous call returned; None starts every row afresh.
+            cycles: (H_cycles, L_cycles) of this step, those of the config by default.
 
         Raises:
             ValueError: the batch disagrees with the config or with the carry, or attention weights are asked for.
         """
         validate_no_attentions(self, output_attentions)
         incoming = _incoming(input_ids, puzzle_identifiers, labels)
-        if carry is None:
-            carry = self.initial_carry(input_ids, puzzle_identifiers, labels)
-        for name in sorted(carry.current_data.keys() | incoming.keys()):
-            carried, offered = carry.current_data.get(name), incoming.get(name)
-            if carried is None or offered is None or carried.shape != offered.shape:
-                raise ValueError(
-                    f"{name}: the carry holds {_shape(carried)}, this batch offers {_shape(offered)}; a carry serves "
-                    "batches of the shape it was made for, always with or always without labels"
-                )
+        carry = self.initial_carry(**incoming) if carry is None else carry
+        _validate_carry(carry, incoming)
         ids = torch.where(carry.halted, incoming["puzzle_identifiers"], carry.current_data["puzzle_identifiers"])
-        rows = self.model.puzzle_rows(ids, input_ids.shape[0])
-        min_steps = None
-        if self.training and self.config.halt_max_steps > 1:
-            min_steps = self.sample_min_steps(carry)
-        new_carry, outputs, states = self.act_step(carry, incoming, rows, min_steps)
+        explores = self.training and self.config.halt_max_steps > 1
+        min_steps = self.sample_min_steps(carry) if explores else None
+        rows = self.model.puzzle_rows(ids, len(ids))
+        carry, outputs, states = self.act_step(carry, incoming, rows, min_steps, cycles)
         wanted = self.wants_hidden_states(output_hidden_states)
-        return PuzzleSolvingOutput(**outputs, carry=new_carry, hidden_states=states if wanted else None)
+        return PuzzleSolvingOutput(**outputs, carry=carry, hidden_states=states if wanted else None)
 
     def act_step(
         self,
@@ -455,11 +339,9 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         incoming: dict[str, torch.Tensor],
         puzzle_rows: torch.Tensor | None,
         min_steps: torch.Tensor | None,
+        cycles: tuple[int, int] | None = None,
     ) -> tuple[ActCarry, dict[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
-        """The tensor part of one ACT step: refill, recursion, heads, continue target, losses, halting.
-
-        Free of sparse gradients, and of random numbers but those of a model whose passes have noise, so that it
-        compiles as one graph.
+        """The tensor part of one ACT step, which compiles as one graph: nothing in it depends on values of tensors.
 
         Args:
             puzzle_rows: [B, puzzle_emb_ndim], rows of the refilled data's puzzles.
@@ -474,14 +356,10 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         x, rotary = self.model.embed(data["input_ids"], puzzle_rows, self.compute_dtype)
         fresh_H, fresh_L = self.model.fresh_states(x)
         z_H, z_L = replace_rows(carry.halted, fresh_H, carry.z_H), replace_rows(carry.halted, fresh_L, carry.z_L)
-        z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
+        z_H, z_L = self.model.reason(x, rotary, z_H, z_L, cycles=cycles)
         logits = self.read_out(z_H)
         q_halt, q_continue = self.q_values(z_H, logits)
-        outputs = {
-            "logits": logits,
-            "q_halt_logits": q_halt,
-            "q_continue_logits": q_continue,
-        }
+        outputs = {"logits": logits, "q_halt_logits": q_halt, "q_continue_logits": q_continue}
         halted = last
         if min_steps is not None:
             halted = steps >= min_steps
@@ -489,52 +367,11 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
                 halted &= last | wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
             if self.has_continue_value:
                 with torch.no_grad():
-                    next_H, _ = self.model.reason(x, rotary, z_H, z_L, num_queries=1)
+                    next_H, _ = self.model.reason(x, rotary, z_H, z_L, num_queries=1, cycles=cycles)
                     outputs["target_q_continue"] = continue_target(*self.q_values(next_H), last)
         if "labels" in data:
             outputs |= self._losses_and_metrics(outputs, data["labels"], halted, steps)
         return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
-
-    @torch.no_grad()
-    @uncompiled
-    def run_ahead(
-        self,
-        carry: ActCarry,
-        steps_ahead: torch.Tensor,
-        input_ids: torch.Tensor,
-        puzzle_identifiers: torch.Tensor | None = None,
-        labels: torch.Tensor | None = None,
-    ) -> ActCarry:
-        """Starts fresh rows some ACT steps late: those steps have no gradient, and are not counted.
-
-        Uncompiled, since the number of rows is another each time.
-
-        Args:
-            steps_ahead: int [B]; 0 leaves a row to the next call of the model, as it does all rows of busy slots.
-            input_ids, puzzle_identifiers, labels: as of the forward.
-
-        Returns:
-            The carry in which these rows are under way, at 0 steps.
-        """
-        wanted = steps_ahead * carry.halted
-        rows = wanted.argsort(descending=True)[: int(wanted.count_nonzero())]
-        if not len(rows):
-            return carry
-        incoming = _incoming(input_ids, puzzle_identifiers, labels)
-        data = {name: value[rows] for name, value in incoming.items()}
-        puzzle_rows = self.model.puzzle_rows(data["puzzle_identifiers"], len(rows))
-        x, rotary = self.model.embed(data["input_ids"], puzzle_rows, self.compute_dtype)
-        z_H, z_L = (z.clone() for z in self.model.fresh_states(x))
-        for step in range(int(wanted[rows[0]])):
-            n = int((wanted > step).sum())  # the first n rows go on
-            z_H[:n], z_L[:n] = self.model.reason(x[:n], rotary, z_H[:n], z_L[:n])
-        return ActCarry(
-            carry.z_H.index_copy(0, rows, z_H),
-            carry.z_L.index_copy(0, rows, z_L),
-            carry.steps.index_fill(0, rows, 0),
-            carry.halted.index_fill(0, rows, False),
-            {n: old.index_copy(0, rows, data[n].to(old.dtype)) for n, old in carry.current_data.items()},
-        )
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
         """Fewest ACT steps of each slot in training, int32 [B]; some slots explore further than they would."""
@@ -586,189 +423,6 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzlePreTrainedModel):
         for level in levels:
             level.compile(fullgraph=True, **kwargs)
 
-    @property
-    def boards_per_call(self) -> int:
-        """Boards that `solve` is best given at a time, so that votes and restarts fit into memory.
-
-        On a CPU as many as have 4 MiB of state, which stays in its cache (25 boards of 9 x 9 for a width of 512, or
-        with a symbol axis for one of 48); elsewhere 65,536 cells.
-        """
-        if self.device.type != "cpu":
-            return max(1, TOKENS_PER_CALL // self.config.seq_len)
-        z_H, _ = self.config.state_shapes(1)
-        return max(1, CACHED_BYTES // (math.prod(z_H) * self.compute_dtype.itemsize))
-
-    def solve(
-        self,
-        input_ids: torch.Tensor,
-        puzzle_identifiers: torch.Tensor | None = None,
-        max_steps: int | None = None,
-        min_steps: int = 1,
-        min_confidence: float = 0.0,
-        halt: str = "q",
-        noise: float | None = None,
-        return_trajectory: bool = False,
-        *,
-        noise_at: str = "start",
-        restarts: int = 1,
-        choose: str = "q",
-        accepts: Accepts | None = None,
-        exit_when_still: float | None = None,
-    ) -> PuzzleSolution:
-        """Runs ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
-
-        Args:
-            input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
-            max_steps: most ACT steps; `config.halt_max_steps` by default. More than in training often helps.
-            min_steps: fewest ACT steps before a row may stop.
-            min_confidence: least sigmoid(q_halt), 0 to 1, at which a row may stop. Preferring to halt means that the
-                answer is more likely right than not; a higher bar buys accuracy with steps.
-            halt: "q" stops a row when the model prefers halting; "fixed" runs `max_steps` for all rows, as the
-                original's evaluation does.
-            noise: std of a normal added to the latent states; of several runs the first is undisturbed. By default
-                0.2 if there are restarts and the model draws no random numbers of its own, else none.
-            return_trajectory: keep the predictions after every step.
-            noise_at: "start" adds the noise to the initial states, "every_step" before every ACT step (PTRM).
-            restarts: runs of each board. At a time there are as many as boards were given, or `boards_per_call` if
-                these are more; boards whose answer no further run can change get no further run.
-            choose: which answer stands: "q", "residual", "vote" or "rules", as `AnswerPool` says.
-            accepts: tells which answers obey the rules of the task: these then beat all others. With choose="rules"
-                a run ends at the first step whose answer they accept, and so do the restarts of its board.
-            exit_when_still: a row stops, with halt="fixed" too, when its last three steps moved z_H by less than this
-                share of its norm on average (`PuzzleSolution.residual`): 1e-3, for example. With noise at every step
-                nothing stands stiller than the noise.
-
-        Raises:
-            ValueError: an option that is out of range, or restarts that would all give the same.
-        """
-        validate_choice(choose, accepts, restarts)
-        noise = self._validated_noise(noise, noise_at, restarts)
-        options = {
-            "max_steps": self.config.halt_max_steps if max_steps is None else max_steps,
-            "min_steps": min_steps,
-            "min_confidence": min_confidence,
-            "halt": halt,
-            "return_trajectory": return_trajectory,
-            "noise_at": noise_at,
-            "exit_when_still": exit_when_still,
-            "with_residual": choose == "residual",
-        }
-
-        def settles(boards: torch.Tensor) -> Settles | None:
-            return (lambda rows, answers: accepts(boards[rows], answers)) if choose == "rules" else None
-
-        quiet = noise if restarts == 1 else 0.0
-        first = self.run(input_ids, puzzle_identifiers, noise=quiet, until=settles(input_ids), **options)
-        if restarts == 1:
-            return first
-        pool, runs_left = AnswerPool(input_ids, first, choose, accepts), restarts - 1
-        most = max(len(input_ids), self.boards_per_call)
-        while len(boards := pool.undecided(runs_left)):
-            runs = min(runs_left, max(1, most // len(boards)))
-            boards, runs_left = boards.repeat(runs), runs_left - runs
-            ids, puzzles = input_ids[boards], None if puzzle_identifiers is None else puzzle_identifiers[boards]
-            pool.add(boards, self.run(ids, puzzles, noise=noise, until=settles(ids), **options))
-        return pool.solution()
-
-    def _validated_noise(self, noise: float | None, noise_at: str, restarts: int) -> float:
-        """The std of the noise, by default what restarts need."""
-        if noise_at not in ("start", "every_step"):
-            raise ValueError(f'noise_at={noise_at!r}; expected "start" or "every_step"')
-        if noise is None:
-            noise = DEFAULT_NOISE if restarts > 1 and not self.config.draws_random_numbers else 0.0
-        if not 0 <= noise < math.inf:
-            raise ValueError(f"noise={noise}; expected a standard deviation, 0 or more")
-        if restarts > 1 and not noise and not self.config.draws_random_numbers:
-            raise ValueError(f"restarts={restarts} with noise={noise} would all give the same; restarts need noise")
-        return noise
-
-    @torch.no_grad()
-    @uncompiled
-    def run(
-        self,
-        input_ids: torch.Tensor,
-        puzzle_identifiers: torch.Tensor | None = None,
-        *,
-        max_steps: int,
-        min_steps: int = 1,
-        min_confidence: float = 0.0,
-        halt: str = "q",
-        noise: float = 0.0,
-        noise_at: str = "start",
-        exit_when_still: float | None = None,
-        with_residual: bool = False,
-        until: Settles | None = None,
-        return_trajectory: bool = False,
-    ) -> PuzzleSolution:
-        """One run of `solve`, whose arguments these are.
-
-        Args:
-            with_residual: measure how much the last steps moved the state, as an exit by stillness does.
-            until: a row stops at the first step whose answer this accepts: index [N] of rows and answers [N, S] to
-                bool [N].
-        """
-        if halt not in ("q", "fixed"):
-            raise ValueError(f'halt={halt!r}; expected "q" (stop when the model prefers to) or "fixed"')
-        if not 1 <= min_steps <= max_steps:
-            raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
-        if not 0 <= min_confidence <= 1:
-            raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
-        min_confidence = max(min_confidence, self.config.halt_confidence)
-        if exit_when_still is not None and not 0 <= exit_when_still < 1:
-            raise ValueError(f"exit_when_still={exit_when_still} is no share of the state's norm, 0 to 1")
-        x, rotary = self.model.embed(
-            input_ids, self.model.puzzle_rows(puzzle_identifiers, input_ids.shape[0]), self.compute_dtype
-        )
-        z_H, z_L = self.model.fresh_states(x, noise)
-        batch_size, seq_len = input_ids.shape
-        active = torch.arange(batch_size, device=x.device)
-        with_residual = with_residual or exit_when_still is not None
-        moves = torch.empty(batch_size, 0, device=x.device)  # of the state in the last steps of active rows
-        solution = PuzzleSolution(
-            predictions=torch.empty_like(input_ids, dtype=torch.long),
-            steps=torch.zeros(batch_size, dtype=torch.int32, device=x.device),
-            q_halt=torch.zeros(batch_size, device=x.device),
-            logits=x.new_empty(batch_size, seq_len, self.config.vocab_size),
-            residual=torch.zeros(batch_size, device=x.device) if with_residual else None,
-        )
-        trajectory, q_trajectory = [], []
-        for step in range(1, max_steps + 1):
-            if noise and noise_at == "every_step" and step > 1:  # fresh states have had theirs
-                z_H, z_L = (z + noise * torch.randn_like(z) for z in (z_H, z_L))
-            before = z_H
-            z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
-            logits = self.read_out(z_H) if return_trajectory or until is not None else None
-            q_halt, q_continue = self.q_values(z_H, logits)
-            done = torch.full_like(active, step == max_steps, dtype=torch.bool)
-            if with_residual:
-                moves = torch.cat((moves, relative_change(z_H, before).unsqueeze(1)), dim=1)[:, -RESIDUAL_WINDOW:]
-            if step >= min_steps:
-                if halt == "q":
-                    prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
-                    done |= prefers & (torch.sigmoid(q_halt) >= min_confidence)
-                if exit_when_still is not None and step >= RESIDUAL_WINDOW:
-                    done |= moves.mean(dim=1) <= exit_when_still
-                if until is not None:
-                    done |= until(active, logits.argmax(-1))
-            answered = torch.ones_like(done) if return_trajectory else done
-            if answered.any():
-                rows = active[answered]
-                logits = self.read_out(z_H[answered]) if logits is None else logits[answered]
-                solution.logits[rows], solution.predictions[rows] = logits, logits.argmax(-1)
-                solution.q_halt[rows], solution.steps[rows] = q_halt[answered], step
-                if with_residual:
-                    solution.residual[rows] = moves[answered].mean(dim=1)
-            if return_trajectory:
-                trajectory.append(solution.predictions.clone())
-                q_trajectory.append(solution.q_halt.clone())
-            if done.all():
-                break
-            if done.any():
-                x, z_H, z_L, active, moves = (value[~done] for value in (x, z_H, z_L, active, moves))
-        if return_trajectory:
-            solution.trajectory, solution.q_trajectory = torch.stack(trajectory), torch.stack(q_trajectory)
-        return solution
-
     def optimizer_groups(self) -> list[dict[str, Any]]:
         """Parameter groups of a trainer: all trainable weights, and the sparsely trained puzzle table."""
         groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
@@ -784,5 +438,13 @@ def _incoming(input_ids, puzzle_identifiers, labels) -> dict[str, torch.Tensor]:
     return data if labels is None else {**data, "labels": labels}
 
 
-def _shape(tensor: torch.Tensor | None) -> str:
-    return "nothing" if tensor is None else str(list(tensor.shape))
+def _validate_carry(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> None:
+    """Raises ValueError for a batch of other shapes than those of the carry."""
+    shapes = [{name: list(value.shape) for name, value in data.items()} for data in (carry.current_data, incoming)]
+    for name in sorted(shapes[0].keys() | shapes[1].keys()):
+        carried, offered = (each.get(name, "nothing") for each in shapes)
+        if carried != offered:
+            raise ValueError(
+                f"{name}: the carry holds {carried}, this batch offers {offered}; a carry serves batches of the shape "
+                "it was made for, always with or always without labels"
+            )

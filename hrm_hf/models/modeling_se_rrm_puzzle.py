@@ -31,6 +31,7 @@ from .act import ActCarry
 from .configuration_se_rrm_puzzle import NEVER, SPECIAL_SYMBOLS, SeRrmPuzzleConfig
 from .modeling_puzzle import EquilibriumReasoner, PuzzleSolvingHead
 from .puzzle_layers import (
+    MIXERS,
     CastedLinear,
     PuzzleAttention,
     PuzzleBlock,
@@ -39,8 +40,8 @@ from .puzzle_layers import (
     linear_class,
     rms_norm,
 )
-from .puzzle_mixers import MIXERS
-from .puzzle_restarts import PuzzleSolution, Settles
+from .settings_puzzle import SolveSettings
+from .solving_puzzle import PuzzleSolution, Settles
 
 
 class SymbolInputEmbedding(PuzzleInputEmbedding):
@@ -142,14 +143,14 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
             return super().initial_states(x)
         return self.H_init.to(x).expand_as(x), x.new_empty((x.shape[0], 0))
 
-    def reason(self, x, rotary, z_H, z_L, num_queries=None):
+    def reason(self, x, rotary, z_H, z_L, num_queries=None, cycles=None):
         if self.config.two_states:  # num_queries counts positions, and these states have symbols first
-            return super().reason(x, rotary, z_H, z_L)
-        passes = self.config.H_cycles * self.config.L_cycles
+            return super().reason(x, rotary, z_H, z_L, cycles=cycles)
+        H_cycles, L_cycles = cycles or (self.config.H_cycles, self.config.L_cycles)
         with torch.no_grad():
-            for _ in range(passes - self.config.L_cycles):
+            for _ in range((H_cycles - 1) * L_cycles):
                 z_H = self.L_level(z_H, x, rotary)
-        for _ in range(self.config.L_cycles):
+        for _ in range(L_cycles):
             z_H = self.L_level(z_H, x, rotary)
         return z_H, z_L
 
@@ -201,19 +202,27 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
             q_halt = torch.logit(least, eps=torch.finfo(torch.float32).eps)
         return q_halt, torch.zeros_like(q_halt)
 
-    def run(self, input_ids: torch.Tensor, *args, until: Settles | None = None, **kwargs) -> PuzzleSolution:
-        """As `PuzzleSolvingHead.run`, on boards whose symbols are named anew by their first occurrence.
+    def run(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None,
+        settings: SolveSettings,
+        until: Settles | None = None,
+        return_trajectory: bool = False,
+    ) -> PuzzleSolution:
+        """As `PuzzleSolverMixin.run`, on boards whose symbols are renamed by their first occurrence.
 
-        Two boards that differ by a permutation of symbols so become the same tensor, and their answers and logits
-        differ by that permutation exactly. (Two symbols that a board lacks differ by rounding at most.)
+        Two boards that differ by a permutation of symbols therefore map to the same tensor, and their answers and
+        logits differ by that permutation exactly. (Two symbols that a board lacks differ by rounding at most.)
 
         A puzzle table tells symbols apart, since its rows have a number for each: boards then keep their names.
         """
         if not self.config.equivariant_symbols or self.model.puzzle_emb is not None:
-            return super().run(input_ids, *args, until=until, **kwargs)
+            return super().run(input_ids, puzzle_identifiers, settings, until, return_trajectory)
         to_new, to_old = canonical_symbols(input_ids, self.config.vocab_size)
         settles = None if until is None else lambda rows, answers: until(rows, to_old[rows].gather(1, answers))
-        solution = super().run(to_new.gather(1, input_ids.long()), *args, until=settles, **kwargs)
+        boards = to_new.gather(1, input_ids.long())
+        solution = super().run(boards, puzzle_identifiers, settings, settles, return_trajectory)
         solution.predictions = to_old.gather(1, solution.predictions)
         solution.logits = solution.logits.gather(2, to_new.unsqueeze(1).expand_as(solution.logits))
         if solution.trajectory is not None:

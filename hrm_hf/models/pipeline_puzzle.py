@@ -10,17 +10,17 @@ ARC tasks. There `import hrm_hf` takes that one.
 
 import math
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
 from transformers import Pipeline
 
 from .pipeline_batches import OwnBatchesMixin, seeded
+from .settings_puzzle import SolveSettings
 
 
-SETTINGS = (
-    "max_steps", "min_steps", "min_confidence", "halt", "restarts", "noise", "noise_at", "choose", "exit_when_still",
-)  # fmt: skip
+SETTINGS = [each.name for each in fields(SolveSettings)]
 NAMES = ("puzzle", "question", "quizzes")
 MAZE = "?# SGo"  # the character of each token; padding is in no puzzle
 NOISE_STREAM = 1  # as in the package: the same seed gives the same noise
@@ -34,8 +34,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
     other than "sudoku" and "maze" the cells are tokens. A list of puzzles gives a list of results.
 
     Parameters of the constructor and of every call:
-        max_steps, min_steps, min_confidence, halt, restarts, noise, noise_at, choose, exit_when_still: of
-            `model.solve`.
+        max_steps, halt, restarts and the other fields of `SolveSettings`.
         seed (`int`, 0): of the noise.
         batch_size (`int`): puzzles at a time.
 

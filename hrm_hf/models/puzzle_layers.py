@@ -79,46 +79,6 @@ class QHead(CastedLinear):
     """Q values of halting (row 0) and continuing (row 1). A class of its own because it starts at 0 with bias -5."""
 
 
-class PuzzleEmbedding(nn.Module):
-    """Table of one row per puzzle identifier, trained sparsely by sign descent.
-
-    The table is a buffer: it is no parameter, so that the dense optimizer, DDP and the moving average of weights leave
-    its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives
-    as a sparse `table.grad`, which is what `hrm_hf.trainer.optim.SignSGD` reads.
-    """
-
-    def __init__(self, num_puzzles: int, ndim: int):
-        super().__init__()
-        self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
-
-    def _apply(self, fn, recurse=True):
-        """Moves the table in place, as torch moves parameters: an optimizer may hold it already."""
-        table = self.weight
-        super()._apply(fn, recurse)
-        if self.weight is not table and not table.is_meta and not self.weight.is_meta:
-            table.data, self.weight = self.weight.data, table
-        return self
-
-    def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
-        """Rows [B, ndim] of the identifiers [B]. Raises ValueError on the CPU for one outside the table."""
-        # On another device looking would wait for it, and in a graph there is nobody to look.
-        if puzzle_identifiers.device.type == "cpu" and not torch.compiler.is_compiling():
-            low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
-            if low < 0 or high >= len(self.weight):
-                raise ValueError(f"puzzle identifiers span {low}..{high}; the table has {len(self.weight)} rows")
-        rows = self.weight[puzzle_identifiers]
-        if self.training and torch.is_grad_enabled():
-            table, ids = self.weight, puzzle_identifiers.long()
-            rows = rows.detach().requires_grad_()
-            rows.register_post_accumulate_grad_hook(lambda leaf: _add_sparse_grad(table, ids, leaf.grad))
-        return rows
-
-
-def _add_sparse_grad(table: torch.Tensor, ids: torch.Tensor, grad: torch.Tensor) -> None:
-    sparse = torch.sparse_coo_tensor(ids.unsqueeze(0), grad.to(table.dtype), table.shape, check_invariants=False)
-    table.grad = sparse if table.grad is None else table.grad + sparse
-
-
 class PuzzleAttention(nn.Module):
     """Multi-head attention over all positions, with one fused projection (rows: q heads, k heads, v heads)."""
 
@@ -343,3 +303,65 @@ class PuzzleInputEmbedding(nn.Module):
         """Raises ValueError for anything but [batch, seq_len]."""
         if input_ids.dim() != 2 or input_ids.shape[1] != self.config.seq_len:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {self.config.seq_len}]")
+
+
+# Cheap exchange between the positions of a board, in place of attention (`SeRrmPuzzleConfig.mixing`): states [N, S, D]
+# to what is to be added to them. Source: ours; `PositionSwiGLU` is TRM's mlp_t.
+
+
+class UnitMeans(nn.Module):
+    """For every cell, linear maps of the means over its row, its column and its box.
+
+    Means and their return to the cells are products with `members` [units, S], which holds 1 where a cell is in a
+    unit: on a CPU four times faster than means over axes of the board.
+    """
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__()
+        (rows, columns), (box_rows, box_columns) = config.grid_shape, config.box_shape
+        self.grid_shape, self.box_shape = config.grid_shape, config.box_shape
+        self.counts = [rows, columns, rows * columns // (box_rows * box_columns)]
+        linear, D = linear_class(config), config.hidden_size
+        self.row, self.column, self.box = (linear(D, D, bias=False) for _ in range(3))
+        self.members = nn.Buffer(torch.empty(sum(self.counts), rows * columns), persistent=False)
+
+    def member_table(self) -> torch.Tensor:
+        """float32 [units, S]: 1 where a cell is in a unit; rows, then columns, then boxes."""
+        (rows, columns), (box_rows, box_columns) = self.grid_shape, self.box_shape
+        cells = torch.arange(rows * columns)
+        row, column = cells // columns, cells % columns
+        units = (row, column, row // box_rows * (columns // box_columns) + column // box_columns)
+        return torch.cat([F.one_hot(unit, count).T for unit, count in zip(units, self.counts)]).float()
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        members = self.members.to(hidden_states.dtype)
+        means = (members / members.sum(1, keepdim=True)) @ hidden_states
+        parts = zip((self.row, self.column, self.box), means.split(self.counts, dim=1))
+        return members.T @ torch.cat([linear(part) for linear, part in parts], dim=1)
+
+
+class Neighbours(nn.Module):
+    """For every cell, linear maps of the cells above, below, left and right, which are zero beyond the border."""
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__()
+        self.grid_shape = config.grid_shape
+        self.linear = linear_class(config)(4 * config.hidden_size, config.hidden_size, bias=False)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        wide = F.pad(hidden_states.unflatten(1, self.grid_shape), (0, 0, 1, 1, 1, 1))
+        around = (wide[:, :-2, 1:-1], wide[:, 2:, 1:-1], wide[:, 1:-1, :-2], wide[:, 1:-1, 2:])
+        return self.linear(torch.cat(around, dim=-1).flatten(1, 2))
+
+
+class PositionSwiGLU(SwiGLU):
+    """A SwiGLU over the position axis."""
+
+    def __init__(self, config: HrmPuzzleConfig):
+        super().__init__(config.seq_len, config, config.position_intermediate_size)
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        return super().forward(hidden_states.transpose(1, 2)).transpose(1, 2)
+
+
+MIXERS = {"mlp_t": PositionSwiGLU, "units": UnitMeans, "neighbours": Neighbours}

@@ -4,12 +4,13 @@ Functions of the progress of a run, 0 to 1, which is its step over its steps, an
 (see `dataloader`). They keep no state, so that a resumed run goes on as it would have.
 """
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import torch
 
+from ..models.act import ActCarry
+from ..models.modeling_utils import uncompiled
 from .dataloader import PuzzleRows
 from .dataset import IGNORE_LABEL
 from .random_symmetries import LATE_START, random_keys
@@ -66,24 +67,51 @@ class LateStarts:
         return np.where(late, 1 << (power % np.uint64(self.max_power + 1)).astype(np.int32), 0).astype(np.int32)
 
 
-def cycles_at(progress: float, grow: float, cycles: int) -> int:
-    """How many of its `cycles` a model runs at a progress, while they grow over the share `grow` of the run.
+@torch.no_grad()
+@uncompiled
+def run_ahead(
+    model: Any,
+    carry: ActCarry,
+    steps_ahead: torch.Tensor,
+    batch: dict[str, torch.Tensor],
+    cycles: tuple[int, int] | None = None,
+) -> ActCarry:
+    """Starts fresh rows some ACT steps late: those steps have no gradient, and are not counted.
+
+    Uncompiled, since the number of rows is another each time.
+
+    Args:
+        steps_ahead: int [B]; 0 leaves a row to the next call of the model, as it does all rows of busy slots.
+        batch, cycles: arguments of the model's forward.
+
+    Returns:
+        The carry in which these rows are under way, at 0 steps.
+    """
+    wanted = steps_ahead * carry.halted
+    rows = wanted.argsort(descending=True)[: int(wanted.count_nonzero())]
+    if not len(rows):
+        return carry
+    data = {name: value[rows] for name, value in batch.items()}
+    puzzle_rows = model.model.puzzle_rows(data["puzzle_identifiers"], len(rows))
+    x, rotary = model.model.embed(data["input_ids"], puzzle_rows, model.compute_dtype)
+    z_H, z_L = (z.clone() for z in model.model.fresh_states(x))
+    for step in range(int(wanted[rows[0]])):
+        n = int((wanted > step).sum())  # the first n rows go on
+        z_H[:n], z_L[:n] = model.model.reason(x[:n], rotary, z_H[:n], z_L[:n], cycles=cycles)
+    return ActCarry(
+        carry.z_H.index_copy(0, rows, z_H),
+        carry.z_L.index_copy(0, rows, z_L),
+        carry.steps.index_fill(0, rows, 0),
+        carry.halted.index_fill(0, rows, False),
+        {n: old.index_copy(0, rows, data[n].to(old.dtype)) for n, old in carry.current_data.items()},
+    )
+
+
+def cycles_at(config: Any, progress: float, grow: float) -> tuple[int, int]:
+    """H_cycles and L_cycles of a step of training, while they grow to the config's over the share `grow` of the run.
 
     Three stages, ceil(cycles / 3), ceil(2 cycles / 3) and all of them; the first two take half of `grow` each. TRM's
     3 and 6 go by (1, 2) and (2, 4); with grow 0.6 it is at 30 and 60 % of the run. After CGAR, arXiv 2511.08653.
     """
     stage = CYCLE_STAGES if progress >= grow else 1 + int(progress / grow * (CYCLE_STAGES - 1))
-    return -(-cycles * stage // CYCLE_STAGES)
-
-
-@contextlib.contextmanager
-def fewer_cycles(config: Any, progress: float, grow: float) -> Iterator[None]:
-    """Inside the block a puzzle model runs the cycles of this progress; saving and evaluating see its own config."""
-    full = {name: getattr(config, name) for name in ("H_cycles", "L_cycles")}
-    for name, cycles in full.items():
-        setattr(config, name, cycles_at(progress, grow, cycles))
-    try:
-        yield
-    finally:
-        for name, cycles in full.items():
-            setattr(config, name, cycles)
+    return -(-config.H_cycles * stage // CYCLE_STAGES), -(-config.L_cycles * stage // CYCLE_STAGES)

@@ -21,8 +21,8 @@ from ..hub.cards import record_evaluation
 from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
 from ..io.usage import UsageError
-from ..models.modeling_puzzle import PuzzleSolution
 from ..models.pipeline_batches import seeded
+from ..models.solving_puzzle import PuzzleSolution
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions

@@ -18,13 +18,13 @@ from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
 from .accuracy import with_bounds
 from .arguments import PuzzleTrainingArguments
-from .curriculum import DifficultyPool, LateStarts, fewer_cycles
+from .curriculum import DifficultyPool, LateStarts, cycles_at, run_ahead
 from .dataloader import CarryDataLoader, PuzzleRows
 from .random_symmetries import RandomSymmetries
 
 
 class PuzzleTrainer(HrmTrainer):
-    """Trainer for a model with `initial_carry`, `optimizer_groups`, `compile_act_step` and `run_ahead`.
+    """Trainer for a model with `initial_carry`, `optimizer_groups` and `compile_act_step`.
 
     See `HrmTrainer` for what trainers share.
     """
@@ -137,11 +137,11 @@ class PuzzleTrainer(HrmTrainer):
         steps_ahead = inputs.pop("steps_ahead", None)
         if self.carry is None:
             self.carry = self.model.initial_carry(**inputs)
-        with fewer_cycles(self.model.config, self.progress, self.args.grow_cycles):
-            if steps_ahead is not None:
-                self.carry = self.model.run_ahead(self.carry, steps_ahead, **inputs)
-            outputs = model(**inputs, carry=self.carry)
-            self.accelerator.backward(outputs.loss)
+        cycles = cycles_at(self.model.config, self.progress, self.args.grow_cycles)
+        if steps_ahead is not None:
+            self.carry = run_ahead(self.model, self.carry, steps_ahead, inputs, cycles)
+        outputs = model(**inputs, carry=self.carry, cycles=cycles)
+        self.accelerator.backward(outputs.loss)
         self.carry = outputs.carry
         terms = {name: value.detach() for name, value in outputs.items() if name.endswith("_loss")}
         self.train_metrics.add({name: value.double() for name, value in (terms | (outputs.metrics or {})).items()})

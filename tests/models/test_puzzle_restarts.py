@@ -11,9 +11,9 @@ import torch
 from tolerances import assert_equal_but_for_rounding
 
 from hrm_hf import PuzzleSolution, TrmPuzzleForSolving
-from hrm_hf.models.modeling_puzzle import DEFAULT_NOISE
 from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
-from hrm_hf.models.puzzle_restarts import RESIDUAL_WINDOW, AnswerPool
+from hrm_hf.models.settings_puzzle import DEFAULT_NOISE
+from hrm_hf.models.solving_puzzle import RESIDUAL_WINDOW, AnswerPool
 
 
 MODELS = {
@@ -137,52 +137,45 @@ def test_restarts_are_runs_and_the_surest_stands(name):
     assert torch.equal(found.steps_of_all_runs, sum(run.steps for run in runs))
 
 
-def test_restarts_have_noise_by_default_unless_the_model_draws_numbers_itself(monkeypatch):
-    asked = []
-    run = TrmPuzzleForSolving.run
+@pytest.fixture
+def runs(monkeypatch):
+    """Boards and noise of each run of a TRM."""
+    seen, run = [], TrmPuzzleForSolving.run
 
-    def spy(self, input_ids, *args, noise, **options):
-        asked.append((len(input_ids), noise))
-        return run(self, input_ids, *args, noise=noise, **options)
+    def spy(self, input_ids, puzzle_identifiers, settings, *args):
+        seen.append((len(input_ids), settings.noise))
+        return run(self, input_ids, puzzle_identifiers, settings, *args)
 
     monkeypatch.setattr(TrmPuzzleForSolving, "run", spy)
+    return seen
+
+
+def test_restarts_have_noise_by_default_unless_the_model_draws_numbers_itself(runs):
     tiny.model("trm").solve(**inputs(2), restarts=3, max_steps=1)
     tiny.model("trm", random_initial_states=True).solve(**inputs(2), restarts=3, max_steps=1)
-    assert asked == [(2, 0.0), (4, DEFAULT_NOISE), (2, 0.0), (4, 0.0)]
+    assert runs == [(2, 0.0), (4, DEFAULT_NOISE), (2, 0.0), (4, 0.0)]
 
 
-def test_as_many_runs_go_together_as_the_cache_holds_boards(monkeypatch):
-    sizes = []
-    run = TrmPuzzleForSolving.run
-    monkeypatch.setattr(
-        TrmPuzzleForSolving, "run", lambda self, ids, *a, **k: (sizes.append(len(ids)), run(self, ids, *a, **k))[1]
-    )
+def test_as_many_runs_go_together_as_the_cache_holds_boards(runs, monkeypatch):
     model = tiny.model("trm")
     assert model.boards_per_call == 4 * 2**20 // ((2 + tiny.SEQ_LEN) * 32 * 4)
     monkeypatch.setattr(TrmPuzzleForSolving, "boards_per_call", 10)
     model.solve(**inputs(4), restarts=8, max_steps=1)
-    assert sizes == [4, 8, 8, 8, 4]
-    sizes.clear()
     model.solve(**inputs(16), restarts=3, max_steps=1)
-    assert sizes == [16, 16, 16]
+    assert [size for size, _ in runs] == [4, 8, 8, 8, 4, 16, 16, 16]
 
 
-def test_a_board_that_the_rules_have_settled_gets_no_further_run_nor_step(monkeypatch):
+def test_a_board_that_the_rules_have_settled_gets_no_further_run_nor_step(runs):
     model, data = tiny.model("trm"), inputs(4)
     plain = model.solve(**data, halt="fixed", max_steps=3, return_trajectory=True)
     wanted = plain.trajectory[1, 2]  # what board 2 answers after its second step
-    sizes = []
-    run = TrmPuzzleForSolving.run
-    monkeypatch.setattr(
-        TrmPuzzleForSolving, "run", lambda self, ids, *a, **k: (sizes.append(len(ids)), run(self, ids, *a, **k))[1]
-    )
     boards = data["input_ids"]
 
     def accepts(questions, answers):
         return (questions == boards[2]).all(1) & (answers == wanted).all(1)
 
     found = model.solve(**data, halt="fixed", max_steps=3, restarts=2, choose="rules", accepts=accepts, noise=1.0)
-    assert sizes == [4, 3]
+    assert [size for size, _ in runs[1:]] == [4, 3]
     assert torch.equal(found.predictions[2], wanted) and found.steps.tolist() == [3, 3, 2, 3]
     assert found.steps_of_all_runs.tolist() == [6, 6, 2, 6]
 
@@ -364,18 +357,28 @@ def test_of_1024_steps_those_after_a_fixed_point_are_spared_and_the_answer_is_th
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("name", "value", "others"),
     [
-        ({"restarts": 0}, "restarts=0; expected at least 1"),
-        ({"choose": "luck"}, r"choose='luck'; expected one of \('q', 'residual', 'vote', 'rules'\)"),
-        ({"choose": "rules"}, 'choose="rules" needs accepts'),
-        ({"noise_at": "end"}, 'noise_at=\'end\'; expected "start" or "every_step"'),
-        ({"noise": -0.1}, r"noise=-0\.1; expected a standard deviation"),
-        ({"noise": float("nan")}, "noise=nan; expected a standard deviation"),
-        ({"restarts": 2, "noise": 0.0}, r"restarts=2 with noise=0\.0 would all give the same"),
-        ({"exit_when_still": -1.0}, r"exit_when_still=-1\.0 is no share"),
+        ("halt", "never", {}),
+        ("min_steps", 0, {}),
+        ("min_steps", 5, {"max_steps": 4}),
+        ("min_steps", 17, {}),
+        ("min_confidence", 2, {}),
+        ("restarts", 0, {}),
+        ("choose", "luck", {}),
+        ("choose", "rules", {}),
+        ("noise_at", "end", {}),
+        ("noise", -0.1, {}),
+        ("noise", float("nan"), {}),
+        ("noise", 0.0, {"restarts": 2}),
+        ("exit_when_still", -1.0, {}),
     ],
 )
-def test_impossible_options_are_named(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        tiny.model("hrm").solve(**inputs(), **arguments)
+def test_impossible_settings_are_named(name, value, others):
+    with pytest.raises(ValueError, match=f"{name}=.?{value}"):
+        tiny.model("hrm").solve(**inputs(), **{name: value, **others})
+
+
+def test_an_unknown_setting_is_named():
+    with pytest.raises(TypeError, match="'restart'"):
+        tiny.model("hrm").solve(**inputs(), restart=2)

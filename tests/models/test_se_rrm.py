@@ -10,7 +10,7 @@ from tolerances import assert_copied
 
 from hrm_hf import AutoModelForPuzzleSolving, SeRrmPuzzleConfig, SeRrmPuzzleForSolving
 from hrm_hf.models.modeling_se_rrm_puzzle import canonical_symbols
-from hrm_hf.models.puzzle_mixers import Neighbours, UnitMeans
+from hrm_hf.models.puzzle_layers import Neighbours, UnitMeans
 from hrm_hf.puzzles.original_tensors import se_rrm_tensors
 from hrm_hf.puzzles.sudoku_rules import SudokuShape
 

@@ -3,6 +3,7 @@
 Referees: counting, the order without a pool, and steps of a model called one by one.
 """
 
+import functools
 import itertools
 from collections import Counter
 
@@ -14,7 +15,7 @@ from datasets import Dataset
 from tolerances import assert_copied
 
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
-from hrm_hf.puzzles.curriculum import DifficultyPool, LateStarts, cycles_at, fewer_cycles
+from hrm_hf.puzzles.curriculum import DifficultyPool, LateStarts, cycles_at, run_ahead
 from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleOrder, PuzzleRows
 
 
@@ -139,7 +140,7 @@ def test_rows_that_start_late_have_the_states_of_as_many_steps(architecture):
     steps_ahead = torch.zeros(len(carry.halted), dtype=torch.int32)
     steps_ahead[:4] = torch.tensor([2, 4, 0, 1])
     before = {name: value.clone() for name, value in carry.to_tensors().items()}
-    after = model.run_ahead(carry, steps_ahead, **batch)
+    after = run_ahead(model, carry, steps_ahead, batch)
     assert_copied(carry.to_tensors(), before)
     x, rotary = model.model.embed(
         batch["input_ids"],
@@ -170,18 +171,16 @@ def test_rows_that_start_late_have_the_states_of_as_many_steps(architecture):
     [(0.0, (1, 2)), (0.29, (1, 2)), (0.3, (2, 4)), (0.59, (2, 4)), (0.6, (3, 6)), (1.0, (3, 6))],
 )
 def test_cycles_grow_in_three_stages_over_their_share_of_the_run(progress, expected):
-    assert tuple(cycles_at(progress, 0.6, cycles) for cycles in (3, 6)) == expected
-    assert cycles_at(progress, 0.0, 5) == 5 and cycles_at(progress, 0.6, 1) == 1
+    assert cycles_at(tiny.config("trm", H_cycles=3, L_cycles=6), progress, 0.6) == expected
+    assert cycles_at(tiny.config("trm", H_cycles=1, L_cycles=5), progress, 0.0) == (1, 5)
 
 
-def test_fewer_cycles_are_those_of_a_block_even_if_it_fails():
-    model = tiny.model("trm", H_cycles=3, L_cycles=6)
-    few = tiny.model("trm", H_cycles=1, L_cycles=2)
-    batch = tiny.batch()
-    with pytest.raises(KeyboardInterrupt), fewer_cycles(model.config, 0.1, 0.6):
-        assert torch.equal(model(**batch).logits, few(**batch).logits)
-        raise KeyboardInterrupt
-    assert (model.config.H_cycles, model.config.L_cycles) == (3, 6)
+@pytest.mark.parametrize("architecture", ["hrm", "trm", "se_rrm"])
+def test_a_step_of_fewer_cycles_is_that_of_a_model_with_so_many(architecture):
+    make = tiny.se_rrm if architecture == "se_rrm" else functools.partial(tiny.model, architecture)
+    model, few = make(H_cycles=3, L_cycles=6), make(H_cycles=1, L_cycles=2)
+    found, expected = (each.train()(**tiny.batch(), **more) for each, more in ((model, {"cycles": (1, 2)}), (few, {})))
+    assert torch.equal(found.logits, expected.logits)
 
 
 def test_a_compiled_step_is_compiled_once_a_stage_and_not_for_late_starts():
@@ -197,10 +196,10 @@ def test_a_compiled_step_is_compiled_once_a_stage_and_not_for_late_starts():
     batch, rng = tiny.batch(), np.random.default_rng(0)
     carry, counts = model.initial_carry(**batch), []
     for progress in np.arange(0, 1, 0.1):
-        with fewer_cycles(model.config, progress, 0.6):
-            carry = model.run_ahead(carry, torch.from_numpy(rng.integers(0, 3, len(carry.steps))), **batch)
-            output = model(**batch, carry=carry)
-            output.loss.backward()
+        cycles = cycles_at(model.config, progress, 0.6)
+        carry = run_ahead(model, carry, torch.from_numpy(rng.integers(0, 3, len(carry.steps))), batch, cycles)
+        output = model(**batch, carry=carry, cycles=cycles)
+        output.loss.backward()
         carry = output.carry
         carry.halted = torch.from_numpy(rng.random(len(carry.steps)) < 0.5)  # another number of rows starts late
         counts.append(len(graphs))

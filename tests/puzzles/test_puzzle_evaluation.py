@@ -40,7 +40,7 @@ class Scripted(HrmPuzzleForSolving):
         super().__init__(HrmPuzzleConfig(**{**CONFIG, "num_puzzle_identifiers": 10, **fields}))
         self.right = torch.from_numpy(labels).long()
 
-    def solve(self, input_ids, puzzle_identifiers, max_steps, min_steps, min_confidence, halt, return_trajectory):
+    def solve(self, input_ids, puzzle_identifiers, **settings):
         assert not self.training
         needed = puzzle_identifiers % 4 + 1
         right = self.right[puzzle_identifiers]
@@ -162,8 +162,8 @@ def test_the_rules_choose_where_the_task_has_rules_that_prove(data):
     """A model that is right in its second run, and less sure of it."""
 
     class Second(HrmPuzzleForSolving):
-        def run(self, input_ids, puzzle_identifiers, *, noise, **options):
-            found = super().run(input_ids, puzzle_identifiers, noise=noise, **options)
+        def run(self, input_ids, puzzle_identifiers, settings, *args):
+            found, noise = super().run(input_ids, puzzle_identifiers, settings, *args), settings.noise
             solved = torch.from_numpy(np.stack([sudoku.solve(row - 1) for row in input_ids.numpy()])).long() + 1
             answer = solved if noise else torch.zeros_like(solved)
             return replace(found, predictions=answer, q_halt=torch.full((len(answer),), -9.0 if noise else 9.0))

@@ -1,18 +1,25 @@
-"""Several runs of a puzzle model on the same boards, and which of their answers stands.
+"""Adaptive solving of puzzles: ACT steps until each board has its answer, several runs, and the choice among them.
 
 Runs differ by noise on the latent states (PTRM, arXiv 2605.19943, where the highest q wins) or by random initial
-states (EqR, arXiv 2605.21488, where the smallest residual does). Tensors in, tensors out: the runs themselves are
-those of `PuzzleSolvingHead.solve`. B boards of S cells, V tokens; N answers, several to a board.
+states (EqR, arXiv 2605.21488, where the smallest residual does). B boards of S cells, V tokens; N answers, several to
+a board.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
+from typing import Any
 
 import torch
 
+from .act import wants_to_halt
+from .modeling_utils import uncompiled
+from .settings_puzzle import SolveSettings
 
-CHOICES = ("q", "residual", "vote", "rules")
+
 RESIDUAL_WINDOW = 3  # last steps over which a residual is the mean
+CACHED_BYTES = 4 * 2**20  # of latent states that are read and written fast on a CPU
+TOKENS_PER_CALL = 65_536  # elsewhere, so that restarts of large puzzles fit into memory
 
 # Whether the rules of a task accept answers: boards and answers, token ids [N, S] both, to bool [N].
 Accepts = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -42,6 +49,14 @@ class PuzzleSolution:
     q_trajectory: torch.Tensor | None = None
     residual: torch.Tensor | None = None
     steps_of_all_runs: torch.Tensor | None = None
+
+    @classmethod
+    def empty(cls, boards: torch.Tensor, x: torch.Tensor, vocab_size: int, residual: bool) -> "PuzzleSolution":
+        """A solution of boards [B, S] to be filled in, with the dtype and device of their embedding x."""
+        numbers = x.new_zeros(len(boards), dtype=torch.float32)
+        logits = x.new_empty((*boards.shape, vocab_size))
+        predictions = torch.empty_like(boards, dtype=torch.long)
+        return cls(predictions, numbers.int(), numbers, logits, residual=numbers.clone() if residual else None)
 
     def select(self, rows: torch.Tensor) -> "PuzzleSolution":
         """The answers of an index [N] of rows."""
@@ -167,14 +182,129 @@ def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
     return torch.linalg.vector_norm(new - old, dim=1) / torch.linalg.vector_norm(new, dim=1).clamp_min(1e-12)
 
 
-def validate_choice(choose: str, accepts: Accepts | None, restarts: int) -> None:
-    """Raises ValueError for a choice of answers that `solve` cannot make."""
-    if restarts < 1:
-        raise ValueError(f"restarts={restarts}; expected at least 1")
-    if choose not in CHOICES:
-        raise ValueError(f"choose={choose!r}; expected one of {CHOICES}")
-    if choose == "rules" and accepts is None:
-        raise ValueError(
-            'choose="rules" needs accepts, a function of boards and answers that tells which answers obey the rules; '
-            "the pipeline gives that of its task"
-        )
+class PuzzleSolverMixin:
+    """`solve` of a puzzle head: a loop over ACT steps in Python, uncompiled, since its batch shrinks at every step."""
+
+    @property
+    def boards_per_call(self) -> int:
+        """Boards that `solve` is best given at a time, so that votes and restarts fit into memory.
+
+        On a CPU as many as have 4 MiB of state, which stays in its cache (25 boards of 9 x 9 for a width of 512, or
+        with a symbol axis for one of 48); elsewhere 65,536 cells.
+        """
+        if self.device.type != "cpu":
+            return max(1, TOKENS_PER_CALL // self.config.seq_len)
+        z_H, _ = self.config.state_shapes(1)
+        return max(1, CACHED_BYTES // (math.prod(z_H) * self.compute_dtype.itemsize))
+
+    def solve(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None = None,
+        *,
+        accepts: Accepts | None = None,
+        return_trajectory: bool = False,
+        **settings: Any,
+    ) -> PuzzleSolution:
+        """Runs ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
+
+        Args:
+            input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
+            accepts: tells which answers obey the rules of the task: these then beat all others.
+            return_trajectory: keep the predictions after every step.
+            settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
+
+        Raises:
+            TypeError: an unknown setting.
+            ValueError: a setting that is out of range, or restarts that would all give the same.
+        """
+        settings = SolveSettings(**settings).resolved(self.config)
+        if settings.choose == "rules" and accepts is None:
+            raise ValueError('choose="rules": needs accepts, which tells whether answers obey the rules of the task')
+
+        def run(rows: torch.Tensor, noise: float | None) -> PuzzleSolution:
+            boards = input_ids[rows]
+            puzzles = None if puzzle_identifiers is None else puzzle_identifiers[rows]
+            until = (lambda active, answers: accepts(boards[active], answers)) if settings.choose == "rules" else None
+            return self.run(boards, puzzles, replace(settings, noise=noise), until, return_trajectory)
+
+        everything, runs_left = torch.arange(len(input_ids), device=input_ids.device), settings.restarts - 1
+        first = run(everything, 0.0 if runs_left else settings.noise)
+        if not runs_left:
+            return first
+        pool = AnswerPool(input_ids, first, settings.choose, accepts)
+        most = max(len(input_ids), self.boards_per_call)
+        while len(boards := pool.undecided(runs_left)):
+            runs = min(runs_left, max(1, most // len(boards)))
+            boards, runs_left = boards.repeat(runs), runs_left - runs
+            pool.add(boards, run(boards, settings.noise))
+        return pool.solution()
+
+    @torch.no_grad()
+    @uncompiled
+    def run(
+        self,
+        input_ids: torch.Tensor,
+        puzzle_identifiers: torch.Tensor | None,
+        settings: SolveSettings,
+        until: Settles | None = None,
+        return_trajectory: bool = False,
+    ) -> PuzzleSolution:
+        """One run of `solve` on boards [N, S].
+
+        Args:
+            settings: resolved ones; their `noise` is that of this run.
+            until: a row stops at the first step whose answer this accepts.
+        """
+        puzzle_rows = self.model.puzzle_rows(puzzle_identifiers, len(input_ids))
+        x, rotary = self.model.embed(input_ids, puzzle_rows, self.compute_dtype)
+        z_H, z_L = self.model.fresh_states(x, settings.noise)
+        with_residual = settings.choose == "residual" or settings.exit_when_still is not None
+        solution = PuzzleSolution.empty(input_ids, x, self.config.vocab_size, with_residual)
+        active = torch.arange(len(input_ids), device=x.device)
+        moves = torch.empty(len(input_ids), 0, device=x.device)  # of the states in the last steps, [active, steps]
+        after_steps = []
+        for step in range(1, settings.max_steps + 1):
+            if settings.noise and settings.noise_at == "every_step" and step > 1:  # fresh states have had theirs
+                z_H, z_L = (z + settings.noise * torch.randn_like(z) for z in (z_H, z_L))
+            before = z_H
+            z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
+            logits = self.read_out(z_H)
+            q_halt, q_continue = self.q_values(z_H, logits)
+            answers = logits.argmax(-1)
+            solution.logits[active], solution.predictions[active] = logits, answers
+            solution.q_halt[active], solution.steps[active] = q_halt, step
+            if with_residual:
+                moves = torch.cat((moves, relative_change(z_H, before).unsqueeze(1)), dim=1)[:, -RESIDUAL_WINDOW:]
+                solution.residual[active] = moves.mean(dim=1)
+            if return_trajectory:
+                after_steps.append((solution.predictions.clone(), solution.q_halt.clone()))
+            done = torch.full_like(active, step == settings.max_steps, dtype=torch.bool)
+            if step >= settings.min_steps:
+                done |= self._stops(settings, step, q_halt, q_continue, moves)
+                if until is not None:
+                    done |= until(active, answers)
+            if done.all():
+                break
+            if done.any():
+                x, z_H, z_L, active, moves = (value[~done] for value in (x, z_H, z_L, active, moves))
+        if return_trajectory:
+            solution.trajectory, solution.q_trajectory = map(torch.stack, zip(*after_steps))
+        return solution
+
+    def _stops(
+        self,
+        settings: SolveSettings,
+        step: int,
+        q_halt: torch.Tensor,
+        q_continue: torch.Tensor,
+        moves: torch.Tensor,
+    ) -> torch.Tensor:
+        """Whether rows stop after a step by the model's preference or because their states are still, bool [N]."""
+        stops = torch.zeros_like(q_halt, dtype=torch.bool)
+        if settings.halt == "q":
+            prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
+            stops |= prefers & (torch.sigmoid(q_halt) >= settings.min_confidence)
+        if settings.exit_when_still is not None and step >= RESIDUAL_WINDOW:
+            stops |= moves.mean(dim=1) <= settings.exit_when_still
+        return stops

@@ -63,7 +63,7 @@ def run_demo(
             install_go_source(tell)
         tell(f"1. Records from {source}: documented functions, split by package, and repair trajectories")
         text = ["--text", data / "text"]
-        run(*tool, "data", "go", "--source", source, "--out", data, *text, "--trajectories", 1)
+        run(*tool, "data", "go", source, "--out", data, *text, "--trajectories", 1)
     if not (tokenizer / "tokenizer.json").exists():
         tell("\n2. A tokenizer from the training split")
         files = ["--source", data / "text" / "train.jsonl"]

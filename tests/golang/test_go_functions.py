@@ -6,6 +6,7 @@ from shutil import which
 import pytest
 
 from hrm_hf.golang.data.functions import function_records
+from hrm_hf.golang.data.options import BuildGo
 from hrm_hf.golang.data.records import validate_record
 from hrm_hf.golang.data.sources import Dropped, find_go_source, go_files
 from hrm_hf.hub.licenses import license_of, license_of_text
@@ -88,8 +89,13 @@ def tree(tmp_path):
     return tmp_path
 
 
+def records_of(tree, dropped=None, **options):
+    options = BuildGo(sources=[str(tree)], out=tree / "out", **options)
+    return list(function_records(tree, options, Dropped() if dropped is None else dropped))
+
+
 def by_name(tree, **options):
-    records = list(function_records(tree, **options))
+    records = records_of(tree, **options)
     for record in records:
         validate_record(record)
     return {record["id"].rpartition(":")[2]: record for record in records}
@@ -144,7 +150,7 @@ def test_types_are_records_if_asked_for(tree):
 
 
 def test_the_module_is_the_group_by_repository(tree):
-    assert by_name(tree, group_by="repository")["Price"]["group"] == "example.com/shop"
+    assert by_name(tree, split_by="repository")["Price"]["group"] == "example.com/shop"
 
 
 def test_functions_that_do_not_parse_are_left_out(tree):
@@ -213,15 +219,6 @@ def test_a_licence_is_known_by_its_words(tmp_path, text, name):
     assert license_of_text(text) == license_of(tmp_path) == name
 
 
-def test_options_that_do_not_exist_are_refused(tree):
-    with pytest.raises(ValueError, match="context='all' is none of none, type, file"):
-        list(function_records(tree, context="all"))
-    with pytest.raises(ValueError, match="group_by='owner'"):
-        list(function_records(tree, group_by="owner"))
-    with pytest.raises(FileNotFoundError, match="nowhere does not exist"):
-        list(function_records(tree / "nowhere"))
-
-
 @pytest.mark.external
 @pytest.mark.skipif(which("gofmt") is None, reason="gofmt is not installed")
 def test_gofmt_accepts_the_functions_of_a_package(tmp_path):
@@ -229,7 +226,7 @@ def test_gofmt_accepts_the_functions_of_a_package(tmp_path):
         root = find_go_source() / "strings"
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    records = list(function_records(root))
+    records = records_of(root)
     assert len(records) > 50
     code = "package strings\n\n" + "\n\n".join(record["solution"]["code"] for record in records) + "\n"
     (tmp_path / "all.go").write_text(code)

@@ -144,4 +144,4 @@ def test_a_line_of_neither_kind_is_named_by_file_and_line_or_counted(tmp_path, l
 
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.jsonl does not exist"):
-        list(pull_request_records(tmp_path / "none.jsonl"))
+        list(pull_request_records(tmp_path / "none.jsonl", dropped=Dropped()))

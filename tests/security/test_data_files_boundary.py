@@ -16,6 +16,7 @@ from hrm_hf.cli import app
 from hrm_hf.cli.rlm import read_context
 from hrm_hf.golang.data.pull_requests import pull_request_records
 from hrm_hf.golang.data.records import read_records
+from hrm_hf.golang.data.sources import Dropped
 from hrm_hf.io import bounded_files
 from hrm_hf.puzzles import arc_tasks, maze, sudoku
 from hrm_hf.puzzles.dataset import load_puzzle_info
@@ -82,7 +83,7 @@ def recipe(path):
 
 
 def pull_requests(path):
-    return list(pull_request_records(path))
+    return list(pull_request_records(path, dropped=Dropped()))
 
 
 def shared_text(path) -> bytes:

@@ -4,8 +4,8 @@
     git cat-file --batch    --> the file before and after --> the function that changed (`go_edits`)
 
 Two processes serve the whole history. Nothing is fetched: lazy fetching and every transport are off, and so is
-what a repository's own configuration could start. Left out, and counted: merges, vendored and generated files, bots,
-and test files, which `tests=True` gives instead.
+what a repository's own configuration could start. Dropped, and counted: merges, test files, vendored and generated
+files, and commits of bots.
 """
 
 import os
@@ -49,43 +49,26 @@ class _Commit:
     changed: int
 
 
-def commit_records(
-    repository: str | Path,
-    *,
-    revision: str = "HEAD",
-    tests: bool = False,
-    limit: int | None = None,
-    dropped: Dropped | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Records of the commits of a local repository, newest first.
+def commit_records(repository: str | Path, dropped: Dropped) -> Iterator[dict[str, Any]]:
+    """Yield records of the commits of a local repository, newest first.
+
+    A record has the commit's subject and body as the problem, the function before as context, and the repository's
+    name as group.
 
     Args:
         repository: its folder, bare or with a working tree.
-        revision: branch, tag or commit whose history is read.
-        tests: mine the commits that touch a test file alone, instead of those that touch other code.
-        limit: stop after that many records.
         dropped: counts commits that give no record, by reason; the names are commit ids.
-
-    Yields:
-        Records of `go_records` with source "git", the commit's subject and body as the problem, the function before
-        as context, the repository's name as group, and no attempts.
 
     Raises:
         FileNotFoundError: no such folder, or no git program.
-        ValueError: not a repository, no commits, a shallow clone, or an unknown revision.
+        ValueError: not a repository, no commits, or a shallow clone.
     """
     repository = Path(repository).expanduser()
-    dropped = Dropped() if dropped is None else dropped
-    name, license = _open(repository, revision), _license(repository, revision)
-    made = 0
+    name, license = _open(repository), _license(repository)
     with _Blobs(repository) as blobs:
-        for commit in _log(repository, revision, dropped):
-            if limit is not None and made >= limit:
-                return
-            edit = _edit(commit, blobs, name, license, tests, dropped)
-            record = edit and edit_record(edit, dropped)
-            if record:
-                made += 1
+        for commit in _log(repository, dropped):
+            edit = _edit(commit, blobs, name, license, dropped)
+            if record := edit and edit_record(edit, dropped):
                 yield record
 
 
@@ -99,8 +82,8 @@ def repository_name(repository: str | Path) -> str:
     return path.name.removesuffix(".git") or path.parent.name
 
 
-def _open(repository: Path, revision: str) -> str:
-    """Checks that there is a history to read; gives the repository's name."""
+def _open(repository: Path) -> str:
+    """Check that there is a history to read, and return the repository's name."""
     if which("git") is None:
         raise FileNotFoundError("the git program is not installed; it reads the history (Debian: apt-get install git)")
     if not repository.is_dir():
@@ -113,27 +96,22 @@ def _open(repository: Path, revision: str) -> str:
             f"{repository} is a shallow clone: its oldest commit would look like the making of every file; complete "
             "it with `git fetch --unshallow`"
         )
-    if (
-        revision.startswith("-")
-        or _git(repository, "rev-parse", "--verify", "-q", f"{revision}^{{commit}}").returncode
-    ):
-        if not _git(repository, "rev-list", "--all", "-n", "1").stdout.strip():
-            raise ValueError(f"{repository} has no commits; there is nothing to mine")
-        raise ValueError(f"revision {revision!r} is not in {repository}; expected a branch, a tag or a commit")
+    if _git(repository, "rev-parse", "--verify", "-q", "HEAD^{commit}").returncode:
+        raise ValueError(f"{repository} has no commits; there is nothing to read")
     return repository_name(repository)
 
 
-def _license(repository: Path, revision: str) -> str:
-    """SPDX name of the license file at the top of the tree of a revision."""
-    names = _git(repository, "ls-tree", "--name-only", "-z", revision).stdout.split("\0")
+def _license(repository: Path) -> str:
+    """Return the SPDX name of the license file at the top of the tree."""
+    names = _git(repository, "ls-tree", "--name-only", "-z", "HEAD").stdout.split("\0")
     for name in LICENSE_FILES:
         if name in names:
-            return license_of_text(_git(repository, "cat-file", "-p", f"{revision}:{name}").stdout)
+            return license_of_text(_git(repository, "cat-file", "-p", f"HEAD:{name}").stdout)
     return UNKNOWN_LICENSE
 
 
-def _edit(commit: _Commit, blobs: "_Blobs", name: str, license: str, tests: bool, dropped: Dropped) -> Edit | None:
-    reason = _commit_problem(commit, tests)
+def _edit(commit: _Commit, blobs: "_Blobs", name: str, license: str, dropped: Dropped) -> Edit | None:
+    reason = _commit_problem(commit)
     if reason:
         dropped.add(reason, commit.sha)
         return None
@@ -155,7 +133,7 @@ def _edit(commit: _Commit, blobs: "_Blobs", name: str, license: str, tests: bool
     )
 
 
-def _commit_problem(commit: _Commit, tests: bool) -> str | None:
+def _commit_problem(commit: _Commit) -> str | None:
     if len(commit.files) != 1:
         return "more than one .go file"
     status, _, _, path = commit.files[0]
@@ -165,7 +143,7 @@ def _commit_problem(commit: _Commit, tests: bool) -> str | None:
         return "bot"
     if commit.changed > MAX_CHANGED_LINES:
         return f"more than {MAX_CHANGED_LINES} changed lines"
-    return path_problem(path, tests=tests)
+    return path_problem(path)
 
 
 # ---- git ----
@@ -196,11 +174,11 @@ def _git(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
     )  # fmt: skip
 
 
-def _log(repository: Path, revision: str, dropped: Dropped) -> Iterator[_Commit]:
+def _log(repository: Path, dropped: Dropped) -> Iterator[_Commit]:
     """The commits that touch a .go file, read from git as it writes them."""
     with tempfile.TemporaryFile() as errors:
         process = subprocess.Popen(
-            _command(repository, *LOG, revision, "--", "*.go"),
+            _command(repository, *LOG, "HEAD", "--", "*.go"),
             stdout=subprocess.PIPE, stderr=errors, env=_environment(),
         )  # fmt: skip
         try:

@@ -72,22 +72,15 @@ class Edit:
     body: str = ""
 
 
-def path_problem(path: str, *, tests: bool = False) -> str | None:
-    """Why a path is none to learn from, or None.
-
-    Args:
-        path: of a file in its repository, with slashes.
-        tests: whether test files are wanted, and only these.
-    """
+def path_problem(path: str) -> str | None:
+    """Return why a path in a repository, with slashes, is not learned from, or None."""
     if not path.endswith(".go"):
         return "not a .go file"
     if set(path.split("/")[:-1]) & set(SKIPPED_FOLDERS):
         return "vendor or testdata"
     if GENERATED_NAMES.search(path):
         return "generated"
-    if path.endswith("_test.go") is not tests:
-        return "not a test file" if tests else "test file"
-    return None
+    return "test file" if path.endswith("_test.go") else None
 
 
 def text_problem(*texts: str) -> str | None:
@@ -126,8 +119,7 @@ def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
         group=edit.group,
         title=edit.title,
         body=edit.body,
-        path=edit.path,
-        before=before.code if before else "",
+        context={"path": edit.path, "before": before.code if before else ""},
         plan=edit_plan(edit.title, edit.body, after.target),
         code_prefix=after.prefix if same_signature else "",
         code=after.code,

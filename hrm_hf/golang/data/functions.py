@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...hub.licenses import UNKNOWN_LICENSE, license_of
 from ..validators.syntax import parse
+from .options import BuildGo
 from .plans import derived_steps, doc_plan, sentences
 from .records import new_record
 from .sources import Dropped, GoFile, go_files, license_of_header
@@ -22,64 +23,47 @@ from .sources import Dropped, GoFile, go_files, license_of_header
 if TYPE_CHECKING:
     from tree_sitter import Node
 
-CONTEXTS = ("none", "type", "file")
 DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # for tools; not part of a doc comment
 
 
-def function_records(
-    root: str | Path,
-    *,
-    context: str = "type",
-    types: bool = False,
-    min_body_lines: int = 2,
-    min_doc_characters: int = 20,
-    license: str | None = None,
-    group_by: str = "package",
-    dropped: Dropped | None = None,
-) -> Iterator[dict[str, Any]]:
-    """Records of a source tree, one for each documented function, method and, if asked for, type.
+def function_records(root: str | Path, options: BuildGo, dropped: Dropped) -> Iterator[dict[str, Any]]:
+    """Yield records of a source tree, one for each documented function, method and, if asked for, type.
 
     Args:
-        root: folder with Go files.
-        context: text in `context.before`: "none", "type" (package clause and the type of a method's receiver), or
-            "file" (imports as well).
-        types: type declarations too.
-        min_body_lines: lines between the braces that are not blank.
-        min_doc_characters: of the doc comment, without its slashes.
-        license: SPDX name; found in LICENSE files and file headers if not given.
-        group_by: what is never divided among splits: "package", or "repository" (the module).
-        dropped: counts what is left out.
+        root: folder with Go files, or a file.
+        options: `license` is found in LICENSE files and file headers if it is not given.
+        dropped: counts what is dropped.
 
     Raises:
-        ValueError: unknown `context` or `group_by`.
         FileNotFoundError: no such folder.
     """
-    if context not in CONTEXTS:
-        raise ValueError(f"context={context!r} is none of {', '.join(CONTEXTS)}")
-    if group_by not in ("package", "repository"):
-        raise ValueError(f'group_by={group_by!r} is neither "package" nor "repository"')
-    dropped = Dropped() if dropped is None else dropped
-    source, tree_license = source_name(root), license or license_of(root)
+    source, tree_license = source_name(root), options.license or license_of(root)
     for folder, files in groupby(go_files(root, dropped), key=lambda file: file.path.parent):
         known = tree_license
-        if license is None:
+        if options.license is None:
             nearest = license_of(folder, levels=0)
             known = nearest if nearest != UNKNOWN_LICENSE else known
         parsed = [(file, parse_file(file.text)) for file in files]
-        declared = _types_of_package(parsed) if context != "none" else {}
+        declared = _types_of_package(parsed) if options.context != "none" else {}
         for file, tree in parsed:
             shared = {
                 "source": source,
                 "license": known if known != UNKNOWN_LICENSE else license_of_header(file.text),
-                "group": file.package if group_by == "package" else file.module,
+                "group": file.package if options.split_by == "package" else file.module,
             }
-            for part in declarations(tree, types):
-                reason = _too_little(part, min_body_lines, min_doc_characters)
+            for part in declarations(tree, options.types):
+                reason = part.problem(options.min_body_lines, options.min_doc_characters)
                 if reason:
                     dropped.add(reason, f"{file.name}:{part.line}")
                 else:
-                    before = "" if context == "none" else _before(tree, part, declared, imports=context == "file")
-                    yield _record(file, part, before, shared)
+                    imports = options.context == "file"
+                    before = "" if options.context == "none" else _before(tree, part, declared, imports)
+                    yield documented_record(
+                        f"{file.package}/{file.path.name}:{part.line}:{part.qualified_name}",
+                        part,
+                        context={"path": file.name, "before": before},
+                        **shared,
+                    )
 
 
 def source_name(root: str | Path) -> str:
@@ -100,34 +84,18 @@ def _debian_installation(root: Path) -> list[Path]:
     return [Path("/usr/lib", root.resolve().parent.name)] if root.resolve().parts[:3] == ("/", "usr", "share") else []
 
 
-def _record(file: GoFile, part: "Declaration", before: str, shared: dict[str, str]) -> dict[str, Any]:
+def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, Any]:
+    """Return the record of a declaration whose doc comment is the problem; `shared` are fields of `new_record`."""
     title, *rest = sentences(part.doc, keep_layout=True)
-    plan = doc_plan(part.doc, part.name, [part.target], derived_steps(part.body) if part.body else [])
     return new_record(
-        f"{file.package}/{file.path.name}:{part.line}:{part.qualified_name}",
+        id,
         title=title,
         body="".join(rest).strip("\n"),
-        path=file.name,
-        before=before,
-        plan=plan,
+        plan=doc_plan(part.doc, part.name, [part.target], derived_steps(part.body) if part.body else []),
         code_prefix=part.prefix,
         code=part.code,
         **shared,
     )
-
-
-def _too_little(part: "Declaration", min_body_lines: int, min_doc_characters: int) -> str | None:
-    if part.broken:
-        return "syntax error"
-    if part.code == part.prefix:
-        return "no body"
-    if not part.doc:
-        return "no doc comment"
-    if len(part.doc) < min_doc_characters:
-        return f"doc comment below {min_doc_characters} characters"
-    if part.body_lines < min_body_lines:
-        return f"fewer than {min_body_lines} body lines"
-    return None
 
 
 # ---- parsing ----
@@ -183,6 +151,20 @@ class Declaration:
         self.target = f"{'interface' if inner.type == 'interface_type' else 'type'}:{self.name}"
         brace = self.code.find("{") if inner.type in ("struct_type", "interface_type") else -1
         self.prefix = self.code[: brace + 1] if brace >= 0 else self._up_to(node, inner.start_byte)
+
+    def problem(self, min_body_lines: int, min_doc_characters: int) -> str | None:
+        """Return why the declaration is no record, or None."""
+        if self.broken:
+            return "syntax error"
+        if self.code == self.prefix:
+            return "no body"
+        if not self.doc:
+            return "no doc comment"
+        if len(self.doc) < min_doc_characters:
+            return f"doc comment below {min_doc_characters} characters"
+        if self.body_lines < min_body_lines:
+            return f"fewer than {min_body_lines} body lines"
+        return None
 
     @staticmethod
     def _up_to(node: "Node", end: int) -> str:

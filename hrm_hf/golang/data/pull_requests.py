@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from ...hub.licenses import UNKNOWN_LICENSE
-from ...io.sources import BadLineError, json_object, numbered_lines, shorten
+from ...io.sources import BadLineError, json_object, shorten
 from ...models.processing_hrm_go_coder import INTENTS, TARGET_KINDS
 from .commits import BOTS
 from .edits import TASKS, Edit, edit_plan, edit_record, functions_of, path_problem, text_problem, without_trailers
 from .plans import plan_of
-from .records import new_record
+from .records import new_record, parsed_lines
 from .sources import Dropped
 
 
@@ -27,36 +27,27 @@ from .sources import Dropped
 CI = {"success": True, "passed": True, "failure": False, "failed": False}
 
 
-def pull_request_records(
-    path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped | None = None
-) -> Iterator[dict[str, Any]]:
-    """Records of a file of pull requests; lines of both kinds may be mixed.
+def pull_request_records(path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped) -> Iterator[dict[str, Any]]:
+    """Yield the records of a file of pull requests; lines of both kinds may be mixed.
+
+    The repository is the group. A solution has an attempt only where something is known of its tests and syntax; where
+    its tests failed it is dropped, because it is no solution.
 
     Args:
         path: `.jsonl` or `.jsonl.gz`.
         on_bad_line: "stop" raises at a line that is neither kind, "skip" counts it.
         dropped: counts pull requests and files that give no record, by reason.
 
-    Yields:
-        Records of `go_records` with the repository as group. A solution has an attempt only where something is known
-        of its tests and syntax; where its tests failed it is left out, being no solution.
-
     Raises:
         FileNotFoundError: no such file.
-        BadLineError: a line is broken, or neither kind; names file and line.
+        BadLineError: a line is corrupt, or neither kind; names file and line.
     """
-    if on_bad_line not in ("stop", "skip"):
-        raise ValueError(f'on_bad_line={on_bad_line!r} is neither "stop" nor "skip"')
-    dropped = Dropped() if dropped is None else dropped
-    for place, line in numbered_lines(path):
-        try:
-            row = json_object(line, place)
-            records = _of_row(row, place, dropped)
-        except BadLineError as error:
-            if on_bad_line == "stop":
-                raise BadLineError(f"{error}. Mend it, or skip such lines") from None
-            dropped.add("broken line", shorten(str(error)))
-            continue
+
+    def parse(line: bytes, place: str) -> list[dict[str, Any]]:
+        return _of_row(json_object(line, place), place, dropped)
+
+    skip = lambda wrong: dropped.add("broken line", shorten(wrong))  # noqa: E731
+    for records in parsed_lines(path, parse, on_bad_line, skip):
         yield from records
 
 
@@ -140,8 +131,7 @@ def _of_hierarchical(row: dict[str, Any], place: str, dropped: Dropped) -> list[
         group=repository or place,
         title=title,
         body=body,
-        path=path,
-        before=before,
+        context={"path": path, "before": before},
         plan=_plan(row.get("plan"), title, body, code),
         code=code,
     )

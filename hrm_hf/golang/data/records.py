@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from datasets import Features
 
 FEEDBACK_FIELDS = tuple(field.name for field in fields(Feedback))
+KINDS = {str: "a text", dict: "an object", list: "a list"}
 
 
 def new_record(
@@ -41,16 +42,14 @@ def new_record(
     source: str,
     group: str,
     code: str,
+    plan: dict[str, Any],
     license: str = "unknown",
     title: str = "",
     body: str = "",
-    path: str = "",
-    before: str = "",
-    plan: dict[str, Any],
+    context: dict[str, str] | None = None,
     code_prefix: str = "",
-    attempts: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """A record from its parts, checked.
+    """Make a record without attempts, and validate it.
 
     Raises:
         ValueError: see `validate_record`.
@@ -61,9 +60,9 @@ def new_record(
         "licence": license,
         "group": group,
         "problem": {"title": title, "body": body},
-        "context": {"path": path, "before": before},
+        "context": context or {"path": "", "before": ""},
         "plan": plan,
-        "attempts": attempts or [],
+        "attempts": [],
         "code_prefix": code_prefix,
         "solution": {"code": code},
     }
@@ -72,64 +71,54 @@ def new_record(
 
 
 def validate_record(record: Any) -> None:
-    """Checks every field of a record; unknown fields are passed over.
+    """Check every field of a record; unknown fields are ignored.
 
     Raises:
         ValueError: names the field, its value and what was expected.
     """
     _expect(isinstance(record, dict), "the record", record, "a JSON object")
     for name in ("id", "group"):
-        _text(record, name, "")
-        _expect(record[name] != "", name, "", "a text that is not empty")
+        _expect(_get(record, name, str) != "", name, "", "a text that is not empty")
     for name in ("source", "licence", "code_prefix"):
-        _text(record, name, "")
+        _get(record, name, str)
     for name, parts in (("problem", ("title", "body")), ("context", ("path", "before")), ("solution", ("code",))):
-        inner = _object(record, name, "")
+        inner = _get(record, name, dict)
         for part in parts:
-            _text(inner, part, f"{name}.")
-    _plan(_object(record, "plan", ""))
+            _get(inner, part, str, f"{name}.")
+    _validate_plan(_get(record, "plan", dict))
     code, prefix = record["solution"]["code"], record["code_prefix"]
     _expect(code.strip() != "", "solution.code", code, "code")
     _expect(code.startswith(prefix), "code_prefix", prefix, "the beginning of solution.code")
-    _attempts(_list(record, "attempts", ""), code, prefix)
+    attempts = _get(record, "attempts", list)
+    for number, attempt in enumerate(attempts):
+        place, last = f"attempts[{number}]", number == len(attempts) - 1
+        _expect(isinstance(attempt, dict), place, attempt, "an object")
+        found = _get(attempt, "code", str, f"{place}.")
+        _expect(found.startswith(prefix), f"{place}.code", found, "code_prefix at its beginning")
+        decision = _choice(attempt, "decision", f"{place}.", DECISIONS)
+        _validate_feedback(attempt.get("feedback"), f"{place}.feedback")
+        expected = "DONE at the last attempt, and there only"
+        _expect((decision == "DONE") == last, f"{place}.decision", decision, expected)
+        _expect(not last or found == code, f"{place}.code", found, "solution.code, at the last attempt")
 
 
-def _plan(plan: dict) -> None:
+def _validate_plan(plan: dict) -> None:
     _choice(plan, "intent", "plan.", INTENTS)
-    for number, target in enumerate(_list(plan, "targets", "plan.")):
-        _target(target, f"plan.targets[{number}]")
-    for number, step in enumerate(_list(plan, "steps", "plan.")):
+    targets = [(f"plan.targets[{n}]", target) for n, target in enumerate(_get(plan, "targets", list, "plan."))]
+    for number, step in enumerate(_get(plan, "steps", list, "plan.")):
         place = f"plan.steps[{number}]"
         _expect(isinstance(step, dict), place, step, "an object")
         _choice(step, "intent", f"{place}.", INTENTS)
-        _text(step, "text", f"{place}.")
-        _text(step, "target", f"{place}.")
-        if step["target"]:
-            _target(step["target"], f"{place}.target")
+        _get(step, "text", str, f"{place}.")
+        if target := _get(step, "target", str, f"{place}."):
+            targets.append((f"{place}.target", target))
+    for place, target in targets:
+        kind, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
+        expected = f'"kind:name" with a kind of {", ".join(TARGET_KINDS)}'
+        _expect(kind in TARGET_KINDS and name != "", place, target, expected)
 
 
-def _target(target: Any, place: str) -> None:
-    kind, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
-    expected = f'"kind:name" with a kind of {", ".join(TARGET_KINDS)}'
-    _expect(kind in TARGET_KINDS and name != "", place, target, expected)
-
-
-def _attempts(attempts: list, code: str, prefix: str) -> None:
-    for number, attempt in enumerate(attempts):
-        place = f"attempts[{number}]"
-        _expect(isinstance(attempt, dict), place, attempt, "an object")
-        _text(attempt, "code", f"{place}.")
-        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "code_prefix at its beginning")
-        _choice(attempt, "decision", f"{place}.", DECISIONS)
-        _feedback(attempt.get("feedback"), f"{place}.feedback")
-        last = number == len(attempts) - 1
-        expected = "DONE at the last attempt, and there only"
-        _expect((attempt["decision"] == "DONE") == last, f"{place}.decision", attempt["decision"], expected)
-        if last:
-            _expect(attempt["code"] == code, f"{place}.code", attempt["code"], "solution.code, at the last attempt")
-
-
-def _feedback(feedback: Any, place: str) -> None:
+def _validate_feedback(feedback: Any, place: str) -> None:
     if feedback is None:
         return
     _expect(isinstance(feedback, dict), place, feedback, "an object or null")
@@ -138,11 +127,10 @@ def _feedback(feedback: Any, place: str) -> None:
     for name in ("syntax_ok", "types_ok", "tests_pass"):
         value = feedback.get(name)
         _expect(value is None or isinstance(value, bool), f"{place}.{name}", value, "true, false or null")
-    _expect(feedback.get("category") in CATEGORIES, f"{place}.category", feedback.get("category"), _one_of(CATEGORIES))
-    line = feedback.get("line")
+    category, line, message = feedback.get("category"), feedback.get("line"), feedback.get("message", "")
+    _expect(category in CATEGORIES, f"{place}.category", category, f"one of {', '.join(CATEGORIES)}")
     valid = line is None or (isinstance(line, int) and not isinstance(line, bool) and line >= 1)
     _expect(valid, f"{place}.line", line, "a line number from 1, or null")
-    message = feedback.get("message", "")
     _expect(isinstance(message, str), f"{place}.message", message, "a text")
 
 
@@ -151,41 +139,22 @@ def _expect(holds: bool, field: str, value: Any, expected: str) -> None:
         raise ValueError(f"{field} is {shorten(value)}; expected {expected}")
 
 
-def _one_of(values: tuple[str, ...]) -> str:
-    return f"one of {', '.join(values)}"
-
-
-def _inner(parent: dict, name: str, place: str) -> Any:
+def _get(parent: dict, name: str, kind: type, place: str = "") -> Any:
+    """Return a field of a JSON object that must be a str (which UTF-8 can encode), a dict or a list."""
     if name not in parent:
         raise ValueError(f"{place}{name} is missing; there are {shorten(sorted(parent))}")
-    return parent[name]
-
-
-def _text(parent: dict, name: str, place: str) -> None:
-    value = _inner(parent, name, place)
-    _expect(isinstance(value, str), f"{place}{name}", value, "a text")
-    _expect(_encodes(value), f"{place}{name}", value, "text without half surrogate pairs")
-
-
-def _encodes(text: str) -> bool:
-    return text.isascii() or not any("\ud800" <= character <= "\udfff" for character in text)
-
-
-def _object(parent: dict, name: str, place: str) -> dict:
-    value = _inner(parent, name, place)
-    _expect(isinstance(value, dict), f"{place}{name}", value, "an object")
+    value = parent[name]
+    _expect(isinstance(value, kind), f"{place}{name}", value, KINDS[kind])
+    if kind is str and not value.isascii():
+        half = any("\ud800" <= character <= "\udfff" for character in value)
+        _expect(not half, f"{place}{name}", value, "text without half surrogate pairs")
     return value
 
 
-def _list(parent: dict, name: str, place: str) -> list:
-    value = _inner(parent, name, place)
-    _expect(isinstance(value, list), f"{place}{name}", value, "a list")
+def _choice(parent: dict, name: str, place: str, values: tuple[str, ...]) -> str:
+    value = _get(parent, name, str, place)
+    _expect(value in values, f"{place}{name}", value, f"one of {', '.join(values)}")
     return value
-
-
-def _choice(parent: dict, name: str, place: str, values: tuple[str, ...]) -> None:
-    value = _inner(parent, name, place)
-    _expect(value in values, f"{place}{name}", value, _one_of(values))
 
 
 # ---- files ----
@@ -196,28 +165,38 @@ def read_records(
     on_bad_line: str = "stop",
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """The records of one file, or of several one after the other; only one line is in memory at a time.
+    """Yield the records of one file, or of several one after the other; only one line is in memory at a time.
 
     Args:
         paths: `.jsonl` or `.jsonl.gz`.
-        on_bad_line: "stop" raises at the first line that is no record, "skip" passes over it.
-        on_skip: called with what is wrong with each line that is passed over.
+        on_bad_line: "stop" raises at the first line that is no record, "skip" skips it.
+        on_skip: called with what is wrong with each line that is skipped.
 
     Raises:
         FileNotFoundError: no such file.
         BadLineError: a line is no record; names file, line and field.
     """
-    if on_bad_line not in ("stop", "skip"):
-        raise ValueError(f'on_bad_line={on_bad_line!r} is neither "stop" nor "skip"')
     for path in [paths] if isinstance(paths, str | Path) else paths:
-        for place, line in numbered_lines(path):
-            try:
-                yield _record_of(line, place)
-            except BadLineError as error:
-                if on_bad_line == "stop":
-                    raise BadLineError(f"{error}. Mend it, or skip such lines") from None
-                if on_skip is not None:
-                    on_skip(str(error))
+        yield from parsed_lines(path, _record_of, on_bad_line, on_skip)
+
+
+def parsed_lines(
+    path: str | Path,
+    parse: Callable[[bytes, str], Any],
+    on_bad_line: str,
+    on_skip: Callable[[str], None] | None = None,
+) -> Iterator[Any]:
+    """Yield what `parse(line, place)` returns for each line of a file; it raises BadLineError at a bad line."""
+    for place, line in numbered_lines(path):
+        try:
+            parsed = parse(line, place)
+        except BadLineError as error:
+            if on_bad_line == "stop":
+                raise
+            if on_skip is not None:
+                on_skip(str(error))
+        else:
+            yield parsed
 
 
 def _record_of(line: bytes, place: str) -> dict[str, Any]:

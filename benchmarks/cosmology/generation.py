@@ -17,9 +17,10 @@ import tempfile
 import time
 
 import numpy as np
+from datasets import load_dataset
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
-from hrm_hf.cosmology.dataset.rows import load_cosmology_dataset, read_arrays
+from hrm_hf.cosmology.dataset.rows import read_arrays
 from hrm_hf.cosmology.simulation.maps import KINDS, MapSettings, generate_map
 
 from ..report import machine, make_parser, write_report
@@ -118,7 +119,7 @@ def reading_times(maps: int) -> dict[str, float]:
         started = time.perf_counter()
         array = read_arrays(folder, "train")["map"]
         seconds = time.perf_counter() - started
-        dataset = load_cosmology_dataset(folder, "train").with_format("numpy")
+        dataset = load_dataset(folder, split="train").with_format("numpy")
         batches = np.random.default_rng(0).integers(0, maps, (20, 64))
         return {
             "read_arrays, MB/s": array.nbytes / 1e6 / seconds,

@@ -14,6 +14,7 @@ from pathlib import Path
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.evaluation_run import evaluate_baseline
 from hrm_hf.cosmology.mass_maps.evaluation_run import METHODS, evaluate_reconstruction
+from hrm_hf.cosmology.options import EvaluateBaseline, EvaluateMassMaps
 from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.trainer.recipes import library_versions
 
@@ -39,18 +40,15 @@ def main() -> None:
         build_cosmology_dataset(settings, data, train, test, workers=args.workers, progress=True)
         report = {"maps": {}, "parameters": {}}
         for method in METHODS:
-            found = evaluate_reconstruction(
-                data,
-                method,
-                train=train,
-                draws=0 if method == "kaiser-squires" else DRAWS,
-                regression=None if method == "wiener" else REGRESSION,
-            )
+            draws = 0 if method == "kaiser-squires" else DRAWS
+            regression = None if method == "wiener" else REGRESSION
+            options = EvaluateMassMaps(data=data, method=method, train=train, draws=draws, regression=regression)
+            found = evaluate_reconstruction(options)
             report["maps"][method] = {"settings": found["settings"], **found["metrics"]}
             print(f"{method:15} error {found['metrics']['error']}")
             if "regression" in found:
                 report["parameters"][method] = parameters(found["regression"]["metrics"], REGRESSION)
-        direct = evaluate_baseline(data, SHEAR_REGRESSION, train=train)
+        direct = evaluate_baseline(EvaluateBaseline(data=data, method=SHEAR_REGRESSION, train=train))
         report["parameters"]["masked shear"] = parameters(direct["metrics"], SHEAR_REGRESSION)
     for name, found in report["parameters"].items():
         print(f"{name:15} {found}")

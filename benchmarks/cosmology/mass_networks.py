@@ -28,16 +28,16 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import AutoFeatureExtractor, AutoModelForImageToImage
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
-from hrm_hf.cosmology.evaluation import map_distances
+from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
 from hrm_hf.cosmology.mass_maps.evaluation_run import estimate_maps, map_estimator, network_metrics
 from hrm_hf.cosmology.mass_maps.metrics import MassMaps, error_ratio, relative_error, squared_errors
-from hrm_hf.cosmology.mass_maps.network import map_with_network
 from hrm_hf.cosmology.mass_maps.plots import plot_mass_maps, plot_segments
-from hrm_hf.cosmology.mass_maps.shear_maps import ShearMaps, load_shear_info
+from hrm_hf.cosmology.prediction import map_distances, predict_maps
 from hrm_hf.trainer.plots import ACCENT, EXTRA, MUTED, new_figure, save_figure
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import make_parser, write_report
+from .lognormal_posterior import lognormal_estimator
 
 
 IMAGES = Path(__file__).parents[2] / "docs" / "images"
@@ -61,24 +61,26 @@ def main() -> None:
     torch.set_num_threads(args.threads)
     pictures = Path(args.out) if args.quick else IMAGES
     pictures.mkdir(parents=True, exist_ok=True)
-    info, rows = load_shear_info(args.data), ShearMaps.read(args.data, "test", args.limit)
+    info, rows = load_cosmology_info(args.data), MapSet.read(args.data, "test", args.limit, kappa=True)
     models = {name: load(folder) for name, folder in (pair.split("=", 1) for pair in args.models)}
     errors, report = {}, {"models": {}, "methods": {}}
     for name, (model, extractor) in models.items():
-        found = map_with_network(model, extractor, rows)
-        errors[name] = found.errors[:, -1]
-        distances = map_distances(model, extractor, rows.shear, rows.masks)
+        found = predict_maps(model, extractor, rows)
+        errors[name] = found.map_errors[:, -1]
+        distances = map_distances(model, extractor, rows)
         size = {"parameters": model.num_parameters(), "flops_a_map": flops(model, extractor, rows)}
         report["models"][name] = size | network_metrics(found, info) | {"map_distance": distances}
         print(f"{name:14} error after segments {report['models'][name]['per_step']['error']}", flush=True)
         if len(report["models"]) == 1:
             judged, curve = name, report["models"][name]["per_step"]["error"]
-            plot_mass_maps(found.maps, rows.shear, pictures / "cosmo_mass_network.png")
-            plot_segments(found.shown, found.maps.truth[0], curve, pictures / "cosmo_mass_segments.png")
-    training = ShearMaps.read(args.data, "train", args.train)
+            plot_mass_maps(found.mass_maps, rows.maps, pictures / "cosmo_mass_network.png")
+            plot_segments(found.shown, found.mass_maps.truth[0], curve, pictures / "cosmo_mass_segments.png")
+    training = MapSet.read(args.data, "train", args.train, kappa=True)
     for method in ("kaiser-squires", "wiener-mean", "wiener", *(["lognormal"] if args.floor else [])):
-        some = rows.take(slice(args.floor)) if method == "lognormal" else rows
-        estimator, _ = map_estimator(method, info.settings, training)
+        some = rows[: args.floor] if method == "lognormal" else rows
+        estimator = lognormal_estimator(info.settings)
+        if method != "lognormal":
+            estimator, _ = map_estimator(method, info.settings, training)
         maps = MassMaps(some.kappa, estimate_maps(estimator, some, 50)[0], some.masks)
         errors[method] = squared_errors(maps)[0]
         report["methods"][method] = {"maps": len(some.kappa), "error": relative_error(maps)}
@@ -113,9 +115,9 @@ def ratio(first: np.ndarray, second: np.ndarray) -> dict:
     return error_ratio(first[:count], second[:count])
 
 
-def flops(model, extractor, rows: ShearMaps) -> int:
+def flops(model, extractor, rows: MapSet) -> int:
     """Floating-point operations of one map, two a multiply-add."""
-    inputs = extractor(rows.shear[:1], mask=rows.masks[:1])["pixel_values"]
+    inputs = extractor(rows.maps[:1], mask=rows.masks[:1])["pixel_values"]
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         model(inputs)
     return counter.get_total_flops()
@@ -125,7 +127,7 @@ def drawn(info, changes: dict, count: int, folder: Path) -> tuple:
     """Info and test rows of maps with other settings."""
     settings = dataclasses.replace(info.settings, **changes)
     build_cosmology_dataset(settings, folder, 1, count, seed=1, workers=0)
-    return load_shear_info(str(folder)), ShearMaps.read(str(folder), "test", None)
+    return load_cosmology_info(folder), MapSet.read(folder, "test", kappa=True)
 
 
 def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) -> list[dict]:
@@ -133,13 +135,13 @@ def halting(judged: tuple, info, shares: list[float], count: int, folder: Path) 
     found = []
     for share in shares:
         _, rows = drawn(info, {"mask_fraction": share}, count, folder / f"masked {share}")
-        fixed, adaptive = (map_with_network(*judged, rows, halt=halt) for halt in ("fixed", "adaptive"))
+        fixed, adaptive = (predict_maps(*judged, rows, halt=halt) for halt in ("fixed", "adaptive"))
         steps = adaptive.predictions.steps
         found.append({
             "masked": share,
-            "error": relative_error(fixed.maps),
-            "error_adaptive": relative_error(adaptive.maps),
-            "adaptive_over_fixed": error_ratio(adaptive.errors[:, -1], fixed.errors[:, -1]),
+            "error": relative_error(fixed.mass_maps),
+            "error_adaptive": relative_error(adaptive.mass_maps),
+            "adaptive_over_fixed": error_ratio(adaptive.map_errors[:, -1], fixed.map_errors[:, -1]),
             "average_steps": float(steps.mean()),
             "steps_standard_error": float(steps.std() / np.sqrt(len(steps))),
             "steps_histogram": np.bincount(steps.astype(int))[1:].tolist(),
@@ -154,13 +156,13 @@ def shifted(models: dict, info, changes: dict, count: int, folder: Path) -> dict
     estimator, _ = map_estimator("wiener", own.settings, None)
     found = {"wiener": {"error": relative_error(MassMaps(rows.kappa, estimate_maps(estimator, rows, 50)[0]))}}
     for name, (model, extractor) in models.items():
-        metrics = network_metrics(map_with_network(model, extractor, rows), info)
+        metrics = network_metrics(predict_maps(model, extractor, rows), info)
         s_8 = metrics["posterior"]["parameters"]["s_8"]
         found[name] = {
             "error": metrics["error"],
             "uncertainty": metrics["uncertainty"],
             "s_8": {key: s_8[key] for key in ("rmse", "bias", "mean_z2", "coverage_68")},
-            "map_distance": map_distances(model, extractor, rows.shear, rows.masks),
+            "map_distance": map_distances(model, extractor, rows),
         }
     print(changes, found, flush=True)
     return found

@@ -23,9 +23,10 @@ from pathlib import Path
 import numpy as np
 from transformers import AutoFeatureExtractor, AutoModelForImageClassification
 
-from hrm_hf.cosmology.baselines import MapSet, run_baseline
-from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
-from hrm_hf.cosmology.evaluation import compare, evaluate_predictions, predict_maps, rmse_per_step
+from hrm_hf.cosmology.baselines import run_baseline
+from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
+from hrm_hf.cosmology.evaluation import compare, evaluate_predictions
+from hrm_hf.cosmology.prediction import predict_maps
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import machine, make_parser, write_report
@@ -45,7 +46,11 @@ def main() -> None:
     report = {"sets": {}, "machine": machine(), "versions": library_versions()}
     for name, folder in sets.items():
         report["sets"][name] = found = {}
-        prior, train, test = load_cosmology_info(folder).prior, maps_of(folder, "train"), maps_of(folder, "test")
+        prior, train, test = (
+            load_cosmology_info(folder).prior,
+            MapSet.read(folder, "train"),
+            MapSet.read(folder, "test"),
+        )
         for method in METHODS:
             started = time.perf_counter()
             metrics = evaluate_predictions(run_baseline(method, train, test), prior)
@@ -97,11 +102,6 @@ def build(args: argparse.Namespace, name: str, sigma_e: float) -> Path:
     return folder
 
 
-def maps_of(folder: Path, split: str) -> MapSet:
-    rows = read_arrays(folder, split)
-    return MapSet(rows["map"], {name: rows[name] for name in ("omega_m", "sigma_8", "s_8")})
-
-
 def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path]) -> Path | None:
     """The folder of a run, after training it if it is not there; None if nothing is to be trained."""
     folder = args.models / f"{kind}_{name}"
@@ -136,28 +136,31 @@ def results_of(folder: Path) -> dict:
 def evaluate(run: Path, test: MapSet, prior: dict, gp: dict) -> dict:
     model = AutoModelForImageClassification.from_pretrained(run)
     extractor = AutoFeatureExtractor.from_pretrained(run)
-    predictions, segments, speed = predict_maps(model, extractor, test.maps, test.labels)
-    metrics = evaluate_predictions(predictions, prior)
+    answers = predict_maps(model, extractor, test)
+    metrics = evaluate_predictions(answers.predictions, prior)
     saved = results_of(run)
     found = {
         "metrics": metrics,
         "over_spectrum_gp": compare(metrics, gp),
-        "maps_per_second": speed,
+        "maps_per_second": answers.maps_per_second,
         "steps": saved["steps"],
         "train_seconds": saved["train_seconds"],
         "parameters": saved["parameters"],
         "posterior_scale": model.config.posterior_scale,
     }
     if model.config.to_dict().get("halt_max_steps", 1) > 1:
-        found["rmse_per_step"] = rmse_per_step(predictions, segments)
-        found["halting"] = [halting(model, extractor, test, segments, threshold) for threshold in THRESHOLDS]
+        found["rmse_per_step"] = answers.rmse_per_step()
+        found["halting"] = [
+            halting(model, extractor, test, answers.segment_means, threshold) for threshold in THRESHOLDS
+        ]
     return found
 
 
 def halting(model, extractor, test: MapSet, segments: np.ndarray, threshold: float) -> dict:
     """Adaptive halting at a threshold, and as many segments given out by chance. segments [N, M, R] are the means."""
     model.config.halt_threshold = threshold
-    predictions, _, speed = predict_maps(model, extractor, test.maps, test.labels, halt="adaptive")
+    answers = predict_maps(model, extractor, test, halt="adaptive")
+    predictions = answers.predictions
     average = float(predictions.steps.mean())
     lucky = np.random.default_rng(0).random(len(segments)) < average % 1
     by_chance = segments[np.arange(len(segments)), np.floor(average).astype(int) + lucky - 1]
@@ -165,7 +168,7 @@ def halting(model, extractor, test: MapSet, segments: np.ndarray, threshold: flo
         "threshold": threshold,
         "average_steps": average,
         "segments_saved": 1 - average / segments.shape[1],
-        "maps_per_second": speed,
+        "maps_per_second": answers.maps_per_second,
         "rmse": rmse(predictions.names, predictions.mean, predictions.truth),
         "rmse_by_chance": rmse(predictions.names, by_chance, predictions.truth),
     }

@@ -17,7 +17,8 @@ import torch
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression
 from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
-from hrm_hf.cosmology.evaluation import map_distances
+from hrm_hf.cosmology.dataset.rows import MapSet
+from hrm_hf.cosmology.prediction import map_distances
 from hrm_hf.cosmology.regression import fit_map_distance
 from hrm_hf.cosmology.simulation.background import PRIOR
 from hrm_hf.cosmology.simulation.maps import PERIODIC, MapSettings, generate_columns
@@ -87,7 +88,8 @@ def shares_beyond(pool, options: dict, train: int, count: int, lpt: int) -> dict
     for number, (name, (kind, wanted, settings)) in enumerate(others.items(), 1):
         if settings.get("observable") == "shear" and kind not in PERIODIC:
             continue  # no shear is made of it
-        found = map_distances(model, extractor, *draw(pool, kind, wanted, number * 10**6, settings))
+        maps, masks = draw(pool, kind, wanted, number * 10**6, settings)
+        found = map_distances(model, extractor, MapSet(maps, {}, masks))
         low, high = wilson_interval(round(found["share_beyond"] * wanted), wanted)
         sets[name] = found | {"interval": [low, high], "maps": wanted}
     return {"settings": options, "train": train, "held_out": held_out, "sets": sets}

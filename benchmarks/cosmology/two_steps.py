@@ -17,8 +17,8 @@ import torch
 
 from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.collator import MapRows, shifted, split_rows
+from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
 from hrm_hf.cosmology.mass_maps.evaluation_run import estimate_maps, map_estimator
-from hrm_hf.cosmology.mass_maps.shear_maps import ShearMaps, load_shear_info
 from hrm_hf.cosmology.regression import CosmologyMaps
 from hrm_hf.cosmology.run import RegressionRun
 from hrm_hf.models.shear_operator import shear_from_convergence
@@ -39,15 +39,15 @@ class TwoStepRun(RegressionRun):
     """A regression whose maps are Wiener-filtered before training."""
 
     def open_maps(self) -> CosmologyMaps:
-        info = load_shear_info(self.data_args.data_path)
-        rows = ShearMaps.read(self.data_args.data_path, "train", None)
+        info = load_cosmology_info(self.data_args.data_path)
+        rows = MapSet.read(self.data_args.data_path, "train", kappa=True)
         self.estimator, _ = map_estimator("wiener-mean", info.settings, rows)
-        cosmologies = np.arange(len(rows.shear)) // info.maps_per_cosmology
+        cosmologies = np.arange(len(rows)) // info.maps_per_cosmology
         free, held_out = split_rows(cosmologies, self.data_args.max_train_samples, self.data_args.val_samples)
         generator = torch.Generator().manual_seed(self.args.seed)
-        observed = [observed_anew(rows.take(free), info.settings.pixel_noise, generator)
+        observed = [observed_anew(rows[free], info.settings.pixel_noise, generator)
                     for _ in range(self.data_args.observations)]  # fmt: skip
-        train, labels = self.filtered([*observed, rows.take(held_out)], info.target_names)
+        train, labels = self.filtered([*observed, rows[held_out]], info.target_names)
         count = len(train) - len(held_out)
         info = dataclasses.replace(
             info,
@@ -61,25 +61,25 @@ class TwoStepRun(RegressionRun):
             MapRows(train, labels, rows=np.arange(count, len(train))),
         )
 
-    def filtered(self, parts: list[ShearMaps], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    def filtered(self, parts: list[MapSet], names: list[str]) -> tuple[np.ndarray, np.ndarray]:
         """Wiener maps [N, P, S, S] of all parts, and their labels [N, T]."""
         maps = [estimate_maps(self.estimator, part, BATCH)[0] for part in parts]
         labels = [np.stack([part.labels[name] for name in names], axis=1) for part in parts]
         return np.concatenate(maps), np.concatenate(labels)
 
-    def load_test_rows(self) -> dict[str, np.ndarray]:
-        rows = ShearMaps.read(self.data_args.data_path, "test", self.data_args.max_test_samples)
-        return {"map": estimate_maps(self.estimator, rows, BATCH)[0], **rows.labels}
+    def load_test_rows(self) -> MapSet:
+        rows = MapSet.read(self.data_args.data_path, "test", self.data_args.max_test_samples, kappa=True)
+        return MapSet(estimate_maps(self.estimator, rows, BATCH)[0], rows.labels)
 
 
-def observed_anew(rows: ShearMaps, noise: float, generator: torch.Generator) -> ShearMaps:
+def observed_anew(rows: MapSet, noise: float, generator: torch.Generator) -> MapSet:
     """The same convergence under the mask of another row, moved around its edges, with other shape noise."""
     count, size = len(rows.kappa), rows.kappa.shape[-1]
     masks = torch.from_numpy(rows.masks)[torch.randperm(count, generator=generator), None]
     masks = shifted(masks, *torch.randint(size, (2, count), generator=generator))
     shear = shear_from_convergence(torch.from_numpy(rows.kappa))
     shear = (shear + noise * torch.randn(shear.shape, generator=generator)) * masks
-    return ShearMaps(shear.numpy(), masks[:, 0].numpy(), rows.kappa, rows.labels)
+    return MapSet(shear.numpy(), rows.labels, masks[:, 0].numpy(), rows.kappa)
 
 
 if __name__ == "__main__":

@@ -32,10 +32,8 @@ from datasets import Dataset
 from transformers import DynamicCache, PrinterCallback, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from hrm_hf.cosmology.arguments import CosmoTrainingArguments
-from hrm_hf.cosmology.mass_maps.arguments import MassMapTrainingArguments
-from hrm_hf.cosmology.mass_maps.trainer import MassMapTrainer
-from hrm_hf.cosmology.trainer import RegressionTrainer
+from hrm_hf.cosmology.arguments import CosmoTrainingArguments, MassMapTrainingArguments
+from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.text.arguments import LmTrainingArguments

@@ -17,8 +17,9 @@ import transformers
 import yaml
 from transformers import AutoConfig, AutoFeatureExtractor, AutoTokenizer
 
-from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
-from hrm_hf.cosmology.evaluation import parameter_metrics, predict_maps
+from hrm_hf.cosmology.dataset.rows import MapSet, load_cosmology_info
+from hrm_hf.cosmology.evaluation import parameter_metrics
+from hrm_hf.cosmology.prediction import predict_maps
 from hrm_hf.golang.data.collator import GoStreamBuilder, TooLongError
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.evaluation.metrics import ratio_interval
@@ -197,10 +198,9 @@ class Regressor:
         self.extractor = AutoFeatureExtractor.from_pretrained(self.folder)
         self.config = AutoConfig.from_pretrained(self.folder)
         self.prior = load_cosmology_info(self.data).prior
-        arrays = {name: value[: self.args.maps] for name, value in read_arrays(self.data, "test").items()}
-        self.maps = arrays["map"]
-        self.labels = {name: arrays[name] for name in self.config.reported_names if name in arrays}
-        self.pixels = self.extractor(self.maps, return_tensors="pt")["pixel_values"]
+        self.maps = MapSet.read(self.data, "test", self.args.maps)
+        self.labels = self.maps.labels
+        self.pixels = self.extractor(self.maps.maps, return_tensors="pt")["pixel_values"]
         self.rows = {"maps": len(self.maps)}
         self.found: dict[int, Any] = {}
 
@@ -208,7 +208,7 @@ class Regressor:
     def quality(self, model) -> dict[str, float]:
         adaptive = self.config.model_type == "hrm_cosmo"
         halt = {"halt": "adaptive"} if adaptive else {}
-        found, _, _ = predict_maps(model, self.extractor, self.maps, self.labels, num_samples=200, **halt)
+        found = predict_maps(model, self.extractor, self.maps, num_samples=200, **halt).predictions
         self.found[id(model)] = found
         truth = torch.tensor(np.stack([self.labels[name] for name in self.config.target_names], axis=1))
         losses = [

@@ -1,5 +1,8 @@
 """Shared by the tabs of maps of the sky: which map to take, and the posterior of parameters that it leaves."""
 
+import math
+import os
+import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +26,8 @@ COLUMNS = ["parameter", "mean", "std", "68 %", "95 %", "true value"]
 FALLBACK_BOUNDS = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}
 EXAMPLES = (("Little matter", 0.2, 0.75), ("Planck-like", 0.31, 0.81), ("Much matter", 0.42, 0.9))
 SAMPLES = 4000
+FITS_UNITS = 100
+TOO_MUCH = f"the page takes at most {UPLOAD_PIXELS:,}"
 
 
 # ---------------------------------------------------------------------------------------------------- logic
@@ -34,18 +39,71 @@ def source_redshifts(planes: int) -> tuple[float, ...]:
 
 
 def read_map(regressor: CosmologyRegressionPipeline, path: str) -> tuple[dict[str, np.ndarray], int]:
-    """The first map of a file, as `sample_map` gives it, and how many the file holds.
+    """The first map of an uploaded file, as `sample_map` gives it, and how many the file holds.
 
     Raises:
-        ValueError: no map file, one that holds more than a page may be given, or maps of another size than the
+        ValueError: no map file, one that promises more than a page may be given, or maps of another size than the
             model's; the file is called by its name alone.
     """
     try:
-        maps, masks = regressor.feature_extractor.read(path, max_pixels=UPLOAD_PIXELS)
-    except ValueError as error:
-        words = str(error).partition("; give a larger max_pixels")[0]  # which is not the visitor's to give
-        raise ValueError(words.replace(str(path), Path(path).name)) from error
+        (validate_numpy if path.lower().endswith((".npy", ".npz")) else validate_fits)(path)
+        maps, masks = regressor.feature_extractor.read(path)
+    except (ValueError, KeyError, OSError, zipfile.BadZipFile) as error:
+        words = str(error).replace(str(path), Path(path).name)
+        raise ValueError(words if Path(path).name in words else f"{Path(path).name}: {words}") from error
     return {"map": maps[0].numpy()} | ({} if masks is None else {"mask": masks[0].numpy()}), len(maps)
+
+
+def validate_numpy(path: str) -> None:
+    """Raise ValueError for an uploaded .npy or .npz file whose headers promise more than UPLOAD_PIXELS an array."""
+    with open(path, "rb") as file:
+        if file.read(2) != b"PK":
+            file.seek(0)
+            return _validate_array(file)
+    with zipfile.ZipFile(path) as archive:
+        for entry in archive.infolist():
+            if entry.file_size > 8 * UPLOAD_PIXELS + 2**16:
+                raise ValueError(f"{entry.filename} has {entry.file_size:,} bytes; {TOO_MUCH}")
+            with archive.open(entry) as file:
+                _validate_array(file)
+
+
+def _validate_array(file: Any) -> None:
+    if np.lib.format.read_magic(file) != (1, 0):  # whose headers are short
+        raise ValueError("no array of numbers as numpy.save writes it")
+    if (pixels := math.prod(np.lib.format.read_array_header_1_0(file)[0])) > UPLOAD_PIXELS:
+        raise ValueError(f"an array of {pixels:.6g} pixels; {TOO_MUCH}")
+
+
+def validate_fits(path: str) -> None:
+    """Raise ValueError for an uploaded FITS file that is compressed, or promises more than UPLOAD_PIXELS an image.
+
+    Reads the headers without astropy, which loops over as many axes as a header says.
+    """
+    with open(path, "rb") as file:
+        for _ in range(FITS_UNITS):
+            cards: dict[str, str] = {}
+            while "END" not in cards:
+                block = file.read(2880).decode("ascii", "replace")
+                if len(block) < 2880 or (not cards and not block.startswith(("SIMPLE  =", "XTENSION="))):
+                    raise ValueError("no plain FITS file, or a truncated one; compressed files are not taken here")
+                for at in range(0, 2880, 80):
+                    name, _, value = block[at : at + 80].partition("=")
+                    cards.setdefault(name.strip(), value.partition("/")[0].strip())
+            axes, extra, groups = (
+                int(cards.get(name, first)) for name, first in (("NAXIS", 0), ("PCOUNT", 0), ("GCOUNT", 1))
+            )
+            if "ZIMAGE" in cards or not 0 <= axes <= 32:
+                raise ValueError("a compressed image, or one of more than 32 axes; upload a plain one")
+            sides = [int(cards[f"NAXIS{axis}"]) for axis in range(1, axes + 1)]
+            pixels = math.prod(sides) if sides else 0
+            if min([extra, groups, *sides]) < 0 or pixels > UPLOAD_PIXELS:
+                raise ValueError(f"an image of {pixels:.6g} pixels; {TOO_MUCH}")
+            size = abs(int(cards["BITPIX"])) // 8 * groups * (extra + pixels)
+            file.seek(-(-size // 2880) * 2880, os.SEEK_CUR)
+            if file.tell() >= os.path.getsize(path):
+                return
+    raise ValueError(f"more than {FITS_UNITS} units; upload one with the map alone")
 
 
 def infer(

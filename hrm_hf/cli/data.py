@@ -5,8 +5,7 @@ from typing import Annotated
 
 import typer
 
-from .data_cosmology import cosmology
-from .data_cosmology_files import cosmology_files
+from .data_cosmology import cosmology, cosmology_files
 from .data_go import go, go_prompts, go_tokenizer
 from .data_reasoning import reasoning
 from .report import AsJson, run

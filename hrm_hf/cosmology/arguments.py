@@ -1,4 +1,4 @@
-"""Options of a run on maps: the data, and the training of regressors of cosmological parameters."""
+"""Options of a run on maps: the data, and the training of regressors and of models of mass maps."""
 
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -97,3 +97,24 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
         if self.scale_learning_rate:
             line += f": {self.learning_rate:.3g} * {self.maps_per_step} / {self.base_batch_size} (scale_learning_rate)"
         return line
+
+
+@dataclass
+class MassMapDataArguments(CosmoDataArguments):
+    """Which shear maps, and what is done to them. See `cosmology/dataset/collator.py`."""
+
+    fresh_observations: bool = field(
+        default=True,
+        metadata={
+            "help": "Draw noise and masks of training maps anew at every step, from their convergence; those of the "
+            "data set otherwise. For periodic maps alone."
+        },
+    )
+
+
+@dataclass
+class MassMapTrainingArguments(CosmoTrainingArguments):
+    """For models of mass maps."""
+
+    trainer: ClassVar[str] = "hrm_hf.cosmology.trainer:MassMapTrainer"
+    best_metric: ClassVar[str] = "eval_loss"

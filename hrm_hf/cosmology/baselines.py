@@ -8,17 +8,19 @@ mixing of modes is left to the regression, which sees the same mixing in trainin
 """
 
 import warnings
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator
+from typing import get_args
 
 import numpy as np
 
 from ..io.extras import validate_extra
+from .dataset.rows import MapSet
 from .evaluation import CosmologyPredictions
+from .options import Baseline
 from .simulation.fields import map_power_spectrum
 
 
-METHODS = ("spectrum-ridge", "spectrum-quadratic", "spectrum-gp", "spectrum-pdf-ridge", "spectrum-pdf-quadratic")
+METHODS = get_args(Baseline)
 GP_MAPS = 2000  # a Gaussian process costs the cube of these; more change its errors by less than 2 %
 GP_TUNING_MAPS = 500  # of these, for the search of its length scales
 RIDGE_ALPHAS = np.geomspace(1e-4, 1e5, 19)
@@ -28,44 +30,6 @@ SCALES = (1, 2, 4, 8)  # pixels averaged along each side
 HISTOGRAM_EDGES = np.array([-1.5, -1, -0.75, -0.5, -0.25, 0, 0.25, 0.5, 0.75, 1, 1.5, 2, 3, 5])
 QUADRATIC_COMPONENTS = 20  # principal components of the summaries whose products are taken
 CHUNK_PIXELS = 2**22  # of maps worked on at a time
-
-
-@dataclass(frozen=True)
-class MapSet:
-    """Maps with their parameters.
-
-    Args:
-        maps: [N, C, H, W]. masks: bool [N, H, W], True where observed; None if everything is.
-        labels: name -> [N].
-    """
-
-    maps: np.ndarray
-    labels: Mapping[str, np.ndarray]
-    masks: np.ndarray | None = None
-
-    def __post_init__(self):
-        if self.maps.ndim != 4 or self.maps.shape[2] != self.maps.shape[3]:
-            raise ValueError(
-                f"maps have shape {self.maps.shape}; expected square ones, (maps, channels, pixels, pixels)"
-            )
-        expected = (len(self.maps), *self.maps.shape[2:])
-        if self.masks is not None and self.masks.shape != expected:
-            raise ValueError(f"masks have shape {self.masks.shape}; expected {expected}")
-        for name, values in self.labels.items():
-            if len(values) != len(self.maps):
-                raise ValueError(f"{len(values)} values of {name} for {len(self.maps)} maps; expected one for each")
-
-    def head(self, count: int) -> "MapSet":
-        """The first `count` maps."""
-        masks = None if self.masks is None else self.masks[:count]
-        return MapSet(self.maps[:count], {name: values[:count] for name, values in self.labels.items()}, masks)
-
-    def chunks(self) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
-        """Maps in float64 and masks, some at a time."""
-        size = max(1, CHUNK_PIXELS // int(np.prod(self.maps.shape[1:])))
-        for start in range(0, len(self.maps), size):
-            masks = None if self.masks is None else self.masks[start : start + size]
-            yield self.maps[start : start + size].astype(np.float64), masks
 
 
 def run_baseline(
@@ -116,6 +80,14 @@ def run_baseline(
     return CosmologyPredictions(names, truth, mean, std, samples)
 
 
+def _chunks(maps: MapSet) -> Iterator[tuple[np.ndarray, np.ndarray | None]]:
+    """Maps in float64 and masks, some at a time."""
+    size = max(1, CHUNK_PIXELS // int(np.prod(maps.maps.shape[1:])))
+    for start in range(0, len(maps), size):
+        part = maps[start : start + size]
+        yield part.maps.astype(np.float64), part.masks
+
+
 def _features(method: str, maps: MapSet, scale: np.ndarray) -> np.ndarray:
     features = spectrum_features(maps)
     if "-pdf-" in method:
@@ -153,7 +125,7 @@ def spectrum_features(maps: MapSet) -> np.ndarray:
     share.
     """
     bins = round(SPECTRUM_BINS * np.log(maps.maps.shape[-1] / 2) / np.log(32))
-    return np.concatenate([_spectra(fields, masks, max(bins, 2)) for fields, masks in maps.chunks()])
+    return np.concatenate([_spectra(fields, masks, max(bins, 2)) for fields, masks in _chunks(maps)])
 
 
 def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndarray:
@@ -177,7 +149,7 @@ def _spectra(fields: np.ndarray, masks: np.ndarray | None, bins: int) -> np.ndar
 def pixel_scales(maps: MapSet) -> np.ndarray:
     """Standard deviation of the pixels of a data set for each of SCALES and channels, [scales, channels]."""
     totals = np.zeros((3, len(SCALES), maps.maps.shape[1]))
-    for fields, masks in maps.chunks():
+    for fields, masks in _chunks(maps):
         for index, scale in enumerate(SCALES):
             values, weight = _averaged(fields, masks, scale)
             moments = [(weight * values**power).sum(axis=(0, 2, 3)) for power in range(3)]
@@ -196,7 +168,7 @@ def shape_features(maps: MapSet, scale: np.ndarray) -> np.ndarray:
         [N, scales * channels * (4 + len(HISTOGRAM_EDGES) + 1)].
     """
     parts = []
-    for fields, masks in maps.chunks():
+    for fields, masks in _chunks(maps):
         averaged = (_averaged(fields, masks, size) for size in SCALES)
         parts.append(
             np.concatenate([_shape(values, weight, unit) for (values, weight), unit in zip(averaged, scale)], axis=1)

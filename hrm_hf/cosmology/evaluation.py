@@ -6,7 +6,6 @@ Calibration is judged per parameter by coverage and simulation-based ranks, and 
 expected coverage with random points (TARP). Left out: posteriors of more than one map, and evidence.
 """
 
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -391,96 +390,3 @@ def compare(metrics: dict[str, Any], baseline: dict[str, Any]) -> dict[str, Any]
             if plane in baseline["contour_area_68"]
         },
     }
-
-
-def map_distances(
-    model, extractor, maps: np.ndarray, masks: np.ndarray | None = None, batch_size: int = 64
-) -> dict[str, float] | None:
-    """Whether maps [N, C, H, W] are like those of training: see `HrmCosmoForRegression.map_distance`.
-
-    Returns:
-        median: of the maps' distances. limit: `config.max_map_distance`. share_beyond: of the maps. None for a model
-        that does not know its limit.
-    """
-    import torch
-
-    limit = getattr(model.config, "max_map_distance", None)
-    if limit is None:
-        return None
-    found = []
-    for start in range(0, len(maps), batch_size):
-        rows = slice(start, start + batch_size)
-        inputs = extractor(maps[rows], mask=None if masks is None else masks[rows])
-        found.append(model.map_distance(inputs["pixel_values"].to(model.device)).float().cpu())
-    distances = torch.cat(found)
-    beyond = (distances > limit).float().mean().item()
-    return {"median": distances.median().item(), "limit": limit, "share_beyond": beyond}
-
-
-def predict_maps(
-    model,
-    extractor,
-    maps: np.ndarray,
-    labels: Mapping[str, np.ndarray],
-    masks: np.ndarray | None = None,
-    *,
-    halt: str = "fixed",
-    max_steps: int | None = None,
-    num_samples: int = 1000,
-    batch_size: int = 64,
-    seed: int = 0,
-    progress: bool | None = False,
-) -> tuple[CosmologyPredictions, np.ndarray, float]:
-    """Posteriors of maps with known parameters, by a regression head (`HrmCosmoForRegression` or the CNN).
-
-    Args:
-        model: put into eval mode and back. extractor: the `CosmoMapFeatureExtractor` that was saved with it.
-        maps: [N, C, H, W] in physical units. labels: name -> [N]. masks: bool [N, H, W], None without.
-        halt, max_steps: as for the model's forward. seed: of the draws.
-        progress: a progress bar; None shows it on a terminal only.
-
-    Returns:
-        the predictions; posterior means after each segment [N, segments, R]; and maps per second of prediction alone.
-
-    Raises:
-        ValueError: labels lack a parameter that the model reports, or maps that the extractor or the model refuse.
-    """
-    import torch
-    from tqdm.auto import tqdm
-
-    names = model.config.reported_names
-    missing = [name for name in names if name not in labels]
-    if missing:
-        raise ValueError(f"the data have labels {sorted(labels)}; the model also reports {', '.join(missing)}")
-    generator = torch.Generator(model.device).manual_seed(seed)
-    parts: list[tuple[np.ndarray, ...]] = []
-    seconds, was_training = 0.0, model.training
-    model.eval()
-    hide_bar = None if progress is None else not progress
-    recurs = model.config.to_dict().get("halt_max_steps", 1) > 1  # a CNN has no segments to choose
-    depth = {"max_steps": max_steps, "halt": halt} if recurs else {}
-    try:
-        with torch.no_grad(), tqdm(total=len(maps), desc="evaluating", unit="map", disable=hide_bar) as bar:
-            for start in range(0, len(maps), batch_size):
-                rows = slice(start, start + batch_size)
-                inputs = extractor(maps[rows], mask=None if masks is None else masks[rows])
-                started = time.perf_counter()
-                output = model(inputs["pixel_values"].to(model.device), **depth)
-                tensors = (output.reported_means, output.reported_stds, output.steps, output.segment_means)
-                found = tuple(tensor.float().cpu().numpy() for tensor in tensors)  # waits for the device
-                seconds += time.perf_counter() - started
-                draws = model.sample_posterior(output, num_samples, generator).float().cpu().numpy()
-                parts.append((*found, draws))
-                bar.update(len(found[0]))
-    finally:
-        model.train(was_training)
-    mean, std, steps, segments, samples = (np.concatenate(columns) for columns in zip(*parts))
-    truth = np.stack([labels[name] for name in names], axis=1)
-    predictions = CosmologyPredictions(names, truth, mean, std, samples, steps)
-    return predictions, segments, len(mean) / max(seconds, 1e-9)
-
-
-def rmse_per_step(predictions: CosmologyPredictions, segment_means: np.ndarray) -> dict[str, list[float]]:
-    """RMSE of each parameter after each segment, from the means [N, segments, R] of `predict_maps`."""
-    rmse = np.sqrt(np.mean((segment_means - predictions.truth[:, None]) ** 2, axis=0))
-    return {name: rmse[:, column].tolist() for column, name in enumerate(predictions.names)}

@@ -14,6 +14,13 @@ COLORS = (ACCENT, *EXTRA, "#7a4fa3")
 SHOWN_POINTS = 400  # of a scatter plot; more hide each other
 
 
+def plot_posteriors(predictions: CosmologyPredictions, metrics: dict[str, Any], out: Path, title: str) -> None:
+    """Draw corner.png, predictions.png and calibration.png; `metrics` of `evaluate_predictions`."""
+    plot_corner(predictions, out / "corner.png", title=title)
+    plot_predictions(predictions, out / "predictions.png", metrics, title)
+    plot_calibration(predictions, out / "calibration.png", metrics, title)
+
+
 def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
     """Posteriors of a few maps, from low to high in the first parameter: 68 and 95 % regions, truths as crosses."""
     names = predictions.names

@@ -4,9 +4,8 @@ The figures that scale the maps come from the data set for a fresh model, and fr
 those have learnt what one unit is. What does not fit together is an error here, not a crash in the first batch.
 """
 
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +15,23 @@ import transformers
 from transformers import CONFIG_MAPPING, AutoFeatureExtractor, BitsAndBytesConfig, PreTrainedModel, set_seed
 
 from ..hub.kinds import REGRESSOR, Kind
-from ..io.usage import UsageError, run_command
+from ..io.options import parse_command
+from ..io.usage import UsageError
 from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..models.posterior_head import Posterior
 from ..registry import ARCHITECTURES, has_ability
 from ..trainer.recipes import ModelArguments, build_config
 from .arguments import CosmoDataArguments
+from .dataset.build import build_maps
 from .dataset.collator import EVALUATION, Batch, MapCollator, MapRows, map_noise, split_rows
-from .dataset.commands import BUILDERS
-from .dataset.rows import CosmologyInfo, load_cosmology_info, map_arrays, read_arrays
-from .evaluation import evaluate_predictions, predict_maps, rmse_per_step
+from .dataset.from_files import build_from_files
+from .dataset.info import CosmologyInfo
+from .dataset.rows import MapSet, load_cosmology_info, map_arrays, validate_shear
+from .options import BuildCosmology, BuildFromFiles
 
 
+# What `build_data` may call, as the commands of `hrm-hf data`.
+BUILDERS = {"cosmology": (BuildCosmology, build_maps), "cosmology-files": (BuildFromFiles, build_from_files)}
 SAME = ("image_size", "num_channels", "mask_channel", "target_names")  # in saved weights and in the data
 STATISTICS_MAPS = 4000  # enough for means and standard deviations, and for any memory
 USUAL_SHARE = 0.995  # of held-out maps are within `max_map_distance`
@@ -46,86 +50,73 @@ class CosmologyMaps:
         return f"{self.info.kind} maps: {len(self.train):,} to train on, {held_out:,} held out"
 
 
-def ensure_maps(path: str | None, command: str | None, wanted: int = 0) -> None:
-    """Builds or finishes the data set at `path` with the arguments of `hrm-hf data`, if some are given.
+def ensure_maps(data_args: CosmoDataArguments) -> None:
+    """Build or finish the data set at `data_path` with the arguments of `build_data`, if some are given.
 
     A data set that is there already is compared with them, so that maps of another kind are not trained on in silence.
 
-    Args:
-        wanted: maps that training and validation will take; drawing too few of them may last hours.
-
     Raises:
-        ValueError: no path, too few maps, or the data set at `path` is another one.
+        ValueError: no path, too few maps, or the data set at the path is another one.
     """
+    path, command = data_args.data_path, data_args.build_data
     if path is None:
         raise ValueError("no data set: give --data_path, a cosmology data set's folder or its name on the Hub")
-    if command:
-        drawn = re.search(r"--samples[ =](\d+)", command)
-        if drawn and int(drawn[1]) < wanted:
-            raise ValueError(
-                f"max_train_samples and val_samples want {wanted} maps, and build_data {command!r} draws {drawn[1]}; "
-                "ask for fewer, or build a larger set before and give it: --data_path DIR --build_data ''"
+    if not command:
+        return
+    wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
+    try:
+        name, options = parse_command(command, {each: kind for each, (kind, _) in BUILDERS.items()}, out=Path(path))
+        if isinstance(options, BuildCosmology) and options.samples < wanted:  # drawing them may last hours
+            raise UsageError(
+                f"draws {options.samples} maps, and max_train_samples and val_samples want {wanted}; ask for fewer, "
+                "or build a larger set before and give it: --data_path DIR --build_data ''"
             )
-        try:
-            run_command(command, BUILDERS, out=Path(path))
-        except UsageError as error:
-            raise ValueError(f"build_data {command!r}: {error}") from error
+        BUILDERS[name][1](options)
+    except UsageError as error:
+        raise ValueError(f"build_data={command!r}: {error}") from error
 
 
 def load_maps(data_args: CosmoDataArguments, kappa: bool = False) -> CosmologyMaps:
-    """Opens the train split, whose maps stay on the disk (`map_arrays`), and holds out its end.
+    """Open the train split, whose maps stay on the disk (`map_arrays`), and hold out its end.
 
     Args:
         kappa: the convergence behind shear too.
 
     Raises:
-        ValueError: more maps are wanted than there are, or noise for maps that have some.
+        UsageError: no shear. ValueError: more maps are wanted than there are, or noise for maps that have some.
     """
     info = load_cosmology_info(data_args.data_path)
+    if kappa:
+        validate_shear(data_args.data_path, info)
     if data_args.noise_sigma and info.settings.sigma_e:
         raise ValueError(
             f"noise_sigma={data_args.noise_sigma}, but the maps of {data_args.data_path} have shape noise already "
             f"(sigma_e={info.settings.sigma_e}); use noiseless maps, or leave it out"
         )
-    rows = map_arrays(data_args.data_path, "train", _columns(info, kappa))
+    columns = [name for name in info.column_names() if kappa or name != "kappa"]
+    rows = map_arrays(data_args.data_path, "train", columns)
     labels = np.stack([rows[name] for name in info.target_names], axis=1)
     try:
         train, held_out = split_rows(rows["cosmology_id"], data_args.max_train_samples, data_args.val_samples)
     except ValueError as error:
         raise ValueError(f"{data_args.data_path}: {error}") from error
-    parts = {
-        "maps": rows["map"],
-        "labels": labels,
-        "masks": rows.get("mask"),
-        "kappa": rows["kappa"] if kappa else None,
-    }
+    parts = {"maps": rows["map"], "labels": labels, "masks": rows.get("mask"), "kappa": rows.get("kappa")}
     validation = MapRows(**parts, rows=held_out) if len(held_out) else None
     return CosmologyMaps(info, MapRows(**parts, rows=train, training=True), validation)
 
 
-def load_test_maps(data_args: CosmoDataArguments, seed: int) -> dict[str, np.ndarray] | None:
-    """The first `max_test_samples` maps of the test split as arrays by column, with fixed noise; None without any."""
-    info = load_cosmology_info(data_args.data_path)
-    if not info.counts["test"] or data_args.max_test_samples == 0:
-        return None
-    wanted = data_args.max_test_samples or info.counts["test"]
-    if wanted > info.counts["test"]:
-        raise ValueError(
-            f"max_test_samples={wanted}: the test split of {data_args.data_path} has {info.counts['test']}"
-        )
-    rows = read_arrays(data_args.data_path, "test", _columns(info, False))
-    rows = {name: values[:wanted] for name, values in rows.items()}
-    if data_args.noise_sigma:
-        maps = torch.from_numpy(rows["map"])
-        # Another seed than that of training, whose validation maps have the same numbers.
-        noise = map_noise(maps, torch.arange(wanted), seed + 1, EVALUATION)
-        rows["map"] = (maps + data_args.noise_sigma * noise).numpy()
-    return rows
-
-
-def _columns(info: CosmologyInfo, kappa: bool) -> list[str]:
-    """All; without `kappa`, the convergence behind shear, for a regression, which does not read it."""
-    return [name for name in info.column_names() if kappa or name != "kappa"]
+def load_test_maps(data_args: CosmoDataArguments, seed: int, kappa: bool = False) -> MapSet:
+    """Read the first `max_test_samples` maps of the test split, with fixed noise."""
+    wanted, count = data_args.max_test_samples, load_cosmology_info(data_args.data_path).counts["test"]
+    if (wanted or 0) > count:
+        raise ValueError(f"max_test_samples={wanted}: the test split of {data_args.data_path} has {count}")
+    maps = MapSet.read(data_args.data_path, "test", wanted, kappa)
+    if not data_args.noise_sigma:
+        return maps
+    pixels = torch.from_numpy(maps.maps)
+    # Another seed than that of training, whose validation maps have the same numbers.
+    noise = map_noise(pixels, torch.arange(len(maps)), seed + 1, EVALUATION)
+    return replace(maps, maps=(pixels + data_args.noise_sigma * noise).numpy())
 
 
 def load_regressor(
@@ -178,24 +169,6 @@ def load_regressor(
     return model, AutoFeatureExtractor.from_pretrained(model_args.model_name_or_path)
 
 
-def map_collator(
-    extractor: CosmoMapFeatureExtractor,
-    model: PreTrainedModel,
-    data_args: CosmoDataArguments,
-    info: CosmologyInfo,
-    seed: int,
-) -> MapCollator:
-    """Returns the collator for training; it moves maps around their edges if the model takes those to meet."""
-    return MapCollator(
-        extractor,
-        augment=data_args.augment,
-        shift=data_args.augment and model.config.padding_mode == "circular",
-        shear=info.settings.observable == "shear",
-        noise_sigma=data_args.noise_sigma,
-        seed=seed,
-    )
-
-
 def fit_statistics(model: PreTrainedModel, train: MapRows, collator: MapCollator, batch_size: int = 250) -> None:
     """Scales the statistics that a fresh model reads beside the maps by the first training maps, as they come."""
     if not has_ability(model, "statistics"):
@@ -238,19 +211,3 @@ def fit_map_distance(model: PreTrainedModel, rows: MapRows, collator: MapCollato
         distances.append(distance.float().cpu())
     model.config.max_map_distance = torch.cat(distances).quantile(USUAL_SHARE).item()
     return model.config.max_map_distance
-
-
-def evaluate_on_test(model, extractor, rows: dict[str, np.ndarray], info: CosmologyInfo, out: Path, batch_size: int):
-    """Evaluates a model on maps of `load_test_maps`: the figures of `evaluate_predictions`, and pictures in `out`."""
-    from . import plots as plots
-
-    labels = {name: rows[name] for name in model.config.reported_names}
-    predictions, segments, _ = predict_maps(
-        model, extractor, rows["map"], labels, rows.get("mask"), batch_size=batch_size
-    )
-    metrics = evaluate_predictions(predictions, info.prior)
-    title = f"{len(rows['map'])} test maps, {info.kind}"
-    plots.plot_corner(predictions, out / "corner.png", title=title)
-    plots.plot_predictions(predictions, out / "predictions.png", metrics, title)
-    plots.plot_calibration(predictions, out / "calibration.png", metrics, title)
-    return metrics | {"rmse_per_step": rmse_per_step(predictions, segments)}

@@ -1,28 +1,36 @@
-"""`RegressionRun`: a run of `training/run_cosmo.py`."""
+"""`RegressionRun` and `MassMapRun`: runs of `training/run_cosmo.py` and `training/run_mass_mapping.py`."""
 
 from typing import Any
 
+import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from ..hub.kinds import REGRESSOR
+from ..hub.kinds import MASS_MAPPER, REGRESSOR
+from ..io.usage import UsageError
 from ..trainer.plots import plot_cosmo_training
 from ..trainer.run import TrainingRun
-from .dataset.collator import MapCollator
-from .evaluation import card_figures
+from . import plots
+from .dataset.collator import MapCollator, MassMapCollator
+from .dataset.rows import MapSet
+from .evaluation import card_figures, evaluate_predictions
+from .mass_maps import evaluation_run as mass_maps
+from .prediction import predict_maps
 from .regression import (
     CosmologyMaps,
     ensure_maps,
-    evaluate_on_test,
     fit_map_distance,
     fit_posterior_scale,
     fit_statistics,
     load_maps,
     load_regressor,
     load_test_maps,
-    map_collator,
 )
-from .trainer import RegressionTrainer
+from .simulation.maps import PERIODIC
+from .trainer import MassMapTrainer, RegressionTrainer
+
+
+SCALE_MAPS = 2000  # of the training split, for the standard deviation of their convergence
 
 
 class RegressionRun(TrainingRun):
@@ -31,20 +39,18 @@ class RegressionRun(TrainingRun):
     task, kind, trainer_class = "cosmology-regression", REGRESSOR, RegressionTrainer
 
     def load_data(self) -> None:
-        data_args = self.data_args
         with self.args.main_process_first(desc="building the data set"):
-            wanted = (data_args.max_train_samples or 0) + (data_args.val_samples or 0)
-            ensure_maps(data_args.data_path, data_args.build_data, wanted)
+            ensure_maps(self.data_args)
         self.maps = self.open_maps()
         self.train, self.validation = self.maps.train, self.maps.validation
 
     def open_maps(self) -> CosmologyMaps:
-        """The data set, which is there by now."""
+        """Open the data set, which exists by now."""
         return load_maps(self.data_args)
 
-    def load_model(self, quantized) -> PreTrainedModel:
+    def load_model(self, quantized, **figures: Any) -> PreTrainedModel:
         model, self.extractor = load_regressor(
-            self.model_args, self.data_args, self.maps.info, self.args.seed, quantized
+            self.model_args, self.data_args, self.maps.info, self.args.seed, quantized, self.kind, **figures
         )
         return model
 
@@ -67,8 +73,15 @@ class RegressionRun(TrainingRun):
         )
 
     def make_collator(self, model: PreTrainedModel) -> MapCollator:
-        """That of training and held-out maps, for this model."""
-        return map_collator(self.extractor, model, self.data_args, self.maps.info, self.args.seed)
+        """Return the collator of training and held-out maps; it shifts maps if the model takes edges to meet."""
+        return MapCollator(
+            self.extractor,
+            augment=self.data_args.augment,
+            shift=self.data_args.augment and model.config.padding_mode == "circular",
+            shear=self.maps.info.settings.observable == "shear",
+            noise_sigma=self.data_args.noise_sigma,
+            seed=self.args.seed,
+        )
 
     def before_saving(self, trainer: RegressionTrainer) -> None:
         """Fits the scale of all standard deviations, and how far from training maps is too far: fields of the config.
@@ -94,24 +107,25 @@ class RegressionRun(TrainingRun):
         }
 
     def _test(self, trainer: RegressionTrainer) -> dict[str, Any]:
-        rows = self.load_test_rows()
-        if rows is None:
+        if not self.maps.info.counts["test"] or self.data_args.max_test_samples == 0:
             return {}
         if trainer.is_fsdp_enabled or trainer.is_deepspeed_enabled:
-            print("no test: weights are sharded, and one process alone cannot run the model; see `hrm-hf eval cosmo`")
+            print("no test: weights are sharded, and one process alone cannot run the model; see `hrm-hf eval`")
             return {}
         with trainer.averaged_weights():
-            return self.evaluate_rows(trainer.model, rows)
+            return self.evaluate_rows(trainer.model, self.load_test_rows())
 
-    def load_test_rows(self) -> Any:
-        """Test maps for `evaluate_rows`; None without."""
+    def load_test_rows(self) -> MapSet:
+        """Test maps for `evaluate_rows`."""
         return load_test_maps(self.data_args, self.args.seed)
 
-    def evaluate_rows(self, model: PreTrainedModel, rows: Any) -> dict[str, Any]:
-        """Figures of test maps as `load_test_maps` gives them; pictures in the run's folder."""
-        return evaluate_on_test(
-            model, self.extractor, rows, self.maps.info, self.out, self.args.per_device_eval_batch_size
-        )
+    def evaluate_rows(self, model: PreTrainedModel, rows: MapSet) -> dict[str, Any]:
+        """Metrics of test maps; pictures in the run's folder."""
+        answers = predict_maps(model, self.extractor, rows, batch_size=self.args.per_device_eval_batch_size)
+        metrics = evaluate_predictions(answers.predictions, self.maps.info.prior)
+        title = f"{len(rows)} test maps, {self.maps.info.kind}"
+        plots.plot_posteriors(answers.predictions, metrics, self.out, title)
+        return metrics | {"rmse_per_step": answers.rmse_per_step()}
 
     def plot(self, trainer: RegressionTrainer, metrics: dict[str, Any]) -> None:
         plot_cosmo_training(trainer.state.log_history, self.out / "training.png")
@@ -124,3 +138,53 @@ class RegressionRun(TrainingRun):
     def card_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
         """Those of `results` that a card shows."""
         return card_figures(metrics)
+
+
+class MassMapRun(RegressionRun):
+    """Trains a model of mass maps; `data_args` is a `MassMapDataArguments`, `args` a `MassMapTrainingArguments`."""
+
+    task, kind, trainer_class = "mass-mapping", MASS_MAPPER, MassMapTrainer
+
+    def validate_options(self) -> None:
+        if self.data_args.noise_sigma:
+            raise UsageError(
+                f"noise_sigma={self.data_args.noise_sigma} is for convergence; the noise of shear is that of the data "
+                "set, drawn anew with --fresh_observations true"
+            )
+
+    def open_maps(self) -> CosmologyMaps:
+        return load_maps(self.data_args, kappa=True)
+
+    def load_model(self, quantized) -> PreTrainedModel:
+        kappa_std = np.std(self.train.kappa[self.train.rows[:SCALE_MAPS]], axis=(0, 2, 3)).tolist()
+        return super().load_model(quantized, kappa_std=kappa_std)
+
+    def make_collator(self, model: Any) -> MassMapCollator:
+        settings, fresh = self.maps.info.settings, self.data_args.fresh_observations
+        periodic = settings.kind in PERIODIC
+        if fresh and not periodic:
+            raise UsageError(
+                f"fresh_observations: the maps of {self.data_args.data_path} are of kind {settings.kind!r}, whose "
+                "shear is not that of the patch alone; use --fresh_observations false"
+            )
+        return MassMapCollator(
+            self.extractor,
+            augment=self.data_args.augment,
+            shift=self.data_args.augment and periodic,
+            shear_noise=float(settings.pixel_noise) if fresh else None,
+            seed=self.args.seed,
+        )
+
+    def load_test_rows(self) -> MapSet:
+        return load_test_maps(self.data_args, self.args.seed, kappa=True)
+
+    def evaluate_rows(self, model: Any, rows: MapSet) -> dict[str, Any]:
+        """As `hrm-hf eval cosmo-map` of the test split."""
+        answers = predict_maps(model, self.extractor, rows, batch_size=self.args.per_device_eval_batch_size)
+        metrics = mass_maps.network_metrics(answers, self.maps.info)
+        title = f"{len(rows)} test maps, {self.maps.info.kind}"
+        mass_maps.plot_network(answers, rows.maps, metrics, self.out, title)
+        return metrics
+
+    def card_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
+        return mass_maps.card_figures(metrics)

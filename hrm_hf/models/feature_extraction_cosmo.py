@@ -12,8 +12,6 @@ import numpy as np
 import torch
 from transformers import BatchFeature, FeatureExtractionMixin
 
-from .map_files import MAX_PIXELS, read_numpy, validate_fits
-
 
 STRETCHES = ("linear", "asinh")
 FILE_KINDS = (".npy", ".npz", ".fits", ".fits.gz", ".fit")
@@ -67,9 +65,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         """Channels of the maps; the mask comes on top."""
         return len(self.pixel_mean)
 
-    def __call__(
-        self, maps: Any, mask: Any = None, return_tensors: str | None = "pt", max_pixels: int = MAX_PIXELS
-    ) -> BatchFeature:
+    def __call__(self, maps: Any, mask: Any = None, return_tensors: str | None = "pt") -> BatchFeature:
         """Checks and scales maps.
 
         Args:
@@ -78,7 +74,6 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
             mask: pixels that are observed, [H, W] for all maps or [B, H, W]; that in the file, or everything, if None.
                 What is not observed may hold anything, NaN included.
             return_tensors: as in the library; torch by default.
-            max_pixels: of an array in a file; a larger one is refused before it is read.
 
         Returns:
             `pixel_values` float32 [B, C (+ 1), H, W].
@@ -87,7 +82,7 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
             ValueError: another shape, values that are not finite, a mask without an observed pixel, or a mask for a
                 model that takes none. FileNotFoundError: no such file.
         """
-        values, masks = self.read(maps, mask, max_pixels)
+        values, masks = self.read(maps, mask)
         return BatchFeature({"pixel_values": self.scale(values, masks)}, tensor_type=return_tensors)
 
     def scale(self, maps: torch.Tensor, masks: torch.Tensor | None = None) -> torch.Tensor:
@@ -115,11 +110,9 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
 
     # ---- reading and checking ----
 
-    def read(
-        self, maps: Any, mask: Any = None, max_pixels: int = MAX_PIXELS
-    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    def read(self, maps: Any, mask: Any = None) -> tuple[torch.Tensor, torch.Tensor | None]:
         """Checked maps float32 [B, C, H, W] in their own unit, and masks bool [B, H, W] or None; see `__call__`."""
-        parts = [self._one(item, place, max_pixels) for item, place in _items(maps)]
+        parts = [self._one(item, place) for item, place in _items(maps)]
         values = np.concatenate([part for part, _, _ in parts])
         places = [
             f"{place}{f'map {i}: ' if len(part) > 1 else ''}" for part, _, place in parts for i in range(len(part))
@@ -137,12 +130,12 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         _validate_finite(narrow, None, places, what="too large for float32")
         return torch.from_numpy(narrow), None if masks is None else torch.from_numpy(masks)
 
-    def _one(self, item: Any, place: str, max_pixels: int) -> tuple[np.ndarray, np.ndarray | None, str]:
+    def _one(self, item: Any, place: str) -> tuple[np.ndarray, np.ndarray | None, str]:
         """Maps [B, C, H, W] of one item, its mask [B, H, W] if it is a file that has one, and its place in errors."""
         mask = None
         if isinstance(item, (str, Path)):
             place = f"{place}{item}: "
-            item, mask = read_map_file(item, max_pixels)
+            item, mask = read_map_file(item)
         values = self._shaped(_numbers(item, place), place)
         if mask is not None:
             mask = self._masks(mask, len(values), [place] * len(values)) if self.mask_channel else None
@@ -186,45 +179,52 @@ class CosmoMapFeatureExtractor(FeatureExtractionMixin):
         return values
 
 
-def read_map_file(path: str | Path, max_pixels: int = MAX_PIXELS) -> tuple[np.ndarray, np.ndarray | None]:
-    """Maps and, if there is one, the mask of a .npy, .npz (`map`, `mask`) or FITS file (first image, and `MASK`).
+def read_map_file(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read maps and mask, if there is one, of a .npy, .npz (`map`, `mask`) or FITS file (first image, and `MASK`).
+
+    Nothing is unpickled.
 
     Raises:
-        FileNotFoundError: no such file. ValueError: another kind of file, a corrupted one, one without an image, or
-            one whose headers say that an array of it has more than `max_pixels`; then nothing of it was read.
-        ImportError: FITS without astropy.
+        FileNotFoundError: no such file. ImportError: FITS without astropy.
+        ValueError: another kind of file, a corrupted one, or one without a map.
     """
     path = Path(path)
     if not path.name.lower().endswith(FILE_KINDS):
         raise ValueError(f"{path} is no map file; expected one of {', '.join(FILE_KINDS)}")
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a map file ({', '.join(FILE_KINDS)})")
-    if path.suffix.lower() not in (".npy", ".npz"):
-        return _read_fits(path, max_pixels)
     try:
-        return tuple([*read_numpy(path, (MAP_NAMES, MASK_NAMES), max_pixels), None][:2])
-    except Exception as error:  # zipfile and zlib each have their own for a corrupted file
-        words = str(error).removeprefix(f"{path}").lstrip(", ") or type(error).__name__
-        raise ValueError(f"{path} cannot be read as maps: {words}") from error
-
-
-def _read_fits(path: Path, max_pixels: int) -> tuple[np.ndarray, np.ndarray | None]:
-    try:
-        from astropy.io import fits
+        return _read_numpy(path) if path.suffix.lower() in (".npy", ".npz") else _read_fits(path)
     except ImportError as error:
         raise ImportError(f'{path} needs astropy: pip install "hrm_hf[cosmology]"') from error
-    validate_fits(path, max_pixels)
-    try:
-        with fits.open(path, memmap=False) as units:
-            images = [unit for unit in units if unit.is_image and unit.header.get("NAXIS")]
-            tables = [unit.name or "table" for unit in units if not unit.is_image]
-            maps = next((unit.data for unit in images if unit.name.lower() not in MASK_NAMES), None)
-            mask = next((unit.data for unit in images if unit.name.lower() in MASK_NAMES), None)
-    except Exception as error:  # astropy raises OSError, ValueError, TypeError and VerifyError for corrupted files
-        raise ValueError(f"{path} is no readable FITS file: {error or type(error).__name__}") from error
+    except Exception as error:  # numpy, zipfile, zlib and astropy raise many kinds for a corrupted file
+        raise ValueError(f"{path} cannot be read as maps: {error or type(error).__name__}") from error
+
+
+def _read_numpy(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    found = np.load(path, allow_pickle=False)
+    if isinstance(found, np.ndarray):
+        return found, None
+    with found:
+        maps, mask = (
+            next((found[name] for name in names if name in found), None) for names in (MAP_NAMES, MASK_NAMES)
+        )
+        if maps is None:
+            raise ValueError(f"it holds {found.files[:20]}, and none of {', '.join(MAP_NAMES)}")
+    return maps, mask
+
+
+def _read_fits(path: Path) -> tuple[np.ndarray, np.ndarray | None]:
+    from astropy.io import fits
+
+    with fits.open(path, memmap=False) as units:
+        images = [unit for unit in units if unit.is_image and unit.header.get("NAXIS")]
+        tables = [unit.name or "table" for unit in units if not unit.is_image]
+        maps = next((unit.data for unit in images if unit.name.lower() not in MASK_NAMES), None)
+        mask = next((unit.data for unit in images if unit.name.lower() in MASK_NAMES), None)
     if maps is None:
         found = f"it holds the table {tables[0]}: a HEALPix map? cut patches first" if tables else "it holds none"
-        raise ValueError(f"{path} has no image with a map; {found}")
+        raise ValueError(f"no image with a map; {found}")
     return _native(maps), None if mask is None else _native(mask)
 
 

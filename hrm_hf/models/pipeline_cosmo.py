@@ -15,7 +15,6 @@ from torch.utils.data import Dataset
 from transformers import Pipeline
 from transformers.utils import logging
 
-from .map_files import MAX_PIXELS
 from .pipeline_batches import OwnBatchesMixin
 from .posterior_head import CosmoRegressionOutput
 
@@ -40,7 +39,6 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         return_samples (`bool`, False): adds "samples", float32 [num_samples, parameters], columns as the names.
         seed (`int`, 0): of the draws. A map's are the same whatever is beside it in the batch.
         batch_size (`int`): maps at a time.
-        max_pixels (`int`, 67,108,864): of an array in a file; a larger one is refused before it is read.
 
     Returns, per map, a dict:
         a dict for each of `config.reported_names`, in physical units: mean, std, and the central credible intervals
@@ -60,13 +58,12 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
         num_samples: int | None = None,
         return_samples: bool | None = None,
         seed: int | None = None,
-        max_pixels: int | None = None,
     ) -> tuple[dict, dict, dict]:
         if num_samples is not None and num_samples < 2:
             raise ValueError(f"num_samples={num_samples}; expected at least 2")
         forward = {"max_steps": max_steps, "halt": halt}
         postprocess = {"num_samples": num_samples, "return_samples": return_samples, "seed": seed}
-        parts = ({"max_pixels": max_pixels}, forward, postprocess)
+        parts = ({}, forward, postprocess)
         return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
@@ -75,29 +72,28 @@ class CosmologyRegressionPipeline(OwnBatchesMixin, Pipeline):
             return super().__call__(inputs, **kwargs)
         if isinstance(inputs, (list, tuple)) and not len(inputs):
             return []
-        given = {"max_pixels": kwargs["max_pixels"]} if kwargs.get("max_pixels") is not None else {}
-        items = self._read(inputs, **self._preprocess_params | given)
+        items = self._read(inputs)
         single = len(items) == 1 and not _is_many(inputs)
         return super().__call__(items[0] if single else items, **kwargs)
 
-    def _read(self, inputs: Any, max_pixels: int = MAX_PIXELS) -> list[dict[str, torch.Tensor]]:
+    def _read(self, inputs: Any) -> list[dict[str, torch.Tensor]]:
         """One dict of a checked map for each map of `inputs`."""
         if isinstance(inputs, (list, tuple)) and isinstance(inputs[0], dict):
-            return [item for one in inputs for item in self._read(one, max_pixels)]
+            return [item for one in inputs for item in self._read(one)]
         mask = None
         if isinstance(inputs, dict):
             unknown = set(inputs) - {"map", "mask"}
             if unknown or "map" not in inputs:
                 raise ValueError(f"a dict has the keys {sorted(inputs)}; expected map, and maybe mask")
             inputs, mask = inputs["map"], inputs.get("mask")
-        pixel_values = self.feature_extractor(inputs, mask, max_pixels=max_pixels)["pixel_values"]
+        pixel_values = self.feature_extractor(inputs, mask)["pixel_values"]
         return [{"pixel_values": one[None]} for one in pixel_values]
 
-    def preprocess(self, input_: Any, max_pixels: int = MAX_PIXELS) -> dict[str, torch.Tensor]:
+    def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
         """`pixel_values` float32 [1, C, H, W] of one map."""
         if isinstance(input_, dict) and "pixel_values" in input_:
             return input_
-        items = self._read(input_, max_pixels)
+        items = self._read(input_)
         if len(items) != 1:
             raise ValueError(f"an item holds {len(items)} maps; expected one")
         return items[0]

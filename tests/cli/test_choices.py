@@ -5,11 +5,8 @@ from typing import get_args
 import pytest
 
 from hrm_hf.cli.data_reasoning import ReasoningTask
-from hrm_hf.cli.evaluate_cosmo import MapMethod, Method
 from hrm_hf.cli.evaluate_lm import Exit
 from hrm_hf.cli.report import GoRepairs, GoValidator
-from hrm_hf.cosmology.baselines import METHODS
-from hrm_hf.cosmology.mass_maps.evaluation_run import METHODS as MAP_METHODS
 from hrm_hf.golang.validators.go_validators import VALIDATOR_CHOICES
 from hrm_hf.launch.names import MODELS
 from hrm_hf.launch.planner import known_models
@@ -28,8 +25,6 @@ def test_the_launcher_names_the_models_that_there_are():
         (Exit, EXIT_CRITERIA),
         (GoRepairs, REPAIR_MODES),
         (GoValidator, VALIDATOR_CHOICES),
-        (MapMethod, MAP_METHODS),
-        (Method, METHODS),
         (ReasoningTask, TASKS),
     ],
 )

@@ -11,12 +11,12 @@ from hrm_hf.cosmology.baselines import (
     HISTOGRAM_EDGES,
     METHODS,
     SCALES,
-    MapSet,
     pixel_scales,
     run_baseline,
     shape_features,
     spectrum_features,
 )
+from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.evaluation import evaluate_predictions, summary
 from hrm_hf.cosmology.simulation.fields import gaussian_field, map_power_spectrum
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from known_posteriors import CASES, REFERENCES, posteriors
 
+from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.evaluation import (
     CosmologyPredictions,
     central_coverage,
@@ -18,12 +19,11 @@ from hrm_hf.cosmology.evaluation import (
     expected_coverage,
     joint_chi2,
     parameter_metrics,
-    predict_maps,
     prior_moments,
-    rmse_per_step,
     simulation_based_ranks,
 )
 from hrm_hf.cosmology.plots import plot_calibration, plot_corner, plot_predictions, plot_steps
+from hrm_hf.cosmology.prediction import predict_maps
 
 
 REFEREES = Path(__file__).parents[1] / "fixtures" / "cosmology"
@@ -240,13 +240,14 @@ def test_predictions_of_a_model_are_those_of_its_forward_whatever_the_batches():
     model, maps = tiny_model(), rng.standard_normal((7, 1, 16, 16)).astype(np.float32)
     labels = {name: rng.uniform(*bounds, 7) for name, bounds in PRIOR.items()}
     labels["s_8"] = labels["sigma_8"] * np.sqrt(labels["omega_m"] / 0.3)
-    predictions, segments, speed = predict_maps(model, scaled, maps, labels, num_samples=50, batch_size=3)
-    assert model.training and speed > 0
+    answers = predict_maps(model, scaled, MapSet(maps, labels), num_samples=50, batch_size=3)
+    predictions = answers.predictions
+    assert model.training and answers.maps_per_second > 0
     whole = model.eval()(torch.as_tensor(maps))
     np.testing.assert_allclose(predictions.mean, whole.reported_means.detach().numpy(), atol=1e-5)
     assert predictions.names == ("omega_m", "sigma_8", "s_8") and predictions.samples.shape == (7, 50, 3)
-    last = {name: curve[-1] for name, curve in rmse_per_step(predictions, segments).items()}
+    last = {name: curve[-1] for name, curve in answers.rmse_per_step().items()}
     for name, rmse in last.items():
         assert rmse == pytest.approx(parameter_metrics(predictions, name, PRIOR)["rmse"])
     with pytest.raises(ValueError, match="the model also reports s_8"):
-        predict_maps(model, scaled, maps, {name: labels[name] for name in PRIOR})
+        predict_maps(model, scaled, MapSet(maps, {name: labels[name] for name in PRIOR}))

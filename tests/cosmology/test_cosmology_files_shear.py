@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 from hrm_hf.cli import app
 from hrm_hf.cosmology.dataset import from_files
 from hrm_hf.cosmology.dataset.files import read_healpix_patches
+from hrm_hf.cosmology.dataset.from_files import MARGIN, sheared
 from hrm_hf.cosmology.dataset.info import FileSettings
-from hrm_hf.cosmology.dataset.patch_shear import MARGIN, sheared
 from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
 from hrm_hf.cosmology.simulation.background import Cosmology
 from hrm_hf.cosmology.simulation.fields import ARCMIN, lognormal_convergence, shape_noise
@@ -201,7 +201,7 @@ def test_an_interrupted_set_of_shear_is_finished_as_it_would_have_been(images, t
 
     with pytest.raises(OSError, match="no space left"):
         write("out", broken=True)
-    with pytest.raises(FileExistsError, match="with other info"):
+    with pytest.raises(FileExistsError, match="info settings is"):
         write("out", sigma_e=0.4)
     assert write("out") == write("whole") == load_cosmology_info(tmp_path / "out")
     for name, column in read_arrays(tmp_path / "whole", "test").items():
@@ -209,14 +209,14 @@ def test_an_interrupted_set_of_shear_is_finished_as_it_would_have_been(images, t
 
 
 @pytest.mark.parametrize("arguments, message", [
-    (("0.fits", *SHEAR), "--pixel-arcmin is missing"),
-    (("0.fits", "--sigma-e", 0.3), "--sigma-e has no effect on convergence from files"),
-    (("0.fits", "--galaxies", 30), "--galaxies has no effect on convergence from files"),
-    (("0.fits", "--margin", 1), "--margin has no effect on FITS images"),
-    (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--margin", 3), "--margin is 3; expected 0 to 2"),
-    (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--side-deg", 5), "--side-deg has no effect on FITS images"),
+    (("0.fits", *SHEAR), "--pixel-arcmin: pixel_arcmin is missing"),
+    (("0.fits", "--sigma-e", 0.3), "--sigma-e: sigma_e=0.3"),
+    (("0.fits", "--galaxies", 30), "--galaxies: galaxies="),
+    (("0.fits", "--margin", 1), "--margin: margin="),
+    (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--margin", 3), "is not in the range"),
+    (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--side-deg", 5), "--side-deg: side_deg="),
     (("0.fits", *SHEAR, "--mask-edge-share", 1.2), "mask_edge_share=1.2 is not a share"),
-    (("0.fits", "--observable", "flexion"), "observable='flexion' is not one of convergence, shear"),
+    (("0.fits", "--observable", "flexion"), "'flexion' is not one of"),
     (("df_m_16_CIC_z=0.npy", *SHEAR), "Quijote cubes hold density contrast"),
 ])  # fmt: skip
 def test_bad_usage_is_refused(images, tmp_path, monkeypatch, arguments, message):

@@ -3,15 +3,12 @@
 Referees: the convergence of the same seed, the shear operator (which has a test of its own), the variance of noise.
 """
 
-import json
-
 import numpy as np
 import pytest
 import torch
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.cosmology.dataset.build import UNFINISHED, build_cosmology_dataset
 from hrm_hf.cosmology.dataset.collator import EVALUATION, MapCollator, MapRows, shear_signs, turned
 from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns, generate_map
@@ -101,26 +98,6 @@ def test_the_command_builds_a_set(tmp_path):
     for name, column in again.items():
         np.testing.assert_array_equal(rows[name][7], column)
     assert "kappa" in (tmp_path / "set" / "README.md").read_text(encoding="utf-8")
-
-
-def test_a_mask_for_maps_without_one_is_a_usage_error(tmp_path):
-    command = ["data", "cosmology", "--samples", "8", "--mask-edge-share", "0.2", "--out", str(tmp_path / "set")]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 2 and "mask-edge-share" in result.output.replace("_", "-")
-
-
-def test_a_build_of_an_earlier_version_goes_on(tmp_path):
-    """Its plan does not name what it did not know: the defaults."""
-    settings = MapSettings(size=16)
-    build_cosmology_dataset(settings, tmp_path, 8)
-    plan = json.loads((tmp_path / "cosmology.json").read_text(encoding="utf-8"))
-    for name in ("observable", "mask_edge_share", "hole_arcmin"):
-        del plan["settings"][name]
-    (tmp_path / "cosmology.json").unlink()
-    (tmp_path / UNFINISHED).write_text(json.dumps(plan), encoding="utf-8")
-    build_cosmology_dataset(settings, tmp_path, 8)
-    with pytest.raises(FileExistsError, match="observable is convergence, asked shear"):
-        build_cosmology_dataset(MapSettings(size=16, observable="shear"), tmp_path, 8)
 
 
 def test_turned_shear_is_the_shear_of_the_turned_convergence():

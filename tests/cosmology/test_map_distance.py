@@ -11,8 +11,11 @@ import torch
 
 from hrm_hf.app.posteriors import summary as remarks
 from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
-from hrm_hf.cosmology.evaluation import map_distances, summary
+from hrm_hf.cosmology.dataset.rows import MapSet
+from hrm_hf.cosmology.evaluation import summary
 from hrm_hf.cosmology.evaluation_run import evaluate_checkpoint
+from hrm_hf.cosmology.options import EvaluateCosmo
+from hrm_hf.cosmology.prediction import map_distances
 from hrm_hf.cosmology.regression import fit_map_distance
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
@@ -57,7 +60,7 @@ def test_it_is_the_mahalanobis_distance(trained):
 def test_other_maps_are_told(trained):
     model, extractor = trained
     share = {
-        name: map_distances(model, extractor, maps)["share_beyond"]
+        name: map_distances(model, extractor, MapSet(maps, {}))["share_beyond"]
         for name, maps in {
             "same": draw("lognormal", 300, 2 * 10**6),
             "gaussian": draw("gaussian", 60, 3 * 10**6),
@@ -91,7 +94,7 @@ def test_a_model_without_a_limit_says_nothing():
     extractor = CosmoMapFeatureExtractor.from_config(model.config)
     infer = CosmologyRegressionPipeline(model=model, feature_extractor=extractor, device="cpu")
     assert "map_distance" not in infer(np.zeros((1, 16, 16), np.float32))
-    assert map_distances(model, extractor, np.zeros((2, 1, 16, 16), np.float32)) is None
+    assert map_distances(model, extractor, MapSet(np.zeros((2, 1, 16, 16), np.float32), {})) is None
 
 
 def test_a_model_without_statistics_has_no_distance():
@@ -111,7 +114,8 @@ def test_evaluation_reports_the_share(trained, tmp_path):
     build_cosmology_dataset(MapSettings(size=32), tmp_path / "same", 4, 12)
     build_cosmology_dataset(MapSettings(size=32, sigma_e=0.3), tmp_path / "noisy", 4, 12)
     data, shifted = (str(tmp_path / name) for name in ("same", "noisy"))
-    result = evaluate_checkpoint(str(tmp_path / "model"), data, shift_data=shifted, num_samples=100)
+    options = EvaluateCosmo(model=str(tmp_path / "model"), data=data, shift_data=shifted, num_samples=100)
+    result = evaluate_checkpoint(options)
     assert result["metrics"]["map_distance"]["limit"] == pytest.approx(model.config.max_map_distance)
     assert result["metrics"]["map_distance"]["share_beyond"] < 0.2
     assert result["shift"]["metrics"]["map_distance"]["share_beyond"] > 0.9

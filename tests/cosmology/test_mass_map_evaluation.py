@@ -3,7 +3,6 @@
 Referees: the maps and posteriors that the pipeline makes of the same rows.
 """
 
-import functools
 import json
 
 import every
@@ -15,7 +14,6 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.cosmology.dataset.rows import read_arrays
-from hrm_hf.cosmology.mass_maps.lognormal import LognormalPosterior
 
 
 MAPS = 10  # in the test split
@@ -103,21 +101,11 @@ def test_a_u_net_is_evaluated_and_the_results_go_into_its_card(files):
     assert "error_hidden" in (model / "README.md").read_text()
 
 
-def test_the_exact_posterior_is_a_method(files, monkeypatch):
-    shorter = functools.partialmethod(LognormalPosterior.sample, draws=60, warmup=40)
-    monkeypatch.setattr(LognormalPosterior, "sample", shorter)
-    found = run("--data", files / "shear", "--method", "lognormal", "--json")
-    assert found.exit_code == 0, found.output
-    metrics = json.loads(found.stdout.splitlines()[-1])["metrics"]
-    assert 0.3 < metrics["error"]["value"] < 1 and 0.5 < metrics["uncertainty"]["mean_z2"] < 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         ((), "MODEL or --method: neither is given; expected one"),
         (("MODEL", "--method", "wiener"), "MODEL or --method: both are given; expected one"),
-        (("MODEL", "--draws", 0), "--draws: goes with --method only"),
         (("MODEL", "--train", 10), "--train: goes with --method only"),
         (("MODEL", "--regression", "spectrum-gp"), "--regression: goes with --method only"),
         (("--method", "wiener", "--split", "train"), "--split: goes with MODEL only"),
@@ -126,7 +114,6 @@ def test_the_exact_posterior_is_a_method(files, monkeypatch):
         (("--method", "wiener", "--num-samples", 100), "--num-samples: goes with MODEL only"),
         (("--method", "wiener", "--device", "cpu"), "--device: goes with MODEL only"),
         (("--method", "wiener", "--update-card"), "--update-card: goes with MODEL only"),
-        (("--method", "lognormal", "--draws", 8), "draws maps anyway"),
         (("UNET", "--steps", "adaptive"), "--steps: "),
         (("UNET", "--max-steps", 2), "one segment only"),
         (("REGRESSOR",), "expected a model that makes mass maps"),

@@ -16,9 +16,8 @@ import yaml
 from transformers import AutoFeatureExtractor, AutoModelForImageToImage, pipeline
 
 from hrm_hf.cosmology.arguments import CosmoDataArguments
-from hrm_hf.cosmology.dataset.collator import MapRows
+from hrm_hf.cosmology.dataset.collator import MapRows, MassMapCollator, mixed_masks
 from hrm_hf.cosmology.dataset.rows import read_arrays
-from hrm_hf.cosmology.mass_maps.collator import MassMapCollator, mixed_masks
 from hrm_hf.cosmology.regression import load_maps
 from hrm_hf.io.usage import UsageError
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor

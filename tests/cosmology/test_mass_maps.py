@@ -35,7 +35,7 @@ def problem(request):
     columns = [generate_columns(settings, omega_m, 0.8, seed) for seed, omega_m in enumerate((0.2, 0.4))]
     shear = torch.from_numpy(np.stack([one["map"] for one in columns])).double()
     mask = torch.from_numpy(np.stack([one["mask"] for one in columns]))[:, None].double()
-    spectra = spectra_of_cosmologies(settings, np.array([0.2, 0.4]), np.array([0.8, 0.8]))
+    spectra = spectra_of_cosmologies(settings, {"omega_m": np.array([0.2, 0.4]), "sigma_8": np.array([0.8, 0.8])})
     return settings, spectra, shear, mask
 
 
@@ -87,7 +87,7 @@ def test_where_nothing_is_hidden_every_mode_is_scaled_by_itself():
     settings = MapSettings(**SKY)
     columns = generate_columns(settings, 0.3, 0.8, 3)
     shear = torch.from_numpy(columns["map"])[None].double()
-    spectra = spectra_of_cosmologies(settings, np.array([0.3]), np.array([0.8]))
+    spectra = spectra_of_cosmologies(settings, {"omega_m": np.array([0.3]), "sigma_8": np.array([0.8])})
     found = torch.fft.rfft2(WienerFilter(settings, spectra)(shear, None, tolerance=1e-12).kappa[0, 0])
     direct = torch.fft.rfft2(kaiser_squires(shear)[0, 0])
     power = torch.from_numpy(spectra[0, 0, 0]) * (SIZE / settings.side_rad) ** 2

@@ -23,8 +23,8 @@ from transformers import AutoFeatureExtractor, AutoModelForImageClassification, 
 from hrm_hf.cli.data import app as data_app
 from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.collator import MapCollator
-from hrm_hf.cosmology.dataset.rows import read_arrays
-from hrm_hf.cosmology.evaluation import predict_maps
+from hrm_hf.cosmology.dataset.rows import MapSet, read_arrays
+from hrm_hf.cosmology.prediction import predict_maps
 from hrm_hf.cosmology.regression import fit_posterior_scale, load_maps, load_test_maps
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.trainer.recipes import ModelArguments, build_config, load_recipe, parse_recipe
@@ -92,13 +92,12 @@ def test_a_run_leaves_everything_that_a_result_needs(run, maps, tmp_path):
     assert "s_8_rmse" in card and "omega_m from 0.1 to 0.5 and sigma_8 from 0.6 to 1" in card and "$" not in card
 
     # The folder alone gives the same evaluation.
-    model, rows = AutoModelForImageClassification.from_pretrained(out).eval(), read_arrays(maps, "test")
-    labels = {name: rows[name] for name in model.config.reported_names}
-    predictions, _, _ = predict_maps(model, AutoFeatureExtractor.from_pretrained(out), rows["map"], labels)
+    model, rows = AutoModelForImageClassification.from_pretrained(out).eval(), MapSet.read(maps, "test")
+    predictions = predict_maps(model, AutoFeatureExtractor.from_pretrained(out), rows).predictions
     for column, name in enumerate(model.config.reported_names):
         rmse = np.sqrt(np.mean((predictions.mean - predictions.truth)[:, column] ** 2))
         assert results["metrics"]["parameters"][name]["rmse"] == pytest.approx(rmse, rel=1e-5)
-    answers = pipeline("cosmology-regression", model=str(out), device="cpu")(rows["map"])
+    answers = pipeline("cosmology-regression", model=str(out), device="cpu")(rows.maps)
     assert [answer["s_8"]["mean"] for answer in answers] == pytest.approx(predictions.mean[:, 2], abs=1e-5)
 
 
@@ -180,7 +179,7 @@ def test_maps_in_training_and_validation_are_of_other_cosmologies(maps):
         ({"data_path": None}, "no data set: give --data_path"),
         ({"data_path": "nowhere"}, "nowhere does not exist"),
         ({"build_data": "cosmology --kind gaussian --samples 40 --test-samples 8 --size 16"}, "kind"),
-        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, "want 41 maps, and .* draws 40"),
+        ({"build_data": "cosmology --samples 40 --size 16", "max_train_samples": 31}, "draws 40 maps, .* want 41"),
         ({"model_type": "hrm_lm", "preset": None}, "hrm_lm"),
         ({"config_overrides": "hiden_size=8"}, "did you mean 'hidden_size'"),
     ],
@@ -204,9 +203,9 @@ def test_noise_is_part_of_the_scaling_and_of_the_test(run, maps, tmp_path):
     rows = read_arrays(maps, "train", ["map"])
     assert extractor.pixel_std[0] == pytest.approx(np.hypot(rows["map"].std(), 0.05), rel=1e-3)
     arguments = CosmoDataArguments(data_path=maps, noise_sigma=0.05)
-    noisy, plain = load_test_maps(arguments, 42)["map"], read_arrays(maps, "test")["map"]
+    noisy, plain = load_test_maps(arguments, 42).maps, read_arrays(maps, "test")["map"]
     assert (noisy - plain).std() == pytest.approx(0.05, rel=0.05)
-    assert np.array_equal(load_test_maps(arguments, 42)["map"], noisy)
+    assert np.array_equal(load_test_maps(arguments, 42).maps, noisy)
     shear = tiny_cosmo.build(tmp_path / "shear", 20, 4, sigma_e=0.26)
     with pytest.raises(ValueError, match="have shape noise already"):
         run("twice", data_path=shear, noise_sigma=0.05)

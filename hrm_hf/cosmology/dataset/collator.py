@@ -13,10 +13,12 @@ import torch
 from torch.utils.data import Dataset
 
 from ...models.feature_extraction_cosmo import CosmoMapFeatureExtractor
+from ...models.shear_operator import shear_from_convergence
 
 
 Batch = dict[str, torch.Tensor]
 EVALUATION = -1  # the step of maps that are not trained on
+MASK_SHARES = (0.1, 0.6, 0.2, 0.1)  # of training maps: under none, one, two and three masks at once
 
 
 class MapRows(Dataset):
@@ -114,6 +116,35 @@ class MapCollator:
         return maps if draws is None or not self.shift else shifted(maps, draws[:, 1], draws[:, 2])
 
 
+@dataclass
+class MassMapCollator(MapCollator):
+    """As `MapCollator`, of rows of shear with `kappa`, which can be observed anew at every training step.
+
+    The convergence of a data set is free of noise and complete, so a training step need not see the one observation
+    that is stored with it: it draws shape noise, and turns and moves the mask. On fixed observations a network learns
+    these by heart.
+
+    Args:
+        shear_noise: standard deviation of the shape noise that training maps get anew, with other masks; None leaves
+            them as they are stored. Only for periodic maps, whose shear can be computed from the patch alone.
+    """
+
+    shear: bool = True
+    shear_noise: float | None = None
+
+    def at_step(self, batch: Batch, step: int) -> Batch:
+        """A training batch as the model takes it, in the optimizer step after `step` steps."""
+        if self.shear_noise is None:
+            return super().at_step(batch, step)
+        numbers = batch["map_index"]
+        draws = map_draws(numbers, self.seed, step, count=8)
+        kappa = self.moved(batch["kappa"], draws)
+        noise = self.shear_noise * map_noise(batch["maps"], numbers, self.seed, step)
+        masks = mixed_masks(batch["masks"], draws[:, 4:])
+        shear = (shear_from_convergence(kappa) + noise) * masks[:, None]
+        return {"pixel_values": self.extractor.scale(shear, masks), "labels": batch["labels"], "kappa": kappa}
+
+
 def turned(maps: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
     """Each map [B, C, S, S] under one of the 8 symmetries of the square, by its number 0..7 in `which` [B]."""
     transposed, upside_down, mirrored = (((which >> bit) & 1).bool()[:, None, None, None] for bit in range(3))
@@ -164,6 +195,24 @@ def _mixed(x: torch.Tensor) -> torch.Tensor:
     x = (x ^ (x >> 30 & 0x3FFFFFFFF)) * -0x40A7B892E31B1A47
     x = (x ^ (x >> 27 & 0x1FFFFFFFFF)) * -0x6B2FB644ECCEEE15
     return x ^ (x >> 31 & 0x1FFFFFFFF)
+
+
+def mixed_masks(masks: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
+    """The pixels that none, one, two or three masks leave, a row's own [B, S, S], each turned and moved another way.
+
+    So a model meets fewer and more hidden pixels than the set has, by `MASK_SHARES`.
+
+    Args:
+        draws: random integers [B, 4].
+    """
+    ends = torch.tensor(MASK_SHARES, device=masks.device).cumsum(0)
+    count = torch.bucketize(draws[:, 0] % 1000 / 1000, ends, right=True)
+    mixed = torch.ones_like(masks)
+    for number in range(1, len(MASK_SHARES)):
+        other = turned(masks.unsqueeze(1), (draws[:, 1] + number) % 8)
+        other = shifted(other, draws[:, 2] * number, draws[:, 3] * number).squeeze(1)
+        mixed = mixed & (other | (count < number)[:, None, None])
+    return mixed
 
 
 def split_rows(

@@ -27,7 +27,6 @@ from typing import Any
 import numpy as np
 
 from ...io.extras import validate_extra
-from ...models.map_files import validate_fits, validate_npy
 
 
 HEALPIX_SOURCE = "the DES Y3 mass maps are on the data release pages of the Dark Energy Survey (arXiv 2105.13539)"
@@ -38,8 +37,6 @@ QUIJOTE_SOURCE = (
 QUIJOTE_BOX = 1000.0  # side of every Quijote box in Mpc/h
 MAX_SIDE_DEG = 30.0  # beyond this a gnomonic patch stretches areas in its corners by more than a quarter
 MAX_ZEROS = 0.01  # share of exact zeros in a map without a mask above which they look like missing sky
-MAX_SKY_PIXELS = 2**28  # of a map of the sphere or an image: NSIDE 4096, 2 GB in float64
-MAX_CUBE_CELLS = 2**30  # of a cube, which stays on the disk: 1024 a side
 QUIJOTE_NAME = re.compile(r"df_m_(\d+)_([A-Z]+)_z=([0-9.]+)\.npy")
 
 
@@ -98,7 +95,6 @@ def read_healpix_patches(
     count: int | None = None,
     min_observed: float = 0.5,
     field: int = 0,
-    max_pixels: int = MAX_SKY_PIXELS,
 ) -> SkyPatches:
     """Cuts flat patches out of HEALPix maps.
 
@@ -116,7 +112,6 @@ def read_healpix_patches(
         min_observed: patches with a smaller share of observed pixels, without or with their margin, are left out, or
             refused if `centres` asks for them.
         field: number of the map in each file, from 0.
-        max_pixels: of the sky; a file that says it has more is refused before it is read.
 
     Raises:
         ImportError: no healpy. FileNotFoundError: says where such maps are published.
@@ -132,7 +127,7 @@ def read_healpix_patches(
     if centres is not None and count is not None:
         raise ValueError(f"count={count} is for the tiling of the sky, and centres are given; give one of them")
     paths = [paths] if isinstance(paths, str | Path) else list(paths)
-    sky, observed = _read_sky(paths, mask, field, max_pixels)
+    sky, observed = _read_sky(paths, mask, field)
     found: list[tuple] = []
     skipped = 0
     for centre in _tiles(side_deg) if centres is None else centres:
@@ -162,13 +157,13 @@ def read_healpix_patches(
     return SkyPatches(maps, seen, places.astype(float), shares, skipped)
 
 
-def _read_sky(paths: list, mask: str | Path | None, field: int, max_pixels: int) -> tuple[np.ndarray, np.ndarray]:
+def _read_sky(paths: list, mask: str | Path | None, field: int) -> tuple[np.ndarray, np.ndarray]:
     """Maps [channels, pixels] in RING order with 0 where not observed, and what is observed [pixels]."""
     healpy = _extra("healpy")
-    sky = np.stack(_same_resolution([(path, _read_healpix(path, field, max_pixels)) for path in paths]))
+    sky = np.stack(_same_resolution([(path, _read_healpix(path, field)) for path in paths]))
     observed = ~healpy.mask_bad(sky).any(0)
     if mask is not None:
-        values = _same_resolution([(paths[0], sky[0]), (mask, _read_healpix(mask, 0, max_pixels))])[1]
+        values = _same_resolution([(paths[0], sky[0]), (mask, _read_healpix(mask, 0))])[1]
         observed &= values > 0  # UNSEEN is far below
     elif (zeros := (sky[:, observed] == 0).all(0).mean() if observed.any() else 0) > MAX_ZEROS:
         raise ValueError(
@@ -183,10 +178,10 @@ def _read_sky(paths: list, mask: str | Path | None, field: int, max_pixels: int)
     return np.where(observed, sky, 0).astype(np.float32), observed
 
 
-def _read_healpix(path: str | Path, field: int, max_pixels: int) -> np.ndarray:
+def _read_healpix(path: str | Path, field: int) -> np.ndarray:
     """One map of a HEALPix file in RING order."""
     healpy = _extra("healpy")
-    with _open_fits(path, HEALPIX_SOURCE, max_pixels) as hdus:
+    with _open_fits(path, HEALPIX_SOURCE) as hdus:
         if not _is_healpix(hdus):
             wanted = "a HEALPix map, which is a table with ORDERING in its header"
             raise ValueError(f"{path} holds {_hdus(hdus)}; expected {wanted}")
@@ -252,22 +247,19 @@ def gnomonic_grid(centre: tuple[float, float], side_deg: float, size: int, margi
 # ---- FITS images ----
 
 
-def read_fits_image(
-    path: str | Path, hdu: int | None = None, mask: np.ndarray | None = None, max_pixels: int = MAX_SKY_PIXELS
-) -> np.ndarray:
+def read_fits_image(path: str | Path, hdu: int | None = None, mask: np.ndarray | None = None) -> np.ndarray:
     """A flat map, float32 [channels, size, size], in the unit of the file.
 
     Args:
         hdu: number of the image in the file, from 0; None for the first that has one.
         mask: bool [size, size], True where observed; other pixels may hold anything and become 0.
-        max_pixels: of every image in the file; one that says it has more is refused before it is read.
 
     Raises:
         ImportError: no astropy. FileNotFoundError: no such file.
         ValueError: no FITS file, a truncated one, no image in it; a shape other than [size, size] or
             [channels, size, size]; pixels that are NaN or infinite; a mask of another shape, or of nothing.
     """
-    with _open_fits(path, max_pixels=max_pixels) as hdus:
+    with _open_fits(path) as hdus:
         images = [number for number, one in enumerate(hdus) if one.is_image and one.header.get("NAXIS")]
         chosen = (images[0] if images else None) if hdu is None else hdu
         if chosen not in images:
@@ -287,9 +279,9 @@ def read_fits_image(
     return image
 
 
-def is_healpix(path: str | Path, max_pixels: int = MAX_SKY_PIXELS) -> bool:
+def is_healpix(path: str | Path) -> bool:
     """Whether a FITS file holds a map of the sphere rather than an image."""
-    with _open_fits(path, HEALPIX_SOURCE, max_pixels) as hdus:
+    with _open_fits(path, HEALPIX_SOURCE) as hdus:
         return _is_healpix(hdus)
 
 
@@ -298,14 +290,13 @@ def _is_healpix(hdus: Iterable[Any]) -> bool:
 
 
 @contextmanager
-def _open_fits(path: str | Path, source: str = "", max_pixels: int = MAX_SKY_PIXELS) -> Iterator[Any]:
-    """An open FITS file that is as long as its headers say, and holds no more than `max_pixels` in any unit."""
+def _open_fits(path: str | Path, source: str = "") -> Iterator[Any]:
+    """An open FITS file that is as long as its headers say."""
     fits = _extra("astropy.io.fits")
     path = _existing(path, source)
-    validate_fits(path, max_pixels)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what astropy warns of is refused below
+            warnings.simplefilter("ignore")  # of truncated files, which are rejected below
             hdus = fits.open(path)
             ends = [place["datLoc"] + hdu.size for hdu in hdus if (place := hdu.fileinfo())]
     except (OSError, EOFError, ValueError, TypeError) as error:
@@ -324,11 +315,8 @@ def _hdus(hdus: Iterable[Any]) -> str:
 # ---- Quijote ----
 
 
-def read_quijote_cube(path: str | Path, max_pixels: int = MAX_CUBE_CELLS) -> QuijoteCube:
+def read_quijote_cube(path: str | Path) -> QuijoteCube:
     """Opens a density cube and checks all of it, without loading it.
-
-    Args:
-        max_pixels: cells; a cube whose header says more is refused.
 
     Density contrast (mean 0) is taken as it is, density (mean above 0, nothing negative) is divided by its mean.
 
@@ -342,7 +330,6 @@ def read_quijote_cube(path: str | Path, max_pixels: int = MAX_CUBE_CELLS) -> Qui
     if name is None or name[2] not in ("CIC", "PCS"):
         raise ValueError(f"{path}: the name of a Quijote cube is df_m_N_CIC_z=Z.npy or df_m_N_PCS_z=Z.npy")
     try:
-        validate_npy(path, max_pixels)
         values = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, OSError, EOFError) as error:
         raise ValueError(f"{path} is no readable array, or a truncated one: {error}") from error

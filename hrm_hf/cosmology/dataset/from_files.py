@@ -1,50 +1,49 @@
 """Data sets of maps read from files (`files.py`), in the layout of `rows.py`.
 
-    README.md         a data card; its YAML header names the files of each split
-    train/*.parquet, test/*.parquet
-    cosmology.json    `FilesInfo`: what was read, how, units, parameters, mean and standard deviation of a pixel
+Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where there is one; of shear `kappa` float32
+[planes, size, size], the convergence; `source`, the file; for patches of the sky `longitude` and `latitude` in
+degrees; for slabs of a cube `axis`, `slab` and `redshift`. `omega_m`, `sigma_8`, `s_8` and `cosmology_id` are there if
+the user gave a table of parameters, and only then: such a set is trained on and evaluated like one that was drawn;
+maps of others can be given to a trained model.
 
-Columns: `map` float32 [channels, size, size]; `mask` bool [size, size] where there is one; of shear (`patch_shear.py`)
-`kappa` float32 [planes, size, size], the convergence; `source`, the file; for
-patches of the sky `longitude` and `latitude` in degrees; for slabs of a cube `axis`, `slab` and `redshift`. `omega_m`,
-`sigma_8`, `s_8` and `cosmology_id` are there if the user gave a table of parameters, and only then: such a set is
-trained on and evaluated like one that was drawn; maps of others can be given to a trained model.
+Shear is what a survey would see of maps of convergence, with noise and masks. `models.shear_operator` is exact on a
+sky whose opposite edges meet. A patch of a larger map is no such sky: the mass beyond its edges shears it too. So the
+relation is applied to a cut that is larger than the patch on all sides, with nothing around it, and the patch is its
+middle. What is missing is the shear by mass beyond the cut, which is smooth over the patch. Its rms over the rms of
+the shear, on log-normal maps of sources at redshift 1, and in brackets without its mean over the patch
+(`test_cosmology_files_shear.py` measures it):
 
-An interrupted command is finished by the same one: `unfinished.json` says what was asked of which files, and shards
-that are there are complete.
+    margin on each side    patches of 5 degrees    of 2.5 degrees
+    none                   0.47 (0.38)             0.56 (0.41)
+    1/4 of the patch       0.24 (0.15)             0.34 (0.19)
+    1/2, the default       0.18 (0.09)             0.27 (0.13)
+    as wide as the patch   0.10 (0.04)             0.15 (0.06)
+
+Pixels of the cut that the file does not have count as the mean of those that it has: where many are missing, near them
+and in the margin, the shear is less exact than that.
 """
 
 import csv
-import json
+import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
 
-from ...io.complete_files import TEMPORARY, write_text
-from ..simulation.survey import SurveySettings
-from .build import UNFINISHED
-from .files import (
-    MAX_CUBE_CELLS,
-    MAX_SKY_PIXELS,
-    quijote_maps,
-    read_fits_image,
-    read_healpix_patches,
-    read_quijote_cube,
-)
-from .info import INFO_FILE, PARAMETERS, SPLITS, FileSettings, FilesInfo, maps_features
-from .patch_shear import sheared
-from .shards import Rows, read_header, write_shard
+from ...io.usage import UsageError, as_usage_errors
+from ..options import BuildFromFiles
+from ..simulation.survey import SurveySettings, observe_shear
+from .files import is_healpix, quijote_maps, read_fits_image, read_healpix_patches, read_quijote_cube
+from .info import PARAMETERS, SPLITS, FileSettings, FilesInfo
+from .shards import Rows, claim_folder, finish_folder, pixel_statistics, read_header, shard_names, write_shard
 
-
-if TYPE_CHECKING:
-    import datasets
 
 READS_IN_SHARD = 50
+MARGIN = 0.5  # around a patch of shear, on each side, in sides of the patch: the cut is twice as wide as the patch
 LABEL_NAMES = {"omega_m": ("omega_m", "omegam", "om"), "sigma_8": ("sigma_8", "sigma8")}  # not s8, which may be S_8
 LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
 
@@ -64,6 +63,59 @@ class Reading:
         """Path, size and time of change of each file: another file is not the one that was read before."""
         stats = [(path, path.stat()) for path in (self.path, *self.others)]
         return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
+
+
+def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
+    """Cut maps out of local files, as a command asks; returns what the data set holds. Nothing is downloaded."""
+    started = time.perf_counter()
+    survey = as_usage_errors(SurveySettings, **options.survey())
+    try:
+        kind, noted, readings = _readings(options)
+        info = write_files_dataset(
+            readings,
+            options.out,
+            kind=kind,
+            options=noted if options.mask is None else noted | {"mask": options.mask.name},
+            survey=survey,
+            labels=None if options.labels is None else LabelTable(options.labels),
+            prior=options.prior(),
+            test_share=options.test_share,
+            seed=options.seed,
+            progress=True,
+        )
+    except (FileNotFoundError, FileExistsError) as error:
+        raise UsageError(str(error)) from error
+    report: dict[str, Any] = {"out": str(options.out), "kind": kind, "map": info.units()["map"]}
+    report |= {f"{split}_rows": rows for split, rows in info.counts.items()} | {"skipped": info.skipped}
+    report |= {"pixel_mean": list(info.pixel_mean), "pixel_std": list(info.pixel_std), "labels": info.labels}
+    report |= {"prior": None if info.prior_bounds is None else dict(info.prior_bounds)}
+    return report | {"seconds": round(time.perf_counter() - started, 1)}
+
+
+def _readings(options: BuildFromFiles) -> tuple[str, dict[str, Any], list[Reading]]:
+    """Kind of the files, options of their reader as they are noted, and a reading of each or of all together."""
+    paths, shear = options.paths, options.observable == "shear"
+    if all(path.suffix == ".npy" for path in paths):
+        noted = {"slab_mpc": 125.0} | options.reader("quijote")
+        if shear:
+            raise UsageError(
+                "observable='shear': Quijote cubes hold density contrast, and shear is of convergence; give HEALPix "
+                "or FITS maps of convergence", "--observable",
+            )  # fmt: skip
+        return "quijote", noted, [cube_reading(path, **noted) for path in paths]
+    margin = {"margin": MARGIN} if shear else {}
+    if is_healpix(paths[0]):
+        noted = {"side_deg": 5.0, "size": 64} | margin | options.reader("healpix")
+        mask = noted.pop("mask", None)
+        if shear:
+            noted["margin"] = round(noted["margin"] * noted["size"])
+        return "healpix", noted, [sky_reading(paths, mask=mask, **noted)]
+    noted = margin | options.reader("fits")
+    mask = noted.pop("mask", None)
+    if shear and "pixel_arcmin" not in noted:
+        raise UsageError("pixel_arcmin is missing: noise and masks of shear depend on it", "--pixel-arcmin")
+    reader = {name: value for name, value in noted.items() if name != "pixel_arcmin"}
+    return "fits", noted, [image_reading(path, mask=mask, **reader) for path in paths]
 
 
 class LabelTable:
@@ -178,13 +230,7 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
     return Reading(Path(paths[0]), read, tuple(map(Path, others)))
 
 
-def image_reading(
-    path: Path,
-    hdu: int | None = None,
-    mask: Path | None = None,
-    margin: float = 0.0,
-    max_pixels: int = MAX_SKY_PIXELS,
-) -> Reading:
+def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, margin: float = 0.0) -> Reading:
     """One flat map; `mask` is a FITS image, above 0 where observed.
 
     Args:
@@ -192,8 +238,8 @@ def image_reading(
     """
 
     def read() -> Rows:
-        observed = None if mask is None else read_fits_image(mask, max_pixels=max_pixels)[0] > 0
-        image = read_fits_image(path, hdu, observed, max_pixels)
+        observed = None if mask is None else read_fits_image(mask)[0] > 0
+        image = read_fits_image(path, hdu, observed)
         rows = {"map": image[None], "source": np.array([path.name])}
         rows["margin"] = np.array([round(image.shape[-1] * margin / (1 + 2 * margin))])
         return rows if observed is None else rows | {"mask": observed[None]}
@@ -201,13 +247,11 @@ def image_reading(
     return Reading(Path(path), read, () if mask is None else (Path(mask),))
 
 
-def cube_reading(
-    path: Path, slab_mpc: float, axes: Sequence[int] = (0, 1, 2), max_pixels: int = MAX_CUBE_CELLS
-) -> Reading:
+def cube_reading(path: Path, slab_mpc: float, axes: Sequence[int] = (0, 1, 2)) -> Reading:
     """Slabs of a Quijote cube; see `quijote_maps`."""
 
     def read() -> Rows:
-        cube = read_quijote_cube(path, max_pixels)
+        cube = read_quijote_cube(path)
         maps = quijote_maps(cube, slab_mpc, axes)
         slabs = len(maps) // len(axes)
         # The folder is the realisation; all cubes of a redshift have one name.
@@ -249,17 +293,16 @@ def write_files_dataset(
         progress: show a bar of the files on stderr.
 
     Raises:
-        FileExistsError: `out` is not empty and was left by no such call. FileNotFoundError: a file is missing.
-        ValueError: what the readers and the table refuse; maps of several shapes; a split without a universe;
+        FileExistsError: `out` holds something else. FileNotFoundError: a file is missing.
+        ValueError: what the readers and the table reject; maps of several shapes; a split without a universe;
             parameters outside the prior.
         After an error nothing is in `out` but complete shards, and the note by which the same call goes on.
     """
     out = Path(out)
-    _validate_free(out)
     parameters = None if labels is None else [labels(reading.path) for reading in readings]
     splits = _split(parameters, len(readings), test_share, seed)
     bounds = _prior_bounds(labels, prior or {}, readings)
-    start = splits[0][1][0]
+    start = next(iter(splits.values()))[0]
     first = readings[start].read()
     settings = _settings(first, kind, options, survey or SurveySettings())
     if settings.observable == "shear":
@@ -270,58 +313,24 @@ def write_files_dataset(
         labels=None if labels is None else labels.path.name, skipped=int(first.get("skipped", np.zeros(1))[0]),
         pixel_mean=(), pixel_std=(),
     )  # fmt: skip
-    features = maps_features(info.settings, info.column_names())
-    asked = {
+    claim_folder(out, {
         "files": [reading.identity() for reading in readings], "parameters": parameters, "splits": splits,
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
-    }  # fmt: skip
-    _go_on(out, json.loads(json.dumps(asked)))
-    universes = {} if parameters is None else {pair: number for number, pair in enumerate(dict.fromkeys(parameters))}
+    })  # fmt: skip
     ready = {start: first}  # it says what the columns are, and is not read again
-    headers: dict[str, list[dict]] = {split: [] for split, _ in splits}
+    files: dict[str, list[Path]] = {}
     with tqdm(total=len(readings), desc="Reading", unit=" files", disable=not progress) as bar:
-        for split, members in splits:
-            total = -(-len(members) // READS_IN_SHARD)
-            for number in range(total):
-                file = out / split / f"{number:05d}-of-{total:05d}.parquet"
+        for split, members in splits.items():
+            files[split] = [out / name for name in shard_names(split, -(-len(members) // READS_IN_SHARD))]
+            for number, file in enumerate(files[split]):
                 chosen = members[number * READS_IN_SHARD : (number + 1) * READS_IN_SHARD]
-                if file.exists():
-                    bar.update(len(chosen))
-                else:
-                    blocks = _blocks(readings, chosen, ready, features, parameters, universes, bar)
-                    write_shard(file, features, blocks, {"kind": kind})
-                headers[split].append(read_header(file))
-    info = replace(info, **_figures(headers))
-    write_text(out / "README.md", _data_card(info))
-    write_text(out / INFO_FILE, json.dumps(info.as_json(), indent=1))
-    (out / UNFINISHED).unlink()
-    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # of a process that was killed
-        leftover.unlink(missing_ok=True)
+                if not file.exists():
+                    write_shard(file, info.features(), _blocks(readings, chosen, ready, info, parameters))
+                bar.update(len(chosen))
+    counts = {split: sum(read_header(file)["rows"] for file in files.get(split, ())) for split in SPLITS}
+    info = replace(info, counts=counts, **pixel_statistics(files.get("train") or files["test"]))
+    finish_folder(out, info)
     return info
-
-
-def _validate_free(out: Path) -> None:
-    """Says before a long first file is read, not after it, that `out` is taken."""
-    if out.exists() and (not out.is_dir() or (any(out.iterdir()) and not (out / UNFINISHED).is_file())):
-        raise FileExistsError(f"{out} exists and is not an empty folder; choose another or delete it")
-
-
-def _go_on(out: Path, asked: dict[str, Any]) -> None:
-    """Notes what was asked, or sees that it is what an interrupted call was asked.
-
-    Raises:
-        FileExistsError: it is not; says what differs.
-    """
-    if not (out / UNFINISHED).is_file():
-        write_text(out / UNFINISHED, json.dumps(asked, indent=1))
-        return
-    found = json.loads((out / UNFINISHED).read_text(encoding="utf-8"))
-    changes = [name for name, value in asked.items() if found.get(name) != value]
-    if changes:
-        raise FileExistsError(
-            f"{out} was left unfinished by a command with other {' and '.join(changes)}; repeat that one, choose "
-            "another folder, or delete it"
-        )
 
 
 def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySettings) -> FileSettings:
@@ -338,16 +347,6 @@ def _settings(rows: Rows, kind: str, options: dict[str, Any], survey: SurveySett
 
 def _sheared_reading(reading: Reading, settings: FileSettings, seed: int, number: int) -> Reading:
     return replace(reading, read=lambda: sheared(reading.read(), settings, seed, number))
-
-
-def _figures(headers: Mapping[str, list[dict]]) -> dict[str, Any]:
-    """Counts of the splits, and mean and standard deviation of a pixel, from the headers of the shards."""
-    counts = {split: sum(header["rows"] for header in headers.get(split, [])) for split in SPLITS}
-    measured = headers.get("train") or headers["test"]
-    count, total, squares = sum(np.array(header["moments"]) for header in measured)
-    mean = total / count
-    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
-    return {"counts": counts, "pixel_mean": tuple(mean.tolist()), "pixel_std": tuple(std.tolist())}
 
 
 def _prior_bounds(
@@ -372,10 +371,10 @@ def _prior_bounds(
 
 def _split(
     parameters: list[tuple[float, float]] | None, total: int, test_share: float, seed: int
-) -> list[tuple[str, list[int]]]:
+) -> dict[str, list[int]]:
     """Numbers of the readings of each split; no universe is in two."""
     if test_share == 1:
-        return [("test", list(range(total)))]
+        return {"test": list(range(total))}
     if parameters is None:
         raise ValueError(f"test_share={test_share} needs labels: a split is by universe, and nothing else tells them")
     universes = list(dict.fromkeys(parameters))
@@ -389,46 +388,70 @@ def _split(
             f"test_share={test_share} of {len(universes)} universes leaves a split empty; expected a share between 0 "
             "and 1 that gives each one, or 1 for a test split alone"
         )
-    return list(splits.items())
+    return splits
 
 
 def _blocks(
     readings: Sequence[Reading],
     chosen: list[int],
     ready: dict[int, Rows],
-    features: "datasets.Features",
+    info: FilesInfo,
     parameters: list[tuple[float, float]] | None,
-    universes: dict[tuple[float, float], int],
-    bar: tqdm,
 ) -> Iterator[Rows]:
+    """The rows of the chosen readings, with their parameters."""
+    expected = (info.channels, *(info.settings.size,) * 2)
+    universes = {pair: number for number, pair in enumerate(dict.fromkeys(parameters or ()))}
     for number in chosen:
         rows = ready.pop(number) if number in ready else readings[number].read()
-        shape, expected = rows["map"].shape[1:], features["map"].shape
-        if shape != tuple(expected):
-            raise ValueError(f"{readings[number].path} gives maps of shape {shape}, the first file {tuple(expected)}")
+        if (shape := rows["map"].shape[1:]) != expected:
+            raise ValueError(f"{readings[number].path} gives maps of shape {shape}, the first file {expected}")
         if parameters is not None:
             omega_m, sigma_8 = parameters[number]
             values = {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}
             values["cosmology_id"] = universes[parameters[number]]
             rows |= {name: np.full(len(rows["map"]), value) for name, value in values.items()}
-        yield {name: rows[name] for name in features}
-        bar.update()
+        yield {name: rows[name] for name in info.column_names()}
 
 
-def _data_card(info: FilesInfo) -> str:
-    splits = [split for split, count in info.counts.items() if count]
-    files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in splits)
-    columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units().items())
-    noted = dict(info.settings.options)
-    if info.settings.observable == "shear":
-        noted |= {field.name: getattr(info.settings, field.name) for field in fields(SurveySettings)}
-    options = "".join(f"- {name}: {value}\n" for name, value in noted.items())
-    labels = "The maps have no parameters."
-    if info.labels:
-        prior = ", ".join(f"{name} from {low:.6g} to {high:.6g}" for name, (low, high) in info.prior.items())
-        labels = f"Parameters are from {info.labels}; prior, uniform: {prior}."
-    return (
-        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- cosmology\n---\n\n"
-        f"# Maps read from {info.kind} files\n\n{labels}\n\n| column | what it is |\n|---|---|\n{columns}\n"
-        f"## How they were read\n\n- kind: {info.kind}\n{options}- patches left out: {info.skipped}\n"
-    )
+# ---- shear ----
+
+
+def sheared(rows: Rows, settings: FileSettings, seed: int, number: int) -> Rows:
+    """Rows of convergence with their margins as rows of shear: "map", "mask" and "kappa".
+
+    Args:
+        rows: of one reading; "map" [rows, planes, wide, wide], maybe "mask" [rows, wide, wide], "margin" in pixels.
+        seed: of the data set. number: of the reading. With the number of the row they decide its noise and its mask.
+    """
+    wide = rows["map"].shape[-1]
+    margin = int(rows["margin"][0])
+    middle = np.s_[..., margin : wide - margin, margin : wide - margin]
+    observed = rows.get("mask", np.ones((len(rows["map"]), wide, wide), bool))
+    columns: dict[str, list[np.ndarray]] = {"map": [], "mask": [], "kappa": []}
+    for row, (kappa, seen) in enumerate(zip(rows["map"], observed)):
+        if not seen[middle].any():
+            raise ValueError(f"{rows['source'][row]}: no pixel of its middle is observed; the patch would be empty")
+        rng = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(number, row)))
+        shear, mask = observe_shear(shear_of_cut(_less_mean(kappa, seen))[middle], settings, rng)
+        columns["map"].append(shear * seen[middle])
+        columns["mask"].append(mask & seen[middle])
+        columns["kappa"].append(_less_mean(kappa[middle], seen[middle]).astype(np.float32))
+    return rows | {name: np.stack(values) for name, values in columns.items()}
+
+
+def shear_of_cut(kappa: np.ndarray) -> np.ndarray:
+    """Shear [2 planes, wide, wide] of convergence [planes, wide, wide] with nothing around it."""
+    import torch  # seconds, which maps of convergence do not need
+
+    from ...models.shear_operator import shear_from_convergence
+
+    wide = kappa.shape[-1]
+    alone = np.zeros((len(kappa), 2 * wide, 2 * wide))  # the operator's sky is periodic: its copies are kept away
+    alone[:, :wide, :wide] = kappa
+    return shear_from_convergence(torch.from_numpy(alone)).numpy()[:, :wide, :wide]
+
+
+def _less_mean(kappa: np.ndarray, observed: np.ndarray) -> np.ndarray:
+    """Maps [planes, side, side] in double precision, of mean 0 over the observed pixels and 0 in the others."""
+    kappa = kappa.astype(np.float64)
+    return np.where(observed, kappa - kappa[:, observed].mean(1)[:, None, None], 0)

@@ -2,14 +2,13 @@
 
 `CosmologyPlan` decides every map of a drawn set, `CosmologyInfo` is the plan of a finished one, `FilesInfo` describes
 maps that were read from files. `MapsInfo` is what the two have in common: all that a model needs to be trained on the
-maps. Reading and writing the folder is in `rows.py`, `build.py` and
-`from_files.py`.
+maps.
 """
 
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
@@ -76,7 +75,8 @@ class MapsInfo(ABC):
     prior: Mapping[str, tuple[float, float]]
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
-    mend: ClassVar[str]  # of a folder in which something is missing
+    labelled = True  # whether the maps have parameters
+    origin: ClassVar[str]  # of the maps, for the data card
 
     @property
     def kind(self) -> str:
@@ -101,12 +101,22 @@ class MapsInfo(ABC):
         """Columns of a row."""
 
     @abstractmethod
+    def notes(self) -> dict[str, Any]:
+        """How the maps were made, for the data card."""
+
+    @abstractmethod
     def why_without(self, split: str) -> str:
         """Why there is no such split, and how to get one: the end of an error message."""
 
     def features(self) -> "datasets.Features":
         """Columns with their types."""
-        return maps_features(self.settings, self.column_names())
+        from datasets import Array2D, Array3D, Features, Value
+
+        settings, size = self.settings, self.settings.size
+        pixels = {"map": Array3D((settings.channels, size, size), "float32"), "mask": Array2D((size, size), "bool")}
+        if "kappa" in self.column_names():
+            pixels["kappa"] = Array3D((settings.planes, size, size), "float32")
+        return Features({name: pixels.get(name) or Value(TYPES.get(name, "float32")) for name in self.column_names()})
 
     def units(self) -> dict[str, str]:
         """Returns the meaning and unit of each column."""
@@ -135,17 +145,6 @@ class MapsInfo(ABC):
             return "shear, dimensionless: g1 and g2 of each plane in turn, 0 where not observed"
         drawn = "grey value, 0 to 1" if self.kind in LEGACY else "convergence kappa, dimensionless"
         return MAP_UNITS.get(self.kind, drawn)
-
-
-def maps_features(settings: Any, columns: list[str]) -> "datasets.Features":
-    """Columns of such maps with their types."""
-    from datasets import Array2D, Array3D, Features, Value
-
-    size = settings.size
-    pixels = {"map": Array3D((settings.channels, size, size), "float32"), "mask": Array2D((size, size), "bool")}
-    if "kappa" in columns:
-        pixels["kappa"] = Array3D((settings.planes, size, size), "float32")
-    return Features({name: pixels.get(name) or Value(TYPES.get(name, "float32")) for name in columns})
 
 
 # ---- maps that were drawn ----
@@ -224,7 +223,7 @@ class CosmologyInfo(CosmologyPlan, MapsInfo):
 
     pixel_mean: tuple[float, ...]
     pixel_std: tuple[float, ...]
-    mend: ClassVar[str] = "run the command that built it again, it makes what is missing"
+    origin: ClassVar[str] = "Simulated, not observed."
 
     @property
     def target_names(self) -> list[str]:
@@ -232,6 +231,9 @@ class CosmologyInfo(CosmologyPlan, MapsInfo):
 
     def column_names(self) -> list[str]:
         return column_names(self.settings)
+
+    def notes(self) -> dict[str, Any]:
+        return asdict(self.settings) | {"seed": self.seed, "generator_version": self.generator_version}
 
     def units(self) -> dict[str, str]:
         number = f"number of the pair of parameters; from {TEST_ID} on in the test split"
@@ -310,13 +312,17 @@ class FilesInfo(MapsInfo):
     pixel_std: tuple[float, ...]
     seed: int = 0
     skipped: int = 0
-    mend: ClassVar[str] = "delete the folder and read the files again"
+    origin: ClassVar[str] = "Read from files."
 
     def __post_init__(self):
         if set(self.counts) != set(SPLITS):
             raise ValueError(f"counts={dict(self.counts)}; expected those of {' and '.join(SPLITS)}")
         if self.prior_bounds is not None and set(self.prior_bounds) != set(PARAMETERS):
             raise ValueError(f"prior_bounds of {sorted(self.prior_bounds)}; expected {sorted(PARAMETERS)}")
+
+    @property
+    def labelled(self) -> bool:
+        return self.labels is not None
 
     @property
     def prior(self) -> Mapping[str, tuple[float, float]]:
@@ -339,6 +345,11 @@ class FilesInfo(MapsInfo):
         parameters = [] if self.labels is None else [*PARAMETERS, "s_8", "cosmology_id"]
         return ["map", *masks, *kappa, *FILE_COLUMNS[self.kind], *parameters]
 
+    def notes(self) -> dict[str, Any]:
+        survey = {each.name: getattr(self.settings, each.name) for each in fields(SurveySettings)}
+        noted = {"kind": self.kind, **self.settings.options, "labels": self.labels, "patches left out": self.skipped}
+        return noted | (survey if self.settings.observable == "shear" else {})
+
     def units(self) -> dict[str, str]:
         # UNITS has what is drawn: everywhere, and of mean 0 as it is.
         kappa = "convergence of the file, less the mean of the patch; 0 where the file has none"
@@ -353,14 +364,14 @@ class FilesInfo(MapsInfo):
         return json.loads(json.dumps(asdict(self))) | {"units": self.units()}
 
 
-def info_from_json(fields: dict[str, Any]) -> CosmologyInfo | FilesInfo:
+def info_from_json(values: dict[str, Any]) -> CosmologyInfo | FilesInfo:
     """The info that `as_json` made a dictionary of. Raises ValueError, TypeError or KeyError for another one."""
-    fields = {name: value for name, value in fields.items() if name != "units"}
-    read = fields["settings"]["kind"] in FILE_COLUMNS
-    fields["settings"] = (FileSettings if read else MapSettings)(**fields["settings"])
+    values = {name: value for name, value in values.items() if name != "units"}
+    read = values["settings"]["kind"] in FILE_COLUMNS
+    values["settings"] = (FileSettings if read else MapSettings)(**values["settings"])
     bounds = "prior_bounds" if read else "prior"
-    if fields[bounds] is not None:
-        fields[bounds] = {name: (float(low), float(high)) for name, (low, high) in fields[bounds].items()}
+    if values[bounds] is not None:
+        values[bounds] = {name: (float(low), float(high)) for name, (low, high) in values[bounds].items()}
     for name in ("pixel_mean", "pixel_std"):
-        fields[name] = tuple(map(float, fields[name]))
-    return (FilesInfo if read else CosmologyInfo)(**fields)
+        values[name] = tuple(map(float, values[name]))
+    return (FilesInfo if read else CosmologyInfo)(**values)

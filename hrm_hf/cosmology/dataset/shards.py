@@ -1,9 +1,9 @@
-"""Shards of a cosmology data set: parquet files that are complete or absent, and the way back to arrays.
+"""Write a cosmology data set: shards that are complete or absent, and what describes all of them.
 
-A shard is written under a temporary name, flushed to the disk and renamed. What it holds is said by a JSON header in
-the file's own metadata, so that a file and its description cannot part. Parquet is written without compression: maps
-of noise do not shrink, and arrays are read back at the speed of memory. Which maps there are is `cosmology_dataset`'s
-business.
+A shard is a parquet file that is written under a temporary name, flushed to the disk and renamed. A JSON header in its
+own metadata holds the number of rows and the moments of their pixels. Parquet is written without compression: maps of
+noise do not shrink. `unfinished.json` says what an interrupted build was asked for; `cosmology.json` marks a complete
+folder.
 """
 
 import json
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...io.complete_files import complete_file
+from ...io.complete_files import TEMPORARY, complete_file, write_text
+from .info import INFO_FILE, CosmologyInfo, FilesInfo
 
 
 if TYPE_CHECKING:
@@ -22,15 +23,98 @@ if TYPE_CHECKING:
 
 HEADER = b"hrm_hf_cosmology"
 GROUP_BYTES = 2**24  # of maps in a row group: what a streaming reader fetches at a time
+UNFINISHED = "unfinished.json"
 
 Rows = dict[str, np.ndarray]  # column name to array [rows, ...]
 
 
-def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows], header: dict[str, Any]) -> None:
-    """Writes blocks of rows as one parquet file, which appears only when all of it is on the disk.
+# ---- folders ----
 
-    The header gets `rows`, and `moments`: for each channel the number of observed pixels, their sum and sum of
-    squares. Rows are added one by one, so the figures do not depend on the blocks.
+
+def claim_folder(out: Path, asked: dict[str, Any]) -> None:
+    """Note in a new folder what is asked for, or check that an older build was asked for the same.
+
+    Raises:
+        FileExistsError: the folder holds something else; names what differs.
+    """
+    note = next((out / name for name in (INFO_FILE, UNFINISHED) if (out / name).is_file()), None)
+    if note is None:
+        if out.exists() and (not out.is_dir() or any(out.iterdir())):
+            raise FileExistsError(f"out={out}: not an empty folder; choose another or delete it")
+        write_text(out / UNFINISHED, json.dumps(asked, indent=1))
+        return
+    found, asked = (_flat(json.loads(text)) for text in (note.read_text(encoding="utf-8"), json.dumps(asked)))
+    changes = [
+        f"{name} is {found.get(name)!s:.80}, asked {value!s:.80}" for name, value in asked.items()
+        if found.get(name) != value
+    ]  # fmt: skip
+    if changes:
+        raise FileExistsError(
+            f"out={out}: holds maps of another command ({'; '.join(changes)}); choose another folder or delete it"
+        )
+
+
+def _flat(asked: dict[str, Any]) -> dict[str, Any]:
+    groups = {name: value for name, value in asked.items() if isinstance(value, dict)}
+    inner = {
+        name if group == "settings" else f"{group} {name}": value
+        for group, values in groups.items() for name, value in values.items()
+    }  # fmt: skip
+    return {name: value for name, value in asked.items() if name not in groups} | inner
+
+
+def shard_names(split: str, total: int) -> list[str]:
+    """Return the names of the files of a split."""
+    return [f"{split}/{number:05d}-of-{total:05d}.parquet" for number in range(total)]
+
+
+def pixel_statistics(files: Iterable[Path]) -> dict[str, tuple[float, ...]]:
+    """Return `pixel_mean` and `pixel_std` of each channel, from the headers of shards."""
+    count, total, squares = sum(np.array(read_header(file)["moments"]) for file in files)
+    mean = total / count
+    std = np.sqrt(np.maximum(squares / count - mean**2, 0))
+    # Nine digits: float32 has no more, and sums over shards of another size differ beyond them.
+    mean, std = (tuple(float(f"{value:.9g}") for value in values) for values in (mean, std))
+    return {"pixel_mean": mean, "pixel_std": std}
+
+
+def finish_folder(out: Path, info: CosmologyInfo | FilesInfo) -> None:
+    """Write the data card and, last, `cosmology.json`."""
+    write_text(out / "README.md", data_card(info))
+    write_text(out / INFO_FILE, json.dumps(info.as_json(), indent=1))
+    (out / UNFINISHED).unlink(missing_ok=True)
+    for leftover in out.glob(f"*/.*{TEMPORARY}"):  # of a process that was killed
+        leftover.unlink(missing_ok=True)
+
+
+def data_card(info: CosmologyInfo | FilesInfo) -> str:
+    """Return the README of a data set; its YAML header names the files of each split."""
+    counts = {split: count for split, count in info.counts.items() if count}
+    files = "".join(f"  - split: {split}\n    path: {split}/*.parquet\n" for split in counts)
+    columns = "".join(f"| {name} | {unit} |\n" for name, unit in info.units().items())
+    notes = "".join(f"- {name}: {value}\n" for name, value in info.notes().items())
+    sizes = ", ".join(f"{split} {count:,}" for split, count in counts.items())
+    mean, std = (", ".join(f"{value:.6g}" for value in values) for values in (info.pixel_mean, info.pixel_std))
+    prior = "The maps have no parameters."
+    if info.labelled:
+        bounds = ", ".join(f"{name} from {low:.6g} to {high:.6g}" for name, (low, high) in info.prior.items())
+        prior = f"No cosmology is in two splits. Prior, uniform: {bounds}."
+    return (
+        f"---\nconfigs:\n- config_name: default\n  data_files:\n{files}tags:\n- cosmology\n---\n\n"
+        f"# Maps of kind {info.kind}, {info.settings.size} x {info.settings.size}\n\n{info.origin} Maps: {sizes}. "
+        f"{prior} Pixels have mean {mean} and standard deviation {std}, by channel.\n\n"
+        f"| column | what it is |\n|---|---|\n{columns}\n## How the maps were made\n\n{notes}"
+    )
+
+
+# ---- shards ----
+
+
+def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows]) -> None:
+    """Write blocks of rows as one parquet file, which appears only when all of it is on the disk.
+
+    Its header gets `rows`, and `moments`: for each channel the number of observed pixels, their sum and sum of
+    squares. Rows are added one by one, so the sums do not depend on the blocks.
 
     Raises:
         OSError: the disk is full, for example; nothing is left under `file`.
@@ -46,55 +130,18 @@ def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows
                 rows += len(block["map"])
                 for row in range(len(block["map"])):
                     moments += _moments(block["map"][row], block["mask"][row] if "mask" in block else None)
-            writer.add_key_value_metadata({HEADER: json.dumps(header | {"rows": rows, "moments": moments.tolist()})})
+            writer.add_key_value_metadata({HEADER: json.dumps({"rows": rows, "moments": moments.tolist()})})
 
 
 def read_header(file: Path) -> dict[str, Any]:
-    """The header that `write_shard` left in a file; {} in a parquet file of other origin.
-
-    Raises:
-        ValueError: no parquet file.
-    """
-    import pyarrow as pa
+    """Return the header that `write_shard` left in a file."""
     import pyarrow.parquet as pq
 
-    try:
-        metadata = pq.read_metadata(file).metadata or {}
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{file} is not a parquet file ({error}); delete it and build the data set again") from error
-    return json.loads(metadata[HEADER]) if HEADER in metadata else {}
-
-
-def validate_features(file: Path, expected: "datasets.Features") -> None:
-    """Refuses a shard whose columns or shapes differ from those that `cosmology.json` promises."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from datasets import Features
-
-    try:
-        found = Features.from_arrow_schema(pq.read_schema(file))
-    except pa.ArrowInvalid as error:
-        raise ValueError(f"{file} is not a parquet file ({error}); delete it and build the data set again") from error
-    missing = [name for name in expected if name not in found]
-    if missing:
-        raise ValueError(f"{file} has no column {missing[0]!r}; it has {sorted(found)}, expected {sorted(expected)}")
-    for name, feature in expected.items():
-        if found[name] != feature:
-            raise ValueError(f"{file}: column {name!r} is {found[name]}, but cosmology.json says {feature}")
-
-
-def read_rows(file: Path, features: "datasets.Features") -> Iterator[Rows]:
-    """The rows of a shard, a row group at a time; arrays of numbers share the memory that parquet was decoded to."""
-    import pyarrow.parquet as pq
-
-    with pq.ParquetFile(file) as shard:
-        for group in range(shard.num_row_groups):
-            table = shard.read_row_group(group, columns=list(features))
-            yield {name: _to_array(table.column(name), features[name], f"{file}: {name}") for name in features}
+    return json.loads(pq.read_metadata(file).metadata[HEADER])
 
 
 def _grouped(blocks: Iterable[Rows]) -> Iterator[Rows]:
-    """Joins blocks to row groups of about GROUP_BYTES."""
+    """Join blocks to row groups of about GROUP_BYTES."""
     group: list[Rows] = []
     for block in blocks:
         group.append(block)
@@ -134,26 +181,3 @@ def _nested(array: np.ndarray) -> "pa.ListArray":
         offsets = np.arange(0, len(values) + 1, length, dtype=np.int32)
         values = pa.ListArray.from_arrays(pa.array(offsets), values)
     return values
-
-
-def numbers_of(array: "pa.Array") -> "pa.Array":
-    """The numbers in lists of lists, one after the other, where they lie."""
-    import pyarrow as pa
-
-    array = array.storage if isinstance(array, pa.ExtensionArray) else array
-    while pa.types.is_list(array.type):
-        array = array.flatten()
-    return array
-
-
-def _to_array(column: "pa.ChunkedArray", feature: Any, place: str) -> np.ndarray:
-    import pyarrow as pa
-    from datasets import Value
-
-    array = column.combine_chunks()
-    array = array.chunk(0) if isinstance(array, pa.ChunkedArray) else array
-    shape = (len(array),) if isinstance(feature, Value) else (len(array), *feature.shape)
-    array = numbers_of(array)
-    if len(array) != np.prod(shape) or array.null_count:
-        raise ValueError(f"{place} holds {len(array)} values, {array.null_count} of them empty; expected {shape}")
-    return array.to_numpy(zero_copy_only=False).reshape(shape)

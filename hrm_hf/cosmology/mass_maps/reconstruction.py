@@ -11,6 +11,7 @@ B maps of P planes of sources, S pixels a side. Sources: Kaiser & Squires 1993 (
 (arXiv 1801.08945) for the Wiener filter of weak lensing; Shewchuk 1994 for conjugate gradients.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -140,12 +141,12 @@ class WienerFilter:
         return torch.fft.irfft2(torch.einsum(product, roots, modes), s=maps.shape[-2:])
 
 
-def spectra_of_cosmologies(settings: MapSettings, omega_m: np.ndarray, sigma_8: np.ndarray) -> np.ndarray:
-    """The spectra of data sets' maps with these parameters [N]: [N, P, P, S, S // 2 + 1] in steradian."""
+def spectra_of_cosmologies(settings: MapSettings, labels: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the spectra of maps with these parameters, by name [N]: [N, P, P, S, S // 2 + 1] in steradian."""
     redshifts = settings.source_redshifts
     return np.stack([
         spectra_on_modes(Cosmology(float(one), float(other)), settings.size, settings.side_rad, redshifts)
-        for one, other in zip(omega_m, sigma_8, strict=True)
+        for one, other in zip(labels["omega_m"], labels["sigma_8"], strict=True)
     ])  # fmt: skip
 
 

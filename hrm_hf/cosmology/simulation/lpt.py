@@ -270,18 +270,3 @@ def validate_width(cosmology: Cosmology, side: float, settings: "MapSettings") -
             f"{np.ceil(width):.0f} or more (and box_grid as much larger, to keep the resolution), a smaller patch, "
             "nearer sources, or a higher lower end of the prior of omega_m"
         )
-
-
-__all__ = [
-    "LptBox",
-    "box_convergence",
-    "box_density",
-    "displace",
-    "linear_density",
-    "lpt_box",
-    "lpt_convergence",
-    "lpt_density",
-    "second_growth",
-    "validate_box",
-    "validate_width",
-]

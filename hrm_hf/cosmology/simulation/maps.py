@@ -5,17 +5,18 @@ original repository, which delete the amplitude that lensing measures: for compa
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 
+from ..options import Kind
 from .background import Cosmology
 from .fields import ARCMIN, gaussian_convergence, lognormal_convergence, multipole_grid
 from .lpt import lpt_convergence, validate_box
-from .survey import OBSERVABLES, SurveySettings, observe_shear, smooth_observed, survey_maps
+from .survey import SurveySettings, observe_shear, smooth_observed, survey_maps
 
 
-KINDS = ("lognormal", "gaussian", "2lpt", "des", "legacy-synthetic", "legacy-des", "legacy-2lpt")
+KINDS = get_args(Kind)
 LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
 PERIODIC = ("lognormal", "gaussian")  # opposite edges meet: maps may be shifted, and padded in circles
 MASKED = ("des",)  # come with a mask of observed pixels, whatever is observed
@@ -175,17 +176,3 @@ def observe(kappa: np.ndarray, settings: MapSettings, rng: np.random.Generator) 
         beam = np.exp(-0.5 * (ell * settings.smoothing_arcmin * ARCMIN) ** 2)
         kappa = np.fft.irfft2(np.fft.rfft2(kappa) * beam, s=kappa.shape[-2:])
     return kappa
-
-
-__all__ = [
-    "GENERATOR_VERSION",
-    "KINDS",
-    "LEGACY",
-    "MASKED",
-    "OBSERVABLES",
-    "PERIODIC",
-    "MapSettings",
-    "generate_columns",
-    "generate_map",
-    "observe",
-]

@@ -22,10 +22,11 @@ checked against the papers' tables.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 import numpy as np
 
+from ..options import Observable
 from .background import Cosmology
 from .fields import ARCMIN, lognormal_convergence, shape_noise
 
@@ -40,7 +41,7 @@ MARGIN = 1.5  # side of the periodic sky over that of the patch: opposite edges 
 EDGE_SHARE = 0.5  # by default so many of the unobserved pixels lie beyond the footprint's edge, the others in holes
 EDGE_ROUGHNESS = 0.1  # rms of the edge around a straight line, in sides
 HOLE_ARCMIN = (2.0, 12.0)  # radii of holes, uniform in the logarithm
-OBSERVABLES = ("convergence", "shear")
+OBSERVABLES = get_args(Observable)
 
 
 @dataclass(frozen=True, kw_only=True)

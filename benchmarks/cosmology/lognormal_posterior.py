@@ -18,10 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...models.shear_operator import shear_from_convergence
-from ..simulation.background import Cosmology
-from ..simulation.fields import gaussian_under_lognormal, lower_roots
-from ..simulation.maps import MapSettings
+from hrm_hf.cosmology.dataset.rows import MapSet
+from hrm_hf.cosmology.simulation.background import Cosmology
+from hrm_hf.cosmology.simulation.fields import gaussian_under_lognormal, lower_roots
+from hrm_hf.cosmology.simulation.maps import MapSettings
+from hrm_hf.models.shear_operator import shear_from_convergence
 
 
 LEAPFROGS = 15  # steps of a trajectory: about a correlation length of the posterior at the step size that is found
@@ -155,4 +156,13 @@ def _half_square(values: torch.Tensor) -> torch.Tensor:
     return 0.5 * values.square().sum((1, 2, 3))
 
 
-__all__ = ["LognormalPosterior", "MapSamples"]
+def lognormal_estimator(settings: MapSettings):
+    """Returns an estimator for `estimate_maps`: the mean and the width of the exact posterior of each map."""
+
+    def estimate(maps: MapSet, draws: int, generator: torch.Generator):
+        posterior = LognormalPosterior(settings, maps.labels["omega_m"], maps.labels["sigma_8"])
+        shear, mask = torch.from_numpy(maps.maps), torch.from_numpy(maps.masks)[:, None]
+        samples = posterior.sample(shear, mask.to(shear), generator)
+        return samples.mean, samples.std
+
+    return estimate

@@ -14,8 +14,7 @@ from typing import Any
 import gradio as gr
 from starlette.middleware import Middleware
 
-from ..io.http_bodies import BodyLimit
-from ..io.http_hosts import HostGuard
+from ..io.http_guards import BodyLimit, HostGuard
 from .messages import with_messages
 
 
@@ -26,7 +25,6 @@ MAX_SEED = 2**31 - 1
 MAX_BODY_BYTES = 2**20  # of a request that carries no file
 UPLOAD_BYTES = 32 * 2**20
 UPLOAD_PIXELS = 2**23  # of an array in an uploaded map file
-UPLOAD_SECONDS = 300.0
 WAITING = 32  # events in the queue
 SESSIONS = 256  # visitors whose boards are kept
 CACHE_SECONDS = 3600  # after which uploaded files are deleted
@@ -118,7 +116,6 @@ def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: in
             limit=(MAX_BODY_BYTES, "hrm_hf.app.limits.MAX_BODY_BYTES"),
             upload_path="/upload",
             upload_limit=(max_upload_bytes + MAX_BODY_BYTES, "--max-upload-mb"),  # the form around the file
-            seconds=UPLOAD_SECONDS,
         ),
     ]
     return {

@@ -37,7 +37,7 @@ def show(
     for name in models:
         validate_model(name)
     from ..app import build_app, launch, validate_gradio
-    from ..io.http_hosts import is_known_host, validate_allowed
+    from ..io.http_guards import is_known_host, validate_allowed
 
     validate_gradio()
     hosts = validate_allowed(allow_host or [])

@@ -1,21 +1,20 @@
-"""`hrm-hf serve` in a process of its own on 127.0.0.1, for tests: forked, awaited and ended here."""
+"""Servers of `hrm-hf serve` for tests: in a thread of this process, or in a process of its own."""
 
 import json
 import os
-import resource
 import socket
+import subprocess
 import sys
+import threading
 import time
 import urllib.request
 from contextlib import contextmanager
 from pathlib import Path
 
-import forked
 import pytest
 
 
 NEEDED = ("fastapi", "uvicorn", "openai")  # transformers asks for all of them
-MEMORY = 6 * 2**30  # bytes that a server may take, so that a test of its bounds cannot take the machine
 
 
 def free_port() -> int:
@@ -25,59 +24,52 @@ def free_port() -> int:
 
 
 @contextmanager
-def serving(folder: Path, *arguments: str, threads: int = 1):
-    """The address of a server (http://localhost:PORT) and its process, which ends with the block.
-
-    What it prints is in `folder`.
-    """
+def served_here(model: str, **options):
+    """Yield the address of a server in a thread of this process."""
     for name in NEEDED:
         pytest.importorskip(name)
-    port, log = free_port(), folder / "log"
-    environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-    server = forked.process(
-        _serve, [*arguments, "--port", str(port), "--device", "cpu"], folder / "home",
-        environment=environment, output=log,
-    )  # fmt: skip
-    server.start()
+    from hrm_hf.text.options import ServeOptions
+    from hrm_hf.text.serving import make_server
+
+    port = free_port()
+    server = make_server(ServeOptions(model=model, port=port, device="cpu", **options))
+    thread = threading.Thread(target=server.run)
+    thread.start()
     try:
-        _wait(f"http://localhost:{port}/health", server, log)
+        _wait(f"http://localhost:{port}/health", thread.is_alive)
+        yield f"http://localhost:{port}"
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+@contextmanager
+def serving(folder: Path, model: str, *options: str):
+    """Yield the address and the process id of `hrm-hf serve` in a fresh interpreter."""
+    for name in NEEDED:
+        pytest.importorskip(name)
+    port = free_port()
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HOME": str(folder / "home"), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-m", "hrm_hf.cli", "serve", model, "--port", str(port), "--device", "cpu", *options]
+    with open(folder / "log", "w") as log:
+        server = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+    try:
+        _wait(f"http://localhost:{port}/health", lambda: server.poll() is None)
         yield f"http://localhost:{port}", server.pid
     finally:
         server.terminate()
-        server.join(20)
-        if server.is_alive():
-            server.kill()
-            server.join()
+        server.wait(30)
 
 
-def _serve(arguments: list[str], home: Path) -> None:
-    """`hrm-hf serve`, whose home of the Hub's files is set where the variables have been read already."""
-    from huggingface_hub import constants
-
-    from hrm_hf.cli import main
-
-    resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
-    assert constants.HF_HUB_OFFLINE
-    os.environ["HF_HOME"] = constants.HF_HOME = str(home)
-    constants.HF_HUB_CACHE = str(home / "hub")
-    sys.argv = ["hrm-hf", "serve", *arguments]
-    main()
-
-
-def _wait(url: str, server, log: Path) -> None:
+def _wait(url: str, is_alive) -> None:
     limit = time.monotonic() + 150
-    while time.monotonic() < limit:
+    while time.monotonic() < limit and is_alive():
         try:
             urllib.request.urlopen(url, timeout=5)
             return
         except OSError:
-            assert server.is_alive(), _printed(log)
             time.sleep(0.1)
-    raise AssertionError(f"no answer from {url}: {_printed(log)[-2000:]}")
-
-
-def _printed(log: Path) -> str:
-    return "".join(path.read_text() for path in (log.with_suffix(".out"), log.with_suffix(".err")) if path.exists())
+    raise AssertionError(f"no answer from {url}")
 
 
 def post(url: str, **body) -> dict:

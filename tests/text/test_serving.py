@@ -1,9 +1,12 @@
 """`hrm-hf serve` against generate, over HTTP; and the paged cache, which only one architecture can use."""
 
+import json
+import urllib.request
+
 import every
 import pytest
 import torch
-from serving_process import post, serving
+from serving_process import post, served_here
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AutoModel, ContinuousBatchingConfig, GenerationConfig
 from typer.testing import CliRunner
@@ -15,69 +18,65 @@ from hrm_hf.cli import app as cli
 NEW_TOKENS = 8
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory):
-    """Folders of one tiny checkpoint of each causal LM, and the address of a server that loads them on demand."""
-    folder = tmp_path_factory.mktemp("served")
-    folders = {name: str(every.save(name, folder / name)) for name in every.CAUSAL_LMS}
-    with serving(folder, *folders.values()) as (address, _):
-        yield folders, f"{address}/v1"
+@pytest.fixture(scope="module", params=every.CAUSAL_LMS)
+def served(request, tmp_path_factory):
+    """Name of an architecture, and the address of a server with a tiny checkpoint of it."""
+    folder = str(every.save(request.param, tmp_path_factory.mktemp("served")))
+    with served_here(folder) as address:
+        yield request.param, f"{address}/v1"
 
 
-@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
-def test_a_server_completes_a_prompt_as_generate_does(architecture, served):
-    folders, url = served
+def test_server_completes_a_prompt_as_generate_does(served):
+    architecture, url = served
     tokenizer = every.processor(architecture)
     ids = tokenizer("func main", return_tensors="pt").input_ids
     generated = every.model(architecture).generate(ids, max_new_tokens=NEW_TOKENS, do_sample=False)
     expected = tokenizer.decode(generated[0, ids.shape[1] :], skip_special_tokens=True)
-    answer = post(
-        f"{url}/completions",
-        model=folders[architecture], prompt="func main", max_tokens=NEW_TOKENS, temperature=0,
-    )  # fmt: skip
+    answer = post(f"{url}/completions", prompt="func main", max_tokens=NEW_TOKENS, temperature=0)
     assert answer["choices"][0]["text"] == expected
     assert answer["usage"]["completion_tokens"] <= NEW_TOKENS
 
 
-@pytest.mark.parametrize("architecture", every.CAUSAL_LMS)
-def test_a_server_answers_a_chat(architecture, served):
-    folders, url = served
-    answer = post(
-        f"{url}/chat/completions",
-        model=folders[architecture], messages=[{"role": "user", "content": "Hello"}], max_tokens=NEW_TOKENS,
-    )  # fmt: skip
-    assert answer["choices"][0]["message"]["role"] == "assistant"
-    assert answer["usage"]["completion_tokens"] > 0
+def test_server_gives_the_openai_client_the_same_text_at_once_and_as_a_stream(served):
+    from openai import BadRequestError, NotFoundError, OpenAI
+
+    client = OpenAI(base_url=served[1], api_key="none", max_retries=0)
+    model = client.models.list().data[0].id
+    asked = {"model": model, "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
+    asked |= {"max_tokens": NEW_TOKENS, "stop": ["never said"]}
+    answer = client.chat.completions.create(**asked)
+    choice, parts = answer.choices[0], list(client.chat.completions.create(**asked, stream=True))
+    assert choice.message.role == "assistant" and answer.usage.completion_tokens > 0
+    assert "".join(part.choices[0].delta.content or "" for part in parts) == choice.message.content
+    assert parts[-1].choices[0].finish_reason == choice.finish_reason
+    asked = {"model": model, "input": "Hello", "max_output_tokens": NEW_TOKENS, "temperature": 0}
+    response = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    assert response.output_text == events[-1].response.output_text
+    with pytest.raises(BadRequestError, match="logprobs=True"):
+        client.chat.completions.create(model=model, messages=[{"role": "user", "content": "a"}], logprobs=True)
+    with pytest.raises(NotFoundError, match="openai-community/gpt2"):
+        client.completions.create(model="openai-community/gpt2", prompt="a")
 
 
-def test_the_openai_client_gets_the_same_text_at_once_and_as_a_stream(served):
+def test_server_answers_as_transformers_chat_asks(served):
+    """The client loads the model first, and sends its sampling options as `generation_config`."""
     from openai import OpenAI
 
-    folders, url = served
+    _, url = served
     client = OpenAI(base_url=url, api_key="none", max_retries=0)
-    asked = {"model": folders["rlm_mhc"], "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
-    asked |= {"max_tokens": NEW_TOKENS, "stop": ["never said"]}
-    whole = client.chat.completions.create(**asked).choices[0]
-    parts = list(client.chat.completions.create(**asked, stream=True))
-    assert "".join(part.choices[0].delta.content or "" for part in parts) == whole.message.content
-    assert parts[-1].choices[0].finish_reason == whole.finish_reason == "length"
-    answer = client.responses.create(
-        model=folders["rlm_mhc"], input="Hello", max_output_tokens=NEW_TOKENS, stream=False
+    model = client.models.list().data[0].id
+    asked = json.dumps({"model": model}).encode()
+    request = urllib.request.Request(f"{url[:-3]}/load_model", asked, {"Content-Type": "application/json"})
+    assert b'"ready"' in urllib.request.urlopen(request).read()
+    config = GenerationConfig(do_sample=True, max_new_tokens=NEW_TOKENS).to_json_string()
+    messages = [{"role": "user", "content": "Hello"}]
+    parts = list(
+        client.chat.completions.create(
+            model=model, messages=messages, stream=True, extra_body={"generation_config": config}
+        )
     )
-    assert answer.usage.output_tokens == NEW_TOKENS
-
-
-def test_the_openai_client_reads_what_is_refused(served):
-    from openai import BadRequestError, NotFoundError, OpenAI, UnprocessableEntityError
-
-    folders, url = served
-    client = OpenAI(base_url=url, api_key="none", max_retries=0)
-    with pytest.raises(BadRequestError, match=r"window .* is 256"):
-        client.completions.create(model=folders["hrm_lm"], prompt="a" * 300)
-    with pytest.raises(NotFoundError, match="is not served here"):
-        client.completions.create(model="openai-community/gpt2", prompt="a")
-    with pytest.raises(UnprocessableEntityError, match="temperature=-1"):
-        client.completions.create(model=folders["hrm_lm"], prompt="a", temperature=-1)
+    assert 0 < parts[-1].usage.completion_tokens <= NEW_TOKENS
 
 
 def test_continuous_batching_gives_rlm_mhc_the_tokens_of_generate():

@@ -1,0 +1,127 @@
+"""ASGI middleware that the server and the web page share: which hosts they answer, and how long a body may be."""
+
+import ipaddress
+import json
+import re
+from collections.abc import Sequence
+from urllib.parse import urlsplit
+
+
+def validate_allowed(names: Sequence[str]) -> list[str]:
+    """Return the host names in lower case. Raise ValueError for anything but a name, or `*.` before one."""
+    for name in names:
+        if not re.fullmatch(r"(\*\.)?[A-Za-z0-9._-]+", name):
+            raise ValueError(f"--allow-host {name}: must be a host name without port, such as demo.org or *.demo.org")
+    return [name.lower() for name in names]
+
+
+def is_known_host(host: str, allowed: Sequence[str]) -> bool:
+    """Whether a host without port is an IP address, localhost or one of `allowed` (names, or `*.NAME`)."""
+    host = host.lower().rstrip(".")
+    try:
+        return bool(ipaddress.ip_address(host.strip("[]")))
+    except ValueError:  # a name
+        return host == "localhost" or host.endswith(".localhost") or _is_allowed(host, allowed)
+
+
+def _is_allowed(host: str, allowed: Sequence[str]) -> bool:
+    return any(host.endswith(name[1:]) if name.startswith("*.") else host == name for name in allowed)
+
+
+def _host(address: str) -> str:
+    """Return HOST of HOST:PORT in lower case, or "" if the address has another form."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+)(:\d{1,5})?", address)
+    return found[1].lower() if found else ""
+
+
+class HostGuard:
+    """Reject (403) requests for other host names (DNS rebinding), and those that pages of other hosts send.
+
+    Args:
+        allowed: host names besides localhost and IP addresses; pages of these hosts may send requests too.
+        any_origin: do not check `Origin`, for a server that allows all origins by CORS.
+    """
+
+    def __init__(self, app, allowed: Sequence[str] = (), any_origin: bool = False):
+        self.app, self.allowed, self.any_origin = app, validate_allowed(allowed), any_origin
+
+    async def __call__(self, scope, receive, send) -> None:
+        problem = self._problem(scope) if scope["type"] in ("http", "websocket") else None
+        if problem is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": problem[:120]})
+        else:
+            await send_error(send, 403, problem)
+
+    def _problem(self, scope) -> str | None:
+        headers = [(name, value.decode("latin-1")) for name, value in scope["headers"]]
+        hosts = [value for name, value in headers if name == b"host"]
+        host = _host(hosts[0]) if len(hosts) == 1 else ""
+        if not host or not is_known_host(host, self.allowed):
+            return (
+                f"Host={', '.join(hosts)[:80]!r}: must name this server; start it with --allow-host NAME to allow it"
+            )
+        for origin in [] if self.any_origin else [value for name, value in headers if name == b"origin"]:
+            page = urlsplit(origin)
+            if page.netloc.lower() != hosts[0].lower() and not _is_allowed(_host(page.netloc), self.allowed):
+                return (
+                    f"Origin={origin[:80]!r}: must be this server; start it with --allow-host NAME to allow its pages"
+                )
+        return None
+
+
+class BodyLimit:
+    """Reject bodies that are too long (413), or whose length is not stated (411), before anything is read.
+
+    Args:
+        limit: bytes of a request, and what sets it.
+        upload_path: end of the path that files are sent to. upload_limit: the same for that path.
+    """
+
+    def __init__(
+        self, app, limit: tuple[int, str], upload_path: str = "", upload_limit: tuple[int, str] | None = None
+    ):
+        self.app, self.limit, self.upload_path, self.upload_limit = app, limit, upload_path, upload_limit or limit
+
+    async def __call__(self, scope, receive, send) -> None:
+        headers = dict(scope.get("headers", ()))
+        is_upload = self.upload_path and scope.get("path", "").rstrip("/").endswith(self.upload_path)
+        limit, option = self.upload_limit if is_upload else self.limit
+        if b"transfer-encoding" in headers:
+            await send_error(send, 411, "Transfer-Encoding: a body must state its length; send Content-Length instead")
+        elif int(headers.get(b"content-length", b"0")) > limit:
+            size = int(headers[b"content-length"])
+            await _discard(receive, 8 * limit)
+            await send_error(send, 413, f"Content-Length={size}: the limit is {limit:,} bytes ({option}); send less")
+        else:
+            await self.app(scope, receive, send)
+
+
+async def _discard(receive, most: int) -> None:
+    """Read up to `most` bytes of a body and keep nothing: a client that is still sending would not see the answer."""
+    more = True
+    while more and most > 0:
+        message = await receive()
+        most -= len(message.get("body", b""))
+        more = message.get("more_body", False)
+
+
+async def send_json(send, status: int, content: dict, **headers: str) -> None:
+    """Send a JSON response; `_` in the name of a header stands for `-`."""
+    body = json.dumps(content).encode()
+    found = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    found += [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": status, "headers": found})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def send_error(send, status: int, message: str, param: str | None = None, **headers: str) -> None:
+    """Send an error as clients of the OpenAI API read it. `param` names the field of the request."""
+    await send_json(send, status, error_body(status, message, param), **headers)
+
+
+def error_body(status: int, message: str, param: str | None = None) -> dict:
+    """Return the JSON object of an error."""
+    kind = "invalid_request_error" if status < 500 else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": None}}

@@ -1,0 +1,249 @@
+"""`hrm-hf serve`: `transformers serve` for one of this package's models, behind a gate that checks requests.
+
+`transformers serve` looks a class up in the library's own namespace, ignores many fields of the OpenAI API, and bounds
+nothing that a request asks for. The gate (ASGI) rejects what would be ignored or unbounded. Left out, because it
+belongs in a gateway in front: users, TLS, time limits, queues. For throughput there is vLLM.
+"""
+
+import asyncio
+import json
+import socket
+from typing import Annotated, Any, Literal
+
+import transformers
+import uvicorn
+from fastapi.responses import JSONResponse
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, create_model
+from starlette.exceptions import HTTPException
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.cli.serve import Serve
+from transformers.cli.serving.utils import BaseHandler, Modality
+
+from ..io.http_guards import BodyLimit, HostGuard, error_body, is_known_host, send_error, send_json
+from ..registry import ARCHITECTURES
+from .options import ServeOptions
+
+
+NEW_TOKENS = 1024  # of an answer, where the request does not say
+BODY_SECONDS, HEADER_BYTES, CONNECTIONS = 30, 2**14, 256
+THEIRS = (
+    "attn_implementation", "chat_template_kwargs", "compile", "continuous_batching", "default_seed", "device", "dtype",
+    "enable_cors", "host", "log_level", "port", "quantization", "reasoning", "trust_remote_code",
+)  # fmt: skip
+
+
+# ---- fields of a request: every other field is rejected by name ----
+
+
+def _not_tiny(value: float) -> float:
+    if 0 < value < 1e-3:  # logits divided by it overflow
+        raise ValueError("must be 0 (greedy) or at least 0.001")
+    return value
+
+
+class Part(BaseModel):
+    """A part of a message; images and sound are rejected."""
+
+    type: Literal["text", "input_text", "output_text"]
+    text: str
+
+
+class Message(BaseModel):
+    """One turn of a chat."""
+
+    role: str
+    content: str | list[Part] | None = None
+    tool_calls: list[dict[str, Any]] = []
+
+
+def _schema(required: str, fields: dict[str, Any]) -> type[BaseModel]:
+    kinds = {name: (kind, ...) if name == required else (kind | None, None) for name, kind in fields.items()}
+    config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
+    return create_model("Body", __config__=config, **kinds)
+
+
+Share = Annotated[float, Field(gt=0, le=1)]
+Count = Annotated[int, Field(ge=1, lt=2**31)]
+Natural = Annotated[int, Field(ge=0, lt=2**31)]
+Text = Annotated[str, Field(min_length=1)]
+Stop = Annotated[str, Field(min_length=1, max_length=256)]
+Turns = Annotated[list[Message], Field(min_length=1, max_length=256)]
+SAMPLING = {"temperature": Annotated[float, Field(ge=0, le=100), AfterValidator(_not_tiny)], "top_p": Share}
+SHARED = SAMPLING | {
+    "model": str, "stream": bool, "seed": Natural, "generation_config": str, "user": str, "metadata": dict[str, str],
+}  # fmt: skip
+TEXT = SHARED | {
+    "max_tokens": Count, "stop": Stop | Annotated[list[Stop], Field(max_length=16)], "stream_options": dict[str, bool],
+    "frequency_penalty": Annotated[float, Field(ge=-0.9, le=2)], "n": Literal[1],
+}  # fmt: skip
+CHAT = TEXT | {"messages": Turns, "max_completion_tokens": Count, "tools": list[dict[str, Any]]}
+# Routes with their fields, and the fields that bound the answer, of which the gate sets the first one.
+ROUTES = {
+    "/v1/completions": (_schema("prompt", TEXT | {"prompt": Text, "suffix": str}), ("max_tokens",)),
+    "/v1/chat/completions": (_schema("messages", CHAT), ("max_completion_tokens", "max_tokens")),
+    "/v1/responses": (
+        _schema("input", SHARED | {"input": Text | Turns, "instructions": str, "max_output_tokens": Count}),
+        ("max_output_tokens",),
+    ),
+    "/load_model": (_schema("model", {"model": str}), ()),  # `transformers chat` asks this first
+}
+# The JSON in `generation_config`, which `transformers chat` sends.
+GENERATION = _schema("", SAMPLING | {
+    "do_sample": bool, "min_p": Share, "typical_p": Share, "top_k": Natural, "no_repeat_ngram_size": Natural,
+    "repetition_penalty": Annotated[float, Field(ge=0.1, le=10)], "max_new_tokens": Count, "min_new_tokens": Natural,
+    "bos_token_id": Natural, "eos_token_id": Natural | list[Natural], "pad_token_id": Natural,
+    "transformers_version": str,
+})  # fmt: skip
+
+
+class Refusal(Exception):  # noqa: N818 - an answer to a request, not a failure of the server
+    """What is wrong with a request: status, message and the field it is about."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, **headers: str):
+        super().__init__(message)
+        self.status, self.param, self.headers = status, param, headers
+
+
+class Gate:
+    """Check each request before `app`, the application of `transformers serve`, sees it."""
+
+    def __init__(self, app, options: ServeOptions):
+        self.app, self.options, self.running = app, options, 0
+        trust = options.trust_remote_code
+        self.tokenizer = AutoTokenizer.from_pretrained(options.model, trust_remote_code=trust)
+        config = AutoConfig.from_pretrained(options.model, trust_remote_code=trust)
+        self.window = getattr(config.get_text_config(), "max_position_embeddings", None)
+        self.template = json.loads(options.chat_template_kwargs or "{}")
+
+    async def __call__(self, scope, receive, send) -> None:
+        if scope.get("method") == "POST":
+            try:
+                await self._answer(scope, receive, send)
+            except Refusal as error:
+                await send_error(send, error.status, str(error), error.param, **error.headers)
+        elif scope.get("path") == "/v1/models" and scope["method"] == "GET":
+            listed = {"id": self.options.model, "object": "model", "created": 0, "owned_by": ""}
+            await send_json(send, 200, {"object": "list", "data": [listed]})
+        else:
+            await self.app(scope, receive, send)
+
+    async def _answer(self, scope, receive, send) -> None:
+        path, most = scope["path"], self.options.max_requests
+        if path not in ROUTES:
+            raise Refusal(404, f"POST {path[:80]}: this server has no such route")
+        if not dict(scope["headers"]).get(b"content-type", b"").lower().startswith(b"application/json"):
+            raise Refusal(415, "Content-Type: must be application/json")
+        if self.running >= most:
+            raise Refusal(429, f"{most} requests are being answered (--max-requests); try again", retry_after="5")
+        self.running += 1
+        try:
+            body = await asyncio.to_thread(self._checked, path, await _read(receive))
+            messages = [{"type": "http.request", "body": body, "more_body": False}]
+
+            async def replay() -> dict[str, Any]:
+                return messages.pop() if messages else await receive()
+
+            # Continuous batching tells answers apart by this id: a request must not choose that of another.
+            headers = [pair for pair in scope["headers"] if pair[0] != b"x-request-id"]
+            await self.app({**scope, "headers": headers}, replay, send)
+        finally:
+            self.running -= 1
+
+    def _checked(self, path: str, raw: bytes) -> bytes:
+        """Return the body to pass on: without null, with `stream`, and with an answer that fits the window."""
+        schema, lengths = ROUTES[path]
+        body = _parse(schema, raw)
+        if body.setdefault("model", self.options.model) != self.options.model:
+            raise Refusal(404, f"model={body['model'][:80]!r}: is not served here; leave it out", "model")
+        if not lengths:
+            return json.dumps(body).encode()
+        generation = _parse(GENERATION, body.get("generation_config", "{}"), "generation_config")
+        asked = [body.pop(name, None) for name in lengths] + [generation.get("max_new_tokens"), NEW_TOKENS]
+        wanted = next(value for value in asked if value is not None)
+        limits = [wanted, self.options.max_new_tokens, self.window and self._room(path, body)]
+        body[lengths[0]] = min(limit for limit in limits if limit is not None)
+        body.setdefault("stream", False)
+        return json.dumps(body).encode()
+
+    def _room(self, path: str, body: dict[str, Any]) -> int:
+        """Return the tokens that the window leaves for the answer; the prompt is made as the handlers make it."""
+        field = next(name for name in ("prompt", "messages", "input") if name in body)
+        try:
+            text = body[field] if field == "prompt" else self._chat(body[field], body)
+            tokens = len(self.tokenizer(text, add_special_tokens=field == "prompt").input_ids)
+        except Exception as error:  # a chat template is a program and may raise anything
+            raise Refusal(400, f"{field}: the chat template rejects it ({error})", field) from error
+        if tokens >= self.window:
+            limit = f"the window of {self.options.model} is {self.window}, answer included"
+            raise Refusal(400, f"{field}: has {tokens} tokens, and {limit}; shorten it", field)
+        return self.window - tokens
+
+    def _chat(self, messages: str | list[dict[str, Any]], body: dict[str, Any]) -> str:
+        messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if "instructions" in body:
+            messages = [{"role": "system", "content": body["instructions"]}, *messages]
+        turns = BaseHandler.get_processor_inputs_from_messages(messages, Modality.LLM)
+        options = {"tools": body.get("tools"), "add_generation_prompt": True, "tokenize": False}
+        return self.tokenizer.apply_chat_template(turns, **options, **self.template)
+
+
+async def _read(receive) -> bytes:
+    parts, more = [], True
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            while more:
+                message = await receive()
+                parts.append(message.get("body", b""))
+                more = message.get("more_body", False)
+    except TimeoutError as error:
+        raise Refusal(408, f"the body did not arrive within {BODY_SECONDS} seconds; send it faster") from error
+    return b"".join(parts)
+
+
+def _parse(schema: type[BaseModel], raw: bytes | str, name: str = "") -> dict[str, Any]:
+    """Return the fields of a JSON object that are not null. `name` is the field that holds it."""
+    try:
+        body = json.loads(raw)
+        body = {key: value for key, value in body.items() if value is not None} if isinstance(body, dict) else body
+        schema.model_validate(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_context=False)[0]
+        place = ".".join(map(str, [name, *first["loc"][:4]] if name else first["loc"][:4])) or "the body"
+        unknown = first["type"] == "extra_forbidden"
+        problem = "is not supported; leave it out" if unknown else first["msg"][0].lower() + first["msg"][1:]
+        raise Refusal(400, f"{place}={first['input']!r:.60}: {problem}", place) from error
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"{name or 'the body'}: must be JSON ({str(error)[:100]})", name or None) from error
+    return body
+
+
+# ---- the server ----
+
+
+class _Unstarted(Serve):
+    """`transformers serve`, built but not started."""
+
+    def start_server(self) -> None:
+        """Override: the constructor calls this at its end."""
+
+
+async def _answer_error(request, error: Exception) -> JSONResponse:
+    status = getattr(error, "status_code", 400 if isinstance(error, ValueError) else 500)
+    message = str(error) if status == 400 else "internal error; see the server's log"
+    return JSONResponse(error_body(status, str(getattr(error, "detail", message))), status)
+
+
+def make_server(options: ServeOptions) -> uvicorn.Server:
+    """Load the model and return a server that is ready to `run()`."""
+    for row in ARCHITECTURES.values():
+        if AutoModelForCausalLM in row.heads:
+            setattr(transformers, row.head.__name__, row.head)
+    theirs = {name: getattr(options, name) for name in THEIRS}
+    app = _Unstarted(force_model=options.model, non_blocking=True, **theirs).server.config.app
+    for kind in (HTTPException, ValueError, Exception):  # a ValueError of generate is about the request
+        app.add_exception_handler(kind, _answer_error)
+    own = [name for name in (options.host, socket.gethostname()) if not is_known_host(name, ())]
+    gate = BodyLimit(Gate(app, options), (options.max_body_bytes, "--max-body-bytes"))
+    gate = HostGuard(gate, [*(options.allow_host or ()), *own], options.enable_cors)
+    bounds = {"http": "h11", "h11_max_incomplete_event_size": HEADER_BYTES, "limit_concurrency": CONNECTIONS}
+    return uvicorn.Server(uvicorn.Config(gate, options.host, options.port, **bounds))

@@ -71,6 +71,7 @@ quality: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
+	$(BIN)/python .ci/lint_docs.py
 
 style: $(STAMP)
 	$(BIN)/ruff check --fix .

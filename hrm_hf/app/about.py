@@ -15,8 +15,7 @@ from markdown_it import MarkdownIt
 from transformers import PreTrainedModel
 
 from ..export.gguf_tokenizer import find_file
-from ..hub.card_training import read_run, training_data
-from ..hub.cards import CARD_FILE
+from ..hub.cards import CARD_FILE, read_run, training_data
 
 
 MAX_CARD_BYTES = 2**17  # of a card that is shown; the longest of ours has some kilobytes

@@ -14,7 +14,6 @@ from huggingface_hub import SpaceCardData
 from huggingface_hub.utils import validate_repo_id
 
 from ..hub import checkpoint_contents
-from ..hub.escaping import in_markdown
 from ..io.model_names import is_path
 from . import validate_gradio
 
@@ -148,4 +147,4 @@ def _readme(on_hub: list[str], title: str) -> str:
         colorTo="gray",
     ).to_yaml()
     what = " and ".join(f"[{name}](https://huggingface.co/{name})" for name in on_hub) or f"the models in `{MODELS}/`"
-    return README.format(metadata=metadata, title=in_markdown(title), what=what, package=PACKAGE)
+    return README.format(metadata=metadata, title=title, what=what, package=PACKAGE)

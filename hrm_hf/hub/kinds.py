@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
-from ..io.bounded_files import load_json
 from ..io.model_names import ADAPTER_CONFIG, CONFIG, ModelError, find_model
 
 
@@ -77,7 +77,7 @@ def validate_kind(name: str, wanted: Kind) -> None:
     if not file.is_file():
         return
     try:
-        stated = load_json(file)
+        stated = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise _unreadable(name, error) from error
     auto_map = stated.get("auto_map") if isinstance(stated, dict) else None
@@ -101,7 +101,7 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
     adapter = Path(name, ADAPTER_CONFIG)
     source: str | None = name
     if adapter.is_file() and not Path(name, CONFIG).is_file():
-        source = load_json(adapter).get("base_model_name_or_path")
+        source = json.loads(adapter.read_text()).get("base_model_name_or_path")
         if not (adapters and source):
             raise ModelError(f"{name} {IS_ADAPTER}")
     elif wanted is not None:
@@ -121,15 +121,10 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
 
 
 def _unreadable(name: str, error: Exception) -> ModelError:
-    from .errors import LONGEST, printable  # which load huggingface_hub
-
-    said = printable(shorten(str(error), LONGEST, placeholder=" ..."))  # of the library: a paragraph or two
+    said = shorten(str(error), 300, placeholder=" ...")  # a paragraph or two of the library
     return ModelError(f"{name} is no model that can be read: {said}")
 
 
 def _of_another_kind(name: str, model_type: Any, wanted: Kind, own: Kind | None) -> ModelError:
-    from .errors import LONGEST, printable
-
     instead = f". For {own.title} there are hrm-hf {own.commands}" if own else ""
-    stated = printable(model_type, longest=LONGEST)  # of whoever wrote the config.json
-    return ModelError(f"{name} is a model of type {stated}; expected {wanted.title}{instead}")
+    return ModelError(f"{name} is a model of type {model_type}; expected {wanted.title}{instead}")

@@ -1,33 +1,79 @@
-"""Pushes a complete checkpoint, or a Space, to the Hub in one commit.
+"""Push a complete checkpoint, or a Space, to the Hub in one commit.
 
-Readers see the old model or the new one; with `create_pr` the commit is a pull request, and main stays until somebody
-merges it. What goes into a checkpoint is decided in `contents.py`. Bytes are moved by huggingface_hub, with its
-retries and progress bars.
+`checkpoint_contents` checks the weights, picks the files that belong to a model, and adds what makes it complete: the
+code of the architecture as it is in this package, every head in `auto_map`, a model card, generation config, feature
+extractor, the license of the code. Nothing is written into the folder. Readers of the Hub see the old model or the new
+one; with `create_pr` the commit is a pull request, and main stays until somebody merges it.
 """
 
-import re
+import json
+import os
+import sys
+import tempfile
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from filecmp import cmp
+from fnmatch import fnmatch
+from importlib.resources import files
 from pathlib import Path
+from typing import Any
 
-from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, get_token
+from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, SpaceInfo
+from safetensors import SafetensorError, safe_open
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers.dynamic_module_utils import get_relative_import_files
 
-from .addresses import PULL_REQUEST, validate_push_target
-from .cards import CARD_FILE
-from .contents import Contents, checkpoint_contents, folder_files, stale_weights
-from .errors import HubError, hub_errors, printable
-from .listing import validate_commit
+from ..io.model_names import ADAPTER_CONFIG, CONFIG
+from ..registry import ARCHITECTURES
+from .cards import CARD_FILE, LICENSE_NOT_STATED, card_for_repository, new_card_text
+from .licenses import UNKNOWN_LICENSE
+from .manifests import MANIFEST, STATE_FILES, find_corruption
+from .options import PULL_REQUEST, PushOptions
+from .pull import HubError, hub_errors
 from .secrets import SECRETS_FILES, validate_no_secrets
 
 
+WEIGHTS, INDEX, ADAPTER = "model.safetensors", "model.safetensors.index.json", "adapter_model.safetensors"
+WEIGHT_PATTERNS = ("model*.safetensors", INDEX, "pytorch_model*.bin", "pytorch_model.bin.index.json")
+CODE_LICENSE = "LICENSE_CODE"
+LIBRARYS_CARD = "This model card has been automatically generated"  # in the empty card of transformers
+MODEL_FILES = (
+    CONFIG, "generation_config.json", "tokenizer*.json", "tokenizer*.model", "special_tokens_map.json",
+    "added_tokens.json", "vocab.json", "vocab.txt", "merges.txt", "*.jinja", "additional_chat_templates/*.jinja",
+    "preprocessor_config.json", "processor_config.json", ADAPTER_CONFIG, ADAPTER, "identifiers.json",
+    "test_puzzles.json", "recipe.yaml", "results.json", "trainer_state.json", "README.md", "LICENSE*", "NOTICE*",
+    "CITATION*", "*.png", "*.gif", "*.jpg", "*.svg", ".eval_results/*.yaml", "eval_*/*.json", "eval_*/*.png",
+)  # fmt: skip
+TRAINING_STATE = (
+    "optimizer*", "scheduler.pt", "scaler.pt", "rng_state*.pth", "training_args.bin", "checkpoint-*/*",
+    "*events.out.tfevents.*", *STATE_FILES,
+)  # fmt: skip
+ONLY_WITH_STATE = "training state; --with-training-state adds it"
+NO_PART = "no part of a checkpoint; --include adds it"
 SPACE_IGNORED = ("__pycache__", ".git", ".cache", ".ipynb_checkpoints")
 
 
 @dataclass
+class Contents:
+    """Files of one commit: name in the repository -> file or bytes; what stays behind and why; what was added."""
+
+    files: dict[str, Path | bytes] = field(default_factory=dict)
+    left_out: dict[str, str] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return {
+            name: len(source) if isinstance(source, bytes) else source.stat().st_size
+            for name, source in sorted(self.files.items())
+        }
+
+
+@dataclass
 class PushResult:
-    """A commit: address of the repository or pull request, sha, names and bytes of the files, what to know of it.
+    """A commit: address of the repository or pull request, sha, names and bytes of the files, notes.
 
     `revision` names the branch or pull request that has the commit: main, refs/pr/1, ...
     """
@@ -40,69 +86,39 @@ class PushResult:
     revision: str = "main"
 
 
-def push_checkpoint(
-    folder: str | Path,
-    repo_id: str,
-    *,
-    token: str | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-    message: str | None = None,
-    create_pr: bool = False,
-    license: str | None = None,
-    with_training_state: bool = False,
-    include: Iterable[str] = (),
-) -> PushResult:
-    """Uploads a complete checkpoint in one commit; the folder itself is not changed.
+# ---- push ----
+
+
+def push_checkpoint(folder: str | Path, repo_id: str, *, token: str | None = None, **options: Any) -> PushResult:
+    """Upload a complete checkpoint in one commit; the folder itself is not changed.
 
     Args:
         folder: of a saved model, a finished run or a PEFT adapter.
-        repo_id: OWNER/NAME; the repository is made if there is none.
-        token: that you are logged in with if None.
-        private: of a new repository; the owner's default if None.
-        revision: branch, made if there is none, or refs/pr/N, a pull request that is open; main by default.
-        message: of the commit, and so the title of a pull request.
-        create_pr: propose the commit as a new pull request. Needs a repository, but no right to write to it.
-        license, with_training_state, include: see `checkpoint_contents`.
+        repo_id: OWNER/NAME; the repository is created if it does not exist.
+        token: the one you are logged in with if None.
+        options: other fields of `PushOptions`.
 
     Raises:
-        FileNotFoundError, ValueError: the checkpoint is incomplete, or `repo_id` no name; nothing was uploaded.
-        HubError: the Hub refused, or could not be reached. Nothing of an unfinished push is seen by readers.
+        FileNotFoundError, ValueError: the checkpoint is incomplete, or `repo_id` is no name; nothing was uploaded.
+        HubError: the Hub rejected the push, or could not be reached. Readers see nothing of an unfinished push.
     """
-    validate_push_target(repo_id, revision, create_pr)
-    contents = checkpoint_contents(folder, repo_id, license, with_training_state, include)
-    message = message or f"Upload {Path(folder).resolve().name} with hrm_hf"
-    options = {"private": private, "revision": revision, "create_pr": create_pr}
-    return commit_contents(contents, repo_id, message, token, **options)
+    target = PushOptions(sources=[str(folder)], repo_id=repo_id, **options)
+    contents = checkpoint_contents(folder, repo_id, target.license, target.with_training_state, target.include)
+    return commit_contents(contents, target, token)
 
 
-def push_space(
-    folder: str | Path,
-    repo_id: str,
-    *,
-    token: str | None = None,
-    private: bool | None = None,
-    revision: str | None = None,
-    message: str | None = None,
-    create_pr: bool = False,
-) -> PushResult:
-    """Uploads the folder of a Gradio Space (see `hrm_hf.app.space.write_space`) in one commit.
+def push_space(folder: str | Path, repo_id: str, *, token: str | None = None, **options: Any) -> PushResult:
+    """Upload the folder of a Gradio Space (see `hrm_hf.app.space.write_space`) in one commit.
 
-    Arguments as in `push_checkpoint`.
-
-    Raises:
-        ValueError: README.md does not say `sdk: gradio`, or its app_file is missing.
-        FileNotFoundError, HubError: as in `push_checkpoint`.
+    Arguments and errors as in `push_checkpoint`; also ValueError if README.md does not say `sdk: gradio`, or its
+    app_file is missing.
     """
-    validate_push_target(repo_id, revision, create_pr)
-    contents = space_contents(folder)
-    message = message or "Upload the demo with hrm_hf"
-    options = {"private": private, "revision": revision, "create_pr": create_pr}
-    return commit_contents(contents, repo_id, message, token, "space", **options)
+    target = PushOptions(sources=[str(folder)], repo_id=repo_id, space=True, **options)
+    return commit_contents(space_contents(folder), target, token)
 
 
 def space_contents(folder: str | Path) -> Contents:
-    """The files of a Space's folder. Raises as `push_space`."""
+    """Return the files of a Space's folder. Raises as `push_space`."""
     folder = Path(folder)
     if not (folder / CARD_FILE).exists():
         raise FileNotFoundError(f"{folder} has no {CARD_FILE}; expected the folder of a Space")
@@ -120,102 +136,325 @@ def space_contents(folder: str | Path) -> Contents:
         elif parts[-1] in SECRETS_FILES:
             contents.left_out[name] = "may hold a secret; a Space has its own settings for those"
         elif problem:
-            raise ValueError(
-                f"{printable(file)} {problem}, so it was not uploaded, nor anything else; copy it there, or delete it"
-            )
+            raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
         else:
             contents.files[name] = file
-    validate_no_secrets(contents.files)
+    contents.notes += validate_no_secrets(contents.files)
     return contents
 
 
-def commit_contents(
-    contents: Contents,
-    repo_id: str,
-    message: str,
-    token: str | None = None,
-    repo_type: str = "model",
-    *,
-    private: bool | None = None,
-    revision: str | None = None,
-    create_pr: bool = False,
-) -> PushResult:
-    """One commit with all of `contents`, which also deletes weights that would be read instead. See the callers."""
+def commit_contents(contents: Contents, target: PushOptions, token: str | None = None) -> PushResult:
+    """Make one commit of all `contents`, which also deletes weights that would be read instead of the new ones."""
     if not (token or get_token()):
         raise HubError("there is no token, and a push needs one: `hf auth login`, or set HF_TOKEN")
-    api = HfApi(token=token)
-    options = {"repo_id": repo_id, "repo_type": repo_type}
-    proposed = create_pr or (revision or "").startswith(PULL_REQUEST)
-    with hub_errors("push", repo_id, revision, token):
-        if not proposed:
-            _make_target(api, options, private, revision)
-        head = _head(api, options, revision, proposed)
+    name = "the demo" if target.space else Path(target.sources[0]).resolve().name
+    api, message = HfApi(token=token), target.message or f"Upload {name} with hrm_hf"
+    with hub_errors("push", target.repo_id, target.revision, token):
+        if not (target.create_pr or target.to_pull_request):
+            sdk = "gradio" if target.space else None
+            api.create_repo(**target.repository, private=target.private, exist_ok=True, space_sdk=sdk)
+            if target.revision not in (None, "main"):
+                api.create_branch(**target.repository, branch=target.revision, exist_ok=True)
+        head = _head(api, target)
         commit = api.create_commit(
-            **options, operations=_operations(contents, head), commit_message=message, revision=revision,
-            create_pr=create_pr, parent_commit=head.sha,
+            **target.repository, operations=_operations(contents, head), commit_message=message,
+            revision=target.revision, create_pr=target.create_pr, parent_commit=head.sha,
         )  # fmt: skip
-    sha = validate_commit(commit.oid, repo_id)
-    if commit.pr_revision is not None and not re.fullmatch(f"{PULL_REQUEST}[0-9]+", commit.pr_revision):
-        raise HubError(f"{repo_id}: the Hub answered with the pull request {commit.pr_revision!r}, expected refs/pr/N")
-    revision = commit.pr_revision or revision or "main"
-    url, notes = f"{api.endpoint}/{'spaces/' if repo_type == 'space' else ''}{repo_id}", list(contents.notes)
+    revision = commit.pr_revision or target.revision or "main"
+    url = f"{api.endpoint}/{'spaces/' if target.space else ''}{target.repo_id}"
+    notes = list(contents.notes)
     if revision.startswith(PULL_REQUEST):
         number = revision.removeprefix(PULL_REQUEST)
         url = f"{url}/discussions/{number}"
-        notes.append(_how_to_try(number, repo_id, repo_type))
-    elif create_pr:
+        notes.append(_how_to_try(number, target))
+    elif target.create_pr:
         notes.append("nothing differs from main, so no pull request was opened")
-    return PushResult(url, sha, sorted(contents.files), sum(contents.sizes.values()), notes, revision)
+    return PushResult(url, commit.oid, sorted(contents.files), sum(contents.sizes.values()), notes, revision)
 
 
-def _make_target(api: HfApi, options: dict, private: bool | None, revision: str | None) -> None:
-    """Makes the repository and the branch where there are none."""
-    sdk = "gradio" if options["repo_type"] == "space" else None
-    api.create_repo(**options, private=private, exist_ok=True, space_sdk=sdk)
-    if revision not in (None, "main"):
-        api.create_branch(**options, branch=revision, exist_ok=True)
-
-
-def _head(api: HfApi, options: dict, revision: str | None, proposed: bool) -> ModelInfo | SpaceInfo:
-    """The commit that a push starts from. HubError where a pull request cannot be, or has ended."""
+def _head(api: HfApi, target: PushOptions) -> ModelInfo | SpaceInfo:
+    """Return the commit that a push starts from. HubError where a pull request cannot be opened or has ended."""
     try:
-        head = api.repo_info(**options, revision=revision)
+        head = api.repo_info(**target.repository, revision=target.revision)
     except RepositoryNotFoundError as error:
-        if not proposed:
+        if not (target.create_pr or target.to_pull_request):
             raise
         raise HubError(
-            f"{options['repo_id']} does not exist, or your token may not read it, and a pull request needs a "
-            "repository: check the name and the token, or push without --create-pr (create_pr) to make it"
+            f"{target.repo_id} does not exist, or your token may not read it, and a pull request needs a "
+            "repository: check the name and the token, or push without --create-pr (create_pr) to create it"
         ) from error
-    if revision and revision.startswith(PULL_REQUEST):
-        number = int(revision.removeprefix(PULL_REQUEST))
-        status = api.get_discussion_details(options["repo_id"], number, repo_type=options["repo_type"]).status
+    if target.to_pull_request:
+        number = int(target.revision.removeprefix(PULL_REQUEST))
+        status = api.get_discussion_details(target.repo_id, number, repo_type=target.repository["repo_type"]).status
         if status in ("closed", "merged"):
             raise HubError(
-                f"pull request {number} of {options['repo_id']} is {status}, so nobody would see the commit; open a "
+                f"pull request {number} of {target.repo_id} is {status}, so nobody would see the commit; open a "
                 "new one with --create-pr (create_pr)"
             )
     return head
 
 
 def _operations(contents: Contents, head: ModelInfo | SpaceInfo) -> list[CommitOperationAdd | CommitOperationDelete]:
-    """All files of `contents`, and for a model the deletion of stale weights that `head` has."""
+    """Add all files of `contents`, and for a model delete weights of `head` that would be read with the new ones."""
     operations: list[CommitOperationAdd | CommitOperationDelete] = [
         CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
         for name, source in sorted(contents.files.items())
     ]
-    if isinstance(head, ModelInfo):
-        there = [file.rfilename for file in head.siblings or []]
-        operations += [CommitOperationDelete(name) for name in stale_weights(there, contents.files)]
+    if isinstance(head, ModelInfo) and any(map(_is_weights, contents.files)):
+        there = {file.rfilename for file in head.siblings or []} - contents.files.keys()
+        operations += [CommitOperationDelete(name) for name in sorted(filter(_is_weights, there))]
     return operations
 
 
-def _how_to_try(number: str, repo_id: str, repo_type: str) -> str:
-    """Returns the commands to see a pull request, add to it and merge it."""
-    space = "--repo-type space " if repo_type == "space" else ""
-    pull = f"hf download {space}{repo_id}" if space else f"hrm-hf pull {repo_id}"
+def _is_weights(name: str) -> bool:
+    return any(fnmatch(name, pattern) for pattern in WEIGHT_PATTERNS)
+
+
+def _how_to_try(number: str, target: PushOptions) -> str:
+    """Return the commands to see a pull request, add to it and merge it."""
+    space = "--repo-type space " if target.space else ""
+    pull = f"hf download {space}{target.repo_id}" if space else f"hrm-hf pull {target.repo_id}"
     revision = f"--revision {PULL_REQUEST}{number}"
     return (
         f"pull request {number}: main stays as it is until it is merged. See it with `{pull} {revision}`, push more "
-        f"to it with {revision}, merge it on its page or with `hf discussions merge {space}{repo_id} {number}`"
+        f"to it with {revision}, merge it on its page or with `hf discussions merge {space}{target.repo_id} {number}`"
     )
+
+
+# ---- which files ----
+
+
+def checkpoint_contents(
+    folder: str | Path,
+    repo_id: str,
+    license: str | None = None,
+    with_training_state: bool = False,
+    include: Iterable[str] = (),
+) -> Contents:
+    """Return the files that a push of `folder` to `repo_id` consists of; arguments as in `PushOptions`.
+
+    Raises:
+        FileNotFoundError: no folder, or not a model's.
+        ValueError: weights are missing, truncated or not safetensors; a language model has no tokenizer; there is
+            neither a card nor a template for one; a file holds a token or key; a file is a link to another place.
+    """
+    folder = Path(folder)
+    found = own_files(folder, with_training_state, include)
+    if (folder / CONFIG).exists():
+        _complete(found, folder)
+    _add_card(found, folder, repo_id, license)
+    found.notes += validate_no_secrets(found.files)
+    return found
+
+
+def own_files(folder: Path, with_training_state: bool = False, include: Iterable[str] = ()) -> Contents:
+    """Return the folder's files without anything added; arguments and errors as in `checkpoint_contents`."""
+    weights = {file.name for file in validate_weights(folder)}
+    found, include = Contents(), tuple(include)
+    for name, (file, problem) in folder_files(folder).items():
+        state = any(fnmatch(name, pattern) for pattern in TRAINING_STATE)
+        wanted = name in weights or any(_fits(name, pattern) for pattern in MODEL_FILES)
+        if (with_training_state if state else wanted) or any(fnmatch(name, pattern) for pattern in include):
+            if problem:
+                raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
+            if file.name in SECRETS_FILES:
+                found.left_out[name] = "may hold a secret, by its name"
+            else:
+                found.files[name] = file
+        elif problem:
+            found.left_out[name] = problem
+        elif not name.endswith(".py"):  # the package's own code travels; see `_add_code`
+            group = name.split("/")[0] + "/" if "/" in name else name
+            found.left_out[group] = ONLY_WITH_STATE if state else NO_PART
+    return found
+
+
+def _fits(name: str, pattern: str) -> bool:
+    return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
+
+
+def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
+    """Return name -> path of each file below a folder, and why it must not be pushed (None if it may).
+
+    A link may lead to a file in the folder, or to where the cache of huggingface_hub keeps the content of a snapshot.
+    Links to folders are not entered.
+    """
+    allowed, found = _own_places(folder), {}
+    for path in sorted(folder.rglob("*")):
+        name, problem = path.relative_to(folder).as_posix(), None
+        if path.is_symlink():
+            target = Path(os.path.realpath(path))
+            if target.is_dir():
+                problem = "is a link to a folder, which is not followed"
+            elif not target.is_file():
+                problem = "is a link to nothing"
+            elif not any(target.is_relative_to(place) for place in allowed):
+                problem = "is a link to a file outside of the folder, which is not followed"
+        if path.is_file() or problem:
+            found[name] = (path, problem)
+    return found
+
+
+def _own_places(folder: Path) -> list[Path]:
+    """Return the folders in which the content of a folder's files may lie."""
+    own = Path(os.path.realpath(folder))
+    repository = own.parent.parent
+    if own.parent.name != "snapshots" or repository.parent != Path(os.path.realpath(constants.HF_HUB_CACHE)):
+        return [own]
+    # A snapshot in the cache: its files are links to blobs of the repository, or to blobs that repositories share.
+    return [own, repository / "blobs", repository.parent / "blobs"]
+
+
+# ---- weights ----
+
+
+def validate_weights(folder: str | Path) -> list[Path]:
+    """Return the weight files of a checkpoint folder, after checking that each is complete.
+
+    Raises:
+        FileNotFoundError, ValueError: as in `checkpoint_contents`.
+    """
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is no folder; expected the folder of a saved model")
+    if not (folder / CONFIG).exists():
+        if not (folder / ADAPTER_CONFIG).exists():
+            raise FileNotFoundError(f"{folder} has no {CONFIG}; expected the folder of a saved model")
+        _tensors_of(folder / ADAPTER)
+        return [folder / ADAPTER]
+    if (folder / MANIFEST).exists() and (found := find_corruption(folder)):
+        raise ValueError(f"{folder} is a corrupted checkpoint: {'; '.join(found)}. Push an earlier one")
+    if (folder / WEIGHTS).exists():
+        _tensors_of(folder / WEIGHTS)
+        return [folder / WEIGHTS]
+    if not (folder / INDEX).exists():
+        raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}; save the model again with save_pretrained")
+    return [folder / INDEX, *_shards(folder)]
+
+
+def _shards(folder: Path) -> list[Path]:
+    """Return the shards that the index names. Raises ValueError unless each is complete and holds its tensors."""
+    try:
+        weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{folder / INDEX} is corrupted ({error}); save the model again") from error
+    shards = sorted({folder / name for name in weight_map.values()})
+    for file in shards:
+        absent = {tensor for tensor, shard in weight_map.items() if shard == file.name} - _tensors_of(file)
+        if absent:
+            raise ValueError(
+                f"{file} lacks {len(absent)} tensors of {INDEX}, such as {min(absent)}: two saves are mixed; save the "
+                "model again into an empty folder"
+            )
+    return shards
+
+
+def _tensors_of(file: Path) -> set[str]:
+    """Return the names of a file's tensors. Raises ValueError if it is missing, truncated or not safetensors."""
+    try:
+        with safe_open(file, "pt") as opened:
+            return set(opened.keys())
+    except (OSError, SafetensorError) as error:
+        raise ValueError(f"{file} is missing, truncated or not safetensors ({error}); save the model again") from error
+
+
+# ---- what makes a checkpoint complete ----
+
+
+def _complete(contents: Contents, folder: Path) -> None:
+    """Add code, heads, generation config and feature extractor of an architecture of this package."""
+    config = AutoConfig.from_pretrained(folder)
+    row = ARCHITECTURES.get(type(config))
+    if row:
+        _add_code(contents, folder, config)
+    if (row and AutoModelForCausalLM in row.heads) or type(config) in AutoModelForCausalLM._model_mapping:
+        if not {"tokenizer.json", "tokenizer_config.json"} & contents.files.keys():
+            raise ValueError(
+                f"{folder} has no tokenizer, and nobody could use the model without one: "
+                f"tokenizer.save_pretrained({str(folder)!r})"
+            )
+        if "generation_config.json" not in contents.files:
+            text = GenerationConfig.from_model_config(config).to_json_string()
+            contents.files["generation_config.json"] = text.encode()
+            contents.notes.append("generation_config.json: made from config.json")
+    if row and row.feature_extractor and "preprocessor_config.json" not in contents.files:
+        with tempfile.TemporaryDirectory() as scratch:
+            row.feature_extractor.from_config(config).save_pretrained(scratch)
+            contents.files["preprocessor_config.json"] = Path(scratch, "preprocessor_config.json").read_bytes()
+        contents.notes.append("preprocessor_config.json: made from config.json")
+
+
+def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig) -> None:
+    """Add the modules of the architecture, what config.json says of them, and the license of the code."""
+    modules = code_files(type(config))
+    contents.files |= modules
+    other = [
+        name for name, file in modules.items() if (folder / name).exists() and not cmp(folder / name, file, False)
+    ]
+    if other:
+        contents.notes.append(f"{', '.join(other)}: as in this version of the package, not as in the folder")
+    others = [file.name for file in sorted(folder.glob("*.py")) if file.name not in contents.files]
+    contents.left_out |= dict.fromkeys(others, "no code of this architecture; --include adds it")
+    head = ARCHITECTURES[type(config)].head
+    content = json.loads((folder / CONFIG).read_text())
+    said = {"auto_map": head._auto_map}
+    if head._custom_pipelines and content.get("architectures") == [head.__name__]:
+        said["custom_pipelines"] = head._custom_pipelines
+    if content != content | said:
+        contents.files[CONFIG] = (json.dumps(content | said, indent=2) + "\n").encode()
+        contents.notes.append(f"{CONFIG}: names every head and the pipeline of the code ({', '.join(said)})")
+    contents.files[CODE_LICENSE] = code_license()
+
+
+def code_files(config_class: type) -> dict[str, Path]:
+    """Return name and path of each module that a checkpoint of the architecture carries."""
+    row = ARCHITECTURES[config_class]
+    found = set()
+    for cls in filter(None, (config_class, row.base, row.head, row.feature_extractor)):
+        file = sys.modules[cls.__module__].__file__
+        found |= {file, *get_relative_import_files(file)}
+    return {Path(file).name: Path(file) for file in sorted(found)}
+
+
+def code_license() -> bytes:
+    """Return the license of the code in a checkpoint; the card names the license of the weights."""
+    return (
+        "The Python files (*.py) beside this file come from the package hrm_hf and are under the license below.\n"
+        "It is the license of the code alone. That of the weights is named in the metadata of README.md; where none\n"
+        "is named, none is granted.\n\n" + (files("hrm_hf") / "LICENSE").read_text()
+    ).encode()
+
+
+def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | None) -> None:
+    """Add the folder's card under the repository's name, or a new one, with the license of the weights."""
+    path = folder / CARD_FILE
+    ours = (folder / CONFIG).exists() and type(AutoConfig.from_pretrained(folder)) in ARCHITECTURES
+    if not path.exists() and not ours:
+        raise ValueError(f"{folder} has no {CARD_FILE}, and there is no template for its kind of model; write one")
+    card = ModelCard(card_for_repository(folder, repo_id) if ours else path.read_text(encoding="utf-8"))
+    if license:
+        card.data.license = license
+        card.text = card.text.replace(LICENSE_NOT_STATED, license)
+    if card.data.license in (None, UNKNOWN_LICENSE):
+        contents.notes.append(
+            f"{CARD_FILE} names no license, so nobody may use the weights; --license apache-2.0, say, names one"
+        )
+    contents.files[CARD_FILE] = str(card).encode()
+
+
+def complete_push(folder: str, repo_id: str) -> None:
+    """Add the license of the code to what `model.push_to_hub` has saved, and our card instead of the library's.
+
+    A card that the repository had before stays; tags that the caller gave go over to the new one. Raises ValueError
+    for a token or a key in one of the files.
+    """
+    path, tags = Path(folder, CARD_FILE), []
+    Path(folder, CODE_LICENSE).write_bytes(code_license())
+    if path.exists() and LIBRARYS_CARD in path.read_text(encoding="utf-8"):
+        tags = ModelCard.load(path).data.tags or []
+        path.unlink()
+    if not path.exists():
+        card = ModelCard(new_card_text(folder).replace(Path(folder).resolve().name, repo_id))
+        card.data.tags = list(dict.fromkeys([*card.data.tags, *tags]))
+        card.save(path)
+    validate_no_secrets({file.name: file for file in Path(folder).rglob("*") if file.is_file()})

@@ -1,134 +1,131 @@
-"""Tokens, keys and passwords in what is about to be uploaded, found by detect-secrets.
+"""Find tokens, keys and passwords in files before a push, with detect-secrets.
 
-Of its detectors those are used that know a secret by its form; those that guess by entropy or by the name of a
-variable would see secrets in every tokenizer. What it lacks is added as detectors of its own kind. Nothing is sent
-anywhere: the library's check whether a secret is still valid is not used.
-
-A file is read in blocks, so its size does not matter. Of safetensors only the header is looked at, of files of torch
-all but the tensors: those are numbers. What is compressed, encrypted or encoded is not seen.
+Only detectors that know a secret by its form are used: detectors of entropy or variable names would report every
+tokenizer. Nothing is sent anywhere to check a secret. Of safetensors only the header is searched, and of files of
+torch everything but the tensors. Compressed, encrypted or encoded content is not searched.
 """
 
 import json
 import re
-import struct
 import zipfile
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import numpy as np
 from huggingface_hub import get_token
+from safetensors import SafetensorError, safe_open
 
-from .errors import printable
 
-
-# Files whose whole purpose is to hold some, in forms that no detector knows.
+# Files that exist to hold secrets, in forms that no detector knows.
 SECRETS_FILES = (
     ".env", ".netrc", "_netrc", ".git-credentials", ".pypirc", ".npmrc", "token", "stored_tokens", "id_rsa",
     "id_ecdsa", "id_ed25519", "credentials.json",
 )  # fmt: skip
-BLOCK, OVERLAP = 2**18, 2**13  # bytes looked at a time, and those that two blocks share: no secret is longer
-LARGEST_HEADER = 100 * 2**20  # bytes of a safetensors header, as the format allows
+NOT_SEARCHED = 'files were not searched for secrets: pip install "hrm_hf[secrets]"'
+BLOCK, OVERLAP = 2**18, 2**13  # bytes searched at once, and shared by two blocks: no secret is longer
 TENSOR = re.compile(r"(^|/)data/\d+$")  # in a file of torch
-# Bytes that are no printable characters become line ends, which end a secret.
-READABLE = bytes(c if 32 <= c < 127 or c == 9 else 10 for c in range(256))
-# What is found, in words -> detector of the library, and where its patterns are slow, words (in small letters) of
-# which a text must have one for it to look.
-LIBRARY = {
-    "an access key of AWS": ("aws.AWSKeyDetector", "akia asia abia acca a3t aws"),
-    "a storage key of Azure": ("azure_storage_key.AzureStorageKeyDetector", ""),
-    "an address with a password": ("basic_auth.BasicAuthDetector", ""),
-    "a token of GitLab": ("gitlab_token.GitLabTokenDetector", ""),
-    "a JSON web token": ("jwt.JwtTokenDetector", ""),
-    "a key of Mailchimp": ("mailchimp.MailchimpDetector", "-us"),
-    "a key of OpenAI": ("openai.OpenAIDetector", ""),
-    "a private key": ("private_key.PrivateKeyDetector", "private putty"),
-    "a token of PyPI": ("pypi_token.PypiTokenDetector", ""),
-    "a key of SendGrid": ("sendgrid.SendGridDetector", ""),
-    "a token of Slack": ("slack.SlackDetector", "xox slack.com"),
-    "a secret of Square": ("square_oauth.SquareOAuthDetector", "sq0csp-"),
-    "a key of Stripe": ("stripe.StripeDetector", "k_live_"),
-    "a token of Telegram": ("telegram_token.TelegramBotTokenDetector", ":aa"),
-    "a key of Twilio": ("twilio.TwilioKeyDetector", ""),
+PRINTABLE = re.compile(rb"[\t\x20-\x7e]{16,}")  # shorter runs hold no secret
+# Detectors of the library; a slow one searches only texts that contain one of its words (in lower case).
+DETECTORS = {
+    "aws.AWSKeyDetector": "akia asia abia acca a3t aws",
+    "azure_storage_key.AzureStorageKeyDetector": "",
+    "basic_auth.BasicAuthDetector": "",
+    "gitlab_token.GitLabTokenDetector": "gl",
+    "jwt.JwtTokenDetector": "",
+    "mailchimp.MailchimpDetector": "-us",
+    "openai.OpenAIDetector": "",
+    "private_key.PrivateKeyDetector": "private putty",
+    "pypi_token.PypiTokenDetector": "",
+    "sendgrid.SendGridDetector": "",
+    "slack.SlackDetector": "xox slack.com",
+    "square_oauth.SquareOAuthDetector": "sq0csp-",
+    "stripe.StripeDetector": "k_live_",
+    "telegram_token.TelegramBotTokenDetector": ":aa",
+    "twilio.TwilioKeyDetector": "",
 }
-# What the library (1.5) lacks: what is found, in words -> words as above, and patterns. What must not stand before a
-# pattern is said after its first letters, by which it is then searched fast; of what follows nothing is asked, since
-# in a pickle a letter does.
-LACKING = {
-    "a token of the Hub": ("", r"hf_(?<!\whf_)[A-Za-z0-9]{30,}", r"api_org_(?<!\wapi_org_)[A-Za-z0-9]{30,}"),
-    # Encrypted ones, for example; without the dashes the words may be in any text.
-    "a private key": ("private", r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----"),
-    # The library's own also finds one in the name highs_and_other_words_of_a_long_name_in_code.
-    "a token of GitHub": ("", r"gh[pousr]_(?<!\w.{4})[A-Za-z0-9]{36}", r"github_pat_[A-Za-z0-9_]{22,}"),
-    "a key of Google": ("", r"AIza(?<!\wAIza)[0-9A-Za-z_-]{35}", r"GOCSPX-[0-9A-Za-z_-]{28}"),
-    "a key of Weights & Biases": (
-        "wandb",
+# Secrets that detect-secrets 1.5 lacks. What must not stand before a pattern follows its first letters, so that the
+# search stays fast.
+MORE_PATTERNS = {
+    "Hugging Face Token": (r"hf_(?<!\whf_)[A-Za-z0-9]{30,}", r"api_org_(?<!\wapi_org_)[A-Za-z0-9]{30,}"),
+    "Private Key": (r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----",),
+    "GitHub Token": (r"gh[pousr]_(?<!\w.{4})[A-Za-z0-9]{36}", r"github_pat_[A-Za-z0-9_]{22,}"),
+    "Google API Key": (r"AIza(?<!\wAIza)[0-9A-Za-z_-]{35}", r"GOCSPX-[0-9A-Za-z_-]{28}"),
+    "Weights & Biases Key": (
         r"wandb_v\d_[A-Za-z0-9_]{40,}",
         r"(?i)wandb[\w .-]{0,20}key[\"']?\s*[:=]\s*[\"']?[0-9a-f]{40}",
         r"(?i)wandb\.ai\b[\s\S]{0,60}\bpassword\s+[0-9a-f]{40}",  # .netrc
     ),
-    "an API key": ("", r"sk-(?<!\wsk-)[A-Za-z0-9_-]{32,}"),
-    "a token of npm": ("", r"npm_(?<!\wnpm_)[A-Za-z0-9]{36}"),
-    "a token of Slack": ("", r"xapp-\d-[A-Z0-9]+-\d+-[a-z0-9]{32,}", r"xox[a-z]-[A-Za-z0-9-]{24,}"),
-    # The library's stops at signs that passwords have, and wants the name of a user.
-    "an address with a password": ("", r"://[^\s:/@\"'<>{}]{0,64}:[^\s/@\"'<>{}]{3,128}@[A-Za-z0-9\[]"),
+    "API Key": (r"sk-(?<!\wsk-)[A-Za-z0-9_-]{32,}",),
+    "npm Token": (r"npm_(?<!\wnpm_)[A-Za-z0-9]{36}",),
+    "Slack Token": (r"xapp-\d-[A-Z0-9]+-\d+-[a-z0-9]{32,}", r"xox[a-z]-[A-Za-z0-9-]{24,}"),
+    "Basic Auth Credentials": (r"://[^\s:/@\"'<>{}]{0,64}:[^\s/@\"'<>{}]{3,128}@[A-Za-z0-9\[]",),
 }
 
 
-def validate_no_secrets(files: dict[str, Path | bytes]) -> None:
-    """Raises ValueError for a file that holds a token, a key or a password.
+def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
+    """Raise ValueError for a file that holds a token, a key or a password.
 
     Args:
         files: name in the repository -> file or content.
+
+    Returns:
+        A note if detect-secrets is not installed; then only your own token is searched for.
     """
     token = get_token()
     for name, source in files.items():
         if kind := secret_in(name, source, token):
             raise ValueError(
-                f"{printable(name)} holds {kind}; nothing was uploaded. Delete it from the file, and revoke it if the "
-                "file was shown to anyone. If it only looks like a secret, `hf upload` sends a file as it is"
+                f"{name}: holds a secret ({kind}); nothing was uploaded. Delete it from the file, and revoke it if "
+                "anybody has seen the file. For a false alarm, `hf upload` sends a file as it is"
             )
+    return [] if find_spec("detect_secrets") else [NOT_SEARCHED]
 
 
 def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str | None:
-    """Returns the kind of secret in a file, None if none is found.
+    """Return the kind of secret in a file, or None.
 
     Args:
-        token: that nobody may see, whatever its form.
+        token: your own, which is searched for in any form.
     """
     with BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
-        for block in _blocks(name, stream):
+        for block in _blocks(name, stream, source):
             if token and token.encode() in block:
                 return "the token you are logged in with"
-            if kind := _kind(block.translate(READABLE).decode("ascii")):
-                return kind
+            text = b"\n".join(PRINTABLE.findall(block)).decode("ascii")
+            small = text.lower()
+            for kind, words, detector in _detectors():
+                if (not words or any(word in small for word in words)) and any(detector.analyze_string(text)):
+                    return kind
     return None
 
 
-def _blocks(name: str, file: BinaryIO) -> Iterator[bytes]:
-    """The parts of a file that are searched: blocks that overlap, and of some the same without the zeros of UTF-16."""
-    for stream in _streams(name, file):
+def _blocks(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[bytes]:
+    """Yield overlapping blocks of what is searched in a file; blocks of UTF-16 also without their zeros."""
+    for stream in _streams(name, file, source):
         before = b""
         while block := stream.read(BLOCK):
             both = before + block
-            if _has_text(both):
-                yield both
+            yield both
             if both.count(0) * 4 > len(both):
                 yield both.replace(b"\0", b"")
             before = block[-OVERLAP:]
 
 
-def _streams(name: str, file: BinaryIO) -> Iterator[BinaryIO]:
-    """A file without its tensors."""
-    length = _header_length(file) if name.endswith(".safetensors") else None
-    if length is not None:
-        header = json.loads(file.read(length))
-        # Parsed, so that no text is written with escapes; each text on a line of its own.
-        yield BytesIO("\n".join(texts_in(header)).encode("utf-8", "replace"))
-        return
+def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[BinaryIO]:
+    """Yield a file without its tensors."""
+    if name.endswith(".safetensors") and isinstance(source, Path):
+        try:
+            with safe_open(source, "pt") as opened:
+                # Unescaped, with each text on its own line.
+                texts = [*opened.keys(), *_texts_in(opened.metadata() or {})]
+            yield BytesIO("\n".join(texts).encode("utf-8", "replace"))
+            return
+        except SafetensorError:
+            pass
     if zipfile.is_zipfile(file):
         with zipfile.ZipFile(file) as archive:
             members = archive.namelist()
@@ -142,61 +139,31 @@ def _streams(name: str, file: BinaryIO) -> Iterator[BinaryIO]:
     yield file
 
 
-def _has_text(block: bytes) -> bool:
-    """Whether 16 characters in a row can be read: fewer are no secret, and among numbers they are rare."""
-    readable = (values := np.frombuffer(block, np.uint8)) >= 32
-    readable &= values < 127
-    for step in (1, 2, 4, 8):  # after each, a place says so of twice as many characters
-        readable = readable[:-step] & readable[step:]
-    return bool(readable.any()) or len(block) < 16
-
-
-def _header_length(stream: BinaryIO) -> int | None:
-    """Bytes of a safetensors header, None where there is no whole one."""
-    start = stream.read(8)
-    length = struct.unpack("<Q", start)[0] if len(start) == 8 else LARGEST_HEADER + 1
-    if length > LARGEST_HEADER:
-        return None
-    try:
-        json.loads(stream.read(length))
-    except (ValueError, RecursionError):
-        return None
-    stream.seek(8)
-    return length
-
-
-def texts_in(values: object) -> Iterator[str]:
-    """Every text in JSON values; the keys, too, and where one has a text for its value both as `key: value`."""
-    if isinstance(values, dict):
-        for key, value in values.items():
-            yield f"{key}: {value}" if isinstance(value, str) else str(key)
-            yield from texts_in(value)
-    elif isinstance(values, list):
-        for value in values:
-            yield from texts_in(value)
-    elif isinstance(values, str):
-        yield values
-
-
-def _kind(text: str) -> str | None:
-    """Returns the kind of secret in a text. Some patterns are slow, the search for a word that they need is not."""
-    small = text.lower()
-    for kind, words, detector in _detectors():
-        if (not words or any(word in small for word in words)) and any(detector.analyze_string(text)):
-            return kind
-    return None
+def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
+    """Yield each entry as `key: value`, and the entries of a value that is a JSON mapping likewise."""
+    for key, value in metadata.items():
+        yield f"{key}: {value}"
+        if value.startswith("{"):
+            try:
+                yield from _texts_in({name: str(inner) for name, inner in json.loads(value).items()})
+            except ValueError:
+                pass
 
 
 @cache
 def _detectors() -> list[tuple[str, list[str], Any]]:
-    """Name of each kind of secret, words of which a text must have one, and its detector."""
+    """Return the kind of each secret, words of which a text must contain one, and its detector."""
+    if not find_spec("detect_secrets"):
+        return []
     from detect_secrets.plugins.base import RegexBasedDetector
 
     found = []
-    for kind, (words, *patterns) in LACKING.items():
+    for kind, patterns in MORE_PATTERNS.items():
         fields = {"secret_type": kind, "denylist": [re.compile(pattern) for pattern in patterns]}
-        found.append((kind, words.split(), type("Lacking", (RegexBasedDetector,), fields)()))
-    for kind, (name, words) in LIBRARY.items():
+        words = ["wandb"] if "wandb" in patterns[0] else []  # its patterns are slow
+        found.append((kind, words, type("Detector", (RegexBasedDetector,), fields)()))
+    for name, words in DETECTORS.items():
         module, _, detector = name.partition(".")
-        found.append((kind, words.split(), getattr(import_module(f"detect_secrets.plugins.{module}"), detector)()))
+        made = getattr(import_module(f"detect_secrets.plugins.{module}"), detector)()
+        found.append((made.secret_type, words.split(), made))
     return found

@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from transformers.trainer_utils import HubStrategy
 from transformers.utils.hub import PushInProgress
 
-from ..hub import Contents, PushResult, checkpoint_contents, commit_contents, hub_errors
+from ..hub import Contents, PushOptions, PushResult, checkpoint_contents, commit_contents, hub_errors
 from ..hub.cards import CARD_FILE, new_card_text
-from ..hub.contents import own_files
 from ..hub.manifests import RAW_WEIGHTS_FILE
+from ..hub.push import own_files
 from ..hub.secrets import validate_no_secrets
 from ..registry import ARCHITECTURES
 
@@ -97,15 +97,14 @@ class PushesToHub:
         return push() if blocking else run_as_future(push)
 
     def _commit_of(self, folder: str, message: str, token: str | None = None, revision: str | None = None):
-        """A call that uploads `folder`, whose files have been looked at already."""
-        return partial(
-            commit_contents,
-            checkpoint_contents(folder, self.hub_model_id),
-            self.hub_model_id,
-            message,
-            token or self.args.hub_token,
-            revision=revision or self.args.hub_revision,
-        )
+        """Return a call that uploads `folder`, whose files have been checked already."""
+        contents = checkpoint_contents(folder, self.hub_model_id)
+        target = self._target(folder, message, revision)
+        return partial(commit_contents, contents, target, token or self.args.hub_token)
+
+    def _target(self, folder: str | Path, message: str, revision: str | None = None) -> PushOptions:
+        revision = revision or self.args.hub_revision
+        return PushOptions(sources=[str(folder)], repo_id=self.hub_model_id, message=message, revision=revision)
 
     def create_model_card(
         self, license: str | None = None, tags: str | list[str] | None = None, **kwargs: Any
@@ -160,9 +159,7 @@ class PushesToHub:
         contents = Contents({f"{place}/{name}": file for name, file in own.items()})
         validate_no_secrets(contents.files)
         self._finish_current_push()
-        commit_contents(
-            contents, self.hub_model_id, f"{message}, checkpoint", self.args.hub_token, revision=self.args.hub_revision
-        )
+        commit_contents(contents, self._target(folder, f"{message}, checkpoint"), self.args.hub_token)
 
     def _finish_current_push(self) -> None:
         """As in the library, which does not say when a push in the background has failed."""

@@ -74,9 +74,9 @@ def test_a_space_is_made_of_models_or_pushed_as_it_is(hub, puzzle, tmp_path):
     ("arguments", "said"),
     [
         (("push", "a", "b", NAME), "one folder makes a model"),
-        (("push", "a", NAME, "--title", "x"), "only for a demo"),
-        (("push", "--space", "a", NAME, "--license", "mit"), "a Space has no such"),
-        (("pull", NAME, "--verify"), "name the folder"),
+        (("push", "a", NAME, "--title", "x"), "only valid with --space"),
+        (("push", "--space", "a", NAME, "--license", "mit"), "not valid with --space"),
+        (("pull", NAME, "--verify"), "out=None"),
     ],
 )
 def test_bad_usage_exits_with_2_and_says_what_is_wrong(arguments, said):

@@ -347,6 +347,10 @@ class Handler(BaseHTTPRequestHandler):
     # Downloads
 
     def _resolve(self, kind: str, repo_id: str, revision: str, path: str) -> None:
+        lie = self.hub.lie_for(self.route)
+        if lie and lie.body is not None:
+            self._send_blocks(lie.body)
+            return
         commit, entry = self._readable(kind, repo_id).entry(revision, path)
         headers = {"X-Repo-Commit": commit.sha, "ETag": f'"{entry.object_name}"', "Accept-Ranges": "bytes"}
         if entry.sha256:
@@ -354,10 +358,6 @@ class Handler(BaseHTTPRequestHandler):
         if entry.xet_hash and self.hub.xet:
             refresh = f"{self.hub.url}/api/{kind}s/{repo_id}/xet-read-token/{commit.sha}"
             headers |= {"X-Xet-Hash": entry.xet_hash, "X-Xet-Refresh-Route": refresh}
-        lie = self.hub.lie_for(self.route)
-        if lie and lie.body is not None:
-            self._send_blocks(lie.body)
-            return
         self._send_file(self.storage.object(entry.object_name), {**headers, **(lie.headers if lie else {})})
 
     def _send_blocks(self, blocks: Iterable[bytes]) -> None:

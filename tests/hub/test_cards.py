@@ -288,7 +288,7 @@ def test_a_path_of_this_machine_is_no_name_on_the_hub(checkpoint, monkeypatch):
 
 def test_a_broken_recipe_is_named(checkpoint):
     (checkpoint / "recipe.yaml").write_text("a: [1")
-    with pytest.raises(ValueError, match=r"recipe\.yaml cannot be read [^$]* mend or delete it"):
+    with pytest.raises(ValueError, match=r"recipe\.yaml: "):
         new_card_text(checkpoint)
 
 

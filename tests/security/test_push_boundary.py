@@ -1,6 +1,5 @@
-"""The boundary to a Hub, outwards: no file from outside of the folder, no secret, no path of this machine, no markup.
-
-Referee for cards: markdown-it, which renders Markdown as the Hub does. A Hub that lies is in test_hub_boundary.py.
+"""The boundary to a Hub, outwards: no file from outside of the folder and no secret. A Hub that lies is in
+test_hub_boundary.py.
 """
 
 import json
@@ -9,13 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import yaml
 from hub_here import NAME
-from markdown_it import MarkdownIt
 from safetensors.torch import save_file
 
 from hrm_hf.hub import checkpoint_contents, pull_checkpoint, push_checkpoint, push_space
-from hrm_hf.hub.cards import new_card_text, update_model_card
 from hrm_hf.hub.secrets import secret_in
 
 
@@ -78,14 +74,6 @@ def test_a_folder_that_only_looks_like_the_cache_gets_no_more(hub, puzzle, tmp_p
     (fake / "results.json").symlink_to("../../blobs/secret")
     with pytest.raises(ValueError, match=r"results.json is a link to a file outside"):
         checkpoint_contents(fake, NAME)
-
-
-@pytest.mark.parametrize("name", ["a\x1b[2J.png", "a\n.png", "a\u202e.png"])
-def test_a_name_that_no_pull_would_take_is_not_pushed(name, puzzle):
-    (puzzle / name).write_bytes(b"a picture")
-    with pytest.raises(ValueError, match="has a name that is not pulled again") as refused:
-        checkpoint_contents(puzzle, NAME)
-    assert str(refused.value).isprintable()
 
 
 # ---- secrets ----
@@ -153,7 +141,7 @@ def test_secrets_are_looked_for_wherever_a_push_takes_files_from(place, puzzle, 
         torch.save({"note": secret}, puzzle / name)
     else:
         (puzzle / name).write_text(json.dumps({"note": secret}))
-    with pytest.raises(ValueError, match=f"{name} holds a token of GitHub; nothing was uploaded") as refused:
+    with pytest.raises(ValueError, match=f"{name}: .*GitHub Token") as refused:
         push_checkpoint(puzzle, NAME, **options)
     assert secret not in str(refused.value) and not hub.storage.repositories
 
@@ -171,7 +159,7 @@ def test_push_to_hub_of_a_model_looks_for_secrets_too(hub):
 
     model = every.model("hrm_puzzle")
     model.config.note = SECRETS["AWS"]
-    with pytest.raises(ValueError, match=r"config.json holds an access key of AWS"):
+    with pytest.raises(ValueError, match=r"config.json: .*AWS"):
         model.push_to_hub(NAME)
     assert "config.json" not in hub.files(NAME)
 
@@ -181,7 +169,7 @@ def test_a_trainer_looks_for_secrets_too(hub, tmp_path):
 
     run = tiny_cosmo.trainer(tmp_path / "run", push_to_hub=True, hub_model_id=NAME, max_steps=1)
     run.model.config.note = SECRETS["Slack"]
-    with pytest.raises(ValueError, match=r"config.json holds a token of Slack"):
+    with pytest.raises(ValueError, match=r"config.json: .*Slack"):
         run.push_to_hub()
     assert "config.json" not in hub.files(NAME)
 
@@ -190,6 +178,20 @@ def test_a_secret_that_lies_between_two_blocks_is_found(monkeypatch):
     secret = SECRETS["AWS"].encode()
     for start in range(2**18 - 25, 2**18 + 5):
         assert secret_in("a.log", b"x " * (start // 2) + secret + b" y" * 1000), start
+
+
+def test_a_push_without_detect_secrets_says_so_and_still_finds_the_own_token(puzzle, monkeypatch):
+    from hrm_hf.hub import secrets
+
+    monkeypatch.setattr(secrets, "find_spec", lambda name: None)
+    secrets._detectors.cache_clear()
+    (puzzle / "results.json").write_text(json.dumps({"note": SECRETS["GitHub"]}))
+    assert secrets.NOT_SEARCHED in checkpoint_contents(puzzle, NAME).notes
+    monkeypatch.setenv("HF_TOKEN", "of_my_own_for_the_hub")
+    (puzzle / "results.json").write_text(json.dumps({"note": "of_my_own_for_the_hub"}))
+    with pytest.raises(ValueError, match=r"results.json: .*logged in"):
+        checkpoint_contents(puzzle, NAME)
+    secrets._detectors.cache_clear()
 
 
 def test_what_is_no_secret_is_pushed(puzzle, tmp_path):
@@ -216,122 +218,3 @@ def test_what_is_no_secret_is_pushed(puzzle, tmp_path):
     assert secret_in("a.md", harmless.encode()) is None
     every.save("hrm_lm", tmp_path / "lm")
     assert checkpoint_contents(tmp_path / "lm", NAME).files and checkpoint_contents(puzzle, NAME).files
-
-
-# ---- paths of this machine ----
-
-
-def test_paths_of_this_machine_stay_at_home(hub, puzzle, monkeypatch, tmp_path):
-    monkeypatch.chdir(tmp_path)
-    recipe = {
-        "data_path": f"{tmp_path}/data/sudoku", "output_dir": "/scratch/jane/runs/it", "tokenizer_name": "~jane/tok",
-        "model_name_or_path": "org/base", "train_data": ["/home/jane/a.txt,/home/jane/b.txt", "allenai/c4:en"],
-        "build_data": "arc /home/jane/arc --out=/home/jane/built --url https://example.org/a/b",
-        "run_name": str(puzzle),
-        "data_cache_dir": "C:\\Users\\jane\\cache", "logging_dir": "file:///home/jane/logs", "stop": "/", "seed": 7,
-    }  # fmt: skip
-    (puzzle / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    state = {"best_model_checkpoint": f"{puzzle}/checkpoint-5", "global_step": 5, "log_history": [{"loss": 0.5}]}
-    (puzzle / "trainer_state.json").write_text(json.dumps(state))
-    (puzzle / "results.json").write_text(json.dumps({"files": {"/home/jane/test.csv": 0.5}, "speed": "5 tokens/s"}))
-    (puzzle / "eval_more").mkdir()
-    (puzzle / "eval_more" / "results.json").write_text(json.dumps({"data": "/home/jane/test.csv"}))
-    before = {file: file.read_bytes() for file in puzzle.rglob("*") if file.is_file()}
-    result = push_checkpoint(puzzle, NAME)
-    files = hub.files(NAME)
-    for name, content in files.items():
-        assert b"jane" not in content and str(tmp_path).encode() not in content, name
-    assert yaml.safe_load(files["recipe.yaml"]) == {
-        "data_path": "data/sudoku", "output_dir": "it", "tokenizer_name": "tok", "model_name_or_path": "org/base",
-        "train_data": ["a.txt,b.txt", "allenai/c4:en"], "build_data": "arc arc --out=built --url https://example.org/a/b",
-        "run_name": "puzzle", "data_cache_dir": "cache", "logging_dir": "logs", "stop": "/", "seed": 7,
-    }  # fmt: skip
-    assert json.loads(files["trainer_state.json"]) == {**state, "best_model_checkpoint": "puzzle/checkpoint-5"}
-    assert json.loads(files["results.json"]) == {"files": {"test.csv": 0.5}, "speed": "5 tokens/s"}
-    assert any(note.startswith("recipe.yaml: without the place of files on this machine") for note in result.notes)
-    assert {file: file.read_bytes() for file in puzzle.rglob("*") if file.is_file()} == before
-
-
-def test_the_place_of_an_adapters_base_stays_at_home(tmp_path):
-    save_file({"lora_A": torch.zeros(2, 2)}, tmp_path / "adapter_model.safetensors")
-    config = {"peft_type": "LORA", "base_model_name_or_path": "/home/jane/models/base", "target_modules": "/a/b"}
-    (tmp_path / "adapter_config.json").write_text(json.dumps(config))
-    (tmp_path / "README.md").write_text(
-        "---\nlibrary_name: peft\nbase_model: /home/jane/models/base\n---\nan adapter\n"
-    )
-    files = checkpoint_contents(tmp_path, NAME).files
-    assert json.loads(files["adapter_config.json"]) == {**config, "base_model_name_or_path": "base"}
-    assert b"jane" not in files["README.md"]
-
-
-def test_the_state_of_training_goes_to_the_byte_since_its_manifest_counts_them(puzzle):
-    from hrm_hf.hub.manifests import write_manifest
-
-    (puzzle / "trainer_state.json").write_text(json.dumps({"best_model_checkpoint": "/home/jane/checkpoint-5"}))
-    write_manifest(puzzle)
-    whole = checkpoint_contents(puzzle, NAME, with_training_state=True)
-    assert whole.files["trainer_state.json"] == puzzle / "trainer_state.json"
-    assert b"jane" not in checkpoint_contents(puzzle, NAME).files["trainer_state.json"]
-
-
-# ---- cards ----
-
-MARKUP = {
-    "a script": "<script>alert(1)</script>", "a picture": '<img src=x onerror="alert(1)">',
-    "a link": "[x](https://evil.example)", "a picture in Markdown": "![x](https://evil.example/x.png)",
-    "the end of a table": "x |\n\n<script>alert(1)</script>\n\n", "metadata": "x\n---\nlicense: mit\n---\n",
-    "code": "`<script>`", "the end of code": 'x"\n```\n<script>alert(1)</script>\n',
-    "a program": 'x"); import os; os.abort(); ("', "the end of our part": "<!-- end of hrm_hf results --><script>",
-    "a terminal escape": "x\x1b[2Jy",
-}  # fmt: skip
-
-
-def assert_plain(text: str) -> None:
-    """A card has no HTML besides our two kinds of comments, no link to elsewhere, and its own headings."""
-    metadata, _, body = text[4:].partition("\n---\n")
-    assert isinstance(yaml.safe_load(metadata), dict)
-    tokens = MarkdownIt("gfm-like", {"html": True, "linkify": False}).parse(body)
-    inline = [child for token in tokens for child in token.children or []]
-    html = [token.content for token in [*tokens, *inline] if token.type.startswith("html")]
-    assert all(part.strip().startswith("<!--") and "<script" not in part for part in html), html
-    addresses = [child.attrs.get("href") or child.attrs.get("src") for child in inline if child.attrs]
-    assert not [address for address in addresses if address and "evil" in address]
-    headings = [tokens[i + 1].content for i, token in enumerate(tokens) if token.type == "heading_open"]
-    assert headings[1:] == ["Use", "Training", "Training data", "Results", "Architecture", "Limits", "License"]
-    assert "\x1b" not in text
-    for token in tokens:
-        if token.type == "fence" and token.info == "python":
-            compile(token.content, "card", "exec")
-            assert "os.abort()" not in token.content or '\\"); import os' in token.content
-
-
-@pytest.mark.parametrize("markup", MARKUP)
-def test_names_are_words_in_a_card_and_nothing_else(markup, saved_puzzle, tmp_path):
-    name = MARKUP[markup]
-    folder = Path(shutil.copytree(saved_puzzle, tmp_path / name.replace("/", "\u2215").strip()))
-    recipe = {
-        "preset": name, "seed": name, "optim": name, "lr_scheduler_type": name, "train_data": [name, f"/data/{name}"],
-        "model_name_or_path": f"/models/{name}", "load_in": name, "lora_rank": 4, "data_path": name,
-    }  # fmt: skip
-    (folder / "recipe.yaml").write_text(yaml.safe_dump(recipe))
-    (folder / "results.json").write_text(json.dumps({"hardware": name, "versions": {name: name}, "steps": 5}))
-    assert_plain(new_card_text(folder))
-    update_model_card(folder, {name: 0.5, "loss": 1.0}, name, name, {name: name}, parameters=5)
-    update_model_card(folder, {"loss": 0.5}, name, name, {name: name}, parameters=5)
-    assert_plain((folder / "README.md").read_text())
-    contents = checkpoint_contents(folder, NAME, license=name)
-    assert_plain(contents.files["README.md"].decode())
-
-
-@pytest.mark.parametrize("markup", MARKUP)
-def test_names_of_parameters_and_tasks_are_words_in_a_card(markup, tmp_path):
-    import every
-
-    name = MARKUP[markup]
-    cosmo = every.save("hrm_cosmo", tmp_path / "cosmo")
-    config = json.loads((cosmo / "config.json").read_text())
-    config |= {"derived_s8": False}
-    config["target_names"] = [name, *config["target_names"][1:]]
-    config["id2label"] = dict(enumerate(config["target_names"]))
-    (cosmo / "config.json").write_text(json.dumps(config))
-    assert_plain(new_card_text(cosmo))

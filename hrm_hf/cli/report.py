@@ -15,14 +15,10 @@ BadLines = Annotated[
     Literal["stop", "skip"],
     typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out."),
 ]
-# VALIDATOR_CHOICES of hrm_hf.golang, without loading it
-GoValidator = Literal["auto", "tree-sitter", "parser", "types"]
-GoRepairs = Literal["rewrite", "edits"]  # REPAIR_MODES of the Go coder, likewise
 # Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")]
 FormerOut = Annotated[Path | None, typer.Argument(hidden=True, metavar="OUT")]  # --out, where it was an argument
-RepetitionGuard = Annotated[bool, typer.Option(help="Plans and codes may not go round in circles.")]
 UpdateCard = Annotated[bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")]
 WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 

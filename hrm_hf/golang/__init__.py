@@ -10,10 +10,15 @@ from ..io.lazy_names import lazy_names
 __getattr__, __all__ = lazy_names(
     __name__,
     {
-        "validators.go_tests": ("GoProgram", "GoTestResult", "GoTestRunner", "GoTestValidator", "run_go_tests"),
-        "validators.go_validators": ("GoFormatter", "GoParserValidator", "GoTypesValidator", "best_validator"),
+        "validators.go_tests": ("GoProgram", "GoTestResult", "GoTestRunner"),
+        "validators.go_validators": (
+            "GoFormatter",
+            "GoParserValidator",
+            "GoTypesValidator",
+            "TreeSitterValidator",
+            "best_validator",
+        ),
         "validators.sandbox": ("Limits", "SandboxError", "validate_sandbox"),
         "validators.toolchain": ("Go", "GoNotFoundError", "find_go"),
-        "validators.tree_sitter_validator": ("TreeSitterValidator",),
     },
 )

@@ -6,8 +6,8 @@ import pytest
 
 from hrm_hf.cli.data_reasoning import ReasoningTask
 from hrm_hf.cli.evaluate_lm import Exit
-from hrm_hf.cli.report import GoRepairs, GoValidator
-from hrm_hf.golang.validators.go_validators import VALIDATOR_CHOICES
+from hrm_hf.golang.options import GoValidator, RepairMode
+from hrm_hf.golang.validators.go_validators import VALIDATORS
 from hrm_hf.launch.names import MODELS
 from hrm_hf.launch.planner import known_models
 from hrm_hf.models.early_exit import EXIT_CRITERIA
@@ -23,8 +23,8 @@ def test_the_launcher_names_the_models_that_there_are():
     "choices, known",
     [
         (Exit, EXIT_CRITERIA),
-        (GoRepairs, REPAIR_MODES),
-        (GoValidator, VALIDATOR_CHOICES),
+        (RepairMode, REPAIR_MODES),
+        (GoValidator, ("auto", *VALIDATORS)),
         (ReasoningTask, TASKS),
     ],
 )

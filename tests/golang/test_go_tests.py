@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from go_samples import needs_sandbox
 
-from hrm_hf.golang import GoProgram, GoTestRunner, GoTestValidator, Limits, run_go_tests
+from hrm_hf.golang import GoProgram, GoTestRunner, Limits
 
 
 pytestmark = [needs_sandbox, pytest.mark.external]
@@ -53,26 +53,23 @@ def test_all_reference_solutions_pass_and_no_buggy_one_does():
     check_humanevalpack(rows)
 
 
-def test_the_validator_says_how_far_a_code_comes():
+def run(*codes):
+    with GoTestRunner() as runner:
+        return runner([GoProgram(code, ADD_TESTS) for code in codes])
+
+
+def test_the_result_says_how_far_a_program_comes():
     codes = [ADD, ADD.replace("+", "-"), ADD.replace("a + b", "a + c"), ADD.replace("a + b", "a +"), "func Sub() {}"]
-    with GoTestValidator(ADD_TESTS) as validator:
-        found = validator(codes)
-    flags = [(feedback.syntax_ok, feedback.types_ok, feedback.tests_pass, feedback.category) for feedback in found]
-    assert flags == [
-        (True, True, True, "none"),
-        (True, True, False, "other"),
-        (True, False, None, "undefined name"),
-        (False, None, None, "missing operand or type"),
-        (True, False, None, "undefined name"),
-    ]
-    assert [feedback.line for feedback in found] == [None, None, 2, 3, None]
+    found = run(*codes)
+    assert [result.status for result in found] == ["pass", "fail", "build", "syntax", "build"]
+    assert [result.line for result in found] == [None, None, 2, 3, None]
     assert found[1].message == "1 + 2 is not -1"
     assert "undefined: Add" in found[4].message
 
 
 def test_a_panic_is_named_with_its_line():
     code = "func Add(a, b int) int {\n\tvar p *int\n\treturn *p\n}"
-    (result,) = run_go_tests([GoProgram(code, ADD_TESTS)])
+    (result,) = run(code)
     assert (result.status, result.line) == ("fail", 3)
     assert "nil pointer" in result.message
 
@@ -80,7 +77,7 @@ def test_a_panic_is_named_with_its_line():
 def test_leaving_by_exit_zero_is_no_pass():
     body = "func Add(a, b int) int {\n\t%s\n\treturn 0\n}"
     codes = [body % "os.Exit(0)", body % "syscall.Exit(0)"]
-    results = run_go_tests([GoProgram(code, ADD_TESTS) for code in codes])
+    results = run(*codes)
     assert [result.status for result in results] == ["fail", "fail"]
 
 
@@ -90,12 +87,6 @@ def test_tests_that_test_nothing_or_do_not_parse_are_an_error():
             runner([GoProgram(ADD, ADD_TESTS), GoProgram(ADD, "var x = 1")])
         with pytest.raises(ValueError, match="tests of program 0 do not parse: line 1"):
             runner([GoProgram(ADD, "func TestAdd(t *testing.T) {")])
-
-
-def test_a_validator_wants_one_test_text_for_each_code():
-    with GoTestValidator([ADD_TESTS]) as validator:
-        with pytest.raises(ValueError, match="2 codes but 1 tests"):
-            validator([ADD, ADD])
 
 
 def test_a_chunk_whose_build_ends_without_a_word_is_built_by_halves(monkeypatch):

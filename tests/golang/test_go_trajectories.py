@@ -8,9 +8,8 @@ import pytest
 from hrm_hf.golang.data.mutations import OPERATORS, body_of, go_tokens, mutants, same_code
 from hrm_hf.golang.data.records import new_record, validate_record
 from hrm_hf.golang.data.trajectories import TrajectoryCounts, build_trajectories, decision_of
-from hrm_hf.golang.validators.go_validators import GoParserValidator
+from hrm_hf.golang.validators.go_validators import GoParserValidator, TreeSitterValidator
 from hrm_hf.golang.validators.toolchain import GoNotFoundError, find_go
-from hrm_hf.golang.validators.tree_sitter_validator import TreeSitterValidator
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from go_samples import needs_sandbox
 
-from hrm_hf.golang import GoProgram, GoTestRunner, Limits, SandboxError, run_go_tests, validate_sandbox
+from hrm_hf.golang import GoProgram, GoTestRunner, Limits, SandboxError, validate_sandbox
 from hrm_hf.golang.validators import sandbox
 from hrm_hf.golang.validators.sandbox import MIB, run_sandboxed
 
@@ -36,13 +36,6 @@ def test_an_infinite_loop_is_stopped(runner):
     (result,) = run(runner, "for {\n}")
     assert result.status == "time"
     assert "not finished in time (3 s)" in result.message
-    feedback = result.feedback()
-    assert (feedback.syntax_ok, feedback.types_ok, feedback.tests_pass, feedback.category) == (
-        True,
-        True,
-        False,
-        "other",
-    )
 
 
 @needs_sandbox
@@ -164,7 +157,7 @@ def test_without_bubblewrap_nothing_runs_and_the_message_says_how_to_install_it(
     validate_sandbox.cache_clear()
     monkeypatch.setattr(sandbox.shutil, "which", lambda *_, **__: None)
     with pytest.raises(SandboxError, match="apt-get install bubblewrap"):
-        run_go_tests([GoProgram("func F() {}", "func TestF(t *testing.T) {}")])
+        GoTestRunner()
     validate_sandbox.cache_clear()
 
 

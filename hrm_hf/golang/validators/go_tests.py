@@ -28,9 +28,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ...models.processing_hrm_go_coder import Feedback
-from .categories import syntax_category, types_category
-from .checker_process import CheckerProcess
+from .checker_process import CheckerProcess, UsesChecker
 from .sandbox import MIB, Limits, Run, hand_over, run_sandboxed, sandbox_uid, validate_sandbox
 from .toolchain import Go, find_go, user_cache
 
@@ -38,7 +36,6 @@ from .toolchain import Go, find_go, user_cache
 HARNESS = Path(__file__).parent / "harness"
 TESTIFY = Path(__file__).parent / "testify"
 TEST_MAIN = "hrmHfTestMain"  # the name of a TestMain that tests bring along
-MAX_PROGRAM_BYTES = 1 << 20
 MESSAGE = 300  # characters
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
 _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
@@ -88,23 +85,15 @@ class GoTestResult:
     output: str = ""
     seconds: float = 0.0
 
-    def feedback(self) -> Feedback:
-        """The same as a validator says it."""
-        if self.status == "syntax":
-            return Feedback(False, None, None, syntax_category(self.message), self.line, self.message)
-        if self.status == "build":
-            return Feedback(True, False, None, types_category(self.message), self.line, self.message)
-        passed = self.status == "pass"
-        return Feedback(True, True, passed, "none" if passed else "other", self.line, self.message)
 
+class GoTestRunner(UsesChecker):
+    """Build and run tests; keeps a checker process (for syntax and imports) between calls.
 
-class GoTestRunner:
-    """Builds and runs tests; keeps a checker process (for syntax and imports) between calls.
+    Packages of the standard library that code or tests use but do not import are imported, and imports that they do
+    not use are no error: prompts of benchmarks give too few of them or too many.
 
     Args:
         limits: of the run of one program.
-        auto_import: packages of the standard library that code or tests use but do not import are imported, and
-            imports that they do not use are no error: prompts of benchmarks give too few of them or too many.
         workers: programs that run at the same time; default, the number of processors.
         chunk: programs of one build.
 
@@ -113,13 +102,9 @@ class GoTestRunner:
         SandboxError: no sandbox can be made.
     """
 
-    def __init__(
-        self, limits: Limits | None = None, auto_import: bool = True, workers: int | None = None, chunk: int = 48
-    ):
+    def __init__(self, limits: Limits | None = None, workers: int | None = None, chunk: int = 48):
         validate_sandbox()
-        if chunk < 1 or (workers is not None and workers < 1):
-            raise ValueError(f"chunk={chunk}, workers={workers}; expected at least 1")
-        self.limits, self.auto_import, self.chunk = limits or Limits(), auto_import, chunk
+        self.limits, self.chunk = limits or Limits(), chunk
         self.workers = workers or len(os.sched_getaffinity(0))
         self.go = find_go()
         self.checker = CheckerProcess()
@@ -137,33 +122,23 @@ class GoTestRunner:
             self._build_and_run({index: files[index] for index in pending[start : start + self.chunk]}, results)
         return results
 
-    def close(self) -> None:
-        """Ends the checker process."""
-        self.checker.close()
-
-    def __enter__(self) -> "GoTestRunner":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
     def _prepare(self, programs: Sequence[GoProgram], results: list) -> list["_Sources"]:
         """The files of each program; programs that do not parse get their result here."""
         files = []
         for index, program in enumerate(programs):
-            if len(program.code) > MAX_PROGRAM_BYTES:
-                results[index] = GoTestResult("syntax", f"not checked: longer than {MAX_PROGRAM_BYTES} bytes")
             if not re.search(r"^func Test", program.tests, re.MULTILINE):
                 raise ValueError(f"tests of program {index} have no `func Test...`; they would pass without testing")
-        codes = ["" if result else program.code for program, result in zip(programs, results)]
-        options = {"package": "main", "auto_import": self.auto_import, "test_main": TEST_MAIN}
-        tests = self.checker.ask("imports", [program.tests for program in programs], **options)
-        answers = self.checker.ask("imports", codes, **options | {"test_main": f"{TEST_MAIN}OfCode"})
+        tests, answers = (
+            self.checker.ask(
+                "imports", [getattr(program, part) for program in programs], package="main", test_main=name
+            )
+            for part, name in (("tests", TEST_MAIN), ("code", f"{TEST_MAIN}OfCode"))
+        )
         for index, (code, test) in enumerate(zip(answers, tests)):
             if not test.get("syntax"):
                 where = f"line {test.get('line')}: {test.get('message') or test.get('failure')}"
                 raise ValueError(f"tests of program {index} do not parse: {where}")
-            if not code.get("syntax") and results[index] is None:
+            if not code.get("syntax"):
                 message = code.get("message") or f"not checked: {code.get('failure')}"
                 results[index] = GoTestResult("syntax", message.split("\n")[0], code.get("line"))
             files.append(_Sources(code.get("text", ""), code.get("package", ""), test))
@@ -241,51 +216,6 @@ class GoTestRunner:
             environment={"HOME": "/tmp", "TMPDIR": "/tmp", "GOMEMLIMIT": str(int(limits.memory * 0.75))},
         )  # fmt: skip
         return judge(run, limits, word)
-
-
-class GoTestValidator:
-    """A validator that runs tests: syntax, then compilation, then the tests in a sandbox.
-
-    Args:
-        tests: the text of one test file for all codes, or one for each (see GoProgram).
-        limits: of one run.
-
-    Raises:
-        GoNotFoundError: there is no Go toolchain.
-        SandboxError: no sandbox can be made; nothing is ever run without one.
-    """
-
-    def __init__(self, tests: str | Sequence[str], limits: Limits | None = None, workers: int | None = None):
-        self.tests = tests
-        self.runner = GoTestRunner(limits, workers=workers)
-
-    def __call__(self, codes: Sequence[str]) -> list[Feedback]:
-        tests = [self.tests] * len(codes) if isinstance(self.tests, str) else self.tests
-        if len(tests) != len(codes):
-            raise ValueError(f"{len(codes)} codes but {len(tests)} tests; give one text for all, or one for each code")
-        return [result.feedback() for result in self.runner([GoProgram(*pair) for pair in zip(codes, tests)])]
-
-    def close(self) -> None:
-        """Ends the checker process."""
-        self.runner.close()
-
-    def __enter__(self) -> "GoTestValidator":
-        return self
-
-    def __exit__(self, *_) -> None:
-        self.close()
-
-
-def run_go_tests(
-    programs: Sequence[GoProgram],
-    limits: Limits | None = None,
-    auto_import: bool = True,
-    workers: int | None = None,
-    chunk: int = 48,
-) -> list[GoTestResult]:
-    """The result of each program; arguments and errors are those of GoTestRunner."""
-    with GoTestRunner(limits, auto_import, workers, chunk) as runner:
-        return runner(programs)
 
 
 def judge(run: Run, limits: Limits, word: str) -> GoTestResult:

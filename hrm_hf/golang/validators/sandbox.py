@@ -325,7 +325,7 @@ def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
     """
     said, deadline = b"", time.monotonic() + START_SECONDS
     while not said.rstrip().endswith(b"}"):
-        if not _readable(told, deadline - time.monotonic()):
+        if not readable(told, deadline - time.monotonic()):
             raise SandboxError(f"{REFUSAL}bubblewrap made none in {START_SECONDS:g} s; is the machine overloaded?")
         data = os.read(told, 4096)
         if not data:
@@ -357,7 +357,8 @@ def _bound_network(bubblewrap: int, pid: int) -> None:
         raise SandboxError(f"{REFUSAL}the buffers of its network cannot be bounded: {why}") from error
 
 
-def _readable(descriptor: int, seconds: float) -> bool:
+def readable(descriptor: int, seconds: float) -> bool:
+    """Wait until a descriptor can be read or has ended; False if that takes longer."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(max(0.0, seconds) * 1000))
@@ -374,7 +375,7 @@ def _end(process: subprocess.Popen, first: int | None) -> None:
     if first is not None:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(first, signal.SIGKILL)
-        if not _readable(first, END_SECONDS):
+        if not readable(first, END_SECONDS):
             raise SandboxError(
                 f"a program in the sandbox did not end in {END_SECONDS:g} s after it was killed; look for processes "
                 f"of uid {sandbox_uid() or os.geteuid()} in state D, and at the kernel's log"
@@ -387,7 +388,7 @@ def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, 
     head, tail, total, stopped = bytearray(), bytearray(), 0, ""
     with process.stdout:
         while not stopped:
-            if not _readable(process.stdout.fileno(), deadline - time.monotonic()) or time.monotonic() > deadline:
+            if not readable(process.stdout.fileno(), deadline - time.monotonic()) or time.monotonic() > deadline:
                 stopped = "time"
                 break
             data = os.read(process.stdout.fileno(), 1 << 16)

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.evaluation_run import evaluate_baseline
-from hrm_hf.cosmology.mass_maps.evaluation_run import METHODS, evaluate_reconstruction
+from hrm_hf.cosmology.map_evaluation import METHODS, evaluate_reconstruction
 from hrm_hf.cosmology.options import EvaluateBaseline, EvaluateMassMaps
 from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.trainer.recipes import library_versions

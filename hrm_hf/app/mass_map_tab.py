@@ -6,8 +6,8 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ..cosmology.mass_maps.metrics import MassMaps, squared_errors
-from ..cosmology.mass_maps.plots import draw_map, shear_amplitude
+from ..cosmology.map_metrics import MassMaps, squared_errors
+from ..cosmology.plots import draw_map, shear_amplitude
 from ..cosmology.simulation.maps import MapSettings, generate_columns
 from ..models.pipeline_mass_mapping import MassMappingPipeline
 from ..registry import architecture_of

@@ -43,7 +43,7 @@ def cosmo_map(options: EvaluateMassMaps, as_json: bool):
     """
     if options.model is not None:
         validate_model(options.model, "MASS_MAPPER")
-    from ..cosmology.mass_maps.evaluation_run import evaluate_model, evaluate_reconstruction, lines
+    from ..cosmology.map_evaluation import evaluate_model, evaluate_reconstruction, lines
 
     _show(evaluate_reconstruction if options.model is None else evaluate_model, options, as_json, lines)
 

@@ -10,7 +10,7 @@ from tqdm.auto import tqdm
 
 from .dataset.rows import MapSet
 from .evaluation import CosmologyPredictions
-from .mass_maps.metrics import MassMaps, squared_errors
+from .map_metrics import MassMaps, squared_errors
 
 
 @dataclass(frozen=True)

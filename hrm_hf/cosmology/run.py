@@ -10,11 +10,10 @@ from ..hub.kinds import MASS_MAPPER, REGRESSOR
 from ..io.usage import UsageError
 from ..trainer.plots import plot_cosmo_training
 from ..trainer.run import TrainingRun
-from . import plots
+from . import map_evaluation, plots
 from .dataset.collator import MapCollator, MassMapCollator
 from .dataset.rows import MapSet
 from .evaluation import card_figures, evaluate_predictions
-from .mass_maps import evaluation_run as mass_maps
 from .prediction import predict_maps
 from .regression import (
     CosmologyMaps,
@@ -181,10 +180,10 @@ class MassMapRun(RegressionRun):
     def evaluate_rows(self, model: Any, rows: MapSet) -> dict[str, Any]:
         """As `hrm-hf eval cosmo-map` of the test split."""
         answers = predict_maps(model, self.extractor, rows, batch_size=self.args.per_device_eval_batch_size)
-        metrics = mass_maps.network_metrics(answers, self.maps.info)
+        metrics = map_evaluation.network_metrics(answers, self.maps.info)
         title = f"{len(rows)} test maps, {self.maps.info.kind}"
-        mass_maps.plot_network(answers, rows.maps, metrics, self.out, title)
+        map_evaluation.plot_network(answers, rows.maps, metrics, self.out, title)
         return metrics
 
     def card_metrics(self, metrics: dict[str, Any]) -> dict[str, float]:
-        return mass_maps.card_figures(metrics)
+        return map_evaluation.card_figures(metrics)

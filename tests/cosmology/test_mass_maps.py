@@ -12,14 +12,14 @@ import torch
 from typer.testing import CliRunner
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
-from hrm_hf.cosmology.mass_maps.metrics import (
+from hrm_hf.cosmology.map_metrics import (
     MassMaps,
     compare_peaks,
     compare_spectra,
     evaluate_mass_maps,
     peak_counts,
 )
-from hrm_hf.cosmology.mass_maps.reconstruction import WienerFilter, smoothed_kaiser_squires, spectra_of_cosmologies
+from hrm_hf.cosmology.reconstruction import WienerFilter, smoothed_kaiser_squires, spectra_of_cosmologies
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.models.shear_operator import adjoint_shear, kaiser_squires, shear_from_convergence
 

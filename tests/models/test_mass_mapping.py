@@ -10,7 +10,7 @@ from huggingface_hub.errors import StrictDataclassError
 from torch.distributions import Normal
 
 from hrm_hf import CosmoUnetConfig, CosmoUnetForMassMapping, HrmCosmoForMassMapping, HrmMassMappingConfig
-from hrm_hf.cosmology.mass_maps.reconstruction import WienerFilter
+from hrm_hf.cosmology.reconstruction import WienerFilter
 from hrm_hf.cosmology.simulation.maps import MapSettings
 from hrm_hf.models.mass_map_layers import MapEstimate, MapLikelihood, MultipoleGains, hat_functions
 from hrm_hf.models.shear_operator import shear_from_convergence

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ..simulation.fields import map_power_spectrum
+from .simulation.fields import map_power_spectrum
 
 
 PEAK_HEIGHTS = (1.0, 2.0, 3.0, 4.0, 5.0)  # in units of the true maps' standard deviation

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ...models.shear_operator import adjoint_shear, kaiser_squires, shear_from_convergence
-from ..simulation.background import Cosmology
-from ..simulation.fields import lower_roots, spectra_on_modes
-from ..simulation.maps import MapSettings
+from ..models.shear_operator import adjoint_shear, kaiser_squires, shear_from_convergence
+from .simulation.background import Cosmology
+from .simulation.fields import lower_roots, spectra_on_modes
+from .simulation.maps import MapSettings
 
 
 MOST_ITERATIONS = 500

@@ -9,24 +9,23 @@ import numpy as np
 import torch
 from tqdm.auto import tqdm
 
-from ...hub.kinds import MASS_MAPPER
-from ...io.evaluation import write_results
-from ...io.usage import UsageError
-from ...trainer.recipes import library_versions
-from .. import plots
-from ..baselines import run_baseline
-from ..dataset.info import CosmologyInfo
-from ..dataset.rows import MapSet, load_cosmology_info
-from ..evaluation import card_figures as posterior_figures
-from ..evaluation import evaluate_predictions
-from ..evaluation import summary as posterior_summary
-from ..evaluation_run import load_model, model_settings, update_card
-from ..options import EvaluateMassMaps, MapMethod
-from ..prediction import Answers, map_distances, predict_maps
-from ..simulation.maps import MapSettings
-from .metrics import MassMaps, error_ratio, evaluate_mass_maps, relative_error, squared_errors
-from .plots import plot_mass_maps, plot_segments, plot_spectra
+from ..hub.kinds import MASS_MAPPER
+from ..io.evaluation import write_results
+from ..io.usage import UsageError
+from ..trainer.recipes import library_versions
+from . import plots
+from .baselines import run_baseline
+from .dataset.info import CosmologyInfo
+from .dataset.rows import MapSet, load_cosmology_info
+from .evaluation import card_figures as posterior_figures
+from .evaluation import evaluate_predictions
+from .evaluation import summary as posterior_summary
+from .evaluation_run import load_model, model_settings, update_card
+from .map_metrics import MassMaps, error_ratio, evaluate_mass_maps, relative_error, squared_errors
+from .options import EvaluateMassMaps, MapMethod
+from .prediction import Answers, map_distances, predict_maps
 from .reconstruction import WienerFilter, smoothed_kaiser_squires, spectra_of_cosmologies
+from .simulation.maps import MapSettings
 
 
 TASK = "mass-mapping"
@@ -85,8 +84,8 @@ def evaluate_reconstruction(options: EvaluateMassMaps) -> dict[str, Any]:
         return result
     written = write_results(result, options.out)
     title = f"{method}, {Path(data).name} (test)"
-    plot_mass_maps(maps, test.maps, options.out / "maps.png", title)
-    plot_spectra(result["metrics"], options.out / "spectra.png", title)
+    plots.plot_mass_maps(maps, test.maps, options.out / "maps.png", title)
+    plots.plot_spectra(result["metrics"], options.out / "spectra.png", title)
     return result | written | {"plots": str(options.out)}
 
 
@@ -146,10 +145,10 @@ def network_metrics(answers: Answers, info: CosmologyInfo, seed: int = 0) -> dic
 
 def plot_network(answers: Answers, shear: np.ndarray, metrics: dict[str, Any], out: Path, title: str) -> Path:
     """Draw maps, spectra, segments, posteriors and their calibration in `out`."""
-    plot_mass_maps(answers.mass_maps, shear, out / "maps.png", title)
-    plot_spectra(metrics, out / "spectra.png", title)
+    plots.plot_mass_maps(answers.mass_maps, shear, out / "maps.png", title)
+    plots.plot_spectra(metrics, out / "spectra.png", title)
     truth, errors = answers.mass_maps.truth[0], metrics["per_step"]["error"]
-    plot_segments(answers.shown, truth, errors, out / "segments.png", title)
+    plots.plot_segments(answers.shown, truth, errors, out / "segments.png", title)
     plots.plot_posteriors(answers.predictions, metrics["posterior"], out, title)
     return out
 

@@ -3,9 +3,9 @@
     python -m benchmarks.puzzles.generation [--quick] [--puzzles 6800] [--peer 100]
 
 CPU time of one process for one 9x9 puzzle with one solution, rated, from a random grid to its last proof. The peer is
-the plain generator of `hrm_hf.puzzles.sudoku_rules`: the same order of work, one board after another in Python, as
-this package made its puzzles before. Both take turns in portions, so a noisy machine slows both; the fewest clues are
-the hardest to reach, and grids that were given up count too. Forms: `canonical_forms` of the puzzles made.
+the plain generator of `plain_sudoku.py`: the same order of work, one board after another in Python. Both take turns in
+portions, so a noisy machine slows both; the fewest clues are the hardest to reach, and grids that were given up count
+too. Forms: `canonical_forms` of the puzzles made.
 """
 
 import statistics
@@ -16,10 +16,10 @@ from typing import Any
 import numpy as np
 
 from hrm_hf.puzzles.sudoku_generation import generate_portions
-from hrm_hf.puzzles.sudoku_rules import masks_to_board, rate, search
 from hrm_hf.puzzles.sudoku_symmetry import canonical_forms
 
 from ..report import machine, make_parser, write_report
+from .plain_sudoku import masks_to_board, rate, search
 
 
 RANGES = ((30, 36), (22, 28), (22, 50))

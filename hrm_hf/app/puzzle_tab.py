@@ -13,7 +13,7 @@ import gradio as gr
 import numpy as np
 
 from ..models.settings_puzzle import DEFAULT_NOISE
-from ..puzzles import maze, sudoku
+from ..puzzles import maze, sudoku_generation
 from ..puzzles.pipeline import PuzzleSolvingPipeline
 from ..puzzles.tasks import SudokuTask
 from .boards import SolvedBoard, board_html, board_size, box_edges, caption, confidence_chart
@@ -152,7 +152,7 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
         return json.dumps(ARC_EXAMPLE)
     if task.name == "sudoku":
         clues = SUDOKU_CLUES[task.board.size][level]
-        board, _ = next(sudoku.generate(task.board.size, 1, clues, seed))
+        board, _ = next(sudoku_generation.generate(task.board.size, 1, clues, seed))
         return ["" if digit == 0 else str(digit) for digit in board.tolist()]
     if task.name == "maze":
         rows, columns = task.grid_shape

@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from tqdm import tqdm
 
 from .augment import NUM_DIHEDRAL, dihedral
 from .dataset import PuzzleInfo
-from .readers import PuzzleTable, make_split, with_progress
+from .readers import PuzzleTable, make_split
 from .sources import HeldOut, PuzzleRules, read_unique
 
 
@@ -327,13 +328,10 @@ def generated_mazes(
     openings: float = DEFAULT_OPENINGS,
     aug: bool = False,
     seed: int = 0,
-    progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generates a data set in which no test maze is a symmetry of a training maze; arguments and errors as `generate`.
+    """Generate a data set in which no test maze is a symmetry of a training maze.
 
-    Args:
-        aug: add the seven other symmetries of each training maze; square grids only.
-        progress: show a progress bar on stderr.
+    Arguments as `data_options.BuildMaze`; errors as `generate`.
     """
     if aug:
         _validate_square((height, width))
@@ -341,11 +339,9 @@ def generated_mazes(
     for split, count, stream in (("test", num_test, _TEST_STREAM), ("train", num_train, _TRAIN_STREAM)):
         wanted = {"min_path_length": min_path_length, "openings": openings, "exclude": seen}
         mazes = generate(height, width, count, (seed, stream), **wanted)
-        pairs = list(with_progress(mazes, f"{split} mazes", progress, count))
+        pairs = list(tqdm(mazes, f"{split} mazes", count, disable=None))
         parts[split] = np.array(pairs, dtype=np.int8).reshape(count, 2, height, width).swapaxes(0, 1)
-    options = {"source": "generate", "height": height, "width": width, "num_train": num_train, "num_test": num_test}
-    options |= {"min_path_length": min_path_length, "openings": openings, "aug": aug, "seed": seed}
-    return _assemble(parts, (height, width), aug, options)
+    return _assemble(parts, (height, width), aug)
 
 
 def mazes_from_source(
@@ -356,22 +352,18 @@ def mazes_from_source(
     aug: bool = False,
     test_size: int | None = None,
     test_share: float | None = None,
-    progress: bool = False,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Reads a data set from a file, a folder or the Hub (see `readers`).
+    """Read a data set from a file, a folder or the Hub (see `readers`).
 
     Every row is checked: walls, S and G must be those of the puzzle, and the marked cells must connect S and G. That
-    the path is a shortest one is not required here.
+    the path is a shortest one is not required here. Arguments as `data_options.BuildMaze`; `min_path_length` counts
+    marked steps and holds for both splits.
 
     Args:
         grid_shape: rows and columns; None for square mazes.
-        min_path_length: fewest marked steps from S to G to keep, in both splits.
-        aug: add the seven other symmetries of each training maze; square grids only.
-        test_size, test_share: for a source without a test split, the number of last rows that become one, or the
-            share of mazes that do so by a hash of their canonical form; see `sources.HeldOut`.
 
     Raises:
-        FileNotFoundError, ValueError: as `puzzle_sources.read_unique`; or a row that is no maze, a solution that
+        FileNotFoundError, ValueError: as `sources.read_unique`; or a row that is no maze, a solution that
             does not fit its puzzle, or an option that leaves no rows.
     """
 
@@ -381,13 +373,10 @@ def mazes_from_source(
         if aug:
             _validate_square(grid_shape)
         return PuzzleRules(
-            lambda table: _parse(table, grid_shape, progress).reshape(2, len(table), -1),
+            lambda table: _parse(table, grid_shape).reshape(2, len(table), -1),
             lambda mazes, _: [symmetry_key(maze) for maze in mazes.reshape(-1, *grid_shape)],
         )
 
-    options = {"source": str(source), "grid_shape": grid_shape and list(grid_shape)}
-    options |= {"min_path_length": min_path_length, "aug": aug, "test_size": test_size}
-    options |= {} if test_share is None else {"test_share": test_share}
     splits, repeated = read_unique(source, HeldOut(test_size, test_share), rules)
     parts = {}
     for split, rows in splits.items():
@@ -396,7 +385,7 @@ def mazes_from_source(
         if not long_enough.any():
             raise ValueError(f"min_path_length {min_path_length} leaves no maze of {rows.table.name}")
         parts[split] = grids[:, long_enough]
-    made, info = _assemble(parts, grid_shape, aug, options)
+    made, info = _assemble(parts, grid_shape, aug)
     info.repeated = repeated
     return made, info
 
@@ -417,12 +406,12 @@ def _square_side(table: PuzzleTable) -> tuple[int, int]:
     return side, side
 
 
-def _parse(table: PuzzleTable, grid_shape: tuple[int, int], progress: bool) -> np.ndarray:
+def _parse(table: PuzzleTable, grid_shape: tuple[int, int]) -> np.ndarray:
     """Puzzles and solutions, tokens [2, rows, height, width], every row checked."""
     alphabet = {character: token for token, character in enumerate(CHARSET, start=1)}
     cells = grid_shape[0] * grid_shape[1]
     grids = np.stack([table.codes(column, cells, alphabet).reshape(-1, *grid_shape) for column in (0, 1)])
-    for row in with_progress(range(len(table)), "checking", progress):
+    for row in tqdm(range(len(table)), "checking", disable=None):
         try:
             problems = validate_solution(grids[0, row], grids[1, row], shortest=False)
         except ValueError as error:
@@ -437,13 +426,9 @@ def _path_lengths(solutions: np.ndarray) -> np.ndarray:
     return (solutions == PATH).sum(axis=1, dtype=np.int32) + np.int32(1)
 
 
-def _assemble(parts, grid_shape, aug: bool, options: dict) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
+def _assemble(parts, grid_shape, aug: bool) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
     from datasets import DatasetDict
 
-    if aug and grid_shape[0] != grid_shape[1]:
-        raise ValueError(
-            f"aug needs a square grid, since it turns mazes; this one is {grid_shape[0]} x {grid_shape[1]}"
-        )
     splits = DatasetDict()
     for split in ("train", "test"):
         if split not in parts or not parts[split].shape[1]:
@@ -454,4 +439,4 @@ def _assemble(parts, grid_shape, aug: bool, options: dict) -> "tuple[datasets.Da
         inputs, labels = grids.reshape(2, -1, grid_shape[0] * grid_shape[1])
         groups = np.repeat(np.arange(parts[split].shape[1]), copies)
         splits[split] = make_split(inputs, labels, groups, path_length=_path_lengths(labels))
-    return splits, PuzzleInfo("maze", grid_shape, VOCAB_SIZE, options=options)
+    return splits, PuzzleInfo("maze", grid_shape, VOCAB_SIZE)

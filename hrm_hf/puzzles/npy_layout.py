@@ -8,8 +8,8 @@
     {train,test}/{set}__puzzle_indices.npy      [puzzles + 1] first row of each puzzle
     {train,test}/{set}__group_indices.npy       [groups + 1] first puzzle of each group
 
-The set "all" of folder `test` becomes the split "test", any other set `x` the split "test_x". Rows travel in chunks,
-so sets larger than memory pass through; `RowWriter` is that mechanism, and the ARC builder uses it too.
+The set "all" of folder `test` becomes the split "test", any other set `x` the split "test_x". Reading goes in chunks,
+so sets larger than memory can be read; the ARC builder uses `RowWriter` too.
 """
 
 import atexit
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 META_FILE = "dataset.json"
 FOLDERS = ("train", "test")
 DEFAULT_SET = "all"
-ARRAYS = ("inputs", "labels", "puzzle_identifiers", "puzzle_indices", "group_indices")
-# What the original builders write; a set that was read remembers its own (`info.options["original_layout"]`).
-DEFAULT_DTYPES = dict(zip(ARRAYS, ("uint8", "uint8", "int32", "int32", "int32")))
+# Names, and the dtypes that the original builders write.
+ARRAYS = {"inputs": "uint8", "labels": "uint8", "puzzle_identifiers": "int32", "puzzle_indices": "int32",
+          "group_indices": "int32"}  # fmt: skip
 CHUNK_ROWS = 8192
 MAX_TOKEN = 127  # our grids are int8
 
@@ -114,7 +114,7 @@ def is_original(path: str | Path) -> bool:
 def read_original(
     path: str | Path, cache_dir: str | Path | None = None, only: str | None = None
 ) -> tuple["datasets.DatasetDict", PuzzleInfo]:
-    """Reads a folder that the original HRM or TRM builders wrote.
+    """Read a folder that the original HRM or TRM builders wrote.
 
     The task is guessed from the shapes: S 81 with 11 tokens is Sudoku, S 900 with 6 tokens a maze and with 12 tokens
     ARC; everything else is "generic", on a square board if S is a square and on 1 x S if not.
@@ -131,62 +131,71 @@ def read_original(
     from datasets import DatasetDict
 
     path = Path(path)
-    identifiers = _read_identifiers(path)
+    identifiers = _load(path / IDENTIFIERS_FILE)
+    if not isinstance(identifiers, list) or identifiers[:1] != [BLANK_IDENTIFIER]:
+        raise ValueError(f"{path / IDENTIFIERS_FILE}: must be a list that starts with {BLANK_IDENTIFIER!r}")
     metas = {name: _read_meta(path / name, len(identifiers)) for name in FOLDERS if (path / name).is_dir()}
     if not metas:
         raise FileNotFoundError(f"{path} has neither train/ nor test/; expected a folder of the original HRM layout")
-    shared = _agreed_fields(path, metas)
-    work = working_folder(cache_dir)
-    splits, dtypes = DatasetDict(), {}
+    first = next(iter(metas.values()))
+    for name in ("seq_len", "vocab_size", "ignore_label_id"):
+        if any(meta[name] != first[name] for meta in metas.values()):
+            raise ValueError(
+                f"{path}: {name} differs between train and test; it must be the same in every {META_FILE}"
+            )
+    work, splits = working_folder(cache_dir), DatasetDict()
     for folder, meta in metas.items():
         if only is not None and folder != only.partition("_")[0]:
             continue
         for set_name in meta["sets"]:
             split = folder if set_name == DEFAULT_SET else f"{folder}_{set_name}"
             arrays = _read_set(path / folder, set_name, meta)
-            dtypes[split] = {name: str(array.dtype) for name, array in arrays.items()}
             splits[split] = _set_to_rows(arrays, meta, work / f"{split}.arrow")
-    task, grid_shape, box_shape = guess_task(shared["seq_len"], shared["vocab_size"])
-    layout = {"ignore_label_id": shared["ignore_label_id"], "dtypes": dtypes}
-    return splits, PuzzleInfo(
-        task=task,
-        grid_shape=grid_shape,
-        box_shape=box_shape,
-        vocab_size=shared["vocab_size"],
-        identifiers=identifiers,
-        options={"source": path.resolve().name, "original_layout": layout},
-    )
+    task, grid_shape, box_shape = guess_task(first["seq_len"], first["vocab_size"])
+    options = {"source": path.resolve().name, "ignore_label_id": first["ignore_label_id"]}
+    info = PuzzleInfo(task, grid_shape, first["vocab_size"], box_shape, identifiers=identifiers, options=options)
+    return splits, info
 
 
 def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path) -> Path:
-    """Writes `splits` in the original layout, readable by the original HRM and TRM loaders, and returns its path.
+    """Write `splits` in the original layout, readable by the original HRM and TRM loaders, and return its path.
 
     The split "train" becomes `train/` with set "all", "test_hard" becomes `test/` with set "hard". Columns other
     than the five of `ROW_COLUMNS` (a Sudoku rating, say) have no place in that layout and are not written.
 
     Raises:
         FileExistsError: `out` already holds such a data set.
-        ValueError: a split is named otherwise, rows of a puzzle or group are not neighbours, or a label equals
+        ValueError: a split is named otherwise, rows of a puzzle or group are not neighbors, or a label equals
             `ignore_label_id` although it is to be predicted.
     """
     out = Path(out)
     if any((out / name / META_FILE).exists() for name in FOLDERS):
         raise FileExistsError(f"{out} already holds a data set in the original layout; choose another folder")
-    layout = info.options.get("original_layout", {})
-    ignore_id = layout.get("ignore_label_id", PAD_ID)
-    sets: dict[str, dict[str, str]] = {}
-    for split in splits:
+    ignore_id = info.options.get("ignore_label_id", PAD_ID)
+    sets: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    for split, rows in splits.items():
         folder, _, set_name = split.partition("_")
         if folder not in FOLDERS:
             raise ValueError(f"split {split!r} has no place in the original layout; rename it to train or test")
-        sets.setdefault(folder, {})[set_name or DEFAULT_SET] = split
-    for folder, names in sets.items():
+        sets.setdefault(folder, {})[set_name or DEFAULT_SET] = _set_of_rows(rows, split, info.seq_len, ignore_id)
+    for folder, arrays_of_sets in sets.items():
         (out / folder).mkdir(parents=True, exist_ok=True)
-        totals = np.zeros(3, dtype=np.int64)
-        for set_name, split in names.items():
-            dtypes = {**DEFAULT_DTYPES, **layout.get("dtypes", {}).get(split, {})}
-            totals += _write_set(splits[split], split, info.seq_len, ignore_id, dtypes, out / folder / set_name)
-        (out / folder / META_FILE).write_text(json.dumps(_meta(info, ignore_id, list(names), totals)))
+        for set_name, arrays in arrays_of_sets.items():
+            for name, dtype in ARRAYS.items():
+                np.save(out / folder / f"{set_name}__{name}.npy", arrays[name].astype(dtype), allow_pickle=False)
+        rows, puzzles, groups = (
+            sum(len(arrays[name]) - extra for arrays in arrays_of_sets.values())
+            for name, extra in (("inputs", 0), ("puzzle_identifiers", 0), ("group_indices", 1))
+        )
+        meta = {"pad_id": PAD_ID, "ignore_label_id": ignore_id, "blank_identifier_id": 0}
+        meta |= {"vocab_size": info.vocab_size, "seq_len": info.seq_len}
+        meta |= {"num_puzzle_identifiers": info.num_puzzle_identifiers, "total_groups": groups}
+        meta |= {
+            "mean_puzzle_examples": rows / max(puzzles, 1),
+            "total_puzzles": puzzles,
+            "sets": list(arrays_of_sets),
+        }
+        (out / folder / META_FILE).write_text(json.dumps(meta))
     (out / IDENTIFIERS_FILE).write_text(json.dumps(info.identifiers))
     return out
 
@@ -206,63 +215,35 @@ def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tup
 # Reading
 
 
-def _read_identifiers(path: Path) -> list[str]:
-    file = path / IDENTIFIERS_FILE
+def _load(file: Path) -> Any:
     if not file.exists():
-        raise FileNotFoundError(f"{file} is missing; puzzle identifiers of a checkpoint are meaningless without it")
-    identifiers = load_json(file)
-    if not isinstance(identifiers, list) or identifiers[:1] != [BLANK_IDENTIFIER]:
-        raise ValueError(
-            f"{file} must be a list that starts with {BLANK_IDENTIFIER!r}; it starts {str(identifiers)[:40]}"
-        )
-    return identifiers
+        raise FileNotFoundError(f"{file} is missing; every folder of the original layout has it")
+    return load_json(file)
 
 
 def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     file = folder / META_FILE
-    if not file.exists():
-        raise FileNotFoundError(f"{file} is missing; every split of the original layout has one")
-    meta = load_json(file)
-    if not isinstance(meta, dict):
-        raise ValueError(f"{file} holds a {type(meta).__name__}; expected an object")
-    needed = ("pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_len", "num_puzzle_identifiers")
-    missing = [name for name in (*needed, "sets") if name not in meta]
-    if missing:
-        raise ValueError(f"{file} lacks {missing}; it has {sorted(meta)}")
+    meta = _load(file)
+    needed = {"pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_len", "num_puzzle_identifiers",
+              "sets"}  # fmt: skip
+    if not isinstance(meta, dict) or needed - meta.keys():
+        raise ValueError(f"{file}: must be an object with {sorted(needed)}")
     expected = {"pad_id": PAD_ID, "blank_identifier_id": 0, "num_puzzle_identifiers": num_identifiers}
     for name, value in expected.items():
         if meta[name] != value:
-            raise ValueError(f"{file}: {name} is {meta[name]}; expected {value} ({IDENTIFIERS_FILE} and our layout)")
-    for name in ("vocab_size", "seq_len"):
-        if type(meta[name]) is not int or meta[name] < 1:
-            raise ValueError(f"{file}: {name} is {meta[name]!r:.60}; expected a whole number from 1")
-    if not isinstance(meta["sets"], list) or not all(isinstance(name, str) for name in meta["sets"]):
-        raise ValueError(f"{file}: sets is {meta['sets']!r:.60}; expected a list of names")
-    if meta["vocab_size"] > MAX_TOKEN + 1:
-        raise ValueError(f"{file}: vocab_size is {meta['vocab_size']}; grids are int8, so at most {MAX_TOKEN + 1} fit")
-    for name in meta["sets"]:
-        if not name.isidentifier():
-            raise ValueError(f"{file}: set {name!r} cannot name a split; use letters, digits and underscores")
+            raise ValueError(f"{file}: {name}={meta[name]}: must be {value} ({IDENTIFIERS_FILE} and our layout)")
+    for name, most in (("vocab_size", MAX_TOKEN + 1), ("seq_len", math.inf)):
+        if type(meta[name]) is not int or not 1 <= meta[name] <= most:
+            raise ValueError(f"{file}: {name}={meta[name]!r:.60}: must be in [1, {most}], since grids are int8")
+    if not isinstance(meta["sets"], list) or not all(str(name).isidentifier() for name in meta["sets"]):
+        raise ValueError(f"{file}: sets={meta['sets']!r:.60}: must be names of letters, digits and underscores")
     return meta
 
 
-def _agreed_fields(path: Path, metas: dict[str, dict]) -> dict[str, Any]:
-    """The fields that train and test must share."""
-    shared = {}
-    for name in ("seq_len", "vocab_size", "ignore_label_id"):
-        values = {folder: meta[name] for folder, meta in metas.items()}
-        if len(set(values.values())) > 1:
-            raise ValueError(
-                f"{path}: {name} differs between splits: {values}; it must be the same in every {META_FILE}"
-            )
-        shared[name] = next(iter(values.values()))
-    return shared
-
-
 def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np.ndarray]:
-    arrays = {}
+    arrays, prefix = {}, folder / f"{set_name}__"
     for name in ARRAYS:
-        file = folder / f"{set_name}__{name}.npy"
+        file = Path(f"{prefix}{name}.npy")
         if not file.exists():
             raise FileNotFoundError(f"{file} is missing; {folder / META_FILE} lists the set {set_name!r}")
         try:
@@ -271,34 +252,23 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
             raise ValueError(f"{file} is no plain .npy array of integers: {error}") from error
         if arrays[name].dtype.kind not in "iu":
             raise ValueError(f"{file} has dtype {arrays[name].dtype}; expected integers")
-    prefix = folder / f"{set_name}__"
-    inputs, seq_len = arrays["inputs"], meta["seq_len"]
+    rows, puzzles = len(arrays["inputs"]), len(arrays["puzzle_identifiers"])
     for name in ("inputs", "labels"):
-        if arrays[name].shape != (len(inputs), seq_len):
+        if arrays[name].shape != (rows, meta["seq_len"]):
             raise ValueError(
-                f"{prefix}{name}.npy has shape {arrays[name].shape}; expected ({len(inputs)}, {seq_len}), the rows of "
-                f"{set_name}__inputs.npy and the seq_len of {META_FILE}"
+                f"{prefix}{name}.npy has shape {arrays[name].shape}; expected ({rows}, {meta['seq_len']})"
             )
-    num_puzzles = len(arrays["puzzle_identifiers"])
-    _validate_offsets(f"{prefix}puzzle_indices.npy", arrays["puzzle_indices"], len(inputs), "rows", num_puzzles)
-    _validate_offsets(f"{prefix}group_indices.npy", arrays["group_indices"], num_puzzles, "puzzles")
+    for name, end in (("puzzle_indices", rows), ("group_indices", puzzles)):
+        offsets = arrays[name].astype(np.int64)
+        # An empty puzzle or group would have no rows.
+        if offsets[:1].tolist() != [0] or offsets[-1] != end or (np.diff(offsets) <= 0).any():
+            raise ValueError(f"{prefix}{name}.npy: offsets must increase from 0 to {end}")
+    if len(arrays["puzzle_indices"]) != puzzles + 1:
+        raise ValueError(
+            f"{prefix}puzzle_indices.npy has {len(arrays['puzzle_indices'])} offsets for {puzzles} puzzles"
+        )
     _validate_range(f"{prefix}puzzle_identifiers.npy", arrays["puzzle_identifiers"], meta["num_puzzle_identifiers"])
     return arrays
-
-
-def _validate_offsets(file: str, offsets: np.ndarray, end: int, unit: str, spans: int | None = None) -> None:
-    """Offsets run from 0 to `end` in strictly increasing order (an empty puzzle or group would have no rows)."""
-    if offsets.ndim != 1 or not len(offsets) or (spans is not None and len(offsets) != spans + 1):
-        expected = "[n + 1]" if spans is None else f"({spans + 1},), one more than there are puzzle identifiers"
-        raise ValueError(f"{file} has shape {offsets.shape}; expected {expected}")
-    falls = np.flatnonzero(np.diff(offsets.astype(np.int64)) <= 0)
-    if len(falls):
-        at = int(falls[0])
-        raise ValueError(
-            f"{file}: offsets are not increasing: entry {at} is {offsets[at]}, entry {at + 1} is {offsets[at + 1]}"
-        )
-    if offsets[0] != 0 or offsets[-1] != end:
-        raise ValueError(f"{file} runs from {offsets[0]} to {offsets[-1]}; expected 0 to {end}, the number of {unit}")
 
 
 def _validate_range(file: str, values: np.ndarray, size: int) -> None:
@@ -332,104 +302,46 @@ def _set_to_rows(arrays: dict[str, np.ndarray], meta: dict[str, Any], file: Path
 # Writing
 
 
-def _write_set(
-    split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None, dtypes: dict[str, str], prefix: Path
-) -> tuple[int, int, int]:
-    """Writes the five arrays of one set; returns its number of rows, puzzles and groups."""
-    scalars = {column: _column(split, column) for column in ROW_COLUMNS[2:]}
-    spans = _spans(name, **scalars)
-    for array_name, values in spans.items():
-        _save(prefix, array_name, values, dtypes)
-    files = {}
-    for array_name in ARRAYS[:2]:
-        files[array_name] = (
-            np.lib.format.open_memmap(
-                f"{prefix}__{array_name}.npy", mode="w+", dtype=dtypes[array_name], shape=(len(split), seq_len)
-            )
-            if len(split)
-            else _save(prefix, array_name, np.zeros((0, seq_len)), dtypes)
-        )
-    for start in range(0, len(split), CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        files["inputs"][rows] = _grids(split, rows, "input_ids", seq_len, name)
-        files["labels"][rows] = _restore_ignored(_grids(split, rows, "labels", seq_len, name), ignore_id, name)
-    return len(split), len(spans["puzzle_identifiers"]), len(spans["group_indices"]) - 1
-
-
-def _save(prefix: Path, name: str, values: np.ndarray, dtypes: dict[str, str]) -> np.ndarray:
-    np.save(f"{prefix}__{name}.npy", values.astype(dtypes[name]), allow_pickle=False)
-    return values
-
-
-def _column(split: "datasets.Dataset", name: str) -> np.ndarray:
-    return split.with_format("arrow")[:][name].to_numpy() if len(split) else np.zeros(0, dtype=np.int32)
-
-
-def _spans(
-    split: str, puzzle_identifiers: np.ndarray, puzzle_index: np.ndarray, group_index: np.ndarray
-) -> dict[str, np.ndarray]:
-    """Offsets and per-puzzle identifiers from per-row indices [N].
+def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None) -> dict[str, np.ndarray]:
+    """The five arrays of one set.
 
     Raises:
-        ValueError: an index falls, or an identifier or a group changes inside a puzzle.
+        ValueError: an index falls, an identifier or a group changes inside a puzzle, or a label has no place.
     """
-    for name, values in (("puzzle_index", puzzle_index), ("group_index", group_index)):
-        falls = np.flatnonzero(np.diff(values) < 0)
-        if len(falls):
+    table = split.with_format("arrow")[:]
+    grids = {column: _grids(table, column, seq_len) for column in ROW_COLUMNS[:2]}
+    identifiers, puzzle_index, group_index = (
+        table[column].to_numpy() if len(split) else np.zeros(0, dtype=np.int32) for column in ROW_COLUMNS[2:]
+    )
+    for column, values in (("puzzle_index", puzzle_index), ("group_index", group_index)):
+        for row in np.flatnonzero(np.diff(values) < 0)[:1]:
             raise ValueError(
-                f"split {split!r}: {name} falls after row {falls[0]} (from {values[falls[0]]} to "
-                f"{values[falls[0] + 1]}); rows of a puzzle or group must be neighbours: sort the split by {name}"
+                f"split {name!r}: {column} falls after row {row}; rows of a puzzle or group must be neighbors: sort "
+                f"the split by {column}"
             )
     starts = np.flatnonzero(np.diff(puzzle_index, prepend=-1))
     lengths = np.diff(np.append(starts, len(puzzle_index)))
-    for name, values in (("puzzle_identifiers", puzzle_identifiers), ("group_index", group_index)):
-        changed = np.flatnonzero(values != np.repeat(values[starts], lengths))
-        if len(changed):
-            raise ValueError(
-                f"split {split!r}: {name} changes inside puzzle {puzzle_index[changed[0]]}, at row {changed[0]}"
-            )
-    group_starts = np.flatnonzero(np.diff(group_index[starts], prepend=-1))
-    return {
-        "puzzle_identifiers": puzzle_identifiers[starts],
-        "puzzle_indices": np.append(starts, len(puzzle_index)),
-        "group_indices": np.append(group_starts, len(starts)),
-    }
-
-
-def _grids(split: "datasets.Dataset", rows: slice, column: str, seq_len: int, name: str) -> np.ndarray:
-    """Rows of a grid column as [n, S] int8."""
-    values = split.with_format("arrow")[rows][column].combine_chunks()
-    flat = values.flatten().to_numpy(zero_copy_only=False)
-    if len(flat) != len(values) * seq_len:
-        raise ValueError(
-            f"split {name!r}: {column} holds {len(flat)} values in {len(values)} rows; expected {seq_len} a row"
-        )
-    return flat.reshape(len(values), seq_len)
-
-
-def _restore_ignored(labels: np.ndarray, ignore_id: int | None, name: str) -> np.ndarray:
-    ignored = labels == IGNORE_LABEL
+    for column, values in (("puzzle_identifiers", identifiers), ("group_index", group_index)):
+        for row in np.flatnonzero(values != np.repeat(values[starts], lengths))[:1]:
+            raise ValueError(f"split {name!r}: {column} changes inside puzzle {puzzle_index[row]}, at row {row}")
+    labels, ignored = grids["labels"], grids["labels"] == IGNORE_LABEL
     if ignore_id is None and ignored.any():
         raise ValueError(f"split {name!r} has ignored labels ({IGNORE_LABEL}) but its ignore_label_id is null")
     if ignore_id is not None and (labels == ignore_id).any():
         raise ValueError(
-            f"split {name!r}: a label to be predicted equals ignore_label_id {ignore_id}; the original layout cannot "
-            "hold it, since the loader would ignore that position"
+            f"split {name!r}: a label to be predicted equals ignore_label_id={ignore_id}; the original's loader would "
+            "ignore that position"
         )
-    return np.where(ignored, ignore_id, labels) if ignore_id is not None else labels
-
-
-def _meta(info: PuzzleInfo, ignore_id: int | None, sets: list[str], totals: np.ndarray) -> dict[str, Any]:
-    rows, puzzles, groups = (int(total) for total in totals)
     return {
-        "pad_id": PAD_ID,
-        "ignore_label_id": ignore_id,
-        "blank_identifier_id": 0,
-        "vocab_size": info.vocab_size,
-        "seq_len": info.seq_len,
-        "num_puzzle_identifiers": info.num_puzzle_identifiers,
-        "total_groups": groups,
-        "mean_puzzle_examples": rows / max(puzzles, 1),
-        "total_puzzles": puzzles,
-        "sets": sets,
+        "inputs": grids["input_ids"],
+        "labels": labels if ignore_id is None else np.where(ignored, ignore_id, labels),
+        "puzzle_identifiers": identifiers[starts],
+        "puzzle_indices": np.append(starts, len(puzzle_index)),
+        "group_indices": np.append(np.flatnonzero(np.diff(group_index[starts], prepend=-1)), len(starts)),
     }
+
+
+def _grids(table: Any, column: str, seq_len: int) -> np.ndarray:
+    """A grid column as [rows, S] int8."""
+    flat = table[column].combine_chunks().flatten().to_numpy(zero_copy_only=False)
+    return flat.reshape(len(table), seq_len)

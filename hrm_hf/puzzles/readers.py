@@ -9,7 +9,6 @@ business.
 import csv
 import gzip
 import json
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -152,18 +151,6 @@ def make_split(
     arrays = [column if isinstance(column, pa.Array) else pa.array(column) for column in columns.values()]
     table = pa.Table.from_arrays(arrays, names=list(columns)).select(list(features))
     return Dataset(table.cast(features.arrow_schema))
-
-
-def with_progress(items: Iterable, title: str, shown: bool, total: int | None = None) -> Iterable:
-    """`items`, with a progress bar on stderr if `shown`."""
-    return progress_bar(title, shown, total, items)
-
-
-def progress_bar(title: str, shown: bool, total: int | None = None, items: Iterable | None = None):
-    """A progress bar on stderr, if `shown`: it counts `items`, or what its `update` is told."""
-    from tqdm.auto import tqdm
-
-    return tqdm(items, desc=title, total=total, disable=not shown)
 
 
 def _fixed_lists(tokens: np.ndarray):

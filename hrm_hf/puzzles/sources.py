@@ -9,7 +9,7 @@ rows gives the rows that it always gave.
 
 import hashlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -32,16 +32,16 @@ class PuzzleRules:
 
     Attributes:
         parse: puzzles and solutions of a table, [rows, cells] each; raises ValueError for a row that is none.
-        symmetry_keys: of puzzles and solutions [rows, cells]: equal for symmetric copies, and for these only.
+        canonical_forms: of puzzles and solutions [rows, cells]: equal for symmetric copies, and for these only.
     """
 
     parse: Callable[[PuzzleTable], tuple[np.ndarray, np.ndarray]]
-    symmetry_keys: Callable[[np.ndarray, np.ndarray], list[bytes]]
+    canonical_forms: Callable[[np.ndarray, np.ndarray], Iterable]
 
     def forms_of(self, split: "PuzzleSplit") -> list[bytes]:
         """Canonical forms of a split's puzzles, computed once."""
         if split.forms is None:
-            split.forms = self.symmetry_keys(split.questions, split.answers)
+            split.forms = [bytes(form) for form in self.canonical_forms(split.questions, split.answers)]
         return split.forms
 
 
@@ -197,7 +197,7 @@ def place_of_form(form: bytes) -> float:
 
 def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRules, source) -> dict[str, PuzzleSplit]:
     if held_out.size is not None and held_out.share is not None:
-        raise ValueError("test_size and test_share are both given; give one of them")
+        raise ValueError(f"test_share={held_out.share}: test_size={held_out.size} is given too; remove one")
     if held_out.size is None and held_out.share is None:
         return splits
     option = "--test-size" if held_out.share is None else "--test-share"
@@ -207,16 +207,16 @@ def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRu
     train, rows = splits["train"], len(splits["train"].questions)
     if held_out.share is None:
         if not 0 < held_out.size < rows:
-            raise ValueError(f"test_size is {held_out.size}; expected 1 to {rows - 1} of the {rows} rows of {source}")
+            raise ValueError(f"test_size={held_out.size}: must be in [1, {rows - 1}], as {source} has {rows} rows")
         in_test = np.arange(rows) >= rows - held_out.size
     else:
         if not 0 < held_out.share < 1:
-            raise ValueError(f"test_share is {held_out.share}; expected a share between 0 and 1")
+            raise ValueError(f"test_share={held_out.share}: must be between 0 and 1")
         in_test = np.array([place_of_form(form) < held_out.share for form in rules.forms_of(train)])
         if in_test.all() or not in_test.any():
             raise ValueError(
-                f"test_share {held_out.share} puts {in_test.sum()} of the {rows} rows of {source} into the test "
-                "split; give another share"
+                f"test_share={held_out.share}: puts {in_test.sum()} of the {rows} rows of {source} into the test "
+                "split; use another share"
             )
     return {"train": train.take(np.flatnonzero(~in_test)), "test": train.take(np.flatnonzero(in_test))}
 

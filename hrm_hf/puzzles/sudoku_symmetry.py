@@ -13,50 +13,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .sudoku_batch import are_unique
 from .sudoku_rules import SudokuShape, sudoku_shape
 
 
 BATCH = 1024  # puzzles at once: some dozens of arrangements of each are in memory
-
-
-class _Pairs(NamedTuple):
-    """The kinds of a second row under a first one, by its code, and the orders of columns that make it smallest.
-
-    A pair of rows is a permutation of the columns: for each, the one where the first row has the second row's digit.
-    """
-
-    codes: np.ndarray  # int64 [pairs], ascending
-    kinds: np.ndarray  # rank of the smallest second row that the pair can be turned into [pairs]
-    starts: np.ndarray  # of the pair's entries in `orders` [pairs]
-    counts: np.ndarray  # [pairs]
-    orders: np.ndarray  # columns in their new order [entries, size]
-    powers: np.ndarray  # code of a permutation: its scalar product with these [size]
-
-
-def symmetry_keys(boards: np.ndarray, solutions: np.ndarray) -> list[bytes]:
-    """Keys of puzzles: equal for symmetric copies, and for these only.
-
-    A puzzle with other solutions beside the one given has no canonical form here. Its key says what all its copies
-    share, and perhaps others: rather is something taken for a copy that is none.
-
-    Args:
-        boards, solutions: uint8 [puzzles, cells], 0 for a blank.
-    """
-    unique = are_unique(boards, solutions)
-    forms = iter(canonical_forms(boards[unique], solutions[unique]))
-    shared = iter(_shared_by_copies(boards[~unique]))
-    return [next(forms).tobytes() if one else next(shared) for one in unique]
-
-
-def _shared_by_copies(boards: np.ndarray) -> list[bytes]:
-    """How often each digit is given, and how many cells in each line and box, whatever their order."""
-    shape = sudoku_shape(int(boards.shape[1] ** 0.5))
-    digits = [(boards == digit).sum(axis=1) for digit in range(1, shape.size + 1)]
-    units = [(boards[:, cells] != 0).sum(axis=1) for _, cells in shape.units]
-    lines, boxes = units[: 2 * shape.size], units[2 * shape.size :]
-    parts = [np.sort(np.stack(part, axis=1), axis=1) for part in (digits, lines, boxes)]
-    return [row.tobytes() for row in np.concatenate(parts, axis=1).astype(np.uint8)]
 
 
 def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
@@ -64,7 +24,7 @@ def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
 
     Args:
         boards: uint8 [puzzles, cells], 0 for a blank.
-        solutions: uint8 [puzzles, cells]; each puzzle must have no other, or copies may have two forms.
+        solutions: uint8 [puzzles, cells]. Copies of a puzzle with several solutions have one form for each.
 
     Returns:
         Boards uint8 [puzzles, cells], each a copy of its puzzle.
@@ -112,34 +72,39 @@ def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) ->
     turned = np.take_along_axis(turned, rows, axis=1).reshape(-1, n * n)
     shown = np.take_along_axis(given[puzzle, view], order[:, None, :], axis=2)
     shown = np.take_along_axis(shown, rows, axis=1).reshape(-1, n * n)
-    best = _first_of_smallest(puzzle, turned, shown)
+    # Of each puzzle's arrangements the one with the smallest grid, and then the smallest marks of clues.
+    cells = np.concatenate([turned, shown], axis=1, dtype=np.uint8) + np.uint8(1)
+    ascending = np.lexsort((cells.view(f"S{2 * n * n}").reshape(-1), puzzle))
+    best = ascending[np.flatnonzero(np.diff(puzzle[ascending], prepend=-1))]
     return np.where(shown[best], turned[best] + 1, 0).astype(np.uint8)
 
 
-def _first_of_smallest(puzzle: np.ndarray, grids: np.ndarray, shown: np.ndarray) -> np.ndarray:
-    """Of each puzzle's arrangements, one with the smallest grid and then the smallest marks: indices [puzzles]."""
-    digits = np.pad(grids, ((0, 0), (0, -grids.shape[1] % 16)))
-    cells = np.concatenate([digits[:, 0::2] << 4 | digits[:, 1::2], np.packbits(shown, axis=1)], axis=1)
-    words = np.pad(cells, ((0, 0), (0, -cells.shape[1] % 8))).view(">u8").astype(np.uint64)
-    left = np.arange(len(puzzle))
-    for word in words.T:
-        starts = np.flatnonzero(np.diff(puzzle[left], prepend=-1))
-        lowest = np.minimum.reduceat(word[left], starts)
-        left = left[word[left] == np.repeat(lowest, np.diff(starts, append=len(left)))]
-    return left[np.flatnonzero(np.diff(puzzle[left], prepend=-1))]
+class _Pairs(NamedTuple):
+    """The kinds of a second row under a first one, by its code, and the orders of columns that make it smallest.
+
+    A pair of rows is a permutation of the columns: for each, the one where the first row has the second row's digit.
+    """
+
+    codes: np.ndarray  # scalar products of the permutations with `powers`, int64 [pairs], ascending
+    kinds: np.ndarray  # rank of the smallest second row that the pair can be turned into [pairs]
+    starts: np.ndarray  # of the pair's entries in `orders` [pairs]
+    counts: np.ndarray  # [pairs]
+    orders: np.ndarray  # columns in their new order [entries, size]
+    powers: np.ndarray  # [size]
 
 
 @lru_cache
 def _pairs_of_rows(size: int) -> _Pairs:
     """The table for boards of a size: 12,096 pairs of rows of 9x9 boards."""
     box_cols = sudoku_shape(size).box_shape[1]
-    orders = _column_orders(size, box_cols)
+    lines, stack = np.arange(size), np.arange(size) // box_cols
+    all_orders = np.array(list(itertools.permutations(lines.tolist())), dtype=np.int64)
+    by_stack = stack[all_orders].reshape(len(all_orders), -1, box_cols)
+    orders = all_orders[(by_stack == by_stack[:, :, :1]).all(axis=(1, 2))]  # those that keep stacks together
     powers = size ** np.arange(size - 1, -1, -1, dtype=np.int64)
-    stack = np.arange(size) // box_cols
     found: set[int] = set()
     codes, kinds, entries = [], [], []
-    for permutation in _derangements(stack):
-        smallest = np.array(permutation)
+    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no column stays in its stack
         if int(smallest @ powers) in found:
             continue
         # All that can be turned into this one, which is smaller than they are, since permutations come in order.
@@ -152,28 +117,3 @@ def _pairs_of_rows(size: int) -> _Pairs:
     ascending = np.argsort(code, kind="stable")
     code, first, counts = np.unique(code[ascending], return_index=True, return_counts=True)
     return _Pairs(code, kind[ascending][first], first, counts, order[ascending], powers)
-
-
-def _column_orders(size: int, box_cols: int) -> np.ndarray:
-    """All orders of the columns that keep stacks together: 1,296 for 9x9."""
-    within = list(itertools.permutations(range(box_cols)))
-    stacks = range(size // box_cols)
-    return np.array([
-        [stack * box_cols + column for stack, columns in zip(order, inside) for column in columns]
-        for order in itertools.permutations(stacks) for inside in itertools.product(within, repeat=len(stacks))
-    ])  # fmt: skip
-
-
-def _derangements(stack: np.ndarray):
-    """Permutations of the columns in ascending order that send none to its own stack."""
-    size = len(stack)
-
-    def extend(start: tuple[int, ...]):
-        if len(start) == size:
-            yield start
-            return
-        for column in range(size):
-            if column not in start and stack[column] != stack[len(start)]:
-                yield from extend((*start, column))
-
-    return extend(())

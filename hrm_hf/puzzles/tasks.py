@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import maze, sudoku
+from . import maze, sudoku, sudoku_rules
 from .augment import NUM_DIHEDRAL, dihedral
 from .dataset import PAD_ID
 from .readers import COLUMN_NAMES
@@ -230,7 +230,7 @@ class SudokuTask(PuzzleTask):
     def __init__(self, config):
         super().__init__(config)
         side = round(config.seq_len**0.5)
-        self.board = sudoku.sudoku_shape(side)
+        self.board = sudoku_rules.sudoku_shape(side)
         self.grid_shape = (side, side)
         if self.board.cells != config.seq_len or config.vocab_size < self.board.vocab_size:
             raise ValueError(
@@ -241,41 +241,34 @@ class SudokuTask(PuzzleTask):
             raise ValueError(f"the config has box_shape={config.box_shape}; expected {list(self.board.box_shape)}")
 
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
-        return sudoku.encode(cells, self.board.size).astype(np.int64)
+        return sudoku_rules.encode(cells, self.board.size).astype(np.int64)
 
     def grid(self, tokens: np.ndarray) -> list[list]:
-        return sudoku.decode_grid(self._legal(tokens))
+        return sudoku_rules.to_board(self.text(tokens)).reshape(self.grid_shape).tolist()
 
     def text(self, tokens: np.ndarray) -> str:
-        return sudoku.decode(self._legal(tokens))
+        return sudoku_rules.decode(self._legal(tokens))
 
     def given(self, question: np.ndarray) -> np.ndarray:
         return question > BLANK
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        return sudoku.validate_solution(self.text(question), self.text(answer))
+        return sudoku_rules.validate_solution(self.text(question), self.text(answer))
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
         """As `violations` says, fast enough to be asked after every step."""
-        units = np.array([cells for _, cells in self.board.units])
-        digits = np.arange(1, self.board.size + 1) + DIGIT_OFFSET
-        complete = (np.sort(answers[:, units], axis=-1) == digits).all(axis=(1, 2))
-        return complete & ((questions == answers) | (questions <= BLANK)).all(axis=1)
+        return sudoku_rules.obey_rules(questions.astype(int) - DIGIT_OFFSET, answers.astype(int) - DIGIT_OFFSET)
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
         unchanged = super().views(puzzle, 1, rng)
-        return unchanged + [self._random_view(puzzle.identifier, rng) for _ in range(votes - 1)]
-
-    def _random_view(self, identifier: int, rng: np.random.Generator) -> View:
-        size, (box_rows, box_columns) = self.board.size, self.board.box_shape
+        drawn = zip(*sudoku.random_symmetries(self.board, votes - 1, rng))
         symbols = np.arange(self.vocab_size)
-        digits = slice(1 + DIGIT_OFFSET, 1 + DIGIT_OFFSET + size)
-        symbols[digits] = rng.permutation(symbols[digits])
-        cells = np.arange(self.seq_len).reshape(size, size)
-        if box_rows == box_columns and rng.random() < 0.5:  # transposed boxes of 2 x 3 would be 3 x 2
-            cells = cells.T
-        cells = cells[_line_order(size, box_rows, rng)][:, _line_order(size, box_columns, rng)]
-        return View(cells.reshape(-1), symbols, identifier)
+        first = 1 + DIGIT_OFFSET  # the token of digit 1
+        others = symbols[first + self.board.size :]
+        return unchanged + [
+            View(cells, np.concatenate([symbols[:first], digits[1:] + DIGIT_OFFSET, others]), puzzle.identifier)
+            for digits, cells in drawn
+        ]
 
     def _legal(self, tokens: np.ndarray) -> np.ndarray:
         """A vocabulary larger than the board's may yield tokens that are no digits: shown, and reported, as blanks."""
@@ -365,8 +358,3 @@ def _length(part: Any) -> int:
     if isinstance(part, (list, tuple)):
         return sum(_length(inner) if isinstance(inner, (list, tuple)) else 1 for inner in part)
     return len(part) if isinstance(part, str) else 1
-
-
-def _line_order(size: int, box: int, rng: np.random.Generator) -> np.ndarray:
-    """A random order of `size` lines that keeps the lines of a band together."""
-    return np.concatenate([band * box + rng.permutation(box) for band in rng.permutation(size // box)])

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
+from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmCosmoConfig
 from hrm_hf.app import build_app
 from hrm_hf.app.boards import SolvedBoard, board_html, caption, confidence_chart
@@ -23,7 +24,7 @@ from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.io.model_names import ModelError
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
-from hrm_hf.puzzles import maze, sudoku
+from hrm_hf.puzzles import maze, sudoku_rules
 from hrm_hf.puzzles.plots import wrong_cells
 from hrm_hf.puzzles.shipped import shipped_model
 from hrm_hf.puzzles.tasks import MazeTask, SudokuTask
@@ -118,7 +119,7 @@ def test_a_given_cell_is_never_marked_as_changed():
 def test_a_caption_says_which_rules_are_broken(solver):
     (board,) = solve_board(solver, ["1", "1", *[""] * 14], halt="fixed")
     said = caption(solver.puzzle_task, board, board.last_step)
-    assert sudoku.validate_solution("11..............", board.result["text"])[0] in said
+    assert sudoku_rules.validate_solution("11..............", board.result["text"])[0] in said
     assert "and" in said and "more" in said
 
 
@@ -133,7 +134,7 @@ def test_the_chart_has_one_bar_for_each_step_and_marks_the_shown_one():
 @pytest.mark.parametrize("level", [0, 1, 2])
 def test_examples_are_puzzles_with_one_solution_and_fewer_clues_when_harder(solver, level):
     typed = example(solver, level, seed=5)
-    assert sudoku.count_solutions("".join(cell or "." for cell in typed)) == 1
+    assert plain_sudoku.count_solutions("".join(cell or "." for cell in typed)) == 1
     assert sum(bool(cell) for cell in typed) == (10, 8, 6)[level]
 
 

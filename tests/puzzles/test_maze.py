@@ -254,7 +254,6 @@ def test_the_command_writes_a_folder_that_load_dataset_streams(tmp_path):
         (["--min-path-length", "900"], "min_path_length is 900"),
         (["--height", "5", "--width", "7", "--aug"], "aug needs a square grid"),
         (["--source", "m.csv", "--height", "5"], "--height and --width belong together"),
-        (["--source", "m.csv", "--seed", "5"], "--seed has no effect on sets read"),
     ],
 )
 def test_bad_usage_exits_with_status_2(tmp_path, options, message):

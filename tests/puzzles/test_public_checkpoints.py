@@ -42,7 +42,7 @@ IDENTIFIERS = json.dumps(["<blank>"] + ["a"] * 7).encode()
 def convert(architecture, source, tmp_path, *options):
     """What the command prints, and the model it wrote."""
     out = tmp_path / "ours"
-    result = json.loads(call("convert", architecture, source, out, *options, "--json").stdout)
+    result = json.loads(call("convert", architecture, source, "--out", out, *options, "--json").stdout)
     return result, AutoModelForPuzzleSolving.from_pretrained(out).eval()
 
 
@@ -161,13 +161,13 @@ def test_weights_without_a_configuration_take_the_originals_arch_file(alphaxiv, 
 
 
 def test_what_is_missing_of_weights_alone_is_said(alphaxiv, tmp_path):
-    failed = call("convert", "trm", "alphaXiv/trm-model-sudoku", tmp_path / "ours", status=1).exception
+    failed = call("convert", "trm", "alphaXiv/trm-model-sudoku", "--out", tmp_path / "ours", status=1).exception
     assert "name one of ['step_32550_sudoku_epoch50k', 'step_39060_sudoku_60k_epoch_attn_type']" in str(failed)
     source = "alphaXiv/trm-model-sudoku/step_32550_sudoku_epoch50k"
     assert "--config FILE, or say which of our presets it is: trm-5m-mlp, trm-7m" in str(
-        call("convert", "trm", source, tmp_path / "ours", status=1).exception
+        call("convert", "trm", source, "--out", tmp_path / "ours", status=1).exception
     )
-    failed = call("convert", "trm", source, tmp_path / "ours", "--config", "trm-6m", status=1).exception
+    failed = call("convert", "trm", source, "--out", tmp_path / "ours", "--config", "trm-6m", status=1).exception
     assert "neither a file nor a preset of trm (trm-5m-mlp, trm-7m, trm-7m-arc, trm-7m-maze)" in str(failed)
 
 
@@ -241,7 +241,7 @@ def test_what_the_average_of_eqr_lacks_comes_from_the_model(file, puzzles, posit
 
 def test_files_deeper_in_a_repository_are_named(hub, tmp_path):
     publish("locuslab/EqR-model", {"sudoku-extreme/eqr.pth": b"-", "maze-unique/eqr.pth": b"-"})
-    failed = str(call("convert", "eqr", "locuslab/EqR-model", tmp_path / "ours", status=1).exception)
+    failed = str(call("convert", "eqr", "locuslab/EqR-model", "--out", tmp_path / "ours", status=1).exception)
     assert "locuslab/EqR-model/maze-unique/eqr.pth" in failed and "locuslab/EqR-model/sudoku-extreme/eqr.pth" in failed
 
 
@@ -301,7 +301,7 @@ def test_tensors_that_are_no_se_rrm_are_named(tmp_path):
 
 @pytest.mark.parametrize("architecture", ["eqr", "se_rrm"])
 def test_there_is_no_way_back_to_the_successors(architecture, puzzle, tmp_path):
-    failed = call("convert", architecture, puzzle, tmp_path / "back", "--to-original", status=2)
+    failed = call("convert", architecture, puzzle, "--out", tmp_path / "back", "--to-original", status=2)
     assert f"there is no way back to {architecture}" in failed.stderr
     with pytest.raises(ValueError, match="there is no way back"):
         convert_to_original(puzzle, tmp_path / "back", architecture=architecture)
@@ -339,7 +339,7 @@ def test_a_revision_is_fetched(hub, tmp_path):
     assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
     result, _ = convert("hrm", f"{hub.url}/org/hrm/tree/weights", tmp_path)
     assert result["commit"] == hub.commits("org/hrm", revision="weights")[0]
-    assert "no other weights" in str(call("convert", "hrm", "org/hrm", tmp_path / "ours", status=1).exception)
+    assert "no other weights" in str(call("convert", "hrm", "org/hrm", "--out", tmp_path / "ours", status=1).exception)
 
 
 @pytest.mark.parametrize(
@@ -359,19 +359,19 @@ def test_a_revision_is_fetched(hub, tmp_path):
 )
 def test_what_names_no_model_is_bad_usage_and_asks_nobody(source, revision, hub, tmp_path):
     options = ["--revision", revision] if revision else []
-    call("convert", "hrm", source, tmp_path / "ours", *options, status=2)
+    call("convert", "hrm", source, "--out", tmp_path / "ours", *options, status=2)
     assert not hub.requests
 
 
 def test_a_name_that_is_neither_here_nor_there_says_so(hub, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)  # where there is no folder `runs`
-    said = call("convert", "hrm", "runs/typo", tmp_path / "ours", status=2).stderr
+    said = call("convert", "hrm", "runs/typo", "--out", tmp_path / "ours", status=2).stderr
     assert "runs/typo is no folder here, and on the Hub there is no such model, or it is private" in said
 
 
 def test_a_language_model_on_the_hub_is_converted_with_what_lies_beside_it(hub, tmp_path):
     publish("org/text", {"final/config.json": b"{}", "final/model.safetensors": save_safetensors({}), "x": b"-"})
-    failed = call("convert", "hrm_lm", "org/text/final", tmp_path / "ours", status=1).exception
+    failed = call("convert", "hrm_lm", "org/text/final", "--out", tmp_path / "ours", status=1).exception
     assert "/final/" in str(failed) and "token_embeddings" in str(failed)
     assert not any(path.endswith("/x") for method, path in hub.requests)
 

@@ -295,9 +295,11 @@ def run_cli(monkeypatch, *arguments) -> int:
 
 def test_the_command_converts_there_and_back(write_original, tmp_path, monkeypatch, capsys):
     folder = write_original(TRM)
-    assert run_cli(monkeypatch, "trm", folder, tmp_path / "ours", "--json") == 0
+    assert run_cli(monkeypatch, "trm", folder, "--out", tmp_path / "ours", "--json") == 0
     assert json.loads(capsys.readouterr().out)["architecture"] == "trm_puzzle"
-    assert run_cli(monkeypatch, "trm", tmp_path / "ours", tmp_path / "back", "--to-original", "--step", "7") == 0
+    assert (
+        run_cli(monkeypatch, "trm", tmp_path / "ours", "--out", tmp_path / "back", "--to-original", "--step", "7") == 0
+    )
     assert "weights: step_7" in capsys.readouterr().out
     assert (tmp_path / "back/step_7").is_file()
 
@@ -305,13 +307,13 @@ def test_the_command_converts_there_and_back(write_original, tmp_path, monkeypat
 def test_the_command_exits_2_on_bad_usage_and_1_on_failure(write_original, tmp_path, monkeypatch, capsys):
     folder = write_original(TRM)
     out = tmp_path / "ours"
-    assert run_cli(monkeypatch, "urm", folder, out) == 2
-    assert run_cli(monkeypatch, "trm", tmp_path / "nowhere", out) == 2
-    assert run_cli(monkeypatch, "trm", folder, out, "--to-original", "--seq-len", "81") == 2
+    assert run_cli(monkeypatch, "urm", folder, "--out", out) == 2
+    assert run_cli(monkeypatch, "trm", tmp_path / "nowhere", "--out", out) == 2
+    assert run_cli(monkeypatch, "trm", folder, "--out", out, "--to-original", "--seq-len", "81") == 2
     assert run_cli(monkeypatch, "trm", folder) == 2
-    assert run_cli(monkeypatch, "trm", folder, out, "--seq-len", "0") == 2
-    assert run_cli(monkeypatch, "hrm", folder, out) == 1
+    assert run_cli(monkeypatch, "trm", folder, "--out", out, "--seq-len", "0") == 2
+    assert run_cli(monkeypatch, "hrm", folder, "--out", out) == 1
     assert "arch.name" in capsys.readouterr().err
     golden.model(HRM).save_pretrained(out)
-    assert run_cli(monkeypatch, "trm", out, tmp_path / "back", "--to-original") == 1
+    assert run_cli(monkeypatch, "trm", out, "--out", tmp_path / "back", "--to-original") == 1
     assert "is a 'hrm_puzzle'; expected trm" in capsys.readouterr().err

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, metrics
 from hrm_hf.models.pipeline_batches import seeded
-from hrm_hf.puzzles import sudoku
+from hrm_hf.puzzles import sudoku_generation
 from hrm_hf.puzzles.accuracy import accuracies, accuracy_by_difficulty, calibration, correct_cells, wilson_interval
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.trainer.plots import plot_evaluation
@@ -29,7 +30,7 @@ CONFIG = {
 
 @pytest.fixture(scope="module")
 def data():
-    pairs = list(sudoku.generate(4, 10, 6, seed=0))
+    pairs = list(sudoku_generation.generate(4, 10, 6, seed=0))
     return [np.stack(boards).astype(np.int8) + 1 for boards in zip(*pairs)]
 
 
@@ -164,7 +165,7 @@ def test_the_rules_choose_where_the_task_has_rules_that_prove(data):
     class Second(HrmPuzzleForSolving):
         def run(self, input_ids, puzzle_identifiers, settings, *args):
             found, noise = super().run(input_ids, puzzle_identifiers, settings, *args), settings.noise
-            solved = torch.from_numpy(np.stack([sudoku.solve(row - 1) for row in input_ids.numpy()])).long() + 1
+            solved = torch.from_numpy(np.stack([plain_sudoku.solve(row - 1) for row in input_ids.numpy()])).long() + 1
             answer = solved if noise else torch.zeros_like(solved)
             return replace(found, predictions=answer, q_halt=torch.full((len(answer),), -9.0 if noise else 9.0))
 

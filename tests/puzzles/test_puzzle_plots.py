@@ -5,7 +5,7 @@ import pytest
 from PIL import Image
 
 from hrm_hf import HrmPuzzleConfig
-from hrm_hf.puzzles import maze, sudoku
+from hrm_hf.puzzles import maze, sudoku_generation, sudoku_rules
 from hrm_hf.puzzles.arc import encode_grid
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.plots import MAX_PANELS, _Boards, _clashes, changed_cells, plot_trajectory
@@ -16,7 +16,7 @@ SUDOKU = HrmPuzzleConfig(task="sudoku", grid_shape=[4, 4], seq_len=16, vocab_siz
 
 @pytest.fixture(scope="module")
 def board():
-    return [np.asarray(digits, dtype=np.int64) + 1 for digits in next(iter(sudoku.generate(4, 1, 6)))]
+    return [np.asarray(digits, dtype=np.int64) + 1 for digits in next(iter(sudoku_generation.generate(4, 1, 6)))]
 
 
 def trajectory(board, steps):
@@ -47,7 +47,7 @@ def test_many_steps_are_thinned_to_a_page_with_the_last_one(board, tmp_path, mon
 
 def test_without_a_solution_clashes_and_changed_clues_are_wrong(board):
     puzzle, solution = board
-    shape = sudoku.sudoku_shape(4)
+    shape = sudoku_rules.sudoku_shape(4)
     assert not _clashes(solution, puzzle, shape).any()
     clue, free = np.flatnonzero(puzzle > 1)[0], np.flatnonzero(puzzle == 1)[0]
     changed = solution.copy()

@@ -10,8 +10,9 @@ import torch
 from transformers import pipeline
 
 import hrm_hf
+from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, PuzzleSolvingPipeline, TrmPuzzleForSolving
-from hrm_hf.puzzles import maze, sudoku
+from hrm_hf.puzzles import maze, sudoku_generation, sudoku_rules
 from hrm_hf.puzzles.arc import FRAME, SEQ_LEN, crop_prediction, encode_grid
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
 
@@ -54,7 +55,7 @@ def solver_of(config, answer, **kwargs):
 
 
 def solve_sudoku(tokens):
-    return sudoku.solve(sudoku.decode(tokens)).astype(int) + 1
+    return plain_sudoku.solve(sudoku_rules.decode(tokens)).astype(int) + 1
 
 
 def solve_maze(tokens, shape):
@@ -62,7 +63,7 @@ def solve_maze(tokens, shape):
 
 
 def puzzles_4x4(count):
-    return ["".join(map(str, board)) for board, _ in sudoku.generate(4, count, 6, seed=3)]
+    return ["".join(map(str, board)) for board, _ in sudoku_generation.generate(4, count, 6, seed=3)]
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +89,9 @@ def test_answers_are_those_of_model_solve():
         model.q_head.weight.normal_()
     puzzles = puzzles_4x4(5)
     results = PuzzleSolvingPipeline(model)(puzzles, batch_size=2, max_steps=4)
-    expected = model.eval().solve(torch.from_numpy(np.stack([sudoku.encode(p) for p in puzzles])).long(), max_steps=4)
+    expected = model.eval().solve(
+        torch.from_numpy(np.stack([sudoku_rules.encode(p) for p in puzzles])).long(), max_steps=4
+    )
     digits = (expected.predictions - 1).clamp(min=0).reshape(-1, 4, 4).tolist()
     assert [result["grid"] for result in results] == digits
     assert [result["steps"] for result in results] == expected.steps.tolist()
@@ -98,7 +101,7 @@ def test_answers_are_those_of_model_solve():
 @pytest.mark.parametrize("size, clues", [(4, 6), (6, 14), (9, 40)])
 def test_votes_of_a_perfect_sudoku_model_agree_whatever_the_symmetry(size, clues):
     solve, model = solver_of(config("sudoku", size, size, size + 2), solve_sudoku)
-    board, solution = next(iter(sudoku.generate(size, 1, clues, seed=1)))
+    board, solution = next(iter(sudoku_generation.generate(size, 1, clues, seed=1)))
     result = solve("".join(map(str, board)), votes=12)
     assert result["votes"] == {"agree": 12, "of": 12, "answers": 1}
     assert result["text"] == "".join(map(str, solution)) and result["valid"]
@@ -200,7 +203,7 @@ def run_of(answers, q_values):
 
 def test_each_choice_of_restarts_takes_its_answer():
     puzzle = puzzles_4x4(1)[0]
-    right = solve_sudoku(sudoku.encode(puzzle))
+    right = solve_sudoku(sudoku_rules.encode(puzzle))
     answers = [np.full(16, 2), np.full(16, 3), right, np.full(16, 2)]
     for options, expected in (
         ({"choose": "q"}, answers[1]),
@@ -211,12 +214,12 @@ def test_each_choice_of_restarts_takes_its_answer():
     ):
         solve, _ = run_of(answers, [0.0, 3.0, 1.0, -1.0])
         result = solve(puzzle, restarts=4, noise=0.5, **options)
-        assert result["text"] == sudoku.decode(expected), options
+        assert result["text"] == sudoku_rules.decode(expected), options
 
 
 def test_what_the_rules_accept_needs_no_further_run():
     puzzle = puzzles_4x4(1)[0]
-    solve, model = run_of([solve_sudoku(sudoku.encode(puzzle))], [-1.0])
+    solve, model = run_of([solve_sudoku(sudoku_rules.encode(puzzle))], [-1.0])
     assert solve(puzzle, restarts=100, choose="rules")["valid"] and len(model.calls) == 1
 
 
@@ -237,7 +240,7 @@ def test_noise_where_it_is_added_and_stillness_reach_the_model():
 @pytest.mark.parametrize("size", [4, 6, 9])
 def test_the_fast_check_of_answers_agrees_with_the_rules(size):
     task, rng = puzzle_task(config("sudoku", size, size, size + 2)), np.random.default_rng(0)
-    pairs = [np.stack(pair) + 1 for pair in sudoku.generate(size, 20, {4: 6, 6: 14, 9: 40}[size], seed=1)]
+    pairs = [np.stack(pair) + 1 for pair in sudoku_generation.generate(size, 20, {4: 6, 6: 14, 9: 40}[size], seed=1)]
     questions, answers = np.stack(pairs, axis=1).astype(int)
     answers[5:15, 0] = rng.integers(0, size + 2, 10)  # a cell that another digit, a blank or padding may be in
     answers[15:] = np.roll(answers[15:], 1, axis=0)  # valid boards, of other puzzles
@@ -266,7 +269,7 @@ def test_trajectory_is_that_of_the_winning_view_in_the_puzzles_own_orientation()
     solve, _ = solver_of(SUDOKU_4, solve_sudoku, q_halt=lambda row, noise: next(rising))
     puzzle = puzzles_4x4(1)[0]
     result = solve(puzzle, votes=5, return_trajectory=True)
-    assert np.array_equal(result["trajectory"][0], sudoku.encode(puzzle))
+    assert np.array_equal(result["trajectory"][0], sudoku_rules.encode(puzzle))
     assert np.array_equal(np.array(result["trajectory"][1]) - 1, np.concatenate(result["grid"]))
     assert len(result["trajectory"]) == len(result["confidences"]) == result["steps"] == 2
 
@@ -325,7 +328,7 @@ def test_generic_tokens_have_no_rules_and_no_votes():
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl"])
 def test_a_file_of_puzzles_with_solutions_is_scored(kind, tmp_path):
-    rows = [tuple("".join(map(str, board)) for board in pair) for pair in sudoku.generate(4, 3, 6, seed=9)]
+    rows = [tuple("".join(map(str, board)) for board in pair) for pair in sudoku_generation.generate(4, 3, 6, seed=9)]
     rows[1] = (rows[1][0], rows[0][1])
     file = tmp_path / f"puzzles.{kind}"
     if kind == "csv":

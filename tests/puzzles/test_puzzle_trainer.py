@@ -30,8 +30,8 @@ from hrm_hf.hub.manifests import (
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
-from hrm_hf.puzzles.sudoku import generated_sudoku, validate_solution
-from hrm_hf.puzzles.sudoku_rules import DIGIT_OFFSET
+from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.sudoku_rules import DIGIT_OFFSET, validate_solution
 from hrm_hf.puzzles.trainer import PuzzleTrainer
 from hrm_hf.trainer import NonFiniteError
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage

@@ -15,8 +15,9 @@ from hrm_hf.puzzles.augment import NUM_DIHEDRAL, dihedral
 from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleRows
 from hrm_hf.puzzles.dataset import IGNORE_LABEL
 from hrm_hf.puzzles.random_symmetries import RandomSymmetries, random_keys
-from hrm_hf.puzzles.sudoku import generate, generated_sudoku, validate_solution
-from hrm_hf.puzzles.sudoku_rules import BOX_SHAPES, DIGIT_OFFSET
+from hrm_hf.puzzles.sudoku import generated_sudoku
+from hrm_hf.puzzles.sudoku_generation import generate
+from hrm_hf.puzzles.sudoku_rules import BOX_SHAPES, DIGIT_OFFSET, validate_solution
 
 
 PINNED = [[3370201870272828264, 3563684007782942589], [17261686997450993842, 8053421937255753335]]

@@ -8,9 +8,10 @@ import torch
 from transformers import pipeline
 from typer.testing import CliRunner
 
+from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolvingPipeline
 from hrm_hf.cli import app
-from hrm_hf.puzzles import maze, sudoku
+from hrm_hf.puzzles import maze, sudoku, sudoku_rules
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.search import search_sudoku
@@ -38,7 +39,7 @@ def model_for(task, rows, columns, vocab_size):
 
 
 def tokens(board):
-    return sudoku.encode(board).astype(int)
+    return sudoku_rules.encode(board).astype(int)
 
 
 def knowing(solution, doubt=0.0):
@@ -62,8 +63,8 @@ def test_the_search_finds_the_only_solution_whatever_the_scores(puzzle, seed):
 def test_without_scores_the_nodes_are_those_of_the_solver(puzzle):
     found = search_sudoku(tokens(puzzle))
     guesses = found.nodes - 1
-    assert (found.tokens - 1).tolist() == sudoku.solve(puzzle).tolist()
-    failed = sudoku.rate(puzzle)  # guesses that failed; the others led to the solution
+    assert (found.tokens - 1).tolist() == plain_sudoku.solve(puzzle).tolist()
+    failed = plain_sudoku.rate(puzzle)  # guesses that failed; the others led to the solution
     assert failed < guesses <= failed + sum(digit == "0" for digit in puzzle)
 
 
@@ -114,7 +115,7 @@ def test_views_are_undone_before_their_probabilities_order_the_guesses():
     class Knowing(HrmPuzzleForSolving):
         def run(self, input_ids, *args):
             found = super().run(input_ids, *args)
-            right = [sudoku.solve(sudoku.decode(row.numpy())).astype(int) + 1 for row in input_ids]
+            right = [plain_sudoku.solve(sudoku_rules.decode(row.numpy())).astype(int) + 1 for row in input_ids]
             found.logits = 9.0 * torch.nn.functional.one_hot(torch.tensor(np.stack(right)), 11)
             return found
 

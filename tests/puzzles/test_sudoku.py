@@ -17,8 +17,10 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
+from benchmarks.puzzles import plain_sudoku
 from hrm_hf.cli import app
-from hrm_hf.puzzles import sudoku
+from hrm_hf.puzzles import sudoku, sudoku_generation, sudoku_rules
+from hrm_hf.puzzles.sudoku_solver import rate_boards, search
 
 
 HARD = Path(__file__).parents[3] / "shared/data/sudoku_hard.csv.gz"
@@ -80,13 +82,12 @@ def test_tokens_survive_a_round_trip_from_every_notation():
     text = "12..3.1.2.4.4.2."
     nested = [[int(c) if c != "." else 0 for c in text[i : i + 4]] for i in range(0, 16, 4)]
     for form in (text, text.replace(".", "0"), nested, "\n".join(text[i : i + 4] for i in range(0, 16, 4))):
-        assert sudoku.decode(sudoku.encode(form)) == text
-    assert sudoku.decode_grid(sudoku.encode(text)) == nested
+        assert sudoku_rules.decode(sudoku_rules.encode(form)) == text
 
 
 def test_blank_is_token_1_and_digit_d_is_token_d_plus_1():
-    assert sudoku.encode("." + "1234" + "." * 11)[:5].tolist() == [1, 2, 3, 4, 5]
-    assert [sudoku.sudoku_shape(size).vocab_size for size in (4, 6, 9)] == [6, 8, 11]
+    assert sudoku_rules.encode("." + "1234" + "." * 11)[:5].tolist() == [1, 2, 3, 4, 5]
+    assert [sudoku_rules.sudoku_shape(size).vocab_size for size in (4, 6, 9)] == [6, 8, 11]
 
 
 @pytest.mark.parametrize(
@@ -99,30 +100,30 @@ def test_blank_is_token_1_and_digit_d_is_token_d_plus_1():
 )
 def test_a_malformed_board_is_named_with_its_place(text, message):
     with pytest.raises(ValueError, match=message):
-        sudoku.encode(text)
+        sudoku_rules.encode(text)
 
 
 def test_a_token_outside_the_vocabulary_cannot_be_decoded():
     with pytest.raises(ValueError, match="row 1, column 2: token 6; expected 0 to 5"):
-        sudoku.decode([1, 6] + [1] * 14)
+        sudoku_rules.decode([1, 6] + [1] * 14)
 
 
 def test_a_correct_solution_has_no_violations():
-    assert sudoku.validate_solution("1...............", SOLVED_4) == []
+    assert sudoku_rules.validate_solution("1...............", SOLVED_4) == []
 
 
 def test_duplicates_are_reported_by_row_column_and_box():
-    problems = sudoku.validate_solution("." * 16, "2" + SOLVED_4[1:])
+    problems = sudoku_rules.validate_solution("." * 16, "2" + SOLVED_4[1:])
     assert problems == ["row 1 holds 2 2 times", "column 1 holds 2 2 times", "box 1 holds 2 2 times"]
 
 
 def test_changed_clues_and_blanks_are_reported():
-    problems = sudoku.validate_solution("4" + "." * 15, SOLVED_4[:15] + ".")
+    problems = sudoku_rules.validate_solution("4" + "." * 15, SOLVED_4[:15] + ".")
     assert problems == ["row 4, column 4 is blank", "row 1, column 1: clue 4 was changed to 1"]
 
 
 def test_boxes_of_6x6_boards_are_two_rows_by_three_columns():
-    boxes = [cells for name, cells in sudoku.sudoku_shape(6).units if name.startswith("box")]
+    boxes = [cells for name, cells in sudoku_rules.sudoku_shape(6).units if name.startswith("box")]
     assert boxes[0] == [0, 1, 2, 6, 7, 8]
     assert boxes[1] == [3, 4, 5, 9, 10, 11]
 
@@ -131,27 +132,23 @@ def test_boxes_of_6x6_boards_are_two_rows_by_three_columns():
 
 
 def test_the_288_grids_are_those_that_brute_force_finds():
-    assert {tuple(grid) for grid in sudoku.all_grids_4x4().tolist()} == grids_by_permutations()
+    assert {tuple(grid) for grid in sudoku_generation.all_grids_4x4().tolist()} == grids_by_permutations()
 
 
-def test_an_ambiguous_board_has_more_than_one_solution():
-    assert sudoku.count_solutions("." * 81) == 2
-
-
-def test_a_contradictory_board_has_no_solution():
-    contradiction = "11" + "." * 14
-    assert sudoku.count_solutions(contradiction) == 0
-    assert sudoku.solve(contradiction) is None
-    with pytest.raises(ValueError, match="has no solution"):
-        sudoku.rate(contradiction)
+@pytest.mark.parametrize(("board", "count"), [("." * 81, 2), ("11" + "." * 14, 0)])
+def test_solutions_are_counted_up_to_the_limit(board, count):
+    assert search(sudoku_rules.to_board(board)[None], limit=2).counts.tolist() == [count]
 
 
 @needs_hard
 def test_published_hard_puzzles_are_solved_uniquely_and_rated_alike():
-    for row in read_hard(500):  # row 82 has a cell that is the only place of its two candidates
-        assert "".join(map(str, sudoku.solve(row["puzzle"]))) == row["solution"]
-        assert sudoku.count_solutions(row["puzzle"]) == 1
-        assert sudoku.rate(row["puzzle"]) == int(row["rating"])
+    rows = read_hard(500)  # row 82 has a cell that is the only place of its two candidates
+    boards, solutions = (
+        np.stack([sudoku_rules.to_board(row[name]) for row in rows]) for name in ("puzzle", "solution")
+    )
+    assert np.array_equal(search(boards).solutions[:, 0], solutions)
+    assert (search(boards, limit=2).counts == 1).all()
+    assert rate_boards(boards).tolist() == [int(row["rating"]) for row in rows]
 
 
 # generator
@@ -159,36 +156,34 @@ def test_published_hard_puzzles_are_solved_uniquely_and_rated_alike():
 
 @pytest.mark.parametrize(("size", "count", "clues"), [(4, 200, 6), (6, 10, 14), (9, 2, 34)])
 def test_generated_puzzles_have_one_solution_by_brute_force(size, count, clues):
-    for board, solution in sudoku.generate(size, count, clues, seed=3):
+    for board, solution in sudoku_generation.generate(size, count, clues, seed=3):
         assert brute_force(board.tolist(), 2) == [tuple(solution.tolist())]
         assert np.count_nonzero(board) == clues
 
 
 def test_generated_puzzles_are_distinct():
-    boards = [board.tobytes() for board, _ in sudoku.generate(4, 3000, 5)]
+    boards = [board.tobytes() for board, _ in sudoku_generation.generate(4, 3000, 5)]
     assert len(set(boards)) == 3000
 
 
 def test_a_clue_range_is_used_from_end_to_end():
-    counts = {int(np.count_nonzero(board)) for board, _ in sudoku.generate(4, 200, (5, 8))}
+    counts = {int(np.count_nonzero(board)) for board, _ in sudoku_generation.generate(4, 200, (5, 8))}
     assert counts == {5, 6, 7, 8}
 
 
 def test_every_4x4_puzzle_with_the_fewest_clues_can_be_reached():
-    assert all(np.count_nonzero(board) == 4 for board, _ in sudoku.generate(4, 50, 4))
+    assert all(np.count_nonzero(board) == 4 for board, _ in sudoku_generation.generate(4, 50, 4))
 
 
 @pytest.mark.parametrize(("size", "clues", "least"), [(4, 3, 4), (6, 7, 8), (9, 16, 17)])
 def test_fewer_clues_than_possible_are_refused(size, clues, least):
-    with pytest.raises(
-        ValueError, match=f"clues is {clues}; a {size}x{size} puzzle .* has {least} to {size**2} clues"
-    ):
-        sudoku.generate(size, 1, clues)
+    with pytest.raises(ValueError, match=f"clues={clues}: .* {least} to {size**2}"):
+        sudoku_generation.generate(size, 1, clues)
 
 
 def test_running_out_of_puzzles_is_an_error():
     with pytest.raises(RuntimeError, match="after 288 of 289; ask for more clues or fewer puzzles"):
-        list(sudoku.generate(4, 289, 16))
+        list(sudoku_generation.generate(4, 289, 16))
 
 
 @pytest.mark.parametrize("num_aug", [0, 3])
@@ -207,8 +202,8 @@ def test_train_and_test_share_no_6x6_solution_grid():
 
 DIGEST = """
 import hashlib
-from hrm_hf.puzzles import maze, sudoku
-pairs = [*sudoku.generate(4, 50, 6, 1), *sudoku.generate(6, 3, 14, 1), *sudoku.generate(9, 2, 30, 1)]
+from hrm_hf.puzzles import maze, sudoku_generation
+pairs = [pair for how in ((4, 50, 6), (6, 3, 14), (9, 2, 30)) for pair in sudoku_generation.generate(*how, 1)]
 pairs += maze.generate(11, 12, 3, 1)
 digest = hashlib.sha256(b"".join(a.tobytes() + b.tobytes() for a, b in pairs)).hexdigest()
 """
@@ -231,7 +226,7 @@ def test_generation_repeats_itself_in_another_process_with_another_hash_seed():
 
 
 def test_another_seed_gives_other_puzzles():
-    first, second = ([board.tobytes() for board, _ in sudoku.generate(4, 20, 8, seed)] for seed in (0, 1))
+    first, second = ([board.tobytes() for board, _ in sudoku_generation.generate(4, 20, 8, seed)] for seed in (0, 1))
     assert first != second
 
 
@@ -240,18 +235,18 @@ def test_another_seed_gives_other_puzzles():
 
 @pytest.mark.parametrize(("size", "clues"), [(4, 6), (6, 14), (9, 32)])
 def test_augmented_puzzles_stay_valid_and_uniquely_solvable(size, clues):
-    board, solution = next(sudoku.generate(size, 1, clues))
+    board, solution = next(sudoku_generation.generate(size, 1, clues))
     boards, solutions = sudoku.augment(board, solution, 20, np.random.default_rng(0))
     for new_board, new_solution in zip(boards, solutions):
-        assert sudoku.validate_solution(new_board, new_solution) == []
-        assert sudoku.count_solutions(new_board) == 1
+        assert sudoku_rules.validate_solution(new_board, new_solution) == []
+        assert plain_sudoku.count_solutions(new_board) == 1
         assert np.count_nonzero(new_board) == clues
     assert len({new.tobytes() for new in boards}) > 15
 
 
 def test_augmentation_transposes_about_half_of_the_square_boards():
     # Marked cells fill row 1 of the board: they fill a row of the new one, or a column if it was transposed.
-    solution = next(sudoku.generate(9, 1, 40))[1]
+    solution = next(sudoku_generation.generate(9, 1, 40))[1]
     marked = np.where(np.arange(81) < 9, solution, 0)
     boards, _ = sudoku.augment(marked, solution, 400, np.random.default_rng(0))
     in_a_row = (boards.reshape(-1, 9, 9) != 0).all(axis=2).any(axis=1)
@@ -266,11 +261,11 @@ def test_the_first_puzzle_of_each_group_is_the_original(tmp_path):
     train = splits["train"]
     assert train["group_index"][:] == [0] * 5 + [1] * 5
     assert train["puzzle_index"][:] == list(range(10))
-    assert [sudoku.decode(train[i]["input_ids"]) for i in (0, 5)] == [row[0] for row in rows]
+    assert [sudoku_rules.decode(train[i]["input_ids"]) for i in (0, 5)] == [row[0] for row in rows]
 
 
 def test_augmentation_that_would_copy_every_test_solution_is_an_error(tmp_path):
-    grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4().tolist()]
+    grids = ["".join(map(str, grid)) for grid in sudoku_generation.all_grids_4x4().tolist()]
     write_csv(tmp_path / "train.csv", [("." + grids[0][1:], grids[0])])
     write_csv(tmp_path / "test.csv", [(grid, grid) for grid in grids])
     with pytest.raises(RuntimeError, match="use --num-aug 0"):
@@ -302,7 +297,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
         (tmp_path / name).write_bytes(gzip.compress(plain.read_bytes()))
     splits, info = sudoku.sudoku_from_source(tmp_path / name)
     assert info.grid_shape == (4, 4) and info.box_shape == (2, 2) and info.vocab_size == 6
-    assert [sudoku.decode(ids) for ids in splits["train"]["input_ids"]] == [row[0] for row in rows]
+    assert [sudoku_rules.decode(ids) for ids in splits["train"]["input_ids"]] == [row[0] for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -354,11 +349,11 @@ def test_an_unknown_kind_of_file_is_refused(tmp_path):
 
 
 def test_the_last_rows_become_the_test_split(tmp_path):
-    grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4()[:10].tolist()]
+    grids = ["".join(map(str, grid)) for grid in sudoku_generation.all_grids_4x4()[:10].tolist()]
     # With another number of blanks each, for a copy of a test puzzle would be left out.
     path = write_csv(tmp_path / "s.csv", [("." * blanks + grid[blanks:], grid) for blanks, grid in enumerate(grids)])
     splits, _ = sudoku.sudoku_from_source(path, test_size=3)
-    assert [sudoku.decode(ids) for ids in splits["test"]["labels"]] == grids[7:]
+    assert [sudoku_rules.decode(ids) for ids in splits["test"]["labels"]] == grids[7:]
     assert len(splits["train"]) == 7
 
 
@@ -370,7 +365,7 @@ def test_a_test_size_beside_a_test_split_is_refused(tmp_path):
 
 
 def test_min_difficulty_filters_both_splits_and_the_sample_is_drawn_from_what_is_left(tmp_path):
-    grids = ["".join(map(str, grid)) for grid in sudoku.all_grids_4x4()[:40].tolist()]
+    grids = ["".join(map(str, grid)) for grid in sudoku_generation.all_grids_4x4()[:40].tolist()]
     rows = [(g if i < 30 else "." + g[1:], g, i % 2) for i, g in enumerate(grids)]
     path = write_csv(tmp_path / "s.csv", rows, "question,answer,rating")
     splits, _ = sudoku.sudoku_from_source(path, min_difficulty=1, subsample_size=5, test_size=10)
@@ -381,7 +376,7 @@ def test_min_difficulty_filters_both_splits_and_the_sample_is_drawn_from_what_is
 
 def test_a_sample_larger_than_the_source_is_refused(tmp_path):
     path = write_csv(tmp_path / "s.csv", [(SOLVED_4, SOLVED_4)])
-    with pytest.raises(ValueError, match="subsample_size is 2; expected 1 to 1 puzzles"):
+    with pytest.raises(ValueError, match="subsample_size=2: "):
         sudoku.sudoku_from_source(path, subsample_size=2)
 
 
@@ -422,18 +417,21 @@ def test_the_command_writes_a_folder_that_load_dataset_streams(tmp_path):
     rows = list(load_dataset(out, split="test", streaming=True))
     assert len(rows) == 10
     for row in rows:
-        assert sudoku.validate_solution(sudoku.decode(row["input_ids"]), sudoku.decode(row["labels"])) == []
+        assert (
+            sudoku_rules.validate_solution(sudoku_rules.decode(row["input_ids"]), sudoku_rules.decode(row["labels"]))
+            == []
+        )
         assert row["puzzle_identifiers"] == 0
     info = load_puzzle_info(out)
-    assert info.task == "sudoku" and info.identifiers == ["<blank>"] and info.options["clues"] == [7, 9]
+    assert info.task == "sudoku" and info.identifiers == ["<blank>"] and info.options["clues"] == "7-9"
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--size", "5"], "Sudoku size is 5"),
-        (["--size", "4", "--clues", "3"], "clues is 3"),
-        (["--clues", "many"], "--clues is 'many'"),
+        (["--size", "5"], "size=5"),
+        (["--size", "4", "--clues", "3"], "clues=(3, 3)"),
+        (["--clues", "many"], "clues='many'"),
         (["--test-size", "5"], "--test-size has no effect on generated sets"),
         (["--source", "x.csv", "--num-train", "5"], "--num-train has no effect on sets read"),
         (["--source", "absent.csv"], "absent.csv does not exist"),

@@ -167,7 +167,7 @@ def test_it_warns_that_outputs_cannot_match_and_why(write_original, tmp_path, ca
 
 
 def test_the_command_converts(write_original, tmp_path, capsys, monkeypatch):
-    command = ["hrm-hf", "convert", "hrm_lm", str(write_original()), str(tmp_path / "ours"), "--json"]
+    command = ["hrm-hf", "convert", "hrm_lm", str(write_original()), "--out", str(tmp_path / "ours"), "--json"]
     monkeypatch.setattr(sys, "argv", command)
     with pytest.raises(SystemExit) as exit_status:
         main()

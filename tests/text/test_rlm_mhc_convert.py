@@ -112,7 +112,7 @@ def test_bad_folders_are_named(tmp_path, break_it, message):
 
 def test_the_command_converts(tmp_path):
     folder = write_original(tmp_path / "original")
-    result = CliRunner().invoke(app, ["convert", "rlm_mhc", str(folder), str(tmp_path / "ours"), "--json"])
+    result = CliRunner().invoke(app, ["convert", "rlm_mhc", str(folder), "--out", str(tmp_path / "ours"), "--json"])
     assert result.exit_code == 0, result.output
     assert '"parameters": 39328' in result.output and (tmp_path / "ours" / "model.safetensors").is_file()
 

@@ -1,0 +1,135 @@
+"""A plain Sudoku solver: one board after another in Python, with the search of `hrm_hf.puzzles.sudoku_solver`.
+
+The peer of the solver in `benchmarks/puzzles/generation.py`, and the referee of its tests.
+"""
+
+from functools import lru_cache
+
+import numpy as np
+
+from hrm_hf.puzzles.sudoku_rules import Puzzle, SudokuShape, sudoku_shape, to_board
+
+
+def count_solutions(puzzle: Puzzle, limit: int = 2) -> int:
+    """Number of solutions of a board, counted up to `limit`."""
+    found: list[list[int]] = []
+    search(to_board(puzzle).tolist(), limit, found)
+    return len(found)
+
+
+def solve(puzzle: Puzzle) -> np.ndarray | None:
+    """The first solution, uint8 [size * size], in the order of the search below; None if there is none."""
+    found: list[list[int]] = []
+    search(to_board(puzzle).tolist(), 1, found)
+    return masks_to_board(found[0]) if found else None
+
+
+def rate(puzzle: Puzzle) -> int:
+    """Difficulty: guesses that failed before the first solution was found.
+
+    The search is fixed: naked and hidden singles until nothing changes, then a guess at the cell with the fewest
+    candidates (the first such cell, row by row), digits ascending. 0 means that no guess failed.
+
+    Raises:
+        ValueError: the board has no solution.
+    """
+    found: list[list[int]] = []
+    failed = search(to_board(puzzle).tolist(), 1, found)
+    if not found:
+        raise ValueError(f"the board {puzzle!r:.100} has no solution, and so no rating")
+    return failed
+
+
+def masks_to_board(masks: list[int]) -> np.ndarray:
+    return np.array([mask.bit_length() for mask in masks], dtype=np.uint8)
+
+
+def search(
+    board: list[int],
+    limit: int,
+    found: list[list[int]],
+    rng: np.random.Generator | None = None,
+) -> int:
+    """Appends up to `limit` solutions to `found` and returns the number of guesses that failed on the way.
+
+    Args:
+        board: digits, 0 for a blank.
+        found: gets one list of bit masks per solution (bit d - 1 is digit d); see `masks_to_board`.
+        rng: tries the digits of a guess in random order; ascending if None.
+    """
+    shape = sudoku_shape(int(len(board) ** 0.5))
+    full = (1 << shape.size) - 1
+    masks = [1 << (digit - 1) if digit else full for digit in board]
+    clues = [cell for cell, digit in enumerate(board) if digit]
+    return _search(masks, shape, limit, found, rng) if _propagate(masks, clues, shape) else 0
+
+
+def _search(masks: list[int], shape: SudokuShape, limit: int, found: list[list[int]], rng) -> int:
+    """Depth-first search below a propagated board; returns how many guesses led to no solution."""
+    counts = [mask.bit_count() for mask in masks]
+    open_counts = [count for count in counts if count > 1]
+    if not open_counts:
+        found.append(masks)
+        return 0
+    cell = counts.index(min(open_counts))
+    bits = [1 << i for i in range(shape.size) if masks[cell] >> i & 1]
+    if rng is not None:
+        rng.shuffle(bits)
+    failed = 0
+    for bit in bits:
+        branch, before = masks.copy(), len(found)
+        branch[cell] = bit
+        if _propagate(branch, [cell], shape):
+            failed += _search(branch, shape, limit, found, rng)
+        if len(found) >= limit:
+            return failed
+        failed += len(found) == before
+    return failed
+
+
+def _propagate(masks: list[int], decided: list[int], shape: SudokuShape) -> bool:
+    """Applies naked and hidden singles to `masks` in place until nothing changes; False on a contradiction.
+
+    `decided` are the cells with one candidate whose digit the peers have not lost yet.
+    """
+    full, peers = (1 << shape.size) - 1, _peers(shape)
+    while True:
+        while decided:
+            cell = decided.pop()
+            bit = masks[cell]
+            for peer in peers[cell]:
+                mask = masks[peer]
+                if mask & bit:
+                    mask ^= bit
+                    if not mask:
+                        return False
+                    masks[peer] = mask
+                    if not mask & (mask - 1):
+                        decided.append(peer)
+        for _, unit in shape.units:
+            once = twice = 0
+            for cell in unit:
+                mask = masks[cell]
+                twice |= once & mask
+                once |= mask
+            if once != full:
+                return False
+            once &= ~twice
+            if not once:
+                continue
+            for cell in unit:
+                hidden = masks[cell] & once
+                if hidden & (hidden - 1):
+                    return False  # two digits have this cell as their only place
+                if hidden and hidden != masks[cell]:
+                    masks[cell] = hidden
+                    decided.append(cell)
+        if not decided:
+            return True
+
+
+@lru_cache
+def _peers(shape: SudokuShape) -> list[list[int]]:
+    """For each cell, the other cells that must hold another digit."""
+    units = [set(cells) for _, cells in shape.units]
+    return [sorted(set().union(*(u for u in units if cell in u)) - {cell}) for cell in range(shape.cells)]

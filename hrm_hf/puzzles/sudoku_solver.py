@@ -1,0 +1,283 @@
+"""The Sudoku solver: many boards at once in numpy, for solving, proving, rating and making puzzles.
+
+Candidates are bit masks (bit d - 1 is digit d), uint16 [cells, boards], so one numpy call moves all boards. A round of
+`propagate` applies naked and hidden singles; `Lanes` guesses and backtracks. Only integers are computed, so results
+are the same on every machine.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from .sudoku_rules import SudokuShape, sudoku_shape
+
+
+BATCH = 2048  # boards that move together: fewer pay for each call of numpy, more leave the processor's cache
+COMPACT = 0.75  # lanes are moved together when this share of them is still busy
+
+
+class Found(NamedTuple):
+    """Result of `search`.
+
+    Attributes:
+        solutions: uint8 [boards, limit, cells] in the order of the search; 0 where there are fewer.
+        counts: number of solutions, at most the limit, int64 [boards].
+        nodes: boards looked at, the puzzle itself and one for each digit that was tried, int64 [boards].
+        failed: guesses that led to no solution, before the search ended, int64 [boards].
+        complete: False where the search stopped at `max_nodes`, bool [boards].
+    """
+
+    solutions: np.ndarray
+    counts: np.ndarray
+    nodes: np.ndarray
+    failed: np.ndarray
+    complete: np.ndarray
+
+
+def search(
+    boards: np.ndarray, limit: int = 1, scores: np.ndarray | None = None, max_nodes: int | None = None
+) -> Found:
+    """Search solutions of boards uint8 [boards, cells], depth first, up to `limit` of each.
+
+    Naked and hidden singles until nothing changes, then a guess at the cell with the fewest candidates (the first
+    such cell, row by row). The next digit of a cell is tried on the board as it was at the guess.
+
+    Args:
+        scores: [boards, cells, digits]; digits of a cell are tried from the highest score; ascending if None.
+        max_nodes: nodes of a board at which its search stops.
+    """
+    if len(boards) > BATCH:
+        chunks = [slice(at, at + BATCH) for at in range(0, len(boards), BATCH)]
+        parts = [search(boards[at], limit, None if scores is None else scores[at], max_nodes) for at in chunks]
+        return Found(*map(np.concatenate, zip(*parts)))
+    number, cells = boards.shape
+    lanes = Lanes(candidates(boards))
+    solutions = np.zeros((number, limit, cells), dtype=np.uint8)
+    counts, failed = np.zeros((2, number), dtype=np.int64)
+    nodes, complete = np.ones(number, dtype=np.int64), np.ones(number, dtype=bool)
+    while lanes.waits.any():
+        dead, solved, stuck = lanes.advance()
+        boards_solved = lanes.board[solved]
+        solutions[boards_solved, counts[boards_solved]] = to_digits(lanes.masks[:, solved])
+        counts[boards_solved] += 1
+        failed[boards_solved] = nodes[boards_solved] - 1 - lanes.depth[solved]
+        full = counts[boards_solved] == limit
+        lanes.waits[solved[full]] = False
+        again, ended = lanes.back_track(np.concatenate([dead, solved[~full]]))
+        lanes.waits[ended] = False
+        guessing = np.concatenate([stuck, again])
+        cell = np.concatenate([lanes.open_cells(stuck), lanes.guessed[lanes.depth[again], again]])
+        # A board whose last digit failed stays without candidates, and is found dead in the next round.
+        some = lanes.masks[cell, guessing] > 0
+        guessing, cell = guessing[some], cell[some]
+        if max_nodes is not None:
+            spent = nodes[lanes.board[guessing]] >= max_nodes
+            complete[lanes.board[guessing[spent]]] = False
+            lanes.waits[guessing[spent]] = False
+            guessing, cell = guessing[~spent], cell[~spent]
+        if len(guessing):
+            nodes[lanes.board[guessing]] += 1
+            order = None if scores is None else scores[lanes.board[guessing], cell]
+            lanes.guess(guessing, cell, _first_digit(lanes.masks[cell, guessing], order))
+    return Found(solutions, counts, nodes, failed, complete)
+
+
+def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
+    """The bit of the digit to try, uint16 [k]: the lowest, or the one with the highest of `scores` [k, digits]."""
+    if scores is None:
+        return masks & -masks
+    allowed = (masks[:, None] >> np.arange(scores.shape[1], dtype=np.uint16)) & 1
+    return np.uint16(1) << np.where(allowed, scores, -np.inf).argmax(axis=1).astype(np.uint16)
+
+
+def rate_boards(boards: np.ndarray) -> np.ndarray:
+    """Difficulty of boards uint8 [boards, cells], int64 [boards]: guesses of `search` that failed before a solution.
+
+    -1 for a board without a solution.
+    """
+    found = search(boards)
+    return np.where(found.counts, found.failed, -1)
+
+
+# ---------------------------------------------------------------------------------------------------- lanes
+
+
+def candidates(boards: np.ndarray) -> np.ndarray:
+    """Masks uint16 [cells, boards] of boards uint8 [boards, cells]: a blank allows every digit."""
+    size = int(boards.shape[1] ** 0.5)
+    masks = np.where(boards == 0, (1 << size) - 1, 1 << (boards.astype(np.int64) - 1).clip(0))
+    return np.ascontiguousarray(masks.T.astype(np.uint16))
+
+
+def to_digits(masks: np.ndarray) -> np.ndarray:
+    """Boards uint8 [boards, cells] of masks [cells, boards] with one digit in each cell."""
+    return np.bitwise_count(masks - np.uint16(1)).T.astype(np.uint8) + np.uint8(1)
+
+
+def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Apply one round of naked and hidden singles.
+
+    Args:
+        masks: candidates uint16 [cells, boards].
+
+    Returns:
+        The candidates that are left; which boards contradict the rules, bool [boards]; and which had more than one
+        candidate in some cell of `masks`, bool [boards].
+    """
+    several = masks & (masks - np.uint16(1))
+    once, twice = _once_and_twice(masks, shape)
+    hidden = np.bitwise_or.reduce((once & ~twice)[shape.units_of_cell], axis=0)
+    decided = np.where(several == 0, masks, masks & hidden)
+    # Two digits in a cell, or two of a digit in a unit: what is decided contradicts itself.
+    taken, twice = _once_and_twice(decided, shape)
+    seen = np.bitwise_or.reduce(taken[shape.units_of_cell], axis=0)
+    left = np.where(decided == 0, masks & ~seen, decided)
+    wrong = (once != (1 << shape.size) - 1).any(axis=0) | twice.any(axis=0)
+    wrong |= (decided & (decided - np.uint16(1))).any(axis=0) | (masks == 0).any(axis=0)
+    return left, wrong, several.any(axis=0)
+
+
+def _once_and_twice(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
+    """Digits that occur at least once and at least twice in each unit, uint16 [units, boards]."""
+    units = shape.cells_of_unit
+    once, twice = masks[units[0]], np.zeros((units.shape[1], masks.shape[1]), dtype=np.uint16)
+    for cells in units[1:]:
+        more = masks[cells]
+        twice |= once & more
+        once |= more
+    return once, twice
+
+
+class Lanes:
+    """Depth-first searches on many boards in step; each lane has its board and a stack of what is left to try.
+
+    `advance` propagates once and tells which lanes came to an end of a branch. Callers then `guess`, `back_track`,
+    load another board or let the lane go: that is what differs between searching, filling and digging.
+
+    Attributes:
+        masks: candidates, uint16 [cells, lanes].
+        board: index of each lane's board, int64 [lanes].
+        waits: False for a lane whose board is done; such lanes are dropped when there are many.
+        depth: guesses between the start and where the lane is.
+        guessed: cell of each of these guesses [depth, lanes].
+    """
+
+    def __init__(self, masks: np.ndarray):
+        cells, lanes = masks.shape
+        self.masks, self.shape = masks, sudoku_shape(int(cells**0.5))
+        self.board, self.waits = np.arange(lanes), np.ones(lanes, dtype=bool)
+        self.depth = np.zeros(lanes, dtype=np.intp)
+        self.guessed = np.empty((cells, lanes), dtype=np.intp)  # each guess decides a cell
+        self.stack = np.empty((cells, lanes, cells), dtype=np.uint16)
+
+    def advance(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Lanes (indices) that met a contradiction, that are solved, and that need a guess."""
+        if self.waits.sum() < COMPACT * len(self.waits):
+            self._drop_idle_lanes()
+        left, dead, is_open = propagate(self.masks, self.shape)
+        at_rest = ~(left ^ self.masks).any(axis=0) & ~dead & self.waits
+        self.masks = left
+        return np.flatnonzero(dead & self.waits), np.flatnonzero(at_rest & ~is_open), np.flatnonzero(at_rest & is_open)
+
+    def open_cells(self, lanes: np.ndarray) -> np.ndarray:
+        """The first cell with the fewest candidates, but more than one, of each lane [k]."""
+        counts = np.bitwise_count(self.masks[:, lanes])
+        return np.where(counts > 1, counts, 255).argmin(axis=0)
+
+    def guess(self, lanes: np.ndarray, cells: np.ndarray, bits: np.ndarray) -> None:
+        """Decide a cell of each lane, and keep the board without that candidate for later."""
+        depth = self.depth[lanes]
+        self.masks[cells, lanes] ^= bits
+        self.stack[depth, lanes], self.guessed[depth, lanes] = self.masks[:, lanes].T, cells
+        self.masks[cells, lanes] = bits
+        self.depth[lanes] += 1
+
+    def back_track(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Take up what was kept last. Returns the lanes that go on, and those that have nothing left to try."""
+        goes_on = self.depth[lanes] > 0
+        lanes, ended = lanes[goes_on], lanes[~goes_on]
+        self.depth[lanes] -= 1
+        self.masks[:, lanes] = self.stack[self.depth[lanes], lanes].T
+        return lanes, ended
+
+    def _drop_idle_lanes(self) -> None:
+        lanes, deepest = np.flatnonzero(self.waits), int(self.depth.max(initial=0))
+        self.masks, self.depth = np.ascontiguousarray(self.masks[:, lanes]), self.depth[lanes]
+        for name in ("stack", "guessed"):
+            kept = getattr(self, name)
+            kept[:deepest, : len(lanes)] = kept[:deepest, lanes]
+            setattr(self, name, kept[:, : len(lanes)])
+        self.board, self.waits = self.board[lanes], self.waits[lanes]
+
+
+# ---------------------------------------------------------------------------------------------------- making
+
+
+def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Return solved boards, uint8 [count, cells]: random boxes on the diagonal, then random guesses.
+
+    Boxes on the diagonal share no row, column or box; of 6x6 and 9x9 boards every filling of them can be completed.
+    """
+    box_rows, box_cols = sudoku_shape(size).box_shape
+    boards = np.zeros((count, size, size), dtype=np.uint8)
+    digits = np.tile(np.arange(1, size + 1, dtype=np.uint8), (count, 1))
+    for box in range(min(size // box_rows, size // box_cols)):
+        row, column = box * box_rows, box * box_cols
+        filled = rng.permuted(digits, axis=1).reshape(count, box_rows, box_cols)
+        boards[:, row : row + box_rows, column : column + box_cols] = filled
+    lanes, grids = Lanes(candidates(boards.reshape(count, -1))), np.empty((count, size**2), dtype=np.uint8)
+    while lanes.waits.any():
+        dead, solved, stuck = lanes.advance()
+        grids[lanes.board[solved]] = to_digits(lanes.masks[:, solved])
+        lanes.waits[solved] = False
+        lanes.back_track(dead)
+        if len(stuck):
+            cells = lanes.open_cells(stuck)
+            allowed = (lanes.masks[cells, stuck] >> np.arange(size, dtype=np.uint16)[:, None]) & 1
+            digit = (allowed * rng.random(allowed.shape)).argmax(axis=0)
+            lanes.guess(stuck, cells, np.uint16(1) << digit.astype(np.uint16))
+    return grids
+
+
+def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Empty cells of solved boards in order, each only if the solution stays unique, down to a number of clues.
+
+    A cell may be emptied exactly if no other digit there leads to a solution.
+
+    Args:
+        solutions: uint8 [boards, cells].
+        orders: the cells in the order of their trials [boards, cells].
+        targets: clues to come down to [boards].
+
+    Returns:
+        Boards uint8 [boards, cells], 0 for a blank; and which of them came down to their target, bool [boards].
+    """
+    number, cells = solutions.shape
+    left = candidates(solutions)  # of the board as it stands
+    full = np.bitwise_or.reduce(left, axis=0)
+    surplus, position = cells - np.asarray(targets), np.zeros(number, dtype=np.intp)
+    lanes = Lanes(left.copy())
+
+    def start(idle: np.ndarray) -> None:
+        """Try the next cell of the boards of these lanes."""
+        board = lanes.board[idle]
+        ended = (surplus[board] == 0) | (surplus[board] > cells - position[board])
+        lanes.waits[idle[ended]] = False
+        idle, board = idle[~ended], board[~ended]
+        masks, cell = left[:, board], orders[board, position[board]]
+        masks[cell, np.arange(len(board))] ^= full[board]
+        lanes.masks[:, idle], lanes.depth[idle] = masks, 0
+
+    start(np.arange(number))
+    while lanes.waits.any():
+        dead, solved, stuck = lanes.advance()
+        cell = lanes.open_cells(stuck)
+        lanes.guess(stuck, cell, _first_digit(lanes.masks[cell, stuck], None))
+        _, refuted = lanes.back_track(dead)
+        board = lanes.board[refuted]
+        left[orders[board, position[board]], board] = full[board]
+        surplus[board] -= 1
+        ended = np.concatenate([refuted, solved])
+        position[lanes.board[ended]] += 1
+        start(ended)
+    return np.where(left.T == full[:, None], 0, solutions).astype(np.uint8), surplus == 0

@@ -167,20 +167,10 @@ class MassMappingMixin(PosteriorMixin):
         self, estimates: list[MapEstimate], posteriors: list[Posterior], used: torch.Tensor
     ) -> MassMappingOutput:
         """The output without losses, in physical units."""
-        moments = [self.posterior_head.moments(posterior) for posterior in posteriors]
-        last, units = posteriors[-1], map_units(self.config, used)
+        units = map_units(self.config, used)
         maps = torch.stack([estimate.kappa for estimate in estimates], dim=1) * units
-        return MassMappingOutput(
-            **self.posterior_head.summary(*moments[-1]),
-            log_weights=last.log_weights,
-            loc=last.loc,
-            scale_tril=last.scale_tril,
-            steps=used,
-            segment_means=torch.stack([mean for mean, _ in moments], dim=1),
-            kappa=maps[:, -1],
-            kappa_std=estimates[-1].log_std.exp() * units,
-            segment_maps=maps,
-        )
+        fields = {"kappa": maps[:, -1], "kappa_std": estimates[-1].log_std.exp() * units, "segment_maps": maps}
+        return self.posterior_output(posteriors, used, MassMappingOutput, **fields)
 
     def add_losses(
         self,
@@ -196,16 +186,11 @@ class MassMappingMixin(PosteriorMixin):
             The squared error of each map after each segment, over the training set's variance, [B, segments]; None
             without kappa. It has no gradient.
         """
-        config, head, likelihood = self.config, self.posterior_head, self.model.likelihood
+        config, likelihood, errors = self.config, self.model.likelihood, None
         parts, output.metrics = [], {}
         if labels is not None:
-            means = output.segment_means.unbind(1)
-            nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
-            mse = torch.stack([head.squared_error(mean, labels) for mean in means], dim=1)
-            output.nll_loss, output.mse_loss = nll[:, -1].mean(), mse[:, -1].mean()
+            nll, mse = self.posterior_losses(output, posteriors, labels)
             parts += [config.nll_loss_weight * nll, config.mse_loss_weight * mse]
-            output.metrics |= head.metrics(output.reported_means, output.reported_stds, labels)
-        errors = None
         if kappa is not None:
             truth = self._true_maps(output, kappa)
             pixels = torch.stack([likelihood.pixels(estimate, truth) for estimate in estimates], dim=1)

@@ -183,29 +183,19 @@ class CosmoCnnForRegression(PosteriorMixin, CosmoCnnPreTrainedModel):
             labels: [B, T] in physical units, in the order of `config.target_names`.
             output_hidden_states: also return the features of each stage.
         """
-        config, head = self.config, self.posterior_head
         features = self.model(
             pixel_values,
             output_hidden_states=output_hidden_states,
             output_attentions=output_attentions,
             return_dict=True,
         )
-        posterior = head(features.pooler_output)
-        mean, std = head.moments(posterior)
-        output = CosmoRegressionOutput(
-            **head.summary(mean, std),
-            log_weights=posterior.log_weights,
-            loc=posterior.loc,
-            scale_tril=posterior.scale_tril,
-            steps=torch.ones(mean.shape[0], dtype=torch.int64, device=mean.device),
-            segment_means=mean.unsqueeze(1),
-            hidden_states=features.hidden_states,
-        )
+        posteriors = [self.posterior_head(features.pooler_output)]
+        used = torch.ones(features.pooler_output.shape[0], dtype=torch.int64, device=features.pooler_output.device)
+        output = self.posterior_output(posteriors, used, hidden_states=features.hidden_states)
         if labels is not None:
-            output.nll_loss = head.nll(posterior, labels).mean()
-            output.mse_loss = head.squared_error(mean, labels).mean()
+            self.posterior_losses(output, posteriors, labels)
+            config = self.config
             output.loss = config.nll_loss_weight * output.nll_loss + config.mse_loss_weight * output.mse_loss
-            output.metrics = head.metrics(mean, std, labels)
         return output
 
 

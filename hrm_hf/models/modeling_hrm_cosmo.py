@@ -8,8 +8,9 @@ predicts how many nats the segments that are left would gain: with adaptive halt
 Unlike the puzzles, a training step runs all segments of a batch: the stem costs as much as they do.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -116,8 +117,13 @@ class HrmCosmoModel(HrmCosmoPreTrainedModel):
         return HrmCosmoModelOutput(last_hidden_state=z_H, z_H=z_H, z_L=z_L, hidden_states=states)
 
 
+def _tensors(state: ModelOutput) -> dict[str, torch.Tensor]:
+    """Its tensors by name; `hidden_states` is made of the others."""
+    return {name: values for name, values in state.items() if torch.is_tensor(values)}
+
+
 class RecurrentHeadMixin:
-    """Shared by heads of recurrent models: a `halt_head`, options of segments, and statistics in `model.stem`."""
+    """Shared by heads of recurrent models: a `halt_head`, the loop over segments, and statistics in `model.stem`."""
 
     def segments(self, max_steps: int | None, halt: str) -> int:
         """The number of segments. Raises ValueError for options that are out of range."""
@@ -127,6 +133,38 @@ class RecurrentHeadMixin:
         if halt == "adaptive" and self.training:
             raise ValueError('halt="adaptive" is for inference: call model.eval(), or use halt="fixed"')
         return steps
+
+    def run_segments(
+        self, segment: Callable[[torch.Tensor | None, Any], Any], steps: int, halt: str
+    ) -> tuple[list[Any], torch.Tensor]:
+        """Run the segments of a batch; with halt="adaptive" on the maps that have not halted alone.
+
+        Args:
+            segment: runs one segment of the rows [N] (all of the batch if None) from their state (None at first), and
+                returns the next state, an output with z_H.
+
+        Returns:
+            The state after each segment, in which a map that has halted repeats itself, and the segments of each map
+            [B].
+        """
+        states = [segment(None, None)]
+        while halt == "fixed" and len(states) < steps:
+            states.append(segment(None, states[-1]))
+        z_H = states[0].z_H
+        used = torch.full(z_H.shape[:1], len(states), device=z_H.device)
+        if halt == "fixed":
+            return states, used
+        active = (self.expected_gain(z_H) >= self.config.halt_threshold).nonzero().squeeze(-1)
+        for _ in range(steps - 1):
+            last = states[-1]
+            if len(active):
+                found = segment(active, type(last)(**{name: each[active] for name, each in _tensors(last).items()}))
+                merged = {name: each.index_copy(0, active, found[name]) for name, each in _tensors(last).items()}
+                last = type(last)(**merged)
+                used[active] += 1
+                active = active[self.expected_gain(found.z_H) >= self.config.halt_threshold]
+            states.append(last)
+        return states, used
 
     def expected_gain(self, z_H: torch.Tensor) -> torch.Tensor:
         """[B]. The state is detached: expecting a gain is not to change the answer."""
@@ -195,71 +233,30 @@ class HrmCosmoForRegression(RecurrentHeadMixin, PosteriorMixin, HrmCosmoPreTrain
         """
         validate_no_attentions(self, output_attentions)
         steps = self.segments(max_steps, halt)
-        if halt == "adaptive":
-            posteriors, gains, used, states = self._adaptive(pixel_values, steps)
-        else:
-            posteriors, gains, states = self._fixed(pixel_values, steps)
-            used = torch.full((pixel_values.shape[0],), steps, device=pixel_values.device)
-        wanted = wants_hidden_states(self.config, output_hidden_states)
-        return self._output(posteriors, gains, used, labels, states if wanted else None)
-
-    def _fixed(self, pixel_values: torch.Tensor, steps: int):
         tokens = self.model.embed(pixel_values)
-        z_H = z_L = None
-        posteriors, gains = [], []
-        for _ in range(steps):
-            states = self.model(tokens=tokens, z_H=z_H, z_L=z_L, return_dict=True)
-            z_H, z_L = states.z_H, states.z_L
-            posteriors.append(self.posterior_head(z_H[:, 0]))
-            gains.append(self.expected_gain(z_H))
-        return posteriors, torch.stack(gains, dim=1), (z_L, z_H)
 
-    def _adaptive(self, pixel_values: torch.Tensor, steps: int):
-        """As `_fixed`, on the maps that have not halted alone; the others repeat their answer."""
-        tokens = self.model.embed(pixel_values)
-        z_H, z_L = torch.zeros_like(tokens), torch.zeros_like(tokens)
-        active = torch.arange(len(tokens), device=tokens.device)
-        used = torch.zeros_like(active)
-        posteriors: list[Posterior] = []
-        gains: list[torch.Tensor] = []
-        for _ in range(steps):
-            if len(active):
-                states = self.model(tokens=tokens[active], z_H=z_H[active], z_L=z_L[active], return_dict=True)
-                z_H, z_L = z_H.index_copy(0, active, states.z_H), z_L.index_copy(0, active, states.z_L)
-                used = used.index_add(0, active, torch.ones_like(active))
-                active = active[self.expected_gain(states.z_H) >= self.config.halt_threshold]
-            posteriors.append(self.posterior_head(z_H[:, 0]))
-            gains.append(self.expected_gain(z_H))
-        return posteriors, torch.stack(gains, dim=1), used, (z_L, z_H)
+        def segment(rows: torch.Tensor | None, state: HrmCosmoModelOutput | None) -> HrmCosmoModelOutput:
+            z_H, z_L = (None, None) if state is None else (state.z_H, state.z_L)
+            return self.model(tokens=tokens if rows is None else tokens[rows], z_H=z_H, z_L=z_L, return_dict=True)
 
-    def _output(self, posteriors, gains, used, labels, states) -> CosmoRegressionOutput:
-        head = self.posterior_head
-        moments = [head.moments(posterior) for posterior in posteriors]
-        last, (mean, std) = posteriors[-1], moments[-1]
-        output = CosmoRegressionOutput(
-            **head.summary(mean, std),
-            log_weights=last.log_weights,
-            loc=last.loc,
-            scale_tril=last.scale_tril,
-            halt_logits=gains,
-            steps=used,
-            segment_means=torch.stack([mean for mean, _ in moments], dim=1),
-            hidden_states=states,
-        )
+        states, used = self.run_segments(segment, steps, halt)
+        posteriors = [self.posterior_head(state.z_H[:, 0]) for state in states]
+        output = self.posterior_output(posteriors, used)
+        output.halt_logits = torch.stack([self.expected_gain(state.z_H) for state in states], dim=1)
+        if wants_hidden_states(self.config, output_hidden_states):
+            output.hidden_states = (states[-1].z_L, states[-1].z_H)
         if labels is not None:
-            self._add_losses(output, posteriors, moments, labels)
+            self._add_losses(output, posteriors, labels)
         return output
 
-    def _add_losses(self, output: CosmoRegressionOutput, posteriors, moments, labels: torch.Tensor) -> None:
-        config, head = self.config, self.posterior_head
-        nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)  # [B, segments]
-        mse = torch.stack([head.squared_error(mean, labels) for mean, _ in moments], dim=1)
+    def _add_losses(self, output: CosmoRegressionOutput, posteriors: list[Posterior], labels: torch.Tensor) -> None:
+        config = self.config
+        nll, mse = self.posterior_losses(output, posteriors, labels)
         gained = (nll - nll[:, -1:]).detach().clamp(*GAIN_LIMITS)
-        output.nll_loss, output.mse_loss = nll[:, -1].mean(), mse[:, -1].mean()
         output.halt_loss = (output.halt_logits - gained).square().mean()
         parts = config.nll_loss_weight * nll + config.mse_loss_weight * mse
         output.loss = parts.mean() + config.halt_loss_weight * output.halt_loss
-        output.metrics = head.metrics(*moments[-1], labels) | {"steps": output.steps.float().mean()}
+        output.metrics["steps"] = output.steps.float().mean()
 
 
 def wants_hidden_states(config: HrmCosmoConfig, asked: bool | None) -> bool:

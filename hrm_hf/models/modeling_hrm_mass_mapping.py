@@ -293,73 +293,43 @@ class HrmCosmoForMassMapping(RecurrentHeadMixin, MassMappingMixin, HrmMassMappin
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
     ) -> MassMappingOutput:
-        """All segments of a batch of shear maps.
+        """All segments of a batch of shear maps; `loss` is of whatever truth is given, labels or kappa.
 
         Args:
             pixel_values: [B, 2P (+ 1), S, S] as `CosmoMapFeatureExtractor` scales them: g1 and g2 of each plane, and
                 the mask.
             labels: [B, T] in physical units, in the order of `config.target_names`.
             kappa: true convergence [B, P, S, S], dimensionless; its mean does not count.
-            max_steps: segments, `config.halt_max_steps` by default.
-            halt: "fixed" runs all of them, "adaptive" ends a map's when those that are left are expected to take away
-                less of its squared error than `config.halt_threshold` (not in training).
+            max_steps, halt: as in `HrmCosmoForRegression.forward`; a map is done when the segments that are left are
+                expected to take away less of its squared error than `config.halt_threshold`.
             output_hidden_states: also return (z_L, z_H) after the last segment.
-
-        Returns:
-            `loss` is of whatever truth is given, labels or kappa.
-
-        Raises:
-            ValueError: an option that is out of range, or attention weights, which are not kept.
         """
         validate_no_attentions(self, output_attentions)
         steps = self.segments(max_steps, halt)
         tokens = self.model.embed(pixel_values)
-        run = self._adaptive if halt == "adaptive" else self._fixed
-        segments, used = run(pixel_values, tokens, steps)
-        posteriors = [self.posterior_head(segment.z_H[:, 0]) for segment in segments]
-        estimates = [MapEstimate(segment.kappa, segment.log_std, segment.log_power) for segment in segments]
+
+        def segment(rows: torch.Tensor | None, state: HrmMassMappingModelOutput | None) -> HrmMassMappingModelOutput:
+            maps, x = (pixel_values, tokens) if rows is None else (pixel_values[rows], tokens[rows])
+            return self.model(maps, tokens=x, state=state, return_dict=True)
+
+        states, used = self.run_segments(segment, steps, halt)
+        posteriors = [self.posterior_head(state.z_H[:, 0]) for state in states]
+        estimates = [MapEstimate(state.kappa, state.log_std, state.log_power) for state in states]
         output = self.maps_and_posteriors(estimates, posteriors, used)
-        output.halt_logits = torch.stack([self.expected_gain(segment.z_H) for segment in segments], dim=1)
+        output.halt_logits = torch.stack([self.expected_gain(state.z_H) for state in states], dim=1)
         if wants_hidden_states(self.config, output_hidden_states):
-            output.hidden_states = (segments[-1].z_L, segments[-1].z_H)
+            output.hidden_states = (states[-1].z_L, states[-1].z_H)
         errors = self.add_losses(output, estimates, posteriors, labels, kappa)
         if errors is not None:
-            # What share of a map's squared error the segments after each one took away.
-            gained = (1 - errors[:, -1:] / errors).clamp(-1, 1)
-            output.halt_loss = (output.halt_logits - gained).square().mean()
-            output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
-            output.metrics["steps"] = used.float().mean()
+            self._add_halt_loss(output, errors)
         return output
 
-    def _fixed(self, pixel_values: torch.Tensor, tokens: torch.Tensor, steps: int):
-        """The state after each segment, and the segments of each map [B]."""
-        segments: list[HrmMassMappingModelOutput] = []
-        for _ in range(steps):
-            state = segments[-1] if segments else None
-            segments.append(self.model(pixel_values, tokens=tokens, state=state, return_dict=True))
-        return segments, torch.full((len(tokens),), steps, device=tokens.device)
-
-    def _adaptive(self, pixel_values: torch.Tensor, tokens: torch.Tensor, steps: int):
-        """As `_fixed`, on the maps that have not halted alone; the others repeat their state."""
-        segments, _ = self._fixed(pixel_values, tokens, 1)
-        used = torch.ones(len(tokens), dtype=torch.int64, device=tokens.device)
-        active = (self.expected_gain(segments[0].z_H) >= self.config.halt_threshold).nonzero().squeeze(-1)
-        for _ in range(steps - 1):
-            last = segments[-1]
-            if len(active):
-                begin = HrmMassMappingModelOutput(**{name: each[active] for name, each in _tensors(last).items()})
-                state = self.model(pixel_values[active], tokens=tokens[active], state=begin, return_dict=True)
-                merged = {name: each.index_copy(0, active, state[name]) for name, each in _tensors(last).items()}
-                last = HrmMassMappingModelOutput(**merged)
-                used[active] += 1
-                active = active[self.expected_gain(state.z_H) >= self.config.halt_threshold]
-            segments.append(last)
-        return segments, used
-
-
-def _tensors(state: HrmMassMappingModelOutput) -> dict[str, torch.Tensor]:
-    """Its tensors by name; `hidden_states` is made of the others."""
-    return {name: values for name, values in state.items() if torch.is_tensor(values)}
+    def _add_halt_loss(self, output: MassMappingOutput, errors: torch.Tensor) -> None:
+        """Expect the share of a map's squared error [B, segments] that the segments after each one took away."""
+        gained = (1 - errors[:, -1:] / errors).clamp(-1, 1)
+        output.halt_loss = (output.halt_logits - gained).square().mean()
+        output.loss = output.loss + self.config.halt_loss_weight * output.halt_loss
+        output.metrics["steps"] = output.steps.float().mean()
 
 
 __all__ = ["HrmCosmoForMassMapping", "HrmMassMappingModel"]

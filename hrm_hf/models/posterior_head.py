@@ -11,7 +11,7 @@ cosmology with moments.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.nn.functional as F
@@ -261,6 +261,40 @@ class PosteriorMixin:
             "type": "image",
         }
     }
+
+    def posterior_output(
+        self,
+        posteriors: list[Posterior],
+        used: torch.Tensor,
+        kind: type[CosmoRegressionOutput] = CosmoRegressionOutput,
+        **fields: Any,
+    ) -> Any:
+        """The output without losses, of the posterior after each segment and the segments of each map [B].
+
+        Args:
+            kind: class of the output. fields: others of it.
+        """
+        moments, last = [self.posterior_head.moments(posterior) for posterior in posteriors], posteriors[-1]
+        return kind(
+            **self.posterior_head.summary(*moments[-1]),
+            log_weights=last.log_weights,
+            loc=last.loc,
+            scale_tril=last.scale_tril,
+            steps=used,
+            segment_means=torch.stack([mean for mean, _ in moments], dim=1),
+            **fields,
+        )
+
+    def posterior_losses(
+        self, output: CosmoRegressionOutput, posteriors: list[Posterior], labels: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Set losses and metrics of the last segment; returns nll and squared error of each segment [B, segments]."""
+        head = self.posterior_head
+        nll = torch.stack([head.nll(posterior, labels) for posterior in posteriors], dim=1)
+        mse = torch.stack([head.squared_error(mean, labels) for mean in output.segment_means.unbind(1)], dim=1)
+        output.nll_loss, output.mse_loss = nll[:, -1].mean(), mse[:, -1].mean()
+        output.metrics = head.metrics(output.reported_means, output.reported_stds, labels)
+        return nll, mse
 
     def sample_posterior(
         self, outputs: CosmoRegressionOutput, num_samples: int, generator: torch.Generator | None = None

@@ -3,71 +3,39 @@
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
+from ..io.usage import UsageError
 from ..io.words import counted
-from .report import Device, usage_errors, validate_model
+from ..text.options import RlmOptions
+from .options import takes
+from .report import usage_errors, validate_model
 
 
-def rlm(
-    model: Annotated[str, typer.Argument(help="Checkpoint folder, or a model on the Hub; an instruct model.")],
-    question: Annotated[str, typer.Option(help="What is asked about the context.")],
-    context_file: Annotated[
-        Path, typer.Option(exists=True, dir_okay=False, help="Text, or .json (a list or dict), or .jsonl (a list).")
-    ],
-    max_turns: Annotated[int, typer.Option(min=1, help="Replies of the model.")] = 30,
-    max_sub_calls: Annotated[int, typer.Option(min=1, help="Calls of llm_query and rlm_query.")] = 100,
-    max_depth: Annotated[int, typer.Option(min=1, help="2 or more: sub-calls may have REPLs of their own.")] = 1,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of each reply. [default: 1024, or a quarter of a smaller window]")
-    ] = None,
-    max_wall_seconds: Annotated[float, typer.Option(min=0.001, help="Of the whole run.")] = 600.0,
-    max_output_chars: Annotated[int, typer.Option(min=1, help="Printed characters shown after a turn.")] = 20_000,
-    max_answer_chars: Annotated[int, typer.Option(min=1, help="Characters of the answer.")] = 1_000_000,
-    max_prompt_chars: Annotated[int, typer.Option(min=1, help="Of the prompts of one sub-call.")] = 20_000_000,
-    batch_size: Annotated[int, typer.Option(min=1, help="Sub-calls at a time.")] = 16,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of sampling.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Write every turn to this .jsonl file.")] = None,
-    device: Device = None,
-    unsafe_in_process: Annotated[
-        bool, typer.Option("--unsafe-in-process", help="Run the model's code in this process, without isolation.")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the whole result as JSON.")] = False,
-):
+@takes(RlmOptions)
+def rlm(options: RlmOptions, as_json: bool):
     """Answer a question about a file that is too long to read: the model writes code that looks into it.
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
     from ..text.rlm.executors import InProcessExecutor, MontyExecutor
 
-    executor = InProcessExecutor(unsafe=True) if unsafe_in_process else MontyExecutor()
-    validate_model(model, "LANGUAGE_MODEL")
-    context = read_context(context_file)
+    executor = InProcessExecutor(unsafe=True) if options.unsafe_in_process else MontyExecutor()
+    validate_model(options.model, "LANGUAGE_MODEL")
+    with usage_errors():
+        context = read_context(options.context_file)
     from transformers import pipeline
 
     from ..hub.kinds import LANGUAGE_MODEL, load_config
     from ..io.evaluation import chosen_device
 
     with usage_errors():
-        load_config(model, LANGUAGE_MODEL, adapters=True)
-        device = chosen_device(device)
-    result = pipeline("recursive-text-generation", model=model, executor=executor, device=device)(
-        question,
-        context,
-        max_turns=max_turns,
-        max_sub_calls=max_sub_calls,
-        max_depth=max_depth,
-        max_new_tokens=max_new_tokens,
-        max_wall_seconds=max_wall_seconds,
-        max_output_chars=max_output_chars,
-        max_answer_chars=max_answer_chars,
-        max_prompt_chars=max_prompt_chars,
-        batch_size=batch_size,
-        seed=seed,
-        trajectory=out,
-    )
+        load_config(options.model, LANGUAGE_MODEL, adapters=True)
+        device = chosen_device(options.device)
+    ask = pipeline("recursive-text-generation", model=options.model, executor=executor, device=device)
+    result = ask(options.question, context, trajectory=options.out, **options.caps)
     if as_json:
         typer.echo(json.dumps(asdict(result)))
         return
@@ -88,6 +56,8 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
 
     try:
         content = path.read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        raise UsageError(f"{path}: does not exist", "--context-file") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text (byte {error.start})") from error
     if path.suffix not in (".json", ".jsonl"):

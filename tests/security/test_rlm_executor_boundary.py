@@ -18,14 +18,14 @@ CYCLE = "x = []\nx.append(x)"
 
 # (what the reply does, its code, what the model is told)
 ANYWHERE = [
-    ("a value nested 100,000 deep", f"{NEST}\nx", "nested more than 100 deep"),
-    ("an answer nested 100,000 deep", f"{NEST}\n{DONE.format('x')}", "nested more than 100 deep"),
-    ("FINAL of a value nested 100,000 deep", f"{NEST}\nFINAL(x)", "nested more than 100 deep"),
+    ("a value nested 100,000 deep", f"{NEST}\nx", "nested too deep"),
+    ("an answer nested 100,000 deep", f"{NEST}\n{DONE.format('x')}", "nested too deep"),
+    ("FINAL of a value nested 100,000 deep", f"{NEST}\nFINAL(x)", "nested too deep"),
     ("a value of shared lists that prints as 10^13", f"{SHARE}\nx", "more than 1000000 characters"),
     ("FINAL of shared lists that print as 10^13", f"{SHARE}\nFINAL(x)", "more than 1000000 characters"),
-    ("an integer of 20,000 digits", "10 ** 20000", "integer of about"),
-    ("FINAL of an integer of 20,000 digits", "FINAL(10 ** 20000)", "integer of about"),
-    ("FINAL of a list with such an integer", "FINAL([1, {'a': 10 ** 20000}])", "integer of about"),
+    ("an integer of 20,000 digits", "10 ** 20000", "Exceeds the limit"),
+    ("FINAL of an integer of 20,000 digits", "FINAL(10 ** 20000)", "Exceeds the limit"),
+    ("FINAL of a list with such an integer", "FINAL([1, {'a': 10 ** 20000}])", "Exceeds the limit"),
     ("print of an integer of 20,000 digits", "print(10 ** 20000)", "Exceeds the limit"),
     ("FINAL of two million characters", "FINAL('a' * 2_000_000)", "more than 1000000 characters"),
     ("an error of 50 million characters", "raise ValueError('x' * 50_000_000)", "ValueError: xxx"),
@@ -42,8 +42,8 @@ ANYWHERE = [
     ("a sub-call with a nested list", f"{NEST}\nllm_query_batched(x)", "expected a string"),
     ("a sub-call with an integer of 20,000 digits", "llm_query(10 ** 20000)", "expected a string"),
     ("a sub-call of 30 million characters", "llm_query('a' * 30_000_000)", "at most 20000000: split"),
-    ("a child with a context of shared lists", f"{SHARE}\nrlm_query('q', x)", "parts of it are shared"),
-    ("a child with a context nested 100,000 deep", f"{NEST}\nrlm_query('q', x)", "nested more than 200 deep"),
+    ("a child with a context of shared lists", f"{SHARE}\nrlm_query('q', x)", "more than 10000000 values"),
+    ("a child with a context nested 100,000 deep", f"{NEST}\nrlm_query('q', x)", "nested too deep"),
     ("a child with a question of 30 million characters", "rlm_query('a' * 30_000_000, 'c')", "split them"),
 ]
 ISOLATED = [
@@ -58,7 +58,7 @@ ISOLATED = [
 ]
 IN_PROCESS = [
     ("FINAL of a function", "FINAL(lambda: 0)", "expected text, a number, a list or a dict"),
-    ("FINAL of a list in itself", f"{CYCLE}\nFINAL(x)", "holds itself"),
+    ("FINAL of a list in itself", f"{CYCLE}\nFINAL(x)", "nested too deep"),
     ("FINAL of a generator", "FINAL(i for i in range(3))", "expected text, a number, a list or a dict"),
     ("half a surrogate pair in the output", "print('\\ud800')", "turns left"),
     ("half a surrogate pair in a sub-call", "print(llm_query('\\udfff'))", "turns left"),
@@ -74,7 +74,7 @@ REPLIES = [
     ("5,000 code blocks", "```text\nx\n```\n" * 5000, "no code block"),
     ("20,000 fences that nothing closes", "```repl x\n" * 20_000, "had no end"),
     ("200,000 parentheses in a block without end", "```repl\nFINAL" + "(" * 200_000, "had no end"),
-    ("100,000 spaces behind a fence", "```" + " " * 100_000 + "`\n", "had no end"),
+    ("100,000 spaces behind a fence", "```" + " " * 100_000 + "`\n", "no code block"),
     ("FINAL_VAR of a keyword", "FINAL_VAR(lambda)", "there is no such variable"),
     ("FINAL_VAR of 100,000 characters", f"FINAL_VAR({'x' * 100_000})", "there is no such variable"),
     ("FINAL_VAR of an expression", "FINAL_VAR(__import__('os').system('true'))", "there is no such variable"),

@@ -11,8 +11,7 @@ from jinja2.exceptions import TemplateError
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from .executors import RunStopped
-from .plain_values import whole_text
-from .prompts import OLD_TURNS, drop_thinking, parse_reply
+from .prompts import OLD_TURNS, drop_thinking, parse_reply, whole_text
 
 
 Message = dict[str, str]
@@ -26,25 +25,13 @@ PLAIN_STOP = "\nUser:"
 class ChatModel:
     """A model and its tokenizer, asked in messages.
 
-    Without a chat template the messages are written as text, and a reply ends where the model begins to write the next
-    message of the user:
-
-        {system}
-
-        User: {user}
-
-        Assistant:
-
-    Special tokens that stand in a message as text (`<|im_end|>` in a document, say) get a space after their first
-    character, so that they cannot end the message. The tokenizer itself is not changed.
+    Without a chat template the messages are written as text ("User: ...", "Assistant: ..."), and a reply ends where
+    the model begins the next message of the user. Special tokens in a message (`<|im_end|>` in a document, say) get a
+    space after their first character, so that they cannot end the message.
 
     Args:
         window: most tokens of prompt and reply together; by default `max_position_embeddings` of the config, if any.
         generation_kwargs: more arguments of `generate`, such as `do_sample` and `temperature`.
-
-    Raises:
-        ValueError: there is no tokenizer, the model is an encoder-decoder, or `generation_kwargs` holds an argument
-            that is set here.
     """
 
     def __init__(self, model, tokenizer, window: int | None = None, generation_kwargs: dict[str, Any] | None = None):
@@ -63,7 +50,6 @@ class ChatModel:
         self.special = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
         ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
         self.pad_id = next(token for token in ids if token is not None)
-        self.has_system_role = tokenizer.chat_template is None or self._template_takes_system()
         self.prompt_tokens = self.new_tokens = 0
 
     def encode(self, messages: list[Message]) -> list[int]:
@@ -72,35 +58,28 @@ class ChatModel:
         if self.tokenizer.chat_template is None:
             text = "\n\n".join(PLAIN_ROLES[message["role"]] + message["content"] for message in messages)
             return self.tokenizer(f"{text}\n\nAssistant:")["input_ids"]
-        if messages[0]["role"] == "system" and not self.has_system_role:
+        options = {"add_generation_prompt": True, "tokenize": False}
+        try:
+            text = self.tokenizer.apply_chat_template(messages, **options)
+        except TemplateError:  # some templates raise for the system role
             first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
-            messages = [first, *messages[2:]]
-        text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+            text = self.tokenizer.apply_chat_template([first, *messages[2:]], **options)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def usual_reply(self) -> int:
-        """Tokens of a reply where nobody says: a small window has to keep room for the rules and the conversation."""
+        """Return the default of `max_new_tokens`: a small window has to keep room for rules and conversation."""
         return REPLY if self.window is None else max(1, min(REPLY, self.window // 4))
 
     def room(self, max_new_tokens: int) -> int | None:
-        """Tokens that a prompt may have, or None if the model sets no bound.
-
-        Raises:
-            ValueError: `max_new_tokens` leaves none.
-        """
-        if self.window is None:
-            return None
-        if max_new_tokens >= self.window:
-            raise ValueError(
-                f"max_new_tokens={max_new_tokens} leaves no room for a prompt: the model takes {self.window} tokens"
-            )
-        return self.window - max_new_tokens
+        """Return the tokens that a prompt may have, None for no bound. Raise ValueError if there are none."""
+        if self.window is not None and max_new_tokens >= self.window:
+            raise ValueError(f"max_new_tokens={max_new_tokens}: leaves no room for a prompt in {self.window} tokens")
+        return None if self.window is None else self.window - max_new_tokens
 
     def fit(self, messages: list[Message], max_new_tokens: int) -> list[int]:
-        """Encodes [system, question, then pairs of reply and answer], without the oldest pairs if they do not fit.
+        """Encode [system, question, then pairs of reply and answer], without the oldest pairs if they do not fit.
 
-        Raises:
-            ValueError: not even rules and question fit.
+        Raises ValueError if not even rules and question fit.
         """
         room = self.room(max_new_tokens)
         rules, question, *rest = messages
@@ -125,14 +104,10 @@ class ChatModel:
     def generate(
         self, prompts: list[list[int]], max_new_tokens: int, deadline: float, until_block: bool = False
     ) -> list[str]:
-        """One call of `model.generate` for all prompts, padded on the left. Returns the replies without thoughts.
+        """Ask all prompts in one call of `model.generate`, padded on the left; return the replies without thoughts.
 
-        Args:
-            deadline: of `time.monotonic`.
-            until_block: a single reply ends with its first code block.
-
-        Raises:
-            RunStopped: the deadline has passed, or `generate` failed.
+        `deadline` is of `time.monotonic`; with `until_block` a single reply ends with its first code block. Raises
+        RunStopped where the deadline has passed or `generate` failed.
         """
         seconds = deadline - time.monotonic()
         if seconds <= 0:
@@ -152,10 +127,7 @@ class ChatModel:
                 stopping_criteria=StoppingCriteriaList(criteria),
             )
         except Exception as error:
-            failure = RuntimeError(
-                f"{type(self.model).__name__}.generate failed on {len(prompts)} prompts of up to {width} tokens with "
-                f"max_new_tokens={max_new_tokens}: {type(error).__name__}: {error}"
-            )
+            failure = RuntimeError(f"generate failed on {len(prompts)} prompts: {type(error).__name__}: {error}")
             failure.__cause__ = error
             raise RunStopped("generate failed", failure) from error
         replies = output[:, width:]
@@ -174,14 +146,6 @@ class ChatModel:
         for token in self.special:
             text = text.replace(token, f"{token[0]} {token[1:]}")
         return text
-
-    def _template_takes_system(self) -> bool:
-        """Some templates refuse the system role, some leave it out."""
-        probe = [{"role": "system", "content": "PROBE-7"}, {"role": "user", "content": "Hello"}]
-        try:
-            return "PROBE-7" in self.tokenizer.apply_chat_template(probe, tokenize=False)
-        except TemplateError:
-            return False
 
 
 class _AfterBlock(StoppingCriteria):

@@ -2,10 +2,8 @@
 
 `MontyExecutor`, the default, interprets a subset of Python in worker processes (package `pydantic-monty`): no files,
 no network, no environment, no modules of the host, a time limit for each block and a memory limit. `InProcessExecutor`
-runs the code in this very process with all its rights and no limit; it must be asked for. Others (a container, a
-remote machine) need only the methods of `Executor` and `Session`.
-
-What is left out: third-party modules inside the REPL, and any defense of the in-process executor.
+runs the code in this process with all its rights and no limit. Another executor is a class with the methods of
+`InProcessExecutor` and its session.
 """
 
 import ast
@@ -17,10 +15,10 @@ import random
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 from ...io.extras import validate_extra
-from .plain_values import UnfitValueError, text_of
+from .prompts import UnfitValueError, text_of
 
 
 # Runs first in every REPL. FINAL_VAR also takes the value itself, which models often pass instead of the name.
@@ -61,36 +59,6 @@ class RunStopped(BaseException):
         self.reason, self.error = reason, error
 
 
-class Session(Protocol):
-    """One REPL; its variables stay from block to block."""
-
-    def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
-        """Runs a block; what it prints goes to `write`. Returns the error's text, or None.
-
-        `seconds`: what is left of the run, sub-calls included.
-
-        Raises:
-            RunStopped: a function of the REPL did; the session is then of no further use.
-        """
-
-    def variable(self, name: str) -> Any:
-        """The value of a variable.
-
-        Raises:
-            KeyError: there is none of that name, or its value cannot leave the REPL.
-        """
-
-    def close(self) -> None:
-        """Ends the session and whatever runs in it."""
-
-
-class Executor(Protocol):
-    """Opens REPLs."""
-
-    def open(self, context: Any, functions: dict[str, Callable], seed: int) -> Session:
-        """A REPL with the variables `context` and `answer`, FINAL, FINAL_VAR, and functions that run in the host."""
-
-
 class MontyExecutor:
     """REPLs of `pydantic-monty`, each in a worker process of its own that may touch nothing of the host.
 
@@ -104,13 +72,9 @@ class MontyExecutor:
 
     Raises:
         ImportError: the package is missing.
-        ValueError: a limit is not above 0.
     """
 
     def __init__(self, block_seconds: float = 30.0, max_memory: int = 2**30):
-        for name, value in (("block_seconds", block_seconds), ("max_memory", max_memory)):
-            if not value > 0:
-                raise ValueError(f"{name}={value}; expected more than 0")
         validate_extra(
             "rlm",
             "code that a model writes needs an isolated interpreter, pydantic-monty",
@@ -198,8 +162,6 @@ class MontySession:
         return step.resume_auto()
 
     def _text(self, error) -> str:
-        if not isinstance(error, self.monty.MontyError):
-            return f"{type(error).__name__}: {error}"
         if isinstance(error, (self.monty.MontyRuntimeError, self.monty.MontySyntaxError)):
             return error.display("traceback")
         timed_out = isinstance(error, self.monty.MontyCrashedError) and error.timed_out
@@ -235,10 +197,7 @@ class MontySession:
 class InProcessExecutor:
     """Runs the model's code in this process: it may read and delete files, use the network and never end.
 
-    Only for code that you would run yourself unread. There is no limit on time or memory.
-
-    Args:
-        unsafe: must be True.
+    Only for code that you would run yourself unread. `unsafe` must be True.
     """
 
     def __init__(self, unsafe: bool = False):
@@ -249,11 +208,12 @@ class InProcessExecutor:
             )
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "InProcessSession":
+        """Open a REPL with `context`, `answer`, FINAL, FINAL_VAR and the functions."""
         return InProcessSession(context, functions, seed)
 
 
 class InProcessSession:
-    """A namespace for `exec`."""
+    """One REPL: a namespace for `exec`. Its variables stay from block to block."""
 
     def __init__(self, context: Any, functions: dict[str, Callable], seed: int):
         random.seed(seed)
@@ -261,11 +221,16 @@ class InProcessSession:
         exec(PREAMBLE, self._names)
 
     def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
-        del seconds  # not enforced, as the class says
+        """Run a block and pass what it prints to `write`. Return the error's text, or None.
+
+        Raises RunStopped where a function of the REPL did. Time is not limited here.
+        """
         try:
             tree = ast.parse(code, "repl.py")
             last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            with contextlib.redirect_stdout(_Writer(write)):
+            stream = io.TextIOBase()
+            stream.write = write
+            with contextlib.redirect_stdout(stream):
                 exec(compile(tree, "repl.py", "exec"), self._names)
                 value = eval(compile(ast.Expression(last.value), "repl.py", "eval"), self._names) if last else None
             if value is not None:
@@ -273,41 +238,23 @@ class InProcessSession:
         except (RunStopped, KeyboardInterrupt):  # a cap, and the person at the keyboard
             raise
         except BaseException as error:  # code may raise whatever it likes
-            return _described(error)
+            return "".join(traceback.format_exception_only(error)).strip()
         return None
 
     def variable(self, name: str) -> Any:
+        """Return the value of a variable. Raise KeyError if there is none, or if it cannot leave the REPL."""
         return self._names[name]
 
     def close(self) -> None:
         self._names.clear()
 
 
-class _Writer(io.TextIOBase):
-    """A text stream that hands on what it is given."""
-
-    def __init__(self, write: Callable[[str], None]):
-        self._write = write
-
-    def write(self, text: str) -> int:
-        self._write(text)
-        return len(text)
-
-
 def _as_output(value: Any) -> str:
-    """Returns the text that a REPL shows for the value of the last line."""
+    """Return the text that a REPL shows for the value of the last line."""
     try:
         return f"{text_of(value, MAX_VALUE_CHARS, quoted=True)}\n"
     except UnfitValueError as error:
         return f"(the value of the last line, a {type(value).__name__}, is not shown: {error})\n"
-
-
-def _described(error: BaseException) -> str:
-    """The last line of a traceback; the message may be made by a class of the model's own."""
-    try:
-        return "".join(traceback.format_exception_only(error)).strip()
-    except Exception as failure:
-        return f"{type(error).__name__} (its message fails with {type(failure).__name__})"
 
 
 def _broke_limit(error) -> bool:

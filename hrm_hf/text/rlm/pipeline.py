@@ -4,17 +4,14 @@
     ask("Which of these letters mention a debt?", context=letters).answer
 
 The root model sees type and size of the context and what its code prints; its code may call language models on parts
-of the context. What the model is told is in `prompts.py`, how it is asked in `chat.py`, where
-its code runs in `executors.py`. Differences from the authors' `rlms`: local models asked in batches, an isolated
-interpreter by default, an answer also when a cap is hit.
-
+of the context (`prompts.py`: what the model is told, `chat.py`: how it is asked, `executors.py`: where its code runs).
 A small fresh model cannot drive this; take an instruct model that writes code.
 """
 
 import json
 import time
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +19,10 @@ import torch
 from transformers import AutoModelForCausalLM, Pipeline, TextGenerationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
+from ..options import RlmCaps
 from . import prompts as text
 from .chat import ChatModel, Message
-from .executors import CallError, Executor, MontyExecutor, RunStopped, Session
-from .plain_values import UnfitValueError, cut_middle, short, whole_text
+from .executors import CallError, MontyExecutor, RunStopped
 
 
 SALVAGE_SHARE = 0.1  # of max_wall_seconds, kept for the answer that is asked for when time is up
@@ -39,8 +36,7 @@ class RlmResult:
         answer: the answer; "" if there is none.
         finished: whether the model gave it as its answer, rather than being stopped by a cap.
         stop_reason: "answer" (the dict), "final", "final_var", or the cap that was hit ("max_turns", "max_sub_calls",
-            "max_wall_seconds") and where the answer then comes from: "max_turns: answer['content'] taken",
-            "max_turns: answer asked for", "max_wall_seconds: no answer".
+            "max_wall_seconds") and where the answer then comes from, as in "max_turns: answer asked for".
         turns: replies of the root model. sub_calls: calls of llm_query, prompts of llm_query_batched, and rlm_query,
             at all depths.
         tokens: generated tokens of all calls. prompt_tokens: tokens of all prompts.
@@ -57,33 +53,6 @@ class RlmResult:
     trajectory: list[dict[str, Any]] = field(repr=False)
 
 
-@dataclass(frozen=True)
-class RlmCaps:
-    """Bounds of one run; see `RlmPipeline`. What is None depends on the model.
-
-    Raises:
-        ValueError: one is not above 0.
-    """
-
-    max_turns: int = 30
-    max_sub_calls: int = 100
-    max_depth: int = 1
-    max_new_tokens: int | None = None
-    max_wall_seconds: float = 600.0
-    max_output_chars: int = 20_000
-    max_answer_chars: int = 1_000_000
-    max_prompt_chars: int = 20_000_000
-    batch_size: int = 16
-
-    def __post_init__(self):
-        for name, value in vars(self).items():
-            if value is None and name == "max_new_tokens":
-                continue
-            kinds, what = ((int, float), "number") if name == "max_wall_seconds" else (int, "whole number")
-            if isinstance(value, bool) or not isinstance(value, kinds) or not value > 0:
-                raise ValueError(f"{name}={value!r}; expected a {what} above 0")
-
-
 class RlmPipeline(Pipeline):
     """Answers a question about a context of any length; also `pipeline("recursive-text-generation", model=...)`.
 
@@ -95,30 +64,8 @@ class RlmPipeline(Pipeline):
             beyond it, the oldest turns are left out.
         generation_kwargs: more arguments of `generate`, for example `{"do_sample": True, "temperature": 0.7}`.
 
-    Parameters of a call:
-        question (`str`): what is asked.
-        context (`str`, `list` or `dict` of plain values): what it is asked about. A string is never opened as a path.
-        max_turns (`int`, 30): replies of the model; of each child too.
-        max_sub_calls (`int`, 100): prompts of sub-calls, over all depths.
-        max_depth (`int`, 1): 1: sub-calls are plain. 2: `rlm_query` opens a child with a REPL of its own; and so on.
-        max_new_tokens (`int` or None): of each reply; by default 1024, or a quarter of a window below 4096 tokens.
-        max_wall_seconds (`float`, 600): of the whole run; its last tenth is kept for the answer asked for at the end.
-            It can be passed by one forward step of the model and a second of the executor.
-        max_output_chars (`int`, 20000): printed characters that the model is shown after each turn.
-        max_answer_chars (`int`, 1000000): of the answer; a longer one is refused, and the model told.
-        max_prompt_chars (`int`, 20000000): of the prompts of one sub-call together, before they are tokenized.
-        batch_size (`int`, 16): prompts of `llm_query_batched` in one call of `generate`.
-        seed (`int`, 0): of sampling and of `random` in the REPL. The global state of torch is left as it was.
-        trajectory (path or None): a JSONL file to write, a line for each event, flushed at once.
-
-    Returns:
-        RlmResult
-
     Raises:
         ImportError: no executor is given, and pydantic-monty is not installed.
-        TypeError: question or context is of another type.
-        ValueError: a cap is not above 0, or the question does not fit into the model.
-        RuntimeError: `generate` failed.
     """
 
     _load_tokenizer = True
@@ -132,7 +79,7 @@ class RlmPipeline(Pipeline):
         model,
         tokenizer=None,
         *args: Any,
-        executor: Executor | None = None,
+        executor=None,
         window: int | None = None,
         generation_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -147,138 +94,83 @@ class RlmPipeline(Pipeline):
         self.model.eval()
 
     def __call__(
-        self,
-        question: str,
-        context: str | list | dict,
-        *,
-        seed: int = 0,
-        trajectory: str | Path | None = None,
-        **caps: Any,
+        self, question: str, context: str | list | dict, *, trajectory: str | Path | None = None, **caps: Any
     ) -> RlmResult:
-        """Answers one question; see the class for the parameters."""
+        """Answer one question.
+
+        Args:
+            question: what is asked.
+            context: what it is asked about, of plain values. A string is never opened as a path.
+            trajectory: a JSONL file to write, a line for each event as it happens.
+            caps: fields of `hrm_hf.text.options.RlmCaps`, such as max_turns, max_sub_calls, max_depth and seed.
+
+        Raises:
+            ValueError: a cap is not above 0, the context holds other values, or the question does not fit the model.
+            RuntimeError: `generate` failed.
+        """
         if not isinstance(question, str) or not question.strip():
-            raise TypeError(f"question={question!r:.80}; expected a string that is not empty")
+            raise ValueError(f"question={question!r:.80}: must be a string that is not empty")
         text.validate_context(context)
-        return super().__call__(_Request(question, context, RlmCaps(**caps), seed, trajectory))
+        chat = ChatModel(self.model, self.tokenizer, self.window, self.generation_kwargs)
+        caps = RlmCaps(**caps)
+        caps.max_new_tokens = caps.max_new_tokens or chat.usual_reply()
+        return super().__call__(_Run(chat, self.executor, caps, question, context, trajectory))
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
         if kwargs:
             raise TypeError(f"RlmPipeline takes no {sorted(kwargs)} here; caps belong to a call, see its docstring")
         return {}, {}, {}
 
-    def preprocess(self, request: "_Request") -> "_Request":
-        return request
+    def preprocess(self, run: "_Run") -> "_Run":
+        return run
 
-    def _forward(self, request: "_Request") -> RlmResult:
-        chat = ChatModel(self.model, self.tokenizer, self.window, self.generation_kwargs)
-        if request.caps.max_new_tokens is None:
-            request = replace(request, caps=replace(request.caps, max_new_tokens=chat.usual_reply()))
-        devices = [self.device] if self.device.type == "cuda" else []
-        with _Trajectory(request.trajectory) as trajectory, torch.random.fork_rng(devices):
-            torch.manual_seed(request.seed)
-            return _Run(chat, self.executor, request, trajectory).result()
+    def _forward(self, run: "_Run") -> RlmResult:
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(run.caps.seed)
+            return run.result()
 
     def postprocess(self, result: RlmResult) -> RlmResult:
         return result
 
 
-@dataclass(frozen=True)
-class _Request:
-    """One call of the pipeline."""
-
-    question: str
-    context: Any
-    caps: RlmCaps
-    seed: int
-    trajectory: str | Path | None
-
-
-class _Trajectory:
-    """Events of a run, in memory and, if a path is given, in a file."""
-
-    def __init__(self, path: str | Path | None):
-        self.events: list[dict[str, Any]] = []
-        self._file = open(path, "w", encoding="utf-8") if path is not None else None
-        self._start = time.monotonic()
-
-    def add(self, event: str, depth: int, **fields: Any) -> None:
-        """Appends an event; depth 0 is the root, `seconds` counts from the start of the run."""
-        seconds = round(time.monotonic() - self._start, 3)
-        self.events.append({"event": event, "depth": depth, "seconds": seconds, **fields})
-        if self._file:
-            self._file.write(json.dumps(self.events[-1]) + "\n")
-            self._file.flush()
-
-    def __enter__(self) -> "_Trajectory":
-        return self
-
-    def __exit__(self, *_) -> None:
-        if self._file:
-            self._file.close()
-
-
-class _Output:
-    """The output of a block: its first characters, and how many more there were."""
-
-    def __init__(self, limit: int):
-        self._parts, self._room, self._cut = [], limit, 0
-
-    def write(self, printed: str) -> None:
-        printed = whole_text(printed)
-        kept = printed[: self._room]
-        self._room -= len(kept)
-        self._cut += len(printed) - len(kept)
-        if kept:
-            self._parts.append(kept)
-
-    def text(self, error: str | None = None) -> str:
-        """Returns the text to show; an error has room of its own: a model that is not told of it cannot mend it."""
-        cut = text.CUT.format(count=self._cut) if self._cut else ""
-        ending = f"\n{cut_middle(error)}" if error else ""
-        return ("".join(self._parts) + cut + ending) or "(nothing)"
-
-
 class _Run:
-    """The state that the root and its children share: counts, deadline, model, trajectory."""
+    """The state that the root and its children share: model, caps, counts, deadlines, events."""
 
-    def __init__(self, chat: ChatModel, executor: Executor, request: _Request, trajectory: _Trajectory):
-        self.chat, self.executor, self.request, self.trajectory = chat, executor, request, trajectory
-        self.caps = request.caps
-        start = time.monotonic()
-        self.last_deadline = start + self.caps.max_wall_seconds
-        self.deadline = start + self.caps.max_wall_seconds * (1 - SALVAGE_SHARE)
-        self.sub_calls = 0
+    def __init__(self, chat: ChatModel, executor, caps: RlmCaps, question: str, context: Any, path):
+        self.chat, self.executor, self.caps = chat, executor, caps
+        self.events, self.path, self.sub_calls = [], path and Path(path), 0
+        self.start = time.monotonic()
+        self.last_deadline = self.start + caps.max_wall_seconds
+        self.deadline = self.start + caps.max_wall_seconds * (1 - SALVAGE_SHARE)
+        if self.path:
+            self.path.write_text("")
+        self.log("caps", 0, **asdict(caps), model=type(chat.model).__name__)
+        self.root = _Level(self, question, context, depth=0)
 
     def result(self) -> RlmResult:
-        """Runs the root."""
-        request = self.request
-        self.trajectory.add("caps", 0, **vars(self.caps), seed=request.seed, model=type(self.chat.model).__name__)
-        root = _Level(self, request.question, request.context, depth=0)
+        """Run the root."""
+        root = self.root
         try:
             root.run()
         except RunStopped as stop:
             if stop.error is not None:
-                self.trajectory.add("error", 0, message=str(stop.error))
+                self.log("error", 0, message=str(stop.error))
                 raise stop.error from stop.error.__cause__
             root.salvage(stop.reason, self.last_deadline)
-        return RlmResult(
-            answer=root.answer,
-            finished=root.finished,
-            stop_reason=root.stop_reason,
-            turns=root.turns,
-            sub_calls=self.sub_calls,
-            tokens=self.chat.new_tokens,
-            prompt_tokens=self.chat.prompt_tokens,
-            trajectory=self.trajectory.events,
-        )
+        tokens = {"tokens": self.chat.new_tokens, "prompt_tokens": self.chat.prompt_tokens}
+        ended = {name: getattr(root, name) for name in ("answer", "finished", "stop_reason", "turns")}
+        return RlmResult(**ended, sub_calls=self.sub_calls, **tokens, trajectory=self.events)
+
+    def log(self, event: str, depth: int, **fields: Any) -> None:
+        """Record an event; depth 0 is the root, `seconds` counts from the start of the run."""
+        seconds = round(time.monotonic() - self.start, 3)
+        self.events.append({"event": event, "depth": depth, "seconds": seconds, **fields})
+        if self.path:
+            with open(self.path, "a", encoding="utf-8") as file:
+                file.write(json.dumps(self.events[-1]) + "\n")
 
     def spend(self, prompts: int) -> None:
-        """Counts sub-calls before they are made.
-
-        Raises:
-            CallError: some are left, but not so many.
-            RunStopped: none is left.
-        """
+        """Count sub-calls before they are made. Raise CallError for too many, RunStopped if none is left."""
         left = self.caps.max_sub_calls - self.sub_calls
         if left == 0:
             raise RunStopped("max_sub_calls")
@@ -296,38 +188,35 @@ class _Level:
         self.has_children = depth + 1 < run.caps.max_depth
         self.answer, self.finished, self.stop_reason, self.turns = "", False, "", 0
         self.draft = ""  # answer["content"] after the last block
-        self.output: _Output | None = None  # of the block that is running
-        description = text.describe_context(context)
-        rules = text.system_prompt(
-            self.caps.max_output_chars,
-            self.caps.max_turns,
-            self.caps.max_sub_calls,
-            self.has_children,
-            self.chat.room(self.caps.max_new_tokens),
-        )
+        self.printed: list[str] | None = None  # by the block that is running
+        self.room = 0  # characters that it may still print; below 0 those that were dropped
+        description, caps = text.describe_context(context), run.caps
+        room = self.chat.room(caps.max_new_tokens)
+        rules = (caps.max_output_chars, caps.max_turns, caps.max_sub_calls, self.has_children, room)
         self.messages: list[Message] = [
-            {"role": "system", "content": rules},
+            {"role": "system", "content": text.system_prompt(*rules)},
             {"role": "user", "content": text.QUESTION.format(question=question, description=description)},
         ]
         self._log("start", question=question, context=description)
 
     def run(self) -> None:
-        """Turns until the model finishes or has had all its turns; other caps raise RunStopped."""
-        with closing(self._open()) as session:
+        """Take turns until the model finishes or has had all its turns; other caps raise RunStopped."""
+        functions = {"llm_query": self._llm_query, "llm_query_batched": self._llm_query_batched}
+        functions |= {"rlm_query": self._rlm_query} if self.has_children else {}
+        with closing(self.shared.executor.open(self.context, functions, self.caps.seed)) as session:
             while not self.finished and self.turns < self.caps.max_turns:
                 self._turn(session)
         if not self.finished:
             self.salvage("max_turns", self.shared.deadline if self.depth else self.shared.last_deadline)
 
     def salvage(self, reason: str, deadline: float) -> None:
-        """An answer for a run that a cap has stopped: its draft, or else what the model says when asked once."""
-        if self.output is not None:
-            self._tell(text.OUTPUT.format(output=self.output.text(), left=0))
+        """Find an answer for a run that a cap has stopped: its draft, or what the model says when asked once."""
+        if self.printed is not None:
+            self._tell(text.OUTPUT.format(output=self._shown(None), left=0))
         if self.draft:
             self._end(self.draft, f"{reason}: answer['content'] taken")
             return
-        request = text.SALVAGE.format(reason=reason, question=self.question)
-        self.messages[-1] = {"role": "user", "content": f"{self.messages[-1]['content']}\n\n{request}"}
+        self._append(text.SALVAGE.format(reason=reason, question=self.question))
         try:
             reply = text.parse_reply(self._ask(deadline))
         except RunStopped as stop:
@@ -338,13 +227,14 @@ class _Level:
         answer = reply.value if reply.kind == "final" else reply.text
         self._end(answer, f"{reason}: answer asked for" if answer else f"{reason}: no answer")
 
-    def _turn(self, session: Session) -> None:
+    def _turn(self, session) -> None:
         reply = text.parse_reply(self._ask(self.shared.deadline, until_block=True))
         self.turns += 1
         self.messages.append({"role": "assistant", "content": reply.text or "(nothing)"})
         self._log("reply", turn=self.turns, kind=reply.kind, text=reply.text)
         if reply.kind == "code":
             self._run_block(session, reply.value)
+            self._read_answer(session)
         elif reply.kind == "final":
             self._end(reply.value, "final", finished=True)
         elif reply.kind == "final_var":
@@ -352,17 +242,26 @@ class _Level:
         else:
             self._tell(text.OPEN_BLOCK if reply.kind == "open_block" else text.NO_BLOCK)
 
-    def _run_block(self, session: Session, code: str) -> None:
-        self.output = output = _Output(self.caps.max_output_chars)
-        error = session.run(code, output.write, max(self.shared.deadline - time.monotonic(), 0.01))
-        self.output = None
-        shown, error = output.text(error), error and cut_middle(error)
+    def _run_block(self, session, code: str) -> None:
+        self.printed, self.room = [], self.caps.max_output_chars
+        error = session.run(code, self._write, max(self.shared.deadline - time.monotonic(), 0.01))
+        error = error and text.cut_middle(error)
+        shown, self.printed = self._shown(error), None
         self._log("block", turn=self.turns, output=shown, error=error)
         self._tell(text.OUTPUT.format(output=shown, left=self.caps.max_turns - self.turns))
-        self._read_answer(session)
 
-    def _read_answer(self, session: Session) -> None:
-        """Takes the dict `answer`: the end if it is ready, else a draft to fall back on."""
+    def _write(self, printed: str) -> None:
+        if self.room > 0:
+            self.printed.append(text.whole_text(printed[: self.room]))
+        self.room -= len(printed)
+
+    def _shown(self, error: str | None) -> str:
+        """Return the output that the model is shown; an error has room of its own, so that the model sees it."""
+        cut = text.CUT.format(count=-self.room) if self.room < 0 else ""
+        return "".join(self.printed) + cut + (f"\n{error}" if error else "") or "(nothing)"
+
+    def _read_answer(self, session) -> None:
+        """Take the dict `answer`: the end if it is ready, else a draft to fall back on."""
         try:
             answer = session.variable("answer")
         except KeyError:
@@ -370,12 +269,11 @@ class _Level:
         if not isinstance(answer, dict):
             self._append(text.BAD_ANSWER)
             return
-        # By the methods of dict and not of a class that the model wrote.
-        ready, content = dict.get(answer, "ready"), dict.get(answer, "content", "")
+        ready, content = dict.get(answer, "ready"), dict.get(answer, "content", "")  # not by a class of the model's
         ready = isinstance(ready, (int, float)) and ready == 1
         try:
             self.draft = text.answer_text(content, self.caps.max_answer_chars)
-        except UnfitValueError as error:
+        except text.UnfitValueError as error:
             if ready:
                 self._append(text.UNFIT_ANSWER.format(reason=error))
             return
@@ -384,12 +282,12 @@ class _Level:
         elif ready:
             self._append(text.BAD_ANSWER)
 
-    def _final_var(self, session: Session, name: str) -> None:
+    def _final_var(self, session, name: str) -> None:
         try:
             answer = text.answer_text(session.variable(name), self.caps.max_answer_chars)
         except KeyError:
-            self._tell(text.NO_VARIABLE.format(name=short(name)))
-        except UnfitValueError as error:
+            self._tell(text.NO_VARIABLE.format(name=text.short(name)))
+        except text.UnfitValueError as error:
             self._tell(text.BAD_VARIABLE.format(name=name, reason=error))
         else:
             self._end(answer, "final_var", finished=True)
@@ -399,7 +297,9 @@ class _Level:
 
     def _llm_query_batched(self, prompts: list[str]) -> list[str]:
         if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
-            raise CallError(f"expected a string, or a list of strings for llm_query_batched, got {short(prompts)}")
+            raise CallError(
+                f"expected a string, or a list of strings for llm_query_batched, got {text.short(prompts)}"
+            )
         if not prompts:
             return []
         self._validate_size(sum(map(len, prompts)))
@@ -418,30 +318,21 @@ class _Level:
 
     def _rlm_query(self, question: str, context: Any) -> str:
         if not isinstance(question, str):
-            raise CallError(f"rlm_query(question, context): the question is no string: {short(question)}")
+            raise CallError(f"rlm_query(question, context): the question is no string: {text.short(question)}")
         self._validate_size(len(question))
         try:
             text.validate_context(context)
-        except TypeError as error:
-            raise CallError(str(error)) from error
-        self.shared.spend(1)
-        child = _Level(self.shared, question, context, self.depth + 1)
-        try:
+            self.shared.spend(1)
+            child = _Level(self.shared, question, context, self.depth + 1)
             child.run()
-        except ValueError as error:  # the question does not fit into the model, or the context into a REPL
+        except ValueError as error:  # question or context does not fit
             raise CallError(str(error)) from error
         return child.answer
 
     def _validate_size(self, chars: int) -> None:
-        """Before anything is tokenized, which takes a hundred times the memory of the text."""
+        """Reject long prompts before they are tokenized, which takes a hundred times the memory of the text."""
         if chars > self.caps.max_prompt_chars:
             raise CallError(f"the prompts have {chars} characters; at most {self.caps.max_prompt_chars}: split them")
-
-    def _open(self) -> Session:
-        functions = {"llm_query": self._llm_query, "llm_query_batched": self._llm_query_batched}
-        if self.has_children:
-            functions["rlm_query"] = self._rlm_query
-        return self.shared.executor.open(self.context, functions, self.shared.request.seed)
 
     def _ask(self, deadline: float, until_block: bool = False) -> str:
         ids = self.chat.fit(self.messages, self.caps.max_new_tokens)
@@ -451,14 +342,15 @@ class _Level:
         self.messages.append({"role": "user", "content": message})
 
     def _append(self, message: str) -> None:
-        self.messages[-1]["content"] += f"\n\n{message}"
+        last = self.messages[-1]
+        self.messages[-1] = {**last, "content": f"{last['content']}\n\n{message}"}
 
     def _end(self, answer: str, stop_reason: str, finished: bool = False) -> None:
         self.answer, self.stop_reason, self.finished = answer, stop_reason, finished
         self._log("end", answer=answer, finished=finished, stop_reason=stop_reason, turns=self.turns)
 
     def _log(self, event: str, **fields: Any) -> None:
-        self.shared.trajectory.add(event, self.depth, **fields)
+        self.shared.log(event, self.depth, **fields)
 
 
 PIPELINE_REGISTRY.register_pipeline(

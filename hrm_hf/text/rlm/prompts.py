@@ -1,14 +1,12 @@
-"""Prompts of a recursive language model, and the parser of its replies (arXiv 2512.24601; wording is our own).
+"""Prompts of a recursive language model, the parser of its replies, and values as text (arXiv 2512.24601).
 
-Only replies of the model are parsed, never the context, printed output or answers of sub-calls, so nothing in those
-can end a run. They can still talk the model into something: no prompt prevents that.
+The wording is our own. Only replies of the model are parsed, never the context, printed output or answers of
+sub-calls, so nothing in those can end a run. They can still persuade the model: no prompt prevents that.
 """
 
 import re
 from dataclasses import dataclass
-from typing import Any, NamedTuple
-
-from .plain_values import UnfitValueError, short, text_of
+from typing import Any
 
 
 SYSTEM = """\
@@ -71,15 +69,13 @@ OLD_TURNS = "\n\n(Your {count} oldest turns are not shown any more; their variab
 CUT = "\n[{count} more characters were printed and are not shown]"
 
 LINE = re.compile(r"[^\n]*\n|[^\n]+")  # only \n ends a line
-LANGUAGE = re.compile(r"[ \t]*(\w*)")
-OPEN_FENCE = re.compile(r"^[ \t]*```", re.MULTILINE)
-FINAL = re.compile(r"^[ \t]*(FINAL|FINAL_VAR)\(", re.MULTILINE)
+FINAL = re.compile(r"[ \t]*(FINAL|FINAL_VAR)\(")
+HALF_PAIRS = re.compile("[\ud800-\udfff]")
 CODE_LANGUAGES = ("repl", "python", "py")
-MAX_KEYS = 20  # of a dict, named in its description
-MAX_LENGTHS = 50  # of the items of a list
-MAX_KEY_CHARS = 60
-MAX_CONTEXT_NESTING = 200  # of lists in lists
-MAX_CONTEXT_VALUES = 200_000_000  # with shared parts counted as often as they come; no message to a worker holds more
+MAX_KEYS, MAX_LENGTHS = 20, 50  # of a dict, and of the items of a list, in the description of a context
+MAX_NESTING, MAX_CONTEXT_NESTING = 100, 200  # of lists in lists
+MAX_CONTEXT_VALUES = 10_000_000
+MAX_ERROR_CHARS, SHOWN = 4000, 80  # of an error, and of a value in an error message
 
 
 @dataclass(frozen=True)
@@ -96,62 +92,36 @@ class Reply:
 
 
 def parse_reply(text: str) -> Reply:
-    """Finds the first code block or FINAL, whichever comes first; what follows it is the model's imagination."""
+    """Find the first code block or FINAL, whichever comes first; what follows it is the model's imagination."""
     text = drop_thinking(text)
-    blocks = _fenced(text)
-    block = next((one for one in blocks if one.language.lower() in CODE_LANGUAGES), None)
-    hidden, shown_to = [], 0
-    for one in blocks:
-        hidden += [text[shown_to : one.start], " " * (one.end - one.start)]
-        shown_to = one.end
-    hidden = "".join([*hidden, text[shown_to:]])
-    unclosed = OPEN_FENCE.search(hidden)
-    final = FINAL.search(hidden[: unclosed.start()] if unclosed else hidden)
-    if final and (block is None or final.start() < block.start):
-        end = _closing(text, final.end())
-        value = _unquoted(text[final.end() : end].strip())
-        return Reply("final" if final[1] == "FINAL" else "final_var", value, text[: end + 1])
-    if block:
-        return Reply("code", block.code, text[: block.end])
-    return Reply("open_block" if unclosed else "nothing", "", text)
-
-
-class _Block(NamedTuple):
-    """A fenced block: from the start of its first line to the end of its last one."""
-
-    start: int
-    end: int
-    language: str
-    code: str
-
-
-def _fenced(text: str) -> list[_Block]:
-    """The fenced blocks one after another, in one pass over the lines: a reply may hold thousands of fences."""
-    blocks: list[_Block] = []
-    begin: tuple[int, int, str] | None = None  # start, start of the code, language
-    start = 0
+    block = None  # (start of its code, whether it is to be run)
+    end = 0
     for line in LINE.findall(text):
-        stripped = line.rstrip("\n")
-        fence = stripped.strip(" \t")
-        if begin is not None:
-            if fence == "```":
-                blocks.append(_Block(begin[0], start + len(stripped), begin[2], text[begin[1] : start]))
-                begin = None
-        elif fence.startswith("```") and "`" not in fence[3:] and line.endswith("\n"):
-            begin = (start, start + len(line), LANGUAGE.match(fence, 3)[1])
-        start += len(line)
-    return blocks
+        start, end = end, end + len(line)
+        fence = line.strip()
+        if block is not None:
+            if fence == "```" and block[1]:
+                return Reply("code", text[block[0] : start], text[: end - line.endswith("\n")])
+            block = None if fence == "```" else block
+        elif fence.startswith("```") and "`" not in fence[3:]:
+            block = end, fence[3:].strip().partition(" ")[0].lower() in CODE_LANGUAGES
+        elif final := FINAL.match(line):
+            opening = start + final.end()
+            closing = _closing(text, opening)
+            value = _unquoted(text[opening:closing].strip())
+            return Reply("final" if final[1] == "FINAL" else "final_var", value, text[: closing + 1])
+    return Reply("nothing" if block is None else "open_block", "", text)
 
 
 def drop_thinking(text: str) -> str:
-    """Returns the text after a reasoning model's thoughts; the start tag may have been part of the prompt."""
+    """Return the text after a reasoning model's thoughts; the start tag may have been part of the prompt."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
 
 
 def system_prompt(
     max_output_chars: int, max_turns: int, max_sub_calls: int, children: bool, window: int | None
 ) -> str:
-    """The rules. `children`: whether rlm_query is there. `window`: tokens that a prompt may have, if known."""
+    """Return the rules. `children`: whether rlm_query is there. `window`: tokens that a prompt may have, if known."""
     return SYSTEM.format(
         max_output_chars=max_output_chars,
         prompt_size=f" (at most about {3 * window} characters)" if window else "",
@@ -162,11 +132,11 @@ def system_prompt(
 
 
 def describe_context(context: Any) -> str:
-    """Type and size of a context: all that the model is told of it."""
+    """Return type and size of a context: all that the model is told of it."""
     if isinstance(context, str):
         return f"a str of {len(context)} characters, {context.count(chr(10)) + 1} lines"
     if isinstance(context, dict):
-        keys = ", ".join(short(key)[:MAX_KEY_CHARS] for key in list(context)[:MAX_KEYS])
+        keys = ", ".join(short(key) for key in list(context)[:MAX_KEYS])
         more = f" and {len(context) - MAX_KEYS} more" if len(context) > MAX_KEYS else ""
         return f"a dict of {len(context)} items with the keys {keys}{more}"
     kinds = sorted({type(item).__name__ for item in context})
@@ -175,55 +145,98 @@ def describe_context(context: Any) -> str:
     return f"a list of {len(context)} items ({', '.join(kinds) or 'empty'}){sizes}"
 
 
-def validate_context(context: Any) -> None:
-    """Contexts are str, list or dict of plain values, so that every executor can take them.
+# ---- values that the model's code made ----
 
-    Raises:
-        TypeError: names the place of a value of another type, or of one that is nested without end.
-    """
+
+class UnfitValueError(ValueError):
+    """A value that cannot be a text or a context. The message says why, for the model."""
+
+
+def validate_context(context: Any) -> None:
+    """Raise UnfitValueError unless a context is a str, list or dict of plain values, as every executor needs."""
     if not isinstance(context, (str, list, dict)):
-        raise TypeError(f"context is a {type(context).__name__}; expected str, list or dict (a file: its text)")
-    if _values(context, "context", 0, {}) > MAX_CONTEXT_VALUES:
-        raise TypeError(f"context comes to more than {MAX_CONTEXT_VALUES} values, since parts of it are shared")
+        raise UnfitValueError(f"context is a {type(context).__name__}; expected str, list or dict (a file: its text)")
+    if _count(context, MAX_CONTEXT_VALUES, MAX_CONTEXT_NESTING, ("context",)) > MAX_CONTEXT_VALUES:
+        raise UnfitValueError(f"context holds more than {MAX_CONTEXT_VALUES} values")
 
 
 def answer_text(value: Any, max_chars: int) -> str:
-    """An answer as text.
-
-    Raises:
-        UnfitValueError: why this value can be none.
-    """
+    """Return an answer as text. Raise UnfitValueError if the value cannot be an answer."""
     if not isinstance(value, (str, int, float, list, tuple, dict)):
         raise UnfitValueError(f"it is a {type(value).__name__}; expected text, a number, a list or a dict")
     return text_of(value, max_chars)
 
 
-def _values(value: Any, place: str, depth: int, counted: dict[int, int | None]) -> int:
-    """The number of values in a part of a context; a part that comes again is counted again and not walked again."""
-    if value is None or isinstance(value, (str, int, float)):
+def text_of(value: Any, max_chars: int, quoted: bool = False) -> str:
+    """Return `str(value)`, or `repr(value)` if quoted, without half surrogate pairs.
+
+    A value is measured before it is converted: twelve lists of ten references to the one before print as 10^12 items.
+
+    Raises:
+        UnfitValueError: more than `max_chars` characters, nested more than 100 deep, or a conversion that fails.
+    """
+    too_long = f"it comes to more than {max_chars} characters"
+    if _count(value, max_chars, MAX_NESTING) > max_chars:
+        raise UnfitValueError(too_long)
+    try:
+        text = repr(value) if quoted else str.__str__(value) if isinstance(value, str) else str(value)
+    except Exception as error:  # an integer of more than 4300 digits, or a class that the model wrote
+        raise UnfitValueError(f"a {type(value).__name__} does not convert to text: {error}") from error
+    if len(text) > max_chars:
+        raise UnfitValueError(too_long)
+    return whole_text(text)
+
+
+def _count(value: Any, most: int, deepest: int, place: tuple = ()) -> int:
+    """Count at least up to `most` the characters of a value, or (with a place) the values of a context.
+
+    Shared parts count every time.
+    """
+    if isinstance(value, str):
+        return 1 if place else len(value)
+    if isinstance(value, dict):
+        parts = dict.items(value)
+    elif isinstance(value, (list, tuple)):
+        parts = enumerate(list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value))
+    elif not place or value is None or isinstance(value, (int, float)):
         return 1
-    if id(value) in counted:
-        if counted[id(value)] is None:
-            raise TypeError(f"{place} holds itself; expected nested str, list and dict")
-        return counted[id(value)]
-    if depth > MAX_CONTEXT_NESTING:
-        raise TypeError(f"context is nested more than {MAX_CONTEXT_NESTING} deep; flatten it, or give it as a text")
-    counted[id(value)] = None  # on the way down
-    if isinstance(value, (list, tuple)):
-        total = 1 + sum(_values(item, f"{place}[{i}]", depth + 1, counted) for i, item in enumerate(value))
-    elif isinstance(value, dict):
-        total = 1
-        for key, item in value.items():
-            if not isinstance(key, (str, int, float)):
-                kind = type(key).__name__
-                raise TypeError(f"{place} has the key {short(key)} of type {kind}; expected str or a number")
-            total += _values(item, f"{place}[{short(key)}]", depth + 1, counted)
     else:
-        raise TypeError(
-            f"{place} is a {type(value).__name__}; expected str, int, float, bool, None, or a list or dict of these"
-        )
-    counted[id(value)] = total
+        raise UnfitValueError(f"{_named(place)} is a {type(value).__name__}; expected plain values, lists and dicts")
+    if deepest == 0:
+        raise UnfitValueError("it is nested too deep, or holds itself")
+    total = 1
+    for key, part in parts:
+        if place and not isinstance(key, (str, int, float)):
+            raise UnfitValueError(f"{_named(place)} has the key {short(key)}; expected str or a number")
+        total += _count(part, most - total, deepest - 1, (*place, key) if place else ())
+        if isinstance(value, dict):
+            total += 1 if place else _count(key, most - total, deepest - 1)
+        if total > most:
+            break
     return total
+
+
+def _named(place: tuple) -> str:
+    return place[0] + "".join(f"[{short(part)}]" for part in place[1:])
+
+
+def short(value: Any) -> str:
+    """Return the beginning of a value, for a message."""
+    try:
+        return text_of(value, 100_000, quoted=True)[:SHOWN]
+    except UnfitValueError as error:
+        return f"a {type(value).__name__} ({error})"
+
+
+def whole_text(text: str) -> str:
+    """Return the text with each half of a surrogate pair replaced: no tokenizer, terminal or file takes those."""
+    return text if text.isascii() else HALF_PAIRS.sub("\N{REPLACEMENT CHARACTER}", text)
+
+
+def cut_middle(text: str, most: int = MAX_ERROR_CHARS) -> str:
+    """Return beginning and end of an error, which says at its end what went wrong and may quote very long lines."""
+    text = text if len(text) <= most else f"{text[: most // 2]}\n[cut]\n{text[-(most // 2) :]}"
+    return whole_text(text)
 
 
 def _closing(text: str, start: int) -> int:

@@ -23,6 +23,7 @@ import torch
 from transformers import PreTrainedConfig
 
 from hrm_hf import HrmLmConfig
+from hrm_hf.text.options import BuildReasoning
 from hrm_hf.text.reasoning.build import ReasoningInfo, describe_task, draw_each
 from hrm_hf.text.reasoning.evaluation import SPLITS, depth_argument, evaluate_rows
 from hrm_hf.text.reasoning.rows import draw_rows
@@ -53,7 +54,8 @@ BATCHES = 2**20  # a number that no seed of a data set has, so that batches are 
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    info = describe_task(args.task, args.size, args.difficulty, args.beyond, args.answers, args.queries)
+    names = ("task", "size", "difficulty", "beyond", "answers", "queries")
+    info = describe_task(BuildReasoning(out=args.out, **{name: getattr(args, name) for name in names}))
     info.rows, info.seed = {"test": args.test_rows}, 0
     rows = {split: some for split in SPLITS if (some := draw_each(info, split)) is not None}
     length = max(some["input_ids"].shape[1] for some in rows.values())

@@ -9,8 +9,7 @@ import typer
 from ..io.evaluation import validate_data, validate_evaluation
 from .evaluate_cosmo import cosmo, cosmo_baseline, cosmo_map
 from .evaluate_go import go
-from .evaluate_lm import lm
-from .evaluate_reasoning import reasoning
+from .evaluate_lm import lm, reasoning
 from .report import AsJson, Device, UpdateCard, run, usage_errors, validate_model
 from .solve import Choose, ExitWhenStill, Halt, Noise, NoiseAt, Restarts
 

@@ -4,7 +4,122 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
+from ..io.evaluation import validate_data, validate_evaluation
 from ..io.options import Options, option
+from ..io.usage import UsageError
+
+
+# When a token stops thinking; the names of `hrm_hf.models.early_exit.EXIT_CRITERIA`.
+Exit = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
+# The keys of `hrm_hf.text.reasoning.tasks.TASKS`.
+ReasoningTask = Literal["automaton", "pointers", "permutations", "addition", "brackets", "maze"]
+
+
+@dataclass(kw_only=True)
+class ThinkingOptions(Options):
+    """When the tokens of an `hrm_lm` halt; the fields of its config by default."""
+
+    exit_criterion: Exit | None = option("What ends a token's thinking (hrm_lm); the config's by default.", None)
+    exit_threshold: float | None = option("Of a criterion that has one (not q, fixed); its default otherwise.", None)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.exit_threshold is None:
+            return
+        if self.exit_criterion in (None, "q", "fixed"):
+            problem = "needs a criterion that has a threshold; give --exit-criterion (not q, fixed)"
+        elif self.exit_threshold <= 0 or (self.exit_criterion in ("cdf", "confidence") and self.exit_threshold > 1):
+            problem = f"must be above 0, and of cdf and confidence at most 1, for {self.exit_criterion}"
+        else:
+            return
+        raise UsageError(f"exit_threshold={self.exit_threshold:g}: {problem}", "--exit-threshold")
+
+    @property
+    def halting(self) -> dict[str, Any]:
+        """The options that were given."""
+        given = {"exit_criterion": self.exit_criterion, "exit_threshold": self.exit_threshold}
+        return {name: value for name, value in given.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class EvaluateLm(ThinkingOptions):
+    """Options of `hrm-hf eval lm`."""
+
+    model: str = option("Checkpoint folder, or a model on the Hub; ours or transformers' own.", argument=True)
+    data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME; repeat for more.")
+    split: str = option("Split of data sets of the Hub, or a name for files.", "test")
+    last_percentage: float | None = option(
+        "Only the end of each source, as run_clm.py holds it out.", None, min=0.01, max=99.99
+    )
+    text_column: str = option("JSON key or column that holds the text.", "text")
+    document_separator: str | None = option("Line that separates the documents of a plain text.", None)
+    on_bad_line: Literal["stop", "skip"] = option("skip: leave broken lines of JSON Lines out.", "stop")
+    tokenizer: str | None = option("Another tokenizer than the one that belongs to the weights.", None)
+    block_size: int | None = option("Tokens of a row; the model's positions, at most 1024, by default.", None, min=2)
+    overlap: int = option("Tokens that a row repeats from the last, as context.", 0, min=0)
+    num_segments: int | None = option("Most segments of a token (hrm_lm); the config's by default.", None, min=1)
+    batch_size: int = option("Rows at a time.", 8, min=1)
+    limit: int | None = option(
+        "Only the first rows; bits per byte then take the text's average bytes per token.", None, min=1
+    )
+    out: Path | None = option("Folder for results.json.", None)
+    device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
+    update_card: bool = option("Write the results into MODEL/README.md.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_evaluation(self.model, self.out, self.update_card)
+
+
+@dataclass(kw_only=True)
+class EvaluateReasoning(ThinkingOptions):
+    """Options of `hrm-hf eval reasoning`."""
+
+    model: str = option("Checkpoint folder, or a model on the Hub; ours or transformers' own.", argument=True)
+    data: str = option("Folder of `hrm-hf data reasoning`, or such a data set on the Hub.", argument=True)
+    splits: str = option("Splits, with commas between them; test, and beyond where there is one, by default.", "")
+    passes: str = option("Numbers of passes, as 1,2,4,8, besides the model's own choice (hrm_lm: segments).", "")
+    max_eval_samples: int | None = option("Only the first rows of each difficulty.", None, min=1)
+    batch_size: int = option("Rows at a time.", 64, min=1)
+    out: Path | None = option("Folder for results.json and reasoning.png.", None)
+    device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
+    update_card: bool = option("Write the results into MODEL/README.md.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        validate_evaluation(self.model, self.out, self.update_card)
+        validate_data(self.data, "data set of `hrm-hf data reasoning`")
+        parts = self.passes.split(",") if self.passes else []
+        if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
+            raise UsageError(f"passes={self.passes!r}: must be numbers from 1 with commas, as 1,2,4,8", "--passes")
+
+    @property
+    def numbers(self) -> list[int]:
+        """The numbers of `passes`, ascending."""
+        return sorted({int(part) for part in self.passes.split(",")}) if self.passes else []
+
+
+@dataclass(kw_only=True)
+class BuildReasoning(Options):
+    """Options of `hrm-hf data reasoning`. Defaults of None are those of the task."""
+
+    task: ReasoningTask = option("What is asked.", argument=True)
+    out: Path = option("Folder to write.")
+    size: int | None = option(
+        "Cells (automaton), nodes (pointers), items (permutations), digits (addition), kinds (brackets), cells a side "
+        "(maze).",
+        None,
+    )
+    difficulty: str | None = option(
+        "Of the training data, as 8 or 1-8: steps, hops, generators, numbers, depth.", None
+    )
+    beyond: str | None = option("Of the split beyond it, or none; up to twice the greatest one by default.", None)
+    answers: Literal["all", "last"] | None = option("Ask for the result of every step, or of the last one.", None)
+    queries: int | None = option("pointers: starts in a row; as many as there are nodes by default.", None)
+    num_train: int = option("Training rows.", 100_000, min=1)
+    num_validation: int = option("Rows of the split validation.", 1000, min=0)
+    num_test: int = option("Rows of each difficulty in the splits test and beyond.", 500, min=0)
+    seed: int = option("Seed of the complete set.", 0, min=0)
 
 
 @dataclass(kw_only=True)

@@ -4,14 +4,14 @@ from typing import get_args
 
 import pytest
 
-from hrm_hf.cli.data_reasoning import ReasoningTask
-from hrm_hf.cli.evaluate_lm import Exit
 from hrm_hf.golang.options import GoValidator, RepairMode
 from hrm_hf.golang.validators.go_validators import VALIDATORS
+from hrm_hf.io.usage import UsageError
 from hrm_hf.launch.names import MODELS
 from hrm_hf.launch.planner import known_models
 from hrm_hf.models.early_exit import EXIT_CRITERIA
 from hrm_hf.models.edits_hrm_go_coder import REPAIR_MODES
+from hrm_hf.text.options import Exit, ReasoningTask, ThinkingOptions
 from hrm_hf.text.reasoning.tasks import TASKS
 
 
@@ -30,3 +30,14 @@ def test_the_launcher_names_the_models_that_there_are():
 )
 def test_an_option_offers_what_the_library_knows(choices, known):
     assert get_args(choices) == tuple(known)
+
+
+def test_thresholds_have_the_bounds_of_their_criteria():
+    for name, kind in EXIT_CRITERIA.items():
+        for threshold in (0.5, 1.5):
+            allowed = kind.default_threshold is not None and threshold <= kind.highest_threshold
+            if allowed:
+                assert ThinkingOptions(exit_criterion=name, exit_threshold=threshold).halting
+            else:
+                with pytest.raises(UsageError, match=f"exit_threshold={threshold}"):
+                    ThinkingOptions(exit_criterion=name, exit_threshold=threshold)

@@ -23,6 +23,7 @@ from hrm_hf.io.sources import load_split
 from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 from hrm_hf.text.corpus import load_text_corpus
+from hrm_hf.text.options import BuildReasoning
 from hrm_hf.text.reasoning.build import build_reasoning
 from hrm_hf.text.reasoning.corpus import is_reasoning_data, load_reasoning_corpus
 from hrm_hf.text.reasoning.evaluation import evaluate_rows
@@ -40,7 +41,7 @@ POINTERS = {"size": 4, "difficulty": "1-2", "num_train": 64, "num_validation": 8
 def data(tmp_path_factory):
     """Pointers of four nodes: one and two hops, and three beyond."""
     folder = tmp_path_factory.mktemp("reasoning") / "pointers"
-    build_reasoning("pointers", folder, **POINTERS)
+    build_reasoning(BuildReasoning(task="pointers", out=folder, **POINTERS))
     return folder
 
 
@@ -135,7 +136,7 @@ def test_the_command_writes_its_figures_a_plot_and_the_card(data, models, tmp_pa
     result = run(
         models / "hrm_lm",
         data,
-        "--num_segments",
+        "--passes",
         "2,1",
         "--max_eval_samples",
         3,
@@ -188,9 +189,9 @@ def test_a_data_set_on_the_hub_gives_the_figures_of_its_folder(data, models, tmp
 @pytest.mark.parametrize(
     ("model", "options", "said", "status"),
     [
-        ("llama", ["--passes", "1,2"], "has one depth and no passes to choose", 1),
-        ("llama", ["--exit-criterion", "kl"], "never halts early", 1),
-        ("hrm_lm", ["--passes", "one"], "numbers from 1", 2),
+        ("llama", ["--passes", "1,2"], "has one depth", 1),
+        ("llama", ["--exit-criterion", "kl"], "has one depth", 1),
+        ("hrm_lm", ["--passes", "one"], "passes='one'", 2),
         ("hrm_lm", ["--splits", "tests"], "no split 'tests'", 2),
         ("short", [], "rows of test have 14 tokens", 2),
         ("bytes", [], "has other words than", 1),
@@ -226,7 +227,8 @@ def test_a_run_takes_the_rows_as_they_are(data):
 
 
 def test_rows_of_two_tasks_are_filled_up_to_one_length(data, tmp_path):
-    build_reasoning("addition", tmp_path, size=1, difficulty="2", num_train=9, num_validation=4, num_test=0)
+    rows = {"num_train": 9, "num_validation": 4, "num_test": 0}
+    build_reasoning(BuildReasoning(task="addition", out=tmp_path, size=1, difficulty="2", **rows))
     options = LmDataArguments(train_data=[str(tmp_path), str(data)], max_eval_samples=6)
     corpus = load_reasoning_corpus(options, reasoning_tokenizer())
     rows = corpus.train[:]

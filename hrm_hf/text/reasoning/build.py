@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from ...io.bounded_files import load_json
 from ...io.complete_files import complete_file, write_text
 from ...io.usage import UsageError, as_usage_errors
+from ..options import BuildReasoning
 from .card import data_card
 from .rows import PAD_ID, Rows, arrow_table, below, draw_rows, features, fingerprints, wider
 from .symbols import reasoning_tokenizer
@@ -70,99 +70,62 @@ class ReasoningInfo:
 # ---- options ----
 
 
-def build_reasoning(
-    task: str,
-    out: str | Path,
-    *,
-    size: int | None = None,
-    difficulty: str | None = None,
-    beyond: str | None = None,
-    answers: str | None = None,
-    queries: int | None = None,
-    num_train: int = 100_000,
-    num_validation: int = 1000,
-    num_test: int = 500,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Builds a data set of one task; the defaults of None are the task's own.
-
-    Args:
-        task: a key of `TASKS`.
-        size: what it counts, the task says.
-        difficulty: of the training data, as "8" or "1-8".
-        beyond: of the split beyond it, as difficulty, or "none"; up to twice the greatest one trained by default.
-        answers: "all", intermediate ones too, or "last".
-        queries: of pointers, starts in a row.
-        num_train, num_validation: rows of these splits.
-        num_test: rows of each difficulty in test and beyond.
-        seed: of the whole set.
+def build_reasoning(options: BuildReasoning) -> dict[str, Any]:
+    """Build a data set of one task.
 
     Raises:
-        UsageError: options that the task does not have, or that leave nothing to draw.
+        UsageError: options that the task does not have, that leave nothing to draw, or a folder with another data set.
     """
-    numbers = {"num_train": num_train, "num_validation": num_validation, "num_test": num_test, "seed": seed}
-    for name, value in numbers.items():
-        least = 1 if name == "num_train" else 0
-        if value < least:
-            raise UsageError(f"{value}; expected {least} or more", "--" + name.replace("_", "-"))
-    out = Path(out)
-    info = describe_task(task, size, difficulty, beyond, answers, queries)
-    info.rows, info.seed = {"train": num_train, "validation": num_validation, "test": num_test}, seed
-    if (out / INFO_FILE).exists() and not _same_rows(load_reasoning_info(out), info):
+    info, out = describe_task(options), Path(options.out)
+    if (out / INFO_FILE).exists() and replace(load_reasoning_info(out), table=[]) != info:
         raise UsageError(f"{out} already holds a data set with other options; choose another folder", "--out")
     splits = as_usage_errors(draw_splits, info)
     save_reasoning_dataset(splits, info, out)
     return {"out": str(out), **{f"{name}_rows": len(rows["difficulty"]) for name, rows in splits.items()}}
 
 
-def describe_task(
-    task: str,
-    size: int | None = None,
-    difficulty: str | None = None,
-    beyond: str | None = None,
-    answers: str | None = None,
-    queries: int | None = None,
-) -> ReasoningInfo:
-    """The task of these options and its difficulties, still without rows; arguments and errors as of the above."""
-    kind = _validated_kind(task, size, answers, queries)
+def describe_task(options: BuildReasoning) -> ReasoningInfo:
+    """Return the task of these options and its difficulties, still without rows. Raises UsageError as above."""
+    kind = _validated_kind(options)
     info = ReasoningInfo(
-        task=task,
-        size=kind.size if size is None else size,
-        answers=answers or kind.asks[0],
-        queries=queries,
-        trained=_span(difficulty, "--difficulty") if difficulty else kind.trained,
+        task=options.task,
+        size=options.size or kind.size,
+        answers=options.answers or kind.asks[0],
+        queries=options.queries,
+        trained=_span(options.difficulty, "--difficulty") if options.difficulty else kind.trained,
         beyond=None,
+        rows={"train": options.num_train, "validation": options.num_validation, "test": options.num_test},
+        seed=options.seed,
     )
-    if difficulty is None:  # a small size may not have all that are usual
+    if options.difficulty is None:  # a small size may not have all that are usual
         info.trained = tuple(min(one, info.make_task().most) for one in kind.trained)
-    info.beyond = _beyond(beyond, info)
+    info.beyond = _beyond(options.beyond, info)
     return info
 
 
-def _validated_kind(task: str, size: int | None, answers: str | None, queries: int | None) -> type[Task]:
-    if task not in TASKS:
-        raise UsageError(f"{task!r}; expected one of {', '.join(TASKS)}", "TASK")
-    kind = TASKS[task]
+def _validated_kind(options: BuildReasoning) -> type[Task]:
+    kind, queries = TASKS[options.task], options.queries
     low, high = kind.sizes
-    size = kind.size if size is None else size
+    size = kind.size if options.size is None else options.size
     if not low <= size <= high:
-        raise UsageError(f"{size} {kind.size_is}; {task} takes {low} to {high}", "--size")
-    if answers is not None and answers not in kind.asks:
-        raise UsageError(f"{answers!r}; of {task} expected {' or '.join(kind.asks)}", "--answers")
+        raise UsageError(f"size={size}: {options.task} takes {low} to {high} {kind.size_is}", "--size")
+    if options.answers is not None and options.answers not in kind.asks:
+        expected = " or ".join(kind.asks)
+        raise UsageError(f"answers={options.answers!r}: must be {expected} for {options.task}", "--answers")
     if queries is not None and not hasattr(kind, "queries"):
-        raise UsageError(f"{task} has no starts to choose; leave it out", "--queries")
+        raise UsageError(f"queries={queries}: has no effect on {options.task}; leave it out", "--queries")
     if queries is not None and not 1 <= queries <= size:
-        raise UsageError(f"{queries}; there are {size} nodes to start from", "--queries")
+        raise UsageError(f"queries={queries}: must be in [1, {size}], the number of nodes", "--queries")
     return kind
 
 
 def _span(text: str, option: str) -> tuple[int, int]:
     parts = text.split("-")
     if len(parts) > 2 or not all(part.isdecimal() and int(part) >= 1 for part in parts):
-        raise UsageError(f"{text!r}; expected a number from 1 like 8, or a range like 1-8", option)
+        raise UsageError(f"{text!r}: must be a number from 1, as 8, or a range, as 1-8", option)
     low, high = int(parts[0]), int(parts[-1])
     if low > high:
-        raise UsageError(f"{text!r} is empty; expected the smaller number first", option)
+        raise UsageError(f"{text!r}: must begin with the smaller number", option)
     return low, high
 
 
@@ -266,13 +229,10 @@ def _table(info: ReasoningInfo, splits: dict[str, Rows], trained: np.ndarray) ->
 
 def save_reasoning_dataset(splits: dict[str, Rows], info: ReasoningInfo, out: Path) -> None:
     """Writes the folder that the header of this module describes; `reasoning.json` last, when the rest is complete."""
-    sizes = {}
     for name, rows in splits.items():
-        file = out / "data" / f"{name}-00000.parquet"
-        _write_split(rows, file, name)
-        sizes[name] = (len(rows["difficulty"]), file.stat().st_size)
+        _write_split(rows, out / "data" / f"{name}-00000.parquet", name)
     reasoning_tokenizer().save_pretrained(out)
-    write_text(out / "README.md", data_card(info, sizes))
+    write_text(out / "README.md", data_card(info, {name: len(rows["difficulty"]) for name, rows in splits.items()}))
     write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1) + "\n")
 
 
@@ -303,16 +263,8 @@ def load_reasoning_info(source: str | Path) -> ReasoningInfo:
             f"{source} is no reasoning data set: {INFO_FILE} is missing. Build one with `hrm-hf data reasoning TASK "
             "--out DIR`."
         )
-    content = load_json(file)
-    wanted = {one.name for one in fields(ReasoningInfo)}
-    if not isinstance(content, dict) or content.keys() != wanted or content["task"] not in TASKS:
-        raise ValueError(f"{file} is none that this version writes; build the data set anew")
-    pairs = {name: content[name] for name in ("trained", "beyond") if content[name] is not None}
-    if not all(isinstance(pair, list) and [type(one) for one in pair] == [int, int] for pair in pairs.values()):
-        raise ValueError(f"{file}: trained and beyond are pairs of numbers; build the data set anew")
-    return ReasoningInfo(**content | {name: tuple(pair) for name, pair in pairs.items()})
-
-
-def _same_rows(one: ReasoningInfo, other: ReasoningInfo) -> bool:
-    """Whether two sets have the same rows; the table follows from them."""
-    return replace(one, table=[]) == replace(other, table=[])
+    content = json.loads(file.read_text())
+    if not isinstance(content, dict) or content.keys() != {one.name for one in fields(ReasoningInfo)}:
+        raise ValueError(f"{file} was not written by this version; build the data set again")
+    pairs = {name: tuple(content[name]) for name in ("trained", "beyond") if content[name] is not None}
+    return ReasoningInfo(**content | pairs)

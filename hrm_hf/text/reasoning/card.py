@@ -2,8 +2,6 @@
 
 from typing import TYPE_CHECKING
 
-from .rows import features
-
 
 if TYPE_CHECKING:
     from .build import ReasoningInfo
@@ -18,38 +16,26 @@ COLUMNS = {
 }
 
 
-def data_card(info: "ReasoningInfo", sizes: dict[str, tuple[int, int]]) -> str:
+def data_card(info: "ReasoningInfo", sizes: dict[str, int]) -> str:
     """README.md of a set.
 
     Args:
-        sizes: rows and bytes of each split.
+        sizes: rows of each split.
     """
-    from datasets import DatasetInfo, SplitInfo
-    from datasets.info import DatasetInfosDict
-    from datasets.splits import SplitDict
     from huggingface_hub import DatasetCardData
 
     task = info.make_task()
-    splits = SplitDict()
-    for name, (rows, size) in sizes.items():
-        splits.add(SplitInfo(name, num_bytes=size, num_examples=rows))
+    files = [{"split": name, "path": f"data/{name}-*.parquet"} for name in sizes]
     data = DatasetCardData(
         pretty_name=f"{task.title}: {info.size} {task.size_is}",
         license="cc0-1.0",
         task_categories=["text-generation"],
         tags=["reasoning", "synthetic", info.task],
-        size_categories=[_size_category(sum(rows for rows, _ in sizes.values()))],
-        configs=[
-            {
-                "config_name": "default",
-                "data_files": [{"split": name, "path": f"data/{name}-*.parquet"} for name in sizes],
-            }
-        ],
+        configs=[{"config_name": "default", "data_files": files}],
     )
-    DatasetInfosDict({"default": DatasetInfo(features=features(), splits=splits)}).to_dataset_card_data(data)
     explained = "\n".join(line.strip() for line in type(task).__doc__.strip().splitlines())
     columns = "".join(f"| {name} | {what} |\n" for name, what in COLUMNS.items())
-    rows = "".join(f"| {name} | {count:,} | {_span(info, name)} |\n" for name, (count, _) in sizes.items())
+    rows = "".join(f"| {name} | {count:,} | {_span(info, name)} |\n" for name, count in sizes.items())
     table = "".join(
         f"| {row['difficulty']} | {row['split']} | {row['rows']:,} | {row['words']} | {row['cells']} | "
         f"{row['chance']:.1%} | {row['seen']:.1%} |\n"
@@ -82,8 +68,3 @@ def build_command(info: "ReasoningInfo") -> str:
     options |= {f"num-{name}": count for name, count in info.rows.items()} | {"seed": info.seed}
     written = (f"--{name} {value}" for name, value in options.items() if value is not None)
     return f"hrm-hf data reasoning {info.task} {' '.join(written)}"
-
-
-def _size_category(rows: int) -> str:
-    names = ("n<1K", "1K<n<10K", "10K<n<100K", "100K<n<1M", "1M<n<10M", "10M<n<100M")
-    return names[min(5, max(0, len(str(rows)) - 3))]

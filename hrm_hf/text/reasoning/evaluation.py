@@ -16,13 +16,14 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ...hub.cards import record_evaluation
 from ...hub.kinds import LANGUAGE_MODEL, load_config
-from ...io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
+from ...io.evaluation import chosen_device, write_results
 from ...io.sources import load_split
 from ...io.usage import UsageError
 from ...trainer.intervals import wilson_interval
 from ...trainer.recipes import library_versions
 from ..causal_lm import load_tokenizer
-from ..evaluation import model_positions, validate_exit
+from ..evaluation import model_positions
+from ..options import EvaluateReasoning
 from .build import ReasoningInfo, load_reasoning_info
 from .corpus import validate_vocabulary
 from .plots import plot_reasoning
@@ -37,67 +38,28 @@ PLOT_FILE = "reasoning.png"
 
 
 def depth_argument(model: PreTrainedModel) -> str | None:
-    """The argument of a model's forward pass that is its number of passes; None for a model of fixed depth."""
+    """Return the argument of a forward pass that sets the number of passes; None for a model of fixed depth."""
     parameters = inspect.signature(model.forward).parameters
     return next((name for name in DEPTH_ARGUMENTS if name in parameters), None)
 
 
-def depth_options(model: PreTrainedModel, passes: int | None) -> dict[str, Any]:
-    """Arguments of a forward pass with a number of passes for every token; None leaves it to the model.
-
-    Raises:
-        ValueError: the model has one depth only.
-    """
-    if passes is None:
-        return {}
-    name = depth_argument(model)
-    if name is None:
-        raise ValueError(f"{type(model).__name__} has one depth and no passes to choose; leave out --passes")
-    return {name: passes, "exit_criterion": "fixed"}
-
-
-def evaluate_checkpoint(
-    model: str,
-    data: str,
-    *,
-    splits: str = "",
-    passes: str | None = None,
-    exit_criterion: str | None = None,
-    exit_threshold: float | None = None,
-    max_eval_samples: int | None = None,
-    batch_size: int = 64,
-    out: Path | None = None,
-    device: str | None = None,
-    update_card: bool = False,
-) -> dict[str, Any]:
-    """Evaluates a model folder, or a model of the Hub, on a data set of `hrm-hf data reasoning`.
-
-    Args:
-        data: folder, or a data set of the Hub.
-        splits: with commas between them; test, and beyond where there is one, by default.
-        passes: fixed numbers of passes to evaluate beside the model's own choice, as "1,2,4,8".
-        exit_criterion, exit_threshold: of the model's own choice; its config's by default.
-        max_eval_samples: only the first rows of each difficulty.
-        batch_size: rows at a time.
-        out: folder for results.json and reasoning.png.
+def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
+    """Evaluate a model on a data set of `hrm-hf data reasoning`.
 
     Returns:
-        What results.json holds, and the names of the files that were written. `metrics` is that of `evaluate_rows`,
-        with the exact and the cell accuracy of each split as the model halts.
+        The content of results.json, and the names of the files that were written. `metrics` is that of
+        `evaluate_rows`, with the exact and the cell accuracy of each split as the model halts.
 
     Raises:
-        UsageError: a path, a device, a split or options that are none, or that do not fit together or to the model.
-        ModelError: a model that is nowhere, or of another kind.
-        ValueError: a tokenizer of other words, or passes of a model of one depth.
+        UsageError: a device or a split that does not exist, or options that do not fit the model.
+        ModelError: a model that does not exist, or of another kind.
+        ValueError: a tokenizer with other words, or passes of a model of one depth.
     """
-    validate_evaluation(model, out, update_card)
-    validate_data(data, "data set of `hrm-hf data reasoning`")
-    device = chosen_device(device)
-    validate_exit(exit_criterion, exit_threshold)
-    settings = [None, *_numbers(passes)]
+    model, data = options.model, options.data
+    settings, device = [None, *options.numbers], chosen_device(options.device)
     load_config(model, LANGUAGE_MODEL)
     info = load_reasoning_info(data)
-    rows = {split: _load_rows(data, split, max_eval_samples) for split in _chosen(splits, info)}
+    rows = {split: _load_rows(data, split, options.max_eval_samples) for split in _chosen(options.splits, info)}
     words = load_tokenizer(None, model)
     validate_vocabulary(words, data)
     network = AutoModelForCausalLM.from_pretrained(model).eval().to(device)
@@ -105,37 +67,31 @@ def evaluate_checkpoint(
         length, room = some["input_ids"].shape[1], model_positions(network, words)
         if length > room:
             raise UsageError(f"rows of {split} have {length} tokens, {model} has {room} positions", "--splits")
-    halting = {"exit_criterion": exit_criterion, "exit_threshold": exit_threshold}
-    halting = {name: value for name, value in halting.items() if value is not None}
-    if halting and depth_argument(network) is None:
-        raise ValueError(f"{model} is a model of one depth, which never halts early; leave out the exit options")
-    metrics = evaluate_rows(network, rows, settings, halting, batch_size, shown=sys.stderr.isatty())
-    _add_chance(metrics, info)
+    if (options.halting or options.passes) and depth_argument(network) is None:
+        raise ValueError(f"{model} has one depth, no passes and no exit; leave out --passes and --exit-criterion")
+    metrics = evaluate_rows(network, rows, settings, options.halting, options.batch_size, sys.stderr.isatty())
+    chance = {(row["split"], row["difficulty"]): row["chance"] for row in info.table}
+    for row in metrics["by_difficulty"]:
+        row["chance"] = chance.get((row["split"], row["difficulty"]))
+    kept = {"passes": options.passes or None, **options.halting, "max_eval_samples": options.max_eval_samples}
     result = {
         "task": f"reasoning-{info.task}",
         "model": model,
         "dataset": data,
         "split": ",".join(rows),
-        "settings": {"passes": passes, **halting, "max_eval_samples": max_eval_samples},
+        "settings": kept,
         "metrics": metrics,
         "parameters": network.num_parameters(),
         "versions": library_versions(),
     }
     written = {}
-    if out:
-        written = write_results(result, out)
+    if options.out:
+        written = write_results(result, options.out)
         title = f"{info.make_task().title}: {Path(model).name}"
-        written["plot"] = str(plot_reasoning(metrics, info, out / PLOT_FILE, title))
-    if update_card:
+        written["plot"] = str(plot_reasoning(metrics, info, options.out / PLOT_FILE, title))
+    if options.update_card:
         written["card"] = _update_card(model, data, result)
     return result | written
-
-
-def _numbers(text: str | None) -> list[int]:
-    parts = [] if text is None else text.split(",")
-    if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
-        raise UsageError(f"{text!r}; expected numbers from 1 with commas between them, as 1,2,4,8", "--passes")
-    return sorted({int(part) for part in parts})
 
 
 def _chosen(text: str, info: ReasoningInfo) -> list[str]:
@@ -189,7 +145,8 @@ def evaluate_rows(
     with tqdm(total=total, desc="Evaluating", unit=" batches", disable=not shown) as bar:
         for split, some in rows.items():
             for passes in settings:
-                options = depth_options(model, passes) or halting or {}
+                fixed = passes and {depth_argument(model): passes, "exit_criterion": "fixed"}
+                options = fixed or halting or {}
                 answered = _answer(model, some, batches[split], options, bar)
                 place = {"split": split, "passes": OWN if passes is None else passes}
                 for name, key in (("by_difficulty", "difficulty"), ("by_step", "steps")):
@@ -251,13 +208,6 @@ def _shares(cells: Rows, of_rows: bool) -> dict[str, Any]:
     if "passes" in cells:
         figures["average_steps"] = float(cells["passes"].mean())
     return figures
-
-
-def _add_chance(metrics: dict[str, Any], info: ReasoningInfo) -> None:
-    """The share of the answers that the most frequent one has, beside what a model reached."""
-    chance = {(row["split"], row["difficulty"]): row["chance"] for row in info.table}
-    for row in metrics["by_difficulty"]:
-        row["chance"] = chance.get((row["split"], row["difficulty"]))
 
 
 def table(metrics: dict[str, Any]) -> str:

@@ -1,13 +1,9 @@
-"""Recursive reasoning models in the Hugging Face ecosystem. Importing this package registers every architecture.
+"""Recursive reasoning models in the Hugging Face ecosystem. Importing this package registers every architecture."""
 
-Nothing heavy is imported for it: the Auto classes and `transformers.pipeline` find our models when they are asked for
-one, and the names of this package are loaded when they are first used.
-"""
-
+import sys
 from importlib import import_module
 
 from ._version import __version__  # noqa: F401 - part of the package
-from .lazy_registration import register_when_needed
 
 
 # Beside the classes of every architecture, which are those of `registry.py`.
@@ -53,4 +49,11 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__getattr__("__all__")})
 
 
-register_when_needed()
+def register() -> None:
+    """Make every architecture and pipeline known to the Auto classes and to `transformers.pipeline`."""
+    for name in ("registry", "puzzles.pipeline", "text.rlm.pipeline"):  # each registers what it defines
+        import_module(f".{name}", __name__)
+
+
+if "hrm_hf_start" not in sys.modules:  # our own programs register when they load a model
+    register()

@@ -26,6 +26,7 @@ from transformers import (
 )
 from transformers.models.auto.auto_factory import _BaseAutoModelClass, _LazyAutoMapping
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+from transformers.pipelines import PIPELINE_REGISTRY
 
 from .models.configuration_cosmo_cnn import CosmoCnnConfig
 from .models.configuration_cosmo_unet import CosmoUnetConfig
@@ -63,6 +64,8 @@ from .models.modeling_rlm_mhc import (
 )
 from .models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving, SeRrmPuzzleModel
 from .models.modeling_trm_puzzle import TrmPuzzleForSolving, TrmPuzzleModel
+from .models.pipeline_cosmo import CosmologyRegressionPipeline
+from .models.pipeline_mass_mapping import MassMappingPipeline
 
 
 class AutoModelForPuzzleSolving(_BaseAutoModelClass):
@@ -99,6 +102,12 @@ MASS_MAPS = {
     "pipeline": "mass-mapping",
     "feature_extractor": CosmoMapFeatureExtractor,
     "app_tabs": (("Mass map", "hrm_hf.app.mass_map_tab:mass_map_tab"),),
+}
+
+# These pipelines travel with checkpoints, so they cannot register themselves as the others do.
+MAP_PIPELINES = {
+    COSMOLOGY["pipeline"]: (CosmologyRegressionPipeline, AutoModelForImageClassification),
+    MASS_MAPS["pipeline"]: (MassMappingPipeline, AutoModelForImageToImage),
 }
 
 # What loads the classifiers of a row, in their order, and the pipelines that serve them.
@@ -286,28 +295,32 @@ def load_function(name: str) -> Callable[..., Any]:
     return getattr(import_module(module), function)
 
 
-def register(complete_push: Callable[[str, str], None] | None = None) -> None:
-    """Makes every architecture known to the Auto classes, and lets checkpoints carry their code.
+def _complete_push(folder: str, repo_id: str) -> None:
+    load_function("hrm_hf.hub:complete_push")(folder, repo_id)  # loaded by a push alone
 
-    Args:
-        complete_push: adds a model card and the code's license to a folder (argument 1) that goes to a repository (2).
-    """
+
+def _register() -> None:
+    """Make every architecture known to the Auto classes, and let checkpoints carry their code."""
     for row in ARCHITECTURES.values():
         AutoConfig.register(row.model_type, row.config, exist_ok=True)
         row.config.register_for_auto_class()
         row.config._has_pipelines = True
-        auto_map = {"AutoConfig": _code_name(row.config)}
         for auto_class, model_class in row.heads.items():
             auto_class.register(row.config, model_class, exist_ok=True)
-            auto_map[auto_class.__name__] = _code_name(model_class)
-        for auto_class, model_class in row.heads.items():
-            model_class._auto_map = auto_map
-            model_class._complete_push = staticmethod(complete_push) if complete_push else None
+            model_class._complete_push = staticmethod(_complete_push)
             model_class._auto_class = auto_class.__name__  # non-empty: save_pretrained then copies the code
+            model_class._auto_map = {"AutoConfig": _code_name(row.config)} | {
+                auto.__name__: _code_name(head) for auto, head in row.heads.items()
+            }
         if row.feature_extractor:
             AutoFeatureExtractor.register(row.config, row.feature_extractor, exist_ok=True)
             row.feature_extractor.register_for_auto_class("AutoFeatureExtractor")
+    for task, (pipeline, auto_class) in MAP_PIPELINES.items():
+        PIPELINE_REGISTRY.register_pipeline(task, pipeline, pt_model=(auto_class,), type="image")
 
 
 def _code_name(cls: type) -> str:
     return f"{cls.__module__.rsplit('.', 1)[-1]}.{cls.__name__}"
+
+
+_register()

@@ -7,7 +7,7 @@ The checkpoint is a run's folder of ours, or a step_N of the original, which is 
 equivalent `hrm-hf` command is printed; its flags may follow.
 """
 
-from hrm_hf.io.startup import start_program
+from hrm_hf_start import start_program
 
 
 if __name__ == "__main__":  # before the imports below

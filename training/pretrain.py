@@ -15,7 +15,7 @@ Keys, their defaults, and what they are here:
 
 import os
 
-from hrm_hf.io.startup import start_script
+from hrm_hf_start import start_script
 
 
 if __name__ == "__main__":  # before the imports below

@@ -8,7 +8,7 @@
 A killed run continues with `--resume_from_checkpoint last`.
 """
 
-from hrm_hf.io.startup import start_script
+from hrm_hf_start import start_script
 
 
 if __name__ == "__main__":  # before the imports below

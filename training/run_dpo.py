@@ -8,7 +8,7 @@ Rows are prompts with a chosen and a rejected answer, see `hrm_hf/text/answers.p
 `--resume_from_checkpoint last`.
 """
 
-from hrm_hf.io.startup import start_script
+from hrm_hf_start import start_script
 
 
 if __name__ == "__main__":  # before the imports below

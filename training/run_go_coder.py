@@ -10,7 +10,7 @@ A killed run continues with `--resume_from_checkpoint last`. `run_clm.py` pre-tr
 `--model_name_or_path` continues from there.
 """
 
-from hrm_hf.io.startup import start_script
+from hrm_hf_start import start_script
 
 
 if __name__ == "__main__":  # before the imports below

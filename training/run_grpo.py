@@ -9,7 +9,7 @@ Rows are prompts, see `hrm_hf/text/answers.py`; rewards are described in `hrm_hf
 continues with `--resume_from_checkpoint last`.
 """
 
-from hrm_hf.io.startup import start_script
+from hrm_hf_start import start_script
 
 
 if __name__ == "__main__":  # before the imports below

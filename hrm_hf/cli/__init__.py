@@ -11,7 +11,6 @@ import typer
 from typer.core import TyperGroup
 
 from .._version import __version__
-from ..io.startup import start_program
 
 
 # In the order of the help: the module of each, and the name there of its function or its group. No module is called
@@ -99,6 +98,8 @@ def _options(
 
 def main() -> None:
     """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
+    from hrm_hf_start import start_program
+
     from ..io.failures import one_line_errors
 
     start_program()

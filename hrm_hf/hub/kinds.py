@@ -108,7 +108,9 @@ def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -
         validate_kind(name, wanted)
     from transformers import AutoConfig  # seconds, which the checks above spare
 
-    from .. import registry  # noqa: F401 - makes our configs known
+    from .. import register
+
+    register()
 
     try:
         config = AutoConfig.from_pretrained(source)

@@ -1,5 +1,6 @@
 """Options of `hrm-hf push` and `hrm-hf pull`."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,13 +37,7 @@ class PushOptions(Options):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        from huggingface_hub.utils import validate_repo_id  # --help does without it
-
-        try:
-            validate_repo_id(self.repo_id)
-        except ValueError as error:
-            raise UsageError(f"repo_id={self.repo_id!r}: {error}", "OWNER/NAME") from error
-        if self.repo_id.count("/") != 1:
+        if not re.fullmatch(r"[\w.-]+/[\w.-]+", self.repo_id):
             raise UsageError(f"repo_id={self.repo_id!r}: must be OWNER/NAME", "OWNER/NAME")
         if self.create_pr and self.to_pull_request:
             raise UsageError(f"revision={self.revision!r}: is a pull request already; leave --create-pr out")

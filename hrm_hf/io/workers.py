@@ -26,7 +26,8 @@ def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
     # Not "fork": this process may have threads. A fork server imports the package once, for all of its workers.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
     if context.get_start_method() == "forkserver":
-        context.set_forkserver_preload(["__main__", module])
+        # The first keeps `import hrm_hf` from loading torch, which must not be forked.
+        context.set_forkserver_preload(["hrm_hf_start", "__main__", module])
     pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker)
     before = {name: os.environ.get(name) for name in THREAD_VARIABLES}
     os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))

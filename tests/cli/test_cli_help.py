@@ -30,7 +30,7 @@ LIMIT = 0.5  # seconds of CPU for help and a usage error
 # Each command in turn, and which of the heavy packages are loaded after it.
 SCRIPT = """
 import contextlib, io, json, sys
-from hrm_hf.cli import main
+from hrm_hf_start import main
 HEAVY = ("torch", "transformers", "datasets", "numpy", "matplotlib", "huggingface_hub")
 commands, model, found = json.loads(sys.argv[1]), sys.argv[2], {}
 for command in commands:
@@ -80,7 +80,7 @@ def test_a_command_that_there_is_not_brings_the_nearest(found):
 def completions(words: str) -> list[str]:
     """What the shell is offered for the last word."""
     asked = {"_HRM_HF_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1)}
-    program = "import sys; sys.argv[0] = 'hrm-hf'; from hrm_hf.cli import main; main()"
+    program = "import sys; sys.argv[0] = 'hrm-hf'; from hrm_hf_start import main; main()"
     command = [sys.executable, "-c", program]
     return subprocess.run(command, env=os.environ | asked, capture_output=True, text=True).stdout.split()
 
@@ -95,7 +95,9 @@ def test_a_shell_completes_commands_and_options(words, offered):
 
 def test_completion_is_installed_for_a_shell(tmp_path):
     environment = os.environ | {"HOME": str(tmp_path)}
-    program = "import sys; sys.argv = ['hrm-hf', '--install-completion', 'bash']; from hrm_hf.cli import main; main()"
+    program = (
+        "import sys; sys.argv = ['hrm-hf', '--install-completion', 'bash']; from hrm_hf_start import main; main()"
+    )
     subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
     assert "complete_bash" in (tmp_path / ".bash_completions" / "hrm-hf.sh").read_text()
 
@@ -109,7 +111,7 @@ def test_help_and_usage_errors_take_half_a_second_of_cpu(words):
     seconds = []
     for _ in range(5):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run([sys.executable, "-m", "hrm_hf.cli", *words.split()], capture_output=True)
+        subprocess.run([sys.executable, "-m", "hrm_hf_start", *words.split()], capture_output=True)
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         seconds.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
     assert sorted(seconds)[2] <= LIMIT, seconds

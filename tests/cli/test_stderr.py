@@ -55,7 +55,7 @@ SLOW = COMMANDS | OTHERWISE | BY_TRL
 # Runs commands in children of a process that has imported, once for all, what they would import.
 SERVER = """
 import json, os, runpy, sys, traceback
-from hrm_hf.io.startup import start_program
+from hrm_hf_start import start_program
 start_program()
 import hrm_hf.golang.generate, hrm_hf.launch.recommend, hrm_hf.puzzles.evaluation, hrm_hf.trainer.run
 from hrm_hf.cli import main
@@ -151,7 +151,7 @@ def test_nothing_is_said_in_a_process_of_its_own(inputs, name, tmp_path):
 
 SPEAKER = """
 import logging, sys, warnings
-from hrm_hf.io.startup import start_program
+from hrm_hf_start import start_program
 start_program()
 logging.getLogger("torchao").warning("Failed to load /a/b.so: no such file")
 logging.getLogger("torchao").warning("Quantisation of this model lost half of its weights")

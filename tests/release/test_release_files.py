@@ -106,7 +106,7 @@ def test_the_base_of_the_image_is_an_argument_and_its_instructions_are_docker_s(
     used = {name for _, rest in dockerfile() for name in re.findall(r"\$\{(\w+)\}", rest)}
     assert used - known == {"PATH"} - known
     (program,) = yaml.safe_load(next(rest for word, rest in dockerfile() if word == "ENTRYPOINT"))
-    assert f"{program} = hrm_hf.cli:main" in CONFIG["options.entry_points"]["console_scripts"]
+    assert f"{program} = hrm_hf_start:main" in CONFIG["options.entry_points"]["console_scripts"]
 
 
 def test_the_image_takes_all_that_the_build_needs_and_no_environment():

@@ -27,14 +27,14 @@ from torch.utils.data import DataLoader
 from transformers import TrainerCallback
 
 from hrm_hf.hub.manifests import MANIFEST, find_corruption, list_checkpoints
-from hrm_hf.io.startup import start_script
 from hrm_hf.trainer.preemption import PREEMPTED_EXIT_CODE, STOP_SIGNALS, exit_if_preempted, keep_workers
 from hrm_hf.trainer.run import run_training
+from hrm_hf_start import start_script
 
 
 KINDS = ("puzzle", "lm", "go", "cosmo")
 FIRST_LINES = """
-from hrm_hf.io.startup import start_script
+from hrm_hf_start import start_script
 if __name__ == '__main__':
     start_script(EXTRA)
 """

@@ -1,8 +1,9 @@
-"""First steps of a program of this package, before it imports libraries, which take seconds and speak.
+"""First steps of the programs of hrm_hf, before they import libraries that take seconds and print messages.
 
-`hrm-hf` and the training scripts call this; `import hrm_hf` does not, since what other libraries say to other programs
-is not its business. MESSAGES is the one place for what is not shown: each is named by who says it and by its words, so
-that anything else of the same library arrives. HRM_HF_DEBUG=1 shows all.
+`hrm-hf` and the training scripts begin here. Because this module is loaded, `import hrm_hf` then registers nothing:
+`load_config` does so for the first model, and `--help` stays fast. MESSAGES is the one place for what is not shown:
+each is named by its source and its first words, so that other messages of the same library appear. HRM_HF_DEBUG=1
+shows all.
 """
 
 import logging
@@ -12,8 +13,6 @@ import signal
 import sys
 import warnings
 from typing import NamedTuple
-
-from .extras import validate_extra
 
 
 class Message(NamedTuple):
@@ -60,6 +59,13 @@ def start_program() -> None:
             warnings.filterwarnings("ignore", words, source)
 
 
+def main() -> None:
+    """Run `hrm-hf`."""
+    from hrm_hf.cli import main
+
+    main()
+
+
 def start_script(extra: str | None = None) -> None:
     """`start_program` of a training script: signals to stop, too, wait until training listens for them.
 
@@ -67,6 +73,8 @@ def start_script(extra: str | None = None) -> None:
         extra: without which the script can do nothing, and the module that it is for; it exits where that is missing.
     """
     if extra is not None:
+        from hrm_hf.io.extras import validate_extra
+
         try:
             validate_extra(extra, f"this script needs {extra}", extra)
         except ImportError as error:
@@ -84,3 +92,7 @@ class _Without:
 
     def __call__(self, record: logging.LogRecord) -> bool:
         return not self.words.match(record.getMessage())
+
+
+if __name__ == "__main__":
+    main()

@@ -122,7 +122,7 @@ ABILITIES = {
     # compiled.
     "recurrent_depth": ("set_bp_steps", "set_halting", "set_training_segments", "train_gate_only", "compile_segment"),
     "parameter_groups": ("parameter_group",),  # parts with learning rates of their own
-    "refinement": ("set_refinement_scale",),  # a loss of repairs, whose weight follows the progress of a run
+    "refinement": ("generate_with_refinement",),  # has its attempts validated and repairs them
     "hyper_connections": ("get_detailed_mhc_metrics",),  # says how its residual streams amplify signals
     "statistics": ("fit_statistics",),  # reads statistics beside the maps, scaled by training data
 }

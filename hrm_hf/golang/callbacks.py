@@ -1,4 +1,4 @@
-"""Callbacks of a run on Go records: refinement warms up, and code written for held-out prompts is checked.
+"""The callback of a run on Go records that has the model write code for held-out prompts and checks it.
 
 The validator runs between steps, on the first process alone, never inside a forward pass. `write_code` is greedy and
 plain token by token, so that it serves the Go coder and any baseline alike; generation with refinement is the model's.
@@ -18,30 +18,6 @@ from .evaluation.writer import Writer
 
 
 Validator = Callable[[Sequence[str]], list[Feedback]]
-
-
-class RefinementWarmupCallback(TrainerCallback):
-    """Leaves out the refinement loss in the first part of a run, then lets it grow linearly to its weight.
-
-    A function of the step alone, like the back-prop depth.
-
-    Args:
-        warmup: steps without it.
-        ramp: steps after those in which it grows; 0 for a jump.
-    """
-
-    def __init__(self, warmup: int, ramp: int):
-        self.warmup, self.ramp = warmup, ramp
-
-    def scale_at(self, step: int) -> float:
-        """Factor of the refinement loss in the step after `step` steps."""
-        if step < self.warmup:
-            return 0.0
-        return min(1.0, (step + 1 - self.warmup) / self.ramp) if self.ramp else 1.0
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
-        model.set_refinement_scale(self.scale_at(state.global_step))
 
 
 class GoValidationCallback(TrainerCallback):

@@ -16,10 +16,10 @@ from torch import nn
 from transformers import TrainerCallback
 
 from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.golang.callbacks import GoValidationCallback, RefinementWarmupCallback, validity, write_code
+from hrm_hf.golang.callbacks import GoValidationCallback, validity, write_code
 from hrm_hf.golang.data.collator import IGNORED, GoCoderCollator
 from hrm_hf.golang.data.trajectories import failed_record
-from hrm_hf.golang.trainer import GoCoderTrainer
+from hrm_hf.golang.trainer import GoCoderTrainer, refinement_scale
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, TOKEN_IDS, Feedback
 from hrm_hf.text.causal_lm import load_causal_lm
 from hrm_hf.text.trainer import LengthGroupedBatches
@@ -276,9 +276,8 @@ def test_a_tensor_in_two_groups_or_in_none_is_an_error(tmp_path, group_of, tied,
 
 
 def test_the_refinement_loss_starts_after_the_warm_up_and_grows_linearly():
-    callback = RefinementWarmupCallback(5, 4)
-    assert [callback.scale_at(step) for step in range(11)] == [0, 0, 0, 0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
-    assert RefinementWarmupCallback(0, 0).scale_at(0) == 1.0
+    assert [refinement_scale(step, 5, 4) for step in range(11)] == [0, 0, 0, 0, 0, 0.25, 0.5, 0.75, 1, 1, 1]
+    assert refinement_scale(0, 0, 0) == 1.0
 
 
 @pytest.mark.parametrize("workers", [0, 2])
@@ -294,16 +293,12 @@ def test_batches_are_without_attempts_until_the_warm_up_ends(tmp_path, workers):
     )  # fmt: skip
     seen, scales, forward = [], [], made.model.forward
 
-    class Watch(TrainerCallback):
-        def on_step_begin(self, args, state, control, **kwargs):
-            scales.append(made.model.refinement_scale)
-
     def watched(**inputs):
+        scales.append(inputs["refinement_scale"])
         seen.append(int((inputs["decision_labels"] != IGNORED).sum()))
         return forward(**inputs)
 
     made.model.forward = watched
-    made.add_callback(Watch())
     made.train()
     per_batch = 0 + 1 + 2 + 3
     assert seen == [0, 0, per_batch, per_batch, per_batch] and scales == [0, 0, 0.5, 1, 1]

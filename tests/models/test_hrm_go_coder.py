@@ -6,11 +6,12 @@ import torch
 from huggingface_hub.errors import StrictDataclassError
 from tiny_go import EDITED, ONE_ATTEMPT, PLAIN, REPAIRED
 from tolerances import assert_equal_but_for_rounding
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
-from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
+from hrm_hf.models.growing_cache import let_grow_in_place
+from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from hrm_hf.models.processing_hrm_go_coder import PLANNER_OPENERS, TOKEN_IDS, Feedback
 
 
@@ -28,12 +29,6 @@ def is_code(ids) -> list[bool]:
             phase = False
         found.append(phase)
     return found
-
-
-def general(batch) -> dict:
-    """A batch with positions given, which keeps the generator on every position."""
-    positions = (batch["attention_mask"].cumsum(-1) - 1).clamp(min=0)
-    return {**batch, "position_ids": positions}
 
 
 # Config and sizes
@@ -206,34 +201,19 @@ def test_a_decision_without_a_plan_or_feedback_is_finite():
 
 @each_variant
 @pytest.mark.parametrize("opener", ["<CODE>", "<PLAN>", None], ids=["code", "plan", "text"])
-def test_no_token_changes_a_logit_before_it(fields, opener):
+def test_no_token_changes_a_logit_before_it(fields, opener, monkeypatch):
+    # Another number of code positions is another shape, and sums of other shapes round differently.
+    monkeypatch.setattr(HrmGoCoderModel, "_code_positions", lambda *_: None)
     model, ids = tiny_go.model(awake=True, **fields), torch.tensor([tiny_go.stream(REPAIRED)])
-    positions = torch.arange(ids.shape[1]).unsqueeze(0)
     with torch.no_grad():
-        first = model(ids, position_ids=positions, use_cache=False).logits
-        compacted = model(ids, use_cache=False).logits
+        first = model(ids, use_cache=False).logits
         for index in range(1, ids.shape[1], 3):
             changed = ids.clone()
             changed[0, index] = 77 if opener is None else TOKEN_IDS[opener]
-            second = model(changed, position_ids=positions, use_cache=False).logits
+            second = model(changed, use_cache=False).logits
             assert torch.equal(first[:, :index], second[:, :index])
             if changed[0, index] != ids[0, index]:
                 assert not torch.equal(first[:, index:], second[:, index:])
-            # Another number of code positions is another shape, and sums of other shapes round differently.
-            second = model(changed, use_cache=False).logits
-            assert_equal_but_for_rounding(second[:, :index], compacted[:, :index])
-
-
-def test_with_as_many_code_tokens_compaction_is_causal_to_the_bit():
-    model, ids = tiny_go.model(awake=True), torch.tensor([tiny_go.stream(REPAIRED)])
-    with torch.no_grad():
-        first = model(ids, use_cache=False).logits
-        for index in range(1, ids.shape[1]):
-            if ids[0, index] >= len(TOKEN_IDS):
-                changed = ids.clone()
-                changed[0, index] = 77
-                second = model(changed, use_cache=False).logits
-                assert torch.equal(first[:, :index], second[:, :index])
 
 
 @each_variant
@@ -242,30 +222,25 @@ def test_eager_and_sdpa_attention_agree(fields):
     results = []
     for attention in ("sdpa", "eager"):
         model.set_attn_implementation(attention)
-        logits = torch.stack([model(**inputs).logits for inputs in (batch, general(batch))])
-        results.append(logits[:, batch["attention_mask"].bool()])
+        results.append(model(**batch).logits[batch["attention_mask"].bool()])
     assert_equal_but_for_rounding(results[0], results[1])
 
 
-def test_compaction_equals_the_generator_on_every_position_in_states_and_gradients():
+def test_the_generator_on_code_alone_has_the_states_and_gradients_of_all_positions(monkeypatch):
     model, batch = tiny_go.model(awake=True, **tiny_go.VARIANTS["cycles"]), tiny_go.batch(*STREAMS, side="right")
-    results = []
-    for inputs in (batch, general(batch)):
+    lengths, results = [], []
+    model.model.generator.layers[0].register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
+    for compacted in (True, False):
         model.zero_grad()
-        outputs = model.model(**inputs, use_cache=False)
-        states = outputs.last_hidden_state[batch["attention_mask"].bool()]
+        if not compacted:
+            monkeypatch.setattr(HrmGoCoderModel, "_code_positions", lambda *_: None)
+        states = model.model(**batch, use_cache=False).last_hidden_state[batch["attention_mask"].bool()]
         states.pow(3).sum().backward()
         gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
         results.append((states.detach(), gradients))
     torch.testing.assert_close(results[0], results[1], atol=1e-3, rtol=1e-4)
-
-
-def test_the_generator_runs_on_code_positions_alone():
-    model, ids = tiny_go.model(), tiny_go.stream(ONE_ATTEMPT)
-    lengths = []
-    model.model.generator.layers[0].register_forward_pre_hook(lambda module, args: lengths.append(args[0].shape[1]))
-    model(torch.tensor([ids]), use_cache=False)
-    assert lengths == [sum(is_code(ids))]
+    most = max(sum(is_code(tiny_go.stream(pattern))) for pattern in STREAMS)
+    assert set(lengths) == {most, batch["input_ids"].shape[1]}
 
 
 def test_embeddings_instead_of_ids_are_one_segment_of_code():
@@ -308,3 +283,60 @@ def test_gradient_checkpointing_changes_no_gradient(fields, reentrant):
         gradients.append({name: p.grad.clone() for name, p in model.named_parameters()})
     for name, gradient in gradients[0].items():
         assert_equal_but_for_rounding(gradients[1][name], gradient, msg=name)
+
+
+PLANNED = "<s> <PROBLEM> {} </PROBLEM> <PLAN> <INTENT:ADD> 2 </PLAN> <CODE> {}"
+BATCHES = {
+    "other lengths": ([PLANNED.format(4, 9), PLANNED.format(7, 6), PLANNED.format(2, 11)], "left"),
+    "several attempts": ([REPAIRED, EDITED, ONE_ATTEMPT], "left"),
+    "no opener": ([PLAIN, "9"], "left"),
+    "padded on the right": ([PLANNED.format(4, 9), PLANNED.format(3, 2)], "right"),
+}
+
+
+@torch.no_grad()
+def token_by_token(model, ids, mask, cache):
+    """Logits [B, S, V] of every token alone."""
+    positions = (mask.cumsum(-1) - 1).clamp(min=0)
+    steps = [
+        model(
+            ids[:, at : at + 1], attention_mask=mask[:, : at + 1], position_ids=positions[:, at : at + 1],
+            past_key_values=cache, use_cache=True,
+        ).logits
+        for at in range(ids.shape[1])
+    ]  # fmt: skip
+    return torch.cat(steps, dim=1)
+
+
+@pytest.mark.parametrize("attention", ["sdpa", "eager"])
+@pytest.mark.parametrize(
+    "fields", [tiny_go.VARIANTS[name] for name in ("two stacks", "cycles")], ids=["one", "cycles"]
+)
+@pytest.mark.parametrize(("rows", "side"), BATCHES.values(), ids=BATCHES.keys())
+def test_cached_tokens_have_the_logits_of_the_full_stream(rows, side, fields, attention):
+    model, batch = tiny_go.model(awake=True, **fields), tiny_go.batch(*rows, side=side)
+    model.set_attn_implementation(attention)
+    ids, mask = batch.values()
+    found = token_by_token(model, ids, mask, let_grow_in_place(DynamicCache(config=model.config)))
+    with torch.no_grad():
+        expected = model(**batch, use_cache=False).logits
+    assert_equal_but_for_rounding(found[mask.bool()], expected[mask.bool()])
+
+
+def test_cropped_tokens_leave_nothing_behind():
+    """As in assisted generation: some tokens are cropped, and others take their place."""
+    model = tiny_go.model(awake=True)
+    batch, other = tiny_go.batch(PLANNED.format(4, 9)), tiny_go.batch(REPAIRED)["input_ids"]
+    ids, mask = batch.values()
+    cache = let_grow_in_place(DynamicCache(config=model.config))
+    token_by_token(model, ids, mask, cache)
+    kept = ids.shape[1] - 12  # back into the plan
+    cache.crop(kept - ids.shape[1])
+    joined = torch.cat([ids[:, :kept], other[:, 5:]], dim=1)
+    with torch.no_grad():
+        found = [
+            model(joined[:, begin:end], past_key_values=cache, use_cache=True).logits
+            for begin, end in [(i, i + 1) for i in range(kept, kept + 5)] + [(kept + 5, joined.shape[1])]
+        ]
+        expected = model(joined, use_cache=False).logits
+    assert_equal_but_for_rounding(torch.cat(found, dim=1), expected[:, kept:])

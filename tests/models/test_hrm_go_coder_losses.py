@@ -133,8 +133,7 @@ def test_classes_of_no_weight_alone_give_no_loss():
 @pytest.mark.parametrize("training", [True, False])
 def test_a_refinement_scale_of_zero_leaves_plan_and_code(training):
     model, batch = tiny_go.model(awake=True).train(training), training_batch(REPAIRED)
-    model.set_refinement_scale(0.0)
-    outputs = model(**batch, use_cache=False)
+    outputs = model(**batch, use_cache=False, refinement_scale=0.0)
     outputs.loss.backward()
     torch.testing.assert_close(outputs.loss.detach(), 0.4 * outputs.plan_loss + 0.4 * outputs.code_loss)
     assert outputs.refinement_loss > 0  # still told

@@ -1,0 +1,103 @@
+"""What the Go coder reads off its stream: which stack a token belongs to, and whether an attempt is done.
+
+`processing_hrm_go_coder.py` says which tags open code and plans.
+"""
+
+import torch
+from torch import nn
+
+from .configuration_hrm_go_coder import HrmGoCoderConfig
+from .processing_hrm_go_coder import (
+    CATEGORIES,
+    DECISIONS,
+    EDIT_MARKS,
+    LINE_BUCKETS,
+    PLANNER_OPENERS,
+    TOKEN_IDS,
+)
+
+
+IGNORED = -100
+
+
+class HrmGoCoderFeedbackEncoder(nn.Module):
+    """Encodes what a validator said as a vector: its two verdicts, the category of the error and where it is.
+
+    Without a validator the vector is a learned one of its own, not that of a validator without complaints.
+    """
+
+    def __init__(self, config: HrmGoCoderConfig):
+        super().__init__()
+        half = config.hidden_size // 2
+        self.flags = nn.Linear(2, half)
+        self.category = nn.Embedding(len(CATEGORIES), half)
+        self.projection = nn.Linear(2 * half, config.hidden_size)
+        self.line = nn.Embedding(LINE_BUCKETS, config.hidden_size)
+        self.no_validator = nn.Parameter(torch.empty(config.hidden_size))
+
+    def forward(self, feedback_ids: torch.Tensor) -> torch.Tensor:
+        """[..., C] of feedback ids [..., 4] (`Feedback.token_ids`): syntax, tests, category, line bucket."""
+        syntax, tests, category, line = feedback_ids.unbind(dim=-1)
+        # 0 unknown, 1 good, 2 bad become 0, 1, -1.
+        flags = torch.stack([syntax, tests], dim=-1)
+        flags = torch.where(flags == 2, -1, flags).to(self.no_validator.dtype)
+        encoded = self.projection(torch.cat([self.flags(flags), self.category(category)], dim=-1))
+        encoded = nn.functional.gelu(encoded) + self.line(line)
+        nobody = ((syntax == 0) & (tests == 0)).unsqueeze(-1)
+        return torch.where(nobody, self.no_validator.to(encoded.dtype), encoded)
+
+
+class HrmGoCoderRefinementHead(nn.Module):
+    """Whether an attempt is to be continued, refined or done, from what is known at its </CODE>."""
+
+    def __init__(self, config: HrmGoCoderConfig):
+        super().__init__()
+        self.hidden = nn.Linear(4 * config.hidden_size, config.hidden_size // 2)
+        self.dropout = nn.Dropout(config.hidden_dropout)
+        self.classes = nn.Linear(config.hidden_size // 2, len(DECISIONS))
+
+    def forward(self, planner, generator, plan, feedback) -> torch.Tensor:
+        """Logits [..., 3] of planner and generator states, the mean state of the plan, and feedback, each [..., C]."""
+        features = torch.cat([planner, generator, plan, feedback], dim=-1)
+        return self.classes(self.dropout(nn.functional.gelu(self.hidden(features))))
+
+
+def decision_loss(
+    logits: torch.Tensor, labels: torch.LongTensor, class_weights: list[float]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Class-weighted cross-entropy of logits [B, K, 3] with labels [B, K], and the number of labels that count."""
+    weight, flat = logits.new_tensor(class_weights, dtype=torch.float), labels.flatten()
+    known = flat != IGNORED
+    total = nn.functional.cross_entropy(
+        logits.float().flatten(0, 1), flat, weight, ignore_index=IGNORED, reduction="sum"
+    )
+    return total / weight[flat.clamp(min=0)].mul(known).sum().clamp(min=1e-9), known.sum()
+
+
+def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positions: torch.LongTensor) -> torch.Tensor:
+    """Mean planner state [B, K, C] over the last plan before each position; zeros without one."""
+    indices = torch.arange(input_ids.shape[1], device=input_ids.device)
+    openers = last_openers(input_ids)[0]
+    plans = torch.where(input_ids == TOKEN_IDS["<PLAN>"], indices, -1).cummax(dim=1).values
+    last = plans.gather(1, positions)
+    members = (openers.unsqueeze(1) == last.unsqueeze(-1)) & (last >= 0).unsqueeze(-1)
+    shares = members.to(planner_states.dtype)
+    return shares @ planner_states / shares.sum(dim=-1, keepdim=True).clamp(min=1)
+
+
+def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Index [B, T] of the last opener up to each position, -1 for none; and which positions open code [B, T]."""
+    opens_code = input_ids == TOKEN_IDS["<CODE>"]
+    opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, EDIT_MARKS))
+    indices = torch.arange(input_ids.shape[1], device=input_ids.device)
+    return torch.where(opens, indices, -1).cummax(dim=1).values, opens_code
+
+
+def within(input_ids: torch.Tensor, tags: tuple[str, ...]) -> torch.Tensor:
+    """Which ids lie from the first to the last of `tags`."""
+    return (input_ids >= TOKEN_IDS[tags[0]]) & (input_ids <= TOKEN_IDS[tags[-1]])
+
+
+def at(values: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """values [B, T, C] at positions [B, K] -> [B, K, C]."""
+    return values.gather(1, positions.unsqueeze(-1).expand(-1, -1, values.shape[-1]))

@@ -22,7 +22,6 @@ EXAMPLES = (
 STOPPED = {
     "done": "the model decided that it is done",
     "iterations": "no attempt was left",
-    "tokens": "the budget of tokens was spent",
     "context": "the stream is full",
     "unchanged": "its edits left the code as it was",
 }

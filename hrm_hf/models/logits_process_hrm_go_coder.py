@@ -1,10 +1,8 @@
-"""Logits processors against text that goes round in circles, for plans and code; with any causal language model.
+"""Logits processors against text that repeats itself without end, for any causal language model.
 
-A young model writes `- derived: if` thirty times, or tabs to the end of its budget. transformers has a penalty for
-every token that occurred (`repetition_penalty`) and a ban on every n-gram that did (`no_repeat_ngram_size`). Both
-forbid what good code does: of 164 functions that people wrote, 60 have some ten tokens twice, and 7 some twenty. Their
-repetitions are apart, and it is text that follows *itself*, again and again, that is never meant. That alone is
-forbidden here, where it is more than in real code.
+transformers has a penalty for every token that occurred (`repetition_penalty`) and a ban on every n-gram that did
+(`no_repeat_ngram_size`). Both forbid good code: of 164 functions that people wrote, 60 have some ten tokens twice.
+Here only text that follows *itself* is forbidden, where it is longer than in real code.
 """
 
 import torch

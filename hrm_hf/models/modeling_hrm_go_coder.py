@@ -16,8 +16,8 @@ The loss is computed without its logits (`linear_cross_entropy.py`).
 
 Different from matoval/go_coder_llm_pipeline, whose training guide gave the sizes and losses: there the planner is
 bidirectional and both losses compare a token with itself, so that it learns to copy; the generator never sees the
-problem, nor the decision the code. Generation is in `generation_hrm_go_coder.py`, repairs are in
-`refinement_hrm_go_coder.py`.
+problem, nor the decision the code. The refinement head is in `decision_hrm_go_coder.py`, generation is in
+`generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
 """
 
 from collections.abc import Callable
@@ -472,14 +472,9 @@ class HrmGoCoderForCausalLM(HrmGoCoderPreTrainedModel, GoCoderRefinementMixin, G
     @staticmethod
     def parameter_group(name: str) -> str:
         """ "planner", "generator", "refinement" or "shared": what the parameter of this full name belongs to."""
-        for group, parts in {
-            "planner": ("planner.",),
-            "generator": ("generator.",),
-            "refinement": ("refinement_head.", "feedback_encoder."),
-        }.items():
-            if any(f".{part}" in f".{name}" for part in parts):
-                return group
-        return "shared"
+        groups = {"planner": "planner", "generator": "generator"}
+        groups |= {"refinement_head": "refinement", "feedback_encoder": "refinement"}
+        return next((groups[part] for part in name.split(".") if part in groups), "shared")
 
     @can_return_tuple
     def forward(

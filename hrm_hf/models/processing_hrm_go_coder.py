@@ -14,10 +14,8 @@ adds text by `encode_text`, which never makes a special token of what users wrot
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
-
-from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 
 UNK, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
@@ -86,6 +84,12 @@ class Feedback:
         if self.category not in CATEGORIES:
             raise ValueError(f"category={self.category!r} is not one of {', '.join(CATEGORIES)}")
 
+    @classmethod
+    def of_record(cls, values: dict[str, Any]) -> "Feedback":
+        """The feedback of a record; what a record lacks or has as null is unknown."""
+        names = {each.name for each in fields(cls)}
+        return cls(**{name: value for name, value in values.items() if name in names and value is not None})
+
     @property
     def failed(self) -> bool:
         """Something that the validator looked at is wrong."""
@@ -124,40 +128,6 @@ def encode_text(tokenizer: Any, text: str) -> list[int]:
     return tokenizer.encode(text, add_special_tokens=False, split_special_tokens=True, verbose=False)
 
 
-def token_bytes(tokenizer: Any) -> list[bytes | None]:
-    """The bytes of UTF-8 of each id of a tokenizer, which may be part of a character; None for special ids.
-
-    Raises:
-        ValueError: a tokenizer that is neither byte-level nor SentencePiece.
-    """
-    added = tokenizer.added_tokens_decoder
-    special = {*tokenizer.all_special_ids, *(token for token, text in added.items() if text.special)}
-    texts: list[bytes | None] = [None] * len(tokenizer)
-    names = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    read = _reader(tokenizer)
-    for token, name in enumerate(names):
-        if token in added:
-            texts[token] = None if token in special else added[token].content.encode()
-        elif token not in special and name is not None:
-            texts[token] = read(name)
-    return texts
-
-
-def _reader(tokenizer: Any):
-    """How the name of a token in the vocabulary says its bytes."""
-    vocabulary = tokenizer.get_vocab()
-    if {"<0x00>", "<0xFF>"} <= vocabulary.keys():  # SentencePiece with bytes for what it has no token for
-        by_name = {f"<0x{byte:02X}>": bytes([byte]) for byte in range(256)}
-        return lambda name: by_name.get(name) or name.replace("\u2581", " ").encode()
-    byte_of = {name: byte for byte, name in bytes_to_unicode().items()}
-    if byte_of.keys() <= vocabulary.keys():  # byte-level: a printable character for each byte
-        return lambda name: bytes(byte_of[character] for character in name)
-    raise ValueError(
-        f"{type(tokenizer).__name__}: the tokens of this tokenizer have no bytes to read; expected a vocabulary with "
-        "all 256 bytes, byte-level (GPT-2, the Go coder) or SentencePiece with byte fallback (Llama)"
-    )
-
-
 def problem_segment(tokenizer: Any, title: str, body: str = "") -> list[int]:
     """<PROBLEM>title, an empty line, body</PROBLEM>; without what is empty."""
     return _segment(tokenizer, "PROBLEM", "\n\n".join(part for part in (title, body) if part))
@@ -187,6 +157,15 @@ def cut_middle(context: list[int], room: int) -> list[int]:
         return []
     text = context[head:-1]
     return [*context[:head], *text[: kept - kept // 2], *text[len(text) - kept // 2 :], context[-1]]
+
+
+def fit_task(
+    problem: list[int], context: list[int], problem_budget: int, context_budget: int, room: int | None = None
+) -> list[int]:
+    """<s>, problem and context, each cut to its budget and together to `room` ids."""
+    room = 1 + problem_budget + context_budget if room is None else room
+    problem = cut_end(problem, min(problem_budget, room - 1))
+    return [TOKEN_IDS[BOS], *problem, *cut_middle(context, min(context_budget, room - 1 - len(problem)))]
 
 
 def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Iterable[str]) -> list[int]:
@@ -240,6 +219,11 @@ def validation_segment(tokenizer: Any, feedback: Feedback | None, code: str | No
                 said += f"\n{quoted[:MAX_MESSAGE]}"
             ids += encode_text(tokenizer, said)
     return [*ids, TOKEN_IDS["</VALIDATE>"]]
+
+
+def decision_segment(tokenizer: Any, feedback: Feedback | None, decision: int, code: str | None = None) -> list[int]:
+    """The verdict on an attempt as of `validation_segment`, and the token of the decision, an index of DECISIONS."""
+    return [*validation_segment(tokenizer, feedback, code), TOKEN_IDS[DECISION_TOKENS[decision]]]
 
 
 def _text_at(code: str, line: int | None) -> str:

@@ -1,14 +1,12 @@
-"""Quotations in edits are copied: a logits processor that lets the Go coder quote only lines that can be found.
+"""A logits processor that lets the Go coder quote only lines that can be found.
 
-An edit applies if its quotation is whole lines of the attempt, found once, and in no other edit
-(`edits_hrm_go_coder.py`). A small model knows where to change something long before it copies a line with an error in
-it token by token, since it has hardly seen such lines. So behind <BEFORE> only bytes are written with which some
-stretch of lines goes on, and <AFTER> only where it is whole and unique. What takes their place is free.
+An edit applies if its quotation is complete lines of the attempt, found once, and in no other edit
+(`edits_hrm_go_coder.py`). Small models copy erroneous lines badly, token by token. So behind <BEFORE> only bytes are
+allowed with which some stretch of lines goes on, and <AFTER> only where the stretch is complete and unique. What
+replaces the lines is free.
 
-Where the verdict names a line, the first edit begins with it: a small model edits lines that look odd to it, and not
-the one it is told, and its repairs then pass much more rarely (docs/results.md). Where the line stands more than once,
-the shortest stretch with it that does not is meant. How far the first quotation goes on, and which lines further edits
-quote, is the model's choice.
+Where the verdict names a line, the first edit begins with it, or with the shortest unique stretch that has it: small
+models would edit other lines, and their repairs then pass much more rarely (docs/results.md).
 """
 
 import functools
@@ -18,10 +16,11 @@ from typing import Any
 
 import torch
 from transformers import LogitsProcessor
+from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from .edits_hrm_go_coder import AFTER, BEFORE, CODE, END_CODE, newline_side
 from .logits_process_hrm_go_coder import forbid
-from .processing_hrm_go_coder import EOS, SPECIAL_TOKENS, TOKEN_IDS, token_bytes
+from .processing_hrm_go_coder import EOS, SPECIAL_TOKENS, TOKEN_IDS
 
 
 VALIDATE = TOKEN_IDS["<VALIDATE>"]
@@ -102,10 +101,14 @@ class QuotedLines(LogitsProcessor):
 
 @functools.lru_cache(maxsize=8)
 def _vocabulary(tokenizer: Any) -> tuple[list[bytes | None], dict[bytes, list[int]]]:
-    """The bytes of each token, and the tokens of text with these bytes."""
-    texts, tokens = token_bytes(tokenizer), {}
+    """The bytes of each token of a byte-level tokenizer, None for tags, and the tokens of text with these bytes."""
+    byte_of = {name: byte for byte, name in bytes_to_unicode().items()}
+    names = tokenizer.convert_ids_to_tokens(range(len(SPECIAL_TOKENS), len(tokenizer)))
+    texts: list[bytes | None] = [None] * len(SPECIAL_TOKENS)
+    texts += [bytes(byte_of[character] for character in name) for name in names]
+    tokens: dict[bytes, list[int]] = {}
     for token, text in enumerate(texts):
-        if text and token >= len(SPECIAL_TOKENS):
+        if text:
             tokens.setdefault(text, []).append(token)
     return texts, tokens
 

@@ -30,7 +30,6 @@ from .generation_hrm_go_coder import (
     until,
 )
 from .processing_hrm_go_coder import (
-    BOS,
     CONTINUE,
     DECISION_TOKENS,
     DECISIONS,
@@ -41,9 +40,9 @@ from .processing_hrm_go_coder import (
     TOKEN_IDS,
     Feedback,
     context_segment,
-    cut_end,
-    cut_middle,
+    decision_segment,
     encode_text,
+    fit_task,
     parse_plan,
     problem_segment,
     validation_segment,
@@ -53,13 +52,16 @@ from .quotations_hrm_go_coder import QuotedLines
 
 @dataclass
 class Attempt:
-    """One attempt: its code with the given beginning, the plan it followed, what was said of it and decided.
+    """One attempt of `generate_with_refinement`.
 
     Attributes:
-        done_probability: of the decision DONE.
-        new_tokens: what was written for it, code or edits, with </CODE>.
-        edits: the edits that a repair consists of; None for whole code, and for edits that could not be read.
-        outcome: what became of them, one of OUTCOMES of `edits_hrm_go_coder.py`; None for whole code. With any but
+        code: with the given beginning.
+        plan: that it followed, as of `parse_plan`.
+        feedback: of the validator; None without one.
+        decision, done_probability: one of DECISIONS, and the probability of DONE.
+        new_tokens: tokens written for it, code or edits, </CODE> included.
+        edits: of which a repair consists; None for complete code, and for edits that cannot be parsed.
+        outcome: of the edits, one of OUTCOMES of `edits_hrm_go_coder.py`; None for complete code. With any but
             "applied", `code`, `feedback` and decision are those of the attempt before.
     """
 
@@ -78,12 +80,12 @@ class RefinementOutput:
     """Result of `generate_with_refinement`, a list entry for each prompt.
 
     Attributes:
-        codes: the attempt that was chosen: the last one whose feedback has no failure, else the last.
+        codes: the chosen attempt: the last one whose feedback has no failure, else the last.
         plans: the text of each attempt's plan.
         attempts: all attempts in order.
         iterations: their number.
-        stopped: "done" (the model decided so), "iterations", "tokens" or "context" (a limit was reached), "unchanged"
-            (edits left the attempt as it was, and without sampling the next ones would be the same).
+        stopped: "done" (the model decided so), "iterations" or "context" (a limit was reached), "unchanged" (edits
+            left the attempt as it was, and without sampling the next ones would be the same).
     """
 
     codes: list[str]
@@ -105,7 +107,7 @@ class _Row(Task):
 
 @dataclass
 class _Draft:
-    """Code as it was written, or as edits made it, and nobody has looked at it."""
+    """Code as it was written, or as edits made it, before validation."""
 
     text: str
     segment: list[int]
@@ -119,22 +121,28 @@ class _Draft:
 
 
 @dataclass
-class _Request:
-    """A call: `settings` and `kwargs` of each stage, `budget` of an attempt in tokens, `most` of a row in all."""
+class RefinementSettings:
+    """Settings of `generate_with_refinement`: of its loop, and of each stage as `generate` takes them."""
 
+    iterations: int
+    threshold: float
+    repair_mode: str
     tokenizer: Any
     validator: Callable[[Sequence[str]], list[Feedback]] | None
-    settings: Any
+    generation: Any
     kwargs: dict[str, Any]
-    budget: int
-    most: int | None
-    threshold: float
-    edits: bool
+    budget: int  # new tokens of an attempt
     streamer: BaseStreamer | None = None  # of the first attempt, token by token
 
-    def verdict(self, feedback: Feedback | None, text: str) -> list[int]:
-        """A verdict in the stream; a model of edits is shown the line that is to be found."""
-        return validation_segment(self.tokenizer, feedback, text if self.edits else None)
+    def __post_init__(self):
+        if not 1 <= self.iterations <= 5:
+            raise ValueError(f"max_refinement_iterations={self.iterations}: must be in 1..5")
+        if self.repair_mode not in REPAIR_MODES:
+            raise ValueError(f"repair_mode={self.repair_mode!r}: must be one of {', '.join(REPAIR_MODES)}")
+
+    @property
+    def edits(self) -> bool:
+        return self.repair_mode == "edits"
 
 
 class GoCoderRefinementMixin:
@@ -143,171 +151,138 @@ class GoCoderRefinementMixin:
     @torch.no_grad()
     def generate_with_refinement(
         self,
-        prompts: Sequence[str] | None = None,
+        prompts: Sequence[str],
         *,
         tokenizer: Any,
-        input_ids: torch.Tensor | None = None,
-        attention_mask: torch.Tensor | None = None,
         validator: Callable[[Sequence[str]], list[Feedback]] | None = None,
         max_refinement_iterations: int | None = None,
         refinement_threshold: float | None = None,
         repair_mode: str | None = None,
-        max_total_new_tokens: int | None = None,
         code_prefixes: Sequence[str] | None = None,
         contexts: Sequence[tuple[str, str]] | None = None,
         streamer: BaseStreamer | None = None,
-        generation_config=None,
         **generate_kwargs: Any,
     ) -> RefinementOutput:
-        """Plans, writes, has the attempt validated, decides, and repairs, until done or out of budget.
+        """Plan, write, validate, decide and repair, until done or out of budget.
 
         After an attempt P(DONE) >= `refinement_threshold` ends it, unless the validator found a failure. Otherwise the
         likelier of CONTINUE (a repair for the same plan) and REFINE (a new plan, and code for it) follows. Finished
-        rows leave the batch. Edits that leave the attempt as it was count as an attempt, and nobody is asked again.
+        rows leave the batch. Edits that leave the attempt as it was count as an attempt, and are not validated again.
 
         Args:
-            prompts: what is to be written; or `input_ids`, as for `generate`.
+            prompts: what is to be written.
             tokenizer: of the model.
-            validator: gets the codes of a round that are new and returns a `Feedback` for each; None leaves all to
-                the model.
+            validator: gets the new codes of a round and returns a `Feedback` for each; None leaves all to the model.
             max_refinement_iterations: most attempts, 1 to 5; the config's by default.
             refinement_threshold: the config's by default.
             repair_mode: "rewrite" or "edits"; the config's by default, which is what the model was trained for.
-            max_total_new_tokens: of all plans and attempts of a row; unlimited by default.
-            code_prefixes: how each code begins (a signature), part of every attempt; empty by default with `prompts`.
+            code_prefixes: how each code begins (a signature), part of every attempt; empty by default.
             contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
                 cut to the config's budgets.
             streamer: gets the first attempt of a single prompt while it is written, and is ended with it. If another
                 one is chosen, that follows as a text of its own, ended again. Beams show nothing while they are
                 searched: then it gets the chosen attempt alone.
-            generation_config, generate_kwargs: of each stage, as for `generate` (`repetition_guard` among them);
-                `max_new_tokens` is of an attempt. Logits processors, stopping criteria and the like are of whole codes
-                alone: plans are no code, and lines that edits quote are fragments.
+            generate_kwargs: of each stage, as for `generate` (`generation_config` and `repetition_guard` among them);
+                `max_new_tokens` is of an attempt. Logits processors, stopping criteria and the like are of complete
+                codes alone, not of plans and edits.
 
         Raises:
-            ValueError: neither or both of prompts and input_ids; a number of prefixes that is not that of prompts; a
-                streamer with several prompts; tokens that the model was not made for; an unknown repair mode.
+            ValueError: prefixes or contexts that are not one for each prompt; a streamer with several prompts; tokens
+                that the model was not made for; an unknown repair mode.
         """
-        iterations = self.config.max_refinement_iterations
-        iterations = iterations if max_refinement_iterations is None else max_refinement_iterations
-        if not 1 <= iterations <= 5:
-            raise ValueError(f"max_refinement_iterations={iterations} is outside 1..5")
-        mode = self.config.repair_mode if repair_mode is None else repair_mode
-        if mode not in REPAIR_MODES:
-            raise ValueError(f"repair_mode={mode!r} is not one of {', '.join(REPAIR_MODES)}")
-        threshold = self.config.refinement_threshold if refinement_threshold is None else refinement_threshold
-        rows = self._refinement_rows(prompts, input_ids, attention_mask, tokenizer, code_prefixes, contexts)
+        rows = self._refinement_rows(prompts, tokenizer, code_prefixes, contexts)
         if streamer is not None and len(rows) != 1:
-            raise ValueError(f"a streamer shows one prompt, not {len(rows)}")
-        settings = copy.deepcopy(generation_config if generation_config is not None else self.generation_config)
-        kwargs = settings.update(**generate_kwargs)
-        settings.max_length, budget = None, settings.max_new_tokens or self.config.code_budget
-        live = streamer if (settings.num_beams or 1) == 1 else None
-        request = _Request(
-            tokenizer, validator, settings, kwargs, budget, max_total_new_tokens, threshold, mode == "edits", live
-        )
-        for _ in range(iterations):
-            self._stop_at_limits([row for row in rows if row.stopped is None], max_total_new_tokens)
-            active = [row for row in rows if row.stopped is None]
-            if not active:
-                break
-            self._attempt(active, request)
-        for row in rows:
-            row.stopped = row.stopped or "iterations"
+            raise ValueError(f"streamer: shows one prompt, not {len(rows)}; leave it out")
+        generation = copy.deepcopy(generate_kwargs.pop("generation_config", None) or self.generation_config)
+        kwargs = generation.update(**generate_kwargs)
+        budget, generation.max_length = generation.max_new_tokens or self.config.code_budget, None
+        config, live = self.config, streamer if (generation.num_beams or 1) == 1 else None
+        settings = RefinementSettings(
+            config.max_refinement_iterations if max_refinement_iterations is None else max_refinement_iterations,
+            config.refinement_threshold if refinement_threshold is None else refinement_threshold,
+            repair_mode or config.repair_mode, tokenizer, validator, generation, kwargs, budget, live,
+        )  # fmt: skip
+        for _ in range(settings.iterations):
+            self._make_room([row for row in rows if row.stopped is None])
+            if active := [row for row in rows if row.stopped is None]:
+                self._attempt(active, settings)
         chosen = [_chosen(row.attempts) for row in rows]
         if streamer is not None and (live is None or chosen[0].code != rows[0].attempts[0].code):
-            # In two parts, as from `generate`: what was given, which a streamer may skip, and what was written.
-            given = tokenizer.decode(rows[0].prefix)
-            for part in (given, chosen[0].code[len(given) :]):
-                streamer.put(torch.tensor(encode_text(tokenizer, part)))
-            streamer.end()
+            _stream_text(streamer, tokenizer, tokenizer.decode(rows[0].prefix), chosen[0].code)
         return RefinementOutput(
             codes=[attempt.code for attempt in chosen],
             plans=[row.plans for row in rows],
             attempts=[row.attempts for row in rows],
             iterations=[len(row.attempts) for row in rows],
-            stopped=[row.stopped for row in rows],
+            stopped=[row.stopped or "iterations" for row in rows],
         )
 
-    def _refinement_rows(self, prompts, input_ids, attention_mask, tokenizer, prefixes, contexts) -> list[_Row]:
+    def _refinement_rows(self, prompts, tokenizer, prefixes, contexts) -> list[_Row]:
         if not self.config.tagged:
-            raise ValueError("refinement needs a model with tags; this one has tagged=False in its config")
-        if (prompts is None) == (input_ids is None):
-            raise ValueError("give either prompts (texts) or input_ids")
-        if input_ids is not None:
-            tasks = self._tasks(input_ids, attention_mask)
-            if tasks is None:
-                raise ValueError(
-                    "input_ids are tagged streams; refinement starts from a problem without plan and code"
-                )
-            return [_Row(task.head, task.prefix) for task in tasks]
+            raise ValueError("tagged=False: refinement needs a model with tags in its config")
         prompts = [prompts] if isinstance(prompts, str) else list(prompts)
         for name, values in (("code_prefixes", prefixes), ("contexts", contexts)):
             if values is not None and len(values) != len(prompts):
-                raise ValueError(f"{len(values)} {name} for {len(prompts)} prompts; give one for each")
+                raise ValueError(f"{name}: {len(values)} given for {len(prompts)} prompts; give one for each")
+        budgets = self.config.problem_budget, self.config.context_budget
         rows = []
         for index, prompt in enumerate(prompts):
-            problem = cut_end(problem_segment(tokenizer, prompt), self.config.problem_budget)
             context = context_segment(tokenizer, *contexts[index]) if contexts is not None else []
-            context = cut_middle(context, self.config.context_budget)
             prefix = encode_text(tokenizer, prefixes[index]) if prefixes is not None else []
-            rows.append(_Row([TOKEN_IDS[BOS], *problem, *context], prefix))
+            rows.append(_Row(fit_task(problem_segment(tokenizer, prompt), context, *budgets), prefix))
         return rows
 
-    def _stop_at_limits(self, rows: list[_Row], most: int | None) -> None:
-        """Forgets old attempts of a stream that is too long for another one, and stops rows without any room left."""
+    def _make_room(self, rows: list[_Row]) -> None:
+        """Forget old attempts of a stream that is too long for another one; stop rows that are still too long."""
         for row in rows:
             room = self.config.max_position_embeddings - len(row.prefix) - LEAST_CODE
             if row.attempts and len(row.stream()) > room:
                 # The last plan, attempt and verdict say most of what the next attempt needs.
                 row.history = [row.plan, *row.history[-2:]]
-            if row.attempts and len(row.stream()) > room:
-                row.stopped = "context"
-            elif most is not None and row.attempts and most - row.spent < LEAST_CODE:
-                row.stopped = "tokens"
+                row.stopped = "context" if len(row.stream()) > room else None
 
     # ---- one attempt ----
 
-    def _attempt(self, rows: list[_Row], request: _Request) -> None:
-        """One attempt of each row: written, validated, decided on."""
+    def _attempt(self, rows: list[_Row], settings: RefinementSettings) -> None:
+        """Write, validate and decide on one attempt of each row."""
         unplanned = [row for row in rows if row.needs_plan]
         if unplanned:
-            self._write_plans(unplanned, request.settings, request.kwargs)
+            self._write_plans(unplanned, settings.generation, settings.kwargs)
         for row in unplanned:
             row.history.append(row.plan)
-        whole = unplanned if request.edits else rows
-        repaired = [row for row in rows if not row.needs_plan] if request.edits else []
-        drafts = [*zip(whole, self._write_codes(whole, request)), *zip(repaired, self._write_edits(repaired, request))]
-        texts = [draft.text for _, draft in drafts if draft.is_new]
-        feedback = iter(_verdicts(request.validator, texts))
+        complete = unplanned if settings.edits else rows
+        repaired = [row for row in rows if not row.needs_plan] if settings.edits else []
+        drafts = [*zip(complete, self._write_codes(complete, settings))]
+        drafts += zip(repaired, self._write_edits(repaired, settings))
+        feedback = iter(_verdicts(settings.validator, [draft.text for _, draft in drafts if draft.is_new]))
         for row, draft in drafts:
-            row.spent += draft.new_tokens
             if draft.is_new:
-                self._take(row, draft, next(feedback), request)
+                self._take(row, draft, next(feedback), settings)
             else:
-                # The stream has not changed, nor what was said and decided: only samples can differ from it.
+                # The stream has not changed, nor the verdict and the decision: only samples can differ from it.
                 told = {"edits": draft.edits, "outcome": draft.outcome, "new_tokens": draft.new_tokens}
                 row.attempts.append(replace(row.attempts[-1], **told))
                 row.plans.append(row.plans[-1])
-                row.stopped = None if request.settings.do_sample else "unchanged"
+                row.stopped = None if settings.generation.do_sample else "unchanged"
 
-    def _write_codes(self, rows: list[_Row], request: _Request) -> list[_Draft]:
+    def _write_codes(self, rows: list[_Row], settings: RefinementSettings) -> list[_Draft]:
         """Whole code for each row, behind its given beginning."""
         drafts, streamer = [], None
-        if request.streamer is not None and rows and not rows[0].attempts:
-            streamer = CodeStreamer(request.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
-        written = self._write(rows, [row.prefix for row in rows], set(), request, streamer)
+        if settings.streamer is not None and rows and not rows[0].attempts:
+            streamer = CodeStreamer(settings.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
+        written = self._write(rows, [row.prefix for row in rows], set(), settings, streamer)
         for row, (code, _) in zip(rows, written):
-            text = request.tokenizer.decode([*row.prefix, *code])
+            text = settings.tokenizer.decode([*row.prefix, *code])
             drafts.append(_Draft(text, [CODE, *row.prefix, *code, END_CODE], len(code) + 1))
         return drafts
 
-    def _write_edits(self, rows: list[_Row], request: _Request) -> list[_Draft]:
+    def _write_edits(self, rows: list[_Row], settings: RefinementSettings) -> list[_Draft]:
         """Edits of the last attempt of each row, and what they make of it."""
-        tokenizer, drafts = request.tokenizer, []
-        settings, kwargs = for_no_code(request.settings, request.kwargs)  # lines that edits quote are fragments
-        request = replace(request, settings=settings, kwargs=kwargs | {"logits_processor": [QuotedLines(tokenizer)]})
-        for row, (new, closed) in zip(rows, self._write(rows, [[]] * len(rows), {BEFORE, AFTER}, request)):
+        tokenizer, drafts = settings.tokenizer, []
+        generation, kwargs = for_no_code(settings.generation, settings.kwargs)  # quoted lines are fragments
+        kwargs |= {"logits_processor": [QuotedLines(tokenizer)]}
+        settings = replace(settings, generation=generation, kwargs=kwargs)
+        for row, (new, closed) in zip(rows, self._write(rows, [[]] * len(rows), {BEFORE, AFTER}, settings)):
             edits = parse_edits(tokenizer, [CODE, *new, *closed])
             given = tokenizer.decode(row.prefix)
             text, outcome = apply_edits(row.attempts[-1].code, edits, given)
@@ -316,7 +291,7 @@ class GoCoderRefinementMixin:
         return drafts
 
     def _write(
-        self, rows, given, tags: set[int], request: _Request, streamer: BaseStreamer | None = None
+        self, rows, given, tags: set[int], settings: RefinementSettings, streamer: BaseStreamer | None = None
     ) -> list[tuple[list[int], list[int]]]:
         """New ids behind <CODE> and `given` in each row, and </CODE> if that was written too.
 
@@ -325,14 +300,14 @@ class GoCoderRefinementMixin:
         """
         if not rows:
             return []
-        settings, most = for_ids_alone(request.settings), request.most
         prompts = [[*row.stream(), CODE, *start] for row, start in zip(rows, given)]
         # </CODE> needs a place too, also behind code that was cut.
-        rooms = [min(request.budget, self.config.max_position_embeddings - len(prompt) - 1) for prompt in prompts]
-        allowed = [max(1, room if most is None else min(room, most - row.spent)) for row, room in zip(rows, rooms)]
+        rooms = [min(settings.budget, self.config.max_position_embeddings - len(prompt) - 1) for prompt in prompts]
+        allowed = [max(1, room) for room in rooms]
         written = self._continue(
-            prompts, settings, allowed, {END_CODE}, {END_CODE, *tags}, streamer=streamer, **request.kwargs
-        )
+            prompts, for_ids_alone(settings.generation), allowed, {END_CODE}, {END_CODE, *tags}, streamer=streamer,
+            **settings.kwargs,
+        )  # fmt: skip
         results, ends = [], {END_CODE, TOKEN_IDS[EOS], TOKEN_IDS[PAD]}
         for new, limit in zip(written[:, max(map(len, prompts)) :].tolist(), allowed):
             body = until(new, ends)[:limit]
@@ -341,35 +316,35 @@ class GoCoderRefinementMixin:
 
     # ---- what follows ----
 
-    def _take(self, row: _Row, draft: _Draft, feedback: Feedback | None, request: _Request) -> None:
-        """Notes new code with what was said of it, and prepares the row for what the model decides."""
+    def _take(self, row: _Row, draft: _Draft, feedback: Feedback | None, settings: RefinementSettings) -> None:
+        """Note new code with its verdict, and prepare the row for what the model decides."""
         if draft.outcome == APPLIED:
             row.history = [row.plan]
         row.history.append(draft.segment)
-        verdict = request.verdict(feedback, draft.text)
-        probabilities = self._decision(row, feedback, verdict, draft.text)
-        failed = feedback is not None and feedback.failed
-        if probabilities[DONE] >= request.threshold and not failed:
+        quoted = draft.text if settings.edits else None  # a model of edits is shown the line that is to be found
+        probabilities = self._decision(row, feedback, draft.text, settings.tokenizer, quoted)
+        decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
+        if probabilities[DONE] >= settings.threshold and not (feedback is not None and feedback.failed):
             decision, row.stopped = DONE, "done"
-        else:
-            decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
         row.attempts.append(
             Attempt(
-                draft.text, parse_plan(request.tokenizer, row.plan), feedback, DECISIONS[decision],
+                draft.text, parse_plan(settings.tokenizer, row.plan), feedback, DECISIONS[decision],
                 probabilities[DONE], draft.new_tokens, draft.edits, draft.outcome,
             )
         )  # fmt: skip
-        row.plans.append(request.tokenizer.decode(inside(row.plan)))
-        if request.edits and decision == CONTINUE:  # edits are learned behind one attempt
+        row.plans.append(settings.tokenizer.decode(inside(row.plan)))
+        if settings.edits and decision == CONTINUE:  # edits are learned behind one attempt
             row.history = [row.plan, draft.segment]
-        row.history.append([*verdict, TOKEN_IDS[DECISION_TOKENS[decision]]])
+        row.history.append(decision_segment(settings.tokenizer, feedback, decision, quoted))
         row.needs_plan = decision == REFINE
 
-    def _decision(self, row: _Row, feedback: Feedback | None, verdict: list[int], text: str) -> list[float]:
+    def _decision(
+        self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any, quoted: str | None
+    ) -> list[float]:
         """Probabilities of CONTINUE, REFINE and DONE after the attempt that ends the row's stream."""
         stream = row.stream()
         if self.model.refinement_head is None:
-            stream = [*stream, *verdict]
+            stream += validation_segment(tokenizer, feedback, quoted)
             ids = torch.tensor([stream[-self.config.max_position_embeddings :]], device=self.device)
             tokens = [TOKEN_IDS[token] for token in DECISION_TOKENS]
             logits = self(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1, tokens]
@@ -384,13 +359,20 @@ class GoCoderRefinementMixin:
 
 
 def _verdicts(validator, texts: list[str]) -> list[Feedback | None]:
-    """A validator's word on each text; none without a validator."""
+    """A validator's feedback on each text; None without a validator."""
     if validator is None or not texts:
         return [None] * len(texts)
     feedback = list(validator(texts))
     if len(feedback) != len(texts):
-        raise ValueError(f"the validator gave {len(feedback)} verdicts for {len(texts)} codes; it owes each one")
+        raise ValueError(f"validator: gave {len(feedback)} verdicts for {len(texts)} codes; return one for each")
     return feedback
+
+
+def _stream_text(streamer: BaseStreamer, tokenizer: Any, given: str, code: str) -> None:
+    """Stream a code in two parts, as `generate` does: what was given, which a streamer may skip, and what follows."""
+    for part in (given, code[len(given) :]):
+        streamer.put(torch.tensor(encode_text(tokenizer, part)))
+    streamer.end()
 
 
 def _chosen(attempts: list[Attempt]) -> Attempt:

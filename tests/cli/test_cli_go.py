@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.golang import GoNotFoundError, find_go
+from hrm_hf.golang.options import DemoGo
 from hrm_hf.models.edits_hrm_go_coder import Edit
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from hrm_hf.models.processing_hrm_go_coder import Feedback
@@ -183,7 +184,9 @@ def test_the_demo_goes_from_sources_to_repaired_code(tmp_path, capfd, monkeypatc
         shutil.copytree(std / package, tmp_path / "src" / package)
     out = tmp_path / "demo"
     extra = "--max_steps 4 --max_eval_samples 4"
-    assert demo.run_demo(str(tmp_path / "src"), 0.1, 1024, out, extra)["out"] == str(out)
+    assert demo.run_demo(DemoGo(source=str(tmp_path / "src"), minutes=0.1, vocab_size=1024, out=out, extra=extra))[
+        "out"
+    ] == str(out)
     said = capfd.readouterr().out
     assert len(re.findall("attempts?, stopped by", said)) == 3
     assert {"results.json", "training.png", "recipe.yaml", "model.safetensors", "tokenizer.json"} <= {
@@ -206,7 +209,7 @@ def test_the_demo_shows_no_code_of_a_model_that_is_too_young(tmp_path, monkeypat
     monkeypatch.setattr(demo, "run_process", note)
     monkeypatch.setattr(demo, "steps_for", lambda minutes, vocab_size: 8)
     said = io.StringIO()
-    result = demo.run_demo(str(tmp_path), 3, 1024, tmp_path, said=said)
+    result = demo.run_demo(DemoGo(source=str(tmp_path), minutes=3, vocab_size=1024, out=tmp_path), said)
     assert (result["bits_per_byte"], result["readable"]) == (bits, readable)
-    assert ("too young to be read: 2.31 bits per byte" in said.getvalue()) == (not readable)
+    assert ("undertrained: 2.31 bits per byte" in said.getvalue()) == (not readable)
     assert [command[3] for command in started if command[1] == "-m"] == ["data", "data", *["go"] * 2 * readable]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from hrm_hf.golang.data.collator import GoStreamBuilder
+from hrm_hf.golang.data.streams import GoStreamBuilder
 from hrm_hf.golang.data.tokenizer import train_on_texts
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM

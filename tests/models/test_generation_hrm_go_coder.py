@@ -471,5 +471,5 @@ def test_a_plan_does_not_run_the_generator(monkeypatch):
     assert not calls
     model.generate(ids, max_new_tokens=3)
     assert calls
-    with pytest.raises(ValueError, match="planner_only=True is for writing plans"):
+    with pytest.raises(ValueError, match="planner_only=True"):
         model(ids, labels=ids, planner_only=True)

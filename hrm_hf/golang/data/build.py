@@ -18,7 +18,6 @@ from ...io.usage import UsageError
 from ...models.processing_hrm_go_coder import plan_segment
 from ...text.sources import read_json_lines
 from ..validators.go_validators import best_validator
-from .collator import GoStreamBuilder
 from .commits import commit_records
 from .functions import function_records
 from .hub_sets import hub_records
@@ -27,6 +26,7 @@ from .pull_requests import pull_request_records
 from .records import read_records, spread, write_lines, write_records
 from .selection import SPLITS, Selection, evaluation_ngrams, split_of, validate_no_evaluation_file
 from .sources import Dropped, find_go_source, go_files
+from .streams import GoStreamBuilder
 from .tokenizer import bytes_per_token, train_on_texts
 from .trajectories import TrajectoryCounts, build_trajectories
 

@@ -1,8 +1,7 @@
 """Eight small ways to mutate Go code, on tree-sitter's tokens: what a model's own slips look like before it has any.
 
-Only what follows the given prefix is touched. An operator says what it changed, never what that is worth: whether
-the result still parses, or is the same code after all, is asked elsewhere (`go_trajectories`). Left out: several
-mutations at once, and changes of meaning beyond the swap of a token.
+Only what follows the given prefix is touched. `trajectories.py` finds out whether the result still parses, or is the
+same code after all.
 """
 
 import random
@@ -75,11 +74,6 @@ def go_tokens(code: str) -> list[Token]:
     return tokens
 
 
-def same_code(first: str, second: str) -> bool:
-    """Whether two pieces of Go code have equal syntax trees, comments and white space aside."""
-    return syntax_shape(first) == syntax_shape(second)
-
-
 def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
     """The syntax tree in preorder as (kind, children that count, text of a leaf), comments and semicolons left out."""
     shape = []
@@ -92,31 +86,25 @@ def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
     return shape
 
 
-def mutants(code: str, prefix: str, generator: random.Random, rounds: int = 1) -> list[tuple[str, str]]:
-    """Mutates a code once with every operator that finds something to change.
+def mutants(code: str, prefix: str, generator: random.Random) -> list[str]:
+    """Mutate a code once with every operator that finds something to change.
 
     Args:
         code: Go code that parses: a file or declarations.
         prefix: beginning of `code` that is left alone.
         generator: the only source of chance.
-        rounds: how often each operator is applied, each time to the unchanged code.
 
     Returns:
-        (name of the operator, mutated code), in random order, without repetitions and without `code` itself.
+        Mutated codes in random order, without repetitions and without `code` itself.
 
     Raises:
         ValueError: the code does not begin with the prefix.
     """
     body = body_of(code, prefix)
-    found: dict[str, str] = {}
-    for _ in range(rounds):
-        for name, operator in OPERATORS.items():
-            mutant = operator(body, generator)
-            if mutant is not None and mutant != code:
-                found.setdefault(mutant, name)
-    pairs = [(name, mutant) for mutant, name in found.items()]
-    generator.shuffle(pairs)
-    return pairs
+    made = [operator(body, generator) for operator in OPERATORS.values()]
+    found = list(dict.fromkeys(mutant for mutant in made if mutant is not None and mutant != code))
+    generator.shuffle(found)
+    return found
 
 
 def body_of(code: str, prefix: str) -> Body:
@@ -126,7 +114,7 @@ def body_of(code: str, prefix: str) -> Body:
         ValueError: the code does not begin with the prefix.
     """
     if not code.startswith(prefix):
-        raise ValueError(f"the code begins {code[: len(prefix)][:60]!r}, not with its prefix {prefix[:60]!r}")
+        raise ValueError(f"prefix={prefix[:60]!r}: the code does not begin with it")
     encoded, start = code.encode(), len(prefix.encode())
     tokens = [token for token in go_tokens(code) if token.start >= start]
     lines, position = [], 0

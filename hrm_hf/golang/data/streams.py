@@ -1,18 +1,288 @@
-"""Data sets of token streams: files of records become rows of `GoStreamBuilder`, and all of them are counted."""
+"""Records of Go tasks as token streams: one record as a row of ids, labels and decisions, and data sets of such rows.
+
+`GoStreamBuilder` writes a record segment by segment, within budgets (`models/processing_hrm_go_coder.py` defines the
+segments), `load_go_streams` writes files of records and counts them, `collator.py` pads rows to batches.
+
+Targets (all else is -100): the plan after <PLAN>, </PLAN> and the <CODE> behind it; the code of the last attempt
+behind its given prefix, or the edits that repair it, </CODE>; every decision and the <CODE> or <PLAN> behind it; </s>.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .collator import BUILDER_VERSION, IGNORED, PLAIN, SCORED, GoStreamBuilder, TooLongError
+from ...models.edits_hrm_go_coder import REPAIR_MODES, edit_segment, edits_between
+from ...models.processing_hrm_go_coder import (
+    CONTINUE,
+    DECISIONS,
+    EOS,
+    LEAST_TEXT,
+    NO_FEEDBACK,
+    REFINE,
+    SPECIAL_TOKENS,
+    TOKEN_IDS,
+    Feedback,
+    code_segment,
+    context_segment,
+    decision_segment,
+    fit_task,
+    is_go_tokenizer,
+    plan_segment,
+    problem_segment,
+)
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
-COUNTED = ("length", "targets", "attempts", "left_out")
+IGNORED = -100
+PLAIN = "plain_"  # columns of the stream without attempts, beside the complete one
+SCORED = ("code_start", "code_end", "code_bytes")
+COUNTED = ("targets", "attempts", "left_out")
+BUILDER_VERSION = 4  # part of the cache key; raise it when the same record gives other rows
+DROPPED = {
+    "bad": "unreadable lines",
+    "plan": "with too long a plan",
+    "code": "with too long a code",
+    "stream": "longer than a row in all",
+}
+
+
+class TooLongError(ValueError):
+    """A record does not fit its budgets; `reason` is "plan", "code", "attempt", "edits" or "stream"."""
+
+    def __init__(self, reason: str, message: str):
+        super().__init__(message)
+        self.reason = reason
+
+
+@dataclass
+class _Tail:
+    """What follows the context: ids and labels as they grow, decisions, and the span of the labeled code."""
+
+    ids: list[int] = field(default_factory=list)
+    labels: list[int] = field(default_factory=list)
+    decisions: list[tuple[int, int, list[int]]] = field(default_factory=list)  # position, label, feedback ids
+    span: tuple[int, int] = (0, 0)
+    code_bytes: int = 0
+
+    def add(self, ids: Sequence[int], ignored: int = 0) -> None:
+        """Append ids of which the first `ignored` are no targets."""
+        self.ids += ids
+        self.labels += [IGNORED] * min(ignored, len(ids)) + list(ids[ignored:])
+
+
+@dataclass
+class GoStreamBuilder:
+    """Writes records as token streams with labels.
+
+    What does not fit is cut in this order: the middle of the context, the complete context, the end of the problem,
+    then failed attempts from the first on. A record whose plan or solution is too long is rejected.
+
+    With repairs by edits a record whose last failed attempt is to be written again (CONTINUE) becomes plan, that
+    attempt, its verdict with the line of the error, <RETRY> and the edits that make the solution of it, and ends
+    there. Where the edits are more tokens than the solution, or the attempt does not fit, the record is as without
+    edits.
+
+    Attributes:
+        tokenizer: one whose vocabulary starts with `SPECIAL_TOKENS`.
+        max_length: most tokens of a row.
+        problem_budget, context_budget, plan_budget: most tokens of these segments, tags included.
+        code_budget: most tokens of one attempt, tags and given prefix included.
+        repairs: "rewrite" or "edits", the `repair_mode` of the model that they are for.
+
+    Raises:
+        ValueError: the tokenizer has other special tokens; an unknown kind of repairs.
+    """
+
+    tokenizer: Any
+    max_length: int = 2048
+    problem_budget: int = 256
+    context_budget: int = 512
+    plan_budget: int = 512
+    code_budget: int = 1024
+    repairs: str = "rewrite"
+
+    def __post_init__(self):
+        if not is_go_tokenizer(self.tokenizer):
+            raise ValueError(
+                f"tokenizer={self.tokenizer.name_or_path!r}: its vocabulary does not start with the "
+                f"{len(SPECIAL_TOKENS)} special tokens of the Go coder; make one with `hrm-hf data go-tokenizer`"
+            )
+        if self.repairs not in REPAIR_MODES:
+            raise ValueError(f"repairs={self.repairs!r}: must be one of {', '.join(REPAIR_MODES)}")
+
+    def build(self, record: dict[str, Any], refinement: bool = True) -> dict[str, Any]:
+        """Write one record as a row.
+
+        Args:
+            record: see `records.py`.
+            refinement: False writes the solution alone, as if the record had no attempts.
+
+        Returns:
+            `input_ids` and `labels` [S]; `decision_positions` (index of each attempt's </CODE>) and `decision_labels`
+            [K], `feedback_ids` [K, 4], K the number of attempts; `code_start`, `code_end`: span of the labeled code
+            with its </CODE>; `code_bytes`: of its text in UTF-8; `length`: S; `repair`: "edits", "rewrite", or ""
+            for a row without a failed attempt. Bits per byte are of code alone: in a row with edits `code_start` is
+            `code_end` and `code_bytes` is 0.
+
+        Raises:
+            TooLongError: the plan, the solution, or both together are longer than they may be.
+            ValueError: code that does not start with the record's code_prefix.
+        """
+        attempts = record["attempts"] or [] if refinement else []
+        if self.repairs == "edits" and is_written_again(attempts):
+            try:
+                return self._row(record, self._edit_tail(record), "edits")
+            except TooLongError as error:
+                if error.reason not in ("edits", "attempt", "stream"):
+                    raise
+        while True:
+            try:
+                return self._row(record, self._tail(record, attempts), "rewrite" if len(attempts) > 1 else "")
+            except TooLongError as error:
+                if len(attempts) < 2 or error.reason not in ("attempt", "stream"):
+                    raise
+                attempts = attempts[1:]
+
+    def prompt_ids(self, record: dict[str, Any]) -> list[int]:
+        """Return the ids that a model plans from: everything up to and including <PLAN>."""
+        room = 1 + self.problem_budget + self.context_budget
+        return [*self._front(record, min(room, self.max_length)), TOKEN_IDS["<PLAN>"]]
+
+    def code_prompt_ids(self, record: dict[str, Any]) -> list[int]:
+        """Return the ids after a finished plan: <CODE> and the given beginning of the code."""
+        ids, given = code_segment(self.tokenizer, record["code_prefix"] or "", "")
+        return ids[:given]
+
+    def edit_prompt_ids(self, record: dict[str, Any]) -> list[int]:
+        """Return the ids behind which the last failed attempt is edited: everything up to and including <RETRY>.
+
+        As many ids as the attempt has are left free behind them.
+
+        Raises:
+            TooLongError: plan, attempt and verdict are longer than they may be.
+        """
+        tail = self._edit_prompt(record)
+        free = len(self._code(record, record["attempts"][-2]["code"], "attempt")[0])
+        return [*self._front(record, self.max_length - len(tail.ids) - free), *tail.ids]
+
+    def settings(self) -> tuple[Any, ...]:
+        """Everything that rows depend on beside the record: part of the key of cached rows."""
+        budgets = (self.problem_budget, self.context_budget, self.plan_budget, self.code_budget)
+        return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets, self.repairs)
+
+    def _row(self, record: dict[str, Any], tail: _Tail, repair: str) -> dict[str, Any]:
+        front = self._front(record, self.max_length - len(tail.ids))
+        offset = len(front)
+        return {
+            "input_ids": front + tail.ids,
+            "labels": [IGNORED] * offset + tail.labels,
+            "decision_positions": [offset + position for position, _, _ in tail.decisions],
+            "decision_labels": [label for _, label, _ in tail.decisions],
+            "feedback_ids": [ids for _, _, ids in tail.decisions],
+            "code_start": offset + tail.span[0],
+            "code_end": offset + tail.span[1],
+            "code_bytes": tail.code_bytes,
+            "length": offset + len(tail.ids),
+            "repair": repair,
+        }
+
+    def _front(self, record: dict[str, Any], room: int) -> list[int]:
+        """<s>, problem and context in at most `room` ids."""
+        problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
+        if len(problem) > room - 1 < LEAST_TEXT + 2:
+            raise TooLongError(
+                "stream", f"record {record['id']!r}: plan and attempts leave {room} of max_length={self.max_length}"
+            )
+        given = record["context"] or {}
+        context = context_segment(self.tokenizer, given.get("path") or "", given.get("before") or "")
+        return fit_task(problem, context, self.problem_budget, self.context_budget, room)
+
+    def _tail(self, record: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> _Tail:
+        """Plan, attempts and decisions."""
+        plan, tail = self._plan(record), _Tail()
+        tail.add(plan, ignored=1)
+        attempts = attempts or [{"code": record["solution"]["code"], "feedback": None, "decision": None}]
+        for number, attempt in enumerate(attempts, start=1):
+            last = number == len(attempts)
+            self._add_code(tail, record, attempt["code"], "code" if last else "attempt")
+            if attempt["decision"] is None:
+                break
+            self._add_decision(tail, attempt)
+            if attempt["decision"] == DECISIONS[REFINE] and not last:
+                tail.add(plan)
+        tail.add([TOKEN_IDS[EOS]])
+        return tail
+
+    def _edit_tail(self, record: dict[str, Any]) -> _Tail:
+        """As `_tail`, of the last failed attempt and the edits that make the solution of it."""
+        solution, given, _ = self._code(record, record["solution"]["code"], "code")
+        tail = self._edit_prompt(record)
+        failed = record["attempts"][-2]["code"]
+        edits = edits_between(failed, record["solution"]["code"], record["code_prefix"] or "")
+        ids = edit_segment(self.tokenizer, edits)
+        if len(ids) - 1 > len(solution) - given:
+            raise TooLongError("edits", f"record {record['id']!r}: {len(ids)} ids of edits, more than the solution")
+        tail.add(ids)
+        tail.span, tail.code_bytes = (len(tail.ids), len(tail.ids)), 0
+        tail.add([TOKEN_IDS[EOS]])
+        return tail
+
+    def _edit_prompt(self, record: dict[str, Any]) -> _Tail:
+        """Plan, last failed attempt, its verdict with the line of the error, and <RETRY>."""
+        failed, tail = record["attempts"][-2], _Tail()
+        tail.add(self._plan(record), ignored=1)
+        self._add_code(tail, record, failed["code"], "attempt")
+        self._add_decision(tail, failed, failed["code"])
+        return tail
+
+    def _add_code(self, tail: _Tail, record: dict[str, Any], code: str, what: str) -> None:
+        """Append an attempt, which is a target if it is the solution ("code")."""
+        ids, given, tail.code_bytes = self._code(record, code, what)
+        start = len(tail.ids)
+        tail.add(ids, given if what == "code" else len(ids))
+        tail.labels[start] = ids[0]  # <CODE> is written by the model, behind a plan or a decision
+        tail.span = start + given, start + len(ids)
+
+    def _add_decision(self, tail: _Tail, attempt: dict[str, Any], quoted: str | None = None) -> None:
+        """Append the verdict on the attempt that ends the tail, and the decision on it."""
+        decision = DECISIONS.index(attempt["decision"])
+        found = None if attempt["feedback"] is None else Feedback.of_record(attempt["feedback"])
+        said = NO_FEEDBACK if found is None else found.token_ids(attempt["code"].count("\n") + 1)
+        tail.decisions.append((len(tail.ids) - 1, decision, said))
+        ids = decision_segment(self.tokenizer, found, decision, quoted)
+        tail.add(ids, ignored=len(ids) - 1)
+
+    def _plan(self, record: dict[str, Any]) -> list[int]:
+        plan = record["plan"]
+        ids = plan_segment(self.tokenizer, plan["intent"], plan["targets"], [step["text"] for step in plan["steps"]])
+        return self._within("plan", ids, self.plan_budget, record)
+
+    def _code(self, record: dict[str, Any], code: str, what: str) -> tuple[list[int], int, int]:
+        """Ids of an attempt, how many of them are given, and the bytes of text that are not."""
+        prefix = record["code_prefix"] or ""
+        if not code.startswith(prefix):
+            raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: the {what} does not start with it")
+        body = code[len(prefix) :]
+        ids, given = code_segment(self.tokenizer, prefix, body)
+        return self._within(what, ids, self.code_budget, record), given, len(body.encode())
+
+    @staticmethod
+    def _within(what: str, ids: list[int], budget: int, record: dict[str, Any]) -> list[int]:
+        if len(ids) > budget:
+            raise TooLongError(what, f"record {record['id']!r}: {what} of {len(ids)} tokens; the budget is {budget}")
+        return ids
+
+
+def is_written_again(attempts: Sequence[dict[str, Any]]) -> bool:
+    """Whether code for the same plan follows the last failed attempt."""
+    return len(attempts) > 1 and attempts[-2]["decision"] == DECISIONS[CONTINUE]
+
+
+# ---- data sets ----
 
 
 @dataclass
@@ -22,10 +292,9 @@ class GoStreams:
     Attributes:
         rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.
         records: the records of the rows, in their order.
-        counts: "records" read, "bad" lines skipped, "kept" rows, their "tokens", "targets" (labelled tokens) and
+        counts: "records" read, "bad" lines skipped, "kept" rows, their "tokens", "targets" (labeled tokens) and
             "attempts", how many attempts were "left_out" because they do not fit; of a builder of edits, how many rows
-            repair by edits ("edit_repairs") and by whole code ("whole_repairs"); of what was dropped, the reasons of
-            `TooLongError`.
+            repair by edits ("edit_repairs") and by complete code ("whole_repairs"); the reasons of `TooLongError`.
     """
 
     rows: "Dataset"
@@ -35,23 +304,15 @@ class GoStreams:
     def describe(self) -> str:
         """The counts in a line for people."""
         c = self.counts
-        edits = "edit_repairs" in c
         dropped = ", ".join(f"{c[name]:,} {text}" for name, text in DROPPED.items() if c[name])
+        repairs = f", {c['edit_repairs']:,} repairs by edits, {c['whole_repairs']:,} by complete code"
         return (
             f"{c['kept']:,} of {c['records']:,} records, {c['tokens']:,} tokens, {c['targets']:,} of them targets, "
             f"{c['attempts']:,} attempts"
             + (f" without {c['left_out']:,} that do not fit" if c["left_out"] else "")
-            + (f", {c['edit_repairs']:,} repairs by edits, {c['whole_repairs']:,} by whole code" if edits else "")
+            + (repairs if "edit_repairs" in c else "")
             + (f"; dropped {dropped}" if dropped else "")
         )
-
-
-DROPPED = {
-    "bad": "unreadable lines",
-    "plan": "with too long a plan",
-    "code": "with too long a code",
-    "stream": "longer than a row in all",
-}
 
 
 def load_go_streams(
@@ -65,16 +326,14 @@ def load_go_streams(
     num_workers: int | None = None,
     cache_dir: str | None = None,
 ) -> GoStreams:
-    """Reads files of records and writes them as rows; both are cached by `datasets`.
+    """Read files of records (JSON Lines, also `.gz`) and write them as rows; `datasets` caches both.
 
     Args:
-        paths: JSON Lines files, also `.gz`.
-        builder: of the rows.
         training: rows to train on; otherwise rows to evaluate, with what bits per byte need.
         plain: training rows also carry the stream without attempts, for a refinement warm-up.
         on_bad_line: "stop" at a line that is no record, or "skip" and count it.
         max_records: take the first ones only.
-        num_workers: processes that tokenise.
+        num_workers: processes that tokenize.
         cache_dir: of the converted files; that of `datasets` by default.
 
     Raises:
@@ -96,12 +355,11 @@ def load_go_streams(
             f"{dict(counts)}; raise the budgets, or give other files"
         )
     rows = rows.select(kept)
-    for name in ("tokens", "targets", "attempts", "left_out"):
-        counts[name] = sum(rows[{"tokens": "length"}.get(name, name)])
+    counts.update(tokens=sum(rows["length"]), **{name: sum(rows[name]) for name in COUNTED})
     if builder.repairs == "edits":
         repairs = Counter(rows["repair"])
         counts.update(edit_repairs=repairs["edits"], whole_repairs=repairs["rewrite"])
-    unused = ["dropped", "repair", "targets", "attempts", "left_out", *(SCORED if training else ())]
+    unused = ["dropped", "repair", *COUNTED, *(SCORED if training else ())]
     return GoStreams(rows.remove_columns(unused), records.select(kept), counts)
 
 
@@ -122,23 +380,13 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         state = path.stat()
         key = Hasher.hash((BUILDER_VERSION, str(path.resolve()), state.st_size, state.st_mtime_ns, on_bad_line))
         options = {"paths": str(path), "on_bad_line": on_bad_line}
+        if next(read_records(**options), None) is None:
+            raise ValueError(f"{path} holds no record; expected a JSON object a line, as `hrm-hf data go` writes")
+        how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
-            part = Dataset.from_generator(
-                read_records,
-                features=record_features(),
-                gen_kwargs=options,
-                cache_dir=cache_dir,
-                fingerprint=key,
-                writer_batch_size=WRITTEN_AT_ONCE,
-            )
+            part = Dataset.from_generator(read_records, features=record_features(), **how)
         except DatasetGenerationError as error:  # it hides what the reader said
             raise (error.__cause__ or error) from None
-        except ValueError as error:  # what the library says of no rows names no file
-            if next(read_records(**options), None) is not None:
-                raise
-            raise ValueError(
-                f"{path} holds no record; expected a JSON object a line, as `hrm-hf data go` writes"
-            ) from error
         parts.append(part)
         if on_bad_line == "skip":
             bad += sum(1 for _ in numbered_lines(path)) - len(part)
@@ -149,19 +397,16 @@ def _build_rows(records, builder: GoStreamBuilder, plain: bool, num_workers) -> 
     from datasets import Features, Sequence, Value
     from datasets.fingerprint import Hasher
 
-    ids, number = Sequence(Value("int32")), Value("int32")
-    columns = {
-        "input_ids": ids, "labels": ids, "decision_positions": ids, "decision_labels": ids,
-        "feedback_ids": Sequence(ids), "code_start": number, "code_end": number, "code_bytes": number,
-        "length": number, "repair": Value("string"), "dropped": Value("string"), "targets": number,
-        "attempts": number, "left_out": number,
-    }  # fmt: skip
+    ids, number, text = Sequence(Value("int32")), Value("int32"), Value("string")
+    columns = dict.fromkeys(("input_ids", "labels", "decision_positions", "decision_labels"), ids)
+    columns |= {"feedback_ids": Sequence(ids), **dict.fromkeys((*SCORED, "length", *COUNTED), number)}
+    columns |= {"repair": text, "dropped": text}
     if plain:
         columns |= {f"{PLAIN}input_ids": ids, f"{PLAIN}labels": ids}
     workers = num_workers if num_workers and num_workers > 1 and len(records) > num_workers else None
     return records.map(
         _row,
-        fn_kwargs={"builder": builder, "plain": plain},
+        fn_kwargs={"builder": builder, "plain": plain, "columns": columns},
         features=Features(columns),
         remove_columns=records.column_names,
         num_proc=workers,
@@ -170,17 +415,16 @@ def _build_rows(records, builder: GoStreamBuilder, plain: bool, num_workers) -> 
     )
 
 
-def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool) -> dict[str, Any]:
+def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool, columns: dict[str, Any]) -> dict[str, Any]:
     try:
         row = builder.build(record)
         if plain:
             alone = builder.build(record, refinement=False) if record["attempts"] else {"input_ids": [], "labels": []}
             row |= {f"{PLAIN}{name}": alone[name] for name in ("input_ids", "labels")}
     except TooLongError as error:
-        lists = ("input_ids", "labels", "decision_positions", "decision_labels", "feedback_ids")
-        empty = {name: [] for name in lists} | dict.fromkeys((*SCORED, *COUNTED), 0)
-        empty |= {"repair": "", "dropped": error.reason}
-        return empty | ({f"{PLAIN}input_ids": [], f"{PLAIN}labels": []} if plain else {})
+        empty = {"int32": 0, "string": ""}
+        row = {name: empty.get(getattr(kind, "dtype", None), []) for name, kind in columns.items()}
+        return row | {"dropped": error.reason}
     targets = sum(label != IGNORED for label in row["labels"])
     attempts = len(row["decision_labels"])
     # A repair by edits has the last failed attempt alone, on purpose.

@@ -1,21 +1,18 @@
 """A tokenizer for Go: byte-level BPE trained on source files, with the tags of the Go coder's stream as first ids.
 
-Nothing is normalized, so any text comes back from encoding and decoding unchanged: Go needs its newlines. Ids 0..42
-are `models.go_stream.SPECIAL_TOKENS` in that order. What `save_pretrained` writes is an ordinary fast tokenizer, chat
-template included, which `AutoTokenizer` loads without this package.
+Nothing is normalized, so any text comes back from encoding and decoding unchanged. Ids 0..42 are `SPECIAL_TOKENS` of
+`models/processing_hrm_go_coder.py` in that order. `AutoTokenizer` loads what `save_pretrained` writes without this
+package.
 
-Encoding a text puts <s> before it, as every training sequence begins, and nothing after it; `add_special_tokens=False`
-leaves it out. A tag written in a text is read as that tag, so that prompts in the trained format can be typed; pass
-`split_special_tokens=True`, as `go_stream.encode_text` does, wherever the text is somebody else's. The chat template
-makes tags in messages harmless by itself, with a space after their "<".
+Encoding a text puts <s> before it and nothing after it. A tag written in a text is read as that tag, so that prompts
+in the trained format can be typed; pass `split_special_tokens=True`, as `encode_text` does, wherever the text is
+somebody else's. The chat template makes tags in messages harmless by itself, with a space after their "<".
 
-Texts are split before merging by an expression that llama.cpp knows by name: "gpt-2", or "qwen2", which lets a tab
-join the word and a newline the sign beside it and takes 11 % fewer tokens (2.81 and 3.15 bytes a token on held-out
-packages of the standard library, 16,384 ids).
+Texts are split before merging by an expression that llama.cpp knows by name: "gpt-2", or "qwen2", which takes 11 %
+fewer tokens (2.81 and 3.15 bytes a token on held-out packages of the standard library, 16,384 ids).
 """
 
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, pre_tokenizers, processors, trainers
@@ -63,27 +60,20 @@ CHAT_TEMPLATE = (
 )
 
 
-def train_go_tokenizer(
-    files: Iterable[str | Path], vocab_size: int = 16_384, *, pre_tokenizer: str = "gpt-2", progress: bool = False
+def train_on_texts(
+    texts: Iterable[str], vocab_size: int, progress: bool = False, pre_tokenizer: str = "gpt-2"
 ) -> "PreTrainedTokenizerFast":
-    """Trains a tokenizer on Go source files.
+    """Train a tokenizer on texts.
 
     Args:
-        files: UTF-8 files; choose them with `go_sources.GoFiles`, which skips what cannot be read.
+        texts: contents of Go source files.
         vocab_size: ids in all, tags included.
-        pre_tokenizer: one of `PRE_TOKENIZERS`.
         progress: show a progress bar.
+        pre_tokenizer: one of `PRE_TOKENIZERS`.
 
     Raises:
         ValueError: `vocab_size` has no room for the tags and bytes, or there is too little text for it.
     """
-    return train_on_texts((Path(file).read_bytes().decode() for file in files), vocab_size, progress, pre_tokenizer)
-
-
-def train_on_texts(
-    texts: Iterator[str], vocab_size: int, progress: bool = False, pre_tokenizer: str = "gpt-2"
-) -> "PreTrainedTokenizerFast":
-    """As `train_go_tokenizer`, from texts."""
     if vocab_size < MIN_VOCAB_SIZE:
         raise ValueError(
             f"vocab_size={vocab_size} has no room for {len(SPECIAL_TOKENS)} tags and 256 bytes; give at least "

@@ -34,8 +34,8 @@ from ...models.processing_hrm_go_coder import (
     code_segment,
     validation_segment,
 )
-from ..data.collator import GoStreamBuilder
 from ..data.plans import sentences
+from ..data.streams import GoStreamBuilder
 from ..validators.go_tests import GoProgram, GoTestRunner
 from ..validators.go_validators import GoTypesValidator
 from ..validators.sandbox import SandboxError

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from ...models.processing_hrm_go_coder import DECISION_TOKENS, DECISIONS, NO_FEEDBACK, TOKEN_IDS
-from ..data.collator import GoStreamBuilder, TooLongError
+from ..data.streams import GoStreamBuilder, TooLongError
 from .held_out import Record
 from .metrics import RESAMPLES, decision_scores, f1_of
 from .writer import Writer, is_go_coder

@@ -25,7 +25,7 @@ from ...models.processing_hrm_go_coder import (
     parse_plan,
     plan_segment,
 )
-from ..data.collator import GoStreamBuilder, TooLongError, is_written_again
+from ..data.streams import GoStreamBuilder, TooLongError, is_written_again
 from .metrics import (
     answers,
     iteration_scores,

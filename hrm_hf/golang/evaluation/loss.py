@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...models.processing_hrm_go_coder import BOS, EOS, TOKEN_IDS, code_segment, encode_text
-from ..data.collator import GoStreamBuilder
+from ..data.streams import GoStreamBuilder
 from .held_out import Record, code_body, plan_ids_of
 from .metrics import bits_per_byte, mean, ratio_interval
 from .writer import Writer

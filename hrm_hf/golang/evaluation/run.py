@@ -12,8 +12,8 @@ from typing import Any
 from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, write_results
 from ...trainer.recipes import library_versions
-from ..data.collator import GoStreamBuilder
 from ..data.records import read_records, spread
+from ..data.streams import GoStreamBuilder
 from ..validators.go_validators import best_validator
 from . import benchmarks, held_out
 from .benchmarks import GoTask, load_benchmark

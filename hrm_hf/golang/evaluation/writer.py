@@ -26,7 +26,7 @@ from ...models.quotations_hrm_go_coder import QuotedLines
 from ...models.row_limits import generate_rows
 from ...registry import architecture_of
 from ...text.evaluation import model_positions
-from ..data.collator import GoStreamBuilder
+from ..data.streams import GoStreamBuilder
 
 
 END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])

@@ -53,8 +53,7 @@ def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[...,
         raise ValueError(f"no reward: give --reward with one or several of {KINDS}")
     made = []
     for name in names:
-        kind, value = _parse(name)
-        reward = kind(tokenizer) if issubclass(kind, _GoReward) else kind(value)
+        reward = _parse(name)(tokenizer)
         reward.__name__ = name  # TRL logs it by that
         made.append(reward)
     return made
@@ -122,24 +121,14 @@ class GoTestsReward(_GoReward):
         return [float(passed.get(index, False)) for index in range(len(codes))]
 
 
-class LengthReward:
+def length_reward(tokens: int) -> Callable[..., list[float]]:
     """1 for completions of `tokens` tokens, less by the share that one is longer or shorter."""
-
-    def __init__(self, tokens: int):
-        self.tokens = tokens
-
-    def __call__(self, *, completion_ids: list, **_: Any) -> list[float]:
-        return [max(0.0, 1 - abs(len(ids) - self.tokens) / self.tokens) for ids in completion_ids]
+    return lambda *, completion_ids, **_: [max(0.0, 1 - abs(len(ids) - tokens) / tokens) for ids in completion_ids]
 
 
-class RegexReward:
+def regex_reward(pattern: str) -> Callable[..., list[float]]:
     """1 for completions in which the expression is found."""
-
-    def __init__(self, pattern: str):
-        self.pattern = re.compile(pattern)
-
-    def __call__(self, *, completions: list, **_: Any) -> list[float]:
-        return [float(self.pattern.search(_text(completion)) is not None) for completion in completions]
+    return lambda *, completions, **_: [float(re.search(pattern, _text(one)) is not None) for one in completions]
 
 
 GO_REWARDS = {"go-syntax": GoSyntaxReward, "go-tests": GoTestsReward}
@@ -149,19 +138,19 @@ def _text(completion: Any) -> str:
     return completion if isinstance(completion, str) else completion[-1]["content"]
 
 
-def _parse(name: str) -> tuple[Any, Any]:
-    """Class of a reward and what it is made with."""
+def _parse(name: str) -> Callable[[Any], Callable[..., list[float]]]:
+    """What makes a reward, given a tokenizer."""
     kind, _, value = name.partition(":")
     if name in GO_REWARDS:
-        return GO_REWARDS[name], None
+        return GO_REWARDS[name]
     if kind == "length":
         if not value.isdigit() or int(value) < 1:
-            raise ValueError(f"reward={name!r}: expected a number of tokens from 1 up, e.g. length:20")
-        return LengthReward, int(value)
+            raise ValueError(f"reward={name!r}: must be a number of tokens from 1 up; give e.g. length:20")
+        return lambda tokenizer: length_reward(int(value))
     if kind == "regex" and value:
         try:
             re.compile(value)
         except re.error as error:
-            raise ValueError(f"reward={name!r} is no regular expression: {error}") from None
-        return RegexReward, value
-    raise ValueError(f"reward={name!r} is not one of {KINDS}")
+            raise ValueError(f"reward={name!r}: not a regular expression: {error}") from None
+        return lambda tokenizer: regex_reward(value)
+    raise ValueError(f"reward={name!r}: must be one of {KINDS}")

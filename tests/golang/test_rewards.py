@@ -87,11 +87,11 @@ def test_tests_are_believed_only_if_the_harness_confirms_them():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("go_syntax", "reward='go_syntax' is not one of go-syntax, go-tests, length:TOKENS, regex:PATTERN"),
-        ("length:none", "reward='length:none': expected a number of tokens from 1 up"),
-        ("length:0", "expected a number of tokens from 1 up"),
-        ("regex:", "is not one of"),
-        ("regex:(", r"reward='regex:\(' is no regular expression"),
+        ("go_syntax", "reward='go_syntax'"),
+        ("length:none", "reward='length:none'"),
+        ("length:0", "reward='length:0'"),
+        ("regex:", "reward='regex:'"),
+        ("regex:(", r"reward='regex:\('"),
     ],
 )
 def test_other_names_are_refused(name, message):

@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 pytest.importorskip("trl")
 from trl import DPOConfig, GRPOConfig, SFTConfig
 
-from hrm_hf.golang.rewards import LengthReward, RegexReward
+from hrm_hf.golang.rewards import length_reward, regex_reward
 from hrm_hf.io.usage import UsageError
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS
 from hrm_hf.text.arguments import AnswerDataArguments
@@ -180,7 +180,9 @@ class Recording(GrpoTrainer):
 def test_samples_weigh_what_they_weighed_when_written(architecture, tmp_path):
     name = "hrm_go_coder" if "Go" in architecture else architecture
     model = tiny_go.model(3, awake=True, **tiny_go.VARIANTS["unified"]) if "Go" in architecture else every.model(name)
-    trainer = grpo(name, tmp_path, LengthReward(6), model, Recording, num_generations=8, per_device_train_batch_size=8)
+    trainer = grpo(
+        name, tmp_path, length_reward(6), model, Recording, num_generations=8, per_device_train_batch_size=8
+    )
     written, generate = {}, type(model).generate
 
     def recorded(self, input_ids, *args, generation_config, **kwargs):
@@ -260,7 +262,7 @@ def test_of_answers_that_are_known_the_rewarded_one_is_learned(architecture, tmp
     taught = sft(architecture, tmp_path, rows=rows, max_steps=40)
     taught.train()
     trainer = grpo(
-        architecture, tmp_path, RegexReward("func A|green"), taught.model, max_completion_length=24, max_steps=10,
+        architecture, tmp_path, regex_reward("func A|green"), taught.model, max_completion_length=24, max_steps=10,
         num_generations=16, per_device_train_batch_size=16, learning_rate=3e-3, rows=rows.select([0]),
     )  # fmt: skip
     trainer.train()

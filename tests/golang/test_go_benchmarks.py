@@ -115,6 +115,7 @@ def test_a_missing_file_is_an_error(tmp_path):
 
 
 PREFIX = "func f(v interface{}) int {"
+BRACES = "\n\ts := \"}\" + `}` // }\n\tif c == '}' { /* } */ }\n}"
 
 
 @pytest.mark.parametrize(
@@ -125,6 +126,7 @@ PREFIX = "func f(v interface{}) int {"
         (" return 1 }\n\nfunc main() {}\n", " return 1 }\n\n"),
         (" return 1 }\n// and more }} text", " return 1 }\n// and more }} text"),
         (" return 1", " return 1"),
+        (f"{BRACES}\nfunc g() {{", BRACES),
     ],
 )
 def test_what_does_not_parse_is_cut_at_the_functions_end(written, kept):
@@ -212,44 +214,18 @@ def test_without_a_sandbox_tests_are_refused_with_the_reason(monkeypatch):
 # ---- samples ----
 
 
-def scripted(tmp_path, plan="ADD", body="\n\treturn 2 * n\n}"):
-    tasks = load(tmp_path, "humaneval-go", MULTIPL_E, {**MULTIPL_E, "name": "T_3"}, {**MULTIPL_E, "name": "T_4"})
-    model = Scripted(default_plan=plan, default_body=body)
-    writer = Writer(model, tiny_go.tokenizer(), batch_size=2, max_length=512, progress=False)
-    return tasks, model, writer
-
-
-def take(tasks, writer, tmp_path, name="humaneval-go", **changes):
+def take(tasks, writer, **changes):
+    repair = changes.pop("repair", False)
     options = EvaluateGo(**{"model": "m", "records": [Path("r.jsonl")], "samples": 2, **changes})
-    file = tmp_path / "b" / "s.jsonl"
-    return runs.write_samples(writer, tiny_go.builder(), tasks, name, TreeSitterValidator(), file, options)
+    return runs.write_samples(writer, tiny_go.builder(), tasks, TreeSitterValidator(), options, repair)
 
 
 def test_samples_are_the_models_code_behind_the_prefix(tmp_path):
-    tasks, _, writer = scripted(tmp_path)
-    samples = take(tasks, writer, tmp_path)
+    tasks = load(tmp_path, "humaneval-go", MULTIPL_E, {**MULTIPL_E, "name": "T_3"}, {**MULTIPL_E, "name": "T_4"})
+    model = Scripted(default_body="\n\treturn 2 * n\n}")
+    samples = take(tasks, Writer(model, tiny_go.tokenizer(), batch_size=2, max_length=512, progress=False))
     assert [(row["task"], row["sample"]) for row in samples[:3]] == [("T_1_double", 0), ("T_1_double", 1), ("T_3", 0)]
     assert {row["code"] for row in samples} == {"func double(n int) int {\n\treturn 2 * n\n}"}
-
-
-def test_a_stopped_run_goes_on_where_it_was(tmp_path):
-    tasks, model, writer = scripted(tmp_path)
-    first = take(tasks, writer, tmp_path)
-    file = tmp_path / "b" / "s.jsonl"
-    lines = file.read_text().splitlines(keepends=True)
-    file.write_text("".join(lines[:5]) + lines[5][:9])  # the first sample of each, half a batch, half a line
-    model.calls = 0
-    assert take(tasks, writer, tmp_path) == first
-    assert model.calls == 2 * 2  # plan and code of two batches
-    model.calls = 0
-    assert take(tasks, writer, tmp_path) == first and model.calls == 0
-
-
-def test_samples_of_other_settings_are_not_taken_up(tmp_path):
-    tasks, _, writer = scripted(tmp_path)
-    take(tasks, writer, tmp_path)
-    with pytest.raises(ValueError, match=r"s\.jsonl holds .*model"):
-        take(tasks, writer, tmp_path, model="another")
 
 
 def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
@@ -257,7 +233,7 @@ def test_a_repair_is_given_the_buggy_code_its_verdict_and_a_decision(tmp_path):
     tasks = load(tmp_path, "humanevalfix-go", FIX, broken)
     model = Scripted(default_plan="FIX", default_body=" return 0 }")
     writer = Writer(model, tiny_go.tokenizer(), max_length=512, progress=False)
-    take(tasks, writer, tmp_path, "humanevalfix-go", samples=1)
+    take(tasks, writer, repair=True, samples=1)
     tokenizer = tiny_go.tokenizer()
     by_decision = {}
     for ids in model.code_prompts:

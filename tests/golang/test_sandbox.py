@@ -171,8 +171,3 @@ def test_a_sandbox_that_does_not_work_is_refused_with_its_own_words(monkeypatch,
     with pytest.raises(SandboxError, match="No permissions to create new namespace"):
         validate_sandbox()
     validate_sandbox.cache_clear()
-
-
-def test_limits_below_zero_are_named():
-    with pytest.raises(ValueError, match="memory=-1"):
-        Limits(memory=-1)

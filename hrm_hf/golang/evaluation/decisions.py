@@ -10,39 +10,31 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...models.processing_hrm_go_coder import DECISION_TOKENS, DECISIONS, NO_FEEDBACK, TOKEN_IDS
+from ...models.processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK, TOKEN_IDS
 from ..data.streams import GoStreamBuilder, TooLongError
 from .held_out import Record
-from .metrics import RESAMPLES, decision_scores, f1_of
+from .metrics import decision_scores
 from .writer import Writer, is_go_coder
 
 
 BINS = 15  # of the calibration error (Guo et al. 2017, arXiv 1706.04599)
 
 
-def evaluate_decisions(
-    writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], seed: int = 0
-) -> dict[str, Any]:
+def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record]) -> dict[str, Any]:
     """Score the decisions after the attempts of trajectories.
 
-    Args:
-        seed: of the bootstrap.
-
     Returns:
-        For "tokens" and, if the model has a refinement head, "head": `decision_scores`; "macro_f1_interval" (bootstrap
-        over trajectories); "nll" in nats and "calibration_error" (expected, of the likeliest class, in 15 bins).
-        `left_out` counts trajectories that do not fit.
+        For "tokens" and, if the model has a refinement head, "head": `decision_scores`; "nll" in nats and
+        "calibration_error" (expected, of the likeliest class, in 15 bins). `left_out` counts trajectories that do not
+        fit.
     """
-    labels, failed, owners, logits = _decide(writer, builder, trajectories)
-    kept = len(set(owners))
+    labels, failed, kept, logits = _decide(writer, builder, trajectories)
     result: dict[str, Any] = {"trajectories": kept, "left_out": len(trajectories) - kept}
     for source, scores in logits.items():
-        chosen = scores.argmax(axis=1)
-        result[source] = decision_scores(chosen.tolist(), labels, failed)
+        result[source] = decision_scores(scores.argmax(axis=1).tolist(), labels, failed)
         if labels:
             log_p = torch.tensor(scores).log_softmax(-1).numpy()
             result[source] |= {
-                "macro_f1_interval": _macro_f1_interval(np.array(labels), chosen, np.array(owners), seed),
                 "nll": float(-log_p[np.arange(len(labels)), labels].mean()),
                 "calibration_error": calibration_error(np.exp(log_p), np.array(labels)),
             }
@@ -51,25 +43,25 @@ def evaluate_decisions(
 
 def _decide(
     writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record]
-) -> tuple[list[int], list[bool], list[int], dict[str, np.ndarray]]:
+) -> tuple[list[int], list[bool], int, dict[str, np.ndarray]]:
     """Run the model over all attempts that have a decision.
 
     Returns:
-        of N attempts: right decisions (indices of DECISIONS), whether the verdict names an error, the trajectory; and
-        logits [N, 3] by source.
+        of N attempts: right decisions (indices of DECISIONS), and whether the verdict names an error; the number of
+        trajectories that fit; logits [N, 3] by source.
     """
     rows = [_built_row(builder, record) for record in trajectories]
-    kept = [(index, row) for index, row in enumerate(rows) if row and row["decision_labels"]]
+    kept = [row for row in rows if row and row["decision_labels"]]
     choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
-    labels, failed, owners = [], [], []
+    labels, failed = [], []
     has_head = is_go_coder(writer.model) and not getattr(writer.model.config, "unified", False)
     logits: dict[str, list] = {"tokens": []} | ({"head": []} if has_head else {})
     with writer.bar(len(kept), "decisions") as bar:
         for start in range(0, len(kept), writer.batch_size):
             batch = kept[start : start + writer.batch_size]
-            inputs = _decision_inputs(writer, [row for _, row in batch])
-            output = writer.forward([row["input_ids"] for _, row in batch], **inputs)
-            for place, (index, row) in enumerate(batch):
+            inputs = _decision_inputs(writer, batch)
+            output = writer.forward([row["input_ids"] for row in batch], **inputs)
+            for place, row in enumerate(batch):
                 for k, (position, label) in enumerate(zip(row["decision_positions"], row["decision_labels"])):
                     after = list(row["input_ids"]).index(TOKEN_IDS["</VALIDATE>"], position)
                     logits["tokens"].append(output.logits[place, after, choices].float().cpu())
@@ -77,10 +69,9 @@ def _decide(
                         logits["head"].append(output["refinement_logits"][place, k].float().cpu())
                     labels.append(label)
                     failed.append(2 in row["feedback_ids"][k][:2])
-                    owners.append(index)
             bar.update(len(batch))
     stacked = {name: torch.stack(each).numpy() if each else np.zeros((0, 3)) for name, each in logits.items()}
-    return labels, failed, owners, stacked
+    return labels, failed, len(kept), stacked
 
 
 def _built_row(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
@@ -116,17 +107,3 @@ def _decision_inputs(writer: Writer, rows: Sequence[dict[str, Any]]) -> dict[str
         "decision_positions": torch.tensor(positions, device=device),
         "feedback_ids": torch.tensor(feedback, device=device),
     }
-
-
-def _macro_f1_interval(labels: np.ndarray, chosen: np.ndarray, owners: np.ndarray, seed: int) -> list[float]:
-    """Return the percentile bootstrap of 95 % over trajectories, whose attempts are alike."""
-    size = len(DECISIONS)
-    trajectories, place = np.unique(owners, return_inverse=True)
-    cells = np.zeros((len(trajectories), size, size))
-    np.add.at(cells, (place, labels, chosen), 1)
-    generator = np.random.default_rng(seed)
-    scores = []
-    for _ in range(RESAMPLES // 10):
-        confusion = cells[generator.integers(len(trajectories), size=len(trajectories))].sum(axis=0)
-        scores.append(f1_of(confusion))
-    return [float(value) for value in np.quantile(scores, (0.025, 0.975))]

@@ -26,15 +26,7 @@ from ...models.processing_hrm_go_coder import (
     plan_segment,
 )
 from ..data.streams import GoStreamBuilder, TooLongError, is_written_again
-from .metrics import (
-    answers,
-    iteration_scores,
-    mean,
-    paired_difference,
-    plan_scores,
-    rate_with_interval,
-    resampling_scores,
-)
+from .metrics import answers, iteration_scores, mean, paired_difference, plan_scores, rate_with_interval
 from .options import EvaluateGo
 from .similarity import exact_matches, subtree_f1
 from .writer import Writer
@@ -111,59 +103,54 @@ class Try:
 
 
 def evaluate_repair(
-    writer: Writer,
-    builder: GoStreamBuilder,
-    trajectories: Sequence[Record],
-    validator: Validator,
-    options: EvaluateGo,
+    writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], validator: Validator, seed: int = 0
 ) -> dict[str, Any]:
-    """Score repairs of the last failed attempt of each trajectory against samples for the same problem and plan.
+    """Score a greedy repair of the last failed attempt of each trajectory, with new code for its plan as the baseline.
 
     Both get the trajectory's plan, and the repair also its decision, so that they differ in the attempt and its
     verdict alone; after <REFINE> the model writes a new plan first, after <RETRY> complete code, or edits if the
-    builder is for them. Each has `options.samples` independent tries, and counts as solved if one of them is right.
+    builder is for them.
 
     Returns:
         exact and valid rates of both ("repair", "resampling") with their paired differences, subtree F1 to the
-        reference of attempt, repair and sample ("_ast") and new tokens per try ("_tokens"), all but the differences
-        also by decision. `repair_unchanged` is the share of repairs that equal the attempt; with edits there are also
-        `repair_not_applied` and `repair_outcomes`.
+        reference of attempt, repair and sample ("_ast") and new tokens ("_tokens"), all but the differences also by
+        decision. `repair_unchanged` is the share of repairs that equal the attempt; with edits it and
+        `repair_not_applied` and `repair_outcomes` count edits alone.
     """
     cases = [case for case in (_repair_case(writer, builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
     if not cases:
         return result
-    torch.manual_seed(options.seed)
-    temperature = options.temperature if options.samples > 1 else 0.0
-    prefixes, references = ([case[name] for case in cases] for name in ("prefix", "reference"))
+    prefixes, references, controls = ([case[name] for case in cases] for name in ("prefix", "reference", "control"))
     syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
-    tries: dict[str, list[list[Try]]] = {"repair": [], "resampling": []}
-    for _ in range(options.samples):
-        tries["repair"].append(_repairs(writer, cases, temperature))
-        tries["resampling"].append(whole_codes(writer, [case["control"] for case in cases], prefixes, temperature))
+    tries = {"repair": _repairs(writer, cases), "resampling": _whole_codes(writer, controls, prefixes)}
     columns = {"attempt_ast": [subtree_f1(case["attempt"], case["reference"]) for case in cases]}
-    for name, rounds in tries.items():
-        codes = [[one.code for one in row] for row in rounds]
-        exact = [exact_matches(one, references)[0] for one in codes]
-        valid = [which_pass(validator, one, syntax_alone) for one in codes]
+    for name, row in tries.items():
+        codes = [one.code for one in row]
         columns |= {
-            f"{name}_exact": [any(row) for row in zip(*exact)],
-            f"{name}_valid": [any(row) for row in zip(*valid)],
-            f"{name}_ast": [subtree_f1(code, right) for code, right in zip(codes[0], references)],
-            f"{name}_tokens": [mean([one.tokens for one in row]) for row in zip(*rounds)],
+            f"{name}_exact": exact_matches(codes, references)[0],
+            f"{name}_valid": which_pass(validator, codes, syntax_alone),
+            f"{name}_ast": [subtree_f1(code, right) for code, right in zip(codes, references)],
+            f"{name}_tokens": [one.tokens for one in row],
         }
     result |= {name: mean(values) for name, values in columns.items()}
-    for name in ("repair_exact", "repair_valid", "resampling_exact", "resampling_valid"):
-        result |= rate_with_interval(name, columns[name])
     for decision in DECISIONS[:DONE]:
         rows = [i for i, case in enumerate(cases) if case["decision"] == decision]
         result[f"cases_{decision}"] = len(rows)
         result |= {f"{name}_{decision}": mean([values[i] for i in rows]) for name, values in columns.items()}
-    result |= _repair_outcomes(cases, tries["repair"], builder.repairs)
     for name in ("exact", "valid"):
         ours, theirs = columns[f"repair_{name}"], columns[f"resampling_{name}"]
-        result[f"{name}_gain"] = paired_difference(ours, theirs, options.seed)
-    return result | {"samples": options.samples, "temperature": temperature, "repair_mode": builder.repairs}
+        result |= rate_with_interval(f"repair_{name}", ours) | rate_with_interval(f"resampling_{name}", theirs)
+        result[f"{name}_gain"] = paired_difference(ours, theirs, seed)
+    result["repair_mode"] = builder.repairs
+    if builder.repairs == "edits":
+        outcomes = [one.outcome for case, one in zip(cases, tries["repair"]) if case["edits"]]
+        result["repair_unchanged"] = mean([outcome == UNCHANGED for outcome in outcomes])
+        result["repair_not_applied"] = mean([outcome not in (APPLIED, UNCHANGED) for outcome in outcomes])
+        result["repair_outcomes"] = {name: outcomes.count(name) for name in OUTCOMES}
+    else:
+        result["repair_unchanged"] = mean([one.code == case["attempt"] for case, one in zip(cases, tries["repair"])])
+    return result
 
 
 def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
@@ -197,60 +184,37 @@ def _rewrite_prompt(builder: GoStreamBuilder, record: Record) -> tuple[list[int]
     return [*ids[: end + 1], TOKEN_IDS[DECISION_TOKENS[decision]]], decision
 
 
-def _repairs(writer: Writer, cases: list[dict], temperature: float) -> list[Try]:
+def _repairs(writer: Writer, cases: list[dict]) -> list[Try]:
     """Repair each case by edits or by complete code, after a new plan if it is to be refined."""
     results: list[Try] = [Try("", 0)] * len(cases)
     edited = [i for i, case in enumerate(cases) if case["edits"]]
+    for i, ids in zip(edited, writer.edit_ids([cases[i]["given"] for i in edited])):
+        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
+        code, outcome = apply_edits(cases[i]["attempt"], edits, cases[i]["prefix"])
+        results[i] = Try(code, len(ids), outcome)
     whole = [i for i, case in enumerate(cases) if not case["edits"]]
-    given, attempts, prefixes = ([cases[i][name] for i in edited] for name in ("given", "attempt", "prefix"))
-    for i, one in zip(edited, edit_tries(writer, given, attempts, prefixes, temperature)):
-        results[i] = one
-    replanned = _with_new_plans(writer, [cases[i] for i in whole], temperature)
-    codes = whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole], temperature)
+    replanned = _with_new_plans(writer, [cases[i] for i in whole])
+    codes = _whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole])
     for i, given, one in zip(whole, replanned, codes):
         opened = cases[i]["replans"]  # <PLAN> after <REFINE> is given, as <CODE> is
         results[i] = replace(one, tokens=one.tokens + len(given) - len(cases[i]["given"]) - opened)
     return results
 
 
-def edit_tries(
-    writer: Writer, prompts: list[list[int]], attempts: list[str], prefixes: list[str], temperature: float
-) -> list[Try]:
-    """Write edits for prompts that end in the decision to fix an attempt, and apply them to it."""
-    tries = []
-    for ids, attempt, prefix in zip(writer.edit_ids(prompts, temperature), attempts, prefixes):
-        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
-        code, outcome = apply_edits(attempt, edits, prefix)
-        tries.append(Try(code, len(ids), outcome))
-    return tries
-
-
-def whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str], temperature: float) -> list[Try]:
+def _whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str]) -> list[Try]:
     """Write complete code for prompts that end in </PLAN>."""
-    written = writer.code_ids(prompts, prefixes, temperature)
+    written = writer.code_ids(prompts, prefixes)
     return [Try(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
 
 
-def _with_new_plans(writer: Writer, cases: list[dict], temperature: float) -> list[list[int]]:
+def _with_new_plans(writer: Writer, cases: list[dict]) -> list[list[int]]:
     """Return the ids before <CODE> of each repair; a new plan of the model follows <REFINE>."""
     opened = [[*case["given"], TOKEN_IDS["<PLAN>"]] for case in cases if case["replans"]]
-    plans, close = iter(writer.plans(opened, temperature)), TOKEN_IDS["</PLAN>"]
+    plans, close = iter(writer.plans(opened)), TOKEN_IDS["</PLAN>"]
     return [
         [*case["given"], TOKEN_IDS["<PLAN>"], *next(plans), close] if case["replans"] else case["given"]
         for case in cases
     ]
-
-
-def _repair_outcomes(cases: list[dict], rounds: list[list[Try]], mode: str) -> dict[str, Any]:
-    pairs = [(case, one) for row in rounds for case, one in zip(cases, row)]
-    if mode == "rewrite":
-        return {"repair_unchanged": mean([one.code == case["attempt"] for case, one in pairs])}
-    outcomes = [one.outcome for case, one in pairs if case["edits"]]
-    return {
-        "repair_unchanged": mean([outcome == UNCHANGED for outcome in outcomes]),
-        "repair_not_applied": mean([outcome not in (APPLIED, UNCHANGED) for outcome in outcomes]),
-        "repair_outcomes": {name: outcomes.count(name) for name in OUTCOMES},
-    }
 
 
 # ---- refinement ----
@@ -262,8 +226,9 @@ def evaluate_refinement(
     """Score the model's own loop of attempts against as many independent samples of the same temperature.
 
     The loop's answer is the last attempt that the validator passed, or else the last. `gain_over_resampling` compares
-    it with a judge who knows which of the samples is right. "valid" means that the validator passes the code, "exact"
-    that it equals the reference. Records whose reference does not parse are left out ("reference_rejected").
+    it with a judge who knows which of the samples is right, and "resampling" is the success of that judge after one,
+    two, ... samples. "valid" means that the validator passes the code, "exact" that it equals the reference. Records
+    whose reference does not parse are left out ("reference_rejected").
     """
     verdicts = validator([record["solution"]["code"] for record in records])
     pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
@@ -293,7 +258,7 @@ def evaluate_refinement(
     for name in ("valid", "exact"):
         result[name] = {
             "refinement": iteration_scores(ours[name], ours["valid"], options.max_iterations),
-            "resampling": resampling_scores(theirs[name], theirs["valid"]),
+            "resampling": [mean([any(row[: i + 1]) for row in theirs[name]]) for i in range(options.max_iterations)],
             "gain_over_resampling": paired_difference(
                 answers(ours[name], ours["valid"]), [any(row) for row in theirs[name]], options.seed
             ),
@@ -333,14 +298,10 @@ def _judge(records, attempts: list[list[str]], validator: Validator, syntax_alon
     owners = [index for index, row in enumerate(attempts) for _ in row]
     codes = [code for row in attempts for code in row]
     flags = {
-        "valid": which_pass(validator, codes, [syntax_alone[index] for index in owners]),
-        "exact": exact_matches(codes, [records[index]["solution"]["code"] for index in owners])[0],
+        "valid": iter(which_pass(validator, codes, [syntax_alone[index] for index in owners])),
+        "exact": iter(exact_matches(codes, [records[index]["solution"]["code"] for index in owners])[0]),
     }
-    judged: dict[str, list[list[bool]]] = {name: [[] for _ in records] for name in flags}
-    for name, values in flags.items():
-        for index, value in zip(owners, values):
-            judged[name][index].append(value)
-    return judged
+    return {name: [[next(values) for _ in row] for row in attempts] for name, values in flags.items()}
 
 
 def which_pass(validator: Validator, codes: Sequence[str], syntax_alone: Sequence[bool]) -> list[bool]:

@@ -138,21 +138,13 @@ def f1_score(hits: int, predicted: int, right: int) -> tuple[float | None, float
     )
 
 
-def f1_of(confusion: np.ndarray) -> float | None:
-    """Return macro-F1 over the classes that occur, of a table with the right classes as rows; None if it is empty."""
-    hits = np.diag(confusion)
-    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # each class: how often predicted plus how often right
-    return float(np.mean(2 * hits[both > 0] / both[both > 0])) if both.any() else None
-
-
 def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: Sequence[bool]) -> dict[str, Any]:
     """Return accuracy, macro-F1 and confusion of refinement decisions, with baselines that need no model.
 
     Args:
         predicted, reference: classes, indices of DECISIONS.
         failed: whether the verdict on the attempt names an error. CONTINUE can be read from it; `rule_accuracy` is
-            that rule with the most frequent other class for the rest, and `valid_accuracy` counts only the attempts
-            without an error (`valid_majority`: the most frequent class among them).
+            that rule with the most frequent other class for the rest.
 
     Returns:
         With "confusion": rows are the right class, columns the predicted one. Macro-F1 is over the classes that occur
@@ -161,19 +153,17 @@ def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: 
     confusion = np.zeros((len(DECISIONS), len(DECISIONS)), dtype=int)
     for ours, right in zip(predicted, reference, strict=True):
         confusion[right, ours] += 1
-    total = int(confusion.sum())
-    valid = [(ours, right) for ours, right, bad in zip(predicted, reference, failed, strict=True) if not bad]
-    often = max(Counter(right for _, right in valid).values(), default=0)
+    total, hits = int(confusion.sum()), np.diag(confusion)
+    both = confusion.sum(axis=0) + confusion.sum(axis=1)  # each class: how often predicted plus how often right
+    often = max(Counter(right for right, bad in zip(reference, failed) if not bad).values(), default=0)
     by_rule = often + sum(bad and DECISIONS[right] == "CONTINUE" for right, bad in zip(reference, failed))
     return {
         "decisions": total,
         **rate_with_interval("accuracy", [ours == right for ours, right in zip(predicted, reference)]),
-        "macro_f1": f1_of(confusion),
+        "macro_f1": mean(2 * hits[both > 0] / both[both > 0]),
         "majority_accuracy": float(confusion.sum(axis=1).max() / total) if total else None,
         "confusion": confusion.tolist(),
         "rule_accuracy": by_rule / total if total else None,
-        "valid_accuracy": mean([ours == right for ours, right in valid]),
-        "valid_majority": often / len(valid) if valid else None,
     }
 
 
@@ -208,7 +198,7 @@ def iteration_scores(
     """
     answered = [answers(success, selected, most) for most in range(1, max_iterations + 1)]
     total = sum(map(len, success))
-    wasted = total - sum(map(_until_first, success))
+    wasted = sum(len(flags) - 1 - list(flags).index(True) for flags in success if any(flags))
     return {
         **rate_with_interval("success", answered[-1]),
         "success_per_iteration": [mean(flags) for flags in answered],
@@ -218,31 +208,4 @@ def iteration_scores(
             [not right and len(flags) < max_iterations for right, flags in zip(answered[-1], success)]
         ),
         "wasted_iteration_rate": wasted / total if total else None,
-    }
-
-
-def _until_first(flags: Sequence[bool]) -> int:
-    """Count the flags up to the first true one, which is included; all of them without one."""
-    return list(flags).index(True) + 1 if any(flags) else len(flags)
-
-
-def resampling_scores(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """Score independent samples, the baseline of refinement.
-
-    Args:
-        success, selected: `[records][samples]`, in the order they were drawn. Samples are drawn until one passes the
-            validator; that one, or else the last, is the answer.
-
-    Returns:
-        "any_success_per_sample" [samples]: one of the first i samples was right; "success_per_sample": the answer
-        among the first i was right; "average_samples": drawn until one passed.
-    """
-    most = max(map(len, success), default=0)
-    until = [_until_first(flags) for flags in selected]
-    return {
-        "any_success_per_sample": [mean([any(flags[: i + 1]) for flags in success]) for i in range(most)],
-        "success_per_sample": [
-            mean([flags[min(i + 1, n) - 1] for flags, n in zip(success, until)]) for i in range(most)
-        ],
-        "average_samples": mean(until),
     }

@@ -26,7 +26,7 @@ class EvaluateGo(SamplingOptions):
     limit: int | None = option("Most records, trajectories and tasks, taken from all over the files.", None, min=1)
     max_iterations: int = option("Attempts of the loop, and samples of its baseline.", 3, min=1, max=5)
     temperature: float = option("Temperature of everything that is sampled.", 0.8, min=0.01)
-    samples: int = option("Samples of each task and of each repair; 1 is greedy.", 1, min=1)
+    samples: int = option("Samples of each task of a test set; 1 is greedy.", 1, min=1)
     batch_size: int = option("Sequences at a time.", 8, min=1)
     max_length: int | None = option("Tokens of a sequence; the model's by default.", None, min=32)
     problem_budget: int | None = option("Tokens of a problem; as the Go coder was trained, or 256.", None, min=18)

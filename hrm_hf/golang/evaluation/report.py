@@ -97,12 +97,10 @@ def _panels(metrics: dict[str, Any]) -> Iterator[tuple[Any, tuple]]:
 
 def _draw_attempts(axes, section: dict[str, Any], name: str) -> None:
     """Draw the loop and its baseline over the same number of attempts."""
-    refined, resampled = section["refinement"], section["resampling"]
+    refined = section["refinement"]
     attempts = range(1, len(refined["success_per_iteration"]) + 1)
     axes.plot(attempts, refined["success_per_iteration"], color=ACCENT, marker="o", markersize=4, label="refinement")
-    curves = {"success_per_sample": ("-", "resampling, first valid"), "any_success_per_sample": (":", "any sample")}
-    for curve, (style, label) in curves.items():
-        axes.plot(attempts, resampled[curve], color=EXTRA[0], linestyle=style, marker="s", markersize=4, label=label)
+    axes.plot(attempts, section["resampling"], color=EXTRA[0], marker="s", markersize=4, label="any sample")
     axes.vlines(attempts[-1], *refined["success_interval"], color=ACCENT, linewidth=1)
     axes.set(xlabel="attempts", ylabel=f"{name} answers", ylim=(0, 1.05), title=f"Answers that are {name}")
     axes.xaxis.get_major_locator().set_params(integer=True)

@@ -68,8 +68,6 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
         "model": options.model,
         "dataset": ", ".join(map(str, files)),
         "split": "test",
-        "records": [str(path) for path in options.records or []],
-        "trajectories": [str(path) for path in options.trajectories or []],
         "settings": settings,
         "metrics": metrics,
         "parameters": writer.model.num_parameters(),
@@ -113,8 +111,8 @@ def _measure(
         if options.out:
             _write_rows(options.out / "greedy.jsonl", rows)
     if trajectories:
-        metrics["decisions"] = evaluate_decisions(writer, builder, trajectories, options.seed)
-        metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, judge, options)
+        metrics["decisions"] = evaluate_decisions(writer, builder, trajectories)
+        metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, judge, options.seed)
     if records and is_go_coder(writer.model):
         metrics["refinement"] = held_out.evaluate_refinement(writer, builder, records, judge, options)
     return metrics
@@ -127,13 +125,12 @@ def _run_benchmarks(
     with benchmarks.test_tools() as (types, runner, refused):
         judge = types or judge
         for name, chosen in tasks.items():
-            file = options.out / "benchmarks" / f"{name}.samples.jsonl"
-            samples = benchmarks.write_samples(writer, builder, chosen, name, judge, file, options)
+            samples = benchmarks.write_samples(writer, builder, chosen, judge, options, name == benchmarks.REPAIR)
             unsolvable = benchmarks.unsolvable_tasks(chosen, types) if types else []
             results[name] = benchmarks.judge_samples(chosen, samples, judge, runner, unsolvable)
             if refused:
                 results[name]["tests_refused"] = refused
-            _write_rows(file.with_name(f"{name}.judged.jsonl"), samples)
+            _write_rows(options.out / f"{name}.jsonl", samples)
     return results
 
 

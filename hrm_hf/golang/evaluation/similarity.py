@@ -6,7 +6,6 @@ of its own and never makes an exact match. Behaviour is not compared here.
 """
 
 import hashlib
-import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -14,10 +13,6 @@ from ..validators.go_validators import GoFormatter
 from ..validators.syntax import leaves, parse
 from ..validators.toolchain import GoNotFoundError
 from .metrics import f1_score
-
-
-# Comments, literals, and braces; what is within the first two is no code.
-LEXEMES = re.compile(r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|`[^`]*`|'(?:\\.|[^'\\\n])+'|[{}]", re.DOTALL)
 
 
 def exact_matches(codes: Sequence[str], references: Sequence[str]) -> tuple[list[bool], str]:
@@ -52,25 +47,6 @@ def subtree_f1(code: str, reference: str) -> float:
     ours, right = _subtrees(code), _subtrees(reference)
     score = f1_score((ours & right).total(), ours.total(), right.total())[2]
     return 1.0 if score is None else score
-
-
-def function_end(code: str, start: int = 0) -> int | None:
-    """Where the first block that opens at or after `start` ends (the index after its brace); None if it does not.
-
-    Braces in comments, strings and runes do not count.
-
-    Args:
-        start: an index outside of comments and literals.
-    """
-    depth = 0
-    for match in LEXEMES.finditer(code, start):
-        if match[0] == "{":
-            depth += 1
-        elif match[0] == "}":
-            depth -= 1
-            if depth <= 0:
-                return match.end()
-    return None
 
 
 def _subtrees(code: str) -> Counter:

@@ -37,6 +37,7 @@ HARNESS = Path(__file__).parent / "harness"
 TESTIFY = Path(__file__).parent / "testify"
 TEST_MAIN = "hrmHfTestMain"  # the name of a TestMain that tests bring along
 MESSAGE = 300  # characters
+Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers to a program's code and to its tests
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
 _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
 # What a program's output says when it ran into a wall; in order.
@@ -122,7 +123,7 @@ class GoTestRunner(UsesChecker):
             self._build_and_run({index: files[index] for index in pending[start : start + self.chunk]}, results)
         return results
 
-    def _prepare(self, programs: Sequence[GoProgram], results: list) -> list["_Sources"]:
+    def _prepare(self, programs: Sequence[GoProgram], results: list) -> list[Sources]:
         """The files of each program; programs that do not parse get their result here."""
         files = []
         for index, program in enumerate(programs):
@@ -141,10 +142,10 @@ class GoTestRunner(UsesChecker):
             if not code.get("syntax"):
                 message = code.get("message") or f"not checked: {code.get('failure')}"
                 results[index] = GoTestResult("syntax", message.split("\n")[0], code.get("line"))
-            files.append(_Sources(code.get("text", ""), code.get("package", ""), test))
+            files.append((code, test))
         return files
 
-    def _build_and_run(self, files: dict[int, "_Sources"], results: list) -> None:
+    def _build_and_run(self, files: dict[int, Sources], results: list) -> None:
         with tempfile.TemporaryDirectory(prefix="hrm_hf_go_") as folder:
             built, faults = self._build(Path(folder), files)
             with ThreadPoolExecutor(self.workers) as pool:
@@ -160,7 +161,7 @@ class GoTestRunner(UsesChecker):
                 if half:
                     self._build_and_run({index: files[index] for index in half}, results)
 
-    def _build(self, folder: Path, files: dict[int, "_Sources"]) -> tuple[dict[int, Path], dict[int, GoTestResult]]:
+    def _build(self, folder: Path, files: dict[int, Sources]) -> tuple[dict[int, Path], dict[int, GoTestResult]]:
         """The test binaries, and the results of programs that do not compile."""
         _write_module(folder, self.go, files)
         run = self._compile(folder, len(files))
@@ -189,18 +190,9 @@ class GoTestRunner(UsesChecker):
             **self.go.environment(), "PATH": f"{root}/bin:/usr/bin:/bin", "HOME": "/tmp", "TMPDIR": "/tmp",
             "GOPATH": "/tmp/gopath", "GOCACHE": "/cache", "GOFLAGS": "",
         }  # fmt: skip
-        command = [
-            f"{root}/bin/go",
-            "test",
-            "-count=1",
-            "-vet=off",
-            "-ldflags=-s -w",
-            "-exec",
-            "/build/collect",
-            "./...",
-        ]
+        flags = ("-count=1", "-vet=off", "-ldflags=-s -w", "-exec", "/build/collect")
         return run_sandboxed(
-            command,
+            [f"{root}/bin/go", "test", *flags, "./..."],
             Limits(120 + 5 * count, memory=4096 * MIB, disk=4096 * MIB, files=65536, threads=32768),
             read_only=[(path, path) for path in paths] + [(str(folder / "work"), "/build")],
             writable=[(str(cache), "/cache"), (str(folder / "out"), "/out")],
@@ -240,31 +232,7 @@ def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
     return GoTestResult(status, message[:MESSAGE], int(line[1]) if line else None, output, run.seconds)
 
 
-@dataclass(frozen=True)
-class _Sources:
-    """A program as it is compiled: its code (base64) and package, and what the checker answered to its tests."""
-
-    code: str
-    package: str
-    tests: dict[str, Any]
-
-    def write(self, folder: Path, harness: str) -> None:
-        """Writes a package with the harness of that import path."""
-        folder.mkdir()
-        (folder / "main.go").write_bytes(base64.b64decode(self.code))
-        (folder / "main_test.go").write_bytes(base64.b64decode(self.tests["text"]))
-        (folder / "harness_test.go").write_text(
-            f'package {self.package}\n\nimport (\n\t"testing"\n\n\t{TEST_MAIN}Harness "{harness}"\n)\n\n'
-            f"func TestMain(m *testing.M) {{ {TEST_MAIN}Harness.Run(m) }}\n"
-        )
-        if self.tests.get("test_main"):
-            (folder / "harness_main_test.go").write_text(
-                f'package {self.tests["package"]}\n\nimport {TEST_MAIN}Harness "{harness}"\n\n'
-                f"func init() {{ {TEST_MAIN}Harness.Main = {TEST_MAIN} }}\n"
-            )
-
-
-def _write_module(folder: Path, go: Go, files: dict[int, _Sources]) -> None:
+def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
     """The module that one `go test ./...` builds: a package for each program, the harness, a stand-in for testify."""
     work = folder / "work"
     shutil.copytree(TESTIFY, work / "testify")
@@ -279,5 +247,17 @@ def _write_module(folder: Path, go: Go, files: dict[int, _Sources]) -> None:
     (work / "collect").chmod(0o755)
     harness = f"h{secrets.token_hex(16)}"  # a path that no program can import
     shutil.copytree(HARNESS, work / harness)
-    for index, sources in files.items():
-        sources.write(work / f"p{index:05d}", f"programs/{harness}")
+    for index, (code, tests) in files.items():
+        package = work / f"p{index:05d}"
+        package.mkdir()
+        (package / "main.go").write_bytes(base64.b64decode(code["text"]))
+        (package / "main_test.go").write_bytes(base64.b64decode(tests["text"]))
+        (package / "harness_test.go").write_text(
+            f'package {code["package"]}\n\nimport (\n\t"testing"\n\n\t{TEST_MAIN}Harness "programs/{harness}"\n)\n\n'
+            f"func TestMain(m *testing.M) {{ {TEST_MAIN}Harness.Run(m) }}\n"
+        )
+        if tests.get("test_main"):
+            (package / "harness_main_test.go").write_text(
+                f'package {tests["package"]}\n\nimport {TEST_MAIN}Harness "programs/{harness}"\n\n'
+                f"func init() {{ {TEST_MAIN}Harness.Main = {TEST_MAIN} }}\n"
+            )

@@ -31,7 +31,7 @@ class Go:
 
     Attributes:
         path: the `go` program.
-        version: as `go version` words it.
+        version: such as go1.19.8.
         root: GOROOT, links resolved.
     """
 
@@ -86,22 +86,19 @@ def find_go() -> Go:
 @cache
 def _ask_go(path: str) -> Go:
     environment = {**os.environ, "GOTOOLCHAIN": "local", "GOENV": "off", "GOFLAGS": ""}
-    answers = []
-    for question in ("version", "env GOROOT"):
-        try:
-            run = subprocess.run(
-                [path, *question.split()], env=environment, capture_output=True, text=True, timeout=60, check=True
-            )
-        except (OSError, subprocess.SubprocessError) as error:
-            detail = (getattr(error, "stderr", None) or str(error)).strip()
-            raise GoNotFoundError(f"`{path} {question}` failed: {detail[-500:]}; {INSTALL_LINES}") from error
-        answers.append(run.stdout.strip())
-    root = Path(answers[1]).resolve()
+    command = [path, "env", "GOVERSION", "GOROOT"]
+    try:
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        detail = (getattr(error, "stderr", None) or str(error)).strip()
+        raise GoNotFoundError(f"`{' '.join(command)}` failed: {detail[-500:]}; {INSTALL_LINES}") from error
+    version, place = run.stdout.split("\n")[:2]
+    root = Path(place).resolve()
     if not (root / "src" / "fmt").is_dir():
         raise GoNotFoundError(
             f"{path} has no sources of its standard library in {root / 'src'}; on Debian `apt-get install golang-src`"
         )
-    return Go(Path(path), answers[0], root)
+    return Go(Path(path), version, root)
 
 
 def build_checker(go: Go) -> Path:

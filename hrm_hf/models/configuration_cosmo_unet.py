@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from .bounds import bounded, whole
-from .configuration_mass_mapping import MassMappingConfig
+from .configuration_cosmo import MassMappingConfig
 
 
 @strict

@@ -5,8 +5,8 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 
 from .bounds import CYCLES, WIDTH, bounded, whole
+from .configuration_cosmo import MassMappingConfig
 from .configuration_hrm_cosmo import HrmCosmoConfig
-from .configuration_mass_mapping import MassMappingConfig
 
 
 @strict

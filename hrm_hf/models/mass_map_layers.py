@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import initialization as init
 
-from .configuration_mass_mapping import MassMappingConfig
+from .configuration_cosmo import MassMappingConfig
 from .cosmo_layers import ring_weights
 from .modeling_utils import Float32Buffers, Float32Linear
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorMixin

@@ -69,12 +69,6 @@ def test_wrong_widths_show_as_analysis_says(width, z2):
     assert tarp["deviation_interval"][0] < tarp["deviation"] < tarp["deviation_interval"][1] + 0.01
 
 
-def test_ranks_of_narrow_posteriors_pile_up_at_the_ends_and_of_wide_ones_in_the_middle():
-    narrow, wide = (simulation_based_ranks(gaussian(width), "sigma_8")["histogram"] for width in (0.5, 2.0))
-    assert min(narrow[0], narrow[-1]) > 2 * max(narrow[7:9])
-    assert max(wide[0], wide[-1]) < min(wide[7:9]) / 2
-
-
 def test_a_bias_is_found_and_given_in_units_of_the_prior():
     predictions = gaussian(bias=1.0)
     found = parameter_metrics(predictions, "sigma_8", PRIOR)

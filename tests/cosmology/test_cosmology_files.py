@@ -72,12 +72,6 @@ def test_pixels_lie_where_astropy_puts_them(centre):
     np.testing.assert_allclose(gnomonic_grid(centre, side, size).reshape(3, -1), expected, atol=1e-12)
 
 
-def test_a_patch_spans_its_side_along_the_middle(healpy):
-    vectors = gnomonic_grid((200.0, 40.0), 10.0, 101)
-    angle = np.degrees(np.arccos((vectors[:, 50, 0] * vectors[:, 50, -1]).sum()))
-    np.testing.assert_allclose(angle, 10 * 100 / 101, rtol=1e-3)
-
-
 def test_rows_run_north_and_columns_east(write_sky, sky):
     longitude, latitude = sky
     for values, axis in ((longitude, 1), (latitude, 0)):
@@ -148,32 +142,36 @@ def test_patches_with_little_sky_are_left_out_and_counted(write_sky, sky, noise)
     assert (south.observed >= 0.6).all() and (south.centres[:, 1] < -20).all()
 
 
-def test_no_more_patches_than_asked_for(write_sky, noise):
-    assert len(read_healpix_patches(write_sky(noise), side_deg=10, size=8, count=3).maps) == 3
-
-
-def test_a_centre_without_sky_is_refused(write_sky, sky, noise):
-    mask = write_sky((sky[1] < 0).astype(np.float32), "mask.fits")
-    with pytest.raises(ValueError, match="latitude 60 is observed to 0%"):
-        read_healpix_patches(write_sky(noise), mask, centres=[(0.0, 60.0)])
-
-
-def test_an_empty_mask_is_refused(write_sky, noise):
-    mask = write_sky(np.zeros_like(noise), "mask.fits")
-    with pytest.raises(ValueError, match=r"mask of .* is empty"):
-        read_healpix_patches(write_sky(noise), mask)
-
-
-def test_a_mask_of_another_resolution_is_refused(write_sky, noise):
-    mask = write_sky(np.ones(12 * 32**2, np.float32), "mask.fits")
-    with pytest.raises(ValueError, match=r"has 12288 pixels, .* has 49152; expected one resolution"):
-        read_healpix_patches(write_sky(noise), mask)
+@pytest.mark.parametrize(
+    ("mask", "options", "message"),
+    [
+        (lambda sky: sky[1] < 0, {"centres": [(0.0, 60.0)]}, "latitude 60 is observed to 0%"),
+        (lambda sky: sky[1] < -99, {}, r"mask of .* is empty"),
+        (lambda sky: np.ones(12 * 32**2), {}, "expected one resolution"),
+        (None, {"centres": [(0.0, 0.0)], "count": 2}, "count=2"),
+        (None, {"field": 3}, "field=3"),
+        (None, {"side_deg": 0}, "side_deg=0"),
+        (None, {"side_deg": 45}, "side_deg=45"),
+        (None, {"side_deg": float("nan")}, "side_deg=nan"),
+    ],
+)
+def test_options_and_masks_that_give_no_patch_are_rejected(write_sky, sky, noise, mask, options, message):
+    mask = None if mask is None else write_sky(mask(sky).astype(np.float32), "mask.fits")
+    with pytest.raises(ValueError, match=message):
+        read_healpix_patches(write_sky(noise), mask, **options)
 
 
 def test_zeros_without_a_mask_look_like_missing_sky(write_sky, sky, noise):
     noise[sky[1] > 0] = 0
     with pytest.raises(ValueError, match=r"exactly 0.*give the mask"):
         read_healpix_patches(write_sky(noise))
+
+
+def test_missing_files_say_where_they_are_published(healpy, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no\.fits does not exist; the DES Y3 mass maps"):
+        read_healpix_patches(tmp_path / "no.fits")
+    with pytest.raises(FileNotFoundError, match="Globus or Binder"):
+        read_quijote_cube(tmp_path / "df_m_16_CIC_z=0.npy")
 
 
 def test_nan_is_refused_where_observed_and_ignored_under_the_mask(write_sky, sky, noise):
@@ -183,33 +181,6 @@ def test_nan_is_refused_where_observed_and_ignored_under_the_mask(write_sky, sky
         read_healpix_patches(path)
     mask = write_sky((sky[1] < 60).astype(np.float32), "mask.fits")
     assert np.isfinite(read_healpix_patches(path, mask, side_deg=10, size=8).maps).all()
-
-
-def test_centres_and_a_count_are_not_asked_for_together(write_sky, noise):
-    with pytest.raises(ValueError, match="count=2 is for the tiling"):
-        read_healpix_patches(write_sky(noise), centres=[(0.0, 0.0)], count=2)
-
-
-def test_a_field_that_is_not_there_is_refused(write_sky, noise):
-    with pytest.raises(ValueError, match="has no map number field=3"):
-        read_healpix_patches(write_sky(noise), field=3)
-
-
-@pytest.mark.parametrize("side", [0, 45, float("nan")])
-def test_a_patch_that_is_not_flat_is_refused(write_sky, noise, side):
-    with pytest.raises(ValueError, match=r"side_deg=.* at most 30"):
-        read_healpix_patches(write_sky(noise), side_deg=side)
-
-
-def test_an_image_is_no_healpix_map(fits, tmp_path):
-    fits.PrimaryHDU(np.ones((8, 8))).writeto(tmp_path / "image.fits")
-    with pytest.raises(ValueError, match="holds HDU 0: PrimaryHDU; expected a HEALPix map"):
-        read_healpix_patches(tmp_path / "image.fits")
-
-
-def test_a_missing_mass_map_says_where_it_is_published(healpy, tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"no\.fits does not exist; the DES Y3 mass maps .* Nothing is downl"):
-        read_healpix_patches(tmp_path / "no.fits")
 
 
 def test_a_truncated_healpix_file_is_refused(write_sky, noise):
@@ -238,25 +209,34 @@ def test_an_image_is_read_as_it_is(fits, tmp_path, shape):
         np.testing.assert_array_equal(read, image.astype(np.float32).reshape(-1, 8, 8))
 
 
-def test_a_wrong_hdu_is_refused_with_a_list_of_them(fits, tmp_path):
-    fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(np.ones((8, 8)))]).writeto(tmp_path / "map.fits")
-    for hdu in (0, 7):
-        with pytest.raises(ValueError, match=f"no image in HDU {hdu}; it has HDU 0: PrimaryHDU, HDU 1: ImageHDU"):
-            read_fits_image(tmp_path / "map.fits", hdu)
-
-
-def test_a_table_is_no_image(fits, tmp_path):
+def test_units_that_are_no_image_or_no_map_of_the_sphere_are_listed(healpy, fits, tmp_path):
     table = fits.BinTableHDU.from_columns([fits.Column("a", "E", array=np.ones(5))])
+    fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(np.ones((8, 8)))]).writeto(tmp_path / "map.fits")
     table.writeto(tmp_path / "table.fits")
-    with pytest.raises(ValueError, match="has no image; it has HDU 0: PrimaryHDU, HDU 1: BinTableHDU"):
-        read_fits_image(tmp_path / "table.fits")
+    for read, name, options, message in (
+        (read_healpix_patches, "map.fits", {}, "holds HDU 0: PrimaryHDU, HDU 1: ImageHDU; expected a HEALPix map"),
+        (read_fits_image, "map.fits", {"hdu": 0}, "no image in HDU 0; it has HDU 0: PrimaryHDU, HDU 1: ImageHDU"),
+        (read_fits_image, "map.fits", {"hdu": 7}, "no image in HDU 7"),
+        (read_fits_image, "table.fits", {}, "has no image; it has HDU 0: PrimaryHDU, HDU 1: BinTableHDU"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            read(tmp_path / name, **options)
 
 
-@pytest.mark.parametrize("shape", [(8,), (8, 9), (1, 1, 8, 8)])
-def test_an_image_of_another_shape_is_refused(fits, tmp_path, shape):
+@pytest.mark.parametrize(
+    ("shape", "mask", "message"),
+    [
+        ((8,), None, r"of shape \(8,\)"),
+        ((8, 9), None, r"of shape \(1, 8, 9\)"),
+        ((1, 1, 8, 8), None, r"of shape \(1, 1, 8, 8\)"),
+        ((8, 8), np.zeros((8, 8), bool), "is empty"),
+        ((8, 8), np.ones((4, 4), bool), r"has shape \(4, 4\)"),
+    ],
+)
+def test_images_and_masks_of_other_shapes_are_rejected(fits, tmp_path, shape, mask, message):
     fits.PrimaryHDU(np.ones(shape)).writeto(tmp_path / "map.fits")
-    with pytest.raises(ValueError, match=r"of shape \(.*expected \(size, size\)"):
-        read_fits_image(tmp_path / "map.fits")
+    with pytest.raises(ValueError, match=message):
+        read_fits_image(tmp_path / "map.fits", mask=mask)
 
 
 def test_nan_pixels_of_an_image_are_refused_unless_masked(fits, tmp_path):
@@ -267,15 +247,6 @@ def test_nan_pixels_of_an_image_are_refused_unless_masked(fits, tmp_path):
         read_fits_image(tmp_path / "map.fits")
     masked = read_fits_image(tmp_path / "map.fits", mask=np.isfinite(image))
     np.testing.assert_array_equal(masked[0], np.isfinite(image))
-
-
-@pytest.mark.parametrize(
-    "mask, message", [(np.zeros((8, 8), bool), "is empty"), (np.ones((4, 4), bool), r"has shape \(4, 4\)")]
-)
-def test_a_mask_that_does_not_serve_is_refused(fits, tmp_path, mask, message):
-    fits.PrimaryHDU(np.ones((8, 8))).writeto(tmp_path / "map.fits")
-    with pytest.raises(ValueError, match=message):
-        read_fits_image(tmp_path / "map.fits", mask=mask)
 
 
 @pytest.mark.parametrize("content", [b"", b"no FITS at all " * 400, None], ids=["empty", "text", "truncated"])
@@ -344,28 +315,21 @@ def test_a_slab_that_does_not_divide_the_box_is_refused_with_those_that_do(save_
         quijote_maps(read_quijote_cube(save_cube(contrast())), slab)
 
 
-@pytest.mark.parametrize("name", ["cube.npy", "df_m_16_TSC_z=0.npy", "df_m_16_CIC.npy"])
-def test_a_cube_of_another_name_is_refused(save_cube, name):
-    with pytest.raises(ValueError, match=r"name of a Quijote cube is df_m_N_CIC_z=Z\.npy"):
-        read_quijote_cube(save_cube(contrast(), name))
-
-
-@pytest.mark.parametrize("values", [np.zeros((16, 16)), np.zeros((8, 8, 8)), np.zeros((16, 16, 16), int)])
-def test_a_cube_of_another_shape_or_type_is_refused(save_cube, values):
-    with pytest.raises(ValueError, match=r"its name says a float array \(16, 16, 16\)"):
-        read_quijote_cube(save_cube(values))
-
-
-def test_a_cube_with_nan_is_refused(save_cube):
-    values = contrast()
-    values[3, 2, 1] = np.nan
-    with pytest.raises(ValueError, match="1 NaN or infinite cells in plane 3"):
-        read_quijote_cube(save_cube(values))
-
-
-def test_a_cube_that_is_neither_density_nor_contrast_is_refused(save_cube):
-    with pytest.raises(ValueError, match="expected density contrast"):
-        read_quijote_cube(save_cube(np.random.default_rng(0).normal(size=(16, 16, 16))))
+@pytest.mark.parametrize(
+    ("values", "name", "message"),
+    [
+        (contrast(), "cube.npy", "name of a Quijote cube"),
+        (contrast(), "df_m_16_TSC_z=0.npy", "name of a Quijote cube"),
+        (np.zeros((16, 16)), None, r"float array \(16, 16, 16\)"),
+        (np.zeros((8, 8, 8)), None, r"float array \(16, 16, 16\)"),
+        (np.zeros((16, 16, 16), int), None, r"float array \(16, 16, 16\)"),
+        (np.where(np.arange(16) == 3, np.nan, contrast()), None, "16 NaN or infinite cells in plane 0"),
+        (np.random.default_rng(0).normal(size=(16, 16, 16)), None, "expected density contrast"),
+    ],
+)
+def test_cubes_that_are_not_quijotes_are_rejected(save_cube, values, name, message):
+    with pytest.raises(ValueError, match=message):
+        read_quijote_cube(save_cube(values, name or "df_m_16_CIC_z=0.5.npy"))
 
 
 def test_pickled_and_truncated_cubes_are_refused(save_cube):
@@ -376,8 +340,3 @@ def test_pickled_and_truncated_cubes_are_refused(save_cube):
     path.write_bytes(path.read_bytes()[:5000])
     with pytest.raises(ValueError, match="no readable array"):
         read_quijote_cube(path)
-
-
-def test_a_missing_cube_says_where_it_is_published(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"Globus or Binder.*Nothing is downloaded"):
-        read_quijote_cube(tmp_path / "df_m_16_CIC_z=0.npy")

@@ -238,19 +238,6 @@ def test_every_recipe_parses_and_builds_its_model_and_its_data(path, tmp_path, m
     assert config.problem_type == "regression"
 
 
-def test_the_presets_have_the_numbers_of_the_original():
-    found = {path.stem: yaml.safe_load(path.read_text()) for path in RECIPES}
-    debug, single, multi, nodes = (
-        found[f"cosmo_{name}"] for name in ("debug", "single_gpu", "multi_gpu", "multi_node")
-    )
-    assert [debug[name] for name in ("max_train_samples", "val_samples", "num_train_epochs")] == [1000, 200, 5]
-    batches = [one["per_device_train_batch_size"] for one in (debug, single, multi, nodes)]
-    assert batches == [16, 256, 128, 64] and nodes["gradient_accumulation_steps"] == 2
-    for one in (single, multi, nodes):
-        assert one["early_stopping_patience"] == 20 and one["max_train_samples"] == 100_000
-        assert one["learning_rate"] == 3e-4 and one["weight_decay"] == 1e-3 and one["num_train_epochs"] == 100
-
-
 def test_options_of_the_original_act(run):
     # --epochs, --batch-size, --lr, --train-samples, --val-samples, --num-workers, --seed
     flags = (

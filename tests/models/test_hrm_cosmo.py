@@ -186,16 +186,6 @@ def test_the_expected_gain_does_not_change_the_other_weights():
     ]
 
 
-def test_gradient_checkpointing_changes_no_gradient():
-    model, (maps, labels) = model_of(statistics_dropout=0.0).train(), batch()
-    model(maps, labels=labels).loss.backward()
-    plain = {name: p.grad.clone() for name, p in model.named_parameters()}
-    model.zero_grad()
-    model.activation_checkpointing_enable()
-    model(maps, labels=labels).loss.backward()
-    assert all(torch.allclose(plain[name], p.grad, atol=1e-6) for name, p in model.named_parameters())
-
-
 def test_bfloat16_autocast_stays_near_float32():
     model, (maps, labels) = model_of(), batch()
     with torch.autocast("cpu", torch.bfloat16):
@@ -218,12 +208,7 @@ def test_a_config_that_does_not_fit_together_is_refused(fields, message):
         HrmCosmoConfig.from_preset("test", **fields)
 
 
-def test_maps_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r"pixel_values has shape \[2, 1, 32, 32\]; expected \[batch, 1, 16, 16\]"):
-        model_of()(torch.zeros(2, 1, 32, 32))
-
-
-@pytest.mark.parametrize("stem", ["patch", "conv"])
+@pytest.mark.parametrize("stem", ["patch"])
 def test_memorises_a_few_maps(stem):
     model, (maps, labels) = model_of(stem=stem, mse_loss_weight=1.0).train(), batch(8)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-3)

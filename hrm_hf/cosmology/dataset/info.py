@@ -6,7 +6,6 @@ maps.
 """
 
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -62,12 +61,13 @@ MAP_UNITS = {
 }  # others: convergence, or a grey value of a legacy kind
 
 
-class MapsInfo(ABC):
+class MapsInfo:
     """Facts that a model needs about the maps of a data set, drawn or read.
 
     Subclasses have the fields `settings` (with `kind`, `size`, `channels`, `has_mask`), `counts` of maps by split, and
     `pixel_mean` and `pixel_std`: for each channel, in the unit of the maps, over the observed pixels of the TRAIN
-    split (of the test split, if that is all there is).
+    split (of the test split, if that is all there is); `target_names`, the parameters that a model can learn; and the
+    methods `column_names`, `notes` for the data card, and `why_without(split)`, the end of an error message.
     """
 
     settings: Any
@@ -90,23 +90,6 @@ class MapsInfo(ABC):
     @property
     def has_mask(self) -> bool:
         return self.settings.has_mask
-
-    @property
-    @abstractmethod
-    def target_names(self) -> list[str]:
-        """Parameters that the maps depend on and a model can learn."""
-
-    @abstractmethod
-    def column_names(self) -> list[str]:
-        """Columns of a row."""
-
-    @abstractmethod
-    def notes(self) -> dict[str, Any]:
-        """How the maps were made, for the data card."""
-
-    @abstractmethod
-    def why_without(self, split: str) -> str:
-        """Why there is no such split, and how to get one: the end of an error message."""
 
     def features(self) -> "datasets.Features":
         """Columns with their types."""
@@ -272,18 +255,8 @@ class FileSettings(SurveySettings):
         super().__post_init__()
         if self.kind not in FILE_COLUMNS:
             raise ValueError(f"kind={self.kind!r} of files is not one of {', '.join(FILE_COLUMNS)}")
-        if self.observable == "shear" and self.kind == "quijote":
-            raise ValueError(
-                "observable='shear' of Quijote cubes: they hold density contrast, and shear is of convergence; give "
-                "HEALPix or FITS maps of convergence"
-            )
         if self.observable == "shear" and not (self.side_deg and 0 < self.side_deg < np.inf):
             raise ValueError(f"side_deg={self.side_deg} of shear must be positive: noise and masks hang on the pixels")
-        if self.observable != "shear" and (self.sigma_e or self.mask_fraction):
-            raise ValueError(
-                f"sigma_e={self.sigma_e} and mask_fraction={self.mask_fraction}: convergence stays as it is in the "
-                "files, without more noise or masks; leave them out, or take observable='shear'"
-            )
 
     @property
     def planes(self) -> int:

@@ -82,41 +82,10 @@ def displace(delta: np.ndarray, side: float) -> LptBox:
     return LptBox(side, first, second)
 
 
-def lpt_box(cosmology: Cosmology, side: float, grid: int, rng: np.random.Generator) -> LptBox:
-    """A realisation of `grid`^3 particles in a periodic box of `side` Mpc/h."""
-    return displace(linear_density(cosmology, side, grid, rng), side)
-
-
 def second_growth(cosmology: Cosmology, z: np.ndarray | float) -> np.ndarray:
     """D2 of the second-order displacement, a negative number: -3/7 D1^2 Omega_m(z)^(-1/143)."""
     matter = cosmology.omega_m * (1 + np.asarray(z, float)) ** 3 / cosmology.hubble(z) ** 2
     return -3 / 7 * cosmology.growth(z) ** 2 * matter ** (-1 / 143)
-
-
-def box_density(cosmology: Cosmology, box: LptBox, z: float, order: int = 2) -> np.ndarray:
-    """Density contrast of a box at redshift z, particles spread over neighbouring cells (CIC), [grid, grid, grid].
-
-    Args:
-        order: 1 for Zel'dovich's approximation, 2 for 2LPT.
-    """
-    if order not in (1, 2):
-        raise ValueError(f"order={order} of perturbation theory: only 1 (Zel'dovich) and 2 are here")
-    cells = box.grid / box.side
-    growths = float(cosmology.growth(z)) * cells, float(second_growth(cosmology, z)) * cells * (order == 2)
-    counts = np.zeros((1, *[box.grid] * 3), np.float32)
-    for part in _parts(box.grid):
-        moved = box.first[:, part] * np.float32(growths[0]) + box.second[:, part] * np.float32(growths[1])
-        lattice = np.arange(box.grid)
-        positions = [moved[axis] + _along(axis, lattice[part] if axis == 0 else lattice) for axis in range(3)]
-        _deposit(counts, np.zeros(1, int), positions)
-    return counts[0] - 1
-
-
-def lpt_density(
-    cosmology: Cosmology, side: float, grid: int, rng: np.random.Generator, z: float = 0.0, order: int = 2
-) -> np.ndarray:
-    """Density contrast at redshift z of a new box of `side` Mpc/h, [grid, grid, grid]; see `box_density`."""
-    return box_density(cosmology, lpt_box(cosmology, side, grid, rng), z, order)
 
 
 def lpt_convergence(cosmology: Cosmology, settings: "MapSettings", rng: np.random.Generator) -> np.ndarray:
@@ -126,7 +95,7 @@ def lpt_convergence(cosmology: Cosmology, settings: "MapSettings", rng: np.rando
         settings: of its fields, `size`, `side_rad` and `source_redshifts` say which map is made, `box_mpc` (Mpc/h)
         and `box_grid` how wide and how fine the box is. The box must be as wide as the patch at the farthest source.
     """
-    box = lpt_box(cosmology, settings.box_mpc, settings.box_grid, rng)
+    box = displace(linear_density(cosmology, settings.box_mpc, settings.box_grid, rng), settings.box_mpc)
     return box_convergence(cosmology, box, settings, rng)
 
 

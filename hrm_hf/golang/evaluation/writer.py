@@ -102,9 +102,7 @@ class Writer:
 
     def plans(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> list[list[int]]:
         """Return the ids between <PLAN> and </PLAN> for prompts that end in <PLAN>."""
-        written = self.continuations(
-            prompts, END_OF_PLAN, self.max_plan_tokens, temperature, IN_PLANS, "plans", planner_only=True
-        )
+        written = self.continuations(prompts, END_OF_PLAN, self.max_plan_tokens, temperature, IN_PLANS, "plans")
         return [_until(ids, END_OF_PLAN) for ids in written]
 
     def codes(self, prompts: Sequence[Sequence[int]], prefixes: Sequence[str], temperature: float = 0.0) -> list[str]:
@@ -150,21 +148,17 @@ class Writer:
         tags: Collection[int] = (),
         what: str = "generating",
         processors: Sequence[LogitsProcessor] = (),
-        planner_only: bool = False,
     ) -> list[list[int]]:
         """Return the model's tokens after each prompt, the stop token included; empty where there is no room.
 
         Args:
             temperature: 0 is greedy; otherwise the complete distribution is sampled at that temperature.
             tags: special tokens that may be written besides the stop tokens.
-            planner_only: whether a plan is written, for which a Go coder need not run its generator.
         """
         how: dict[str, Any] = {"do_sample": False}
         if temperature:
             how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
         how |= {"max_new_tokens": max_new_tokens, "eos_token_id": list(stop_ids), "processors": processors}
-        if isinstance(self.model, GoCoderGenerationMixin):
-            how["planner_only"] = planner_only
         how["suppress_tokens"] = [token for token in TOKEN_IDS.values() if token not in {*stop_ids, *tags}]
         results: list[list[int]] = [[] for _ in prompts]
         fitting = [i for i in range(len(prompts)) if len(prompts[i]) < self.max_length]

@@ -25,9 +25,9 @@ from hrm_hf.models.pipeline_batches import seeded
 from hrm_hf.models.settings_puzzle import SolveSettings
 from hrm_hf.puzzles.accuracy import correct_cells, wilson_interval
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
-from hrm_hf.puzzles.breadth import choice_of_answers
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
+from hrm_hf.puzzles.options import BoardOptions
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.trainer.recipes import library_versions
 
@@ -98,8 +98,8 @@ def tabulate(args: argparse.Namespace) -> dict[str, Any]:
         }
         if restarts > 1:
             options |= {"noise": args.noise, "noise_at": args.noise_at}
-        choice = choice_of_answers(puzzle_task(model.config), choose)
-        table.append({"choose": choose, **options, **solved(model, inputs, labels, args.seed, **options, **choice)})
+        arguments = BoardOptions(choose=choose, **options).solve_arguments(puzzle_task(model.config))
+        table.append({"choose": choose, **options, **solved(model, inputs, labels, args.seed, **arguments)})
         print_row(table[-1])
     report = {"model": args.model, "data": args.data, "split": args.split, "boards": len(labels), "table": table}
     if model.config.task == "sudoku" and not args.no_search:

@@ -7,13 +7,15 @@ import functools
 import json
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any
+from dataclasses import fields
+from typing import Any, Literal, get_args, get_origin
 
 import gradio as gr
 import numpy as np
 
 from ..models.settings_puzzle import DEFAULT_NOISE
 from ..puzzles import maze, sudoku_generation
+from ..puzzles.options import SolveOptions
 from ..puzzles.pipeline import PuzzleSolvingPipeline
 from ..puzzles.tasks import SudokuTask
 from .boards import SolvedBoard, board_html, board_size, box_edges, caption, confidence_chart
@@ -21,7 +23,10 @@ from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 
 
-MOST_STEPS = 1024
+OPTIONS = {  # of `SolveOptions`, those with a control; lowest, highest and step of a slider
+    "max_steps": (1, 1024, 1), "votes": (1, 16, 1), "restarts": (1, 8, 1), "noise": (0, 2, 0.01), "noise_at": None,
+    "choose": None, "exit_when_still": (0, 0.1, 0.001), "halt": None, "prefer_valid": None, "seed": None,
+}  # fmt: skip
 MOST_LINES = 32  # of a typed puzzle, or an answer, that are shown without scrolling
 PLAY_SECONDS = 0.45  # a step is shown for
 SUDOKU_CLUES = {4: (10, 8, 6), 6: (24, 18, 14), 9: (50, 42, 32)}
@@ -187,7 +192,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
 
     Its example runs when the state `shown` changes.
     """
-    task, config = solver.puzzle_task, solver.model.config
+    task = solver.puzzle_task
     boards = gr.State([])
     with gr.Row():
         with gr.Column(scale=5, min_width=400):
@@ -197,7 +202,7 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
                 clear = gr.Button("Clear", min_width=120)
             with gr.Row():
                 levels = [gr.Button(name, size="sm", min_width=90) for name in _level_names(task.name)]
-            options = _options(config)
+            options = solve_controls(solver.model.config)
         with gr.Column(scale=6, min_width=420):
             answer_board = gr.HTML(INVITATION, elem_classes="shown-board")
             with gr.Row(equal_height=True):
@@ -207,72 +212,62 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
             said = gr.Markdown(elem_classes="caption")
             chart = gr.HTML()
             answer = gr.Textbox(
-                label="Answer",
-                lines=2,
-                max_lines=MOST_LINES,
-                buttons=["copy"],
-                visible=False,
+                label="Answer", lines=2, max_lines=MOST_LINES, buttons=["copy"], visible=False,
                 elem_classes="answer-text hrm-mono",
-            )
+            )  # fmt: skip
     view = [answer_board, said, chart]
     everything = [boards, step, play, which, answer, *view]
 
-    def solve_typed(
-        typed, max_steps, votes, restarts, halt, prefer_valid, seed, noise, noise_at, choose, exit_when_still
-    ):
-        found = solve_board(
-            solver,
-            typed,
-            max_steps=int(max_steps),
-            votes=int(votes),
-            restarts=int(restarts),
-            halt=halt,
-            prefer_valid=prefer_valid,
-            seed=int(seed),
-            noise=noise if restarts > 1 else None,
-            noise_at=noise_at,
-            choose=choose,
-            exit_when_still=exit_when_still or None,
-        )
-        return [found, *opened(found, 0)]
+    def solve_typed(typed: list[str] | str, *values: Any) -> list:
+        found = solve_board(solver, typed, **given_options(dict(zip(options, values))))
+        return [found, *_opened(task, found, 0)]
 
-    def no_answer(words: str = INVITATION) -> list:
-        hidden = [gr.Slider(visible=False), gr.Button(visible=False), gr.Radio(visible=False)]
-        return [[], *hidden, gr.Textbox("", visible=False), words, "", ""]
-
-    def opened(found: Sequence[SolvedBoard], index: int) -> list:
-        last = found[index].last_step
-        names = [str(number + 1) for number in range(len(found))]
-        return [
-            gr.Slider(maximum=last, value=last, visible=True),
-            gr.Button(visible=last > 1),
-            gr.Radio(choices=names, value=names[index], visible=len(found) > 1),
-            gr.Textbox(answer_text(task.name, found[index].result), visible=True),
-            *show_step(task, found[index], last),
-        ]
-
-    def show(found: Sequence[SolvedBoard], name: str | None, number: int):
-        return show_step(task, found[int(name or 1) - 1], number) if found else gr.skip()
-
-    def played(found: Sequence[SolvedBoard], name: str | None) -> Iterator[list]:
-        chosen = found[int(name or 1) - 1]
-        for number in range(chosen.last_step + 1):
-            yield [number, *show_step(task, chosen, number)]
-            time.sleep(PLAY_SECONDS)
-
-    inputs = [board, *options]
-    asked = {"fn": checked(solve_typed, inputs, no_answer), "inputs": inputs, "outputs": everything, **MODEL_EVENT}
+    inputs = [board, *options.values()]
+    asked = {"fn": checked(solve_typed, inputs, _no_answer), "inputs": inputs, "outputs": everything, **MODEL_EVENT}
     solve.click(**asked, api_name="solve")
     shown.change(**asked, **PAGE_EVENT)
+    show, played, opened = (functools.partial(each, task) for each in (_shown, _played, _opened_by_name))
     step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
-    which.input(lambda found, name: opened(found, int(name) - 1), [boards, which], everything[1:], **PAGE_EVENT)
+    which.input(opened, [boards, which], everything[1:], **PAGE_EVENT)
     play.click(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
     clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
-    clear.click(no_answer, None, everything, **PAGE_EVENT)
+    clear.click(_no_answer, None, everything, **PAGE_EVENT)
     for level, button in enumerate(levels):
         draw = functools.partial(_any_example, solver, level)
         button.click(draw, None, board, **PAGE_EVENT).then(**asked, **PAGE_EVENT)
+
+
+def _no_answer(words: str = INVITATION) -> list:
+    hidden = [gr.Slider(visible=False), gr.Button(visible=False), gr.Radio(visible=False)]
+    return [[], *hidden, gr.Textbox("", visible=False), words, "", ""]
+
+
+def _opened(task, found: Sequence[SolvedBoard], index: int) -> list:
+    last = found[index].last_step
+    names = [str(number + 1) for number in range(len(found))]
+    return [
+        gr.Slider(maximum=last, value=last, visible=True),
+        gr.Button(visible=last > 1),
+        gr.Radio(choices=names, value=names[index], visible=len(found) > 1),
+        gr.Textbox(answer_text(task.name, found[index].result), visible=True),
+        *show_step(task, found[index], last),
+    ]
+
+
+def _opened_by_name(task, found: Sequence[SolvedBoard], name: str) -> list:
+    return _opened(task, found, int(name) - 1)
+
+
+def _shown(task, found: Sequence[SolvedBoard], name: str | None, number: int):
+    return show_step(task, found[int(name or 1) - 1], number) if found else gr.skip()
+
+
+def _played(task, found: Sequence[SolvedBoard], name: str | None) -> Iterator[list]:
+    chosen = found[int(name or 1) - 1]
+    for number in range(chosen.last_step + 1):
+        yield [number, *show_step(task, chosen, number)]
+        time.sleep(PLAY_SECONDS)
 
 
 def _any_example(solver: PuzzleSolvingPipeline, level: int) -> list[str] | str:
@@ -299,42 +294,33 @@ def _board_input(solver: PuzzleSolvingPipeline):
     )
 
 
-def _options(config) -> list:
+def solve_controls(config) -> dict[str, gr.components.Component]:
+    """A control for each of the `OPTIONS`, by name, with the help text of its field."""
+    usual = {"max_steps": config.halt_max_steps, "noise": 0 if config.draws_random_numbers else DEFAULT_NOISE}
+    controls = {}
     with gr.Accordion("Options", open=False):
-        most = config.halt_max_steps
-        with gr.Row():
-            max_steps = gr.Slider(
-                1, max(4 * most, MOST_STEPS), value=most, step=1, label="Most ACT steps", info=f"Trained: {most}."
-            )
-            votes = gr.Slider(1, 16, value=1, step=1, label="Votes", info="Symmetric views that vote.")
-        with gr.Row():
-            restarts = gr.Slider(1, 8, value=1, step=1, label="Restarts", info="Runs; all but the first have noise.")
-            usual = 0 if config.draws_random_numbers else DEFAULT_NOISE
-            noise = gr.Slider(0, 2, value=usual, step=0.01, label="Noise", info="Its standard deviation.")
-        with gr.Row():
-            noise_at = gr.Radio(
-                [("at the start", "start"), ("at every step", "every_step")], value="start", label="Noise is added"
-            )
-            choose = gr.Radio(
-                [
-                    ("surest", "q"),
-                    ("stillest", "residual"),
-                    ("most frequent", "vote"),
-                    ("valid (uses the rules)", "rules"),
-                ],
-                value="q",
-                label="Of the restarts, that answer stands which is",
-            )
-        with gr.Row():
-            exit_when_still = gr.Slider(
-                0, 0.1, value=0, step=0.001, label="Stop when still", info="Share by which the state moves; 0: never."
-            )
-            seed = gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
-        halt = gr.Radio(
-            [("when the model prefers to", "q"), ("after all steps", "fixed")], value="q", label="A puzzle stops"
-        )
-        prefer_valid = gr.Checkbox(label="An answer that obeys the rules wins (this uses the rules)")
-    return [max_steps, votes, restarts, halt, prefer_valid, seed, noise, noise_at, choose, exit_when_still]
+        for each in (each for each in fields(SolveOptions) if each.name in OPTIONS):
+            low, high, step = OPTIONS[each.name] or (0, MAX_SEED, 1)
+            shared = {"label": each.name.replace("_", " ").capitalize(), "info": each.metadata["help"]}
+            shared["value"] = usual.get(each.name, each.default or 0)
+            if get_origin(each.type) is Literal:
+                controls[each.name] = gr.Radio(list(get_args(each.type)), **shared)
+            elif each.type is bool:
+                controls[each.name] = gr.Checkbox(**shared | {"value": each.default})
+            elif each.name == "seed":
+                controls[each.name] = gr.Number(precision=0, minimum=low, maximum=high, **shared)
+            else:
+                controls[each.name] = gr.Slider(low, max(high, shared["value"]), step=step, **shared)
+    return controls
+
+
+def given_options(values: dict[str, Any]) -> dict[str, Any]:
+    """The options of the pipeline that the values of the controls mean; sliders may give whole numbers as floats."""
+    whole = {each.name for each in fields(SolveOptions) if each.type in (int, int | None)}
+    options = {name: int(value) if name in whole else value for name, value in values.items()}
+    if options["restarts"] == 1:
+        del options["noise"]
+    return options | {"exit_when_still": options["exit_when_still"] or None}
 
 
 def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:

@@ -36,24 +36,12 @@ COMMANDS = {
 }
 
 
-# Options by names that they had before one idea had one name.
-FORMER_OPTIONS = {"solve": {"--plot": "--out"}, "rlm": {"--trajectory": "--out"}}
-
-
 class CommandsWhenNeeded(TyperGroup):
     """The group of all commands; `commands` has a command from the moment when `get_command` was asked for it."""
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
         self.commands = dict.fromkeys(COMMANDS)
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        present = FORMER_OPTIONS.get(args[0], {}) if args else {}
-        for place, word in enumerate(args):
-            name, sign, value = word.partition("=")
-            if name in present:
-                args[place] = present[name] + sign + value
-        return super().parse_args(ctx, args)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         if cmd_name in self.commands and self.commands[cmd_name] is None:

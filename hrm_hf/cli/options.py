@@ -9,8 +9,7 @@ from typing import Annotated, Any, get_type_hints
 import typer
 
 from ..io.options import Options, flag
-from ..io.usage import UsageError
-from .report import AsJson
+from .report import AsJson, usage_errors
 
 
 def takes(options: type[Options], **extra: Any) -> Callable[[Callable], Callable]:
@@ -33,10 +32,8 @@ def takes(options: type[Options], **extra: Any) -> Callable[[Callable], Callable
         @functools.wraps(function)
         def command(**given: Any) -> Any:
             shown = {name: given.pop(name) for name in screen}
-            try:
+            with usage_errors():
                 built = options(**given)
-            except UsageError as error:
-                raise typer.BadParameter(str(error), param_hint=error.option) from error
             return function(built, **shown)
 
         parameters = [_parameter(each, hints[name]) for name, each in fields.items()]
@@ -55,15 +52,15 @@ def takes(options: type[Options], **extra: Any) -> Callable[[Callable], Callable
 def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
     """Describe a field as typer expects a parameter."""
     about = field.metadata
-    shared = {"help": about["help"], "metavar": about["metavar"], "min": about["min"], "max": about["max"]}
+    shared = {name: about.get(name) for name in ("help", "metavar", "min", "max")}
     default = field.default
     if field.default_factory is not dataclasses.MISSING:
         default = field.default_factory()
     default = inspect.Parameter.empty if default is dataclasses.MISSING else default
-    if about["argument"]:
+    if about.get("argument"):
         info = typer.Argument(**shared)
     else:
-        names = about["flags"] or ((flag(field),) if hint is bool and default is False else ())
+        names = about.get("flags") or ((flag(field),) if hint is bool and default is False else ())
         info = typer.Option(*names, **shared)
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info]

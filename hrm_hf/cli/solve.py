@@ -2,76 +2,21 @@
 
 import json
 from collections.abc import Callable
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Any
 
 import typer
 
 from ..io.words import counted
-from .report import Device, call, validate_model, write_json
+from ..puzzles.options import SolvePuzzles
+from .options import takes
+from .report import usage_errors, validate_model, write_json
 
 
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
-PICTURES = (".png", ".gif")
 
 
-# Options of `hrm-hf eval puzzles`, too.
-Halt = Literal["q", "fixed"]  # when a puzzle stops
-Restarts = Annotated[int, typer.Option(min=1, help="Runs of each puzzle; all but the first have noise.")]
-Noise = Annotated[float | None, typer.Option(min=0, help="Std of that noise. [default: 0.2, where it is needed]")]
-NoiseAt = Annotated[
-    Literal["start", "every_step"],
-    typer.Option(help="On the initial states, or before every ACT step."),
-]
-Choose = Annotated[
-    Literal["q", "residual", "vote", "rules"],
-    typer.Option(
-        help="Which run stands: the surest, the stillest, the answer of most, or the first that obeys the rules."
-    ),
-]
-ExitWhenStill = Annotated[
-    float | None,
-    typer.Option(min=0, max=1, help="A run also stops when its state moves by less than this share, such as 0.001."),
-]
-
-
-def solve(
-    puzzles: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL] PUZZLE...",
-            help="Checkpoint folder or model on the Hub, by default one that comes with hrm_hf (9x9 Sudoku, 15x15 "
-            "mazes); then puzzles (Sudoku: 81 cells, . or 0 blank), ARC files, or - for stdin.",
-        ),
-    ] = None,
-    file: Annotated[Path | None, typer.Option(help="CSV or JSONL with a puzzle column, or an ARC JSON.")] = None,
-    max_steps: Annotated[int | None, typer.Option(min=1, help="Most ACT steps; more than trained may help.")] = None,
-    min_steps: Annotated[int, typer.Option(min=1, help="Fewest ACT steps.")] = 1,
-    min_confidence: Annotated[
-        float, typer.Option(min=0, max=1, help="Least confidence at which to stop; the model's own choice by default.")
-    ] = 0.0,
-    votes: Annotated[int, typer.Option(min=1, help="Symmetric views that vote.")] = 1,
-    restarts: Restarts = 1,
-    noise: Noise = None,
-    noise_at: NoiseAt = "start",
-    choose: Choose = "q",
-    exit_when_still: ExitWhenStill = None,
-    halt: Annotated[Halt, typer.Option(help="q: stop when the model prefers to; fixed: use all steps.")] = "q",
-    prefer_valid: Annotated[
-        bool, typer.Option("--prefer-valid", help="An answer that obeys the rules wins; this uses the rules.")
-    ] = False,
-    search: Annotated[
-        bool, typer.Option("--search", help="Search with backtracking, the model orders the guesses; for Sudoku.")
-    ] = False,
-    batch_size: Annotated[int, typer.Option(min=1, help="Puzzles at a time.")] = 32,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of votes and noise.")] = 0,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="File to write: .json, the results; .png or .gif, the ACT steps of a single puzzle."),
-    ] = None,
-    device: Device = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list of results.")] = False,
-):
+@takes(SolvePuzzles)
+def solve(options: SolvePuzzles, as_json: bool):
     """Solve puzzles with a trained model; answers that break the rules say so.
 
     Example: hrm-hf solve 53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
@@ -80,22 +25,13 @@ def solve(
 
     With --search the answer is no longer the model's: it is found by the rules, which the model helps.
     """
-    options = dict(locals())
-    del options["as_json"], options["out"]
-    if out and out.suffix not in (".json", *PICTURES):
-        raise typer.BadParameter(f"{out} must end in .json, {' or '.join(PICTURES)}", param_hint="--out")
-    options["plot"] = out if out and out.suffix in PICTURES else None
-    from ..puzzles.shipped import model_and_puzzles
-
-    options["model"], options["puzzles"] = model_and_puzzles(puzzles or [])
-    validate_model(options["model"], "PUZZLE_SOLVER")
-    if not options["puzzles"] and file is None:
-        raise typer.BadParameter("no puzzle given; expected PUZZLE arguments, - for stdin, or --file")
+    validate_model(options.model, "PUZZLE_SOLVER")
     from ..puzzles.solve import solve_puzzles, text_board
 
-    results, config = call(solve_puzzles, options)
-    if out and not options["plot"]:
-        write_json(results, out)
+    with usage_errors():
+        results, config = solve_puzzles(options)
+    if options.out and not options.plot:
+        write_json(results, options.out)
     if as_json:
         typer.echo(json.dumps(results))
         return
@@ -106,8 +42,8 @@ def solve(
     typer.echo("\n\n".join(_describe(board, result) for result in results))
     if len(results) > 1:
         typer.echo(_summary(results))
-    if out:
-        typer.echo(f"written: {out}")
+    if options.out:
+        typer.echo(f"written: {options.out}")
 
 
 def _describe(board: Callable[[list[list]], str], result: dict[str, Any]) -> str:

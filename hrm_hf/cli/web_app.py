@@ -31,7 +31,7 @@ def show(
 
     Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
     """
-    from ..puzzles.shipped import SHIPPED, shipped_model
+    from ..puzzles.options import SHIPPED, shipped_model
 
     models = models or [shipped_model(task) for task in SHIPPED]
     for name in models:

@@ -1,18 +1,36 @@
-"""The checks of every evaluation before it works for minutes, and the file that keeps its result.
+"""What every evaluation has: options, checks before it works for minutes, and the file that keeps its result.
 
 What a model or a data set holds is checked where it is read.
 """
 
 import json
 import os
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .model_names import is_no_folder
+from .model_names import find_model, is_no_folder
+from .options import Options, option
 from .usage import UsageError
 
 
 RESULTS_FILE = "results.json"
+
+
+@dataclass(kw_only=True)
+class EvaluationOptions(Options):
+    """Options that every `hrm-hf eval` of a model has."""
+
+    model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
+    out: Path | None = option("Folder for results.json and evaluation.png.", None)
+    device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)
+    update_card: bool = option("Write the results into MODEL/README.md.", False)
+
+    def __post_init__(self) -> None:
+        """Raise UsageError for a model that does not exist, and a card or a folder that cannot be written."""
+        super().__post_init__()
+        find_model(self.model)
+        validate_evaluation(self.model, self.out, self.update_card)
 
 
 def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None:

@@ -10,19 +10,15 @@ from typing import Any, TextIO
 
 import yaml
 
-from ..io.usage import UsageError, run_process
+from ..io.usage import run_process
 from ..resources import resource
+from .options import RunDemo
 
 
-def run_demo(
-    model: str = "units", out: Path | None = None, extra: str = "", said: TextIO | None = None
-) -> dict[str, Any]:
+def run_demo(options: RunDemo, said: TextIO | None = None) -> dict[str, Any]:
     """Trains, evaluates and uses a small Sudoku solver on the CPU, and tells how it goes.
 
     Args:
-        model: one of `demo_models()`.
-        out: folder of the run; the recipe's if None.
-        extra: more flags of run_puzzle.py.
         said: where it and the programs that it starts tell it; standard output if None.
 
     Returns:
@@ -30,22 +26,19 @@ def run_demo(
         are the same.
 
     Raises:
-        UsageError: another model.
         CalledProcessError: a step failed; it has said why.
     """
     training = resource("training")
-    recipe = training / "recipes" / f"sudoku_demo_{model}.yaml"
-    if not recipe.exists():
-        raise UsageError(f"--model {model}: choose one of {', '.join(demo_models())}")
+    recipe = training / "recipes" / f"sudoku_demo_{options.model}.yaml"
     tell = partial(print, file=said, flush=True)  # in order with what the processes say
     run = partial(run_process, out=said)
     fields = yaml.safe_load(recipe.read_text())
-    folder, data = str(out or fields["output_dir"]), fields["data_path"]
+    folder, data = str(options.out or fields["output_dir"]), fields["data_path"]
     tell(
         f"Training as {recipe.name} says; boards are made first, unless {data} has them. In the lines of progress, "
         "'exact' is the share of\ntraining boards that were solved entirely."
     )
-    flags = ["--output_dir", folder, *_compiler_flags(tell), *shlex.split(extra)]
+    flags = ["--output_dir", folder, *_compiler_flags(tell), *shlex.split(options.extra)]
     run(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
     tool = [sys.executable, "-m", "hrm_hf.cli"]
     rows = ["--max-steps", str(fields["eval_max_steps"])]
@@ -75,12 +68,6 @@ def _compiler_flags(tell: Callable[[str], None]) -> list[str]:
         tell(f"Training without torch.compile, more slowly: {error}")
         return ["--torch_compile", "false"]
     return []
-
-
-def demo_models() -> list[str]:
-    """Names of the models that a recipe for the demo exists for."""
-    start = "sudoku_demo_"
-    return sorted(file.stem.removeprefix(start) for file in resource("training/recipes").glob(f"{start}*.yaml"))
 
 
 def _exact_accuracy(folder: str) -> float:

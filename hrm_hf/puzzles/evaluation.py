@@ -19,9 +19,10 @@ from accelerate.utils import gather_object
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import PUZZLE_SOLVER, load_config
-from ..io.evaluation import chosen_device, validate_data, validate_evaluation, write_results
+from ..io.evaluation import chosen_device, write_results
 from ..io.usage import UsageError
 from ..models.pipeline_batches import seeded
+from ..models.settings_puzzle import SolveSettings
 from ..models.solving_puzzle import PuzzleSolution
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation
@@ -37,16 +38,16 @@ from .accuracy import (
 )
 from .arc_pipeline import puzzle_task
 from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
-from .breadth import boards_per_call, choice_of_answers
 from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
 from .npy_layout import is_original, read_original
+from .options import BoardOptions, EvaluatePuzzles, values_of
 from .search import search_sudoku, validate_searchable
 from .sudoku_rules import BLANK
 from .tasks import PuzzleTask, sigmoid
 
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
-PLAIN_RUN = {"restarts": 1, "noise": None, "noise_at": "start", "choose": "q", "exit_when_still": None}
+ALWAYS_TOLD = ("max_steps", "min_steps", "min_confidence", "halt")
 VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
 
 # Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and what the model made of them.
@@ -60,20 +61,13 @@ def evaluate_puzzles(
     puzzle_identifiers: Any = None,
     *,
     batch_size: int | None = None,
-    max_steps: int | None = None,
-    min_steps: int = 1,
-    min_confidence: float = 0.0,
-    halt: str = "q",
-    check_rules: bool = True,
-    search: bool = False,
-    seed: int = 0,
     progress: bool | None = False,
     on_batch: OnBatch | None = None,
     shared: bool = False,
     difficulty: Mapping[str, Any] | None = None,
-    **breadth: Any,
+    **options: Any,
 ) -> dict[str, Any]:
-    """Solves puzzles with known answers and says how well; numbers, lists and strings only, ready for JSON.
+    """Solves puzzles with known answers and measures how well; numbers, lists and strings only, ready for JSON.
 
     Args:
         model: a puzzle-solving head; it is put into eval mode and back.
@@ -81,18 +75,12 @@ def evaluate_puzzles(
             without labels are solved, but not scored.
         puzzle_identifiers: [N]; 0 if None.
         batch_size: puzzles at a time; those of `model.boards_per_call` by default.
-        max_steps, min_steps, min_confidence, halt: as for `model.solve`.
-        check_rules: add "valid_fraction" for Sudoku and mazes, judged by the rules, not by the labels.
-        search: Sudoku only: add what a search finds whose guesses the model orders (see `search.py`).
-        seed: of the noise of restarts, and of models that draw random numbers themselves.
         progress: a progress bar; None shows it on a terminal only.
         on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
         shared: all processes of the group call this with the same arguments; each solves every N-th batch (and calls
-            `on_batch` with it), and all return the figures of all rows, which are those of one process.
+            `on_batch` with it), and all return the metrics of all rows, which are those of one process.
         difficulty: measures of difficulty by name, a number for each row [N].
-        breadth: restarts, noise, noise_at, choose and exit_when_still of `model.solve`. With choose="rules" the
-            figures are those of a model that is told which of its answers are right (Sudoku and mazes; other tasks
-            fall back to "q").
+        options: of `BoardOptions`. With choose="rules" the model is told which of its answers are right.
 
     Returns:
         count, cell_accuracy, exact_accuracy (see `accuracy.py`); NAME_interval: [low, high], the Wilson interval of
@@ -101,169 +89,126 @@ def evaluate_puzzles(
         q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
         average_steps_of_all_runs, with restarts;
-        valid_fraction, where the task has rules; search_exact_accuracy and the nodes of the search (mean and most),
-        with the model and without it, after a search;
+        valid_fraction, for Sudoku and mazes: answers that obey the rules; search_exact_accuracy and the nodes of the
+        search (mean and most), with the model and without it, after a search;
         puzzles_per_second (of solving alone, by all processes); by_difficulty, a table of `accuracy_by_difficulty` for
-        each measure, if there are any; and the settings: those of halting, and of breadth where not plain.
+        each measure, if there are any; and the settings: those of halting, and others that are not the default.
 
     Raises:
+        TypeError: an unknown option.
         ValueError: shapes disagree with each other or the model, no row has a label, or there is no search.
     """
     from tqdm.auto import tqdm
 
-    if search:
+    options = BoardOptions(**options)
+    if options.max_steps is None:
+        options = options.replace(max_steps=model.config.halt_max_steps)
+    if options.search:
         validate_searchable(model.config.task)
-    max_steps = model.config.halt_max_steps if max_steps is None else max_steps
-    batch_size = batch_size or boards_per_call(model)
-    breadth = _unusual(breadth)
-    choice = choice_of_answers(puzzle_task(model.config), breadth["choose"]) if "choose" in breadth else {}
-    arrays = _checked(model, input_ids, labels, puzzle_identifiers)
-    rules = _task_with_rules(model.config) if check_rules else None
-    hide_bar = None if progress is None else not progress
+    arrays, task = _checked(model, input_ids, labels, puzzle_identifiers), _task_with_rules(model.config)
+    batch_size = batch_size or model.boards_per_call
     starts = range(0, len(arrays[0]), batch_size)
     rank, processes = _place_in_group() if shared else (0, 1)
-    tallies: list[_Tally] = []
-    was_training = model.training
+    hide_bar = None if progress is None else not progress
+    parts, seconds, was_training = [], 0.0, model.training
     model.eval()
     try:
-        total = sum(min(batch_size, len(arrays[0]) - start) for start in starts[rank::processes])
-        with tqdm(total=total, desc="evaluating", unit="puzzle", disable=hide_bar) as bar:
-            for start in starts[rank::processes]:
-                batch, right, identifiers = (
-                    torch.as_tensor(np.array(a[start : start + batch_size])).long() for a in arrays
-                )
-                started = time.perf_counter()
-                with seeded(model.device, seed, start):  # the same in whatever process
-                    solution = model.solve(
-                        batch.to(model.device),
-                        identifiers.to(model.device),
-                        max_steps=max_steps,
-                        min_steps=min_steps,
-                        min_confidence=min_confidence,
-                        halt=halt,
-                        return_trajectory=True,
-                        **(breadth | choice),
-                    )
-                steps = solution.steps.cpu()  # waits for the device, so that the time is that of the work
-                seconds = time.perf_counter() - started
-                tallies.append(_Tally(max_steps, rules, search))
-                tallies[-1].add(batch, right, steps, solution, seconds)
-                if on_batch is not None:
-                    on_batch(batch, identifiers, solution)
-                bar.update(len(batch))
+        for start in tqdm(starts[rank::processes], desc="evaluating", unit="batch", disable=hide_bar):
+            rows = [torch.as_tensor(np.array(each[start : start + batch_size])).long() for each in arrays]
+            batch, _, identifiers = rows
+            started = time.perf_counter()
+            with seeded(model.device, options.seed, start):  # the same in whatever process
+                boards = (batch.to(model.device), identifiers.to(model.device))
+                solution = model.solve(*boards, return_trajectory=True, **options.solve_arguments(task))
+            solution.steps.cpu()  # waits for the device, so that the time is that of the work
+            seconds += time.perf_counter() - started
+            parts.append(_columns(task, options, rows, solution))
+            if on_batch is not None:
+                on_batch(batch, identifiers, solution)
     finally:
         model.train(was_training)
-    settings = {"max_steps": max_steps, "min_steps": min_steps, "min_confidence": min_confidence, "halt": halt}
-    tally = _Tally(max_steps, rules, search)
-    tally.take(tallies, len(starts), processes)
-    result = tally.result()
-    if difficulty:
-        result["by_difficulty"] = tally.by_difficulty(difficulty)
-    return {**result, **settings, **breadth}
+    columns, seconds = _gathered(parts, seconds, len(starts), processes)
+    defaults, settings = vars(SolveSettings()), values_of(options, SolveSettings)
+    told = {n: value for n, value in settings.items() if n in ALWAYS_TOLD or value != defaults[n]}
+    return {**_metrics(columns, seconds, difficulty or {}), **told}
 
 
-def _unusual(breadth: dict[str, Any]) -> dict[str, Any]:
-    """The options of breadth that are not those of one plain run.
-
-    Raises:
-        TypeError: an option that there is not.
-    """
-    if unknown := sorted(breadth.keys() - PLAIN_RUN.keys()):
-        raise TypeError(f"evaluate_puzzles has no option {unknown[0]!r}; of breadth there are {list(PLAIN_RUN)}")
-    return {name: value for name, value in breadth.items() if value != PLAIN_RUN[name]}
-
-
-class _Tally:
-    """Per-row figures of a batch, or of all of them."""
-
-    def __init__(self, max_steps: int, rules: PuzzleTask | None, search: bool = False):
-        self.max_steps, self.rules, self.seconds = max_steps, rules, 0.0
-        self.steps_of_all_runs: list[np.ndarray] = []
-        self.searches: list[tuple[bool, int, int]] | None = [] if search else None
-        self.num_correct, self.num_labels, self.steps, self.q_halt, self.valid, self.exact = ([] for _ in range(6))
-
-    def take(self, batches: "list[_Tally]", count: int, processes: int) -> None:
-        """Takes over the figures of all batches in their order; each process has the `batches` that it solved.
-
-        The time is that of the process which needed most.
-        """
-        own = [{name: value for name, value in vars(one).items() if isinstance(value, list)} for one in batches]
-        parts, seconds = [own], [sum(one.seconds for one in batches)]
-        if processes > 1:
-            parts, seconds = (gather_object([value]) for value in (own, seconds[0]))
-        self.seconds = max(seconds)
-        for number in range(count):
-            for name, figures in parts[number % processes][number // processes].items():
-                getattr(self, name).extend(figures)
-
-    def add(
-        self,
-        batch: torch.Tensor,
-        labels: torch.Tensor,
-        steps: torch.Tensor,
-        solution: PuzzleSolution,
-        seconds: float,
-    ) -> None:
-        self.seconds += seconds
-        predictions = solution.predictions.cpu()
-        num_correct, num_labels = correct_cells(predictions, labels)
-        # After its last step a batch keeps its answers: repeat them up to max_steps.
-        per_step, _ = correct_cells(solution.trajectory.cpu(), labels)
-        per_step = torch.cat((per_step, per_step[-1:].expand(self.max_steps - len(per_step), -1)))
-        self.num_correct.append(num_correct.numpy())
-        self.num_labels.append(num_labels.numpy())
-        self.exact.append((per_step == num_labels).numpy())
-        self.steps.append(steps.numpy())
-        self.q_halt.append(solution.q_halt.float().cpu().numpy())
-        if self.rules is not None:
-            rows = zip(batch.numpy(), predictions.numpy(), num_labels.numpy())
-            self.valid += [not self.rules.violations(*pair) for *pair, labelled in rows if labelled]
-        if solution.steps_of_all_runs is not None:
-            self.steps_of_all_runs.append(solution.steps_of_all_runs.cpu().numpy())
-        if self.searches is not None:
-            scores = solution.logits.float().softmax(-1).cpu().numpy()
-            scored = (num_labels > 0).numpy()
-            self.searches += map(_searched, batch.numpy()[scored], labels.numpy()[scored], scores[scored])
-
-    def result(self) -> dict[str, Any]:
-        num_correct, num_labels, steps, q_halt = map(
-            np.concatenate, (self.num_correct, self.num_labels, self.steps, self.q_halt)
-        )
-        result = accuracies(num_correct, num_labels)
-        scored = num_labels > 0
-        right, steps = (num_correct == num_labels)[scored], steps[scored]
-        per_step = [share_of("of_step", exact) for exact in np.concatenate(self.exact, axis=1)[:, scored]]
-        result |= {
-            "exact_accuracy_per_step": [step["of_step"] for step in per_step],
-            "exact_accuracy_per_step_interval": [step["of_step_interval"] for step in per_step],
-            "average_steps": float(steps.mean()),
-            "steps_histogram": np.bincount(steps, minlength=self.max_steps + 1)[1:].tolist(),
-            **share_of("q_halt_accuracy", (q_halt[scored] >= 0) == right),
-            **calibration(sigmoid(q_halt[scored]), right),
-        }
-        if self.rules is not None:
-            result |= share_of("valid_fraction", self.valid)
-        if self.steps_of_all_runs:
-            result["average_steps_of_all_runs"] = float(np.concatenate(self.steps_of_all_runs)[scored].mean())
-        if self.searches is not None:
-            right, nodes, plain = np.array(self.searches).T
-            result |= share_of("search_exact_accuracy", right)
-            for name, count in (("search_nodes", nodes), ("search_nodes_without_model", plain)):
-                result |= {f"{name}_mean": float(count.mean()), f"{name}_most": int(count.max())}
-        return {**result, "puzzles_per_second": len(num_labels) / max(self.seconds, 1e-9)}
-
-    def by_difficulty(self, difficulty: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
-        num_correct, num_labels = np.concatenate(self.num_correct), np.concatenate(self.num_labels)
-        scored = num_labels > 0
-        right = (num_correct == num_labels)[scored]
-        return {name: accuracy_by_difficulty(np.asarray(values)[scored], right) for name, values in difficulty.items()}
+def _columns(
+    task: PuzzleTask, options: BoardOptions, rows: list[torch.Tensor], solution: PuzzleSolution
+) -> dict[str, np.ndarray]:
+    """What there is to know of each row of a batch, [n, ...]."""
+    batch, labels, _ = rows
+    predictions = solution.predictions.cpu()
+    num_correct, num_labels = correct_cells(predictions, labels)
+    # After its last step a batch keeps its answers: repeat them up to max_steps.
+    per_step, _ = correct_cells(solution.trajectory.cpu(), labels)
+    per_step = torch.cat((per_step, per_step[-1:].expand(options.max_steps - len(per_step), -1)))
+    columns = {
+        "num_correct": num_correct,
+        "num_labels": num_labels,
+        "exact": (per_step == num_labels).T,
+        "steps": solution.steps,
+        "q_halt": solution.q_halt.float(),
+        "steps_of_all_runs": solution.steps_of_all_runs,
+    }
+    columns = {name: value.cpu().numpy() for name, value in columns.items() if value is not None}
+    if task.has_rules:
+        columns["valid"] = task.obeys(batch.numpy(), predictions.numpy())
+    if options.search:
+        scores = solution.logits.float().softmax(-1).cpu().numpy()
+        boards = zip(batch.numpy(), labels.numpy(), scores)
+        columns["search"] = np.array([_searched(*each) for each in boards])
+    return columns
 
 
 def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> tuple[bool, int, int]:
-    """Whether a search finds the solution, and its nodes with the model and without it."""
+    """Whether a search finds the solution, and its nodes with the model and without it; nothing without labels."""
+    if (labels == IGNORE_LABEL).all():
+        return False, 0, 0
     found, plain = search_sudoku(question, scores), search_sudoku(question)
     right = found.tokens is not None and bool(((labels == IGNORE_LABEL) | (found.tokens == labels)).all())
     return right, found.nodes, plain.nodes
+
+
+def _gathered(parts: list[dict], seconds: float, count: int, processes: int) -> tuple[dict[str, np.ndarray], float]:
+    """Columns of all rows in their order, from the batches of all processes, and the time of the slowest process."""
+    by_process, times = [parts], [seconds]
+    if processes > 1:
+        by_process, times = (gather_object([value]) for value in (parts, seconds))
+    batches = [by_process[number % processes][number // processes] for number in range(count)]
+    return {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}, max(times)
+
+
+def _metrics(columns: dict[str, np.ndarray], seconds: float, difficulty: Mapping[str, Any]) -> dict[str, Any]:
+    result = accuracies(columns["num_correct"], columns["num_labels"])
+    rows, scored = len(columns["num_labels"]), columns["num_labels"] > 0
+    columns = {name: value[scored] for name, value in columns.items()}
+    right, steps, max_steps = (
+        columns["num_correct"] == columns["num_labels"],
+        columns["steps"],
+        columns["exact"].shape[1],
+    )
+    per_step = [share_of("of_step", exact) for exact in columns["exact"].T]
+    result |= {
+        "exact_accuracy_per_step": [step["of_step"] for step in per_step],
+        "exact_accuracy_per_step_interval": [step["of_step_interval"] for step in per_step],
+        "average_steps": float(steps.mean()),
+        "steps_histogram": np.bincount(steps, minlength=max_steps + 1)[1:].tolist(),
+        **share_of("q_halt_accuracy", (columns["q_halt"] >= 0) == right),
+        **calibration(sigmoid(columns["q_halt"]), right),
+    }
+    if "valid" in columns:
+        result |= share_of("valid_fraction", columns["valid"])
+    if "steps_of_all_runs" in columns:
+        result["average_steps_of_all_runs"] = float(columns["steps_of_all_runs"].mean())
+    if "search" in columns:
+        solved, nodes, plain = columns["search"].T
+        result |= share_of("search_exact_accuracy", solved)
+        for name, count in (("search_nodes", nodes), ("search_nodes_without_model", plain)):
+            result |= {f"{name}_mean": float(count.mean()), f"{name}_most": int(count.max())}
+    result["puzzles_per_second"] = rows / max(seconds, 1e-9)
+    tables = {n: accuracy_by_difficulty(np.asarray(values)[scored], right) for n, values in difficulty.items()}
+    return {**result, "by_difficulty": tables} if tables else result
 
 
 def _place_in_group() -> tuple[int, int]:
@@ -272,9 +217,9 @@ def _place_in_group() -> tuple[int, int]:
     return state.process_index, state.num_processes
 
 
-def _task_with_rules(config) -> PuzzleTask | None:
-    """ARC's rule, that an answer is a grid, says nothing about being right; and its views need identifiers."""
-    return puzzle_task(config) if config.task in ("sudoku", "maze") else None
+def _task_with_rules(config) -> PuzzleTask:
+    """The task; ARC and those of your own have no rules here: that an answer is a grid says nothing about it."""
+    return puzzle_task(config) if config.task in ("sudoku", "maze") else PuzzleTask(config)
 
 
 def _checked(model, input_ids, labels, puzzle_identifiers) -> list[Any]:
@@ -285,96 +230,61 @@ def _checked(model, input_ids, labels, puzzle_identifiers) -> list[Any]:
             raise ValueError(f"{name} has shape {tuple(array.shape)}; expected {expected} (rows, config.seq_len)")
     if not expected[0]:
         raise ValueError("there are no puzzles to evaluate")
-    if puzzle_identifiers is None:
-        puzzle_identifiers = np.zeros(expected[0], dtype=np.int64)
-    if len(puzzle_identifiers) != expected[0]:
-        raise ValueError(f"{len(puzzle_identifiers)} puzzle_identifiers for {expected[0]} rows; expected one for each")
-    top_token = int(arrays[0].max())
-    if top_token >= model.config.vocab_size:
-        raise ValueError(f"input_ids hold token {top_token}; the model's vocab_size is {model.config.vocab_size}")
-    identifiers = np.asarray(puzzle_identifiers)
-    top = int(identifiers.max())
-    if model.config.puzzle_emb_ndim and top >= model.config.num_puzzle_identifiers:
-        raise ValueError(
-            f"puzzle identifier {top} is not in the model's table of {model.config.num_puzzle_identifiers} rows; "
-            "evaluate on the data set that the model was trained on, or resize_puzzle_embeddings first"
-        )
+    identifiers = (
+        np.zeros(expected[0], dtype=np.int64) if puzzle_identifiers is None else np.asarray(puzzle_identifiers)
+    )
+    if len(identifiers) != expected[0]:
+        raise ValueError(f"{len(identifiers)} puzzle_identifiers for {expected[0]} rows; expected one for each")
+    limits = [("input_ids", arrays[0], model.config.vocab_size)]
+    if model.config.puzzle_emb_ndim:
+        limits.append(("puzzle_identifiers", identifiers, model.config.num_puzzle_identifiers))
+    for name, values, limit in limits:
+        if int(values.max()) >= limit:
+            raise ValueError(
+                f"{name} hold {int(values.max())}: the model's are below {limit}; use data like those that it was "
+                "trained on"
+            )
     return [*arrays, identifiers]
 
 
 # ---- a checkpoint on a data set ----
 
 
-def evaluate_checkpoint(
-    model: str,
-    data: str,
-    *,
-    split: str = "test",
-    max_steps: int | None = None,
-    min_steps: int = 1,
-    min_confidence: float = 0.0,
-    halt: str = "q",
-    batch_size: int | None = None,
-    limit: int | None = None,
-    search: bool = False,
-    seed: int = 0,
-    out: Path | None = None,
-    device: str | None = None,
-    update_card: bool = False,
-    shared: bool = False,
-    by_difficulty: bool = False,
-    **breadth: Any,
-) -> dict[str, Any]:
+def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[str, Any]:
     """Evaluates a saved model on a data set, with pass@K by voting for ARC.
 
     Args:
-        model, data: folders, or names on the Hub; data also in the layout of the original, of .npy arrays.
-        max_steps, min_steps, min_confidence, halt, batch_size, search, seed, breadth: as for `evaluate_puzzles`.
-        limit: only the first rows of the split.
-        out: folder for results.json and evaluation.png.
-        device: the best there is by default.
-        update_card: write the results into the model's README.md.
         shared: all processes that torchrun has started call this and share the rows. All return the result; the first
             one writes.
-        by_difficulty: also the accuracy in bins of the ratings and path lengths that the data have, and of the number
-            of clues of Sudoku boards.
 
     Returns:
         What results.json holds, and the names of the files that were written.
 
     Raises:
-        UsageError: a path that is no folder, or a device that is not here, or not one for each process.
-        ModelError: a model that is nowhere, or of another kind.
+        UsageError: a device that is not here, or not one for each process, or data without a measure of difficulty.
+        ModelError: a model of another kind.
         ValueError: a model that was not made for such data, or a split without puzzles.
     """
-    validate_evaluation(model, out, update_card)
-    config = load_config(model, PUZZLE_SOLVER)
-    validate_data(data, "puzzle data set")
-    device = chosen_device(device)
-    info, dataset = _open(data, split)
-    _validate_fit(config, info, model, data)
-    rows = _load_rows(dataset, limit, f"{data}, split {split!r}")
-    difficulty = _difficulty(rows, info) if by_difficulty else None
-    voting = _voting(data, info)
+    config = load_config(options.model, PUZZLE_SOLVER)
+    device = chosen_device(options.device)
+    info, dataset = _open(options.data, options.split)
+    _validate_fit(config, info, options.model, options.data)
+    rows = _load_rows(dataset, options.limit, f"{options.data}, split {options.split!r}")
+    difficulty = _difficulty(rows, info) if options.by_difficulty else None
+    voting = _voting(options.data, info)
     with _process_group(device, shared) as (device, is_first):
-        network = AutoModelForPuzzleSolving.from_pretrained(model).to(device).eval()
+        network = AutoModelForPuzzleSolving.from_pretrained(options.model).to(device).eval()
         metrics = evaluate_puzzles(
             network,
             rows["input_ids"],
             rows["labels"],
             rows["puzzle_identifiers"],
-            batch_size=batch_size,
-            max_steps=max_steps,
-            min_steps=min_steps,
-            min_confidence=min_confidence,
-            halt=halt,
-            search=search,
-            seed=seed,
+            batch_size=options.batch_size,
             progress=None if is_first else False,
             on_batch=partial(_vote, voting) if voting else None,
             shared=shared,
             difficulty=difficulty,
-            **breadth,
+            **values_of(options, BoardOptions),
         )
         if voting and shared:
             voting.replace_votes(gather_object([voting.votes]))
@@ -382,25 +292,28 @@ def evaluate_checkpoint(
         metrics |= voting.result(VOTING_PASS_AT)
     result = {
         "task": info.task,
-        "model": model,
-        "dataset": data,
-        "split": split,
+        "model": options.model,
+        "dataset": options.data,
+        "split": options.split,
         "metrics": metrics,
         "parameters": network.num_parameters(),
         "versions": library_versions(),
     }
-    if not is_first:
-        return result
-    written = write_results(result, out) if out else {}
-    if out:
-        plot = plot_evaluation(metrics, out / "evaluation.png", f"{Path(model).name}, {data} ({split})")
-        written["plot"] = str(plot)
-    if update_card:
-        more = {"limit": limit} if limit else {}
-        written["card"] = str(
-            record_evaluation(model, with_bounds(metrics), data, split, result["parameters"], **more)
-        )
-    return result | written
+    return result | (_written(result, options) if is_first else {})
+
+
+def _written(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, str]:
+    """Writes what was asked for, and returns the names of the files."""
+    written, data, split, metrics = {}, options.data, options.split, result["metrics"]
+    if options.out:
+        written = write_results(result, options.out)
+        title = f"{Path(options.model).name}, {data} ({split})"
+        written["plot"] = str(plot_evaluation(metrics, options.out / "evaluation.png", title))
+    if options.update_card:
+        more = {"limit": options.limit} if options.limit else {}
+        card = record_evaluation(options.model, with_bounds(metrics), data, split, result["parameters"], **more)
+        written["card"] = str(card)
+    return written
 
 
 @contextmanager
@@ -410,7 +323,7 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
         yield device, True
         return
     if torch.device(device).index is not None:
-        raise UsageError(f"{device} is one device, and processes take one each; name its kind alone", "--device")
+        raise UsageError(f"device={device}: processes take one each; name its kind alone", "--device")
     is_new = not PartialState._shared_state
     state = PartialState(cpu=device == "cpu")
     yield str(state.device), state.is_main_process

@@ -29,10 +29,9 @@ from ..io.sources import parse_json, shorten
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
-from .breadth import boards_per_call, choice_of_answers
 from .dataset import IDENTIFIERS_FILE
+from .options import SolveOptions, shipped_model
 from .search import searched_answer, validate_searchable
-from .shipped import shipped_model
 from .tasks import QUESTION_NAMES, Candidate, Puzzle
 
 
@@ -59,32 +58,9 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         identifiers: names of the rows of the puzzle table, a list or the path of `identifiers.json`; found beside the
             checkpoint if None. Only ARC needs them.
 
-    Parameters of the constructor and of every call:
-        max_steps (`int`): most ACT steps, by default `config.halt_max_steps`; more is allowed.
-        min_steps (`int`, 1): fewest ACT steps before a puzzle may stop.
-        min_confidence (`float`, 0): least sigmoid(q_halt) at which a puzzle may stop.
-        halt (`str`, "q"): "q" stops when the model prefers to, "fixed" always uses `max_steps`.
-        votes (`int`, 1): views of each puzzle. Sudoku: the puzzle and random permutations of digits, rows, columns,
-            bands and stacks; mazes: up to the 8 symmetries of the square; ARC: the task's own augmentations (those in
-            `identifiers.json`, so with a puzzle row of their own). Votes are weighted by sigmoid(q_halt); ARC answers
-            are ranked by number of votes first, as its scores are.
-        restarts (`int`, 1): runs of each view. The first is undisturbed, the others have noise.
-        noise (`float`, 0.2; 0 for a model that draws random numbers itself): std of that noise. Which noise a puzzle
-            gets depends on its neighbours in the batch.
-        noise_at (`str`, "start"): "start" adds it to the initial latent states, "every_step" before every ACT step.
-        choose (`str`, "q"): which of the runs of a view stands: "q", that of the highest q_halt; "residual", that
-            whose last steps moved the state least; "vote", the answer of most runs; "rules", the first that obeys the
-            rules, at the first step that it does (this *uses the rules*, as `prefer_valid`; Sudoku and mazes, while
-            other tasks fall back to "q").
-        exit_when_still (`float`): a run also stops when its last three steps moved the state by less than this share
-            of its norm; 1e-3, for example. For `max_steps` far beyond training.
-        prefer_valid (`bool`, False): among several candidates, one that obeys the rules wins whatever its votes. This
-            *uses the rules* of the task, which the model was not told: say so where you report results.
-        search (`bool`, False): Sudoku only. The answer is found by a search with backtracking, whose guesses the
-            model orders; it is right whenever there is one, and *not the model's answer*.
+    Parameters of the constructor and of every call: the fields of `SolveOptions` (max_steps, votes, restarts, ...) and
         return_trajectory (`bool`, False): adds "trajectory", the tokens [steps, S] after each ACT step of the winning
             candidate, for `hrm_hf.puzzles.plots`, and "confidences" [steps].
-        seed (`int`, 0): of views and noise.
         batch_size (`int`): puzzles at a time; their votes and restarts go into the same calls of `model.solve`.
 
     Returns, per puzzle, a dict:
@@ -107,43 +83,11 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             identifiers = load_identifiers(model)
         self.puzzle_task = puzzle_task(model.config, identifiers)
 
-    def _sanitize_parameters(
-        self,
-        max_steps: int | None = None,
-        min_steps: int | None = None,
-        min_confidence: float | None = None,
-        halt: str | None = None,
-        votes: int | None = None,
-        restarts: int | None = None,
-        noise: float | None = None,
-        noise_at: str | None = None,
-        choose: str | None = None,
-        exit_when_still: float | None = None,
-        prefer_valid: bool | None = None,
-        search: bool | None = None,
-        return_trajectory: bool | None = None,
-        seed: int | None = None,
-    ) -> tuple[dict, dict, dict]:
-        preprocess = {"votes": votes, "seed": seed}
-        forward = {
-            "max_steps": max_steps,
-            "min_steps": min_steps,
-            "min_confidence": min_confidence,
-            "halt": halt,
-            "return_trajectory": return_trajectory,
-            "restarts": restarts,
-            "noise": noise,
-            "noise_at": noise_at,
-            "choose": choose,
-            "exit_when_still": exit_when_still,
-            "seed": seed,
-        }
-        postprocess = {"prefer_valid": prefer_valid, "search": search}
-        for name, value in (("votes", votes), ("restarts", restarts)):
-            if value is not None and value < 1:
-                raise ValueError(f"{name}={value}; expected at least 1")
-        parts = (preprocess, forward, postprocess)
-        return tuple({name: value for name, value in part.items() if value is not None} for part in parts)
+    def _sanitize_parameters(self, return_trajectory: bool | None = None, **options: Any) -> tuple[dict, dict, dict]:
+        options = {name: value for name, value in options.items() if value is not None}
+        SolveOptions(**options)  # raises where a name or a value is wrong
+        views = {name: options[name] for name in ("votes", "seed") if name in options}
+        return views, options if return_trajectory is None else {**options, "return_trajectory": return_trajectory}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
         """Solves one puzzle, or a list, file, generator or `Dataset` of them; see the class for all parameters."""
@@ -178,32 +122,30 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
 
     def _run(self, batch: list[dict], forward_params: dict, postprocess_params: dict) -> Iterator[dict[str, Any]]:
         params = dict(forward_params)
-        restarts, noise = params.get("restarts", 1), params.get("noise")
-        if noise and restarts == 1:
-            raise ValueError(f"restarts={restarts} with noise={noise}: restarts need noise, and noise needs restarts")
-        if search := postprocess_params.get("search", False):
+        with_trajectory = params.pop("return_trajectory", False)
+        options = SolveOptions(**params)
+        if options.search:
             validate_searchable(self.puzzle_task.name)
-        prefer_valid = postprocess_params.get("prefer_valid", False)
-        if prefer_valid or "choose" in params:
-            params |= choice_of_answers(self.puzzle_task, params.get("choose", "q"), prefer_valid)
+        arguments = options.solve_arguments(self.puzzle_task, options.prefer_valid)
+        arguments |= {"return_trajectory": with_trajectory, "with_probabilities": options.search}
         names = ("input_ids", "puzzle_identifiers")
         rows = {name: torch.from_numpy(np.concatenate([item[name] for item in batch])) for name in names}
-        with seeded(self.device, params.pop("seed", 0), NOISE_STREAM):
-            solved = self._solve_rows(rows, params, search)
+        with seeded(self.device, options.seed, NOISE_STREAM):
+            solved = self._solve_rows(rows, arguments)
         start = 0
         for item in batch:
             stop = start + len(item["input_ids"])
             outputs = {"puzzle": item["puzzle"], "views": item["views"], "candidates": solved[start:stop]}
-            yield self.postprocess(outputs, **postprocess_params)
+            yield self.postprocess(outputs, options.prefer_valid, options.search)
             start = stop
 
-    def _solve_rows(self, rows: dict[str, torch.Tensor], params: dict, with_probabilities: bool) -> list[Candidate]:
+    def _solve_rows(self, rows: dict[str, torch.Tensor], arguments: dict[str, Any]) -> list[Candidate]:
         """Answers to the views, in pieces that are fast and fit into memory."""
-        count = boards_per_call(self.model)
+        count = self.model.boards_per_call
         candidates: list[Candidate] = []
         for start in range(0, len(rows["input_ids"]), count):
             piece = {name: values[start : start + count] for name, values in rows.items()}
-            found = self.forward(piece, with_probabilities=with_probabilities, **params)
+            found = self.forward(piece, **arguments)
             output = {name: value.numpy() for name, value in found.items()}
             candidates += [_candidate(output, i) for i in range(len(output["steps"]))]
         return candidates

@@ -10,30 +10,15 @@ from typing import TYPE_CHECKING, Any
 from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.evaluation import chosen_device
 from ..io.usage import UsageError
+from .options import SolveOptions, SolvePuzzles, values_of
 
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
 
-def solve_puzzles(
-    model: str,
-    puzzles: list[str] | None = None,
-    *,
-    file: Path | None = None,
-    plot: Path | None = None,
-    device: str | None = None,
-    **options: Any,
-) -> tuple[list[dict[str, Any]], PreTrainedConfig]:
+def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrainedConfig]:
     """Solves puzzles by the pipeline "puzzle-solving".
-
-    Args:
-        model: checkpoint folder, or a model on the Hub.
-        puzzles: puzzles, ARC files, or "-" for stdin.
-        file: CSV or JSONL with a puzzle column, or an ARC JSON.
-        plot: picture of the ACT steps of a single puzzle, .png or .gif.
-        device: as of `chosen_device`.
-        options: of the pipeline's call.
 
     Returns:
         The results, and the config of the model.
@@ -43,23 +28,23 @@ def solve_puzzles(
         ModelError: a model that is nowhere, or of another kind.
         ValueError: no puzzle, or what cannot be read as one, by its number.
     """
-    if plot and plot.suffix not in (".png", ".gif"):
-        raise UsageError(f"{plot} must end in .png or .gif", "--out")
-    load_config(model, PUZZLE_SOLVER, adapters=True)
+    load_config(options.model, PUZZLE_SOLVER, adapters=True)
     from transformers import pipeline  # seconds, which the check above spares
 
     from .plots import plot_trajectory
 
-    solver = pipeline("puzzle-solving", model=model, device=chosen_device(device))
-    inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(_gather(puzzles or [], file, solver))]
-    if plot and len(inputs) != 1:
-        raise UsageError(f"a picture shows one puzzle, not {len(inputs)}", "--out")
-    results = solver(inputs, return_trajectory=plot is not None, **options)
+    solver = pipeline("puzzle-solving", model=options.model, device=chosen_device(options.device))
+    items = _gather(options.puzzles, options.file, solver)
+    inputs = [solver.read_puzzle(item, f"puzzle {i}: ") for i, item in enumerate(items)]
+    if options.plot and len(inputs) != 1:
+        raise UsageError(f"out={options.plot}: a picture shows one puzzle, not {len(inputs)}", "--out")
+    given = values_of(options, SolveOptions)
+    results = solver(inputs, return_trajectory=options.plot is not None, batch_size=options.batch_size, **given)
     config = solver.model.config
-    if plot:
+    if options.plot:
         puzzle, result = inputs[0], results[0]
         plot_trajectory(
-            puzzle.questions[0], result["trajectory"], config, plot, confidences=result["confidences"],
+            puzzle.questions[0], result["trajectory"], config, options.plot, confidences=result["confidences"],
             solution=puzzle.solutions[0],
         )  # fmt: skip
     return results, config

@@ -25,8 +25,8 @@ from hrm_hf.io.model_names import ModelError
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
 from hrm_hf.puzzles import maze, sudoku_rules
+from hrm_hf.puzzles.options import shipped_model
 from hrm_hf.puzzles.plots import wrong_cells
-from hrm_hf.puzzles.shipped import shipped_model
 from hrm_hf.puzzles.tasks import MazeTask, SudokuTask
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 

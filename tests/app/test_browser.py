@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 import hrm_hf  # noqa: F401 - registers the architectures
 from hrm_hf.app import build_app, launch
 from hrm_hf.app.text_tab import TextOptions, text_pieces, write
-from hrm_hf.puzzles.shipped import shipped_model
+from hrm_hf.puzzles.options import shipped_model
 
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")

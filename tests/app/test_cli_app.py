@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.cli.web_app import validate_port
-from hrm_hf.puzzles.shipped import shipped_model
+from hrm_hf.puzzles.options import shipped_model
 
 
 def run(*arguments: str):

@@ -92,8 +92,7 @@ def test_eval_takes_the_options_of_restarts_and_the_card_tells_them(model, data)
 
 @pytest.mark.parametrize("kind", ["png", "gif"])
 def test_solve_plots_the_steps(kind, model, tmp_path):
-    option = {"png": "--out", "gif": "--plot"}[kind]  # the present name of the option, and the former one
-    result = run("solve", model, PUZZLE, option, tmp_path / f"steps.{kind}")
+    result = run("solve", model, PUZZLE, "--out", tmp_path / f"steps.{kind}")
     assert result.exit_code == 0, result.output
     assert (tmp_path / f"steps.{kind}").stat().st_size > 1000
 
@@ -107,8 +106,8 @@ def test_solve_writes_the_results_that_it_prints(model, tmp_path):
     "arguments, message",
     [
         ((), "no puzzle given"),
-        ((PUZZLE, "--plot", "a.pdf"), ".png or .gif"),
-        ((PUZZLE, PUZZLE, "--plot", "a.png"), "one"),
+        ((PUZZLE, "--out", "a.pdf"), "out=a.pdf"),
+        ((PUZZLE, PUZZLE, "--out", "a.png"), "out=a.png"),
         ((PUZZLE, "--device", "cuda:9"), "cuda:9 is not here"),
     ],
 )

@@ -26,7 +26,7 @@ from transformers import AutoConfig
 
 import hrm_hf
 from hrm_hf import TrmPuzzleConfig, TrmPuzzleForSolving
-from hrm_hf.puzzles.shipped import shipped_model
+from hrm_hf.puzzles.options import shipped_model
 
 
 CHROMIUM = "/usr/bin/chromium"

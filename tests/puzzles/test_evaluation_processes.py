@@ -95,8 +95,10 @@ def test_the_command_under_torchrun_prints_and_writes_once_what_one_process_does
 def test_one_device_for_all_processes_is_refused(tmp_path, monkeypatch):
     from hrm_hf.io.usage import UsageError
     from hrm_hf.puzzles import evaluation
+    from hrm_hf.puzzles.options import EvaluatePuzzles
 
     monkeypatch.setattr(evaluation, "chosen_device", lambda name: name)
     data, model = puzzle_boards(tmp_path / "boards"), puzzle_weights(tmp_path / "model", 0.0)
-    with pytest.raises(UsageError, match="cuda:1 is one device, and processes take one each; name its kind alone"):
-        evaluation.evaluate_checkpoint(str(model), str(data), device="cuda:1", shared=True)
+    options = EvaluatePuzzles(model=str(model), data=str(data), device="cuda:1")
+    with pytest.raises(UsageError, match="device=cuda:1"):
+        evaluation.evaluate_checkpoint(options, shared=True)

@@ -25,6 +25,7 @@ from hrm_hf.puzzles.convert import convert_to_original
 from hrm_hf.puzzles.dataset import load_puzzle_info, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_checkpoint
 from hrm_hf.puzzles.npy_layout import read_original, write_original
+from hrm_hf.puzzles.options import EvaluatePuzzles
 from hrm_hf.puzzles.pretrain_evaluation import evaluation_arguments
 from hrm_hf.puzzles.pretrain_options import (
     KEYS,
@@ -260,15 +261,16 @@ def test_a_model_is_evaluated_on_arrays_of_the_original_as_on_the_set_they_becom
     save_puzzle_dataset(splits, info, tmp_path / "ours")
     fields = info.config_fields() | {"halt_max_steps": 2}
     tiny.model("hrm", **fields).save_pretrained(tmp_path / "model")
+    given = {"model": str(tmp_path / "model"), "device": "cpu"}
     found = [
-        evaluate_checkpoint(str(tmp_path / "model"), str(data), device="cpu")["metrics"]
+        evaluate_checkpoint(EvaluatePuzzles(data=str(data), **given))["metrics"]
         for data in (original_folder, tmp_path / "ours")
     ]
     for metrics in found:
         metrics.pop("puzzles_per_second", None)
     assert found[0] == found[1] and found[0]["count"] == 6
     with pytest.raises(ValueError, match="has no split 'validation' in the original's layout; expected train or test"):
-        evaluate_checkpoint(str(tmp_path / "model"), str(original_folder), split="validation", device="cpu")
+        evaluate_checkpoint(EvaluatePuzzles(data=str(original_folder), split="validation", **given))
 
 
 def test_the_help_shows_commands_as_they_are_typed():

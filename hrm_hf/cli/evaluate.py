@@ -10,7 +10,7 @@ from .evaluate_cosmo import cosmo, cosmo_baseline, cosmo_map
 from .evaluate_go import go
 from .evaluate_lm import lm, reasoning
 from .options import takes
-from .report import run, validate_model
+from .report import run
 
 
 app = typer.Typer(no_args_is_help=True, help="Evaluate a trained model.")
@@ -41,7 +41,6 @@ def puzzles(options: EvaluatePuzzles, as_json: bool):
 
     Example: hrm-hf eval puzzles runs/sudoku_demo data/sudoku --halt fixed --out runs/sudoku_demo/eval
     """
-    validate_model(options.model, "PUZZLE_SOLVER")
     from ..puzzles.evaluation import evaluate_checkpoint
 
     given = {"options": options, "shared": int(os.environ.get("WORLD_SIZE", "1")) > 1}

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ..hub.kinds import PUZZLE_SOLVER, validate_kind
 from ..io.evaluation import EvaluationOptions, validate_data
 from ..io.options import Options, option
 from ..io.usage import UsageError
@@ -129,6 +130,7 @@ class EvaluatePuzzles(EvaluationOptions, BoardOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        validate_kind(self.model, PUZZLE_SOLVER)
         validate_data(self.data, "puzzle data set")
 
 

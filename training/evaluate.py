@@ -19,7 +19,7 @@ import sys
 
 from hrm_hf import cli
 from hrm_hf.io.failures import one_line_errors
-from hrm_hf.puzzles.pretrain_evaluation import evaluation_arguments
+from hrm_hf.puzzles.pretrain_options import evaluation_arguments
 
 
 def main() -> None:

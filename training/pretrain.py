@@ -5,8 +5,8 @@
         arch.hidden_size=32 arch.H_layers=1 arch.L_layers=1 arch.num_heads=1 arch.expansion=2
     torchrun --nproc_per_node 2 training/pretrain.py data_path=... epochs=500 ...
 
-The equivalent run_puzzle.py command is printed, and written as a recipe into the run's folder, which is
-checkpoint_path or checkpoints/PROJECT/RUN. The same command names the same folder again; flags of run_puzzle.py may
+The equivalent run_puzzle.py command is printed; the run's folder, checkpoint_path or checkpoints/PROJECT/RUN, gets it
+as recipe.yaml. The same command names the same folder again; flags of run_puzzle.py may
 follow the keys: `--resume_from_checkpoint last-complete` goes on, `--report_to wandb` logs there, `--max_steps 100` is
 a short run. DISABLE_COMPILE and OMP_NUM_THREADS are honoured.
 
@@ -22,10 +22,12 @@ if __name__ == "__main__":  # before the imports below
     start_script()
 
 import runpy
+import shlex
 import sys
 
 from hrm_hf.io.failures import one_line_errors
 from hrm_hf.puzzles.pretrain_options import SCRIPT, data_size, keys_help, machine, original_run, parse_command
+from hrm_hf.resources import typed_path
 
 
 def main() -> None:
@@ -35,12 +37,12 @@ def main() -> None:
         return
     options, flags = parse_command(words)
     run = original_run(options, data_size(options["data_path"]), machine(os.environ))
-    recipe = run.save()
+    arguments = [*run.arguments(), *flags]
     if os.environ.get("RANK", "0") == "0":
         print("\n".join(f"{name}: {text}" for name, text in run.notes.items()))
-        print(f"recipe: {recipe}\n\n{run.command(flags)}\n", flush=True)
+        print(f"\n{shlex.join(['python', typed_path(SCRIPT), *arguments])}\n", flush=True)
     os.environ["WANDB_PROJECT"] = run.project  # read only if the run reports there
-    sys.argv = [str(SCRIPT), "--recipe", str(recipe), *flags]
+    sys.argv = [str(SCRIPT), *arguments]
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 

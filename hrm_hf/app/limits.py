@@ -4,8 +4,6 @@ Gradio checks that a slider's value is in its range and a choice is one of its l
 is in every range), how long a text is, or who asks.
 """
 
-import functools
-import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -42,21 +40,7 @@ def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> C
         for component, value in zip(components, values, strict=True):
             validate_value(component, value)
 
-    if inspect.isgeneratorfunction(handler):
-
-        @functools.wraps(handler)
-        def streamed(*values: Any):
-            validate(values)
-            yield from handler(*values)
-
-        return with_messages(streamed, refused)
-
-    @functools.wraps(handler)
-    def called(*values: Any):
-        validate(values)
-        return handler(*values)
-
-    return with_messages(called, refused)
+    return with_messages(handler, refused, validate)
 
 
 def validate_value(component: Any, value: Any) -> None:

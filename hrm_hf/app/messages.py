@@ -18,19 +18,23 @@ MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models
 PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}
 
 
-def with_messages(handler: Callable, refused: Callable[[str], list]) -> Callable:
+def with_messages(
+    handler: Callable, refused: Callable[[str], list], validate: Callable[[tuple], None] = lambda values: None
+) -> Callable:
     """The same event handler, whose expected errors are warnings and clear its outputs.
 
-    An answer to an earlier question must not stand beside a question that has none.
+    An answer to an earlier question must not stand next to a question that has none.
 
     Args:
         refused: values of the outputs without an answer; its argument is HTML that says why.
+        validate: raises ValueError for wrong arguments of the handler.
     """
     if inspect.isgeneratorfunction(handler):
 
         @functools.wraps(handler)
         def streamed(*args: Any):
             try:
+                validate(args)
                 yield from handler(*args)
             except EXPECTED as error:
                 yield refused(warn(error))
@@ -40,6 +44,7 @@ def with_messages(handler: Callable, refused: Callable[[str], list]) -> Callable
     @functools.wraps(handler)
     def called(*args: Any):
         try:
+            validate(args)
             return handler(*args)
         except EXPECTED as error:
             return refused(warn(error))

@@ -75,7 +75,7 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
         raise ValueError("no model given; expected names on the Hub, or checkpoint folders with embed=True")
     if folder.exists() and any(folder.iterdir()):
         raise FileExistsError(f"{folder} is not empty; give a new folder")
-    local = {name: Path(name).expanduser() for name in models if _is_local(name)}
+    local = {name: Path(name).expanduser() for name in models if is_path(name)}
     if local and not embed:
         raise ValueError(
             f"{next(iter(local))} is a local folder, which a Space cannot read: push it and give its name on the Hub, "
@@ -100,10 +100,6 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
     (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
     (folder / "README.md").write_text(_readme(on_hub, title), encoding="utf-8")
     return folder
-
-
-def _is_local(name: str) -> bool:
-    return is_path(name)
 
 
 def _copy(contents: dict[str, Path | bytes], target: Path) -> None:

@@ -18,7 +18,6 @@ BadLines = Annotated[
 # Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")]
-FormerOut = Annotated[Path | None, typer.Argument(hidden=True, metavar="OUT")]  # --out, where it was an argument
 UpdateCard = Annotated[bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")]
 WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 
@@ -73,13 +72,6 @@ def write_json(result: Any, out: Path) -> None:
     """Writes a command's result into a file, in a folder that is made."""
     out.parent.mkdir(parents=True, exist_ok=True)
     out.write_text(json.dumps(result) + "\n", encoding="utf-8")
-
-
-def output(out: Path | None, argument: Path | None) -> Path:
-    """The file or folder to write: of --out, or of the argument that stood in its place before."""
-    if (out is None) == (argument is None):
-        raise typer.BadParameter("say once what to write", param_hint="--out")
-    return out or argument
 
 
 def validate_model(name: str, kind: str | None = None) -> None:

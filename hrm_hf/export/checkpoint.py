@@ -1,6 +1,5 @@
 """Shared by the writers of other formats: what is read and what is written is complete, or there is an error."""
 
-import errno
 import os
 import shutil
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ..hub.kinds import IS_ADAPTER
-from ..hub.manifests import MANIFEST, TORCH_CANNOT_WRITE, find_corruption
+from ..hub.manifests import MANIFEST, find_corruption
 from .gguf_tokenizer import find_file
 
 
@@ -57,8 +56,7 @@ def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> 
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f"unfinished-{out.name}")
     try:
-        with _full_disk_named(out):
-            yield unfinished
+        yield unfinished
         os.replace(unfinished, out)
     finally:
         unfinished.unlink(missing_ok=True)
@@ -71,21 +69,6 @@ def validate_place(out: Path) -> None:
         raise NotADirectoryError(f"{nearest} is a file; {out} cannot be written in it")
     if not os.access(nearest, os.W_OK | os.X_OK):
         raise PermissionError(f"{nearest} cannot be written; choose another place than {out}")
-
-
-@contextmanager
-def _full_disk_named(out: Path) -> Iterator[None]:
-    """Raises OSError that says where there was no room; torch's archives say only that a position is unexpected."""
-    try:
-        yield
-    except (OSError, RuntimeError) as error:
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            reason = "no space left on the device"
-        elif isinstance(error, RuntimeError) and any(words in str(error) for words in TORCH_CANNOT_WRITE):
-            reason = "is the disk full?"
-        else:
-            raise
-        raise OSError(f"{out} could not be written ({reason}). Nothing was written") from error
 
 
 @contextmanager
@@ -104,8 +87,7 @@ def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
         shutil.rmtree(unfinished)
     unfinished.mkdir(parents=True)
     try:
-        with _full_disk_named(out):
-            yield unfinished
+        yield unfinished
         out.mkdir(exist_ok=True)
         for file in unfinished.iterdir():
             os.replace(file, out / file.name)

@@ -53,8 +53,6 @@ class OnnxPuzzleSolver:
     ):
         self.session, self.meta = open_graph(path, "model.onnx", providers, options)
         self.settings = self.meta["settings"]
-        if "latent_shape" in self.settings:  # of both states, in files of earlier versions
-            self.settings["latent_shapes"] = dict.fromkeys(("z_H", "z_L"), self.settings.pop("latent_shape"))
         if "latent_shapes" not in self.settings:
             raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs puzzle models")
 
@@ -87,7 +85,7 @@ class OnnxPuzzleSolver:
             raise ValueError(f"need 1 <= min_steps <= max_steps, got min_steps={min_steps}, max_steps={max_steps}")
         if not 0 <= min_confidence <= 1:
             raise ValueError(f"min_confidence={min_confidence} is not between 0 and 1")
-        min_confidence = max(min_confidence, settings.get("halt_confidence", 0.0))  # older exports have none
+        min_confidence = max(min_confidence, settings["halt_confidence"])
         data = self._checked(input_ids, puzzle_identifiers)
         batch, seq_len = data["input_ids"].shape
         solution = OnnxPuzzleSolution(

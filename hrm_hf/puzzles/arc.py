@@ -6,15 +6,18 @@
 
 Each task is augmented by the eight symmetries and permutations of the colors 1..9 (0, the background, stays), and
 every augmentation is a puzzle with an identifier of its own. Sources are read in `arc_tasks`; tokens, and the names
-of augmentations, are in `arc_grids`. The public names of both can be imported from here.
+of augmentations, are in `arc_grids`.
 
 What differs from the original builders: randomness is drawn per task, from the seed and the task's name, and tasks are
 sorted, so identifiers do not depend on directory order, hash seed, machine, or which other tasks are present. A task
 that is both trained and evaluated is an error.
 """
 
+import atexit
 import hashlib
 import json
+import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,62 +25,36 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from .arc_grids import (
-    COLOR_OFFSET,
-    EOS_ID,
     FRAME,
     NUM_COLORS,
     SEQ_LEN,
     VOCAB_SIZE,
     apply_augmentation,
-    crop_prediction,
-    encode_grid,
     encode_pair,
     identifier_name,
     parse_identifier,
     place_grid,
-    undo_augmentation,
 )
-from .arc_tasks import EVALUATED_SUBSETS, ArcTask, Pair, fingerprint, parse_task, read_tasks, task_to_json
+from .arc_tasks import ArcTask, Pair, fingerprint, parse_task, task_to_json
 from .augment import NUM_DIHEDRAL, dihedral
-from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID, PuzzleInfo, save_puzzle_dataset
-from .npy_layout import RowWriter, working_folder
+from .dataset import (
+    BLANK_IDENTIFIER,
+    IDENTIFIERS_FILE,
+    IGNORE_LABEL,
+    PAD_ID,
+    ROW_COLUMNS,
+    PuzzleInfo,
+    puzzle_features,
+    save_puzzle_dataset,
+)
 
 
 if TYPE_CHECKING:
     import datasets
 
-__all__ = [
-    "COLOR_OFFSET",
-    "EOS_ID",
-    "EVALUATED_SUBSETS",
-    "FRAME",
-    "NUM_COLORS",
-    "SEQ_LEN",
-    "TEST_PUZZLES_FILE",
-    "VOCAB_SIZE",
-    "ArcTask",
-    "Pair",
-    "apply_augmentation",
-    "augmentations",
-    "build_arc",
-    "build_options",
-    "card_context",
-    "crop_prediction",
-    "encode_grid",
-    "encode_pair",
-    "encode_task",
-    "identifier_name",
-    "parse_identifier",
-    "parse_task",
-    "read_tasks",
-    "save_arc_dataset",
-    "task_identifiers",
-    "task_to_json",
-    "undo_augmentation",
-]
-
 TRIALS_PER_AUGMENTATION = 5
 TEST_PUZZLES_FILE = "test_puzzles.json"
+CHUNK_ROWS = 8192
 
 
 # Augmentations
@@ -120,7 +97,6 @@ def build_arc(
     num_aug: int = 1000,
     seed: int = 42,
     cache_dir: str | Path | None = None,
-    progress: bool | None = None,
 ) -> tuple["datasets.DatasetDict", PuzzleInfo]:
     """Augments and encodes tasks; the rows go to Arrow files, so memory does not grow with their number.
 
@@ -133,7 +109,6 @@ def build_arc(
         num_aug: variants per task besides the original.
         seed: of augmentations and offsets.
         cache_dir: where the Arrow files go; see `working_folder`. Full ARC needs about 8 GB.
-        progress: a progress bar; None shows it on a terminal only.
 
     Raises:
         ValueError: no tasks, or a negative `num_aug` or `seed`.
@@ -147,8 +122,7 @@ def build_arc(
     if any(task.evaluated for task in tasks):
         writers["test"] = _SplitWriter(work / "test.arrow")
     identifiers = [BLANK_IDENTIFIER]
-    hide_bar = None if progress is None else not progress
-    for task in tqdm(sorted(tasks, key=lambda task: task.name), desc="ARC tasks", unit="task", disable=hide_bar):
+    for task in tqdm(sorted(tasks, key=lambda task: task.name), desc="ARC tasks", unit="task", disable=None):
         rng = _task_rng(seed, task.name, "offset")
         num_trained = len(task.train) if task.evaluated else len(task.train) + len(task.test)
         for name, pairs in augmentations(task, num_aug, seed):
@@ -216,6 +190,64 @@ def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -
 def task_identifiers(task_name: str, identifiers: Sequence[str]) -> dict[int, str]:
     """`{puzzle identifier: name}` of all augmentations of a task known to a data set or checkpoint."""
     return {i: name for i, name in enumerate(identifiers) if i and parse_identifier(name)[0] == task_name}
+
+
+class RowWriter:
+    """Stream puzzle rows into an Arrow file and return a memory-mapped `Dataset`; holds one chunk in memory."""
+
+    def __init__(self, path: Path, seq_len: int):
+        from datasets.arrow_writer import ArrowWriter
+
+        self.path = path
+        self.seq_len = seq_len
+        self.features = puzzle_features(seq_len)
+        self.buffer: list[tuple[np.ndarray, ...]] = []
+        self.buffered = 0
+        self.writer = ArrowWriter(features=self.features, path=str(path))
+
+    def write(self, *columns: np.ndarray) -> None:
+        """Appends n rows: arrays in the order of `ROW_COLUMNS`, two of shape [n, S] and three of shape [n]."""
+        self.buffer.append(columns)
+        self.buffered += len(columns[0])
+        if self.buffered >= CHUNK_ROWS:
+            self._flush()
+
+    def finish(self) -> "datasets.Dataset":
+        from datasets import Dataset
+
+        self._flush()
+        self.writer.finalize()
+        return Dataset.from_file(str(self.path))
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if not self.buffer:
+            return
+        columns = [np.concatenate(parts) for parts in zip(*self.buffer)]
+        grids = [
+            pa.FixedSizeListArray.from_arrays(pa.array(grid.astype(np.int8).reshape(-1)), self.seq_len)
+            for grid in columns[:2]
+        ]
+        scalars = [pa.array(column.astype(np.int32)) for column in columns[2:]]
+        self.writer.write_table(pa.table(dict(zip(ROW_COLUMNS, grids + scalars))))
+        self.buffer, self.buffered = [], 0
+
+
+def working_folder(cache_dir: str | Path | None = None) -> Path:
+    """Where Arrow files of a build live: `cache_dir`, or a folder in the `datasets` cache removed at exit.
+
+    Set HF_DATASETS_CACHE to choose another disk: full ARC needs about 8 GB.
+    """
+    if cache_dir is not None:
+        Path(cache_dir).mkdir(parents=True, exist_ok=True)
+        return Path(cache_dir)
+    from datasets import config
+
+    Path(config.HF_DATASETS_CACHE).mkdir(parents=True, exist_ok=True)
+    folder = Path(tempfile.mkdtemp(prefix="hrm_hf_", dir=config.HF_DATASETS_CACHE))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 class _SplitWriter:

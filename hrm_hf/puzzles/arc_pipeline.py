@@ -14,19 +14,9 @@ from typing import Any
 import numpy as np
 
 from ..io.bounded_files import load_json
-from .arc import (
-    FRAME,
-    SEQ_LEN,
-    VOCAB_SIZE,
-    apply_augmentation,
-    augmentations,
-    crop_prediction,
-    encode_grid,
-    encode_task,
-    parse_task,
-    task_identifiers,
-    undo_augmentation,
-)
+from .arc import augmentations, encode_task, task_identifiers
+from .arc_grids import FRAME, SEQ_LEN, VOCAB_SIZE, apply_augmentation, crop_prediction, encode_grid, undo_augmentation
+from .arc_tasks import parse_task
 from .arc_voting import ATTEMPTS, ArcVoting
 from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID
 from .tasks import Ballot, Candidate, MazeTask, Puzzle, PuzzleTask, SudokuTask, ballots

@@ -22,7 +22,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arc import SEQ_LEN, TEST_PUZZLES_FILE, crop_prediction, parse_identifier, undo_augmentation
+from .arc import TEST_PUZZLES_FILE
+from .arc_grids import SEQ_LEN, crop_prediction, parse_identifier, undo_augmentation
 
 
 logger = logging.getLogger(__name__)

@@ -39,11 +39,11 @@ def ensure_built(path: str | None, command: str | None) -> None:
 
 def build_arc(options: BuildArc) -> dict[str, Any]:
     """Build ARC-AGI or ConceptARC with augmentations; `test_puzzles.json` for voting is written beside it."""
-    from . import arc
+    from . import arc, arc_tasks
 
     started = time.perf_counter()
     try:
-        tasks = arc.read_tasks(options.sources, () if options.train_only else options.evaluate.split(","))
+        tasks = arc_tasks.read_tasks(options.sources, () if options.train_only else options.evaluate.split(","))
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
     _validate_place(options.out, arc.build_options(tasks, options.num_aug, options.seed))

@@ -8,15 +8,11 @@
     {train,test}/{set}__puzzle_indices.npy      [puzzles + 1] first row of each puzzle
     {train,test}/{set}__group_indices.npy       [groups + 1] first puzzle of each group
 
-The set "all" of folder `test` becomes the split "test", any other set `x` the split "test_x". Reading goes in chunks,
-so sets larger than memory can be read; the ARC builder uses `RowWriter` too.
+The set "all" of folder `test` becomes the split "test", any other set `x` the split "test_x".
 """
 
-import atexit
 import json
 import math
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -31,8 +27,8 @@ from .dataset import (
     PAD_ID,
     ROW_COLUMNS,
     PuzzleInfo,
-    puzzle_features,
 )
+from .readers import make_split
 
 
 if TYPE_CHECKING:
@@ -44,66 +40,7 @@ DEFAULT_SET = "all"
 # Names, and the dtypes that the original builders write.
 ARRAYS = {"inputs": "uint8", "labels": "uint8", "puzzle_identifiers": "int32", "puzzle_indices": "int32",
           "group_indices": "int32"}  # fmt: skip
-CHUNK_ROWS = 8192
 MAX_TOKEN = 127  # our grids are int8
-
-
-class RowWriter:
-    """Streams puzzle rows into an Arrow file and hands back a memory-mapped `Dataset`; holds one chunk in memory."""
-
-    def __init__(self, path: Path, seq_len: int):
-        from datasets.arrow_writer import ArrowWriter
-
-        self.path = path
-        self.seq_len = seq_len
-        self.features = puzzle_features(seq_len)
-        self.buffer: list[tuple[np.ndarray, ...]] = []
-        self.buffered = 0
-        self.writer = ArrowWriter(features=self.features, path=str(path))
-
-    def write(self, *columns: np.ndarray) -> None:
-        """Appends n rows: arrays in the order of `ROW_COLUMNS`, two of shape [n, S] and three of shape [n]."""
-        self.buffer.append(columns)
-        self.buffered += len(columns[0])
-        if self.buffered >= CHUNK_ROWS:
-            self._flush()
-
-    def finish(self) -> "datasets.Dataset":
-        from datasets import Dataset
-
-        self._flush()
-        self.writer.finalize()
-        return Dataset.from_file(str(self.path))
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if not self.buffer:
-            return
-        columns = [np.concatenate(parts) for parts in zip(*self.buffer)]
-        grids = [
-            pa.FixedSizeListArray.from_arrays(pa.array(grid.astype(np.int8).reshape(-1)), self.seq_len)
-            for grid in columns[:2]
-        ]
-        scalars = [pa.array(column.astype(np.int32)) for column in columns[2:]]
-        self.writer.write_table(pa.table(dict(zip(ROW_COLUMNS, grids + scalars))))
-        self.buffer, self.buffered = [], 0
-
-
-def working_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where Arrow files of a build live: `cache_dir`, or a folder in the `datasets` cache removed at exit.
-
-    Set HF_DATASETS_CACHE to choose another disk: full ARC needs about 8 GB.
-    """
-    if cache_dir is not None:
-        Path(cache_dir).mkdir(parents=True, exist_ok=True)
-        return Path(cache_dir)
-    from datasets import config
-
-    Path(config.HF_DATASETS_CACHE).mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="hrm_hf_", dir=config.HF_DATASETS_CACHE))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
 
 
 def is_original(path: str | Path) -> bool:
@@ -111,9 +48,7 @@ def is_original(path: str | Path) -> bool:
     return not Path(path, INFO_FILE).is_file() and any(Path(path, name, META_FILE).is_file() for name in FOLDERS)
 
 
-def read_original(
-    path: str | Path, cache_dir: str | Path | None = None, only: str | None = None
-) -> tuple["datasets.DatasetDict", PuzzleInfo]:
+def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.DatasetDict", PuzzleInfo]:
     """Read a folder that the original HRM or TRM builders wrote.
 
     The task is guessed from the shapes: S 81 with 11 tokens is Sudoku, S 900 with 6 tokens a maze and with 12 tokens
@@ -121,7 +56,6 @@ def read_original(
 
     Args:
         path: folder with `identifiers.json`, `train/` and/or `test/`.
-        cache_dir: where the Arrow files go; see `working_folder`.
         only: a split; no other arrays than its folder's are read.
 
     Raises:
@@ -143,14 +77,13 @@ def read_original(
             raise ValueError(
                 f"{path}: {name} differs between train and test; it must be the same in every {META_FILE}"
             )
-    work, splits = working_folder(cache_dir), DatasetDict()
+    splits = DatasetDict()
     for folder, meta in metas.items():
         if only is not None and folder != only.partition("_")[0]:
             continue
         for set_name in meta["sets"]:
             split = folder if set_name == DEFAULT_SET else f"{folder}_{set_name}"
-            arrays = _read_set(path / folder, set_name, meta)
-            splits[split] = _set_to_rows(arrays, meta, work / f"{split}.arrow")
+            splits[split] = _rows_of_set(_read_set(path / folder, set_name, meta), meta, split)
     task, grid_shape, box_shape = guess_task(first["seq_len"], first["vocab_size"])
     options = {"source": path.resolve().name, "ignore_label_id": first["ignore_label_id"]}
     info = PuzzleInfo(task, grid_shape, first["vocab_size"], box_shape, identifiers=identifiers, options=options)
@@ -276,27 +209,22 @@ def _validate_range(file: str, values: np.ndarray, size: int) -> None:
         raise ValueError(f"{file} holds values from {values.min()} to {values.max()}; expected 0 to {size - 1}")
 
 
-def _set_to_rows(arrays: dict[str, np.ndarray], meta: dict[str, Any], file: Path) -> "datasets.Dataset":
-    """One set as rows, chunk by chunk."""
-    num_rows = len(arrays["inputs"])
-    puzzle_lengths = np.diff(arrays["puzzle_indices"])
-    group_lengths = np.diff(arrays["group_indices"])
-    puzzle_of_row = np.repeat(np.arange(len(puzzle_lengths), dtype=np.int32), puzzle_lengths)
-    group_of_puzzle = np.repeat(np.arange(len(group_lengths), dtype=np.int32), group_lengths)
-    writer = RowWriter(file, meta["seq_len"])
-    for start in range(0, num_rows, CHUNK_ROWS):
-        rows = slice(start, start + CHUNK_ROWS)
-        inputs, labels = np.asarray(arrays["inputs"][rows]), np.asarray(arrays["labels"][rows])
-        _validate_range(f"{file.stem} inputs", inputs, meta["vocab_size"])
-        ignored = np.zeros(labels.shape, dtype=bool)
-        if meta["ignore_label_id"] is not None:
-            ignored = labels == meta["ignore_label_id"]
-        _validate_range(f"{file.stem} labels", labels[~ignored], meta["vocab_size"])
-        puzzles = puzzle_of_row[rows]
-        identifiers = arrays["puzzle_identifiers"][puzzles]
-        our_labels = np.where(ignored, np.int8(IGNORE_LABEL), labels.astype(np.int8))
-        writer.write(inputs, our_labels, identifiers, puzzles, group_of_puzzle[puzzles])
-    return writer.finish()
+def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str) -> "datasets.Dataset":
+    labels, ignore_id = arrays["labels"], meta["ignore_label_id"]
+    ignored = np.zeros(labels.shape, dtype=bool) if ignore_id is None else labels == ignore_id
+    _validate_range(f"{split} inputs", arrays["inputs"], meta["vocab_size"])
+    _validate_range(f"{split} labels", labels[~ignored], meta["vocab_size"])
+    puzzle_index, group_of_puzzle = (
+        np.repeat(np.arange(len(offsets) - 1), np.diff(offsets))
+        for offsets in (arrays["puzzle_indices"], arrays["group_indices"])
+    )
+    return make_split(
+        arrays["inputs"],
+        np.where(ignored, IGNORE_LABEL, labels.astype(np.int8)),
+        group_of_puzzle[puzzle_index],
+        puzzle_identifiers=arrays["puzzle_identifiers"][puzzle_index],
+        puzzle_index=puzzle_index,
+    )
 
 
 # Writing

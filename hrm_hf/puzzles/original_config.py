@@ -1,7 +1,8 @@
 """Configurations of the original HRM, TRM, EqR and SE-RRM code as fields of ours, and the way back for HRM and TRM.
 
-What is read: the all_config.yaml that a run saves, with the architecture under `arch`; that section alone, as in the
-originals' config/arch/*.yaml; the same below one more key, or under `arch.value` as W&B writes it.
+Input: the all_config.yaml that a run saves, with the architecture under `arch`; that section alone, as in the
+originals' config/arch/*.yaml; the same below one more key, or under `arch.value` as W&B writes it. Sizes that it does
+not tell come from the weights or the data, see `find_sizes`.
 """
 
 import logging
@@ -12,57 +13,43 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..io.bounded_files import load_yaml
+from ..io.bounded_files import load_json, load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
 from ..models.configuration_trm_puzzle import TrmPuzzleConfig
 from ..models.modeling_hrm_puzzle import HrmPuzzleForSolving
 from ..models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving
 from ..models.modeling_trm_puzzle import TrmPuzzleForSolving
+from .npy_layout import META_FILE
 
 
 logger = logging.getLogger(__name__)
 
-# Fields of `arch` with our name and type; the other tables have the defaults of the original code, the first none.
-REQUIRED_FIELDS = {
-    "H_cycles": ("H_cycles", int),
-    "L_cycles": ("L_cycles", int),
-    "H_layers": ("H_layers", int),
-    "L_layers": ("L_layers", int),
-    "hidden_size": ("hidden_size", int),
-    "num_heads": ("num_attention_heads", int),
-    "expansion": ("expansion", float),
-    "pos_encodings": ("pos_encodings", str),
-    "halt_max_steps": ("halt_max_steps", int),
-    "halt_exploration_prob": ("halt_exploration_prob", float),
-}
-OPTIONAL_FIELDS = {
-    "puzzle_emb_ndim": ("puzzle_emb_ndim", int, 0),
-    "rms_norm_eps": ("rms_norm_eps", float, 1e-5),
-    "forward_dtype": ("forward_dtype", str, "bfloat16"),
-}
-TRM_FIELDS = {"puzzle_emb_len": ("puzzle_emb_len", int, 16), "mlp_t": ("mlp_t", bool, False)}
-EQR_FIELDS = {
-    "lambda_": ("update_rate", float, 0.95),
-    "noise_scale": ("noise_scale", float, 0.01),
-    "H_init_std": ("H_init_std", float, 1.0),
-    "L_init_std": ("L_init_std", float, 1.0),
-}
-SE_RRM_FIELDS = {
-    "num_heads_t": ("symbol_num_heads", int, 2),
-    "head_dim_t": ("symbol_head_dim", int, 64),
-    "add_tokens": ("add_tokens", int, 0),
-    "dropout": ("attention_dropout", float, 0.0),
-    "equivariant_symbols": ("equivariant_symbols", bool, True),
-}
-# Used elsewhere, or without meaning for a model.
+CONFIG_FILE = "all_config.yaml"
+# Fields of `arch` with an example of their type. Those of OPTIONAL and of the families have the original's defaults.
+REQUIRED = {
+    "H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "hidden_size": 512, "num_heads": 8, "expansion": 4.0,
+    "pos_encodings": "rope", "halt_max_steps": 16, "halt_exploration_prob": 0.1,
+}  # fmt: skip
+OPTIONAL = {"puzzle_emb_ndim": 0, "rms_norm_eps": 1e-5, "forward_dtype": "bfloat16"}
+TRM_FIELDS = {"puzzle_emb_len": 16, "mlp_t": False}
+EQR_FIELDS = {"lambda_": 0.95, "noise_scale": 0.01, "H_init_std": 1.0, "L_init_std": 1.0}
+SE_RRM_FIELDS = {"num_heads_t": 2, "head_dim_t": 64, "add_tokens": 0, "dropout": 0.0, "equivariant_symbols": True}
+OUR_NAMES = {
+    "num_heads": "num_attention_heads", "lambda_": "update_rate", "num_heads_t": "symbol_num_heads",
+    "head_dim_t": "symbol_head_dim", "dropout": "attention_dropout",
+}  # fmt: skip
+# Read elsewhere, or without meaning for a model.
 READ_APART = {
     "name", "short_name", "loss", "rope_theta", "no_ACT_continue", "head_dim", "board_height", "board_width",
     "seq_len", "vocab_size", "num_puzzle_identifiers", "batch_size",
 }  # fmt: skip
+LOSS_NAME = "losses@ACTLossHead"  # of all of them
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
 REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # of one field to another, as in "${.hidden_size}"
+# Cells and tokens of the tasks that the originals publish; a data folder's name has the word in it.
+TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
 
 
 class Architecture(NamedTuple):
@@ -70,7 +57,7 @@ class Architecture(NamedTuple):
 
     Attributes:
         positions: its `pos_encodings`; another one is `other_positions` there, or an error if that is None.
-        optional: fields of `arch` beside `REQUIRED_FIELDS`.
+        optional: fields of `arch` besides `REQUIRED`, with their defaults.
         implied: fields of ours that are the same in each of its models.
         way_back: whether ours can be written in its layout.
     """
@@ -79,7 +66,7 @@ class Architecture(NamedTuple):
     model: type[torch.nn.Module]
     original_name: str
     positions: tuple[str, ...]
-    optional: dict[str, tuple]
+    optional: dict[str, Any]
     implied: dict[str, Any]
     other_positions: str | None = None
     way_back: bool = False
@@ -87,59 +74,27 @@ class Architecture(NamedTuple):
 
 ARCHITECTURES = {
     "hrm": Architecture(
-        HrmPuzzleConfig,
-        HrmPuzzleForSolving,
-        "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
-        ("rope", "learned"),
-        OPTIONAL_FIELDS,
-        {},
-        way_back=True,
+        HrmPuzzleConfig, HrmPuzzleForSolving, "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
+        ("rope", "learned"), OPTIONAL, {}, way_back=True,
     ),
-    "trm": Architecture(
-        TrmPuzzleConfig,
-        TrmPuzzleForSolving,
-        "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
-        ("rope", "learned", "none"),
-        OPTIONAL_FIELDS | TRM_FIELDS,
-        {"H_layers": 0},  # one network for both states; the original ignores the field
-        other_positions="none",
-        way_back=True,
+    "trm": Architecture(  # one network for both states; the original ignores H_layers
+        TrmPuzzleConfig, TrmPuzzleForSolving, "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
+        ("rope", "learned", "none"), OPTIONAL | TRM_FIELDS, {"H_layers": 0}, other_positions="none", way_back=True,
     ),
     "eqr": Architecture(
-        TrmPuzzleConfig,
-        TrmPuzzleForSolving,
-        "eqr@EqRModel",
-        ("rope", "rope2d", "none"),
-        OPTIONAL_FIELDS | TRM_FIELDS | EQR_FIELDS,
-        {"H_layers": 0, "random_initial_states": True},
+        TrmPuzzleConfig, TrmPuzzleForSolving, "eqr@EqRModel",
+        ("rope", "rope2d", "none"), OPTIONAL | TRM_FIELDS | EQR_FIELDS, {"H_layers": 0, "random_initial_states": True},
     ),
     "se_rrm": Architecture(
-        SeRrmPuzzleConfig,
-        SeRrmPuzzleForSolving,
-        "recursive_reasoning.trm_equi@SERRM",
-        ("rope", "rope2d", "learned"),
-        OPTIONAL_FIELDS | SE_RRM_FIELDS,
-        {"H_layers": 0},
-        other_positions="learned",
+        SeRrmPuzzleConfig, SeRrmPuzzleForSolving, "recursive_reasoning.trm_equi@SERRM",
+        ("rope", "rope2d", "learned"), OPTIONAL | SE_RRM_FIELDS, {"H_layers": 0}, other_positions="learned",
     ),
-}
-LOSS_NAME = "losses@ACTLossHead"  # of all of them
-
-
-def architecture_of(key: str) -> Architecture:
-    """The row of `ARCHITECTURES`. Raises ValueError for another key."""
-    if key not in ARCHITECTURES:
-        raise ValueError(f"architecture={key!r} is not one of {sorted(ARCHITECTURES)}")
-    return ARCHITECTURES[key]
+}  # fmt: skip
 
 
 def read_run(file: Path) -> dict[str, Any]:
-    """A configuration file: the fields of a run, with `arch`. ValueError if it is no YAML, or has no architecture."""
-    try:
-        run = load_yaml(file)
-    except ValueError as error:
-        raise ValueError(f"{file} is not YAML of plain values: {error}") from error
-    return with_arch(run, str(file))
+    """Read a configuration file: the fields of a run, with `arch`; errors as `with_arch`."""
+    return with_arch(load_yaml(file), str(file))
 
 
 def with_arch(run: Any, place: str) -> dict[str, Any]:
@@ -152,16 +107,13 @@ def with_arch(run: Any, place: str) -> dict[str, Any]:
     sections = [part.get("arch") for part in (run, *run.values()) if isinstance(part, dict)]
     arch = next((section for section in sections if isinstance(section, dict)), run if "H_cycles" in run else None)
     if arch is None:
-        raise ValueError(
-            f"{place} has no section `arch`; expected the all_config.yaml that the original saved, or that section "
-            "alone, as in its config/arch"
-        )
+        raise ValueError(f"{place}: there is no section `arch`; use the {CONFIG_FILE} that the original saved")
     arch = arch["value"] if isinstance(arch.get("value"), dict) else arch
     resolved = {}
     for name, value in arch.items():
         reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
         if reference and reference[1] not in arch:
-            raise ValueError(f"{place}: arch.{name}={value!r} names no field of arch; it has {sorted(arch)}")
+            raise ValueError(f"{place}: arch.{name}={value!r}: there is no such field of arch; it has {sorted(arch)}")
         resolved[name] = arch[reference[1]] if reference else value
     return {**run, "arch": resolved}
 
@@ -185,32 +137,30 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
     Raises:
         ValueError: missing or malformed fields, another architecture, or a mode the original itself cannot run.
     """
-    family = architecture_of(architecture)
+    family = ARCHITECTURES[architecture]
     _validate_name(arch, architecture, place)
     if architecture == "trm" and not arch.get("no_ACT_continue", True):
         raise ValueError(
-            f"{place}: arch.no_ACT_continue=False does not work in the original TRM (it unpacks five values from a "
-            "three-tuple), so it cannot have trained this checkpoint. Our TRM halts by q_halt alone, as with True; if "
-            "that is what you want, set the field to True and convert again"
+            f"{place}: arch.no_ACT_continue=False: does not run in the original TRM, so it cannot have trained this "
+            "checkpoint; set it to True, and our TRM halts by q_halt alone"
         )
-    missing = sorted(REQUIRED_FIELDS.keys() - arch.keys())
-    if missing:
+    if missing := sorted(REQUIRED.keys() - arch.keys()):
         raise ValueError(f"{place}: arch lacks {missing}")
-    ignored = sorted(arch.keys() - REQUIRED_FIELDS.keys() - family.optional.keys() - READ_APART)
-    if ignored:
+    if ignored := sorted(arch.keys() - REQUIRED.keys() - family.optional.keys() - READ_APART):
         logger.warning("%s: fields of arch that our %s does not have are ignored: %s", place, architecture, ignored)
-
-    arch = {**arch, "pos_encodings": _positions(arch["pos_encodings"], family)}
-    fields = {ours: parse_field(arch[name], kind, name, place) for name, (ours, kind) in REQUIRED_FIELDS.items()}
-    for name, (ours, kind, default) in family.optional.items():
-        fields[ours] = parse_field(arch.get(name, default), kind, name, place)
-    fields |= family.implied
+    positions = arch["pos_encodings"]
+    if positions is None and "none" in family.positions:
+        positions = "none"
+    elif positions not in family.positions:
+        positions = family.other_positions or positions
+    arch = {**family.optional, **arch, "pos_encodings": positions}
+    fields = {
+        OUR_NAMES.get(name, name): parse_field(arch[name], type(example), name, place)
+        for name, example in (REQUIRED | family.optional).items()
+    } | family.implied
     head_dim = fields["hidden_size"] / max(fields["num_attention_heads"], 1)
     if arch.get("head_dim", head_dim) != head_dim:
-        raise ValueError(
-            f"{place}: arch.head_dim={arch['head_dim']!r} is not hidden_size / num_heads = {head_dim:g}, which our "
-            f"{architecture} cannot express"
-        )
+        raise ValueError(f"{place}: arch.head_dim={arch['head_dim']!r}: must be hidden_size / num_heads={head_dim:g}")
     rope_theta = parse_field(arch.get("rope_theta", 10000.0), float, "rope_theta", place)
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": rope_theta}
     loss = arch.get("loss")
@@ -221,41 +171,25 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
 
 def presets_of(architecture: str) -> list[str]:
     """Names of our presets that are of an original's architecture: EqR is a TRM, and theirs stand together."""
-    family = architecture_of(architecture)
+    family = ARCHITECTURES[architecture]
     drawn = family.implied.get("random_initial_states", False)
-    return [
-        name
-        for name in family.config.presets()
-        if getattr(family.config.from_preset(name), "random_initial_states", False) == drawn
-    ]
+    presets = {name: family.config.from_preset(name) for name in family.config.presets()}
+    return [name for name, config in presets.items() if getattr(config, "random_initial_states", False) == drawn]
 
 
 def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
-    """The `arch` section of one of our presets, for weights that came without a configuration.
-
-    Raises:
-        ValueError: no preset of the architecture.
-    """
-    family = architecture_of(architecture)
+    """The `arch` section of one of our presets, for weights that came without a configuration."""
     if name not in presets_of(architecture):
-        raise ValueError(
-            f"--config {name} is neither a file nor a preset of {architecture} ({', '.join(presets_of(architecture))})"
-        )
-    config = family.config.from_preset(name)
-    fields = REQUIRED_FIELDS | family.optional
-    arch = {theirs: getattr(config, entry[0]) for theirs, entry in fields.items()}
+        raise ValueError(f"config={name}: must be a file or a preset ({', '.join(presets_of(architecture))})")
+    config = ARCHITECTURES[architecture].config.from_preset(name)
+    arch = {each: getattr(config, OUR_NAMES.get(each, each)) for each in _fields_of(architecture)}
     if config.forward_dtype is None:
         del arch["forward_dtype"]  # as the originals compute
     return arch | {"seq_len": config.seq_len, "vocab_size": config.vocab_size, "loss": {"loss_type": config.loss_type}}
 
 
-def board_of(arch: dict[str, Any], seq_len: int, pos_encodings: str) -> list[int] | None:
-    """Rows and columns of the board: those of `arch`, or a square where positions need them; None if nothing tells."""
-    named = [arch.get("board_height"), arch.get("board_width")]
-    if None not in named and named[0] * named[1] == seq_len:
-        return named
-    side = math.isqrt(seq_len)
-    return [side, side] if pos_encodings == "rope2d" and side * side == seq_len else None
+def _fields_of(architecture: str) -> dict[str, Any]:
+    return REQUIRED | ARCHITECTURES[architecture].optional
 
 
 def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -> None:
@@ -263,22 +197,16 @@ def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -
     known = {family.original_name.split("@")[1]: key for key, family in ARCHITECTURES.items()}
     class_name = str(arch.get("name", "")).split("@")[-1]
     if known.get(class_name, architecture) != architecture:
+        key = known[class_name]
         raise ValueError(
-            f"{place}: arch.name={arch['name']!r} is {known[class_name]!r}, not {architecture!r}; "
-            f"hrm-hf convert {known[class_name]}"
+            f"{place}: arch.name={arch['name']!r}: is {key!r}, not {architecture!r}; hrm-hf convert {key}"
         )
     if class_name and class_name not in known:
         logger.warning(
-            "%s: arch.name=%r is not the original's %s (%s). It is converted if all tensors fit, but if it computes "
-            "otherwise, the answers are wrong: compare the accuracy (hrm-hf eval puzzles) with the published one",
-            place, arch["name"], architecture, ARCHITECTURES[architecture].original_name,
+            "%s: arch.name=%r is not the original's %s. It is converted if all tensors fit, but it may compute "
+            "otherwise: compare the accuracy (hrm-hf eval puzzles) with the published one",
+            place, arch["name"], ARCHITECTURES[architecture].original_name,
         )  # fmt: skip
-
-
-def _positions(value: Any, family: Architecture) -> Any:
-    if value is None and "none" in family.positions:
-        return "none"
-    return value if value in family.positions else family.other_positions or value
 
 
 def parse_field(value: Any, kind: type, name: str, place: str | Path) -> Any:
@@ -290,7 +218,124 @@ def parse_field(value: Any, kind: type, name: str, place: str | Path) -> Any:
             pass
     elif type(value) is kind:
         return value
-    raise ValueError(f"{place}: arch.{name}={value!r} is not of type {kind.__name__}")
+    raise ValueError(f"{place}: arch.{name}={value!r}: must be of type {kind.__name__}")
+
+
+# Sizes
+
+
+class Sizes(NamedTuple):
+    """Cells and tokens of a puzzle, and where the number of cells is from."""
+
+    seq_len: int
+    vocab_size: int
+    seq_len_from: str
+
+
+def find_sizes(
+    seq_len: int | None,
+    vocab_size: int | None,
+    state: dict[str, torch.Tensor],
+    fields: dict[str, Any],
+    run: dict[str, Any],
+    architecture: str,
+) -> Sizes:
+    """The sizes as given, else of the weights, the configuration, its data folder, or the only task that agrees.
+
+    A task that only the vocabulary tells is a guess, and a warning: 12 tokens need not be ARC's 900 cells.
+
+    Args:
+        seq_len, vocab_size: as given.
+        state: tensors by the original's names, without wrappers.
+        fields: ours, as `config_fields` returns them. run: the configuration.
+
+    Raises:
+        ValueError: a size is unknown, or one in the configuration is not a number.
+    """
+    arch, data = run["arch"], data_folders(run)
+    told = {
+        name: parse_field(arch[name], int, name, "the configuration")
+        for name in ("seq_len", "vocab_size", "board_height", "board_width")
+        if arch.get(name)
+    }
+    of_weights, tokens, tensor = _sizes_of_weights(state, fields, architecture)
+    if tokens and told.get("vocab_size", tokens) != tokens:
+        logger.warning(
+            "the configuration has vocab_size=%d, the weights %d: it is not of these weights, and its seq_len is not "
+            "used. Give the right one with --config", told["vocab_size"], tokens,
+        )  # fmt: skip
+        told.pop("seq_len", None)
+    vocab_size = vocab_size or tokens or told.get("vocab_size")
+    cells = [("--seq-len", seq_len), (tensor, of_weights), ("arch.seq_len", told.get("seq_len"))]
+    if fields["pos_encodings"] == "rope2d" and told.keys() >= {"board_height", "board_width"}:
+        cells.append(("arch.board_height", told["board_height"] * told["board_width"]))
+    described = (folder / split / META_FILE for folder in data for split in ("train", "test"))
+    if file := next((file for file in described if file.is_file()), None):
+        meta = load_json(file)
+        if vocab_size in (None, meta.get("vocab_size")):
+            vocab_size = meta.get("vocab_size")
+            cells.append((str(file), int(meta["seq_len"])))
+        else:
+            logger.warning("%s has vocab_size=%s, the checkpoint %d: it is not used", file, meta.get("vocab_size"),
+                           vocab_size)  # fmt: skip
+    place, seq_len = next(((place, count) for place, count in cells if count), ("", None))
+    if not (seq_len and vocab_size):
+        place, seq_len, vocab_size = _guess(place, seq_len, vocab_size, data)
+    return Sizes(seq_len, vocab_size, place)
+
+
+def _sizes_of_weights(
+    state: dict[str, torch.Tensor], fields: dict[str, Any], architecture: str
+) -> tuple[int | None, int | None, str]:
+    """Cells, tokens and the tensor with the cells: not the cells where positions are rotary, nor tokens of SE-RRM."""
+
+    def size(name: str, axis: int) -> int | None:
+        tensor = state.get(name)
+        return None if tensor is None or tensor.dim() <= axis else tensor.shape[axis]
+
+    if architecture == "se_rrm":
+        columns = size("puzzle_emb.weights", 1)
+        tokens = size("embed_symbols", 1) or (columns and columns - fields["hidden_size"])
+        return size("pos_embedding", 2), tokens, "pos_embedding"
+    tokens = size("embed_tokens.embedding_weight", 0)
+    prefix = fields["puzzle_emb_ndim"] and (
+        fields.get("puzzle_emb_len") or -(-fields["puzzle_emb_ndim"] // fields["hidden_size"])
+    )
+    for name in state:
+        axis = 0 if name == "embed_pos.embedding_weight" else 1 if name.endswith("mlp_t.gate_up_proj.weight") else None
+        if axis is not None and (positions := size(name, axis)) is not None:
+            return positions - prefix, tokens, name
+    return None, tokens, ""
+
+
+def _guess(place: str, seq_len: int | None, vocab_size: int | None, data: list[Path]) -> tuple[str, int, int]:
+    """Unknown sizes from the published task that agrees with what is known; a warning if no data folder says so."""
+    known = (seq_len, vocab_size)
+    fitting = [task for task, sizes in TASKS.items() if all(k in (None, size) for k, size in zip(known, sizes))]
+    named = [task for task in fitting if any(task in folder.name.lower() for folder in data)]
+    if len(named or fitting) != 1:
+        option = "--seq-len" if vocab_size else "--vocab-size"
+        raise ValueError(
+            f"seq_len={seq_len}, vocab_size={vocab_size}: neither weights nor configuration nor data tell both; pass "
+            f"{option} N (tokens count padding and empty)"
+        )
+    task = (named or fitting)[0]
+    cells, tokens = TASKS[task]
+    if not named:
+        logger.warning(
+            "vocab_size=%s is that of %s, so seq_len=%d and vocab_size=%d are a guess. If these are other puzzles, "
+            "convert again with --seq-len N", vocab_size, task, cells, tokens,
+        )  # fmt: skip
+    return place or (f"vocab_size={tokens}" if vocab_size else f"data folder of {task}"), cells, tokens
+
+
+def board_of(arch: dict[str, Any], seq_len: int, pos_encodings: str) -> list[int] | None:
+    """Rows and columns of the board: those of `arch`, or a square where positions need them; None if nothing tells."""
+    named = [arch.get("board_height"), arch.get("board_width")]
+    if None not in named and named[0] * named[1] == seq_len:
+        return named
+    side = math.isqrt(seq_len)
+    return [side, side] if pos_encodings == "rope2d" and side * side == seq_len else None
 
 
 # Ours to original
@@ -306,20 +351,19 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
     slots = -(-config.puzzle_emb_ndim // config.hidden_size)
     obstacles = []
     if config.rope_parameters.get("rope_type", "default") != "default":
-        obstacles.append(f"rope_parameters={config.rope_parameters} (only the plain rotary embedding)")
+        obstacles.append(f"rope_parameters={config.rope_parameters}")
     if architecture == "hrm" and config.prefix_len != slots:
-        obstacles.append(f"puzzle_emb_len={config.puzzle_emb_len} (always {slots} for these sizes)")
+        obstacles.append(f"puzzle_emb_len={config.puzzle_emb_len}")
     if config.pos_encodings not in family.positions:
-        obstacles.append(f"pos_encodings={config.pos_encodings!r} ({' or '.join(family.positions)})")
+        obstacles.append(f"pos_encodings={config.pos_encodings!r}")
     plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # else it is EqR
     obstacles += [
         f"{name}={getattr(config, name)}" for name, value in plain.items() if getattr(config, name, value) != value
     ]
     if obstacles:
         raise ValueError(f"the original {architecture} cannot express: {'; '.join(obstacles)}")
-    loss = {"name": LOSS_NAME, "loss_type": config.loss_type + LOSS_SUFFIX}
-    arch = {"name": family.original_name, "loss": loss}
-    arch.update({name: getattr(config, entry[0]) for name, entry in (REQUIRED_FIELDS | family.optional).items()})
+    arch = {"name": family.original_name, "loss": {"name": LOSS_NAME, "loss_type": config.loss_type + LOSS_SUFFIX}}
+    arch |= {name: getattr(config, OUR_NAMES.get(name, name)) for name in _fields_of(architecture)}
     arch["forward_dtype"] = str(dtype).removeprefix("torch.")
     arch["rope_theta"] = config.rope_parameters["rope_theta"]
     return arch | ({"no_ACT_continue": True} if architecture == "trm" else {})

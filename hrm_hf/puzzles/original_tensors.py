@@ -42,16 +42,6 @@ def original_name(ours: str) -> str:
     return ORIGINAL_PREFIX + ORIGINAL_NAMES.get(ours, ours.removeprefix("model."))
 
 
-def original_label(ours: str, architecture: str) -> str:
-    """The name of one of our tensors in a message: the original's without wrappers; of SE-RRM, its parts."""
-    if architecture != "se_rrm":
-        return original_name(ours).removeprefix(ORIGINAL_PREFIX)
-    label = ", ".join(SE_RRM_TABLES[ours]) if ours in SE_RRM_TABLES else ours
-    for theirs, here in SE_RRM_NAMES.items():
-        label = label.replace(here, theirs)
-    return original_name(label).removeprefix(ORIGINAL_PREFIX)
-
-
 def our_tensors(state: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Tensors of HRM, TRM or EqR under our names."""
     return {our_name(name): tensor for name, tensor in state.items()}

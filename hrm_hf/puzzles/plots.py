@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from . import maze
-from .arc import COLOR_OFFSET, EOS_ID, NUM_COLORS
+from .arc_grids import COLOR_OFFSET, EOS_ID, NUM_COLORS
 from .arc_pipeline import puzzle_task
 from .sudoku_rules import BLANK, DIGIT_OFFSET, SudokuShape
 from .tasks import PuzzleTask

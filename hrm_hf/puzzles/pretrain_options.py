@@ -1,100 +1,81 @@
-"""Command lines of the original HRM's `pretrain.py` and `evaluate.py`, said in our options.
+"""Command lines of the original HRM's `pretrain.py` and `evaluate.py`, translated to our options.
 
     options, flags = parse_command(["data_path=data/sudoku-extreme-small", "epochs=500", "arch.hidden_size=32"])
     run = original_run(options, data_size(options["data_path"]), machine(os.environ))
-    run.recipe        a mapping for run_puzzle.py
-    run.notes         what was decided here and is not in the command line
+    run.arguments()   of run_puzzle.py
 
 The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch is one puzzle of
-every group; `epoch_steps` has the original's rule that turns epochs into steps.
-
-Left out: Hydra itself (composition, sweeps, interpolation) and `eval_save_outputs`, whose counterpart is
-`hrm-hf eval puzzles`.
+every group; `epoch_steps` has the original's rule that turns epochs into steps. Left out: Hydra itself (composition,
+sweeps, interpolation).
 """
 
 import difflib
 import hashlib
 import json
 import shlex
-import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
+from ..io.bounded_files import load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
-from .dataset import INFO_FILE
+from .dataset import INFO_FILE, load_puzzle_dataset
 from .npy_layout import META_FILE
-from .original_config import LOSS_SUFFIX
+from .original_config import (
+    ARCHITECTURES,
+    CONFIG_FILE,
+    DEFAULT_LOSS,
+    LOSS_NAME,
+    OPTIONAL,
+    OUR_NAMES,
+    REQUIRED,
+    config_fields,
+    data_folders,
+)
 
 
 SCRIPT = ROOT / "training" / "run_puzzle.py"
-RECIPE_FILE = "from_pretrain.yaml"
-ARCH_NAME = "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1"
-LOSS_NAME = "losses@ACTLossHead"
 
-
-class Key(NamedTuple):
-    """A key of the original: its type, its default, and our option or config field (None: handled apart)."""
-
-    kind: type
-    default: Any
-    ours: str | None = None
-    optional: bool = False
-
-
+# Keys with the original's defaults, and the options of run_puzzle.py that take the value as it is, or in words what
+# becomes of it.
 RUN_KEYS = {
-    "data_path": Key(str, "data/arc-aug-1000"),
-    "global_batch_size": Key(int, 768, "global_batch_size"),
-    "epochs": Key(int, 100_000),
-    "eval_interval": Key(int, 10_000, None, True),
-    "checkpoint_every_eval": Key(bool, True),
-    "lr": Key(float, 1e-4, "learning_rate"),
-    "lr_min_ratio": Key(float, 1.0, "lr_min_ratio"),
-    "lr_warmup_steps": Key(int, 2000, "warmup_steps"),
-    "beta1": Key(float, 0.9, "adam_beta1"),
-    "beta2": Key(float, 0.95, "adam_beta2"),
-    "weight_decay": Key(float, 0.1, "weight_decay"),
-    "puzzle_emb_lr": Key(float, 1e-2, "puzzle_emb_lr"),
-    "puzzle_emb_weight_decay": Key(float, 0.1, "puzzle_emb_weight_decay"),
-    "seed": Key(int, 0, "seed"),
-    "project_name": Key(str, None, None, True),
-    "run_name": Key(str, None, None, True),
-    "checkpoint_path": Key(str, None, None, True),
-    "eval_save_outputs": Key(list, []),
+    "data_path": ("data/arc-aug-1000", "--data_path, after `hrm-hf data import` if need be"),
+    "global_batch_size": (768, "global_batch_size"),
+    "epochs": (100_000, "--max_steps"),
+    "eval_interval": (10_000, "--eval_steps, --save_steps"),
+    "checkpoint_every_eval": (True, "--save_strategy steps or no"),
+    "lr": (1e-4, "learning_rate"),
+    "lr_min_ratio": (1.0, "lr_min_ratio"),
+    "lr_warmup_steps": (2000, "warmup_steps"),
+    "beta1": (0.9, "adam_beta1"),
+    "beta2": (0.95, "adam_beta2"),
+    "weight_decay": (0.1, "weight_decay"),
+    "puzzle_emb_lr": (1e-2, "puzzle_emb_lr"),
+    "puzzle_emb_weight_decay": (0.1, "puzzle_emb_weight_decay"),
+    "seed": (0, "seed"),
+    "project_name": (None, "WANDB_PROJECT, and a folder of checkpoints/"),
+    "run_name": (None, "--run_name, and a folder in that one"),
+    "checkpoint_path": (None, "--output_dir"),
+    "eval_save_outputs": ([], "hrm-hf eval puzzles --out"),
 }
-ARCH_KEYS = {
-    "arch.name": Key(str, ARCH_NAME),
-    "arch.loss.name": Key(str, LOSS_NAME),
-    "arch.loss.loss_type": Key(str, "stablemax" + LOSS_SUFFIX),
-    "arch.halt_exploration_prob": Key(float, 0.1, "halt_exploration_prob"),
-    "arch.halt_max_steps": Key(int, 16, "halt_max_steps"),
-    "arch.H_cycles": Key(int, 2, "H_cycles"),
-    "arch.L_cycles": Key(int, 2, "L_cycles"),
-    "arch.H_layers": Key(int, 4, "H_layers"),
-    "arch.L_layers": Key(int, 4, "L_layers"),
-    "arch.hidden_size": Key(int, 512, "hidden_size"),
-    "arch.num_heads": Key(int, 8, "num_attention_heads"),
-    "arch.expansion": Key(float, 4.0, "expansion"),
-    "arch.puzzle_emb_ndim": Key(int, None, "puzzle_emb_ndim", True),  # the hidden size
-    "arch.pos_encodings": Key(str, "rope", "pos_encodings"),
-    "arch.rms_norm_eps": Key(float, 1e-5, "rms_norm_eps"),
-    "arch.rope_theta": Key(float, 10000.0),
-    "arch.forward_dtype": Key(str, None, "forward_dtype", True),  # bfloat16, where the machine has it
-}
-KEYS = RUN_KEYS | ARCH_KEYS
+ARCH_NAME = ARCHITECTURES["hrm"].original_name
+# puzzle_emb_ndim: the hidden size. forward_dtype: bfloat16, where the machine has it.
+ARCH = REQUIRED | OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None, "name": ARCH_NAME, "rope_theta": 10000.0}
+ARCH |= {"loss.name": LOSS_NAME, "loss.loss_type": DEFAULT_LOSS}
+DEFAULTS = {name: default for name, (default, _) in RUN_KEYS.items()} | {f"arch.{key}": ARCH[key] for key in ARCH}
+OPTIONAL_KEYS = {"eval_interval", *(name for name, default in DEFAULTS.items() if default is None)}
 POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr")
-NOT_NEGATIVE = ("lr_min_ratio", "lr_warmup_steps", "weight_decay", "puzzle_emb_weight_decay", "seed")
-# Options of run_puzzle.py that a key of the original decides, and that the recipe's place depends on.
+# Options of run_puzzle.py that a key of the original decides.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
 SUDOKU_FILE = "training/recipes/data/sudoku_hard_small.csv"
 # What builds the counterpart of a data set the original's guides name. How the guide's "small" set was drawn is not
-# said anywhere; ours is 16 hard Sudokus, and 500 held out, that come with the repository.
+# documented; ours is 16 hard Sudokus, and 500 held out, that come with the repository.
 BUILDERS = {
     "sudoku-extreme-small": f"sudoku --source {{root}}{SUDOKU_FILE} --test-size 500",
     "sudoku-extreme-1k-aug-1000": "sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000",
@@ -106,33 +87,29 @@ BUILDERS = {
 }
 
 
-@dataclass(frozen=True)
-class DataSize:
+class DataSize(NamedTuple):
     """The sizes that decide the number of steps: groups of the train split, and mean examples of a puzzle.
 
-    `layout` is "original" (.npy arrays) or "ours" (parquet); `fingerprint` changes with the files.
+    `fingerprint` changes with the files of the original's layout; None for a data set of ours.
     """
 
-    layout: str
     groups: int
     mean_examples: float
-    fingerprint: str
+    fingerprint: str | None = None
 
 
-@dataclass(frozen=True)
-class Machine:
-    """The options that the machine and environment variables decide, and why."""
+class Machine(NamedTuple):
+    """The options that the machine and environment variables decide."""
 
     compile: bool
     bf16: bool
     cpu: bool
     wandb_project: str | None
-    notes: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class OriginalRun:
-    """A run of the original as a recipe of run_puzzle.py, with what there is to know about it."""
+    """A run of the original: options of run_puzzle.py, its W&B project, and where the number of steps is from."""
 
     recipe: dict[str, Any]
     project: str
@@ -142,37 +119,27 @@ class OriginalRun:
     def folder(self) -> Path:
         return Path(self.recipe["output_dir"])
 
-    def command(self, flags: Sequence[str] = ()) -> str:
-        """The equivalent command line, every option spelled out."""
-        words = ["python", typed_path(SCRIPT)]
+    def arguments(self) -> list[str]:
+        """The options of run_puzzle.py, every one spelled out."""
+        words = []
         for name, value in self.recipe.items():
             if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
                 value = ",".join(f"{key}={_as_typed(item)}" for key, item in value.items())
             words += [f"--{name}", _as_typed(value)]
-        return shlex.join([*words, *flags])
-
-    def save(self) -> Path:
-        """Writes the recipe into the run's folder. Every process may: each writes the same, and replaces it whole."""
-        file = self.folder / RECIPE_FILE
-        file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=file.parent, prefix=".recipe-", delete=False) as own:
-            yaml.safe_dump(self.recipe, own, sort_keys=False)
-        Path(own.name).replace(file)
-        return file
+        return words
 
 
 def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Options by key, every key of the original present, and the flags for run_puzzle.py that follow.
+    """Parse options by key, every key of the original present, and the flags for run_puzzle.py that follow.
 
     `key=value` (with Hydra's `+` or `++` before it if you like), then, from the first word in `--`, our own flags.
 
     Raises:
         ValueError: an unknown key with the nearest valid one, a value of the wrong type or sign, a key given twice.
     """
-    start = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    own, flags = list(words[:start]), list(words[start:])
+    own, flags = _split_flags(words)
     for word in flags:
-        name = word[2:].partition("=")[0].replace("-", "_") if word.startswith("--") else ""
+        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
         if name in DECIDED_BY_KEY:
             raise ValueError(f"--{name} is decided by {DECIDED_BY_KEY[name]}; give that as key=value instead")
     given: dict[str, Any] = {}
@@ -184,23 +151,25 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
             if text != "hrm_v1":
                 raise ValueError(f"arch={text}: the original HRM has hrm_v1 alone; for TRM see training/recipes/trm_*")
             continue
-        if name not in KEYS:
-            nearest = difflib.get_close_matches(name, KEYS, n=1, cutoff=0.4)
+        if name not in DEFAULTS:
+            nearest = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.4)
             raise ValueError(
                 f"unknown key {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "") + " (all: --help)"
             )
         if name in given:
             raise ValueError(f"{name} is given twice, as {given[name]} and as {text}")
         given[name] = _value(name, text)
-    options = {name: key.default for name, key in KEYS.items()} | given
-    _validate_values(options)
+    options = DEFAULTS | given
+    for name in ("arch.name", "arch.loss.name", "eval_save_outputs"):
+        if options[name] != DEFAULTS[name]:
+            raise ValueError(f"{name}={options[name]}: must be {DEFAULTS[name]}; for outputs use hrm-hf eval puzzles")
     return options, flags
 
 
 def epoch_steps(
     epochs: int, eval_interval: int | None, groups: int, mean_examples: float, batch: int
 ) -> tuple[int, int]:
-    """Steps of the whole run, and of the epochs between two evaluations, by the original's rule.
+    """Steps of the complete run, and of the epochs between two evaluations, by the original's rule.
 
         total = int(epochs * groups * mean_examples / batch)
 
@@ -213,43 +182,39 @@ def epoch_steps(
     if epochs % interval:
         divisors = [n for n in range(1, epochs + 1) if epochs % n == 0]
         nearest = min(divisors, key=lambda n: abs(n - interval))
-        raise ValueError(
-            f"eval_interval={interval} does not divide epochs={epochs}; the nearest that does is {nearest}"
-        )
+        raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest that does is {nearest}")
     per_epoch = groups * mean_examples
     between = int(interval * per_epoch / batch)
     if between < 1:
         raise ValueError(
-            f"eval_interval={interval} epochs of {per_epoch:g} examples do not fill one batch of "
+            f"eval_interval={interval}: that many epochs of {per_epoch:g} examples do not fill one batch of "
             f"global_batch_size={batch}; raise eval_interval (and epochs) or lower the batch"
         )
     return int(epochs * groups * mean_examples / batch), between
 
 
 def data_size(path: str | Path) -> DataSize:
-    """Reads how large the train split at `path` is, in the original's layout or in ours.
+    """Read how large the train split at `path` is, in the original's layout or in ours.
 
     Raises:
         FileNotFoundError: there is no data set; the message has the command that builds its counterpart.
     """
     path = Path(path)
-    ours, theirs = path / INFO_FILE, path / "train" / META_FILE
-    if ours.exists():
-        return _size_of_ours(path)
-    if not theirs.exists():
-        what = "is no puzzle data set" if path.exists() else "does not exist"
+    if (path / INFO_FILE).exists():
+        train = load_puzzle_dataset(path, "train")
+        return DataSize(len(train.unique("group_index")), len(train) / len(train.unique("puzzle_index")))
+    file = path / "train" / META_FILE
+    if not file.exists():
         raise FileNotFoundError(
-            f"data_path={path} {what}: expected the original's {Path('train', META_FILE)} or our {INFO_FILE} in it. "
-            f"Copy the original's folder there, or build its counterpart with\n  {build_command(path)}"
+            f"data_path={path}: there is no puzzle data set; copy the original's folder there, or build its "
+            f"counterpart with\n  {build_command(path)}"
         )
-    meta = json.loads(theirs.read_text())
+    meta = json.loads(file.read_text())
     try:
         groups, mean = int(meta["total_groups"]), float(meta["mean_puzzle_examples"])
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(
-            f"{theirs} lacks total_groups or mean_puzzle_examples as numbers ({error}); it has {sorted(meta)}"
-        ) from error
-    return DataSize("original", groups, mean, _fingerprint(path))
+        raise ValueError(f"{file} lacks total_groups or mean_puzzle_examples as numbers ({error})") from error
+    return DataSize(groups, mean, _digest([str(path.resolve()), file.stat().st_mtime_ns]))
 
 
 def build_command(path: Path) -> str:
@@ -267,25 +232,20 @@ def machine(environ: Mapping[str, str]) -> Machine:
     """
     import torch
 
+    from ..trainer import validate_compiler
+
     device = torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    notes = {
-        "device": f"{device.type} ({_device_name(device)})",
-        "threads": _threads(environ, torch.get_num_threads()),
-    }
-    disabled = "DISABLE_COMPILE" in environ
-    compile_ = not disabled and device.type != "mps" and _can_compile(device)
-    notes["torch.compile"] = (
-        "on" if compile_ else "off: DISABLE_COMPILE is set" if disabled else f"off: no compiler for {device.type}"
-    )
+    compile_ = "DISABLE_COMPILE" not in environ and device.type != "mps"
+    try:
+        validate_compiler(device)
+    except RuntimeError:
+        compile_ = False
     bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    notes["precision"] = "bfloat16, as the original" if bf16 else f"float32 (the original: bfloat16), on {device.type}"
-    project = environ.get("WANDB_PROJECT")
-    notes["W&B"] = f"project {project!r}" if project else "off (WANDB_PROJECT=... or --report_to wandb turns it on)"
-    return Machine(compile_, bf16, device.type == "cpu", project, notes)
+    return Machine(compile_, bf16, device.type == "cpu", environ.get("WANDB_PROJECT") or None)
 
 
 def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> OriginalRun:
-    """The recipe of a run of the original.
+    """Translate a run of the original.
 
     Args:
         options: from `parse_command`.
@@ -300,24 +260,24 @@ def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> Orig
     steps, between = epoch_steps(options["epochs"], options["eval_interval"], size.groups, size.mean_examples, batch)
     data = Path(options["data_path"])
     project = options["project_name"] or f"{data.name.capitalize()} ACT-torch"
-    run_name = options["run_name"] or f"{ARCH_NAME.split('@')[1]} {_run_id(options)}"
+    # The same name for the same command, so that a run resumes in its own folder and all processes agree on it.
+    run_name = options["run_name"] or f"{ARCH_NAME.split('@')[1]} {_digest(options)}"
     folder = Path(options["checkpoint_path"] or Path("checkpoints", project, run_name))
     notes = {
         "data": f"{data}: {size.groups:,} groups, {size.mean_examples:g} examples a puzzle",
         "steps": f"{steps:,} = {options['epochs']:,} epochs x {size.groups:,} groups x {size.mean_examples:g} / "
         f"{batch}; evaluation every {between:,} steps",
-        **here.notes,
     }
     recipe: dict[str, Any] = {"model_type": HrmPuzzleConfig.model_type}
     if changed := _architecture(options):
         recipe["config_overrides"] = changed
     recipe["data_path"] = str(data)
-    if size.layout == "original":
+    if size.fingerprint:
         recipe["data_path"] = str(folder.parent / f"data-{size.fingerprint}")
         recipe["build_data"] = shlex.join(["import", str(data)])
         notes["data"] += f", read into {recipe['data_path']}"
     recipe |= {"output_dir": str(folder), "max_steps": steps}
-    recipe |= {key.ours: options[name] for name, key in RUN_KEYS.items() if key.ours}
+    recipe |= {ours: options[name] for name, (_, ours) in RUN_KEYS.items() if ours.isidentifier()}
     recipe |= {
         "per_device_eval_batch_size": max(64, batch if batch <= 512 else 512),
         "eval_strategy": "steps",
@@ -336,77 +296,105 @@ def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> Orig
 
 def keys_help() -> str:
     """Every key with its default and what it becomes here, one a line."""
-    handled = {
-        "data_path": "--data_path, after `hrm-hf data import` if need be", "epochs": "--max_steps",
-        "eval_interval": "--eval_steps, --save_steps", "checkpoint_every_eval": "--save_strategy steps or no",
-        "checkpoint_path": "--output_dir", "project_name": "WANDB_PROJECT, and a folder of checkpoints/",
-        "run_name": "--run_name, and a folder in that one", "eval_save_outputs": "hrm-hf eval puzzles --out",
-        "arch.loss.loss_type": "config field loss_type", "arch.rope_theta": "config field rope_parameters",
-        "arch.name": f"--model_type {HrmPuzzleConfig.model_type}", "arch.loss.name": "the model's own loss",
-    }  # fmt: skip
-    lines = []
-    for name, key in KEYS.items():
-        ours = key.ours and (f"--{key.ours}" if name in RUN_KEYS else f"config field {key.ours}")
-        lines.append(f"  {name}={_as_typed(key.default)}".ljust(74) + f"  {ours or handled[name]}")
-    return "\n".join(lines)
+    arch = {f"arch.{key}": f"config field {OUR_NAMES.get(key, key).removeprefix('loss.')}" for key in ARCH}
+    ours = {name: f"--{text}" if text.isidentifier() else text for name, (_, text) in RUN_KEYS.items()} | arch
+    return "\n".join(f"  {name}={_as_typed(DEFAULTS[name])}".ljust(74) + f"  {ours[name]}" for name in DEFAULTS)
+
+
+def evaluation_arguments(words: Sequence[str]) -> list[str]:
+    """Arguments of `hrm-hf` for `checkpoint=... [--flags of eval puzzles]`; converts model and data where it must.
+
+    `checkpoint` is one of our run folders (or a checkpoint-N in one), or the original's `step_N` or its folder. The
+    data are those of the run: our recipe.yaml or the original's all_config.yaml names them. All ACT steps are taken
+    (`--halt fixed`), as the original does, unless the flags say otherwise.
+
+    Raises:
+        ValueError: another key, or none.
+        FileNotFoundError: no such checkpoint, or its data are not where its configuration says.
+    """
+    own, flags = _split_flags(words)
+    given = dict(word.partition("=")[::2] for word in own)
+    if set(given) != {"checkpoint"}:
+        raise ValueError(f"{own}: must be checkpoint=FOLDER; for other data use hrm-hf eval puzzles MODEL DATA")
+    checkpoint = Path(given["checkpoint"])
+    if not checkpoint.exists():
+        raise FileNotFoundError(f"checkpoint={checkpoint} does not exist; expected a run's folder, or step_N")
+    model, data = _our_run(checkpoint) if (checkpoint / "config.json").exists() else _converted_run(checkpoint)
+    halt = [] if any(flag.partition("=")[0] == "--halt" for flag in flags) else ["--halt", "fixed"]
+    return ["eval", "puzzles", str(model), str(data), *halt, *flags]
+
+
+def _our_run(folder: Path) -> tuple[Path, Path]:
+    for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml"):
+        if file.exists():
+            return folder, Path(load_yaml(file)["data_path"])
+    raise FileNotFoundError(
+        f"checkpoint={folder}: no recipe.yaml names its data; use hrm-hf eval puzzles {shlex.quote(str(folder))} DATA"
+    )
+
+
+def _converted_run(checkpoint: Path) -> tuple[Path, Path]:
+    from .convert import convert_original, find_weights
+
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
+    if not (folder / CONFIG_FILE).exists():
+        raise FileNotFoundError(
+            f"checkpoint={checkpoint}: {folder} holds neither our config.json nor the original's {CONFIG_FILE}"
+        )
+    weights = find_weights(checkpoint)
+    convert_original(weights, folder / f"hrm_hf-{weights.name}", "hrm")
+    named = data_folders(load_yaml(folder / CONFIG_FILE))
+    if not named:
+        raise FileNotFoundError(f"{folder / CONFIG_FILE} names no data_path; use hrm-hf eval puzzles MODEL DATA")
+    data_size(named[0])  # or the command that builds it
+    return folder / f"hrm_hf-{weights.name}", named[0]
 
 
 def _architecture(options: dict[str, Any]) -> dict[str, Any]:
-    """Config fields, the defaults of the config left out. Built once here, so that a bad one is an error now."""
-    fields = {key.ours: options[name] for name, key in ARCH_KEYS.items() if key.ours}
-    if fields["puzzle_emb_ndim"] is None:
-        fields["puzzle_emb_ndim"] = fields["hidden_size"]
-    fields["loss_type"] = options["arch.loss.loss_type"].removesuffix(LOSS_SUFFIX)
+    """Config fields that differ from the config's defaults. Built once here, so that a bad one is an error now."""
+    loss = {"loss_type": options["arch.loss.loss_type"]}
+    arch = {"puzzle_emb_ndim": options["arch.hidden_size"], "loss": loss}
+    for key in ARCH:
+        if options[f"arch.{key}"] is not None and not key.startswith("loss."):
+            arch[key] = options[f"arch.{key}"]
+    fields = config_fields(arch, "hrm", "arch")
+    fields["forward_dtype"] = options["arch.forward_dtype"]
     try:
         default = HrmPuzzleConfig()
         HrmPuzzleConfig(**fields)
     except StrictDataclassError as error:
         raise ValueError(f"arch: {str(error.__cause__ or error).splitlines()[-1].strip()}") from error
-    changed = {name: value for name, value in fields.items() if value != getattr(default, name)}
-    if options["arch.rope_theta"] != default.rope_parameters["rope_theta"]:
-        changed["rope_parameters"] = {"rope_type": "default", "rope_theta": options["arch.rope_theta"]}
-    return changed
+    return {name: value for name, value in fields.items() if value != getattr(default, name)}
 
 
-def _validate_values(options: dict[str, Any]) -> None:
-    for name in (*POSITIVE, *NOT_NEGATIVE):
-        value, least = options[name], "above 0" if name in POSITIVE else "0 or more"
-        if value is not None and (value < 0 or (value == 0 and name in POSITIVE)):
-            raise ValueError(f"{name}={value} must be {least}")
-    for name, valid in (("arch.name", ARCH_NAME), ("arch.loss.name", LOSS_NAME)):
-        if options[name] != valid:
-            raise ValueError(f"{name}={options[name]} is not the original HRM's {valid}")
-    if options["eval_save_outputs"]:
-        raise ValueError(
-            f"eval_save_outputs={options['eval_save_outputs']}: tensors of an evaluation are not saved; results and "
-            "plots are, by `hrm-hf eval puzzles MODEL DATA --out DIR`"
-        )
+def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words of the original, and ours, which begin with the first that starts with a hyphen."""
+    start = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
+    return list(words[:start]), list(words[start:])
 
 
 def _value(name: str, text: str) -> Any:
-    """The value of a key by its type; numbers may be written 1e-4, which YAML would take for text."""
-    key = KEYS[name]
+    """The value of a key by the type of its default; numbers may be written 1e-4, which YAML would take for text."""
     if text.lower() in ("null", "none", "~", ""):
-        if key.optional:
+        if name in OPTIONAL_KEYS:
             return None
-        raise ValueError(f"{name}={text} needs a value; its default is {_as_typed(key.default)}")
-    if key.kind is str:
+        raise ValueError(f"{name}={text}: needs a value; its default is {_as_typed(DEFAULTS[name])}")
+    kind = int if name == "arch.puzzle_emb_ndim" else type(DEFAULTS[name])
+    if kind in (str, type(None)):
         return text.strip("'\"")
-    if key.kind is list:
-        return yaml.safe_load(text)
-    if key.kind is bool:
-        if text.lower() in ("true", "false"):
-            return text.lower() == "true"
-        raise ValueError(f"{name}={text} must be true or false")
-    try:
-        number = float(text)
-        if key.kind is float and abs(number) < float("inf"):
-            return number
-        if key.kind is int and number == int(number):
-            return int(number)
-    except (ValueError, OverflowError):
-        pass  # what is no number is said below, with what is no whole one
-    raise ValueError(f"{name}={text} must be a {'whole ' if key.kind is int else ''}number")
+    if kind in (bool, list):
+        value = yaml.safe_load(text)
+    else:
+        try:
+            number = float(text)
+            value = number if (kind is float and abs(number) < float("inf")) or number != int(number) else kind(number)
+        except (ValueError, OverflowError):
+            value = None
+    if type(value) is not kind:
+        raise ValueError(f"{name}={text}: must be of type {kind.__name__}, such as {_as_typed(DEFAULTS[name])}")
+    if kind in (int, float) and (value < 0 or (value == 0 and name in POSITIVE)):
+        raise ValueError(f"{name}={value}: must be {'above 0' if name in POSITIVE else '0 or more'}")
+    return value
 
 
 def _as_typed(value: Any) -> str:
@@ -418,53 +406,5 @@ def _as_typed(value: Any) -> str:
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 
 
-def _run_id(options: dict[str, Any]) -> str:
-    """The same for the same command, so that a run resumes in its own folder and all processes agree on it."""
-    return hashlib.sha256(json.dumps(options, sort_keys=True).encode()).hexdigest()[:8]
-
-
-def _fingerprint(path: Path) -> str:
-    """Names, sizes and dates of the files of a data set: what was imported from other files is another folder."""
-    files = sorted(file for file in path.rglob("*") if file.is_file())
-    facts = [(str(file.relative_to(path)), file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    return hashlib.sha256(json.dumps([str(path.resolve()), facts]).encode()).hexdigest()[:8]
-
-
-def _size_of_ours(path: Path) -> DataSize:
-    import pyarrow.parquet as parquet
-
-    files = sorted((path / "data").glob("train-*.parquet"))
-    if not files:
-        raise FileNotFoundError(f"{path} has no train split; build one with\n  {build_command(path)}")
-    rows, puzzles, groups = 0, set(), set()
-    for file in files:
-        table = parquet.read_table(file, columns=["puzzle_index", "group_index"])
-        rows += len(table)
-        puzzles.update(table["puzzle_index"].unique().to_pylist())
-        groups.update(table["group_index"].unique().to_pylist())
-    if not rows:
-        raise ValueError(f"{path}: the train split has no rows")
-    return DataSize("ours", len(groups), rows / len(puzzles), "")
-
-
-def _can_compile(device: Any) -> bool:
-    from ..trainer import validate_compiler
-
-    try:
-        validate_compiler(device)
-    except RuntimeError:
-        return False
-    return True
-
-
-def _device_name(device: Any) -> str:
-    import platform
-
-    import torch
-
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
-
-
-def _threads(environ: Mapping[str, str], threads: int) -> str:
-    given = environ.get("OMP_NUM_THREADS")
-    return f"{threads} (OMP_NUM_THREADS={given})" if given else f"{threads} (OMP_NUM_THREADS is not set)"
+def _digest(facts: Any) -> str:
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:8]

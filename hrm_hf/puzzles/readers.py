@@ -6,18 +6,16 @@ solutions, named as in `COLUMN_NAMES`, and optionally a number column `rating`. 
 business.
 """
 
-import csv
-import gzip
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..io.sources import HUB_PREFIX
+from ..io.bounded_files import csv_rows
+from ..io.sources import HUB_PREFIX, json_object, numbered_lines, shorten
 from ..resources import existing_path
-from .dataset import puzzle_features
+from .dataset import ROW_COLUMNS, puzzle_features
 
 
 if TYPE_CHECKING:
@@ -74,7 +72,7 @@ class PuzzleTable:
         lengths = np.fromiter(map(len, texts), dtype=np.int64, count=len(texts))
         for row in np.flatnonzero(lengths != length)[:1]:
             raise ValueError(
-                f"{self.place(row)}, {where}: {lengths[row]} characters {_shorten(texts[row])}; expected {length}"
+                f"{self.place(row)}, {where}: {lengths[row]} characters {shorten(texts[row])}; expected {length}"
             )
         lookup = np.full(256, 255, dtype=np.uint8)
         for character, code in alphabet.items():
@@ -85,7 +83,7 @@ class PuzzleTable:
         for row, position in np.argwhere(codes == 255)[:1]:
             raise ValueError(
                 f"{self.place(row)}, {where}: character {texts[row][position]!r} at position {position + 1} of "
-                f"{_shorten(texts[row])}; expected one of {''.join(alphabet)!r}"
+                f"{shorten(texts[row])}; expected one of {''.join(alphabet)!r}"
             )
         return codes
 
@@ -119,37 +117,37 @@ def read_table(path: str | Path) -> PuzzleTable:
     if kind == ".jsonl":
         return _read_jsonl(path)
     if kind == ".parquet" and path.suffix != ".gz":
+        import pyarrow as pa
         import pyarrow.parquet
 
-        return _from_arrow(pyarrow.parquet.read_table(path), str(path))
+        try:
+            return _from_arrow(pyarrow.parquet.read_table(path), str(path))
+        except pa.ArrowException as error:
+            raise ValueError(f"{path}: cannot be read as Parquet ({error})") from error
     raise ValueError(f"{path}: unknown kind of file {path.suffix!r}; expected .csv[.gz], .jsonl[.gz] or .parquet")
 
 
 def make_split(
-    inputs: np.ndarray, labels: np.ndarray, group_index: np.ndarray, **extra: np.ndarray
+    inputs: np.ndarray, labels: np.ndarray, group_index: np.ndarray, **columns: np.ndarray
 ) -> "datasets.Dataset":
-    """Makes the rows of one split, for tasks in which every puzzle is one example and has the blank identifier.
+    """Make the rows of one split; by default every puzzle is one example and has the blank identifier.
 
     Args:
         inputs, labels: tokens [rows, seq_len].
-        group_index: int [rows], ascending; rows of one group are neighbours.
-        extra: additional columns, each an array [rows] of a dtype that `datasets.Value` knows by the same name.
+        group_index: int [rows], ascending; rows of one group are neighbors.
+        columns: `puzzle_identifiers`, `puzzle_index`, and additional columns, each an array [rows] of a dtype that
+            `datasets.Value` knows by the same name.
     """
     import pyarrow as pa
     from datasets import Dataset
 
     rows, seq_len = inputs.shape
-    features = puzzle_features(seq_len, **{name: str(values.dtype) for name, values in extra.items()})
-    columns: dict[str, Any] = {
-        "input_ids": _fixed_lists(inputs),
-        "labels": _fixed_lists(labels),
-        "puzzle_identifiers": np.zeros(rows, dtype=np.int32),
-        "puzzle_index": np.arange(rows, dtype=np.int32),
-        "group_index": np.asarray(group_index, dtype=np.int32),
-        **extra,
-    }
-    arrays = [column if isinstance(column, pa.Array) else pa.array(column) for column in columns.values()]
-    table = pa.Table.from_arrays(arrays, names=list(columns)).select(list(features))
+    given = {name: np.asarray(columns.pop(name)) for name in ROW_COLUMNS[2:] if name in columns}
+    features = puzzle_features(seq_len, **{name: str(values.dtype) for name, values in columns.items()})
+    default = {"puzzle_identifiers": np.zeros(rows, dtype=np.int32), "puzzle_index": np.arange(rows, dtype=np.int32)}
+    grids = {"input_ids": _fixed_lists(inputs), "labels": _fixed_lists(labels)}
+    columns = {**grids, **default, "group_index": np.asarray(group_index), **given, **columns}
+    table = pa.table({name: columns[name] for name in features})
     return Dataset(table.cast(features.arrow_schema))
 
 
@@ -187,11 +185,6 @@ def _read_hub(name: str) -> dict[str, PuzzleTable]:
     }
 
 
-def _open_text(path: Path):
-    opener = gzip.open if path.suffix == ".gz" else open
-    return opener(path, "rt", encoding="utf-8-sig", newline="")  # utf-8-sig: spreadsheets write a byte-order mark
-
-
 def _find_columns(names: list[str], place: str) -> tuple[str, str]:
     for pair in COLUMN_NAMES:
         if set(pair) <= set(names):
@@ -201,59 +194,38 @@ def _find_columns(names: list[str], place: str) -> tuple[str, str]:
 
 
 def _read_csv(path: Path) -> PuzzleTable:
-    with _open_text(path) as file:
-        reader = csv.reader(file)
-        header = next(reader, [])
-        columns = _find_columns(header, f"{path}, line 1")
-        table = PuzzleTable(str(path), columns, [], [], lines=[])
-        question, answer = (header.index(name) for name in columns)
-        rating = header.index(RATING_COLUMN) if RATING_COLUMN in header else None
-        ratings = []
-        for row in reader:
-            if not row:
-                continue
-            if len(row) != len(header):
-                raise ValueError(
-                    f"{path}, line {reader.line_num}: {len(row)} fields; expected {len(header)} as in line 1"
-                )
-            table.questions.append(row[question])
-            table.answers.append(row[answer])
-            table.lines.append(reader.line_num)
-            if rating is not None:
-                ratings.append(_to_rating(row[rating], f"{path}, line {reader.line_num}"))
-    return _finish(table, ratings if rating is not None else None)
+    rows = csv_rows(path)
+    _, header = next(rows, (1, []))
+    columns = _find_columns(header, f"{path}, line 1")
+    table, ratings = PuzzleTable(str(path), columns, [], [], lines=[]), []
+    question, answer = (header.index(name) for name in columns)
+    for number, row in rows:
+        if not row:
+            continue
+        if len(row) != len(header):
+            raise ValueError(f"{path}, line {number}: {len(row)} fields; expected {len(header)} as in line 1")
+        table.questions.append(row[question])
+        table.answers.append(row[answer])
+        table.lines.append(number)
+        if RATING_COLUMN in header:
+            ratings.append(_to_rating(row[header.index(RATING_COLUMN)], f"{path}, line {number}"))
+    return _finish(table, ratings if RATING_COLUMN in header else None)
 
 
 def _read_jsonl(path: Path) -> PuzzleTable:
     table, ratings, has_rating = PuzzleTable(str(path), ("", ""), [], [], lines=[]), [], False
-    with _open_text(path) as file:
-        for number, line in enumerate(file, start=1):
-            if not line.strip():
-                continue
-            place = f"{path}, line {number}"
-            row = _parse_json(line, place)
-            if not table.lines:
-                table.columns, has_rating = _find_columns(list(row), place), RATING_COLUMN in row
-            for name, texts in zip(table.columns, (table.questions, table.answers)):
-                if not isinstance(row.get(name), str):
-                    raise ValueError(f"{place}, column {name!r}: {_shorten(row.get(name))}; expected a string")
-                texts.append(row[name])
-            table.lines.append(number)
-            if has_rating:
-                ratings.append(_to_rating(row.get(RATING_COLUMN), place))
+    for place, line in numbered_lines(path):
+        row = json_object(line, place)
+        if not table.lines:
+            table.columns, has_rating = _find_columns(list(row), place), RATING_COLUMN in row
+        for name, texts in zip(table.columns, (table.questions, table.answers)):
+            if not isinstance(row.get(name), str):
+                raise ValueError(f"{place}, column {name!r}: {shorten(row.get(name))}; expected a string")
+            texts.append(row[name])
+        table.lines.append(int(place.rpartition(" ")[2]))
+        if has_rating:
+            ratings.append(_to_rating(row.get(RATING_COLUMN), place))
     return _finish(table, ratings if has_rating else None)
-
-
-def _parse_json(line: str, place: str) -> dict:
-    try:
-        row = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ValueError(
-            f"{place}: broken JSON ({error.msg} at character {error.pos + 1}): {_shorten(line)}"
-        ) from error
-    if not isinstance(row, dict):
-        raise ValueError(f"{place}: {_shorten(line)}; expected a JSON object")
-    return row
 
 
 def _from_arrow(arrow_table, name: str) -> PuzzleTable:
@@ -263,7 +235,7 @@ def _from_arrow(arrow_table, name: str) -> PuzzleTable:
     for column, values in zip(columns, texts):
         for row, value in enumerate(values):
             if not isinstance(value, str):
-                raise ValueError(f"{table.place(row)}, column {column!r}: {_shorten(value)}; expected a string")
+                raise ValueError(f"{table.place(row)}, column {column!r}: {shorten(value)}; expected a string")
     if RATING_COLUMN not in arrow_table.column_names:
         return _finish(table, None)
     ratings = arrow_table.column(RATING_COLUMN).to_pylist()
@@ -281,8 +253,3 @@ def _finish(table: PuzzleTable, ratings: list[float] | None) -> PuzzleTable:
     if not len(table):
         raise ValueError(f"{table.name} has no rows; expected at least one puzzle")
     return table if ratings is None else replace(table, ratings=np.array(ratings, dtype=np.float32))
-
-
-def _shorten(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 100 else f"{text[:97]}..."

@@ -15,15 +15,10 @@ from pathlib import Path
 
 import numpy as np
 
-from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, csv_rows, validate_parquet, validate_table_line
-from ..io.sources import HUB_PREFIX, parse_json
-from .readers import FILE_KINDS, PuzzleTable, read_splits
+from .readers import PuzzleTable, read_splits
 
 
 logger = logging.getLogger(__name__)
-
-SUSPICIOUS_BYTES = 10_000  # of a JSON line, from which it is parsed to see that it can be
-SUSPICIOUS_BRACKETS = 50
 
 
 @dataclass(frozen=True)
@@ -96,10 +91,9 @@ def read_unique(
         rules: what the training table's first puzzle says about all.
 
     Raises:
-        FileNotFoundError, ValueError: as `readers.read_splits`; a file that `validate_source` refuses; equal puzzles
-            with different solutions, with both places.
+        FileNotFoundError, ValueError: as `readers.read_splits`; equal puzzles with different solutions, with both
+            places.
     """
-    validate_source(source)
     tables = read_splits(source)
     game = rules(tables["train"])
     splits = {name: PuzzleSplit(table, *game.parse(table)) for name, table in tables.items()}
@@ -116,36 +110,6 @@ def read_unique(
     for what, count in repeated.items():
         logger.warning("%s: %d rows %s", source, count, what)
     return splits, repeated
-
-
-def validate_source(source: str | Path) -> None:
-    """Refuses files that are packed bombs, binary, or have rows longer than any puzzle; names file and line.
-
-    Raises:
-        ValueError: see above. What is missing or of an unknown kind is for the reader to say.
-    """
-    path = Path(source)
-    if str(source).startswith(HUB_PREFIX) or not path.exists():
-        return
-    names = [f"{split}{kind}{packed}" for split in ("train", "test") for kind in FILE_KINDS for packed in ("", ".gz")]
-    for file in [path] if path.is_file() else [path / name for name in names if (path / name).is_file()]:
-        kind = Path(file.name.removesuffix(".gz")).suffix
-        if kind == ".parquet":
-            validate_parquet(file)
-        elif kind == ".csv":
-            for _ in csv_rows(file):
-                pass
-        elif kind == ".jsonl":
-            _validate_json_lines(file)
-
-
-def _validate_json_lines(file: Path) -> None:
-    for number, line in bounded_lines(file, MAX_TABLE_LINE_BYTES):
-        place = f"{file}, line {number}"
-        validate_table_line(line, place)
-        # The reader parses every line; here only those that could end it without a word of file and line.
-        if len(line) > SUSPICIOUS_BYTES or line.count(b"[") + line.count(b"{") > SUSPICIOUS_BRACKETS:
-            parse_json(line, place)
 
 
 def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> None:

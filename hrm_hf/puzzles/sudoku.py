@@ -16,7 +16,7 @@ from .data_options import DEFAULT_CLUES
 from .dataset import PuzzleInfo
 from .readers import PuzzleTable, make_split
 from .sources import HeldOut, PuzzleRules, PuzzleSplit, read_unique
-from .sudoku_generation import WHOLE, Puzzles, all_grids_4x4, generate_portions, rng_of
+from .sudoku_generation import Puzzles, all_grids_4x4, generate_portions, rng_of
 from .sudoku_rules import BOX_SHAPES, DIGIT_OFFSET, SudokuShape, obey_rules, sudoku_shape, validate_solution
 from .sudoku_solver import rate_boards
 from .sudoku_symmetry import canonical_forms
@@ -30,9 +30,6 @@ MAX_DRAWS = 1000  # of a symmetry of a training puzzle before all are said to ha
 
 # Independent random streams of one seed.
 _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM = range(5)
-
-
-# ---------------------------------------------------------------------------------------------------- augmentation
 
 
 def random_symmetries(shape: SudokuShape, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -99,9 +96,6 @@ def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[byte
     return new_boards.reshape(-1, cells), new_solutions.reshape(-1, cells)
 
 
-# ---------------------------------------------------------------------------------------------------- data sets
-
-
 def generated_sudoku(
     size: int = 9,
     num_train: int = 1000,
@@ -129,7 +123,7 @@ def generated_sudoku(
         order = rng_of((seed, _SPLIT_STREAM)).permutation(all_grids_4x4())
         grids, others = np.split(order, [round(len(order) * TEST_FRACTION)])
         test_how = {"grids": grids, "share": (0.0, TEST_FRACTION)}
-        train_how = {"grids": others, "share": (TEST_FRACTION, WHOLE[1])}
+        train_how = {"grids": others, "share": (TEST_FRACTION, 1.0)}
 
     def draw(split: str, count: int, stream: int, **how) -> Puzzles:
         none = np.empty((0, size**2), dtype=np.uint8)

@@ -27,7 +27,6 @@ MAX_TRIES = 1000  # attempts at one puzzle before its number of clues is called 
 FIRST_PORTIONS = (32, 128, 512)
 PORTION = 2048
 POOL_PAYS = 2 * PORTION  # attempts ahead from which the seconds until processes have started are worth it
-WHOLE = (0.0, 1.0)  # a share of all puzzles
 
 
 class Puzzles(NamedTuple):
@@ -71,7 +70,7 @@ def generate_portions(
     grids: np.ndarray | None = None,
     exclude: Iterable[bytes] = (),
     exclude_forms: Collection[bytes] = (),
-    share: tuple[float, float] = WHOLE,
+    share: tuple[float, float] = (0.0, 1.0),
     workers: int = 1,
 ) -> Iterator[Puzzles]:
     """Yield puzzles with a proven unique solution, rated; the same ones for the same arguments on every machine.
@@ -110,7 +109,7 @@ def generate_portions(
         key = (board if size == 4 else solution).tobytes()  # of 4x4, solutions recur
         if solution.tobytes() in excluded or key in seen or form.tobytes() in exclude_forms:
             return False
-        if share != WHOLE and not share[0] <= place_of_form(form.tobytes()) < share[1]:
+        if not share[0] <= place_of_form(form.tobytes()) < share[1]:
             return False
         seen.add(key)
         return True

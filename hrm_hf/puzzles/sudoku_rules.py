@@ -48,9 +48,6 @@ def sudoku_shape(size: int) -> SudokuShape:
     return SudokuShape(size)
 
 
-# ---------------------------------------------------------------------------------------------------- notation
-
-
 def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
     """Reads a board from a string (`.` or `0` is blank; white space is skipped), rows of digits, or a flat list.
 

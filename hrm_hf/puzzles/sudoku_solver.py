@@ -99,9 +99,6 @@ def rate_boards(boards: np.ndarray) -> np.ndarray:
     return np.where(found.counts, found.failed, -1)
 
 
-# ---------------------------------------------------------------------------------------------------- lanes
-
-
 def candidates(boards: np.ndarray) -> np.ndarray:
     """Masks uint16 [cells, boards] of boards uint8 [boards, cells]: a blank allows every digit."""
     size = int(boards.shape[1] ** 0.5)
@@ -208,9 +205,6 @@ class Lanes:
             kept[:deepest, : len(lanes)] = kept[:deepest, lanes]
             setattr(self, name, kept[:, : len(lanes)])
         self.board, self.waits = self.board[lanes], self.waits[lanes]
-
-
-# ---------------------------------------------------------------------------------------------------- making
 
 
 def random_grids(size: int, count: int, rng: np.random.Generator) -> np.ndarray:

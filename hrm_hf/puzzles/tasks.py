@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from . import maze, sudoku, sudoku_rules
-from .augment import NUM_DIHEDRAL, dihedral
+from .augment import box_symmetries, dihedral
 from .dataset import PAD_ID
 from .readers import COLUMN_NAMES
 from .sudoku_rules import BLANK, DIGIT_OFFSET
@@ -325,8 +325,7 @@ class MazeTask(PuzzleTask):
         return maze.validate_solution(question, self._legal(answer), self.grid_shape)
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
-        square = self.grid_shape[0] == self.grid_shape[1]
-        transforms = range(NUM_DIHEDRAL) if square else (0, 2, 4, 5)
+        transforms = box_symmetries(self.grid_shape)
         if votes > len(transforms):
             raise ValueError(
                 f"votes={votes}, but a maze of {self.grid_shape[0]} x {self.grid_shape[1]} has {len(transforms)} "

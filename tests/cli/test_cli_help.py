@@ -16,7 +16,7 @@ COMMANDS = {
     "demo --help": 0, "launch --help": 0, "recommend --help": 0, "slurm --help": 0, "": 2, "no-such-command": 2,
     "data sudoku": 2, "solve": 2, "solve ./no_folder": 2, "recommend": 2, "-h": 0, "solve -h": 0, "eval puzzles -h": 0,
     "recommend --memory 1XB": 2, "preflight --free much": 2, "demo --model none": 2, "solve 1 --out a.pdf": 2,
-    "launch --model x --processes 2": 2, "export onnx .": 2, "convert rlm_mhc a b --step 2": 2,
+    "launch --model x --processes 2": 2, "export onnx .": 2, "convert rlm_mhc a --out b --step 2": 2,
     "launch --model nosuch": 2, "launch --model gpt2 --dry_run --gpu_memory 24XB": 2, "convert hrm nosuch --out x": 2,
     "go MODEL": 2, "go MODEL x --prefix a --prefix b": 2, "eval go MODEL": 2, "eval go MODEL --benchmark x=y": 2,
     "eval lm MODEL --data x --exit-threshold 1": 2, "eval lm MODEL": 2, "eval lm MODEL --data x --nosuch": 2,

@@ -18,8 +18,9 @@ from hrm_hf.io.model_names import ModelError, find_model, is_path
 COMMANDS = (
     "solve MODEL 123", "eval puzzles MODEL data", "eval lm MODEL --data text.txt", "eval go MODEL --records r.jsonl",
     "eval cosmo MODEL --data maps", "go MODEL x", "rlm MODEL --question q --context-file here.txt", "serve MODEL",
-    "app MODEL", "export onnx MODEL out", "export torch MODEL out.pt2", "export gguf MODEL out.gguf",
-    "convert hrm MODEL out", "convert trm MODEL out --to-original",
+    "app MODEL", "export onnx MODEL --out out", "export torch MODEL --out out.pt2",
+    "export gguf MODEL --out out.gguf",
+    "convert hrm MODEL --out out", "convert trm MODEL --out out --to-original",
 )  # fmt: skip
 # Runs each command in turn: status, what it prints, and which of the heavy packages are loaded after it.
 SCRIPT = """
@@ -107,7 +108,7 @@ SOLVER, CODER, LM = "a puzzle solver", "a Go coder", "a language model"
             SOLVER,
             "For a regressor of maps there are hrm-hf eval cosmo and app",
         ),
-        ("convert trm MODEL out --to-original", "hrm_lm", SOLVER, "eval lm"),
+        ("convert trm MODEL --out out --to-original", "hrm_lm", SOLVER, "eval lm"),
         ("go MODEL x", "trm_puzzle", CODER, "For a puzzle solver there are hrm-hf solve, eval puzzles and app"),
         ("go MODEL x", "hrm_lm", CODER, "For a language model"),
         ("eval go MODEL --records r.jsonl", "trm_puzzle", LM, "For a puzzle solver"),

@@ -11,23 +11,17 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hrm_hf.puzzles.arc import (
+from hrm_hf.puzzles.arc import augmentations, build_arc, encode_task, save_arc_dataset, task_identifiers
+from hrm_hf.puzzles.arc_grids import (
     FRAME,
     apply_augmentation,
-    augmentations,
-    build_arc,
     crop_prediction,
     encode_grid,
     encode_pair,
-    encode_task,
     parse_identifier,
-    parse_task,
-    read_tasks,
-    save_arc_dataset,
-    task_identifiers,
-    task_to_json,
     undo_augmentation,
 )
+from hrm_hf.puzzles.arc_tasks import parse_task, read_tasks, task_to_json
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
 
 
@@ -61,7 +55,7 @@ def bundle(tmp_path) -> Path:
 @pytest.fixture
 def built(bundle, tmp_path):
     tasks = read_tasks([bundle])
-    return tasks, *build_arc(tasks, num_aug=4, seed=1, cache_dir=tmp_path / "cache", progress=False)
+    return tasks, *build_arc(tasks, num_aug=4, seed=1, cache_dir=tmp_path / "cache")
 
 
 def write_folders(root: Path, reverse: bool = False) -> Path:
@@ -171,6 +165,7 @@ def test_identifiers_do_not_depend_on_directory_order_or_hash_seed(tmp_path, bui
         # an empty parent package: `import hrm_hf` would load torch, seconds that this test does not need
         "import sys, types; sys.modules['hrm_hf'] = types.ModuleType('hrm_hf')\n"
         "sys.modules['hrm_hf'].__path__ = ['hrm_hf']; from hrm_hf.puzzles.arc import *\n"
+        "from hrm_hf.puzzles.arc_tasks import read_tasks\n"
         "for task in read_tasks(sys.argv[1:]): print(*(name for name, _ in augmentations(task, 4, 1)))"
     )
     other_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # unset means random in this process
@@ -187,7 +182,7 @@ def test_identifiers_do_not_depend_on_directory_order_or_hash_seed(tmp_path, bui
 
 def test_variants_of_a_task_do_not_depend_on_the_other_tasks(bundle, built, tmp_path):
     alone = [task for task in built[0] if task.name == "t1"]
-    splits, info = build_arc(alone, num_aug=4, seed=1, cache_dir=tmp_path / "alone", progress=False)
+    splits, info = build_arc(alone, num_aug=4, seed=1, cache_dir=tmp_path / "alone")
     ids = task_identifiers("t1", built[2].identifiers)
     assert info.identifiers[1:] == list(ids.values())
     rows = built[1]["train"].filter(lambda row: row["puzzle_identifiers"] in ids)
@@ -237,13 +232,10 @@ def test_train_rows_are_shifted_together_except_one_per_puzzle(built):
 
 def test_another_seed_gives_other_variants_and_the_same_seed_the_same_rows(built, tmp_path):
     tasks, splits, info = built
-    again, same = build_arc(tasks, num_aug=4, seed=1, cache_dir=tmp_path / "again", progress=False)
+    again, same = build_arc(tasks, num_aug=4, seed=1, cache_dir=tmp_path / "again")
     assert same.identifiers == info.identifiers
     assert again["train"][:] == splits["train"][:]
-    assert (
-        build_arc(tasks, num_aug=4, seed=2, cache_dir=tmp_path / "other", progress=False)[1].identifiers
-        != same.identifiers
-    )
+    assert build_arc(tasks, num_aug=4, seed=2, cache_dir=tmp_path / "other")[1].identifiers != same.identifiers
 
 
 def test_a_written_folder_streams_and_holds_the_test_puzzles(built, tmp_path):
@@ -259,7 +251,7 @@ def test_a_written_folder_streams_and_holds_the_test_puzzles(built, tmp_path):
 def test_hidden_answers_become_ignored_labels(tmp_path):
     task = make_task(1)
     del task["test"][0]["output"]
-    splits, _ = build_arc([parse_task(task, "h")], num_aug=1, cache_dir=tmp_path, progress=False)
+    splits, _ = build_arc([parse_task(task, "h")], num_aug=1, cache_dir=tmp_path)
     assert set(np.unique(splits["test"]["labels"][:])) == {-100}
 
 
@@ -325,7 +317,7 @@ def test_arc_1_evaluation_is_refused_beside_arc_2_training():
 @needs_bundles
 def test_the_arc_1_recipe_has_960_tasks_and_its_published_pairs(tmp_path):
     tasks = read_tasks([ARC_1, CONCEPT])
-    splits, info = build_arc(tasks, num_aug=0, cache_dir=tmp_path, progress=False)
+    splits, info = build_arc(tasks, num_aug=0, cache_dir=tmp_path)
     assert (len(tasks), info.num_puzzle_identifiers) == (960, 961)
     assert len(splits["train"]) == 1302 + 416 + 427 + 480 + 1363
     assert len(splits["test"]) == 419

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from hrm_hf.puzzles.arc import apply_augmentation, encode_grid, identifier_name
+from hrm_hf.puzzles.arc_grids import apply_augmentation, encode_grid, identifier_name
 from hrm_hf.puzzles.arc_voting import ArcVoting, load_test_puzzles
 
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.puzzles import maze
-from hrm_hf.puzzles.augment import DIHEDRAL_INVERSE, dihedral, inverse_dihedral
+from hrm_hf.puzzles.augment import dihedral, inverse_dihedral
 
 
 PUZZLE = ["S  ", "#  ", "G  "]
@@ -38,29 +38,13 @@ def write_csv(path, rows):
 # symmetries
 
 
-def test_each_symmetry_is_undone_by_its_inverse():
-    grid = np.arange(6).reshape(2, 3)
-    for transform in range(8):
-        assert np.array_equal(inverse_dihedral(dihedral(grid, transform), transform), grid)
-
-
-def test_the_symmetries_are_numbered_as_in_the_original():
+def test_the_symmetries_are_numbered_as_in_the_original_and_act_on_the_last_two_axes():
     grid = np.arange(9).reshape(3, 3)
     expected = [grid, *(np.rot90(grid, k) for k in (1, 2, 3)), np.fliplr(grid), np.flipud(grid), grid.T]
     expected.append(np.fliplr(np.rot90(grid)))
-    assert all(np.array_equal(dihedral(grid, i), other) for i, other in enumerate(expected))
-    assert DIHEDRAL_INVERSE == (0, 3, 2, 1, 4, 5, 6, 7)
-
-
-def test_symmetries_act_on_the_last_two_axes():
-    batch = np.arange(24).reshape(2, 3, 4)
-    for transform in range(8):
-        assert np.array_equal(dihedral(batch, transform)[1], dihedral(batch[1], transform))
-
-
-def test_an_unknown_symmetry_is_refused():
-    with pytest.raises(ValueError, match="dihedral transform 8 does not exist; expected an id from 0 to 7"):
-        dihedral(np.zeros((2, 2)), 8)
+    for transform, other in enumerate(expected):
+        assert np.array_equal(dihedral(np.stack([grid, grid + 9]), transform), np.stack([other, other + 9]))
+        assert np.array_equal(inverse_dihedral(dihedral(grid[:2], transform), transform), grid[:2])
 
 
 # notation and checking
@@ -79,23 +63,15 @@ def test_lines_and_flat_strings_are_the_same_maze():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("S G#x####", "character 'x' at position 5; expected one of '# SGo'"),
-        ("S G#", None),
-        ("S G##", "a maze of 5 cells is no 2 x 2 grid; give grid_shape"),
-        (["S G", "#"], r"rows of a maze have different lengths: \[1, 3\]"),
-        ([[1, 9], [1, 1]], "token 9; expected 0 to 5"),
+        ("S G#x####", "'x' at position 5"),
+        ("S G##", "5 cells"),
+        (["S G", "#"], r"\[1, 3\]"),
+        ([[1, 9], [1, 1]], "token 9"),
     ],
 )
 def test_a_malformed_maze_is_named(text, message):
-    if message is None:
-        assert maze.encode(text).shape == (2, 2)
-    else:
-        with pytest.raises(ValueError, match=message):
-            maze.encode(text)
-
-
-def test_a_shortest_path_has_no_violations():
-    assert maze.validate_solution(PUZZLE, SOLUTION) == []
+    with pytest.raises(ValueError, match=message):
+        maze.encode(text)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +85,7 @@ def test_a_shortest_path_has_no_violations():
     ],
 )
 def test_each_violation_is_reported(solution, message):
+    assert maze.validate_solution(PUZZLE, SOLUTION) == []
     assert message in maze.validate_solution(PUZZLE, solution)
 
 
@@ -153,16 +130,16 @@ def test_the_minimum_path_length_is_kept():
 
 
 def test_an_unreachable_path_length_is_an_error():
-    with pytest.raises(RuntimeError, match=r"no new 5 x 5 maze with a path of 24 steps .* lower min_path_length"):
+    with pytest.raises(RuntimeError, match="path of 24 steps"):
         list(maze.generate(5, 5, 1, min_path_length=24))
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"height": 2, "width": 9}, "maze size is 2 x 9; expected at least 3 x 3"),
-        ({"height": 9, "width": 9, "openings": 2}, "openings is 2; expected a share from 0 to 1"),
-        ({"height": 9, "width": 9, "min_path_length": 81}, "min_path_length is 81; expected 1 to 80 steps"),
+        ({"height": 2, "width": 9}, "2 x 9"),
+        ({"height": 9, "width": 9, "openings": 2}, "openings is 2"),
+        ({"height": 9, "width": 9, "min_path_length": 81}, "min_path_length is 81"),
     ],
 )
 def test_impossible_generator_options_are_refused(arguments, message):
@@ -189,7 +166,7 @@ def test_augmented_mazes_are_solved_neighbours_of_their_original():
 
 
 def test_augmentation_of_an_oblong_grid_is_refused():
-    with pytest.raises(ValueError, match=r"aug needs a square grid, .* this one is 5 x 7"):
+    with pytest.raises(ValueError, match="5 x 7"):
         maze.generated_mazes(5, 7, 1, 1, aug=True)
 
 
@@ -208,7 +185,7 @@ def test_a_file_in_the_hub_schema_becomes_rows(tmp_path):
 
 def test_an_oblong_source_needs_its_shape(tmp_path):
     path = write_csv(tmp_path / "m.csv", [("S G", "SoG")])
-    with pytest.raises(ValueError, match="3 characters are no square maze; give the grid's height and width"):
+    with pytest.raises(ValueError, match="3 characters"):
         maze.mazes_from_source(path)
     assert maze.mazes_from_source(path, (1, 3))[1].grid_shape == (1, 3)
 

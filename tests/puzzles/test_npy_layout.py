@@ -62,12 +62,12 @@ def content(root: Path) -> dict:
 @pytest.mark.parametrize("ignore_label_id", [0, None])
 def test_reading_and_writing_back_gives_the_same_files(tmp_path, sets, ignore_label_id):
     source = write_layout(tmp_path / "source", sets, {"ignore_label_id": ignore_label_id})
-    splits, info = read_original(source, cache_dir=tmp_path / "cache")
+    splits, info = read_original(source)
     assert content(write_original(splits, info, tmp_path / "back")) == content(source)
 
 
 def test_rows_carry_their_identifier_puzzle_and_group(tmp_path):
-    splits, info = read_original(write_layout(tmp_path / "source"), cache_dir=tmp_path)
+    splits, info = read_original(write_layout(tmp_path / "source"))
     assert splits["train"]["puzzle_identifiers"][:] == [1, 2, 2, 3]
     assert splits["train"]["puzzle_index"][:] == [0, 1, 1, 2]
     assert splits["train"]["group_index"][:] == [0, 0, 0, 1]
@@ -78,19 +78,12 @@ def test_rows_carry_their_identifier_puzzle_and_group(tmp_path):
 def test_ignored_labels_become_minus_100_and_nothing_else_does(tmp_path):
     source = write_layout(tmp_path / "source")
     labels = np.load(source / "train/all__labels.npy").astype(int)
-    splits, _ = read_original(source, cache_dir=tmp_path)
+    splits, _ = read_original(source)
     assert splits["train"]["labels"][:] == np.where(labels == 0, -100, labels).tolist()
 
 
-def test_a_set_longer_than_one_chunk_keeps_every_row(tmp_path, monkeypatch):
-    monkeypatch.setattr("hrm_hf.puzzles.npy_layout.CHUNK_ROWS", 3)
-    source = write_layout(tmp_path / "source")
-    splits, info = read_original(source, cache_dir=tmp_path / "cache")
-    assert content(write_original(splits, info, tmp_path / "back")) == content(source)
-
-
 def test_a_selection_of_rows_is_written_with_offsets_of_its_own(tmp_path):
-    splits, info = read_original(write_layout(tmp_path / "source"), cache_dir=tmp_path / "cache")
+    splits, info = read_original(write_layout(tmp_path / "source"))
     out = write_original(DatasetDict(train=splits["train"].select([1, 2, 3])), info, tmp_path / "back")
     assert np.load(out / "train/all__puzzle_indices.npy").tolist() == [0, 2, 3]
     assert np.load(out / "train/all__group_indices.npy").tolist() == [0, 1, 2]
@@ -98,9 +91,9 @@ def test_a_selection_of_rows_is_written_with_offsets_of_its_own(tmp_path):
 
 
 def test_an_empty_split_survives_the_round_trip(tmp_path):
-    splits, info = read_original(write_layout(tmp_path / "source"), cache_dir=tmp_path / "cache")
+    splits, info = read_original(write_layout(tmp_path / "source"))
     empty = DatasetDict(train=splits["train"], test=splits["test"].select([]))
-    again, _ = read_original(write_original(empty, info, tmp_path / "back"), cache_dir=tmp_path / "again")
+    again, _ = read_original(write_original(empty, info, tmp_path / "back"))
     assert (len(again["train"]), len(again["test"])) == (4, 0)
     assert again["test"].features == puzzle_features(SEQ_LEN)
 
@@ -131,7 +124,7 @@ def test_the_task_is_guessed_from_length_and_vocabulary():
 def test_arrays_that_disagree_are_refused_by_name(tmp_path, changes, message):
     source = write_layout(tmp_path / "s", **{name: np.asarray(values) for name, values in changes.items()})
     with pytest.raises(ValueError, match=message):
-        read_original(source, cache_dir=tmp_path)
+        read_original(source)
 
 
 @pytest.mark.parametrize("name", ["identifiers.json", "test/dataset.json", "train/all__labels.npy"])
@@ -139,7 +132,7 @@ def test_a_missing_file_is_named(tmp_path, name):
     source = write_layout(tmp_path / "s")
     (source / name).unlink()
     with pytest.raises(FileNotFoundError, match=f"{name} is missing"):
-        read_original(source, cache_dir=tmp_path)
+        read_original(source)
 
 
 @pytest.mark.parametrize(
@@ -153,13 +146,13 @@ def test_a_missing_file_is_named(tmp_path, name):
 )
 def test_a_dataset_json_that_cannot_be_ours_is_refused(tmp_path, meta, message):
     with pytest.raises(ValueError, match=message):
-        read_original(write_layout(tmp_path / "s", meta=meta), cache_dir=tmp_path)
+        read_original(write_layout(tmp_path / "s", meta=meta))
 
 
 def test_pickled_arrays_are_never_loaded(tmp_path):
     source = write_layout(tmp_path / "s", puzzle_identifiers=np.array([{}, {}, {}], dtype=object))
     with pytest.raises(ValueError, match=r"identifiers.npy is no plain .npy array of integers"):
-        read_original(source, cache_dir=tmp_path)
+        read_original(source)
 
 
 def rows(puzzle_index, group_index, label=1) -> Dataset:
@@ -185,7 +178,7 @@ def test_rows_the_layout_cannot_hold_are_refused(tmp_path, split, dataset, messa
 
 def test_an_existing_layout_is_not_overwritten(tmp_path):
     source = write_layout(tmp_path / "s")
-    splits, info = read_original(source, cache_dir=tmp_path)
+    splits, info = read_original(source)
     with pytest.raises(FileExistsError, match="already holds a data set in the original layout"):
         write_original(splits, info, source)
 

@@ -4,7 +4,6 @@ Referees: the numbers of the original's published run (26,041 steps), the parser
 run_puzzle.py itself, whose main the script runs.
 """
 
-import ast
 import json
 import re
 import runpy
@@ -26,14 +25,14 @@ from hrm_hf.puzzles.dataset import load_puzzle_info, save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_checkpoint
 from hrm_hf.puzzles.npy_layout import read_original, write_original
 from hrm_hf.puzzles.options import EvaluatePuzzles
-from hrm_hf.puzzles.pretrain_evaluation import evaluation_arguments
 from hrm_hf.puzzles.pretrain_options import (
-    KEYS,
+    DEFAULTS,
     DataSize,
     Machine,
     build_command,
     data_size,
     epoch_steps,
+    evaluation_arguments,
     machine,
     original_run,
     parse_command,
@@ -56,7 +55,7 @@ SUDOKU_FULL = (
     "arch.L_cycles=8 arch.halt_max_steps=8 arch.pos_encodings=learned"
 )
 HERE = Machine(compile=False, bf16=False, cpu=True, wandb_project=None)
-SIXTEEN = DataSize("original", groups=16, mean_examples=1.0, fingerprint="0badcafe")
+SIXTEEN = DataSize(groups=16, mean_examples=1.0, fingerprint="0badcafe")
 
 
 def run_of(command: str, size: DataSize = SIXTEEN, here: Machine = HERE):
@@ -101,22 +100,17 @@ def test_the_guides_commands_give_the_originals_number_of_steps(command, steps, 
 
 
 def test_the_full_size_command_is_the_published_run_of_26041_steps():
-    recipe = run_of(FULL, DataSize("original", 1000, 1.0, "")).recipe
+    recipe = run_of(FULL, DataSize(1000, 1.0)).recipe
     assert (recipe["max_steps"], recipe["global_batch_size"]) == (26_041, 768)
     assert "config_overrides" not in recipe  # the config's defaults are the original's
 
 
 @pytest.mark.parametrize("command", [BASIC, ULTRA, FULL, BACKGROUND, SUDOKU_FULL])
-def test_the_printed_command_and_the_recipe_are_the_same_to_run_puzzle(command, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    run = run_of(command, DataSize("original", 1000, 1.0, "f"))
-    words = shlex.split(run.command(["--save_total_limit", "1"]))
-    assert words[0] == "python" and Path(words[1]).name == "run_puzzle.py"
-    from_flags = parsed(words[2:])
-    from_file = parsed(["--recipe", str(run.save()), "--save_total_limit", "1"])
-    assert build_config(from_flags[0]).to_dict() == build_config(from_file[0]).to_dict()
-    assert from_flags[1] == from_file[1]
-    assert from_flags[2].to_dict() == from_file[2].to_dict()
+def test_every_command_of_the_guide_is_one_of_run_puzzle(command):
+    run = run_of(command, DataSize(1000, 1.0, "f"))
+    model, data, training = parsed(run.arguments())
+    assert build_config(model).model_type == "hrm_puzzle"
+    assert (data.data_path, training.max_steps) == (run.recipe["data_path"], run.recipe["max_steps"])
 
 
 def test_every_key_of_the_original_reaches_its_option():
@@ -124,9 +118,9 @@ def test_every_key_of_the_original_reaches_its_option():
         f"{SUDOKU_FULL} lr_warmup_steps=7 beta1=0.8 beta2=0.99 seed=3 checkpoint_every_eval=false arch.rope_theta=500 "
         "arch.H_cycles=3 arch.halt_exploration_prob=0.3 +project_name=P ++run_name=R arch.forward_dtype=float32 "
         "arch.rms_norm_eps=1e-6 arch=hrm_v1 arch.puzzle_emb_ndim=1024",
-        DataSize("ours", 100_000, 1.0, ""),
+        DataSize(100_000, 1.0),
     )
-    args = parsed(shlex.split(run.command())[2:])
+    args = parsed(run.arguments())
     config = build_config(args[0])
     assert (config.loss_type, config.L_cycles, config.H_cycles, config.halt_max_steps) == ("softmax", 8, 3, 8)
     assert (config.pos_encodings, config.forward_dtype, config.rms_norm_eps) == ("learned", "float32", 1e-6)
@@ -144,22 +138,22 @@ def test_every_key_of_the_original_reaches_its_option():
 @pytest.mark.parametrize(
     "words, message",
     [
-        ("epochs=500 arch.hiden_size=3", "unknown key 'arch.hiden_size'; did you mean 'arch.hidden_size'"),
-        ("learning_rate=1", "unknown key 'learning_rate'"),
-        ("epochs", "not of the form key=value"),
-        ("epochs=ten", "epochs=ten must be a whole number"),
-        ("epochs=1.5", "epochs=1.5 must be a whole number"),
-        ("lr=fast", "lr=fast must be a number"),
-        ("lr=nan", "lr=nan must be a number"),
-        ("lr=-1", "lr=-1.0 must be above 0"),
-        ("global_batch_size=0", "global_batch_size=0 must be above 0"),
-        ("checkpoint_every_eval=perhaps", "must be true or false"),
-        ("epochs=null", "epochs=null needs a value; its default is 100000"),
+        ("epochs=500 arch.hiden_size=3", "arch.hiden_size"),
+        ("learning_rate=1", "learning_rate"),
+        ("epochs", "'epochs'"),
+        ("epochs=ten", "epochs=ten"),
+        ("epochs=1.5", "epochs=1.5"),
+        ("lr=fast", "lr=fast"),
+        ("lr=nan", "lr=nan"),
+        ("lr=-1", "lr=-1.0"),
+        ("global_batch_size=0", "global_batch_size=0"),
+        ("checkpoint_every_eval=perhaps", "checkpoint_every_eval=perhaps"),
+        ("epochs=null", "epochs=null"),
         ("epochs=5 epochs=6", "epochs is given twice"),
-        ("arch=trm", "the original HRM has hrm_v1 alone"),
-        ("arch.name=x@Y", "is not the original HRM's"),
-        ("eval_save_outputs=[logits]", "hrm-hf eval puzzles"),
-        ("--output_dir x", "--output_dir is decided by checkpoint_path"),
+        ("arch=trm", "arch=trm"),
+        ("arch.name=x@Y", "arch.name=x@Y"),
+        ("eval_save_outputs=[logits]", "eval_save_outputs=['logits']"),
+        ("--output_dir x", "--output_dir"),
     ],
 )
 def test_a_word_that_means_nothing_is_refused_with_what_was_meant(words, message):
@@ -183,23 +177,21 @@ def test_an_architecture_that_cannot_be_is_refused_before_anything_is_written(wo
 def test_an_interval_must_divide_the_epochs_and_fill_a_batch():
     assert epoch_steps(500, None, 16, 1.0, 4) == (2000, 2000)
     assert epoch_steps(20_000, 2000, 1000, 1.0, 768) == (26_041, 2604)
-    with pytest.raises(
-        ValueError, match="eval_interval=300 does not divide epochs=1000; the nearest that does is 250"
-    ):
+    with pytest.raises(ValueError, match=r"eval_interval=300: .*epochs=1000.* 250"):
         epoch_steps(1000, 300, 16, 1.0, 4)
-    with pytest.raises(ValueError, match="do not fill one batch of global_batch_size=768"):
+    with pytest.raises(ValueError, match=r"eval_interval=1: .*global_batch_size=768"):
         epoch_steps(10, 1, 16, 1.0, 768)
 
 
 def test_a_missing_data_set_is_an_error_that_says_how_to_build_it(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(FileNotFoundError, match="does not exist") as stop:
+    with pytest.raises(FileNotFoundError, match="data_path=data/sudoku-extreme-small") as stop:
         script("pretrain.py", BASIC.split(), monkeypatch)
     command = str(stop.value).splitlines()[-1].split()
     assert command[:3] == ["hrm-hf", "data", "sudoku"] and command[-1] == "data/sudoku-extreme-small"
     assert CliRunner().invoke(app, command[1:]).exit_code == 0  # and it is the command that mends it
     size = data_size("data/sudoku-extreme-small")
-    assert (size.layout, size.groups, size.mean_examples) == ("ours", 16, 1.0)
+    assert size == (16, 1.0, None)
     assert not Path("checkpoints").exists()
 
 
@@ -220,10 +212,7 @@ def test_every_build_command_is_one_that_hrm_hf_data_knows():
 
 def test_environment_variables_decide_compiler_and_logging():
     assert machine({"DISABLE_COMPILE": "1"}).compile is False
-    assert "DISABLE_COMPILE" in machine({"DISABLE_COMPILE": "1"}).notes["torch.compile"]
-    here = machine({"WANDB_PROJECT": "mine", "OMP_NUM_THREADS": "8"})
-    assert "OMP_NUM_THREADS=8" in here.notes["threads"]
-    assert run_of(BASIC, here=here).recipe["report_to"] == "wandb"
+    assert run_of(BASIC, here=machine({"WANDB_PROJECT": "mine"})).recipe["report_to"] == "wandb"
     assert run_of(BASIC).recipe["report_to"] == "none"
 
 
@@ -241,7 +230,7 @@ def test_a_command_trains_and_its_checkpoint_is_evaluated(original_folder, tmp_p
     script("pretrain.py", [*words.split(), "--disable_tqdm", "true"], monkeypatch)
     printed = capsys.readouterr().out
     run = next(Path("checkpoints").glob("Sudoku-tiny*/Hier*"))
-    assert f"recipe: {run}/from_pretrain.yaml" in printed and "run_puzzle.py --model_type hrm_puzzle" in printed
+    assert "run_puzzle.py --model_type hrm_puzzle" in printed
     assert json.loads((run / "results.json").read_text())["steps"] == 20
     state = json.loads((run / "checkpoint-20" / "trainer_state.json").read_text())
     assert [entry["step"] for entry in state["log_history"] if "eval_exact_accuracy" in entry] == [10, 20]
@@ -273,12 +262,6 @@ def test_a_model_is_evaluated_on_arrays_of_the_original_as_on_the_set_they_becom
         evaluate_checkpoint(EvaluatePuzzles(data=str(original_folder), split="validation", **given))
 
 
-def test_the_help_shows_commands_as_they_are_typed():
-    shown = ast.get_docstring(ast.parse((TRAINING / "pretrain.py").read_text()), clean=False)
-    assert max(map(len, shown.splitlines())) <= 120
-    assert shown.count(" \\\n        ") == 2  # a command in three lines
-
-
 def test_a_checkpoint_of_the_original_is_converted_and_meets_its_data(original_folder, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     vocab_size = json.loads((original_folder / "train" / "dataset.json").read_text())["vocab_size"]
@@ -295,10 +278,10 @@ def test_a_checkpoint_of_the_original_is_converted_and_meets_its_data(original_f
 @pytest.mark.parametrize(
     "words, error, message",
     [
-        (["checkpoint=nowhere"], FileNotFoundError, "checkpoint=nowhere does not exist"),
-        (["chekpoint=x"], ValueError, "unknown key 'chekpoint'"),
-        ([], ValueError, "expected checkpoint=FOLDER"),
-        (["checkpoint=."], FileNotFoundError, "holds neither our config.json nor the original's all_config.yaml"),
+        (["checkpoint=nowhere"], FileNotFoundError, "checkpoint=nowhere"),
+        (["chekpoint=x"], ValueError, "chekpoint"),
+        ([], ValueError, "checkpoint=FOLDER"),
+        (["checkpoint=."], FileNotFoundError, "checkpoint=."),
     ],
 )
 def test_evaluate_says_what_is_wrong_with_a_checkpoint(words, error, message, tmp_path, monkeypatch):
@@ -310,7 +293,7 @@ def test_evaluate_says_what_is_wrong_with_a_checkpoint(words, error, message, tm
 def test_help_names_every_key(monkeypatch, capsys):
     script("pretrain.py", ["--help"], monkeypatch)
     printed = capsys.readouterr().out
-    assert all(f"  {name}=" in printed for name in KEYS)
+    assert all(f"  {name}=" in printed for name in DEFAULTS)
 
 
 def test_arrays_of_the_original_load_unchanged(original_folder, tmp_path, monkeypatch):

@@ -97,7 +97,7 @@ def test_every_missing_unexpected_and_misshapen_tensor_is_named_at_once(write_or
     state.pop("model.inner.H_level.layers.1.mlp.down_proj.weight")
     state["model.inner.q_head.weight"] = torch.zeros(2, 65)
     state["model.inner.L_level.layers.0.mlp.dwconv.weight"] = torch.zeros(3)
-    with pytest.raises(ValueError, match="does not fit") as error:
+    with pytest.raises(ValueError, match="do not fit") as error:
         convert_original(write_original(HRM, state), tmp_path / "ours")
     for line in (
         "missing: lm_head.weight (11, 64)",
@@ -123,7 +123,7 @@ def test_names_that_coincide_without_their_wrappers_are_refused(write_original, 
 def test_the_largest_step_is_taken_unless_told(write_original, tmp_path):
     folder = write_original(HRM, step=9)
     torch.save({}, folder / "step_10")
-    with pytest.raises(ValueError, match="step_10 does not fit"):
+    with pytest.raises(ValueError, match="step_10 and"):
         convert_original(folder, tmp_path / "ours")
     assert convert_original(folder, tmp_path / "ours", step=9)["source"].endswith("step_9")
     assert convert_original(folder / "step_9", tmp_path / "ours")["source"].endswith("step_9")
@@ -165,7 +165,7 @@ def test_something_else_than_a_state_dict_is_refused(write_original, tmp_path, c
 
 def test_a_missing_or_broken_config_is_named(write_original, tmp_path):
     folder = write_original(HRM)
-    for text, message in (("a: [", "not YAML"), ("lr: 1", "no section `arch`"), ("arch: {}", "arch lacks")):
+    for text, message in (("a: [", "not valid YAML"), ("lr: 1", "arch"), ("arch: {}", "arch lacks")):
         (folder / "all_config.yaml").write_text(text)
         with pytest.raises(ValueError, match=f"all_config.yaml.*{message}"):
             convert_original(folder, tmp_path / "ours")
@@ -179,10 +179,10 @@ def test_a_missing_or_broken_config_is_named(write_original, tmp_path):
 @pytest.mark.parametrize(
     ("arch", "message"),
     [
-        ({"H_cycles": "two"}, "arch.H_cycles='two' is not of type int"),
+        ({"H_cycles": "two"}, "arch.H_cycles='two'"),
         ({"pos_encodings": "alibi"}, "pos_encodings='alibi' is not one of"),
         ({"num_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
-        ({"name": NAMES["trm"]}, "is 'trm', not 'hrm'"),
+        ({"name": NAMES["trm"]}, "arch.name="),
         ({"loss": {"loss_type": "focal"}}, "loss_type='focal' is not one of"),
     ],
 )
@@ -197,7 +197,7 @@ def test_numbers_that_yaml_reads_as_text_are_numbers(write_original, tmp_path):
 
 
 def test_trm_with_a_continue_value_is_refused_because_it_never_ran(write_original, tmp_path):
-    with pytest.raises(ValueError, match="does not work in the original TRM"):
+    with pytest.raises(ValueError, match="no_ACT_continue=False"):
         convert_original(write_original(TRM, no_ACT_continue=False), tmp_path / "ours", "trm")
 
 
@@ -232,7 +232,7 @@ def test_seq_len_comes_from_the_data_folder(write_original, tmp_path):
     result = convert_original(folder, tmp_path / "ours")
     assert (result["seq_len"], result["seq_len_from"], result["task"]) == (49, str(meta), "generic")
     meta.write_text(json.dumps({"seq_len": 49, "vocab_size": 14}))
-    with pytest.raises(ValueError, match="vocab_size=14, the checkpoint 13"):
+    with pytest.raises(ValueError, match="vocab_size=13"):
         convert_original(folder, tmp_path / "ours")
 
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 from hrm_hf import HrmPuzzleConfig
 from hrm_hf.puzzles import maze, sudoku_generation, sudoku_rules
-from hrm_hf.puzzles.arc import encode_grid
+from hrm_hf.puzzles.arc_grids import encode_grid
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
 from hrm_hf.puzzles.plots import MAX_PANELS, _Boards, _clashes, changed_cells, plot_trajectory
 

@@ -13,7 +13,7 @@ import hrm_hf
 from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, PuzzleSolvingPipeline, TrmPuzzleForSolving
 from hrm_hf.puzzles import maze, sudoku_generation, sudoku_rules
-from hrm_hf.puzzles.arc import FRAME, SEQ_LEN, crop_prediction, encode_grid
+from hrm_hf.puzzles.arc_grids import FRAME, SEQ_LEN, crop_prediction, encode_grid
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
 
 

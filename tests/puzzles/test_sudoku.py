@@ -330,8 +330,8 @@ def test_a_faulty_csv_is_named_with_line_column_and_value(tmp_path, text, messag
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ('{"question": ', r"line 2: broken JSON \(Expecting value at character"),
-        ("[1]", r"line 2: '\[1\]\\n'; expected a JSON object"),
+        ('{"question": ', "line 2: broken JSON"),
+        ("[1]", r"line 2: \[1\]"),
         ('{"question": "1"}', "line 2, column 'answer': None; expected a string"),
     ],
 )

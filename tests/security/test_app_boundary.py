@@ -147,6 +147,7 @@ NUMBERS = {
     "noise at no place": ("solve", SOLVE, 8, "end"),
     "a choice of none": ("solve", SOLVE, 9, "best"),
     "stillness below 0": ("solve", SOLVE, 10, -1),
+    "a prompt of half a megabyte": ("write", WRITE, 0, "a" * 500_000),
     "tokens above": ("write", WRITE, 1, 10**9),
     "a temperature that is NaN": ("write", WRITE, 2, float("nan")),
     "top p that is NaN": ("write", WRITE, 3, float("nan")),
@@ -182,11 +183,6 @@ BOARDS = {
 @pytest.mark.parametrize("name", BOARDS)
 def test_a_board_that_could_not_be_typed_is_refused(name, page):
     assert "board" in refusal(ask(page, event(page, "solve"), [BOARDS[name], *SOLVE[1:]]))
-
-
-def test_a_prompt_of_half_a_megabyte_is_refused_by_its_length(page):
-    found = refusal(ask(page, event(page, "write"), ["a" * 500_000, *WRITE[1:]]))
-    assert "Prompt: 500,000 characters; expected at most 20,000" in found
 
 
 def test_the_right_values_are_answered(page):
@@ -354,6 +350,7 @@ RECIPES = {
     "a number": "build_data: 7\n",
     "a map": "train_data: {a: b}\n",
     "no map": "- 1\n",
+    "markup": "train_data: '<img src=x onerror=alert(1)>.txt'\n",
 }
 
 
@@ -365,13 +362,5 @@ def test_a_recipe_that_no_run_wrote_is_no_failure_of_the_page(name, tmp_path):
     model.save_pretrained(tmp_path)
     (tmp_path / "recipe.yaml").write_text(RECIPES[name], encoding="utf-8")
     words = training_html(str(tmp_path), model)
-    assert words.startswith("How it was trained")
-
-
-def test_markup_in_a_recipe_stays_text(tmp_path):
-    from hrm_hf.app.about import training_html
-
-    model = every.model("hrm_puzzle")
-    model.save_pretrained(tmp_path)
-    (tmp_path / "recipe.yaml").write_text("train_data: '<img src=x onerror=alert(1)>.txt'\n", encoding="utf-8")
-    assert "<img" not in training_html(str(tmp_path), model)
+    assert name == "markup" or words.startswith("How it was trained")
+    assert "<img" not in words

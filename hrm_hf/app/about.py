@@ -55,7 +55,7 @@ def training_html(name: str, model: PreTrainedModel) -> str:
     try:
         recipe, results = read_run(Path(files[0]).parent)
         data, started_from = training_data(recipe)
-    except ValueError:
+    except (ValueError, OSError):  # a recipe that no run wrote may have a name longer than a path
         return "How it was trained cannot be read from its recipe.yaml and results.json."
     if not data or results.get("steps") == 0:
         return UNTRAINED if is_untrained(model) else "How it was trained is not stated."

@@ -37,12 +37,6 @@ class LmDataArguments:
         default=None, metadata={"help": "Line that separates documents of a plain text, e.g. <|endoftext|>."}
     )
     on_bad_line: str = field(default="stop", metadata={"help": "Unreadable lines: stop, or skip and count them."})
-    max_document_bytes: int = field(
-        default=2**25, metadata={"help": "Longest line of a file, and longest document of a plain text, in bytes."}
-    )
-    max_unpacked_bytes: int | None = field(
-        default=None, metadata={"help": "What a packed file may unpack to; by default 64 MiB and 100 times its size."}
-    )
     min_text_length: int | None = field(default=None, metadata={"help": "Drop documents of fewer characters."})
     max_text_length: int | None = field(default=None, metadata={"help": "Longest document in characters."})
     long_texts: str = field(default="drop", metadata={"help": "Above --max_text_length: drop the document or cut it."})
@@ -112,7 +106,7 @@ class LmDataArguments:
         if not 0 < self.near_duplicate_threshold <= 1:
             raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold} is outside 0..1")
         counts = ("block_size", "max_train_samples", "max_eval_samples", "max_text_length", "prompt_new_tokens")
-        for name in (*counts, "max_document_bytes", "max_unpacked_bytes"):
+        for name in counts:
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.chunk_overlap < self.block_size:

@@ -156,8 +156,6 @@ def _open(source: str, split: str, options: "LmDataArguments", streaming: bool):
         on_bad_line=options.on_bad_line,
         streaming=streaming,
         cache_dir=options.data_cache_dir,
-        max_document_bytes=options.max_document_bytes,
-        max_unpacked_bytes=options.max_unpacked_bytes,
     )
 
 

@@ -111,17 +111,14 @@ class TextFilter:
         return "; ".join(removed) or "there were none to begin with"
 
 
-def text_batches(rows: "Dataset", most_bytes: int = BATCH_BYTES) -> Iterator[dict[str, list]]:
-    """The rows of a data set in batches of up to 1000 texts that come to about `most_bytes` together."""
-    sizes = text_sizes(rows)
-    start = 0
-    while start < len(rows):
-        stop, room = start, most_bytes
-        while stop < min(len(rows), start + BATCH_ROWS) and (stop == start or sizes[stop] <= room):
-            room -= sizes[stop]
-            stop += 1
-        yield rows[start:stop]
-        start = stop
+def text_batches(rows: "Dataset") -> Iterator[dict[str, list]]:
+    """Yield the rows of a data set in batches."""
+    yield from rows.iter(batch_size(rows))
+
+
+def batch_size(rows: "Dataset") -> int:
+    """Return how many texts to hold in memory at once: up to 1000, fewer of very long ones."""
+    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(max(text_sizes(rows), default=0), 1)))
 
 
 def text_sizes(rows: "Dataset") -> list[int]:

@@ -8,11 +8,12 @@ that the Hub is meant where a folder has the same name. A line that cannot be re
 What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
 """
 
+import gzip
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.bounded_files import MAX_DOCUMENT_BYTES, bounded_lines, validate_parquet
 from ..io.sources import (
     HUB_PREFIX,
     JSON_KINDS,
@@ -30,7 +31,7 @@ from ..io.sources import (
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted, each up to a document's bound
+WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted
 REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # of `reasoning/rows.py`
 READER_VERSION = 1  # part of the cache key; raise it when the same file gives other rows
 
@@ -44,8 +45,6 @@ def open_source(
     on_bad_line: str = "stop",
     streaming: bool = False,
     cache_dir: str | None = None,
-    max_document_bytes: int = MAX_DOCUMENT_BYTES,
-    max_unpacked_bytes: int | None = None,
 ) -> "Dataset | IterableDataset":
     """Opens one source as rows of `text` (str or None) and `error` (str or None; one of the two is None).
 
@@ -58,15 +57,12 @@ def open_source(
         on_bad_line: "stop" raises `BadLineError` at the first unreadable line, "skip" gives rows with `error`.
         streaming: read while training instead of converting first.
         cache_dir: of the converted files; that of `datasets` by default.
-        max_document_bytes: of a line, and of a document of a plain text; a longer one is unreadable.
-        max_unpacked_bytes: of a packed file, see `open_bounded`.
 
     Raises:
         FileNotFoundError: no such file, folder or Hub data set.
         ValueError: unknown kind of file, folder without known files, or missing column.
         BadLineError: see `on_bad_line`; raised on iteration if streaming.
     """
-    limits = {"max_document_bytes": max_document_bytes, "max_unpacked_bytes": max_unpacked_bytes}
     from datasets import concatenate_datasets
 
     if is_hub_source(source):
@@ -74,24 +70,21 @@ def open_source(
     parts = []
     for path in local_files(source):
         if path.suffix == PARQUET:
-            validate_parquet(path, column, max_unpacked_bytes)
             parts.append(_open_parquet(path, column, streaming, cache_dir))
         else:
-            parts.append(_open_lines(path, column, separator, on_bad_line, streaming, cache_dir, limits))
+            parts.append(_open_lines(path, column, separator, on_bad_line, streaming, cache_dir))
     return parts[0] if len(parts) == 1 else concatenate_datasets(parts)
 
 
 # ---- files of lines ----
 
 
-def _open_lines(
-    path: Path, column: str, separator, on_bad_line: str, streaming: bool, cache_dir: str | None, limits: dict
-):
+def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming: bool, cache_dir: str | None):
     from datasets import Dataset, Features, IterableDataset, Value
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
-    options: dict[str, Any] = {"path": str(path), "on_bad_line": on_bad_line, **limits}
+    options: dict[str, Any] = {"path": str(path), "on_bad_line": on_bad_line}
     if file_kind(path) in JSON_KINDS:
         reader = read_json_lines
         options["column"] = column
@@ -123,23 +116,24 @@ def _open_lines(
         raise ValueError(f"{path} holds no text") from error
 
 
-def read_json_lines(
-    path: str,
-    column: str,
-    on_bad_line: str,
-    max_document_bytes: int = MAX_DOCUMENT_BYTES,
-    max_unpacked_bytes: int | None = None,
-) -> Iterator[dict[str, str | None]]:
-    """Rows of a JSON Lines file; empty lines are passed over. See `open_source`."""
-    for number, line in bounded_lines(path, max_document_bytes, max_unpacked_bytes):
-        if not line.strip():
-            continue
-        place = f"{path}, line {number}"
+def _lines(path: str) -> Iterator[tuple[int, bytes]]:
+    """Yield numbers, from 1, and lines of a file, unpacked if it ends in .gz, without its byte-order mark."""
+    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
         try:
-            _validate_length(line, max_document_bytes, place)
-            yield {"text": _text_of_line(line, column, place), "error": None}
-        except BadLineError as error:
-            yield _bad_row(error, on_bad_line)
+            for number, line in enumerate(file, start=1):
+                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path}: broken gzip file ({error}); fetch it again") from error
+
+
+def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[str, str | None]]:
+    """Yield the rows of a JSON Lines file without empty lines. See `open_source`."""
+    for number, line in _lines(path):
+        if line.strip():
+            try:
+                yield {"text": _text_of_line(line, column, f"{path}, line {number}"), "error": None}
+            except BadLineError as error:
+                yield _bad_row(error, on_bad_line)
 
 
 def _text_of_line(line: bytes, column: str, place: str) -> str:
@@ -160,46 +154,21 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
     return text
 
 
-def read_plain_text(
-    path: str,
-    separator: str | None,
-    on_bad_line: str,
-    max_document_bytes: int = MAX_DOCUMENT_BYTES,
-    max_unpacked_bytes: int | None = None,
-) -> Iterator[dict[str, str | None]]:
-    """Documents of a plain text; an unreadable line is left out of its document. See `open_source`."""
+def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Iterator[dict[str, str | None]]:
+    """Yield the documents of a plain text; an unreadable line is left out of its document. See `open_source`."""
     lines: list[str] = []
-    size, first = 0, 1
-    for number, line in bounded_lines(path, max_document_bytes, max_unpacked_bytes):
+    for number, line in _lines(path):
         try:
-            _validate_length(line, max_document_bytes, f"{path}, line {number}")
             text = decode_text(line, f"{path}, line {number}")
-            if separator is not None and text.strip() == separator:
-                yield from _document(lines, strip=True)
-                lines, size, first = [], 0, number + 1
-                continue
-            is_first_too_many = size <= max_document_bytes
-            size += len(line)
-            if size <= max_document_bytes:
-                lines.append(text)
-                continue
-            lines = []  # the document is left out as a whole, and memory is free
-            if is_first_too_many:
-                raise BadLineError(
-                    f"{path}, line {number}: the document from line {first} on has more than {max_document_bytes:,} "
-                    "bytes; say with --document_separator what divides the file, or raise --max_document_bytes"
-                )
         except BadLineError as error:
             yield _bad_row(error, on_bad_line)
+            continue
+        if separator is not None and text.strip() == separator:
+            yield from _document(lines, strip=True)
+            lines = []
+        else:
+            lines.append(text)
     yield from _document(lines, strip=separator is not None)
-
-
-def _validate_length(line: bytes, most: int, place: str) -> None:
-    if len(line) > most and len(line.rstrip(b"\r\n")) > most:
-        raise BadLineError(
-            f"{place}: longer than {most:,} bytes; divide the text into documents, or raise --max_document_bytes (a "
-            "byte takes about 200 of memory to tokenise)"
-        )
 
 
 def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
@@ -211,7 +180,7 @@ def _document(lines: list[str], strip: bool) -> Iterator[dict[str, str | None]]:
 
 def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
     if on_bad_line == "stop":
-        raise BadLineError(f"{error}. Mend it, or leave such lines out with --on_bad_line skip") from None
+        raise BadLineError(f"{error}. Fix it, or skip such lines with --on_bad_line skip") from None
     return {"text": None, "error": str(error)}
 
 
@@ -219,8 +188,14 @@ def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
 
 
 def _open_parquet(path: Path, column: str, streaming: bool, cache_dir: str | None):
+    import pyarrow as pa
+    import pyarrow.parquet as pq
     from datasets import load_dataset
 
+    try:
+        pq.read_metadata(path)
+    except pa.ArrowInvalid as error:
+        raise ValueError(f"{path} is no Parquet file: {error}") from error
     rows = load_dataset("parquet", data_files=str(path), split="train", streaming=streaming, cache_dir=cache_dir)
     return _with_places(rows, column, str(path))
 

@@ -6,8 +6,6 @@ Text, CSV, Go records, Sudoku, mazes, ARC, parquet, JSON and YAML. Maps of cosmo
 import gzip
 import json
 import random
-import subprocess
-import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -24,7 +22,6 @@ from hrm_hf.puzzles.npy_layout import read_original
 from hrm_hf.puzzles.pipeline import read_puzzle_file
 from hrm_hf.text.answers import load_answers
 from hrm_hf.text.causal_lm import load_tokenizer
-from hrm_hf.text.filters import text_batches
 from hrm_hf.text.sources import open_source
 from hrm_hf.trainer.recipes import load_recipe
 
@@ -86,29 +83,10 @@ def pull_requests(path):
     return list(pull_request_records(path, dropped=Dropped()))
 
 
-def shared_text(path) -> bytes:
-    """Parquet: one text of a mebibyte, which 200 rows share."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    texts = pa.DictionaryArray.from_arrays(pa.array([0] * 200, pa.int32()), pa.array(["a" * MEBI]))
-    pq.write_table(pa.table({"text": texts.cast(pa.string())}), path, compression="zstd")
-
-
 # (what the file is, its name, its content or a function that writes it, who reads it, what the error says)
 FILES = [
-    ("a line of 60 MB", "a.jsonl", repeated(b'{"text": "', b"a" * 1000, 60_000), text,
-     r"line 1: longer than 33,554,432"),
-    ("a line of 60 MB of text", "a.txt", repeated(b"one\n", b"a" * 1000, 60_000), text,
-     r"line 2: longer than 33,554,432"),
-    ("a document of 40 MB", "a.txt", repeated(b"", b"a" * 9999 + b"\n", 4000), text,
-     r"the document from line 1 on has more than"),
-    ("a packed line of 10 MiB", "a.jsonl.gz", bomb, text, r"unpacks to more than"),
-    ("a packed text of 10 MiB", "a.txt.gz", bomb, text, r"unpacks to more than"),
-    ("packed short lines", "a.txt.gz", lambda path: path.write_bytes(gzip.compress(b"a\n" * MEBI * 2)), text,
-     r"unpacks to more|has more than"),
-    ("half a gzip file", "a.jsonl.gz", gzip.compress(binary(99_999))[:50_000], text, r"broken gzip file after line"),
-    ("a gzip file that is none", "a.txt.gz", b"hello\n", text, r"broken gzip file after line 0"),
+    ("half a gzip file", "a.jsonl.gz", gzip.compress(binary(99_999))[:50_000], text, r"a\.jsonl\.gz"),
+    ("a gzip file that is none", "a.txt.gz", b"hello\n", text, r"a\.txt\.gz: broken gzip file"),
     ("binary text", "a.txt", binary(), text, r"a\.txt, line 1: not valid UTF-8"),
     ("deep JSON", "a.jsonl", f'{{"text": {DEEP}}}\n'.encode(), text, r"line 1: broken JSON \(nested too deeply"),
     ("an integer of 20,000 digits", "a.jsonl", f'{{"text": {DIGITS}}}\n'.encode(), text,
@@ -116,7 +94,6 @@ FILES = [
     ("half a surrogate pair", "a.jsonl", b'{"text": "\\ud800"}\n', text,
      r"line 1: 'text' holds half a surrogate pair"),
     ("an empty text", "a.jsonl", b"", converted, r"holds no text"),
-    ("parquet with a shared text", "a.parquet", shared_text, text, r"unpacks to more than"),
     ("parquet that is none", "a.parquet", binary(), text, r"a\.parquet is no Parquet file"),
     ("parquet without an end", "a.parquet", b"PAR1" + binary() + b"PAR1", text, r"a\.parquet is no Parquet file"),
     ("a CSV field of 200,000 characters", "s.csv", (HEADER + ROW + "x" * 200_000 + f",{SOLVED}\n").encode(), sudoku_of,
@@ -233,57 +210,6 @@ def test_an_empty_file_of_go_records_is_named(tmp_path):
 def test_an_ordinary_recipe_with_anchors_is_read(tmp_path):
     (tmp_path / "r.yaml").write_text("a: &rate 0.5\nb: *rate\n")
     assert load_recipe(tmp_path / "r.yaml", {"a", "b"}) == {"a": "0.5", "b": "0.5"}
-
-
-def test_limits_can_be_raised_and_lines_left_out(tmp_path):
-    lines = [json.dumps({"text": character * 3000}) for character in "ab"] + [json.dumps({"text": "short"})]
-    (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    options = {"streaming": True, "max_document_bytes": 1000, "on_bad_line": "skip"}
-    rows = list(open_source(str(tmp_path / "a.jsonl.gz"), **options))
-    assert [row["text"] for row in rows] == [None, None, "short"] and "line 2: longer than 1,000" in rows[1]["error"]
-    assert len(list(open_source(str(tmp_path / "a.jsonl.gz"), **{**options, "max_document_bytes": 10_000}))) == 3
-    with pytest.raises(ValueError, match="unpacks to more than 100"):
-        list(open_source(str(tmp_path / "a.jsonl.gz"), **{**options, "max_unpacked_bytes": 100}))
-
-
-def test_batches_of_texts_are_bounded_by_their_bytes():
-    from datasets import Dataset
-
-    rows = Dataset.from_dict({"text": ["a" * 400, "b", "c" * 900, "d" * 90, "e" * 5000, "f"]})
-    batches = [[text[0] for text in batch["text"]] for batch in text_batches(rows, most_bytes=1000)]
-    assert batches == [["a", "b"], ["c", "d"], ["e"], ["f"]]
-
-
-# A process with little memory reads a bomb of 1 GiB, and long lines; argv: folder. The limits are those of every user.
-BOUNDED = """
-import importlib.util, resource, sys, types
-from pathlib import Path
-package = types.ModuleType("hrm_hf")  # without its imports, which take more memory than the files
-package.__path__ = list(importlib.util.find_spec("hrm_hf").submodule_search_locations)
-sys.modules["hrm_hf"] = package
-from hrm_hf.text.sources import read_json_lines, read_plain_text
-used = next(int(line.split()[1]) for line in open("/proc/self/status") if line.startswith("VmData")) * 1024
-resource.setrlimit(resource.RLIMIT_DATA, (used + 240 * 2**20,) * 2)
-for read in (lambda p: read_plain_text(p, None, "skip"), lambda p: read_json_lines(p, "text", "skip")):
-    try:
-        for row in read(str(Path(sys.argv[1], "bomb.txt.gz"))):
-            pass
-    except ValueError as error:
-        print("refused", "unpacks to more than" in str(error))
-print("read", sum(len(row["text"]) for row in read_json_lines(str(Path(sys.argv[1], "long.jsonl")), "text", "stop")))
-"""
-
-
-def test_reading_takes_bounded_memory(tmp_path):
-    (tmp_path / "bomb.txt.gz").write_bytes(gzip.compress(b"a" * 64 * MEBI) * 16)  # 16 members, 1 GiB
-    with open(tmp_path / "long.jsonl", "w") as file:
-        for _ in range(14):
-            file.write(json.dumps({"text": "a" * 20_000_000}) + "\n")
-    done = subprocess.run(
-        [sys.executable, "-c", BOUNDED, str(tmp_path)], capture_output=True, text=True, timeout=200,
-        stdin=subprocess.DEVNULL,
-    )  # fmt: skip
-    assert done.stdout.splitlines() == ["refused True", "refused True", "read 280000000"], done.stderr[-2000:]
 
 
 # ---- puzzles that come twice

@@ -138,7 +138,7 @@ def test_the_command_writes_its_figures_a_plot_and_the_card(data, models, tmp_pa
         data,
         "--passes",
         "2,1",
-        "--max_eval_samples",
+        "--max-eval-samples",
         3,
         "--out",
         out,

@@ -120,7 +120,7 @@ def trained(args: argparse.Namespace, kind: str, name: str, sets: dict[str, Path
         run_training([*options, "--max_steps", PILOT_STEPS, *pilot_options])
         pilot, peer = results_of(args.models / "pilot"), results_of(args.models / f"hrm_cosmo_{name}")
         steps = max(1, round(PILOT_STEPS * peer["train_seconds"] / pilot["train_seconds"]))
-    run_training([*options, "--max_steps", steps, "--output_dir", folder, "--resume_from_checkpoint", "last-whole"])
+    run_training([*options, "--max_steps", steps, "--output_dir", folder, "--resume_from_checkpoint", "last-complete"])
     return folder
 
 

@@ -4,7 +4,7 @@
 
 Every run is a process of its own with one thread, on the tiny models and data of the tests: puzzles, language, Go,
 cosmology. It saves a checkpoint after each step, is killed `--kills` times, each time at a moment drawn uniformly
-from the time that an undisturbed run takes, and is continued with `last-whole` until it is complete. Then the losses
+from the time that an undisturbed run takes, and is continued with `last-complete` until it ends. Then the losses
 of all steps and the bytes of all weights must be those of the run that was left alone. The exit status is 1 if not.
 """
 
@@ -103,7 +103,7 @@ def start(task: str, folder: Path, result: Path) -> int:
             os.dup2(log.fileno(), 1)
             os.dup2(log.fileno(), 2)
             trainer = make(task, folder, max_steps=STEPS, save_strategy="steps", save_steps=1, save_total_limit=3)
-            trainer.train("last-whole")
+            trainer.train("last-complete")
             result.write_text(json.dumps({"losses": logged(trainer), "weights": digest(trainer.model)}))
         status = 0
     except Exception:  # this process ends below, without the interpreter's own report

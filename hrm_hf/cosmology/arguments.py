@@ -48,7 +48,6 @@ class CosmoTrainingArguments(CarrylessTrainingArguments):
     original documents, `learning_rate` * batch size of a step / `base_batch_size`.
     """
 
-    trainer: ClassVar[str] = "hrm_hf.cosmology.trainer:RegressionTrainer"
     best_metric: ClassVar[str] = "eval_nll_loss"
 
     learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate, before any scaling."})
@@ -116,5 +115,4 @@ class MassMapDataArguments(CosmoDataArguments):
 class MassMapTrainingArguments(CosmoTrainingArguments):
     """For models of mass maps."""
 
-    trainer: ClassVar[str] = "hrm_hf.cosmology.trainer:MassMapTrainer"
     best_metric: ClassVar[str] = "eval_loss"

@@ -1,7 +1,6 @@
 """Options of a run on records of Go tasks."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ..models.edits_hrm_go_coder import REPAIR_MODES
 from ..text.arguments import LmTrainingArguments
@@ -59,8 +58,6 @@ class GoDataArguments:
 @dataclass
 class GoTrainingArguments(LmTrainingArguments):
     """For the Go coder, and for other causal language models on the same records."""
-
-    trainer: ClassVar[str] = "hrm_hf.golang.trainer:GoCoderTrainer"
 
     train_sampling_strategy: str = field(
         default="group_by_length",

@@ -200,9 +200,9 @@ def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str
     """The checkpoint to resume from.
 
     Args:
-        wanted: None or False for a fresh start; True or "last" for the newest; "last-complete" (or its old name,
-            "last-whole") for the newest that is complete, or a fresh start where none is, so that one command line
-            starts a run and continues it; or a folder.
+        wanted: None or False for a fresh start; True or "last" for the newest; "last-complete" for the newest that is
+            complete, or a fresh start if there is none, so that one command line starts a run and continues it; or a
+            folder.
 
     Raises:
         FileNotFoundError: there is no last.
@@ -214,7 +214,7 @@ def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str
     available = list_checkpoints(output_dir)
     # One after another, as each is read: most runs need only the newest.
     complete = (folder for folder in reversed(available) if not find_corruption(folder))
-    if wanted in ("last-complete", "last-whole"):
+    if wanted == "last-complete":
         newest = next(complete, None)
         return str(newest) if newest else None
     if wanted == "last" and not available:

@@ -1,7 +1,6 @@
 """Options of a run on puzzles: the data, and the training of models with a carry."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from ..trainer.arguments import HrmTrainingArguments
 
@@ -31,8 +30,6 @@ class PuzzleDataArguments:
 @dataclass
 class PuzzleTrainingArguments(HrmTrainingArguments):
     """For models with a carry. The defaults are those of the original HRM's recipes."""
-
-    trainer: ClassVar[str] = "hrm_hf.puzzles.trainer:PuzzleTrainer"
 
     learning_rate: float = field(default=1e-4, metadata={"help": "Base learning rate of the weights."})
     weight_decay: float = field(default=1.0, metadata={"help": "Weight decay, applied to every weight."})

@@ -152,7 +152,6 @@ class LmTrainingArguments(CarrylessTrainingArguments):
     al. 2020, table 2.1), 2.2e-4 to 2.5e-4 at 0.6B to 1B for HRM-Text. Lower it for fine-tuning.
     """
 
-    trainer: ClassVar[str] = "hrm_hf.text.trainer:CausalLMTrainer"
     best_metric: ClassVar[str] = "eval_lm_loss"  # without label smoothing and auxiliary losses
 
     learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate; lower it for fine-tuning."})

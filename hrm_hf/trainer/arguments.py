@@ -69,8 +69,6 @@ class CheckedArguments:
 class HrmTrainingArguments(CheckedArguments, TrainingArguments):
     """TrainingArguments with the fields and defaults that every recursive model shares."""
 
-    trainer: ClassVar[str | None] = None  # what takes them, as "module:class"; a subclass for each task says which
-
     adam_beta2: float = field(default=0.95, metadata={"help": "Second beta of AdamATan2 (or of --optim)."})
     lr_scheduler_type: SchedulerType | str = field(
         default="cosine", metadata={"help": "Schedule after the warm-up. --lr_min_ratio belongs to cosine alone."}

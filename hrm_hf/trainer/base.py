@@ -33,7 +33,7 @@ from transformers.trainer_callback import ProgressCallback, TrainerState
 from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
 from ..io.extras import validate_extra
 from ..io.words import counted
-from ..registry import architecture_of, load_function
+from ..registry import architecture_of
 from .adapters import MAGNITUDE
 from .arguments import CarrylessTrainingArguments, HrmTrainingArguments
 from .callbacks import LogLineCallback, WeightAverageCallback
@@ -50,8 +50,6 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
     A task says what a step's loss and its sums are (`compute_loss`, `_get_num_items_in_batch`), what becomes of the
     sums (`_training_logs`, `_evaluation_means`), and which options are for others (`validate_arguments`).
 
-    Called by itself it makes the trainer that the arguments are for, with a DeprecationWarning.
-
     Args:
         model: to be trained, with or without an adapter.
         args: of `arguments_class`.
@@ -66,18 +64,6 @@ class HrmTrainer(PushesToHub, CompleteCheckpoints, Trainer):
     _step_loss: torch.Tensor | float = 0.0
     _ended: Any = None
     _grad_norm: torch.Tensor | None = None
-
-    def __new__(cls, model: Any = None, args: Any = None, *others: Any, **kwargs: Any):
-        if cls is HrmTrainer:
-            if not getattr(args, "trainer", None):
-                raise TypeError(f"args is a {type(args).__name__}; a trainer needs the training arguments of a task")
-            cls = load_function(args.trainer)
-            warnings.warn(
-                f"HrmTrainer(...) as a trainer of every task is deprecated: use {cls.__module__}.{cls.__name__}",
-                DeprecationWarning,
-                stacklevel=2,
-            )
-        return super().__new__(cls)
 
     def __init__(self, model: Any = None, args: HrmTrainingArguments | None = None, **kwargs: Any):
         if not isinstance(args, self.arguments_class):

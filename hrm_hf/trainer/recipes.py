@@ -26,18 +26,6 @@ from ..io.usage import UsageError
 from ..registry import architecture_of
 
 
-# Names that options had before one idea had one name; flags and recipes may still have them.
-FORMER_NAMES = {
-    "max_train_rows": "max_train_samples",  # run_puzzle.py
-    "max_eval_rows": "max_eval_samples",
-    "max_val_samples": "max_eval_samples",  # run_clm.py
-    "max_train_records": "max_train_samples",  # run_go_coder.py
-    "max_eval_records": "max_eval_samples",
-    "train_samples": "max_train_samples",  # run_cosmo.py
-    "test_samples": "max_test_samples",
-}
-
-
 @dataclass
 class ModelArguments:
     """Which model: saved weights, or a fresh one from a type, a preset and overrides."""
@@ -65,7 +53,6 @@ def parse_recipe(dataclasses: Sequence[type], args: Sequence[str] | None = None,
     parser.add_argument("--recipe", help="YAML file with any of the options below; flags override it.")
     args = list(sys.argv[1:] if args is None else args)
     known = {action.dest for action in parser._actions}
-    args = [_with_present_name(word, known) for word in args]
     given, _ = _recipe_option().parse_known_args(args)
     if given.recipe:
         try:
@@ -106,9 +93,6 @@ def load_recipe(path: str | Path, known: set[str]) -> dict[str, Any]:
     values = load_yaml(path)
     if not isinstance(values, dict):
         raise ValueError(f"{path} must be a mapping of option: value, it is a {type(values).__name__}")
-    for former in FORMER_NAMES.keys() & values.keys() - known:
-        if (present := FORMER_NAMES[former]) in known and present not in values:
-            values[present] = values.pop(former)
     for key in values:
         if key not in known:
             raise ValueError(f"{path}: " + _unknown_key(str(key), known, "key"))
@@ -126,15 +110,6 @@ def _keep_overrides(parsed: Sequence[Any], recipe: dict[str, Any]) -> None:
             continue
         if (part.model_type, part.preset) == (recipe.get("model_type"), recipe.get("preset")):
             part.config_overrides = json.dumps(parse_overrides(overrides) | parse_overrides(part.config_overrides))
-
-
-def _with_present_name(word: str, known: set[str]) -> str:
-    """A word of a command line; a flag by a former name gets its present one, if the script has that."""
-    name, sign, value = word.removeprefix("--").partition("=")
-    present = FORMER_NAMES.get(name.replace("-", "_"))
-    if not word.startswith("--") or name in known or present not in known:
-        return word
-    return f"--{present}{sign}{value}"
 
 
 def save_recipe(path: str | Path, *arguments: Any) -> None:

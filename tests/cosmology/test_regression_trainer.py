@@ -191,7 +191,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(tmp_path, stop):
     killed.train()
     assert killed.state.global_step == stop and not find_corruption(tmp_path / "killed" / f"checkpoint-{stop}")
     resumed = make(tmp_path / "killed")
-    resumed.train(resume_from_checkpoint="last-whole")
+    resumed.train(resume_from_checkpoint="last-complete")
     resumed.save_model()
     assert logged(resumed) == logged(alone)
     for name in ("model.safetensors", RAW_WEIGHTS_FILE):

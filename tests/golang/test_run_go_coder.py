@@ -212,7 +212,7 @@ def train(path: str) -> None:
     out = yaml.safe_load(Path(path).read_text())["output_dir"]
     sys.argv = ["run_go_coder.py", "--recipe", path]
     if list_checkpoints(out):
-        sys.argv += ["--resume_from_checkpoint", "last-whole"]
+        sys.argv += ["--resume_from_checkpoint", "last-complete"]
     load_script("run_go_coder").main()
 
 

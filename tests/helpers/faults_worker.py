@@ -19,7 +19,7 @@ def main(folder: str) -> None:
     trainer = make("lm", folder, save_strategy="steps", save_steps=2)
     if trainer.args.process_index == 1:
         trainer.add_callback(Signal(signal.SIGKILL, KILLED_IN))
-    trainer.train("last-whole")
+    trainer.train("last-complete")
     os._exit(99)  # the run must not get here
 
 

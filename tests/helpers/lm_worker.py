@@ -36,7 +36,7 @@ def train_resumable(folder: str, steps: int) -> None:
         save_steps=3, gradient_accumulation_steps=2, ema_rate=0.9,
     )  # fmt: skip
     resumable = any(not find_corruption(one) for one in list_checkpoints(folder))
-    trainer.train("last-whole" if resumable else None)
+    trainer.train("last-complete" if resumable else None)
     trainer.save_model()
     Path(folder, "log.json").write_text(json.dumps(logged(trainer)))
 

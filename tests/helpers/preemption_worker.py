@@ -80,14 +80,14 @@ def main(folder: str) -> None:
     found = {}
     for kind in ("puzzle", "lm"):
         alone = make(kind, Path(folder, kind, "alone"))
-        alone.train("last-whole")
+        alone.train("last-complete")
         run = Path(folder, kind, "run")
         stopped = make(kind, run)
         if stopped.args.process_index == stopped.args.world_size - 1:
             stopped.add_callback(Signal(signal.SIGUSR1))
-        stopped.train("last-whole")
+        stopped.train("last-complete")
         resumed = make(kind, run)
-        resumed.train("last-whole")
+        resumed.train("last-complete")
         found[kind] = {
             "stopped": [stopped.preemption.preempted, stopped.state.global_step],
             "resumed": [resumed.preemption.preempted, resumed.state.global_step],

@@ -157,8 +157,8 @@ def test_a_job_that_goes_on_with_a_run_has_that_run_s_folder(started):
     arguments = started(RESUME="runs/sweep_7/checkpoint-50")
     assert folder_of(arguments) == "runs/sweep_7"
     assert arguments[arguments.index("--resume_from_checkpoint") + 1] == "runs/sweep_7/checkpoint-50"
-    assert folder_of(started(RESUME="last-whole", OUTPUT_DIR="runs/sweep_7")) == "runs/sweep_7"
-    assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-whole")  # an error: nothing to go on with
+    assert folder_of(started(RESUME="last-complete", OUTPUT_DIR="runs/sweep_7")) == "runs/sweep_7"
+    assert "OUTPUT_DIR=runs/NAME_JOB" in started(RESUME="last-complete")  # an error: nothing to go on with
 
 
 def test_a_file_is_written_and_its_log_folder_made(tmp_path, monkeypatch):

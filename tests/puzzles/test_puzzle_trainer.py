@@ -644,13 +644,12 @@ def test_a_damaged_checkpoint_is_refused_with_the_file_and_the_last_whole_one(ch
     with pytest.raises(ValueError, match=r"is corrupted: .*; resume from the newest complete one") as error:
         resolve_checkpoint(checkpoints, "last")
     assert message in str(error.value) and str(checkpoints / "checkpoint-4") in str(error.value)
-    for wanted in ("last-complete", "last-whole"):  # the second is its old name
-        assert resolve_checkpoint(checkpoints, wanted) == str(checkpoints / "checkpoint-4")
+    assert resolve_checkpoint(checkpoints, "last-complete") == str(checkpoints / "checkpoint-4")
 
 
 def test_the_newest_checkpoint_is_that_of_the_most_steps(checkpoints):
     assert [folder.name for folder in list_checkpoints(checkpoints)] == [f"checkpoint-{n}" for n in (2, 4, 10)]
-    for wanted in (True, "True", "last", "last-complete", "last-whole"):
+    for wanted in (True, "True", "last", "last-complete"):
         assert resolve_checkpoint(checkpoints, wanted) == str(checkpoints / "checkpoint-10")
     assert resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-2")) == str(checkpoints / "checkpoint-2")
     assert resolve_checkpoint(checkpoints, None) is None is resolve_checkpoint(checkpoints, False)
@@ -678,7 +677,7 @@ def test_last_whole_resumes_from_the_checkpoint_before_a_damaged_one(make_traine
     with pytest.raises(ValueError, match=r"model\.safetensors has 100 bytes, [\d,]+ expected.*checkpoint-4"):
         make_trainer(**options).train("last")
     resumed = make_trainer(**options)
-    resumed.train("last-whole")
+    resumed.train("last-complete")
     assert logged(resumed) == logged(whole)
     assert find_corruption(tmp_path / "run" / "checkpoint-6") == []
 
@@ -705,7 +704,7 @@ def test_a_full_disk_is_reported_and_earlier_checkpoints_stay(make_trainer, monk
     with pytest.raises(OSError, match=r"could not write checkpoint .*checkpoint-4: .*Earlier checkpoints are intact"):
         trainer.train()
     assert trainer.args.save_total_limit == 1
-    assert resolve_checkpoint(tmp_path / "run", "last-whole") == str(tmp_path / "run" / "checkpoint-2")
+    assert resolve_checkpoint(tmp_path / "run", "last-complete") == str(tmp_path / "run" / "checkpoint-2")
 
 
 def test_a_disk_that_fills_up_at_the_manifest_is_reported_alike(make_trainer, monkeypatch):

@@ -143,11 +143,11 @@ def step_of(folder: Path) -> int:
 
 
 def resume_arguments(out: Path) -> list[str]:
-    """What a user would do: "last", or "last-whole" once the script has said that the last one is damaged."""
+    """What a user would do: "last", or "last-complete" once the script has said that the last one is damaged."""
     available = list_checkpoints(out)
     if not any(not find_corruption(folder) for folder in available):
         return []
-    return ["--resume_from_checkpoint", "last-whole" if find_corruption(available[-1]) else "last"]
+    return ["--resume_from_checkpoint", "last-complete" if find_corruption(available[-1]) else "last"]
 
 
 def test_two_processes_train_and_evaluate_as_one_with_twice_the_slots(arguments, puzzles, tmp_path):

@@ -118,7 +118,7 @@ def test_a_flipped_bit_is_found_and_last_whole_takes_the_checkpoint_before(run, 
         ) as e:
             resolve_checkpoint(run, "last")
         assert name in str(e.value)
-        assert resolve_checkpoint(run, "last-whole") == str(run / "checkpoint-1")
+        assert resolve_checkpoint(run, "last-complete") == str(run / "checkpoint-1")
 
 
 def listing(**files) -> str:
@@ -162,7 +162,7 @@ def test_a_hostile_manifest_is_refused_by_name(run, content):
     with pytest.raises(CheckpointError, match=r"checkpoint-2 is corrupted: manifest\.json") as error:
         resolve_checkpoint(run, "last")
     assert len(str(error.value)) < 1000
-    assert resolve_checkpoint(run, "last-whole") == str(run / "checkpoint-1")
+    assert resolve_checkpoint(run, "last-complete") == str(run / "checkpoint-1")
 
 
 def test_a_manifest_that_names_a_pipe_keeps_nobody_waiting(run):

@@ -621,7 +621,7 @@ def test_a_damaged_checkpoint_is_refused_and_the_last_whole_one_resumes(make, tm
     with pytest.raises(ValueError, match=r"optimizer\.pt is missing.*checkpoint-4"):
         make(**options).train("last")
     resumed = make(**options)
-    resumed.train("last-whole")
+    resumed.train("last-complete")
     assert logged(resumed) == logged(whole)
 
 

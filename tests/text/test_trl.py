@@ -338,7 +338,7 @@ def test_preferences_through_the_script_end_in_a_checkpoint_with_its_card(script
     first = AutoModelForCausalLM.from_pretrained(out).state_dict()
     (out / "checkpoint-2" / "manifest.json").unlink()
     recipe = load_recipe(out / "recipe.yaml", set(yaml.safe_load((out / "recipe.yaml").read_text())))
-    again = script("run_dpo", "dpo", "dpo_rlm_mhc", **{**recipe, "resume_from_checkpoint": "last-whole"})
+    again = script("run_dpo", "dpo", "dpo_rlm_mhc", **{**recipe, "resume_from_checkpoint": "last-complete"})
     resumed = AutoModelForCausalLM.from_pretrained(again).state_dict()
     assert all(torch.equal(first[name], value) for name, value in resumed.items())
 

@@ -20,14 +20,17 @@ from torch import nn
 from transformers import default_data_collator
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments, MassMapTrainingArguments
+from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
 from hrm_hf.golang.arguments import GoTrainingArguments
+from hrm_hf.golang.trainer import GoCoderTrainer
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, read_manifest
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.trainer import PuzzleTrainer
-from hrm_hf.registry import architecture_of, load_function
+from hrm_hf.registry import architecture_of
 from hrm_hf.text.arguments import LmTrainingArguments
+from hrm_hf.text.trainer import CausalLMTrainer
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.adapters import (
     TuningArguments,
@@ -86,17 +89,17 @@ def make_trainer(architecture: str, model, folder, **options) -> HrmTrainer:
     if architecture in every.PUZZLES:
         return PuzzleTrainer(model, PuzzleTrainingArguments(**settings), train_dataset=puzzle_rows())
     kinds = {
-        "hrm_go_coder": GoTrainingArguments,
-        "hrm_cosmo": CosmoTrainingArguments,
-        "cosmo_cnn": CosmoTrainingArguments,
-        **dict.fromkeys(every.MASS_MAPPERS, MassMapTrainingArguments),
+        "hrm_go_coder": (GoCoderTrainer, GoTrainingArguments),
+        "hrm_cosmo": (RegressionTrainer, CosmoTrainingArguments),
+        "cosmo_cnn": (RegressionTrainer, CosmoTrainingArguments),
+        **dict.fromkeys(every.MASS_MAPPERS, (MassMapTrainer, MassMapTrainingArguments)),
     }
     if architecture == "hrm_go_coder":
         settings["train_sampling_strategy"] = "random"
-    args = kinds.get(architecture, LmTrainingArguments)(**settings)
+    trainer_class, arguments_class = kinds.get(architecture, (CausalLMTrainer, LmTrainingArguments))
+    args = arguments_class(**settings)
     data = batch(architecture)
     rows = [{name: value[row] for name, value in data.items()} for row in range(ROWS)]
-    trainer_class = load_function(args.trainer)
     return trainer_class(model, args, train_dataset=rows, eval_dataset=rows, data_collator=default_data_collator)
 
 

@@ -59,7 +59,7 @@ def goes_on(folder, alone) -> None:
     saved = [one for one in list_checkpoints(folder) if not find_corruption(one, with_checksums=False)]
     assert saved and not any(find_corruption(one) for one in saved)
     resumed = make("lm", folder, **SAVES)
-    resumed.train("last-whole")
+    resumed.train("last-complete")
     assert logged(resumed) == alone
 
 

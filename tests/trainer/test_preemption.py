@@ -54,7 +54,7 @@ def signals():
 def stopped_run(kind, folder, number=signal.SIGUSR1, step=STOPPED_AT, **options):
     trainer = make(kind, folder, **options)
     trainer.add_callback(Signal(number, step))
-    trainer.train("last-whole")
+    trainer.train("last-complete")
     return trainer
 
 
@@ -70,7 +70,7 @@ def test_a_signal_in_a_step_saves_after_it_and_the_run_goes_on_with_the_same_los
     assert [folder.name for folder in list_checkpoints(tmp_path / "run")] == [f"checkpoint-{STOPPED_AT}"]
     assert find_corruption(tmp_path / "run" / f"checkpoint-{STOPPED_AT}") == []
     resumed = make(kind, tmp_path / "run")
-    resumed.train("last-whole")
+    resumed.train("last-complete")
     assert not resumed.preemption.preempted
     assert logged(resumed) == logged(alone) and len(logged(alone)) == STEPS
 
@@ -143,7 +143,7 @@ def test_a_run_stopped_in_its_last_step_is_complete_when_it_goes_on(kind, tmp_pa
     stopped = stopped_run(kind, tmp_path, step=STEPS)
     assert stopped.preemption.preempted
     resumed = make(kind, tmp_path)
-    resumed.train("last-whole")
+    resumed.train("last-complete")
     assert resumed.state.global_step == STEPS and logged(resumed) == logged(stopped)
     weights = stopped.model.state_dict()
     assert all(value.equal(weights[name]) for name, value in resumed.model.state_dict().items())
@@ -174,7 +174,7 @@ def test_outside_the_main_thread_training_warns_and_goes_on(tmp_path):
 def test_last_whole_starts_a_run_that_has_nothing_to_continue(tmp_path, capsys):
     (tmp_path / "checkpoint-2").mkdir()  # without a manifest: stopped in its first save
     trainer = make("lm", tmp_path, max_steps=1)
-    trainer.train("last-whole")
+    trainer.train("last-complete")
     assert trainer.state.global_step == 1
     assert f"no complete checkpoint in {tmp_path}: the run starts from the beginning" in capsys.readouterr().out
 
@@ -309,7 +309,7 @@ def test_a_script_that_is_told_to_stop_while_it_imports_saves_after_its_first_st
         model_name_or_path=str(puzzle_weights(tmp_path / "start", 0.5)), output_dir=str(tmp_path / "run"),
     )  # fmt: skip
     process = subprocess.Popen(
-        [sys.executable, str(SCRIPTS / "run_puzzle.py"), *arguments, "--resume_from_checkpoint", "last-whole"],
+        [sys.executable, str(SCRIPTS / "run_puzzle.py"), *arguments, "--resume_from_checkpoint", "last-complete"],
         env={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(file)}, text=True,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE,
     )  # fmt: skip

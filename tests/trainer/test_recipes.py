@@ -13,11 +13,8 @@ from huggingface_hub.errors import StrictDataclassError
 
 from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
 from hrm_hf.cli.data import app as data_app
-from hrm_hf.cosmology.arguments import CosmoDataArguments
-from hrm_hf.golang.arguments import GoDataArguments
 from hrm_hf.io.usage import UsageError
 from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
-from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.trainer.recipes import (
     ModelArguments,
     build_config,
@@ -133,36 +130,6 @@ def test_every_recipe_that_a_script_names_exists():
     for script in (ROOT / "training").glob("*.py"):
         for name in re.findall(r"training/recipes/\w+\.yaml", script.read_text()):
             assert (ROOT / name).is_file(), (script.name, name)
-
-
-@pytest.mark.parametrize("written", ["flag", "flag=", "file"])
-@pytest.mark.parametrize(
-    ("data_class", "former", "present"),
-    [
-        (PuzzleDataArguments, "max_eval_rows", "max_eval_samples"),
-        (LmDataArguments, "max_val_samples", "max_eval_samples"),
-        (GoDataArguments, "max_train_records", "max_train_samples"),
-        (CosmoDataArguments, "test_samples", "max_test_samples"),
-    ],
-)
-def test_options_still_go_by_their_former_names(recipe, data_class, former, present, written):
-    args = {
-        "flag": [f"--{former}", "7"], "flag=": [f"--{former}=7"], "file": ["--recipe", recipe({former: 7})]
-    }[written]  # fmt: skip
-    (options,) = parse_recipe([data_class], args)
-    assert getattr(options, present) == 7
-
-
-def test_an_option_by_both_of_its_names_is_bad_usage(recipe):
-    both = recipe({"max_eval_rows": 7, "max_eval_samples": 8})
-    assert "unknown key 'max_eval_rows'" in refused([PuzzleDataArguments], ["--recipe", both])
-
-
-def test_former_names_are_not_in_the_help(capsys):
-    with pytest.raises(SystemExit):
-        parse_recipe([PuzzleDataArguments], ["--help"])
-    shown = capsys.readouterr().out
-    assert "--max_eval_samples" in shown and "max_eval_rows" not in shown
 
 
 # ---- configs ----

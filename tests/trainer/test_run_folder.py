@@ -90,9 +90,9 @@ def test_overwriting_waits_until_the_new_run_has_made_a_step(tmp_path):
 
 def test_a_run_that_resumes_overwrites_nothing_of_its_own(tmp_path):
     # A job that is requeued has the options of its first start.
-    trainer(tmp_path, overwrite_output_dir=True).train("last-whole")
+    trainer(tmp_path, overwrite_output_dir=True).train("last-complete")
     resumed = trainer(tmp_path, steps=6, overwrite_output_dir=True)
-    resumed.train("last-whole")
+    resumed.train("last-complete")
     assert [one.name for one in list_checkpoints(tmp_path)] == ["checkpoint-2", "checkpoint-4", "checkpoint-6"]
     assert len(tiny_lm.logged(resumed)) == 6
 
@@ -116,7 +116,7 @@ def test_a_resumed_run_keeps_its_id_and_a_new_one_has_another(tmp_path):
 
 def test_checkpoints_of_two_runs_in_one_folder_are_named(tmp_path):
     fake(tmp_path, 2), fake(tmp_path, 4, "b" * 32)
-    for wanted in ("last", "last-whole", str(tmp_path / "checkpoint-4")):
+    for wanted in ("last", "last-complete", str(tmp_path / "checkpoint-4")):
         with pytest.raises(CheckpointError, match=r"of run bbbbbbbb, but checkpoint-2 of run aaaaaaaa\. Move one"):
             begin(tmp_path, wanted)
 
@@ -149,7 +149,7 @@ def test_last_whole_puts_damaged_checkpoints_out_of_the_way_of_a_run_that_starts
     for step in (2, 4):
         (fake(tmp_path, step) / "model.safetensors").write_bytes(b"y" * 100)
     one = trainer(tmp_path)
-    one.train("last-whole")
+    one.train("last-complete")
     assert sorted(folder.name for folder in tmp_path.glob("*checkpoint-*")) == [
         "checkpoint-2", "checkpoint-4", "damaged-checkpoint-2", "damaged-checkpoint-4",
     ]  # fmt: skip
@@ -199,7 +199,7 @@ class Waits(TrainerCallback):
 def waiting_run(folder: str, file: str) -> None:
     one = trainer(folder)
     one.add_callback(Waits(file))
-    one.train("last-whole")
+    one.train("last-complete")
 
 
 def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_go(tmp_path):
@@ -210,13 +210,13 @@ def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_g
         time.sleep(0.02)
     try:
         with pytest.raises(FolderInUseError, match=f"process {process.pid} on {socket.gethostname()}") as error:
-            trainer(run).train("last-whole")
+            trainer(run).train("last-complete")
         assert str(run) in str(error.value) and "another --output_dir" in str(error.value)
     finally:
         process.kill()
         process.join()
     resumed = trainer(run)
-    resumed.train("last-whole")
+    resumed.train("last-complete")
     assert resumed.state.global_step == 4 and len(tiny_lm.logged(resumed)) == 4
 
 

@@ -118,9 +118,7 @@ CLASSIFIERS = {
 
 # What a head can do beyond forward and loss, and the methods that it has for that.
 ABILITIES = {
-    # Back-propagation, segments and halting follow the progress of a run; the gate may learn alone, and a segment be
-    # compiled.
-    "recurrent_depth": ("set_bp_steps", "set_halting", "set_training_segments", "train_gate_only", "compile_segment"),
+    "recurrent_depth": ("plan",),  # its forward takes a `SegmentSchedule`, which follows the progress of a run
     "parameter_groups": ("parameter_group",),  # parts with learning rates of their own
     "refinement": ("generate_with_refinement",),  # has its attempts validated and repairs them
     "hyper_connections": ("get_detailed_mhc_metrics",),  # says how its residual streams amplify signals

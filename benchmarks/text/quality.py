@@ -31,6 +31,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
+from hrm_hf.models.segment_plan import SegmentSchedule
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import interval, make_parser
@@ -179,15 +180,14 @@ def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 
     `labels` are the ids themselves by default.
     """
     config = model.config
-    details = {}
+    details, inputs = {}, {"input_ids": ids, "labels": ids if labels is None else labels}
     if config.model_type == "hrm_lm":
         growth = 1.0 if args.bp_warmup == 0 else min(1.0, share / args.bp_warmup)
         details["bp_steps"] = config.fewest_bp_steps + round(growth * (config.bp_steps - config.fewest_bp_steps))
-        model.set_bp_steps(details["bp_steps"])
-        model.set_training_segments(1 if share < depth_warmup else None)
-        model.set_halting(share >= args.halt_warmup)
+        segments = 1 if share < depth_warmup else None
+        inputs["schedule"] = SegmentSchedule(details["bp_steps"], segments, halting=share >= args.halt_warmup)
     with autocast(args):
-        output = model(input_ids=ids, labels=ids if labels is None else labels, use_cache=False)
+        output = model(**inputs, use_cache=False)
     output.loss.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), args.clip)
     optimizer.step()

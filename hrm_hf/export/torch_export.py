@@ -50,10 +50,6 @@ def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.
     return comb, torch.stack(sums)
 
 
-def _sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    return _sinkhorn(logits, iterations, eps)[0]
-
-
 def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
     """`cummax` along the last axis of integers [B, T], with T * T comparisons a row."""
     if values.dim() != 2 or dim not in (1, -1):
@@ -72,7 +68,6 @@ def _where(condition: torch.Tensor, chosen: torch.Tensor, other: torch.Tensor) -
 
 REPLACED = {
     torch.ops.hrm_hf.sinkhorn.default: _sinkhorn,  # or a file would need this package to be loaded
-    torch.ops.hrm_hf.sinkhorn_forward.default: _sinkhorn_forward,
     torch.ops.aten.cummax.default: _running_maximum,  # which ONNX lacks
     torch.ops.aten.where.self: _where,  # which ONNX Runtime lacks for booleans
 }

@@ -279,16 +279,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
                 f"H_cycles={self.H_cycles} without a high-level stack (num_h_layers=0); set H_cycles=1, and L_cycles "
                 "to the passes of a segment"
             )
-        if not self.fewest_bp_steps <= self.bp_steps <= self.stack_passes:
-            passes, least = (
-                ("L_cycles", "1 trains the last pass")
-                if self.flat_loop
-                else ("H_cycles * (L_cycles + 1)", "2 trains the last pass of each stack")
-            )
-            raise ValueError(
-                f"bp_steps={self.bp_steps} is outside {self.fewest_bp_steps}..{self.stack_passes} = {passes}, the "
-                f"stack passes of a segment; {least}, None all of them"
-            )
+        self.check_bp_steps(self.bp_steps)
         if self.mhc_flows > 1 and not self.flat_loop:
             raise ValueError(
                 f"mhc_flows={self.mhc_flows} needs a flat loop (num_h_layers=0, H_cycles=1): two stacks that read "
@@ -303,6 +294,15 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             raise ValueError(
                 f"halt_min_steps={self.halt_min_steps} is above halt_max_steps={self.halt_max_steps}; no token could "
                 "ever halt"
+            )
+
+    def check_bp_steps(self, bp_steps: int) -> None:
+        """Raise ValueError for a number of stack passes with gradients that leaves a stack without any."""
+        if not self.fewest_bp_steps <= bp_steps <= self.stack_passes:
+            passes = "L_cycles" if self.flat_loop else "H_cycles * (L_cycles + 1)"
+            raise ValueError(
+                f"bp_steps={bp_steps}: must be in [{self.fewest_bp_steps}, {self.stack_passes}], up to {passes} stack "
+                "passes of a segment; use None for all of them"
             )
 
     def parameter_estimate(self) -> int:

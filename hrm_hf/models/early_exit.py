@@ -235,36 +235,34 @@ def _nowhere(hidden: torch.Tensor) -> torch.Tensor:
 
 
 def segment_losses(
-    config,
+    plan,
     head: Callable[[torch.Tensor], torch.Tensor],
-    *,
-    states: tuple[torch.Tensor, ...],
-    last_hidden: torch.Tensor,
-    last_logits: torch.Tensor | None,
-    q_logits: torch.Tensor | None,
-    halt_steps: torch.Tensor,
+    outputs,
     targets: torch.Tensor,
-    num_items: torch.Tensor | int | None,
-    training: bool,
-    gate_only: bool = False,
+    logits: torch.Tensor | None = None,
+    num_items: torch.Tensor | int | None = None,
 ) -> dict:
     """`loss`, its terms and `metrics`, as the fields of `HrmLmCausalLMOutput`.
 
     Args:
-        states: [B, T, D] after each segment; last_hidden: [B, T, D] at the halting segment, last_logits its [B, T, V]
-            if they are at hand; q_logits: [B, T, M, 2], or None if no gate learns; halt_steps: int [B, T]; targets:
-            [B, T], shifted.
+        plan: the `SegmentPlan` of the forward. With `gate_only` the loss is the gate's alone, whose halting values
+            then have the weight 1.
+        outputs: an `HrmLmModelOutput`, with the states of all segments if the plan learns from them.
+        targets: [B, T], shifted.
+        logits: [B, T, V] of the last states, computed again if None.
         num_items: divisor of the sums over tokens; None for the labelled tokens.
-        gate_only: `loss` is the gate's alone, whose halting values then have the weight 1.
     """
+    config = plan.config
+    states = outputs.segment_hidden_states or (outputs.last_hidden_state,)
+    q_logits = outputs.q_logits if plan.learns_from_all_segments else None
     valid = targets != IGNORE_INDEX
-    target, halted_in = targets[valid], halt_steps[valid]
+    target, halted_in = targets[valid], outputs.halt_steps[valid]
     count = target.numel()
     num_items = max(count, 1) if num_items is None else num_items
-    smoothing = config.label_smoothing if training else 0.0
+    smoothing = config.label_smoothing if plan.training else 0.0
 
-    logits = None if last_logits is None else last_logits[valid]
-    final = _token_losses(head, last_hidden[valid], target, smoothing, logits)
+    logits = None if logits is None else logits[valid]
+    final = _token_losses(head, outputs.last_hidden_state[valid], target, smoothing, logits)
     M = len(states)
     nll = [final.nll.detach()] * M
     correct = [final.correct] * M
@@ -299,7 +297,7 @@ def segment_losses(
         metrics |= gate_metrics
         terms |= {name: value.sum() / num_items for name, value in gate.items()}
         values = (terms["q_halt_loss"] + terms["q_continue_loss"]) / 2
-        loss = values if gate_only else loss + config.q_loss_weight * values
+        loss = values if plan.gate_only else loss + config.q_loss_weight * values
         loss = loss + config.ponder_loss_weight * terms["ponder_loss"]
     return {"loss": loss, **terms, "metrics": {name: value.detach() for name, value in metrics.items()}}
 

@@ -17,11 +17,7 @@ residual maps: "birkhoff" (mHC-lite, arXiv 2601.05732), "identity" (H_res = I), 
 arXiv 2409.19606, without the tanh; it is there to show what the constraint prevents).
 
 Coefficients are computed in float32 (float64 for float64 streams) with autocast off; streams are mixed in their own
-dtype. Left out: fused GPU kernels.
-
-Decoding meets a site with a few tokens, where some 150 calls of torch cost many times what they compute. In eval mode
-without gradients and on a CPU there is a shorter way for a few dozen tokens, and one in Python's own numbers for up to
-three.
+dtype. Left out: fused GPU kernels, and a shorter way for the few tokens of a decoding step.
 """
 
 import math
@@ -34,8 +30,6 @@ from torch import nn
 
 RES_MODES = ("sinkhorn", "birkhoff", "identity", "unconstrained")
 MAX_BIRKHOFF_STREAMS = 4  # n! permutations: 24 for four streams, 40,320 for eight
-FEW_TOKENS = 3  # up to which Python's own numbers are faster than calls on small tensors
-SOME_TOKENS = 64  # up to which calls cost more than what they compute
 
 
 class HyperConnection(nn.Module):
@@ -128,44 +122,15 @@ class HyperConnection(nn.Module):
     def coefficients(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """`pre` [B, S, n], `post` [B, S, n] and H_res [B, S, n, n], in float32 or float64."""
         shape, n = streams.shape[:2], self.num_streams
-        inference = not self.training and not torch.is_grad_enabled()
-        in_python = self.res_mode == "birkhoff" or (self.res_mode == "sinkhorn" and n == 4)
-        if in_python and inference and _is_plain(streams) and shape.numel() <= FEW_TOKENS:
-            return self._coefficients_of_few(streams)
         projected = normed_projection(streams, self.fn, self.norm_eps)
         dtype = projected.dtype
         raw = torch.addcmul(self.base.to(dtype).unsqueeze(-1), projected, self._per_entry(self.scale.to(dtype)))
         pre, post, comb = raw.split(self.sizes)
         pre = torch.sigmoid(pre) + self.eps
         post = 2 * torch.sigmoid(post)
-        h_res = self._residual_map(comb, inference)
         # Contiguous: a batched product of strided tiny matrices is a slow loop over the batch.
-        h_res = h_res.permute(2, 0, 1).contiguous()
+        h_res = self._residual_map(comb).permute(2, 0, 1).contiguous()
         return pre.T.contiguous().view(*shape, n), post.T.contiguous().view(*shape, n), h_res.view(*shape, n, n)
-
-    def _coefficients_of_few(self, streams: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The same in Python's numbers once the streams are read; "birkhoff", or "sinkhorn" with four streams.
-
-        Those are float64, so that the results are the ones of float32 up to its rounding.
-        """
-        x, n = streams.flatten(2).flatten(0, 1).float(), self.num_streams
-        rows, norms = torch.mm(x, self.fn.float().T).tolist(), torch.linalg.vector_norm(x, dim=-1).tolist()
-        scales, base = self.scale.tolist(), self.base.tolist()
-        found = []
-        for row, norm in zip(rows, norms):
-            mean_square = norm * norm / x.shape[1] + self.norm_eps
-            of_pre, of_post, of_comb = (scale / math.sqrt(mean_square or math.inf) for scale in scales)
-            pre = [_sigmoid(of_pre * value + b) + self.eps for value, b in zip(row[:n], base)]
-            post = [2 * _sigmoid(of_post * value + b) for value, b in zip(row[n : 2 * n], base[n : 2 * n])]
-            comb = [of_comb * value + b for value, b in zip(row[2 * n :], base[2 * n :])]
-            if self.res_mode == "birkhoff":
-                found.append(pre + post + _birkhoff_of(comb, n))
-            else:
-                floor = sinkhorn_floor(self.eps, x.dtype)
-                found.append(pre + post + _sinkhorn_of_4(comb, self.sinkhorn_iters, floor))
-        found = torch.tensor(found, dtype=x.dtype).view(*streams.shape[:2], -1)
-        pre, post, h_res = found.split_with_sizes([n, n, n * n], dim=-1)
-        return pre, post, h_res.view(*streams.shape[:2], n, n)
 
     def get_connection_matrix(self, streams: torch.Tensor | None = None) -> torch.Tensor:
         """H_res: of each token [B, S, n, n] for streams [B, S, n, C], or without streams the static part [n, n]."""
@@ -178,19 +143,17 @@ class HyperConnection(nn.Module):
         """`scale` repeated to one factor for each row of `fn`, [2n + r, 1]."""
         return torch.cat([scale[part].expand(size) for part, size in enumerate(self.sizes) if size]).unsqueeze(-1)
 
-    def _residual_map(self, raw: torch.Tensor, inference: bool = False) -> torch.Tensor:
-        """H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]; `inference` has no gradients."""
+    def _residual_map(self, raw: torch.Tensor) -> torch.Tensor:
+        """H_res [n, n, tokens] (target stream first) from raw entries [r, tokens]."""
         n = self.num_streams
         if self.res_mode == "identity":
             return torch.eye(n, dtype=raw.dtype, device=raw.device).unsqueeze(-1).expand(n, n, raw.shape[-1])
         if self.res_mode == "birkhoff":
-            comb = self.permutations.to(raw.dtype) @ torch.softmax(raw, dim=0)
-        elif self.res_mode == "sinkhorn":
-            run = sinkhorn_forward if inference else sinkhorn
-            return run(raw.view(n, n, -1), self.sinkhorn_iters, self.eps).transpose(0, 1)
-        else:
-            comb = raw
-        return comb.view(n, n, -1).transpose(0, 1)
+            raw = self.permutations.to(raw.dtype) @ torch.softmax(raw, dim=0)
+        comb = raw.view(n, n, -1)
+        if self.res_mode == "sinkhorn":
+            comb = sinkhorn(comb, self.sinkhorn_iters, self.eps)
+        return comb.transpose(0, 1)
 
 
 class HyperHead(nn.Module):
@@ -290,14 +253,22 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     """A nearly doubly stochastic matrix for each token, [n, n, tokens] like `logits`, of which the second axis is
     softmaxed first and the first axis normalized last.
 
-    Every entry is raised by `eps` once and every sum in each of the `iterations`, as deepseek_v4 does.
+    Every entry is raised by `eps` once and every sum in each of the `iterations`, as deepseek_v4 does. A tiny number
+    replaces an `eps` of 0, because a column that underflowed must not become 0 / 0; it is negligible in other sums.
     """
-    return _sinkhorn(logits, iterations, sinkhorn_floor(eps, logits.dtype))[0]
+    eps = max(eps, torch.finfo(logits.dtype).tiny ** 0.5)
+    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return _sinkhorn(logits, iterations, eps)[0] if recorded else _normalized(logits, iterations, eps)[0]
 
 
-def sinkhorn_floor(eps: float, dtype: torch.dtype) -> float:
-    """`eps`, but not 0: a column that underflowed must not become 0 / 0. What stands in is lost in any other sum."""
-    return max(eps, torch.finfo(dtype).tiny ** 0.5)
+def _normalized(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """The matrices, and the sums [n, tokens] by which each step divided."""
+    comb, sums = torch.softmax(logits.contiguous(), dim=1).add_(eps), []
+    for step in range(2 * iterations - 1):
+        total = comb.sum(step % 2, keepdim=True).add_(eps)
+        comb.div_(total)
+        sums.append(total.squeeze(step % 2))
+    return comb, sums
 
 
 # One opaque operator: some 120 elementwise steps on tiny matrices would take a compiler 15 seconds a site, and
@@ -306,13 +277,8 @@ def sinkhorn_floor(eps: float, dtype: torch.dtype) -> float:
 
 @torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())
 def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    n, _, tokens = logits.shape
-    comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
-    sums = logits.new_empty(2 * iterations - 1, n, tokens)
-    for step, total in enumerate(sums):
-        torch.sum(comb, dim=step % 2, out=total)
-        comb.div_(total.add_(eps).unsqueeze(step % 2))
-    return comb, sums
+    comb, sums = _normalized(logits, iterations, eps)
+    return comb, torch.stack(sums)
 
 
 @_sinkhorn.register_fake
@@ -348,105 +314,6 @@ def _differentiate(ctx, gradient, _):
 
 
 _sinkhorn.register_autograd(_differentiate, setup_context=_save)
-
-
-def sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """`sinkhorn` without gradients; for few tokens on a CPU in fewer calls, rounded to float32 only at the end."""
-    return _sinkhorn_forward(logits, iterations, sinkhorn_floor(eps, logits.dtype))
-
-
-@torch.library.custom_op("hrm_hf::sinkhorn_forward", mutates_args=())
-def _sinkhorn_forward(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    n, _, tokens = logits.shape
-    if tokens > SOME_TOKENS or not _has_numbers(logits):
-        return _sinkhorn(logits, iterations, eps)[0]
-    if tokens > FEW_TOKENS or n != 4:
-        return _sinkhorn_of_some(logits, iterations, eps)
-    maps = [_sinkhorn_of_4(token, iterations, eps) for token in logits.flatten(0, 1).T.tolist()]
-    return torch.tensor(maps, dtype=logits.dtype).view(tokens, n, n).permute(2, 1, 0).contiguous()
-
-
-@_sinkhorn_forward.register_fake
-def _(logits, iterations, eps):
-    return logits.new_empty(logits.shape)
-
-
-def _is_plain(x: torch.Tensor) -> bool:
-    """Whether nobody but the caller looks at what is done with `x`: no compiler and no tracer."""
-    return not torch.compiler.is_compiling() and not torch.jit.is_tracing() and _has_numbers(x)
-
-
-def _has_numbers(x: torch.Tensor) -> bool:
-    """Whether Python can read the values of `x` at no cost, and has their precision and to spare."""
-    return type(x) is torch.Tensor and x.device.type == "cpu" and x.dtype is not torch.float64
-
-
-def _sinkhorn_of_some(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
-    """The first result of `_sinkhorn`, in half as many calls, each of them slower on many tokens.
-
-    The result is diag(r) K diag(c) with K = softmax + eps. When column j is divided by its sum + eps, 1 / c[j] becomes
-    sum_i r[i] K[i, j] + eps / c[j]; so it does for rows. Unlike their products, the factors need the range of float64.
-    """
-    K = torch.softmax(logits.double(), dim=1).add_(eps).permute(2, 0, 1).contiguous()
-    transposed = K.mT
-    r, over_r, c, over_c = K.new_ones(4, *K.shape[:2], 1)
-    for step in range(iterations):
-        if step:
-            torch.reciprocal(over_r.baddbmm_(K, c, beta=eps), out=r)
-        torch.reciprocal(over_c.baddbmm_(transposed, r, beta=eps), out=c)
-    return (r * K * c.mT).to(logits.dtype).permute(1, 2, 0).contiguous()
-
-
-def _sinkhorn_of_4(logits: list[float], iterations: int, eps: float) -> list[float]:
-    """H_res, the transpose of `sinkhorn`, for one token with 16 logits, row by row: see `_sinkhorn_of_some`.
-
-    The letters A to D are the rows of K; `w` is 1 / r and `v` is 1 / c.
-    """
-    A0, A1, A2, A3 = _softmax(logits[:4], eps)
-    B0, B1, B2, B3 = _softmax(logits[4:8], eps)
-    C0, C1, C2, C3 = _softmax(logits[8:12], eps)
-    D0, D1, D2, D3 = _softmax(logits[12:], eps)
-    rA = rB = rC = rD = wA = wB = wC = wD = c0 = c1 = c2 = c3 = v0 = v1 = v2 = v3 = 1.0
-    for step in range(iterations):
-        if step:
-            wA = A0 * c0 + A1 * c1 + A2 * c2 + A3 * c3 + eps * wA
-            wB = B0 * c0 + B1 * c1 + B2 * c2 + B3 * c3 + eps * wB
-            wC = C0 * c0 + C1 * c1 + C2 * c2 + C3 * c3 + eps * wC
-            wD = D0 * c0 + D1 * c1 + D2 * c2 + D3 * c3 + eps * wD
-            rA, rB, rC, rD = 1 / wA, 1 / wB, 1 / wC, 1 / wD
-        v0 = A0 * rA + B0 * rB + C0 * rC + D0 * rD + eps * v0
-        v1 = A1 * rA + B1 * rB + C1 * rC + D1 * rD + eps * v1
-        v2 = A2 * rA + B2 * rB + C2 * rC + D2 * rD + eps * v2
-        v3 = A3 * rA + B3 * rB + C3 * rC + D3 * rD + eps * v3
-        c0, c1, c2, c3 = 1 / v0, 1 / v1, 1 / v2, 1 / v3
-    return [
-        rA * A0 * c0, rB * B0 * c0, rC * C0 * c0, rD * D0 * c0,
-        rA * A1 * c1, rB * B1 * c1, rC * C1 * c1, rD * D1 * c1,
-        rA * A2 * c2, rB * B2 * c2, rC * C2 * c2, rD * D2 * c2,
-        rA * A3 * c3, rB * B3 * c3, rC * C3 * c3, rD * D3 * c3,
-    ]  # fmt: skip
-
-
-def _birkhoff_of(logits: list[float], n: int) -> list[float]:
-    """H_res row by row for one token with n! logits, one for each permutation in lexicographic order."""
-    entries = [0.0] * (n * n)
-    for weight, targets in zip(_softmax(logits, 0.0), permutations(range(n))):
-        for source, target in enumerate(targets):
-            entries[target * n + source] += weight
-    return entries
-
-
-def _softmax(row: list[float], eps: float) -> list[float]:
-    """softmax + eps of a few numbers."""
-    highest = max(row)
-    powers = [math.exp(logit - highest) for logit in row]
-    total = sum(powers)
-    return [power / total + eps for power in powers]
-
-
-def _sigmoid(x: float) -> float:
-    """1 / (1 + exp(-x)), which overflows for no x."""
-    return (1 + math.tanh(x / 2)) / 2
 
 
 def without_autocast(x: torch.Tensor):

@@ -13,17 +13,12 @@ token have the slots around these: those of the prelude come first, those of the
 
 The freeze rule, the same in training and decoding: a token that has halted keeps the keys and values of its last
 segment, and later tokens that think longer read those. The cache itself is transformers'.
-
-So a halted token needs no further segment, only its keys and values. `skip_halted` leaves out positions at which no
-row thinks any more, which saves work where many tokens think at once: when a prompt is read.
 """
 
 from collections.abc import Callable
-from functools import wraps
 from typing import NamedTuple
 
 import torch
-from torch.utils._pytree import tree_leaves, tree_map
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 
@@ -102,7 +97,6 @@ class RecurrentCache:
         self.cache = cache
         self.active = None if active is None else active[:, None, :, None]
         self.before = before
-        self.positions: torch.Tensor | None = None  # of the tokens that `update` is given, see `skip_halted`
         self.segment = 0 if before is None else before.segment + 1
         self.holds = self.segment + 1 < held_for
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -114,9 +108,6 @@ class RecurrentCache:
         """Keys and values [B, heads, past + T, head_dim] that this visit attends to, given those of T new tokens."""
         if self.active is not None and self.before is not None:
             held_key, held_value = self.before.held[visit]
-            if self.positions is not None:
-                key = held_key.index_copy(2, self.positions, key)
-                value = held_value.index_copy(2, self.positions, value)
             key, value = torch.where(self.active, key, held_key), torch.where(self.active, value, held_value)
         if self.holds:
             cut = self.config.detach_between_segments
@@ -163,59 +154,6 @@ def write_slot(
             )
     written.add(slot)
     return cache.update(key, value, slot)
-
-
-def skip_halted(segment):
-    """For a model's method that runs a segment on states [B, T, ...]: `skips_halted` models leave halted tokens out.
-
-    The method takes states and x, nested in tuples or not, and what a pass needs by name; it returns the new states.
-    Positions at which some row still thinks run for all rows, the others keep their states. Results are those of all
-    tokens up to rounding. Acts in inference only, uncompiled, with attention functions whose mask is a tensor.
-    """
-
-    @wraps(segment)
-    def run(self, *states, key_values: RecurrentCache, attention_mask, position_embeddings, position_ids, **passes):
-        positions = thinking_positions(self, key_values, attention_mask)
-        if positions is None:
-            passes |= {"attention_mask": attention_mask, "position_embeddings": position_embeddings}
-            return segment(self, *states, key_values=key_values, position_ids=position_ids, **passes)
-        if attention_mask is None:
-            attention_mask = causal_mask(key_values)
-        key_values.positions = positions
-        new = segment(
-            self,
-            *tree_map(lambda state: state.index_select(1, positions), states),
-            key_values=key_values,
-            attention_mask=attention_mask.index_select(2, positions),
-            position_embeddings=tuple(part.index_select(1, positions) for part in position_embeddings),
-            position_ids=position_ids.index_select(1, positions),
-            **passes,
-        )
-        return tuple(old.index_copy(1, positions, state) for old, state in zip(tree_leaves(states), new))
-
-    return run
-
-
-def thinking_positions(model, key_values: RecurrentCache, attention_mask: torch.Tensor | None) -> torch.Tensor | None:
-    """Positions [T'] at which some row still thinks; None where all are to run."""
-    if not model.skips_halted or key_values.active is None or torch.is_grad_enabled() or torch.compiler.is_compiling():
-        return None
-    if attention_mask is None:  # "sdpa" is causal without one, but not from some positions to all
-        layers = [] if key_values.cache is None else key_values.cache.layers
-        if model.config._attn_implementation != "sdpa" or any(type(layer) is not DynamicLayer for layer in layers):
-            return None
-    elif not (isinstance(attention_mask, torch.Tensor) and attention_mask.dim() == 4):
-        return None
-    thinking = key_values.active.flatten(1).any(0)
-    return None if thinking.all() else thinking.nonzero().squeeze(-1)
-
-
-def causal_mask(key_values: RecurrentCache) -> torch.Tensor:
-    """bool [1, 1, T, past + T] of the T new tokens."""
-    new = key_values.active.shape[2]
-    total = new if key_values.cache is None else key_values.cache.get_seq_length()  # a segment has run already
-    every = torch.ones(new, total, dtype=torch.bool, device=key_values.active.device)
-    return every.tril(total - new)[None, None]
 
 
 # How the names of these servers' attention functions begin (vLLM 0.33; SGLang's main branch of 2026).

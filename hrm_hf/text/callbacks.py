@@ -1,4 +1,4 @@
-"""Callbacks of language-model training: what follows the progress of a run, and the gains of hyper-connections."""
+"""The log line of language-model training, and a callback that logs the gains of hyper-connections."""
 
 from itertools import islice
 
@@ -26,75 +26,6 @@ LM_LOG_FORMAT = {
     "eval_refinement_loss": "refinement {:6.4f}",
     "eval_refinement_accuracy": "decisions {:6.1%}",
 }
-
-
-class BackpropWarmupCallback(TrainerCallback):
-    """Lets the back-prop depth of a recurrent model grow linearly from its least to its config's `bp_steps`.
-
-    The depth is a function of the step alone, so a resumed run continues where it was. Source: "warm-up deep credit
-    assignment" of HRM-Text.
-
-    Args:
-        ratio: share of the run after which the depth is the final one.
-    """
-
-    def __init__(self, ratio: float):
-        self.ratio = ratio
-        self.depth: int | None = None
-
-    def depth_at(self, step: int, max_steps: int, first: int, final: int) -> int:
-        """Stack passes that carry gradients in the step after `step` steps, from `first` to `final`."""
-        warmup = self.ratio * max_steps
-        if step >= warmup:
-            return final
-        return first + int((final - first) * step / warmup)
-
-    def on_train_begin(self, args, state, control, **kwargs):
-        self.depth = None
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
-        first, final = model.config.fewest_bp_steps, model.config.bp_steps
-        depth = self.depth_at(state.global_step, state.max_steps, first, final)
-        if depth != self.depth:
-            model.set_bp_steps(depth)
-            self.depth = depth
-
-
-class HaltingWarmupCallback(TrainerCallback):
-    """Gives every token all segments in the first part of a run, and lets tokens halt after that.
-
-    A gate that may halt from the start does so before later segments are any better than the first, and they then
-    never become so. A function of the step alone, like the back-prop depth.
-
-    Args:
-        ratio: share of the run without halting.
-    """
-
-    def __init__(self, ratio: float):
-        self.ratio = ratio
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
-        model.set_halting(state.global_step >= self.ratio * state.max_steps)
-
-
-class DepthWarmupCallback(TrainerCallback):
-    """Gives every token one segment in the first part of a run, and all of them after that.
-
-    The first part costs what a plain model of the same weights costs; what it has learned then gets deeper. A function
-    of the step alone, like the back-prop depth.
-
-    Args:
-        ratio: share of the run with one segment.
-    """
-
-    def __init__(self, ratio: float):
-        self.ratio = ratio
-
-    def on_step_begin(self, args, state, control, model=None, **kwargs):
-        model = extract_model_from_parallel(model, keep_torch_compile=False)
-        model.set_training_segments(1 if state.global_step < self.ratio * state.max_steps else None)
 
 
 class MhcMonitorCallback(TrainerCallback):

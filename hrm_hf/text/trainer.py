@@ -5,6 +5,7 @@ over, in training and in evaluation; learning rates of groups of parameters; and
 """
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,10 +13,12 @@ from torch.utils.data import Sampler
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import unwrap_peft_model
 
+from ..models.early_exit import exit_class
+from ..models.segment_plan import SegmentSchedule
 from ..registry import has_ability
 from ..trainer.base import HrmTrainer
 from .arguments import LmTrainingArguments
-from .callbacks import LM_LOG_FORMAT, BackpropWarmupCallback, DepthWarmupCallback, HaltingWarmupCallback
+from .callbacks import LM_LOG_FORMAT
 
 
 # A model may give a part, or a metric, that is a mean over fewer than all targets: over the number in `metrics` of the
@@ -65,20 +68,14 @@ class CausalLMTrainer(HrmTrainer):
     ):
         self.eval_bytes_per_token = eval_bytes_per_token
         super().__init__(model, args, **kwargs)
-        if args.train_gate_only:
-            self.model.train_gate_only()
-        elif has_ability(self.model, "recurrent_depth"):
-            if args.bp_warmup_ratio:
-                self.add_callback(BackpropWarmupCallback(args.bp_warmup_ratio))
-            if args.depth_warmup_ratio:
-                self.add_callback(DepthWarmupCallback(args.depth_warmup_ratio))
-            self.add_callback(HaltingWarmupCallback(args.halt_warmup_ratio))
+        if self.args.train_gate_only:
+            freeze_all_but_gate(unwrap_peft_model(self.model))
 
     def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
         """Compiles one segment of a recurrent model, not the graph of all of them, whose number may be drawn."""
         super().prepare_model(model, args)
         if args.torch_compile and has_ability(model, "recurrent_depth"):
-            self.compile_part(model.compile_segment, args)
+            self.compile_part(partial(compile_segment, unwrap_peft_model(model)), args)
 
     def validate_arguments(self) -> None:
         """As in the base; smoothed labels and learning rates of groups are not for every model."""
@@ -144,6 +141,10 @@ class CausalLMTrainer(HrmTrainer):
         scored = {name: inputs[name] for name in ("scored_labels", "scored_bytes") if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in scored}
         labels = _targets(inputs)
+        if has_ability(self.model, "recurrent_depth"):
+            state = self.state
+            schedule = segment_schedule(self.args, self.model.config, state.global_step, state.max_steps)
+            inputs["schedule"] = schedule
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         meter = self.train_metrics if model.training else self._eval_metrics
         if meter is not None and labels is not None:
@@ -256,6 +257,36 @@ class CausalLMTrainer(HrmTrainer):
                 labels[counting:] = COUNTED_ONCE[name]
                 inputs = {**inputs, name: labels}
         return super().prediction_step(model, inputs, *args, **kwargs)
+
+
+def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_steps: int) -> SegmentSchedule:
+    """What the options change in a step of a recurrent model; a function of the step, so that a resumed run agrees.
+
+    The depth of back-propagation grows linearly from its least to the config's `bp_steps` ("warm-up deep credit
+    assignment" of HRM-Text). One segment at first costs what a plain model of the same weights costs.
+    """
+    if args.train_gate_only:
+        return SegmentSchedule(segments=config.halt_max_steps, halting=False, gate_only=True)
+    first, final, warmup = config.fewest_bp_steps, config.bp_steps, args.bp_warmup_ratio * max_steps
+    return SegmentSchedule(
+        bp_steps=final if step >= warmup else first + int((final - first) * step / warmup),
+        segments=1 if step < args.depth_warmup_ratio * max_steps else None,
+        halting=step >= args.halt_warmup_ratio * max_steps,
+    )
+
+
+def freeze_all_but_gate(model: Any) -> None:
+    """Freeze everything but the halting gate of a finished model; in inference the gate decides from then on."""
+    model.requires_grad_(False)
+    model.base_model.q_head.requires_grad_(True)
+    if not exit_class(model.config.exit_criterion).learned:
+        model.config.exit_criterion = "q"
+
+
+def compile_segment(model: Any, **options: Any) -> None:
+    """Compile what training repeats, a segment; `options` are those of `torch.compile`. Inference stays uncompiled."""
+    base = model.base_model
+    base.compiled_segment = torch.compile(type(base).segment, **options)  # not bound: a copy runs its own weights
 
 
 def validate_label_smoothing(model: Any, factor: float) -> None:

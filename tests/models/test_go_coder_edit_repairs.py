@@ -3,20 +3,14 @@
 Referees: the stream that the model reads, and for the other mode the code that an earlier version saved.
 """
 
-import itertools
-from pathlib import Path
-
 import pytest
 import tiny_go
 import torch
 from test_go_coder_refinement import BAD, CONTINUE, DONE, GOOD, PROMPTS, REFINE, Validator, decided, decisions, refine
 from tiny_go import TOKEN_IDS
 from transformers import LogitsProcessor, TextStreamer
-from transformers.dynamic_module_utils import get_class_from_dynamic_module
 
-from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
 from hrm_hf.models.edits_hrm_go_coder import Edit, edit_segment
-from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from hrm_hf.models.processing_hrm_go_coder import Feedback, encode_text
 
 
@@ -277,40 +271,3 @@ def test_the_mode_is_the_configs_unless_one_is_given(monkeypatch):
         assert prompts[1][0].endswith("<RETRY><CODE>" if edited else f"<RETRY><CODE>{PREFIX}")
 
 
-SAVED = Path(__file__).parents[1] / "fixtures" / "saved_earlier" / "hrm_go_coder"
-
-
-@pytest.mark.parametrize("fields", [{}, {"unified": True, "generator_layers": 0}], ids=["two stacks", "unified"])
-def test_rewriting_gives_the_tokens_of_the_code_that_an_earlier_version_saved(fields):
-    earlier_class = get_class_from_dynamic_module("modeling_hrm_go_coder.HrmGoCoderForCausalLM", str(SAVED))
-    sizes = {"vocab_size": tiny_go.VOCAB_SIZE, **tiny_go.SHORT, **fields}
-    torch.manual_seed(3)
-    earlier = earlier_class(earlier_class.config_class.from_preset("test", **sizes)).eval()
-    with torch.no_grad():
-        for parameter in earlier.parameters():
-            parameter.normal_(std=0.2)
-    model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("test", **sizes, repetition_guard=False)).eval()
-    model.load_state_dict(earlier.state_dict())
-
-    def validator(codes):
-        return [GOOD if sum(map(ord, code)) % 3 == 0 else BAD for code in codes]
-
-    # One prompt at a time: there, in a batch, limits were those of the longest row.
-    samplings = ({"do_sample": False}, {"do_sample": True, "temperature": 1.3})
-    most = 0
-    for sampling, (prompt, prefix) in itertools.product(samplings, zip(PROMPTS, [PREFIX, "", "func B("], strict=True)):
-        outputs = []
-        for one in (earlier, model):
-            torch.manual_seed(1)
-            outputs.append(
-                one.generate_with_refinement(
-                    [prompt], tokenizer=tiny_go.tokenizer(), code_prefixes=[prefix], validator=validator,
-                    refinement_threshold=0.2, **sampling,
-                )
-            )  # fmt: skip
-        assert outputs[0].stopped == outputs[1].stopped
-        most = max(most, *outputs[1].iterations)
-        then, now = (output.attempts[0] for output in outputs)
-        for name in ("code", "plan", "decision", "new_tokens"):
-            assert [getattr(attempt, name) for attempt in now] == [getattr(attempt, name) for attempt in then]
-    assert most > 1

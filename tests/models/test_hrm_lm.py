@@ -147,9 +147,6 @@ def test_an_untied_head_is_saved_by_itself(tmp_path):
         assert_equal_but_for_rounding(again(ids).logits, model(ids).logits)
 
 
-# Runs where `import hrm_hf` fails; argv: a checkpoint with expected.pt.
-
-
 # What a call returns
 
 
@@ -247,36 +244,21 @@ def test_a_variant_learns_a_sentence_and_decodes_it_with_the_cache(variant, tmp_
 
 
 @pytest.mark.parametrize(
-    ("fields", "message"),
+    "fields",
     [
-        ({"norm_position": "pre"}, r"norm_position='pre' is not one of \('pre_exit', 'sandwich', 'post'\)"),
-        ({"exit_criterion": "cosine"}, r"exit_criterion='cosine' is not one of \('q', 'cdf'"),
-        ({"kv_layout": "shared"}, r"kv_layout='shared' is not one of \('per_segment', 'last_segment', 'last_visit'\)"),
-        ({"deep_supervision": "none"}, r"deep_supervision='none' is not one of \('all', 'last'\)"),
-        ({"ds_schedule": "cosine"}, r"ds_schedule='cosine' is not one of \('linear', 'uniform'\)"),
-        ({"q_target": "exact"}, r"q_target='exact' is not one of \('loss_gain', 'correct'\)"),
-        ({"ponder_type": "kl"}, r"ponder_type='kl' is not one of \('expected_steps', 'geometric_kl', 'neg_entropy'\)"),
-        ({"num_l_layers": 0}, "num_l_layers=0; expected a whole number from 1"),
-        ({"num_h_layers": 0}, r"H_cycles=2 without a high-level stack \(num_h_layers=0\); set H_cycles=1"),
-        ({"num_h_layers": 0, "H_cycles": 1}, r"bp_steps=5 is outside 1..3 = L_cycles.*None all of them"),
-        ({"mhc_flows": 4}, "mhc_flows=4 needs a flat loop"),
-        ({"bp_segments": 2}, "bp_segments=2 .* detach_between_segments=True .* set it to False"),
-        ({"initial_state": "ones"}, r"initial_state='ones' is not one of \('fixed', 'learned', 'zero', 'random'\)"),
-        ({"segment_sampling": "uniform"}, "segment_sampling='uniform' is not one of"),
-        ({"L_cycles": 0}, "L_cycles=0; expected a whole number from 1"),
-        ({"halt_max_steps": 0}, "halt_max_steps=0; expected a whole number from 1"),
-        ({"num_key_value_heads": 3}, "num_attention_heads=4 is not a multiple of num_key_value_heads=3"),
-        ({"head_dim": 7}, "rotary positions need an even head_dim; it is 7"),
-        ({"bp_steps": 1}, r"bp_steps=1 is outside 2..8 = H_cycles \* \(L_cycles \+ 1\)"),
-        ({"bp_steps": 9}, r"bp_steps=9 is outside 2..8"),
-        ({"halt_min_steps": 4}, "halt_min_steps=4 is above halt_max_steps=3"),
-        ({"halt_exploration_prob": 1.5}, r"halt_exploration_prob=1.5; expected a number from 0 to 1"),
-        ({"label_smoothing": -0.1}, r"label_smoothing=-0.1; expected a number from 0 to 1"),
-        ({"hidden_size": "wide"}, "hidden_size"),
+        {"norm_position": "pre"}, {"exit_criterion": "cosine"}, {"kv_layout": "shared"}, {"deep_supervision": "none"},
+        {"ds_schedule": "cosine"}, {"q_target": "exact"}, {"ponder_type": "kl"}, {"initial_state": "ones"},
+        {"segment_sampling": "uniform"}, {"num_l_layers": 0}, {"H_cycles": 2, "num_h_layers": 0}, {"L_cycles": 0},
+        {"bp_steps": 5, "num_h_layers": 0, "H_cycles": 1}, {"bp_steps": 1}, {"bp_steps": 9}, {"mhc_flows": 4},
+        {"bp_segments": 2}, {"halt_max_steps": 0}, {"num_attention_heads": 4, "num_key_value_heads": 3},
+        {"head_dim": 7}, {"halt_min_steps": 4}, {"halt_exploration_prob": 1.5}, {"label_smoothing": -0.1},
+        {"hidden_size": "wide"},
     ],
-)
-def test_a_config_that_cannot_be_is_refused_by_field(fields, message):
-    with pytest.raises((StrictDataclassError, ValueError, TypeError), match=message):
+    ids=str,
+)  # fmt: skip
+def test_a_config_with_an_impossible_value_is_rejected_by_field(fields):
+    name, value = next(iter(fields.items()))
+    with pytest.raises((StrictDataclassError, ValueError, TypeError), match=f"{name}.*{value}"):
         tiny_hrm_lm.config(**fields)
 
 
@@ -288,17 +270,14 @@ def test_an_unknown_preset_is_refused_with_the_known_ones():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"num_segments": 0}, "num_segments=0 must be at least 1"),
-        (
-            {"num_segments": 4, "use_cache": True},
-            r"num_segments=4 is above halt_max_steps=3.*kv_layout='last_segment'",
-        ),
-        ({"input_ids": None}, "exactly one of input_ids and inputs_embeds"),
-        ({"inputs_embeds": torch.zeros(2, 10, 32)}, "exactly one of input_ids and inputs_embeds"),
-        ({"exit_criterion": "cosine"}, "exit_criterion='cosine' is not one of"),
+        ({"num_segments": 0}, "num_segments=0"),
+        ({"num_segments": 4, "use_cache": True}, "num_segments=4"),
+        ({"input_ids": None}, "input_ids and inputs_embeds"),
+        ({"inputs_embeds": torch.zeros(2, 10, 32)}, "input_ids and inputs_embeds"),
+        ({"exit_criterion": "cosine"}, "exit_criterion='cosine'"),
     ],
 )
-def test_an_argument_that_cannot_be_is_refused(arguments, message):
+def test_an_impossible_argument_is_rejected(arguments, message):
     with pytest.raises(ValueError, match=message):
         tiny_hrm_lm.model()(**{"input_ids": tiny_hrm_lm.tokens(), **arguments})
 

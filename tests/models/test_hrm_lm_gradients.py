@@ -6,6 +6,7 @@ import torch
 import torch.nn.functional as F
 
 from hrm_hf.models.early_exit import halting_value_losses, ponder_loss
+from hrm_hf.models.segment_plan import SegmentSchedule
 
 
 H_CYCLES, L_CYCLES = 2, 3
@@ -45,20 +46,18 @@ def test_the_last_passes_of_each_segment_carry_gradients_the_high_level_ones_fir
     assert seen == expected * 3
 
 
-def test_the_number_of_passes_with_gradients_can_be_lower_for_a_while():
+def test_a_schedule_lowers_the_number_of_passes_with_gradients():
     model = tiny_hrm_lm.model(bp_steps=5).train()
     for bp_steps in (2, 4, 5):
-        model.set_bp_steps(bp_steps)
-        seen, output = passes_with_gradients(model, num_segments=1)
+        seen, output = passes_with_gradients(model, num_segments=1, schedule=SegmentSchedule(bp_steps=bp_steps))
         assert sum(graph for _, graph in seen) == bp_steps
-        assert model.config.bp_steps == 5
         output.logits.sum().backward()
 
 
 @pytest.mark.parametrize("bp_steps", [1, 9])
-def test_a_number_of_passes_that_cannot_be_is_refused(bp_steps):
-    with pytest.raises(ValueError, match=rf"bp_steps={bp_steps} is outside 2..8"):
-        tiny_hrm_lm.model().set_bp_steps(bp_steps)
+def test_a_schedule_with_an_impossible_number_of_passes_is_rejected(bp_steps):
+    with pytest.raises(ValueError, match=rf"bp_steps={bp_steps}"):
+        tiny_hrm_lm.model()(tiny_hrm_lm.tokens(), schedule=SegmentSchedule(bp_steps=bp_steps))
 
 
 def test_without_gradients_no_pass_builds_a_graph():

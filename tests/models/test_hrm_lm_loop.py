@@ -10,6 +10,8 @@ from transformers import AutoModelForCausalLM, DynamicCache, StaticCache
 
 from hrm_hf import HrmLmForCausalLM
 from hrm_hf.models.early_exit import DrawnExit
+from hrm_hf.models.segment_plan import SegmentSchedule, drawn_segments, plan_segments
+from hrm_hf.text.trainer import freeze_all_but_gate
 
 
 OPTIONS = {
@@ -62,26 +64,6 @@ def test_decoding_with_a_cache_gives_the_logits_of_one_forward(option, kind):
     assert len(cache.layers) == model.config.num_hidden_layers
     torch.testing.assert_close(torch.cat([p.logits for p in parts], dim=1), whole.logits, atol=2e-5, rtol=1e-4)
     assert torch.equal(torch.cat([p.halt_steps for p in parts], dim=1), whole.halt_steps)
-
-
-class EveryOther:
-    """Halts tokens at even places after the first segment, the others never."""
-
-    def check(self, state):
-        return (torch.arange(state.hidden.shape[1]) % 2 == 0).expand(state.hidden.shape[:2])
-
-
-@pytest.mark.parametrize("option", CACHED)
-def test_leaving_halted_tokens_out_changes_nothing(option):
-    model, ids = made(**CACHED[option]), tiny_hrm_lm.tokens(rows=2, length=12)
-    caches = [DynamicCache(config=model.config) for _ in range(2)]
-    with torch.no_grad():
-        whole = model(ids, past_key_values=caches[0], exit_criterion=EveryOther())
-        model.set_skipping(True)
-        skipping = model(ids, past_key_values=caches[1], exit_criterion=EveryOther())
-    torch.testing.assert_close(skipping.logits, whole.logits, atol=2e-5, rtol=1e-4)
-    for a, b in zip(*(cache.layers for cache in caches)):
-        torch.testing.assert_close(a.keys, b.keys, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.parametrize("option", CACHED)
@@ -139,13 +121,11 @@ def test_only_the_last_segments_carry_gradients():
     ids, gradients = tiny_hrm_lm.tokens(), []
     for fields in ({"bp_segments": 1}, {"detach_between_segments": True}):
         model = tiny_hrm_lm.model(**{**tiny_hrm_lm.LOOP, "prelude_layers": 0, "q_loss_weight": 0, **fields}).train()
-        model.set_halting(False)
-        model(ids, labels=ids).lm_loss.backward()
+        model(ids, labels=ids, schedule=SegmentSchedule(halting=False)).lm_loss.backward()
         gradients.append({name: p.grad for name, p in model.named_parameters() if "q_head" not in name})
     torch.testing.assert_close(*gradients, atol=1e-6, rtol=1e-4)
     through_two = tiny_hrm_lm.model(**{**tiny_hrm_lm.LOOP, "prelude_layers": 0, "bp_segments": 2}).train()
-    through_two.set_halting(False)
-    through_two(ids, labels=ids).lm_loss.backward()
+    through_two(ids, labels=ids, schedule=SegmentSchedule(halting=False)).lm_loss.backward()
     name = "model.L_module.layers.0.mlp.up_proj.weight"
     assert not torch.allclose(dict(through_two.named_parameters())[name].grad, gradients[0][name], rtol=1e-2)
 
@@ -153,15 +133,14 @@ def test_only_the_last_segments_carry_gradients():
 @pytest.mark.parametrize(("sampling", "most"), [("lognormal_poisson", 24), ("per_token", 12)])
 def test_the_number_of_segments_is_drawn_with_the_mean_of_the_config(sampling, most):
     """3,000 draws of mean 6: their standard deviation is below 4, that of the mean below 0.08."""
-    model = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, halt_max_steps=6, segment_sampling=sampling).model
+    config = tiny_hrm_lm.config(**tiny_hrm_lm.LOOP, halt_max_steps=6, segment_sampling=sampling)
     torch.manual_seed(0)
     x = torch.zeros(30, 100, 1)
     draws = 3000 if sampling == "lognormal_poisson" else 1
-    drawn = torch.stack([model._drawn_segments(x) for _ in range(draws)]).flatten()
+    drawn = torch.stack([drawn_segments(config, x) for _ in range(draws)]).flatten()
     assert len(drawn) == 3000 and drawn.min() == 1 and most // 2 < drawn.max() <= most
     assert drawn.double().mean().item() == pytest.approx(6, abs=0.3)
-    model.set_training_segments(2)
-    assert model._drawn_segments(x) is None and model.train()._most_segments() == 2
+    assert plan_segments(config, x, True, SegmentSchedule(segments=2)).segments == 2
 
 
 def test_tokens_that_draw_their_own_number_halt_there():
@@ -169,7 +148,7 @@ def test_tokens_that_draw_their_own_number_halt_there():
     fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "ponder_loss_weight": 0, "segment_sampling": "per_token"}
     model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
     torch.manual_seed(0)
-    drawn = model.model._drawn_segments(ids)
+    drawn = drawn_segments(model.config, ids)
     torch.manual_seed(0)
     output = model(ids, labels=ids)
     assert torch.equal(output.halt_steps, drawn) and len(drawn.unique()) > 3
@@ -189,6 +168,16 @@ def test_a_drawn_depth_is_for_training_only():
     assert {model.eval()(ids, exit_criterion="fixed").halt_steps.max().item() for _ in range(3)} == {3}
 
 
+@pytest.mark.parametrize("sampling", ["lognormal_poisson", "per_token"])
+def test_a_training_forward_that_draws_more_segments_than_the_cache_has_slots_runs(sampling):
+    model = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, segment_sampling=sampling, segment_sampling_sigma=1.0).train()
+    ids = tiny_hrm_lm.tokens(rows=4)
+    torch.manual_seed(0)
+    outputs = [model(ids) for _ in range(8)]
+    assert max(output.halt_steps.max().item() for output in outputs) > model.config.halt_max_steps
+    assert all(output.past_key_values is None for output in outputs)
+
+
 def test_the_random_state_is_drawn_anew_in_training_and_fixed_in_inference():
     model, ids = tiny_hrm_lm.model(**tiny_hrm_lm.LOOP, initial_state="random"), tiny_hrm_lm.tokens()
     with torch.no_grad():
@@ -200,9 +189,9 @@ def test_the_random_state_is_drawn_anew_in_training_and_fixed_in_inference():
 def test_only_the_gate_learns_when_it_is_trained_alone():
     fields = {**tiny_hrm_lm.LOOP, "q_loss_weight": 0, "exit_criterion": "fixed"}
     model, ids = tiny_hrm_lm.model(**fields).train(), tiny_hrm_lm.tokens()
-    model.train_gate_only()
+    freeze_all_but_gate(model)
     assert model.config.exit_criterion == "q"
-    output = model(ids, labels=ids)
+    output = model(ids, labels=ids, schedule=SegmentSchedule(segments=3, halting=False, gate_only=True))
     assert output.halt_steps.unique().tolist() == [3]
     output.loss.backward()
     assert {n for n, p in model.named_parameters() if p.grad is not None} == {
@@ -212,8 +201,6 @@ def test_only_the_gate_learns_when_it_is_trained_alone():
     expected = (output.q_halt_loss + output.q_continue_loss) / 2
     expected = expected + model.config.ponder_loss_weight * output.ponder_loss
     torch.testing.assert_close(output.loss, expected)
-    with pytest.raises(ValueError, match="halt_max_steps=1: a model of one segment has no halting gate"):
-        tiny_hrm_lm.model(halt_max_steps=1).train_gate_only()
 
 
 def test_a_loss_that_needs_the_last_segment_only_is_the_same_without_the_others():

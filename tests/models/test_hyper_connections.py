@@ -8,14 +8,7 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
 
 from hrm_hf import mHCLayer
-from hrm_hf.models import hyper_connections
-from hrm_hf.models.hyper_connections import (
-    RES_MODES,
-    HyperConnection,
-    HyperHead,
-    sinkhorn,
-    sinkhorn_forward,
-)
+from hrm_hf.models.hyper_connections import RES_MODES, HyperConnection, HyperHead, sinkhorn
 from hrm_hf.models.stream_gains import amax_gain, backward_gain, composite_maps, forward_gain, min_column_sum
 
 
@@ -309,11 +302,9 @@ def test_autocast_changes_neither_coefficients_nor_the_dtype_of_streams():
     assert merged.dtype == torch.float32
 
 
-def test_the_sinkhorn_operators_keep_torchs_rules():
+def test_the_sinkhorn_operator_keeps_torchs_rules():
     logits = torch.randn(4, 4, 6, requires_grad=True)
     torch.library.opcheck(torch.ops.hrm_hf.sinkhorn.default, (logits, 3, 1e-6))
-    for tokens in (2, 6, 65):
-        torch.library.opcheck(torch.ops.hrm_hf.sinkhorn_forward.default, (torch.randn(4, 4, tokens), 3, 1e-6))
 
 
 @pytest.mark.slow
@@ -336,52 +327,17 @@ def test_a_site_compiles_as_one_graph_with_equal_values_and_gradients():
         torch.testing.assert_close(compiled, eager, atol=1e-5, rtol=1e-5)
 
 
-# A few tokens, as decoding has them
+# Without gradients, as in decoding
 
 
-@pytest.mark.parametrize("std", [0.3, 4.0, 60.0])
-@pytest.mark.parametrize("eps", [1e-6, 0.0])
-@pytest.mark.parametrize("n", [1, 2, 3, 4, 8])
-def test_sinkhorn_of_a_few_dozen_tokens_is_the_rounded_one_of_float64(n, eps, std):
-    """Referee: the operator that trains, in float64. The result has float32's last rounding and nothing else."""
-    torch.manual_seed(0)
-    logits = std * torch.randn(n, n, 20)
-    floor = max(eps, torch.finfo(torch.float32).tiny ** 0.5)  # float64's own would be a smaller one
-    expected = torch.ops.hrm_hf.sinkhorn(logits.double(), 20, floor)[0]
-    found = torch.cat([sinkhorn_forward(some, 20, eps) for some in logits.split([1, 3, 16], dim=-1)], dim=-1)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found.double(), expected, rtol=2e-7, atol=1e-30)
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("mode", RES_MODES)
-@pytest.mark.parametrize("tokens", [1, 3, 5, 65])
-def test_a_site_gives_the_same_coefficients_without_gradients_for_any_number_of_tokens(mode, tokens, dtype):
-    """Referee: the path that trains. One sum over all streams, the rest is exact or has float64's range."""
-    site, streams = random_site(res_mode=mode).eval(), torch.randn(1, tokens, 4, 16).to(dtype)
+@pytest.mark.parametrize("tokens", [1, 65])
+def test_coefficients_without_gradients_equal_those_of_training(mode, tokens):
+    site, streams = random_site(res_mode=mode).eval(), torch.randn(1, tokens, 4, 16)
     expected = site(streams)
     with torch.no_grad():
-        found = site(streams)
-    for value, reference in zip(found, expected):
-        assert value.shape == reference.shape
-        assert_equal_but_for_rounding(value, reference.detach(), 4 * 16)
-
-
-def test_decoding_does_without_the_operator_that_trains(monkeypatch):
-    def refuse(*arguments):
-        raise AssertionError("called")
-
-    site = random_site().eval()
-    monkeypatch.setattr(hyper_connections, "_sinkhorn", refuse)
-    with torch.no_grad():
-        for tokens in (1, 3, 4, 64):
-            site(torch.randn(1, tokens, 4, 16))
-        with pytest.raises(AssertionError, match="called"):
-            site(torch.randn(1, 65, 4, 16))
-    with pytest.raises(AssertionError, match="called"):
-        site(torch.randn(1, 1, 4, 16))  # gradients may be asked for
-    with torch.no_grad(), pytest.raises(AssertionError, match="called"):
-        site.train()(torch.randn(1, 1, 4, 16))  # a checkpoint runs without gradients what it will run again with them
+        for value, reference in zip(site(streams), expected):
+            assert torch.equal(value, reference)
 
 
 @pytest.mark.parametrize("value", [0.0, 1e18, float("inf"), float("nan")])

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from hrm_hf.models import early_exit
 from hrm_hf.models.early_exit import halting_distribution, ponder_loss, segment_losses
 from hrm_hf.models.modeling_hrm_lm import HrmLmModelOutput
+from hrm_hf.models.segment_plan import plan_segments
 
 
 LOSSES = ("loss", "lm_loss", "deep_supervision_loss", "q_halt_loss", "q_continue_loss", "ponder_loss")
@@ -35,12 +36,17 @@ def three_tokens(**overrides):
     head = torch.nn.Linear(3, 3, bias=False)
     head.weight.data.copy_(torch.eye(3))
     states = tuple(segment.log()[None] for segment in WORDS)
-    arguments = {
-        "states": states, "last_hidden": states[-1], "last_logits": None, "q_logits": Q.logit()[None],
-        "halt_steps": HALTED_IN, "targets": torch.zeros(1, 3, dtype=torch.long), "num_items": None, "training": False,
+    given = {
+        "states": states, "last_hidden": states[-1], "q_logits": Q.logit()[None],
+        "targets": torch.zeros(1, 3, dtype=torch.long), "num_items": None,
     }  # fmt: skip
-    arguments |= {name: overrides.pop(name) for name in list(overrides) if name in arguments}
-    return segment_losses(tiny_hrm_lm.config(**overrides), head, **arguments)
+    given |= {name: overrides.pop(name) for name in list(overrides) if name in given}
+    outputs = HrmLmModelOutput(
+        last_hidden_state=given["last_hidden"], segment_hidden_states=given["states"], q_logits=given["q_logits"],
+        halt_steps=HALTED_IN,
+    )  # fmt: skip
+    plan = plan_segments(tiny_hrm_lm.config(**overrides), states[0], training=False)
+    return segment_losses(plan, head, outputs, given["targets"], num_items=given["num_items"])
 
 
 def test_the_language_model_loss_is_the_mean_at_the_halting_segments():
@@ -179,9 +185,7 @@ def test_labels_are_shifted_once():
     model.lm_head.weight.data.copy_(torch.eye(64) * 100)
 
     class NextToken(torch.nn.Module):
-        gate_only = False
-
-        def forward(self, input_ids, **kwargs):
+        def forward(self, input_ids, *args, **kwargs):
             state = F.one_hot(input_ids.roll(-1, dims=1), 64).float()
             ones = torch.ones_like(input_ids)
             return HrmLmModelOutput(last_hidden_state=state, halt_steps=ones, segment_hidden_states=(state,))

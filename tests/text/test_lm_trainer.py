@@ -24,8 +24,8 @@ from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_chec
 from hrm_hf.models.configuration_hrm_lm import LOOP
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
-from hrm_hf.text.callbacks import LM_LOG_FORMAT, BackpropWarmupCallback
-from hrm_hf.text.trainer import CausalLMTrainer
+from hrm_hf.text.callbacks import LM_LOG_FORMAT
+from hrm_hf.text.trainer import CausalLMTrainer, compile_segment, segment_schedule
 from hrm_hf.trainer import NonFiniteError
 from hrm_hf.trainer.callbacks import LogLineCallback
 from hrm_hf.trainer.optim import AdamATan2
@@ -282,40 +282,35 @@ def test_the_cosine_ends_at_its_floor_and_other_schedules_are_the_librarys(make)
 # ---- back-prop warm-up, progress, arguments ----
 
 
-class Depths(TrainerCallback):
-    """The back-prop depth of each step."""
+def schedules(trainer, checkpoint=None) -> dict:
+    """Train, and return the schedule that each step's forward is given."""
+    seen = {}
 
-    def __init__(self):
-        self.seen = {}
+    def note(module, args, kwargs):
+        if module.training:
+            seen[trainer.state.global_step] = kwargs["schedule"]
 
-    def on_substep_end(self, args, state, control, model=None, **kwargs):
-        self.seen[state.global_step] = model.model.bp_steps
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        self.seen[state.global_step] = model.model.bp_steps
+    trainer.model.register_forward_pre_hook(note, with_kwargs=True)
+    trainer.train(resume_from_checkpoint=checkpoint)
+    return seen
 
 
-def test_the_back_prop_depth_grows_from_two_to_that_of_the_config(make):
-    depths = Depths()
-    trainer = make("hrm_lm", max_steps=10, bp_warmup_ratio=0.6, callbacks=[depths])
-    trainer.train()
-    assert list(depths.seen.values()) == [2, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+def test_schedules_follow_the_step(make):
+    given = {"bp_warmup_ratio": 0.6, "halt_warmup_ratio": 0.5, "depth_warmup_ratio": 0.2}
+    trainer = make("hrm_lm", max_steps=10, **given)
+    seen = schedules(trainer)
+    assert [seen[step].bp_steps for step in range(10)] == [2, 2, 2, 3, 3, 3, 4, 4, 4, 4]
+    assert [seen[step].halting for step in range(10)] == [False] * 5 + [True] * 5
+    assert [seen[step].segments for step in range(10)] == [1, 1] + [None] * 8
     assert trainer.model.config.bp_steps == 4
 
 
-def test_a_resumed_run_has_the_back_prop_depth_of_its_step(make):
+def test_resume_continues_the_schedule(make):
     options = {"max_steps": 10, "bp_warmup_ratio": 0.6, "save_strategy": "steps", "save_steps": 4}
     make("hrm_lm", **options).train()
-    depths = Depths()
-    make("hrm_lm", **options, callbacks=[depths]).train(make().args.output_dir + "/checkpoint-4")
-    assert depths.seen == {4: 3, 5: 3, 6: 4, 7: 4, 8: 4, 9: 4}
-
-
-def test_only_models_with_a_depth_to_set_get_the_warm_up(make):
-    def has(trainer):
-        return any(isinstance(one, BackpropWarmupCallback) for one in trainer.callback_handler.callbacks)
-
-    assert has(make("hrm_lm")) and not has(make("hrm_lm", bp_warmup_ratio=0.0)) and not has(make("gpt2"))
+    resumed = make("hrm_lm", **options)
+    seen = schedules(resumed, resumed.args.output_dir + "/checkpoint-4")
+    assert {step: each.bp_steps for step, each in seen.items()} == {4: 3, 5: 3, 6: 4, 7: 4, 8: 4, 9: 4}
 
 
 def test_checkpoints_keep_the_cache_that_training_switches_off(make):
@@ -324,32 +319,6 @@ def test_checkpoints_keep_the_cache_that_training_switches_off(make):
     trainer.save_model()
     for folder in (Path(trainer.args.output_dir), Path(trainer.args.output_dir, "checkpoint-1")):
         assert json.loads((folder / "config.json").read_text())["use_cache"] is True
-
-
-def test_tokens_may_halt_after_the_warm_up_only(make):
-    class Halts(TrainerCallback):
-        seen = []
-
-        def on_substep_end(self, args, state, control, model=None, **kwargs):
-            self.seen.append((state.global_step, model.model.halts_in_training))
-
-        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-            self.seen.append((state.global_step, model.model.halts_in_training))
-
-    trainer = make("hrm_lm", max_steps=4, halt_warmup_ratio=0.5, callbacks=[Halts()])
-    trainer.train()
-    assert sorted(set(Halts.seen)) == [(0, False), (1, False), (2, True), (3, True)]
-
-
-def test_tokens_get_one_segment_in_the_depth_warm_up_and_all_of_them_after_it(make):
-    class Segments(TrainerCallback):
-        seen = {}
-
-        def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-            self.seen[state.global_step] = model.model.training_segments
-
-    make("hrm_lm", max_steps=4, depth_warmup_ratio=0.5, callbacks=[Segments()]).train()
-    assert Segments.seen == {0: 1, 1: 1, 2: None, 3: None}
 
 
 def test_the_gate_can_be_trained_alone(make):
@@ -368,13 +337,11 @@ def test_what_is_for_models_with_segments_is_refused_for_others(make, given):
         make("llama", **given)
 
 
-@pytest.mark.parametrize("final", [2, 3, 5, 12])
-def test_the_depth_never_falls_and_reaches_its_end_with_the_warm_up(final):
-    warmup = BackpropWarmupCallback(0.2)
-    for first in (1, 2):
-        depths = [warmup.depth_at(step, 1000, first, final) for step in range(1000)]
-        assert depths == sorted(depths) and depths[0] == first and set(depths[200:]) == {final}
-        assert set(depths) == set(range(first, final + 1))
+def test_back_prop_depth_grows_to_its_end_within_the_warm_up(make):
+    config = tiny_lm.model("hrm_lm", L_cycles=5, bp_steps=12).config
+    depths = [segment_schedule(make().args, config, step, 1000).bp_steps for step in range(1000)]
+    assert depths == sorted(depths) and depths[0] == 2 and set(depths[200:]) == {12}
+    assert set(depths) == set(range(2, 13))
 
 
 def test_the_progress_line_shows_the_figures_of_a_language_model(capsys):
@@ -509,7 +476,7 @@ def test_a_recurrent_model_compiles_one_segment_whatever_number_is_drawn(make, m
 
 def test_a_copy_of_a_compiled_model_runs_its_own_weights():
     model = tiny_lm.model("hrm_lm", **LOOP).train()
-    model.compile_segment(backend="eager")
+    compile_segment(model, backend="eager")
     twin = copy.deepcopy(model)
     with torch.no_grad():
         for parameter in twin.model.L_module.parameters():

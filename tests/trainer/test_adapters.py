@@ -326,9 +326,8 @@ def test_groups_of_parameters_keep_their_learning_rates(bases, tmp_path):
 def test_warm_ups_reach_the_model_below_an_adapter(bases, tmp_path):
     model = with_adapters(load_base("hrm_lm", bases["hrm_lm"]), tuning("lora"))
     depths = []
-    inner = model.get_base_model()
-    original = inner.set_bp_steps
-    inner.set_bp_steps = lambda depth: (depths.append(depth), original(depth))
+    note = lambda module, args, kwargs: depths.append(kwargs["schedule"].bp_steps)  # noqa: E731
+    model.get_base_model().register_forward_pre_hook(note, with_kwargs=True)
     make_trainer("hrm_lm", model, tmp_path, max_steps=6, bp_warmup_ratio=1.0).train()
     assert depths[0] == 2 and depths == sorted(depths) and len(depths) > 1
 

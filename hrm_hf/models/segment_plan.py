@@ -1,0 +1,266 @@
+"""The plan of a forward in segments: how many run, which carry gradients, and which tokens may halt.
+
+`plan_segments` decides once, before the first segment. A trainer passes a `SegmentSchedule` for what differs during a
+run from its end; the config describes the end. `ThinkingTokens` follows the plan from segment to segment.
+
+Sources: Geiping et al. 2025, arXiv 2502.05171 (number of segments drawn at random); Wang et al. 2025, arXiv 2506.21734
+(random minimum of segments).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from transformers.cache_utils import Cache, DynamicCache
+
+from .act import exploration_min_steps
+from .early_exit import DrawnExit, FixedExit, SegmentState, exit_class
+
+
+# Limit of a drawn number of segments, times the mean: one draw must not fill the memory. In a large batch some token
+# always draws the maximum, so the limit per token is lower.
+MOST_SAMPLED, MOST_SAMPLED_PER_TOKEN = 4, 2
+
+
+@dataclass
+class SegmentSchedule:
+    """What training changes for a while; the defaults are the config's values. Inference reads `gate_only` alone.
+
+    Attributes:
+        bp_steps: stack passes of a segment that carry gradients.
+        segments: segments of each token.
+        halting: whether tokens may halt. Halting from the first step trains later segments on few tokens, before they
+            are better than the first. The halting values are trained either way.
+        gate_only: the loss is the halting gate's alone.
+    """
+
+    bp_steps: int | None = None
+    segments: int | None = None
+    halting: bool = True
+    gate_only: bool = False
+
+
+@dataclass
+class SegmentPlan:
+    """Decisions of one forward.
+
+    Attributes:
+        segments: most segments of this forward.
+        exit_rule: object with `check(SegmentState)`, bool [B, T].
+        bp_steps: stack passes of a segment that carry gradients.
+        without_gradients: number of first segments that carry none.
+        drawn: whether the number of segments was drawn.
+        explores: whether tokens draw a minimum of segments.
+        training: whether the model trains.
+        gate_only: see `SegmentSchedule`.
+        logits_fn: hidden states to next-token logits, for exit criteria of distributions.
+    """
+
+    config: Any
+    segments: int
+    exit_rule: Any
+    bp_steps: int
+    without_gradients: int
+    drawn: bool
+    explores: bool
+    training: bool
+    gate_only: bool = False
+    logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None
+
+    @property
+    def learns_from_all_segments(self) -> bool:
+        """Whether the losses read every segment: deep supervision and the gate's losses do."""
+        config = self.config
+        gate = config.q_loss_weight > 0 or config.ponder_loss_weight > 0 or self.gate_only
+        return config.halt_max_steps > 1 and (config.deep_supervision == "all" or gate)
+
+    def has_gradients(self, segment: int) -> bool:
+        """Whether a segment, counted from 1, carries gradients."""
+        return torch.is_grad_enabled() and segment > self.without_gradients
+
+    def cache(self, given: Cache | None, use_cache: bool | None) -> Cache | None:
+        """The cache of this forward: the given one, a new one, or None.
+
+        A forward that draws its number of segments makes none, because it may run more segments than the cache has
+        slots for. Raises ValueError if the given cache has too few slots.
+        """
+        config = self.config
+        if given is None and use_cache and not self.drawn:
+            given = DynamicCache(config=config)
+        if given is not None and self.segments > config.halt_max_steps and config.kv_layout == "per_segment":
+            raise ValueError(
+                f"num_segments={self.segments}: the cache has slots for halt_max_steps={config.halt_max_steps}; use "
+                "kv_layout='last_segment', or use_cache=False"
+            )
+        return given
+
+
+def plan_segments(
+    config,
+    tokens: torch.Tensor,
+    training: bool,
+    schedule: SegmentSchedule | None = None,
+    num_segments: int | None = None,
+    exit_criterion: Any = None,
+    exit_threshold: float | None = None,
+    logits_fn: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> SegmentPlan:
+    """Plan a forward on `tokens` [B, T, ...], of which shape and device are read.
+
+    Args:
+        config: an `HrmLmConfig`.
+        training: whether the model is in training mode.
+        schedule: what training changes for a while.
+        num_segments: most segments; the config's halt_max_steps by default, or in training what its segment_sampling
+            draws.
+        exit_criterion: a name in `EXIT_CRITERIA`, or an object with `check`; the config's by default. Criteria that
+            need no training act in inference only; training then runs every segment.
+        exit_threshold: of the criterion.
+        logits_fn: hidden states to logits, for the criteria that compare distributions.
+
+    Raises:
+        ValueError: a value that is out of range, an unknown criterion, or one that lacks `logits_fn`.
+    """
+    schedule = SegmentSchedule() if schedule is None else schedule
+    bp_steps = config.bp_steps if schedule.bp_steps is None else schedule.bp_steps
+    config.check_bp_steps(bp_steps)
+    few = schedule.segments if training else None
+    drawn = None
+    if num_segments is None:
+        drawn = drawn_segments(config, tokens) if training and few is None else None
+        num_segments = (few or config.halt_max_steps) if drawn is None else int(drawn.max())
+    if num_segments < 1 or (few is not None and few < 1):
+        raise ValueError(f"num_segments={num_segments}: must be at least 1")
+    per_token = drawn is not None and drawn.dim() > 0
+    if per_token:
+        rule = DrawnExit(drawn)
+    else:
+        rule = exit_rule(config, exit_criterion, exit_threshold, logits_fn, training, schedule.halting)
+    return SegmentPlan(
+        config,
+        num_segments,
+        rule,
+        bp_steps,
+        without_gradients=0 if config.bp_segments is None else num_segments - config.bp_segments,
+        drawn=drawn is not None,
+        explores=training and not per_token and config.halt_max_steps > 1,
+        training=training,
+        gate_only=schedule.gate_only,
+        logits_fn=logits_fn,
+    )
+
+
+def drawn_segments(config, tokens: torch.Tensor) -> torch.Tensor | None:
+    """Number of segments as `segment_sampling` draws it, [] or [B, T]; None for "fixed".
+
+    Poisson with a log-normal rate, whose mean is one less than halt_max_steps; at least one segment runs.
+    """
+    if config.segment_sampling == "fixed":
+        return None
+    per_token = config.segment_sampling == "per_token"
+    like = torch.ones(tokens.shape[:2], device=tokens.device) if per_token else torch.ones(())
+    sigma, mean = config.segment_sampling_sigma, config.halt_max_steps - 1
+    rate = mean * torch.exp(sigma * torch.randn_like(like) - sigma**2 / 2)
+    most = MOST_SAMPLED_PER_TOKEN if per_token else MOST_SAMPLED
+    return (1 + torch.poisson(rate).long()).clamp(max=most * config.halt_max_steps)
+
+
+def exit_rule(config, criterion, threshold: float | None, logits_fn, training: bool, halting: bool):
+    """The object that decides which tokens halt; arguments as in `plan_segments`."""
+    criterion = config.exit_criterion if criterion is None else criterion
+    if not isinstance(criterion, str):
+        return criterion
+    kind = exit_class(criterion)
+    may_halt = not training or (halting and kind.learned and config.segment_sampling == "fixed")
+    if not may_halt or (kind.learned and config.halt_max_steps == 1):
+        kind = FixedExit
+    if kind.of_distributions and logits_fn is None:
+        raise ValueError(
+            f"exit_criterion={criterion!r}: compares next-token distributions; call HrmLmForCausalLM, or give "
+            "HrmLmModel a logits_fn"
+        )
+    return kind(config.exit_threshold if threshold is None else threshold, config.halt_margin)
+
+
+@dataclass
+class ThinkingTokens:
+    """The T new tokens of B rows on their way through the segments of a plan.
+
+    Attributes:
+        active: bool [B, T], tokens that still think; padding never does.
+        steps: int [B, T], segments each token has taken.
+        fewest: least segments of each token; some tokens explore further in training.
+        thinking: `active` while a segment runs, None if all tokens think.
+        q_logits, states: of each segment that ran, [B, T, 2] and [B, T, D].
+    """
+
+    plan: SegmentPlan
+    active: torch.Tensor
+    steps: torch.Tensor
+    fewest: torch.Tensor | int
+    thinking: torch.Tensor | None = None
+    q_logits: list[torch.Tensor] = field(default_factory=list)
+    states: list[torch.Tensor] = field(default_factory=list)
+
+    @classmethod
+    def start(cls, plan: SegmentPlan, x: torch.Tensor, attention_mask: torch.Tensor | None) -> "ThinkingTokens":
+        """The tokens of embeddings x [B, T, D]; a 2-d mask [B, past + T] tells which are padding."""
+        active = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        if attention_mask is not None and attention_mask.dim() == 2:
+            active = attention_mask[:, -x.shape[1] :].bool()
+        config, steps = plan.config, torch.zeros(x.shape[:2], dtype=torch.long, device=x.device)
+        fewest = config.halt_min_steps
+        if plan.explores:
+            sampled = exploration_min_steps(steps, config.halt_max_steps, config.halt_exploration_prob)
+            fewest = sampled.clamp(min=config.halt_min_steps)
+        return cls(plan, active, steps, fewest)
+
+    def held_for(self, cache: Cache | None) -> int:
+        """Number of segments whose keys later segments may read; 0 if no token can halt before others.
+
+        Keys are held from within a segment, which a checkpoint inside a compiled segment does not allow.
+        """
+        alone = cache is None and isinstance(self.plan.exit_rule, FixedExit) and _all(self.active)
+        return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps)
+
+    def begin(self, segment: int) -> torch.Tensor | None:
+        """Count a segment, from 1, and return which tokens think in it, None for all."""
+        self.thinking = None if segment == 1 or _all(self.active) else self.active
+        self.steps = self.steps + self.active
+        return self.thinking
+
+    def keep(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        """`new` of the tokens that think, `old` of the others; both [B, T, ...]."""
+        if self.thinking is None:
+            return new
+        return torch.where(self.thinking.view(*self.thinking.shape, *[1] * (new.dim() - 2)), new, old)
+
+    def next_state(self, new: tuple[torch.Tensor, ...], old: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        """The state for the next segment, cut from the graph of this one if the config says so."""
+        kept = tuple(self.keep(*pair) for pair in zip(new, old))
+        return tuple(z.detach() for z in kept) if self.plan.config.detach_between_segments else kept
+
+    def halt(self, segment: int, hidden: torch.Tensor, previous: torch.Tensor, q: torch.Tensor | None) -> bool:
+        """Halt tokens after a segment, counted from 1; True if it was the last one.
+
+        hidden, previous: states [B, T, D] after this segment and before it; q: [B, T, 2], None without a gate.
+        """
+        if q is not None:
+            self.q_logits.append(q)
+        if segment == self.plan.segments:
+            return True
+        after = SegmentState(hidden, previous if segment > 1 else None, q, self.plan.logits_fn)
+        with torch.no_grad():
+            self.active = self.active & ~(self.plan.exit_rule.check(after) & (self.fewest <= segment))
+        return not torch.compiler.is_compiling() and not bool(self.active.any())
+
+    def outputs(self) -> dict[str, torch.Tensor | None]:
+        """Halting values [B, T, m, 2] of the m segments that ran, None without a gate, and steps [B, T] from 1."""
+        q_logits = torch.stack(self.q_logits, dim=2) if self.q_logits else None
+        return {"q_logits": q_logits, "halt_steps": self.steps.clamp(min=1)}
+
+
+def _all(active: torch.Tensor) -> bool:
+    """Whether every token still thinks; not asked under torch.compile, where the answer would break the graph."""
+    return not torch.compiler.is_compiling() and bool(active.all())

@@ -25,12 +25,18 @@ def save(folder: Path) -> None:
         torch.manual_seed(0)
         fields = DATA_FIELDS if row.feature_extractor else {}
         presets = [row.config.from_preset(name, **fields) for name in row.config.presets()]
-        model = row.head(min(presets, key=lambda config: config.parameter_estimate())).eval()
+        model = row.head(min(presets, key=lambda config: parameters(row.head, config))).eval()
         model.save_pretrained(folder / row.model_type)
         inputs = inputs_of(model.config)
         found = {"auto_class": row.head_auto_classes[0].__name__, "inputs": inputs, "logits": logits_of(model, inputs)}
         torch.save(found, folder / f"{row.model_type}.pt")
     print(f"{len(ARCHITECTURES)} architectures saved")
+
+
+def parameters(head, config) -> int:
+    """Number of parameters of a model, without making their values."""
+    with torch.device("meta"):
+        return head(config).num_parameters()
 
 
 def inputs_of(config) -> dict[str, torch.Tensor]:

@@ -2,62 +2,22 @@
 
 import json
 import shlex
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
 from ..io.words import counted
-from .report import call
+from ..launch.options import LaunchOptions
+from .options import takes
+from .report import usage_errors
 
 
-# What is no option of the launcher belongs to run_clm.py. Both spellings of an option are taken, as the guide's
-# launcher has underscores and our other commands have dashes.
-CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags that are not ours are run_clm.py's
+Verbose = Annotated[bool, typer.Option("--verbose", help="Show each device and each term of the memory.")]
 
 
-BatchTable = Literal["memory", "guide"]  # where the batch per device comes from
-Scaling = Literal["sqrt", "linear", "none"]  # how the learning rate grows with the batch
-Strategy = Literal["ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3"]  # what is kept in shards
-Launcher = Literal["accelerate", "torchrun"]  # which program starts the processes
-
-
-def launch(
-    context: typer.Context,
-    model: Annotated[str, typer.Option(help="hrm-lm-50m, rlm-mhc-small, gpt2, ...: a recipe, preset or model type.")],
-    gpus: Annotated[int | None, typer.Option(min=1, help="GPUs to use; all by default.")] = None,
-    gpu_memory: Annotated[
-        str | None,
-        typer.Option("--gpu_memory", "--gpu-memory", help="With --dry_run: plan for GPUs of this size, e.g. 24GB."),
-    ] = None,
-    gpu_capability: Annotated[
-        str | None,
-        typer.Option("--gpu_capability", "--gpu-capability", help="With --dry_run: compute capability, e.g. 7.5."),
-    ] = None,
-    cpu: Annotated[bool, typer.Option("--cpu", help="Train on the CPU.")] = False,
-    processes: Annotated[int | None, typer.Option(min=1, help="With --cpu: processes. [default: 1]")] = None,
-    batch_table: Annotated[
-        BatchTable,
-        typer.Option("--batch_table", "--batch-table", help="Batch per device: what fits, or the guide's table."),
-    ] = "memory",
-    effective_batch: Annotated[
-        int | None,
-        typer.Option("--effective_batch", "--effective-batch", min=1, help="Sequences a step; the recipe's, or 16."),
-    ] = None,
-    lr_scaling: Annotated[
-        Scaling, typer.Option("--lr_scaling", "--lr-scaling", help="Growth of the learning rate with a larger batch.")
-    ] = "sqrt",
-    strategy: Annotated[Strategy, typer.Option(help="ddp, or what keeps large models in shards.")] = "ddp",
-    launcher: Annotated[Launcher, typer.Option(help="Who starts GPU processes; the CPU's always torchrun.")] = (
-        "accelerate"
-    ),
-    port: Annotated[
-        int | None,
-        typer.Option("--master_port", "--master-port", min=1, max=65535, help="Port of the processes; a free one."),
-    ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry_run", "--dry-run", help="Print the plan and stop.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show each device and each term of the memory.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
-):
+@takes(LaunchOptions, context=typer.Context, verbose=Verbose)
+def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_json: bool):
     """Plan batch, learning rate and precision for this machine's GPUs, then run training/run_clm.py on them.
 
     Every flag not listed here goes to run_clm.py as it is, and is not changed by the plan.
@@ -66,14 +26,12 @@ def launch(
 
     Example: hrm-hf launch --model hrm-lm-100m --dry_run --gpus 8 --gpu_memory 24GB
     """
-    options = dict(locals())
-    for name in ("context", "verbose", "as_json"):
-        del options[name]
     from ..launch.run import plan_run, start
 
-    plan = call(plan_run, options | {"arguments": context.args})
+    with usage_errors():
+        plan = plan_run(options, context.args)
     typer.echo(json.dumps(plan.to_dict(), indent=1) if as_json else describe(plan, verbose))
-    if not dry_run:
+    if not options.dry_run:
         start(plan)
 
 

@@ -2,38 +2,22 @@
 
 import json
 from dataclasses import asdict
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from .report import AsJson
+from ..launch.options import PreflightOptions
+from .options import takes
 
 
-def preflight(
-    processes: Annotated[int, typer.Option(min=1, help="Training processes of this machine.")] = 2,
-    port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="Port of the rendezvous; it must be free then.")
-    ] = None,
-    out: Annotated[Path, typer.Option(help="Output folder of the run.")] = Path("runs"),
-    free: Annotated[str, typer.Option(help="Space that must be free there, e.g. 20GB.")] = "1GB",
-    require_gpu: Annotated[bool, typer.Option("--require-gpu", help="No GPU is a failure, not a note.")] = False,
-    timeout: Annotated[float, typer.Option(min=1, help="Seconds until processes must have met.")] = 60.0,
-    as_json: AsJson = False,
-):
+@takes(PreflightOptions)
+def preflight(options: PreflightOptions, as_json: bool):
     """Check versions, GPUs, NCCL and gloo, port, disk, network, Slurm, compiler and threads; status 1 if any fails.
 
     Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
     """
-    from ..io.usage import parse_memory
-
-    try:
-        least = parse_memory(free)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--free") from error
     from ..launch.preflight import run_checks
 
-    checks = run_checks(processes, port, out, least, require_gpu, timeout)
+    checks = run_checks(options)
     failed = [check for check in checks if check.status == "fail"]
     if as_json:
         typer.echo(json.dumps({"ready": not failed, "checks": [asdict(check) for check in checks]}, indent=1))

@@ -2,35 +2,22 @@
 
 import json
 from dataclasses import asdict
-from typing import Annotated, Literal
 
 import typer
 
-from .report import AsJson
+from ..launch.options import RecommendOptions
+from .options import takes
 
 
-Task = Literal["puzzle", "lm", "cosmo"]  # what is to be trained
-
-
-def recommend(
-    memory: Annotated[str, typer.Option(help="Memory of one device: 4GB, 4GiB, 4096MB.")],
-    task: Annotated[Task, typer.Option(help="puzzle, lm (language models) or cosmo (maps).")] = "puzzle",
-    cpu: Annotated[bool, typer.Option("--cpu", help="Memory of a CPU, which keeps less for itself.")] = False,
-    as_json: AsJson = False,
-):
+@takes(RecommendOptions)
+def recommend(options: RecommendOptions, as_json: bool):
     """Settings that fit into a memory: the guide's table, what was measured, and the command lines.
 
     Example: hrm-hf recommend --memory 4GB
     """
-    from ..io.usage import parse_memory
-
-    try:
-        size = parse_memory(memory)
-    except ValueError as error:
-        raise typer.BadParameter(str(error), param_hint="--memory") from error
     from ..launch.recommend import recommend as advise
 
-    advice = advise(size, task, "cpu" if cpu else "cuda")
+    advice = advise(options)
     typer.echo(json.dumps(asdict(advice), indent=1) if as_json else describe(advice))
 
 

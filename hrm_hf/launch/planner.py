@@ -1,7 +1,7 @@
 """Plans the training of a language model on the devices of one machine, and the command line that starts it.
 
     values = run_values("hrm-lm-50m", flags)              what the recipe and the flags say
-    plan = plan_launch("hrm-lm-50m", flags, devices, ...) batch, accumulation, learning rate, precision, command
+    plan = plan_launch(options, flags, devices)           batch, accumulation, learning rate, precision, command
 
 The memory model (`memory.py`) chooses how many sequences a device takes at once; how many an optimizer step
 takes in all is a decision of the recipe, which no number of GPUs changes. The original launcher's table of batches by
@@ -31,11 +31,9 @@ from ..resources import resource, typed_path
 from ..text.arguments import LmDataArguments, LmTrainingArguments
 from ..trainer.recipes import ModelArguments, build_config
 from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
-from .names import RECIPES, recipe_of
+from .options import RECIPES, LaunchOptions, recipe_of
 
 
-STRATEGIES = ("ddp", "fsdp2", "deepspeed_zero2", "deepspeed_zero3")
-LR_SCALINGS = ("sqrt", "linear", "none")
 BF16_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16 arithmetic
 CHECKPOINTING_FROM = 99_000_000  # the guide checkpoints its 100m model; ours has 99,976,706 parameters
 REFERENCE_BATCH = 16  # sequences an optimizer step takes if nothing says otherwise
@@ -165,7 +163,7 @@ def run_values(model: str, flags: Sequence[str]) -> dict[str, Any]:
     elif model in CONFIG_MAPPING:
         values = {"model_type": model}
     else:
-        raise UsageError(f"{model!r} is unknown; choose one of {', '.join(known_models())}", "--model")
+        raise UsageError(f"model={model!r}: unknown; choose one of {', '.join(known_models())}", "--model")
     return values | given
 
 
@@ -190,8 +188,6 @@ def scaled_learning_rate(base: float, effective: int, reference: int, scaling: s
 
     The square root is the original launcher's rule, with its reference of 16 sequences.
     """
-    if scaling not in LR_SCALINGS:
-        raise ValueError(f"lr_scaling={scaling!r} is not one of {', '.join(LR_SCALINGS)}")
     ratio = max(1.0, effective / reference)
     return base * {"sqrt": math.sqrt(ratio), "linear": ratio, "none": 1.0}[scaling]
 
@@ -215,81 +211,53 @@ def share_batch(target: int, processes: int, most: int) -> tuple[int, int]:
 
 
 def plan_launch(
-    model: str,
-    flags: Sequence[str],
-    devices: list[Device],
-    *,
-    batch_table: str = "memory",
-    effective_batch: int | None = None,
-    lr_scaling: str = "sqrt",
-    strategy: str = "ddp",
-    launcher: str = "accelerate",
-    port: int | None = None,
-    hypothetical: bool = False,
+    options: LaunchOptions, flags: Sequence[str], devices: list[Device], hypothetical: bool = False
 ) -> LaunchPlan:
-    """Decides everything a launch needs. What `flags` give is taken as it is and planned around.
-
-    Args:
-        batch_table: "memory" for the memory model, "guide" for the original launcher's table.
-        effective_batch: sequences of an optimizer step; the recipe's by default, else 16.
+    """Decide everything a launch needs. What `flags` give is taken as it is and planned around.
 
     Raises:
         ValueError: an unknown model or option, or a model that does not fit, with what would help.
     """
-    values, given, processes = run_values(model, flags), given_flags(flags), len(devices)
-    cpu = devices[0].kind == "cpu"
+    model, processes = options.model, len(devices)
+    values, given = run_values(model, flags), given_flags(flags)
     reference = _recipe_batch(values)
     length = int(values.get("block_size", _default(LmDataArguments, "block_size")))
-    shape = _shape(values, needed="per_device_train_batch_size" not in given and batch_table == "memory")
+    by_memory = "per_device_train_batch_size" not in given and options.batch_table == "memory"
+    shape = _shape(values, needed=by_memory)
     usable = usable_memory(min(device.memory for device in devices), devices[0].kind)
-    bf16 = _flag(given, "bf16", min(device.capability for device in devices) >= BF16_CAPABILITY)
-    options = {"bf16": bf16, "processes": processes, "strategy": strategy}
-    wanted = shape is not None and _checkpointing(shape, length, usable, **options)
-    # The old name is an alias of TrainingArguments; what the user says by it is above a recipe's.
-    names = ("activation_checkpointing", "gradient_checkpointing")
-    chosen = {name: v[name] for v in (given, values) for name in names if name in v}
-    options["checkpointing"] = checkpointing = _flag(chosen, next(iter(chosen), ""), wanted)
+    capable = min(device.capability for device in devices) >= BF16_CAPABILITY
+    bf16 = bool(strtobool(given["bf16"])) if "bf16" in given else capable
+    step = {"bf16": bf16, "processes": processes, "strategy": options.strategy}
+    step["checkpointing"] = _checkpointing(values, given, shape, length, usable, step)
 
-    if batch_table == "guide" and effective_batch is None:
-        effective_batch = guide_batch(model, processes) * processes
-    target = effective_batch or int(given.get("global_batch_size", reference))
-    if "per_device_train_batch_size" in given:
-        batch = int(given["per_device_train_batch_size"])
-        accumulation = max(1, math.ceil(target / (batch * processes)))
-    elif batch_table == "guide":
-        batch = guide_batch(model, processes)
-        accumulation = max(1, math.ceil(target / (batch * processes)))
-    else:
-        most = largest_batch(shape, length, usable, **options)
-        if most == 0:
-            raise ValueError(_does_not_fit(model, shape, length, usable, options))
-        batch, accumulation = share_batch(target, processes, most)
-    accumulation = int(given.get("gradient_accumulation_steps", accumulation))
+    most = largest_batch(shape, length, usable, **step) if by_memory else 0
+    if by_memory and most == 0:
+        raise ValueError(_does_not_fit(model, shape, length, usable, step))
+    batch, accumulation = _batch(options, given, reference, processes, most)
     effective = batch * processes * accumulation
-
     base = float(values.get("learning_rate", _default(LmTrainingArguments, "learning_rate")))
-    scaling = "none" if "learning_rate" in given else lr_scaling
+    scaling = "none" if "learning_rate" in given else options.lr_scaling
     rate = scaled_learning_rate(base, effective, reference, scaling)
-    memory = training_memory(shape, batch, length, **options) if shape else {}
     decided = {
         "per_device_train_batch_size": batch,
         "gradient_accumulation_steps": accumulation,
         "learning_rate": f"{rate:.6g}",
         "bf16": str(bf16).lower(),
-        "activation_checkpointing": str(checkpointing).lower(),
+        "activation_checkpointing": str(step["checkpointing"]).lower(),
         "output_dir": values.get("output_dir", f"runs/{model.replace('-', '_')}"),
     }
+    cpu = devices[0].kind == "cpu"
     if cpu or "use_cpu" in values:
         decided["use_cpu"] = str(cpu).lower()
     if "global_batch_size" in values:  # a recipe's would override the batch per device
         decided["global_batch_size"] = effective
-    port = free_port() if port is None else port
+    port = free_port() if options.port is None else options.port
     return LaunchPlan(
         model=model,
         parameters=shape.parameters if shape else None,
         devices=devices,
         hypothetical=hypothetical,
-        strategy=strategy,
+        strategy=options.strategy,
         sequence_length=length,
         per_device_train_batch_size=batch,
         gradient_accumulation_steps=accumulation,
@@ -299,13 +267,13 @@ def plan_launch(
         learning_rate=rate,
         lr_scaling=scaling,
         bf16=bf16,
-        activation_checkpointing=checkpointing,
-        memory=memory,
+        activation_checkpointing=step["checkpointing"],
+        memory=training_memory(shape, batch, length, **step) if shape else {},
         usable_memory=usable,
         output_dir=str(decided["output_dir"]),
         port=port,
         command=[
-            *_launcher(processes, cpu, strategy, launcher, port),
+            *_launcher(options, processes, cpu, port),
             typed_path(resource("training/run_clm.py")),
             *_model_flags(values, given),
             *(f for name, value in decided.items() if name not in given for f in (f"--{name}", str(value))),
@@ -314,15 +282,34 @@ def plan_launch(
     )
 
 
-def _launcher(processes: int, cpu: bool, strategy: str, launcher: str, port: int) -> list[str]:
+def _batch(
+    options: LaunchOptions, given: dict[str, str], reference: int, processes: int, most: int
+) -> tuple[int, int]:
+    """Sequences per device and accumulated steps; at most `most` sequences fit where the memory model decides."""
+    by_guide = options.batch_table == "guide"
+    target = options.effective_batch
+    if target is None and by_guide:
+        target = guide_batch(options.model, processes) * processes
+    target = target or int(given.get("global_batch_size", reference))
+    if "per_device_train_batch_size" in given or by_guide:
+        own = given.get("per_device_train_batch_size")
+        batch = int(own) if own else guide_batch(options.model, processes)
+        accumulation = max(1, math.ceil(target / (batch * processes)))
+    else:
+        batch, accumulation = share_batch(target, processes, most)
+    return batch, int(given.get("gradient_accumulation_steps", accumulation))
+
+
+def _launcher(options: LaunchOptions, processes: int, cpu: bool, port: int) -> list[str]:
     """The launcher's part of the command.
 
-    CPU processes always go through torchrun: `accelerate launch --cpu --num_processes 2` starts processes that form no
+    torchrun always starts CPU processes: `accelerate launch --cpu --num_processes 2` starts processes that form no
     group and overwrite each other's output, without an error (accelerate 1.15).
     """
-    if cpu or launcher == "torchrun":
+    strategy = options.strategy
+    if cpu or options.launcher == "torchrun":
         if strategy != "ddp":
-            raise ValueError(f"strategy {strategy!r} needs GPUs and accelerate; leave it out with --cpu or torchrun")
+            raise ValueError(f"strategy={strategy!r}: needs GPUs and accelerate; leave it out with --cpu or torchrun")
         return ["torchrun", "--nproc_per_node", str(processes), "--master_port", str(port)]
     config = strategy if strategy != "ddp" else "multi_gpu" if processes > 1 else "single_gpu"
     file = typed_path(resource(f"accelerate_configs/{config}.yaml"))
@@ -337,9 +324,18 @@ def _model_flags(values: dict[str, Any], given: dict[str, str]) -> list[str]:
     return [part for name in own for part in (f"--{name}", str(values[name]))]
 
 
-def _checkpointing(shape: ModelShape, length: int, usable: int, **options) -> bool:
-    """From 100m parameters on, as in the guide; below, if one sequence does not fit otherwise."""
-    return shape.parameters >= CHECKPOINTING_FROM or largest_batch(shape, length, usable, **options) == 0
+def _checkpointing(values, given, shape: ModelShape | None, length: int, usable: int, step: dict[str, Any]) -> bool:
+    """As the user or the recipe says; else from 100m parameters on, as in the guide, or if no sequence fits without.
+
+    The old name is an alias of TrainingArguments; what the user says by it takes precedence over a recipe.
+    """
+    names = ("activation_checkpointing", "gradient_checkpointing")
+    chosen = [v[name] for v in (given, values) for name in names if name in v]
+    if chosen:
+        return bool(strtobool(str(chosen[0])))
+    if shape is None:
+        return False
+    return shape.parameters >= CHECKPOINTING_FROM or largest_batch(shape, length, usable, **step) == 0
 
 
 def _shape(values: dict[str, Any], needed: bool) -> ModelShape | None:
@@ -392,10 +388,6 @@ def _is_lm_recipe(path: Path) -> bool:
     options = {field.name for part in parts for field in fields(part)}
     recipe = load_yaml(path)
     return "model_type" in recipe and set(recipe) <= options
-
-
-def _flag(values: dict[str, Any], name: str, otherwise: bool) -> bool:
-    return bool(strtobool(str(values[name]))) if name in values else otherwise
 
 
 def _default(arguments: type, name: str) -> Any:

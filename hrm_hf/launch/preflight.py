@@ -1,6 +1,6 @@
 """Looks at a machine before a long run: what is missing, what is only worth knowing, and how to mend it.
 
-    checks = run_checks(processes=2, port=29500, out=Path("runs"))
+    checks = run_checks(PreflightOptions(processes=2, port=29500))
     any(check.status == "fail" for check in checks)
 
 Where possible things are tried rather than asked: processes meet and add numbers, a port is bound, a file is written.
@@ -25,6 +25,7 @@ from pathlib import Path
 import torch
 
 from ..io.words import counted
+from .options import PreflightOptions
 
 
 PACKAGE = "hrm_hf"
@@ -54,35 +55,22 @@ class Check:
     mend: str = ""
 
 
-def run_checks(
-    processes: int = 2,
-    port: int | None = None,
-    out: Path = Path("runs"),
-    min_free: int = 0,
-    require_gpu: bool = False,
-    timeout: float = 60.0,
-    environ: Mapping[str, str] = os.environ,
-) -> list[Check]:
+def run_checks(options: PreflightOptions, environ: Mapping[str, str] = os.environ) -> list[Check]:
     """Every check, in the order of the table.
 
-    Args:
-        processes: training processes of this machine.
-        port: of the rendezvous; without one, the launchers' default is looked at and a taken one only noted.
-        out: output folder, which need not exist.
-        min_free: bytes that must be free there.
-        timeout: seconds that an all-reduce may take, imports included.
+    Without a port the launchers' default is checked, and only noted if it is taken. The output folder need not exist.
     """
     return [
         *versions(),
-        *gpus(require_gpu),
-        *backends(processes, timeout, environ),
-        port_check(port),
-        *output_folder(out, min_free),
+        *gpus(options.require_gpu),
+        *backends(options.processes, options.timeout, environ),
+        port_check(options.port),
+        *output_folder(Path(options.out), options.least_free),
         *interfaces(environ),
         hostname(),
         slurm(environ),
         compiler(),
-        threads(processes, environ),
+        threads(options.processes, environ),
     ]
 
 

@@ -1,6 +1,6 @@
 """Recommends models and batches for a given memory, by bytes of real steps (`benchmarks/puzzles/presets.py`).
 
-    advice = recommend(4 * 2**30, "puzzle")
+    advice = recommend(RecommendOptions(memory="4GB", task="puzzle"))
     advice.rows       every preset: what was measured, and the largest batch that fits
     advice.commands   the command lines to run
 
@@ -17,11 +17,11 @@ from typing import Any, NamedTuple
 from ..registry import architecture_of
 from ..resources import ROOT, resource, typed_path
 from .memory import GIB, in_words, largest_batch, model_shape, training_memory, usable_memory
+from .options import RecommendOptions
 from .planner import config_of, known_models, run_values
 
 
 RESULTS = ROOT / "benchmarks" / "results" / "puzzle_presets.json"
-TASKS = ("puzzle", "lm", "cosmo")
 LARGEST_BATCH = {"puzzle": 768, "cosmo": 256, "lm": 64}  # the original's; more has not been tried
 WORTH_TRAINING = {"puzzle": 32, "cosmo": 8, "lm": 1}  # a larger model is preferred down to this batch; lm accumulates
 LM_TOKENS = 1024
@@ -82,24 +82,22 @@ class Advice:
     commands: dict[str, str]
 
 
-def recommend(memory: int, task: str = "puzzle", device: str = "cuda", results: Path = RESULTS) -> Advice:
-    """Settings for a device with `memory` bytes.
+def recommend(options: RecommendOptions, results: Path = RESULTS) -> Advice:
+    """Settings for a device with a memory.
 
     Raises:
-        ValueError: an unknown task, or a memory into which nothing fits.
+        ValueError: a memory into which nothing fits.
         FileNotFoundError: the measurements, or the scripts to run, are missing.
     """
-    if task not in TASKS:
-        raise ValueError(f"task={task!r} is not one of {', '.join(TASKS)}")
-    usable = usable_memory(memory, device)
+    memory, task = options.size, options.task
+    usable = usable_memory(memory, "cpu" if options.cpu else "cuda")
     rows, source = _language_models(usable) if task == "lm" else _measured(results, task, usable)
     fitting = [row for row in rows if row.largest_batch]
     if not fitting:
         least = min(row.size(1) for row in rows)
         raise ValueError(
-            f"{in_words(memory)} is too little: of it {in_words(usable)} can be used ({in_words(memory - usable)} "
-            f"are kept for the device's context, libraries and fragments), and the smallest step takes "
-            f"{in_words(least)}; give --memory more"
+            f"memory={options.memory!r}: a step can use {in_words(usable)}, since {in_words(memory - usable)} are "
+            f"kept for the context, libraries and fragments, and the smallest takes {in_words(least)}; give more"
         )
     worth = [row for row in fitting if row.largest_batch >= WORTH_TRAINING[task]]
     best = worth[-1] if worth else fitting[0]

@@ -11,9 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..io.extras import validate_extra
-from ..io.usage import UsageError, as_usage_errors, parse_memory
-from ..io.words import counted
-from .names import MODELS, is_unknown
+from .options import LaunchOptions
 
 
 if TYPE_CHECKING:
@@ -22,50 +20,25 @@ if TYPE_CHECKING:
 PLAN_FILE = "launch_plan.json"
 
 
-def plan_run(
-    model: str,
-    arguments: Sequence[str],
-    *,
-    gpus: int | None = None,
-    gpu_memory: str | None = None,
-    gpu_capability: str | None = None,
-    cpu: bool = False,
-    processes: int | None = None,
-    dry_run: bool = False,
-    **options,
-) -> LaunchPlan:
-    """Plans a run on this machine, or with `dry_run` on GPUs that may not be here.
+def plan_run(options: LaunchOptions, arguments: Sequence[str]) -> LaunchPlan:
+    """Plan a run on this machine, or with `dry_run` on GPUs that may not be here.
 
     Args:
-        model: a recipe, a preset or a model type.
+        options: of the launcher.
         arguments: flags of run_clm.py, which the plan leaves as they are.
-        gpus: how many to use; all if None.
-        gpu_memory, gpu_capability: of GPUs to plan for, as "24GB" and "7.5"; with `dry_run`.
-        cpu, processes: train on the CPU, with so many processes.
-        options: of `plan_launch`.
 
     Raises:
         ImportError: DeepSpeed is to train, and it is not installed.
-        UsageError: options that do not fit together, an unknown model, or flags that run_clm.py refuses.
+        UsageError: an unknown model, or flags that run_clm.py rejects.
         ValueError: fewer GPUs than asked for.
     """
-    if cpu and (gpus or gpu_memory or gpu_capability):
-        raise UsageError("--gpus, --gpu_memory and --gpu_capability mean nothing with --cpu; --processes does")
-    if processes and not cpu:
-        raise UsageError("the number of CPU processes needs --cpu; of GPUs it is --gpus", "--processes")
-    if (gpu_memory or gpu_capability) and not dry_run:
-        raise UsageError("GPUs that are not here can be planned for, with --dry_run, but not used")
-    strategy = options.get("strategy", "ddp")
-    if strategy.startswith("deepspeed") and not dry_run:
-        validate_extra("deepspeed", f"--strategy {strategy} needs deepspeed", "deepspeed", instead="take fsdp2")
-    memory = as_usage_errors(parse_memory, gpu_memory) if gpu_memory else None
-    capability = as_usage_errors(_capability, gpu_capability) if gpu_capability else None
-    if is_unknown(model):
-        raise UsageError(f"{model!r} is unknown; choose one of {', '.join(MODELS)}", "--model")
-    from .planner import plan_launch  # seconds, which the checks above spare
+    if options.strategy.startswith("deepspeed") and not options.dry_run:
+        what = f"--strategy {options.strategy} needs deepspeed"
+        validate_extra("deepspeed", what, "deepspeed", instead="use fsdp2")
+    from .planner import plan_launch  # takes seconds
 
-    devices, hypothetical = _devices(cpu, processes, gpus, memory, capability, dry_run)
-    plan = plan_launch(model, arguments, devices, hypothetical=hypothetical, **options)
+    devices, hypothetical = _devices(options)
+    plan = plan_launch(options, arguments, devices, hypothetical)
     _validate_flags(plan)
     return plan
 
@@ -104,33 +77,19 @@ def start(plan: LaunchPlan) -> None:
     os.execve(program, [program, *plan.command[1:]], {**os.environ, "PATH": path})
 
 
-def _devices(
-    cpu: bool,
-    processes: int | None,
-    gpus: int | None,
-    memory: int | None,
-    capability: tuple[int, int] | None,
-    dry_run: bool,
-):
+def _devices(options: LaunchOptions):
     """The devices to plan for, and whether some of them are assumed."""
     from . import planner
 
-    if cpu:
-        return planner.cpu_devices(processes or 1), False
-    found = planner.cuda_devices()
-    if not dry_run:
-        if len(found) < (gpus or 1):
-            raise ValueError(
-                f"{counted(gpus or 1, 'GPU')} needed, {len(found)} found; use fewer, --cpu to train on the CPU, or "
-                "--dry_run to plan for GPUs that are not here"
-            )
-        return found[:gpus], False
-    devices = planner.assumed_devices(found, gpus, memory, capability)
-    return devices, devices != found[: len(devices)]
-
-
-def _capability(text: str) -> tuple[int, int]:
-    major, _, minor = text.partition(".")
-    if not (major.isdigit() and (minor or "0").isdigit()) or int(major) == 0:
-        raise ValueError(f"--gpu_capability is {text!r}; expected a number like 8.0")
-    return int(major), int(minor or 0)
+    if options.cpu:
+        return planner.cpu_devices(options.processes or 1), False
+    found, gpus = planner.cuda_devices(), options.gpus
+    if options.dry_run:
+        devices = planner.assumed_devices(found, gpus, options.memory, options.capability)
+        return devices, devices != found[: len(devices)]
+    if len(found) < (gpus or 1):
+        raise ValueError(
+            f"gpus={gpus or 1}: {len(found)} found; use fewer, --cpu to train on the CPU, or --dry_run to plan for "
+            "GPUs that are not here"
+        )
+    return found[:gpus], False

@@ -1,6 +1,6 @@
 """Job scripts for Slurm, all written from one template (`slurm_job.sbatch.jinja`).
 
-    job = SlurmJob.of("multi_node", nodes=4, account="m1234")     what to ask of the cluster
+    job = SlurmJob(kind="multi_node", nodes=4, account="m1234")   what to ask of the cluster
     job.text()                                                    the script, for sbatch
 
 The launcher rule: `srun` starts one shell on every node, and this shell becomes torchrun or `accelerate launch`. What
@@ -14,12 +14,13 @@ interface, which NCCL and gloo make, or the user's NCCL_SOCKET_IFNAME and GLOO_S
 import re
 import shlex
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+from ..io.options import Options, flag, option
+from ..io.usage import UsageError
 from ..resources import INSTALLED, ROOT, existing_path
 
 
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 
 TEMPLATE = Path(__file__).with_name("slurm_job.sbatch.jinja")
-LAUNCHERS = ("torchrun", "accelerate")
 SCRIPT = "training/run_cosmo.py"
 DEFAULT_LOG = "%x_%j.out"  # in the folder where sbatch was called: a log in a folder that is missing ends a job
 MAX_SIGNAL_SECONDS = 65535  # Slurm's
@@ -51,8 +51,6 @@ DEFAULTS: dict[str, dict[str, dict[str, Any]]] = {
         },
     },
 }  # fmt: skip
-KINDS = tuple(DEFAULTS["generic"])
-CLUSTERS = tuple(DEFAULTS)
 TITLES = {
     "single_gpu": "Training with one GPU.",
     "multi_gpu": "Training with all GPUs of one node.",
@@ -61,77 +59,72 @@ TITLES = {
 }
 
 
-@dataclass(frozen=True)
-class SlurmJob:
-    """A job's demands on a cluster; `of` fills in what a kind of job asks by default.
+@dataclass(kw_only=True)
+class SlurmJob(Options):
+    """A job's demands on a cluster, which are also the options of `hrm-hf slurm`.
 
-    Attributes:
-        gpus: GPUs of each node, which is also the number of processes there; 0 for `generate_data`.
-        time: in one of Slurm's forms, such as 90 (minutes), 02:00:00 or 1-12.
-        mem: memory of each node, such as 64G; the cluster's default without.
-        log_dir: folder of the log, which has to exist when the job starts.
-        signal_seconds: how long before its end the job is told to save (Slurm may be up to 60 s earlier).
-        setup: shell lines that run first, such as `module load python`.
+    What is None takes the default of the job's kind on its cluster. `gpus` is also the number of processes of a node,
+    0 for `generate_data`. The log's folder has to exist when the job starts. Slurm may send the signal up to 60 s
+    earlier than `signal_seconds` before the end.
     """
 
-    kind: str
-    cluster: str
-    nodes: int
-    gpus: int
-    cpus_per_task: int
-    time: str
-    account: str | None = None
-    partition: str | None = None
-    constraint: str | None = None
-    qos: str | None = None
-    mem: str | None = None
-    script: str = SCRIPT
-    recipe: str | None = None
-    job_name: str | None = None
-    log_dir: str | None = None
-    signal_seconds: int = 300
-    launcher: str = "torchrun"
-    accelerate_config: str | None = None
-    setup: tuple[str, ...] = ()
+    kind: Literal["single_gpu", "multi_gpu", "multi_node", "generate_data"] = option("What runs.", argument=True)
+    cluster: Literal["generic", "perlmutter"] = option("Whose defaults.", "generic")
+    account: str | None = option("Project that is charged.", None)
+    partition: str | None = option("Partition.", None)
+    constraint: str | None = option("Feature of the nodes, e.g. gpu.", None)
+    qos: str | None = option("Quality of service, e.g. regular, interactive.", None)
+    gpus: int | None = option("GPUs, and so processes, of each node.", None)
+    nodes: int | None = option("Nodes; more than one with multi_node.", None, min=1)
+    cpus_per_task: int | None = option("CPUs of each node, which has one task.", None, min=1)
+    mem: str | None = option("Memory of each node, e.g. 64G; 0 for all of it.", None)
+    time: str | None = option("Time limit: 02:00:00, 1-12:00:00 or 90 (minutes).", None)
+    script: str = option("Training script.", SCRIPT)
+    recipe: str | None = option("Recipe of the training script.", None)
+    job_name: str | None = option("Name in the queue.", None)
+    log_dir: str | None = option(
+        "Folder of the log, made now; logs/slurm with --submit, else the one sbatch is called in.", None
+    )
+    signal_seconds: int = option(
+        "Seconds before the end at which training saves and stops.", 300, min=1, max=MAX_SIGNAL_SECONDS
+    )
+    launcher: Literal["torchrun", "accelerate"] = option("What starts the processes of a node.", "torchrun")
+    accelerate_config: str | None = option(
+        "With --launcher accelerate: its file, e.g. accelerate_configs/fsdp2.yaml.", None
+    )
+    setup: list[str] = option('Shell line that runs first, e.g. "module load python"; repeatable.', [])
 
-    @classmethod
-    def of(cls, kind: str, cluster: str = "generic", **given: Any) -> "SlurmJob":
-        """The job of a kind, with what is given (None is not given) in the place of its defaults."""
-        _validate_one_of("cluster", cluster, CLUSTERS)
-        _validate_one_of("kind", kind, KINDS)
-        given = {name: value for name, value in given.items() if value is not None}
-        return cls(kind=kind, cluster=cluster, **{**DEFAULTS[cluster][kind], **given})
-
-    def __post_init__(self):
-        _validate_one_of("launcher", self.launcher, LAUNCHERS)
-        for name in ("nodes", "cpus_per_task"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, value in DEFAULTS[self.cluster][self.kind].items():
+            if getattr(self, name) is None:
+                setattr(self, name, value)
         if self.kind == "generate_data":
             self._validate_generation()
         elif self.gpus < 1:
-            raise ValueError(f"gpus={self.gpus} must be at least 1; USE_CPU=1 at submission trains without GPUs")
+            raise UsageError(f"gpus={self.gpus}: must be at least 1; USE_CPU=1 at submission trains without", "--gpus")
         if self.nodes > 1 and self.kind != "multi_node":
-            raise ValueError(f"nodes={self.nodes} belongs to the kind multi_node, {self.kind} has one node")
+            raise UsageError(f"nodes={self.nodes}: {self.kind} has one node; use the kind multi_node", "--nodes")
         if self.accelerate_config and self.launcher != "accelerate":
-            raise ValueError(f"accelerate_config={self.accelerate_config} has no effect with launcher={self.launcher}")
+            raise UsageError(
+                f"accelerate_config={self.accelerate_config}: no effect with launcher={self.launcher}; leave it out",
+                "--accelerate-config",
+            )
         if self.mem is not None and not re.fullmatch(r"\d+[KMGT]?", self.mem):
-            raise ValueError(f"mem={self.mem!r} is not of the form 64G (K, M, G or T; 0 for all of the node)")
-        if not 0 < self.signal_seconds <= MAX_SIGNAL_SECONDS:
-            raise ValueError(f"signal_seconds={self.signal_seconds} is not in 1..{MAX_SIGNAL_SECONDS}")
+            raise UsageError(f"mem={self.mem!r}: expected a size such as 64G (K, M, G or T; 0 for all)", "--mem")
         if self.signal_seconds >= seconds_of(self.time):
-            raise ValueError(f"signal_seconds={self.signal_seconds} is not within time={self.time}")
+            raise UsageError(f"signal_seconds={self.signal_seconds}: must be below time={self.time}", "--time")
         for item in fields(self):
             value = getattr(self, item.name)
             if isinstance(value, str) and re.search(r"[\s'\"\\$`]", value):
-                raise ValueError(f"{item.name}={value!r} has spaces or quotes, which a job script cannot take")
+                raise UsageError(f"{item.name}={value!r}: a job script cannot hold spaces or quotes", flag(item))
 
-    def _validate_generation(self):
+    def _validate_generation(self) -> None:
         if self.gpus:
-            raise ValueError(f"gpus={self.gpus}: generate_data uses no GPU")
-        for name, default in (("recipe", None), ("script", SCRIPT), ("launcher", LAUNCHERS[0])):
+            raise UsageError(f"gpus={self.gpus}: generate_data uses no GPU; leave it out", "--gpus")
+        for name, default in (("recipe", None), ("script", SCRIPT), ("launcher", "torchrun")):
             if getattr(self, name) != default:
-                raise ValueError(f"{name}={getattr(self, name)} has no effect on generate_data, which trains nothing")
+                raise UsageError(f"{name}={getattr(self, name)}: generate_data trains nothing; leave it out")
 
     @property
     def name(self) -> str:
@@ -160,12 +153,12 @@ class SlurmJob:
     def command(self) -> str:
         """The command line that writes this script."""
         words = ["hrm-hf", "slurm", self.kind]
-        usual = SlurmJob.of(self.kind, self.cluster)
-        for item in fields(self):
+        usual = SlurmJob(kind=self.kind, cluster=self.cluster)
+        for item in fields(SlurmJob):
             value = getattr(self, item.name)
             given = (item.name == "cluster" and value != "generic") or value != getattr(usual, item.name)
             for one in (value if item.name == "setup" else [value]) if given else ():
-                words += [f"--{item.name.replace('_', '-')}", str(one)]
+                words += [flag(item), str(one)]
         return shlex.join(words)
 
     def _directives(self) -> list[str]:
@@ -183,11 +176,11 @@ def seconds_of(time: str) -> int:
     """Seconds of a time limit as Slurm writes them: M, M:S, H:M:S, D-H, D-H:M or D-H:M:S.
 
     Raises:
-        ValueError: another form, or no time at all.
+        UsageError: another form, or no time at all.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)(?::(\d+))?(?::(\d+))?", time)
     if not match:
-        raise ValueError(f"time={time!r} is not of the form 02:00:00, 1-12:00:00 or 90 (minutes)")
+        raise UsageError(f"time={time!r}: expected a form like 02:00:00, 1-12:00:00 or 90 (minutes)", "--time")
     days, *parts = match.groups()
     numbers = [int(part) for part in parts if part is not None]
     if days is not None:
@@ -196,16 +189,16 @@ def seconds_of(time: str) -> int:
         units = {1: (60,), 2: (60, 1), 3: (3600, 60, 1)}[len(numbers)]
     seconds = int(days or 0) * 86400 + sum(number * unit for number, unit in zip(numbers, units))
     if seconds == 0:
-        raise ValueError(f"time={time!r} is no time")
+        raise UsageError(f"time={time!r}: must be longer than 0", "--time")
     return seconds
 
 
 def committed_files() -> dict[str, str]:
     """The files of training/slurm and their text; `make slurm` writes them."""
     return {
-        f"{'' if cluster == 'generic' else cluster + '_'}{kind}.sbatch": SlurmJob.of(kind, cluster).text()
-        for cluster in CLUSTERS
-        for kind in KINDS
+        f"{'' if cluster == 'generic' else cluster + '_'}{kind}.sbatch": SlurmJob(kind=kind, cluster=cluster).text()
+        for cluster, kinds in DEFAULTS.items()
+        for kind in kinds
     }
 
 
@@ -220,11 +213,6 @@ def _template() -> "jinja2.Template":
 def _place(name: str) -> str:
     """A file of the repository as a job finds it: in the checkout of sbatch, or in an installed package."""
     return str(existing_path(name)) if name and ROOT == INSTALLED else name
-
-
-def _validate_one_of(name: str, value: str, allowed: Sequence[str]) -> None:
-    if value not in allowed:
-        raise ValueError(f"{name}={value!r} is not one of {', '.join(allowed)}")
 
 
 if __name__ == "__main__":

@@ -1,128 +1,78 @@
-"""Bounds of config fields: data beside each field, checked whenever it is set, so before anything is built from it.
+"""Ranges of config fields: data beside each field, checked whenever it is set.
 
     H_layers: int = bounded(4, LAYERS)
 
-A config comes from strangers with every checkpoint. Without bounds, 1e12 layers build until memory is gone, 1e12
-cycles never end, and a NaN trains to nothing. The upper bounds are generous: 10 times what published models have, or
-more. They do not promise that a model of that size fits; `MAX_PARAMETERS` and `MAX_LAYER_VISITS` bound the whole.
-
-huggingface_hub's strict data classes run the validators at each assignment; `BoundedFields` gives them the names of
-their fields, and runs them once more at the end, since values given by another name of a field come in unseen.
+A wrong value is then an error that names the field before anything is built from it. huggingface_hub's strict data
+classes run the validators at each assignment; `BoundedFields` gives them the names of their fields, and runs them once
+more at the end, because values given by another name of a field are not validated.
 """
 
 import dataclasses
-import math
 from dataclasses import dataclass
+from math import inf
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 
-MAX_PARAMETERS = 10**12  # the largest dense models published have about half of it; 2 TB in bfloat16
-MAX_LAYER_VISITS = 10**6  # of one forward with all its cycles and steps; HRM has 384, Huginn with 64 loops 260
-MAX_DIGITS = 30  # of a number in an error message
-
-
 @dataclass(frozen=True)
 class Bound:
-    """Least and greatest value of a number, or of each number in a list; None passes, since types say where it may be.
+    """Least and greatest value of a number, or of each number in a list; None passes.
 
-    `whole` refuses fractions, `lists` says how many entries a list may have (least and most), None that none is taken.
+    `whole` rejects fractions; `lists` is how many entries a list may have (least and most), None for no lists.
     """
 
     low: float
-    high: float
+    high: float = inf
     whole: bool = False
     lists: tuple[int, int] | None = None
     name: str = "the value"
 
     def __call__(self, value: Any) -> None:
-        """Raises ValueError, naming the field, its value and what was expected."""
+        """Raise ValueError, naming the field, its value and what was expected."""
         if isinstance(value, (list, tuple)) and self.lists is not None:
             if not self.lists[0] <= len(value) <= self.lists[1]:
-                expected = f"{self.lists[0]} to {self.lists[1]}" if self.lists[0] < self.lists[1] else self.lists[0]
-                raise ValueError(f"{self.name} has {len(value)} entries; expected {expected}")
+                raise ValueError(f"{self.name} has {len(value)} entries; expected {self.lists[0]} to {self.lists[1]}")
             for entry in value:
                 self(entry)
-        elif value is not None:
-            self._validate(value)
-
-    def _validate(self, value: Any) -> None:
+            return
         kinds = int if self.whole else (int, float)
-        # A comparison with NaN is false.
-        if isinstance(value, bool) or not isinstance(value, kinds) or not self.low <= value <= self.high:
+        number = isinstance(value, kinds) and not isinstance(value, bool)
+        # A comparison with NaN is false; infinity is no value of any field.
+        if value is not None and not (number and self.low <= value <= self.high and abs(value) < inf):
             kind = "whole number" if self.whole else "number"
-            raise ValueError(
-                f"{self.name}={_short(value)}; expected a {kind} from {_plain(self.low)} to {_plain(self.high)}"
-            )
+            upper = "up" if self.high == inf else f"to {self.high:g}"
+            raise ValueError(f"{self.name}={value!r}; expected a {kind} from {self.low:g} {upper}")
 
 
-@dataclass(frozen=True)
-class RopeBound:
-    """Every number in `rope_parameters` is finite, and those that divide or scale are positive."""
-
-    name: str = "rope_parameters"
-
-    def __call__(self, value: Any) -> None:
-        """Raises ValueError, naming the entry, its value and what was expected."""
-        for key, entry in value.items() if isinstance(value, dict) else ():
-            bound = dataclasses.replace(ROPE.get(key, ROPE_OTHER), name=f"{self.name}[{str(key)[:40]!r}]")
-            if isinstance(entry, dict):
-                raise ValueError(f"{bound.name} is a dict; expected a number, a list of numbers or a text")
-            if not isinstance(entry, (str, bool)) or key in ROPE:
-                bound(entry)
-
-
-def whole(low: int, high: int, lists: tuple[int, int] | None = None) -> Bound:
+def whole(low: int, high: float = inf, lists: tuple[int, int] | None = None) -> Bound:
     """A bound of integers."""
     return Bound(low, high, whole=True, lists=lists)
 
 
-def number(low: float, high: float, lists: tuple[int, int] | None = None) -> Bound:
+def number(low: float, high: float = inf, lists: tuple[int, int] | None = None) -> Bound:
     """A bound of integers and floats."""
     return Bound(low, high, lists=lists)
 
 
-def bounded(default: Any, bound: Bound | RopeBound) -> Any:
+def bounded(default: Any, bound: Bound) -> Any:
     """A field of a config with its default and its bound."""
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata={"validator": bound})
     return dataclasses.field(default=default, metadata={"validator": bound})
 
 
-# What several configs have in common, with the reason of the upper bound.
-LAYERS = whole(1, 10_000)  # DeepNet has 1000
-SOME_LAYERS = whole(0, 10_000)  # of a stack that a model can do without
-STREAMS = whole(1, 1024)  # of hyper-connections; published models have 4
-CYCLES = whole(1, 10_000)  # recursive models have up to 64
-WIDTH = whole(1, 2**20)  # the widest published layers have 53,248
-HEADS = whole(1, 65_536)  # 128
-VOCABULARY = whole(1, 2**27)  # 262,144
-POSITIONS = whole(1, 2**30)  # contexts of 10 million tokens
-TOKEN_ID = whole(-1, 2**27, lists=(0, 1024))
-CHUNK = whole(0, 2**30)
-PROBABILITY = number(0, 1)
-EPSILON = number(0, 1)
-SPREAD = number(1e-12, 1e3)  # standard deviation of new weights; 0 would leave nothing to learn from
-LOSS_WEIGHT = number(0, 1e6)
-ANY_NUMBER = number(-1e12, 1e12)  # thresholds that nothing reaches are a way to switch off
-ROPE_PARAMETERS = RopeBound()
-ROPE = {
-    "rope_theta": number(1e-3, 1e15),  # 1e7 for contexts of a million tokens
-    "factor": number(1e-3, 1e6),
-    "partial_rotary_factor": number(1e-6, 1),
-    "original_max_position_embeddings": POSITIONS,
-    "short_factor": number(1e-3, 1e6, lists=(1, 2**20)),
-    "long_factor": number(1e-3, 1e6, lists=(1, 2**20)),
-}
-ROPE_OTHER = number(-1e6, 1e6, lists=(0, 2**20))
-LABELS = Bound(0, 65_536, whole=True, name="num_labels")  # transformers makes a name for each
+# What several configs have in common.
+LAYERS = CYCLES = STREAMS = WIDTH = HEADS = VOCABULARY = POSITIONS = whole(1)
+SOME_LAYERS = CHUNK = whole(0)  # SOME_LAYERS: of a stack that a model can do without
+TOKEN_ID = whole(-1, lists=(0, 1024))
+PROBABILITY = EPSILON = number(0, 1)
+SPREAD = number(1e-12)  # standard deviation of new weights; 0 would leave nothing to learn from
+LOSS_WEIGHT = number(0)
+ANY_NUMBER = number(-inf)
 
 
 class BoundedFields:
-    """For config classes whose fields are made by `bounded`. A subclass says what its model comes to:
-
-    `parameter_estimate()`: weights, small ones left out. `layer_visits()`: layers that one forward passes through.
-    """
+    """For config classes whose fields are made by `bounded`."""
 
     def __init_subclass__(cls, *args: Any, **kwargs: Any):
         for name, field in vars(cls).items():
@@ -136,7 +86,6 @@ class BoundedFields:
     _has_pipelines: ClassVar[bool] = False
 
     def __post_init__(self, **kwargs: Any):
-        LABELS(kwargs.get("num_labels"))
         if self._has_pipelines:
             kwargs.pop("custom_pipelines", None)
         super().__post_init__(**kwargs)
@@ -145,33 +94,5 @@ class BoundedFields:
         """Part of `@strict` validation, run in the order of the names, and so before `validate_architecture`."""
         for name, validators in self.__validators__.items():
             for validator in validators:
-                if isinstance(validator, (Bound, RopeBound)):
+                if isinstance(validator, Bound):
                     validator(getattr(self, name))
-
-    def validate_size(self):
-        """Part of `@strict` validation: what the fields come to together."""
-        for count, most, what in (
-            (self.parameter_estimate(), MAX_PARAMETERS, "parameters"),
-            (self.layer_visits(), MAX_LAYER_VISITS, "visits of layers in a forward"),
-        ):
-            if count > most:
-                raise ValueError(
-                    f"this {self.model_type} has about {count:.3g} {what}, more than {most:,}; lower the fields that "
-                    "it is made of (widths, layers, vocabulary, cycles, steps)"
-                )
-
-
-def block_parameters(width: int, inner: int, heads: int, key_heads: int, head_dim: int) -> int:
-    """Weights of a Llama block: attention and SwiGLU."""
-    return width * head_dim * 2 * (heads + key_heads) + 3 * width * inner
-
-
-def _plain(value: float) -> str:
-    return f"{value:,}" if isinstance(value, int) and value < 10**9 else f"{value:g}"
-
-
-def _short(value: Any) -> str:
-    if isinstance(value, int) and abs(value) >= 10**MAX_DIGITS:  # Python refuses to print very long ones
-        return f"an integer of about {int(math.log10(2) * value.bit_length())} digits"
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

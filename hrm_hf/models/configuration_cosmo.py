@@ -112,10 +112,6 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
             if value is not None and len(value) != self.num_map_channels:
                 raise ValueError(f"{name} has {len(value)} entries for {self.num_map_channels} maps")
 
-    def posterior_parameters(self, width: int) -> int:
-        """Weights of the head on features of this width, roughly: each component has a mean and a covariance."""
-        return width * self.num_components * (len(self.target_names) + 1) ** 2
-
     @property
     def num_map_channels(self) -> int:
         """Channels without the mask."""

@@ -59,14 +59,5 @@ class CosmoCnnConfig(CosmoRegressionConfig):
                 f"image_size={self.image_size} leaves nothing after {len(self.hidden_sizes)} stages that halve it"
             )
 
-    def parameter_estimate(self) -> int:
-        widths = [self.embedding_size, *self.hidden_sizes]
-        stages = zip(widths, self.hidden_sizes, self.depths)
-        convolutions = sum(9 * (before * width + 2 * depth * width**2) for before, width, depth in stages)
-        return convolutions + self.posterior_parameters(widths[-1])
-
-    def layer_visits(self) -> int:
-        return sum(self.depths)
-
 
 __all__ = ["CosmoCnnConfig"]

@@ -1,6 +1,5 @@
 """Configuration of the U-Net baseline for mass maps, and its sizes."""
 
-from itertools import pairwise
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -41,15 +40,6 @@ class CosmoUnetConfig(MassMappingConfig):
         halvings = len(self.hidden_sizes) - 1
         if self.image_size % 2**halvings:
             raise ValueError(f"image_size={self.image_size} cannot be halved {halvings} times, once a level")
-
-    def parameter_estimate(self) -> int:
-        widths = self.hidden_sizes
-        down = sum(9 * (before * width + width**2) for before, width in pairwise([self.num_channels, *widths]))
-        up = sum(9 * (below * width + 2 * width**2) for width, below in pairwise(widths))
-        return down + up + self.posterior_parameters(widths[-1])
-
-    def layer_visits(self) -> int:
-        return 2 * len(self.hidden_sizes)
 
 
 __all__ = ["CosmoUnetConfig"]

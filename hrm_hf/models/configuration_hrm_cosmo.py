@@ -1,6 +1,5 @@
 """Configuration of the hierarchical recurrent regressor of cosmological parameters, and its sizes."""
 
-from itertools import pairwise
 from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
@@ -14,7 +13,6 @@ from .bounds import (
     LOSS_WEIGHT,
     PROBABILITY,
     WIDTH,
-    block_parameters,
     bounded,
     number,
     whole,
@@ -108,19 +106,6 @@ class HrmCosmoConfig(CosmoRegressionConfig):
                 f"image_size={self.image_size} is not a multiple of {self.patch_size}, the pixels of a token's side "
                 f"after {len(self.stem_channels)} stages"
             )
-
-    def parameter_estimate(self) -> int:
-        width, channels = self.hidden_size, [self.num_channels, *self.stem_channels]
-        inner = round(self.expansion * width * 2 / 3) + 256
-        block = block_parameters(width, inner, *(self.num_attention_heads,) * 2, self.head_dim)
-        stem = sum(9 * one * (one + two) for one, two in pairwise(channels)) + width * sum(channels)
-        if self.stem == "patch":
-            stem = self.num_channels * self.patch_size**2 * width
-        places = (self.image_size // self.patch_size) ** 2 if self.pos_encodings == "learned" else 0
-        return self.num_hidden_layers * block + stem + places * width + self.posterior_parameters(width)
-
-    def layer_visits(self) -> int:
-        return self.halt_max_steps * self.H_cycles * (self.L_cycles * self.L_layers + self.H_layers)
 
     @property
     def patch_size(self) -> int:

@@ -15,12 +15,10 @@ from .bounds import (
     LOSS_WEIGHT,
     POSITIONS,
     PROBABILITY,
-    ROPE_PARAMETERS,
     TOKEN_ID,
     VOCABULARY,
     WIDTH,
     BoundedFields,
-    block_parameters,
     bounded,
     number,
     whole,
@@ -83,7 +81,7 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     initializer_range: float = bounded(0.02, number(0, 1e3))
     rms_norm_eps: float = bounded(1e-6, EPSILON)
     attention_dropout: int | float | None = bounded(0.0, PROBABILITY)
-    rope_parameters: RopeParameters | dict | None = bounded(None, ROPE_PARAMETERS)
+    rope_parameters: RopeParameters | dict | None = None
     pretraining_tp: int | None = bounded(1, whole(0, 65_536))
     vocab_size: int = bounded(50000, VOCABULARY)
     hidden_size: int = bounded(256, WIDTH)
@@ -157,15 +155,6 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
             raise ValueError(f"repair_mode={self.repair_mode!r} is not one of {REPAIR_MODES}")
         if self.repair_mode == "edits" and not self.tagged:
             raise ValueError("repair_mode='edits' with tagged=False: edits are written in tags; use 'rewrite'")
-
-    def parameter_estimate(self) -> int:
-        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
-        block = block_parameters(self.hidden_size, self.intermediate_size, heads, key_heads, self.head_dim)
-        tables = 1 if self.tie_word_embeddings else 2  # a layer of the generator attends twice: at most two blocks
-        return (self.planner_layers + 2 * self.generator_layers) * block + tables * self.vocab_size * self.hidden_size
-
-    def layer_visits(self) -> int:
-        return self.planner_layers * self.planner_cycles + 2 * self.generator_layers * self.generator_cycles
 
     @property
     def cache_slots(self) -> dict[str, int]:

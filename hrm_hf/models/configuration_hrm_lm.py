@@ -15,7 +15,6 @@ from .bounds import (
     LOSS_WEIGHT,
     POSITIONS,
     PROBABILITY,
-    ROPE_PARAMETERS,
     SOME_LAYERS,
     SPREAD,
     STREAMS,
@@ -23,7 +22,6 @@ from .bounds import (
     VOCABULARY,
     WIDTH,
     BoundedFields,
-    block_parameters,
     bounded,
     number,
     whole,
@@ -151,7 +149,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     num_key_value_heads: int | None = bounded(None, HEADS)
     head_dim: int | None = bounded(None, WIDTH)
     max_position_embeddings: int = bounded(1024, POSITIONS)
-    rope_parameters: dict | None = bounded(None, ROPE_PARAMETERS)
+    rope_parameters: dict | None = None
     rms_norm_eps: float = bounded(1e-6, EPSILON)
     norm_affine: bool = False
     norm_position: str = "pre_exit"
@@ -304,15 +302,6 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
                 f"bp_steps={bp_steps}: must be in [{self.fewest_bp_steps}, {self.stack_passes}], up to {passes} stack "
                 "passes of a segment; use None for all of them"
             )
-
-    def parameter_estimate(self) -> int:
-        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
-        block = block_parameters(self.hidden_size, self.intermediate_size, heads, key_heads, self.head_dim)
-        tables = 1 if self.tie_word_embeddings else 2
-        return self.num_blocks * block + tables * self.vocab_size * self.hidden_size
-
-    def layer_visits(self) -> int:
-        return self.prelude_layers + self.segment_visits * self.halt_max_steps + self.coda_layers
 
     @property
     def num_blocks(self) -> int:

@@ -57,17 +57,5 @@ class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
                 f"({len(self.stem_channels)} stages of the stem)"
             )
 
-    def parameter_estimate(self) -> int:
-        cells, width = self.cell_channels, self.hidden_size
-        proposals = self.num_proposals * self.num_planes * self.cell_size**2
-        level = self.L_layers * 20 * cells**2 + 9 * cells * (3 * self.num_planes + 1) * self.cell_size**2
-        heads = cells * (2 * width + proposals) + width * self.num_planes**2 * (
-            (self.num_proposals + 3) * self.num_gain_nodes + self.num_error_rings
-        )
-        return super().parameter_estimate() + level + heads
-
-    def layer_visits(self) -> int:
-        return self.halt_max_steps * self.H_cycles * (self.L_cycles * self.L_layers + self.H_layers)
-
 
 __all__ = ["HrmMassMappingConfig"]

@@ -13,11 +13,9 @@ from .bounds import (
     LAYERS,
     POSITIONS,
     PROBABILITY,
-    ROPE_PARAMETERS,
     VOCABULARY,
     WIDTH,
     BoundedFields,
-    block_parameters,
     bounded,
     number,
     whole,
@@ -75,7 +73,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     puzzle_emb_len: int = bounded(0, whole(0, 2**20))
     num_puzzle_identifiers: int = bounded(1, whole(0, 2**31))
     pos_encodings: str = "rope"
-    rope_parameters: dict | None = bounded(None, ROPE_PARAMETERS)
+    rope_parameters: dict | None = None
     rms_norm_eps: float = bounded(1e-5, EPSILON)
     halt_max_steps: int = bounded(16, CYCLES)
     halt_exploration_prob: float | int = bounded(0.1, PROBABILITY)
@@ -132,16 +130,6 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
                 f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {self.prefix_len} slots of "
                 f"hidden_size={self.hidden_size}"
             )
-
-    def parameter_estimate(self) -> int:
-        inner = -(-round(self.expansion * self.hidden_size * 2 / 3) // 256) * 256
-        block = block_parameters(self.hidden_size, inner, *(self.num_attention_heads,) * 2, self.head_dim)
-        positions = self.max_position_embeddings if self.pos_encodings == "learned" else 0
-        tokens = (2 * self.vocab_size + positions) * self.hidden_size
-        return self.num_hidden_layers * block + tokens + self.num_puzzle_identifiers * self.puzzle_emb_ndim
-
-    def layer_visits(self) -> int:
-        return self.halt_max_steps * self.H_cycles * (self.L_cycles * self.L_layers + self.H_layers)
 
     def _validate_choice(self, name: str, allowed: tuple):
         if getattr(self, name) not in allowed:

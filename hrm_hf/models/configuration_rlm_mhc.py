@@ -16,13 +16,11 @@ from .bounds import (
     LAYERS,
     POSITIONS,
     PROBABILITY,
-    ROPE_PARAMETERS,
     STREAMS,
     TOKEN_ID,
     VOCABULARY,
     WIDTH,
     BoundedFields,
-    block_parameters,
     bounded,
     number,
     whole,
@@ -86,7 +84,7 @@ class RlmMhcConfig(PresetsMixin, BoundedFields, LlamaConfig):
     initializer_range: float = bounded(0.02, number(0, 1e3))
     rms_norm_eps: float = bounded(1e-6, EPSILON)
     attention_dropout: int | float | None = bounded(0.0, PROBABILITY)
-    rope_parameters: RopeParameters | dict | None = bounded(None, ROPE_PARAMETERS)
+    rope_parameters: RopeParameters | dict | None = None
     pretraining_tp: int | None = bounded(1, whole(0, 65_536))
     pad_token_id: int | None = bounded(None, TOKEN_ID)
     bos_token_id: int | None = bounded(1, TOKEN_ID)
@@ -166,17 +164,6 @@ class RlmMhcConfig(PresetsMixin, BoundedFields, LlamaConfig):
                 f"num_loops={self.num_loops} needs 0 <= loop_start < loop_end <= num_hidden_layers; got loop_start="
                 f"{self.loop_start}, loop_end={self.loop_end}, num_hidden_layers={self.num_hidden_layers}"
             )
-
-    def parameter_estimate(self) -> int:
-        heads, key_heads = self.num_attention_heads, self.num_key_value_heads
-        block = block_parameters(self.hidden_size, self.intermediate_size, heads, key_heads, self.head_dim)
-        if self.mhc_enabled:  # three maps from all streams, for each of two branches
-            block += 2 * self.mhc_flows * self.hidden_size * (self.mhc_flows + 2) * self.mhc_flows
-        tables = 1 if self.tie_word_embeddings else 2
-        return self.num_hidden_layers * block + tables * self.vocab_size * self.hidden_size
-
-    def layer_visits(self) -> int:
-        return self.num_hidden_layers * self.num_loops
 
     @property
     def layer_order(self) -> list[int]:

@@ -161,24 +161,5 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
                 "them at their defaults"
             )
 
-    def parameter_estimate(self) -> int:
-        D, S = self.hidden_size, self.max_position_embeddings
-        block = 3 * D * (self.intermediate_size or -(-round(self.expansion * D * 2 / 3) // 256) * 256)
-        if self.mixing == "attention":
-            block += 4 * D * D + 4 * D * self.symbol_num_heads * self.symbol_head_dim
-        elif self.mixing == "mlp_t":
-            inner = self.position_intermediate_size or round(self.expansion * S * 2 / 3) + 256
-            block += D * D + 3 * S * inner
-        else:
-            block += D * D * {"units": 4, "neighbours": 5}[self.mixing]
-        positions = self.seq_len if self.pos_encodings == "learned" else 0
-        vectors = self.symbol_kinds * (1 + self.add_tokens) + positions
-        head = D * (1 if self.equivariant_symbols else self.state_symbols * self.vocab_size)
-        table = self.num_puzzle_identifiers * self.puzzle_emb_ndim
-        return self.L_layers * block + vectors * D + head + table
-
-    def layer_visits(self) -> int:
-        return self.halt_max_steps * self.H_cycles * (self.L_cycles + self.two_states) * self.L_layers
-
 
 __all__ = ["SeRrmPuzzleConfig"]

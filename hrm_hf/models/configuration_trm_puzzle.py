@@ -46,13 +46,5 @@ class TrmPuzzleConfig(EquilibriumConfig):
         },
     }  # fmt: skip
 
-    def parameter_estimate(self) -> int:
-        length = self.max_position_embeddings
-        inner = round(self.expansion * length * 2 / 3) + 256
-        return super().parameter_estimate() + (3 * length * inner * self.L_layers if self.mlp_t else 0)
-
-    def layer_visits(self) -> int:
-        return self.halt_max_steps * self.H_cycles * (self.L_cycles + 1) * self.L_layers
-
 
 __all__ = ["TrmPuzzleConfig"]

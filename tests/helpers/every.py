@@ -69,8 +69,19 @@ def model(architecture: str, seed: int = 0, **overrides):
     if architecture in TINY:
         return TINY[architecture](seed, overrides).eval()
     row = ROWS[architecture]
-    presets = [row.config.from_preset(name, **overrides) for name in row.config.presets()]
-    return row.head(min(presets, key=lambda config: config.parameter_estimate())).eval()
+    return row.head(row.config.from_preset(smallest_preset(architecture), **overrides)).eval()
+
+
+@functools.cache
+def smallest_preset(architecture: str) -> str:
+    """The preset with the fewest parameters."""
+    row = ROWS[architecture]
+
+    def parameters(name: str) -> int:
+        with torch.device("meta"):
+            return row.head(row.config.from_preset(name)).num_parameters()
+
+    return min(row.config.presets(), key=parameters)
 
 
 def wake(built):

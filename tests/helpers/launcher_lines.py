@@ -6,7 +6,7 @@ from hrm_hf.launch.slurm import SlurmJob
 
 
 def _line(launcher: str) -> str:
-    text = SlurmJob.of("multi_node", launcher=launcher).text()
+    text = SlurmJob(kind="multi_node", launcher=launcher).text()
     return re.search(r'^  exec ("\$PYTHON" -m (?:torch|accelerate)\..*?) "\$@"$', text, re.MULTILINE | re.DOTALL)[1]
 
 

@@ -133,7 +133,7 @@ def test_two_jobs_on_one_node_at_once_have_ports_of_their_own(cluster, checkout,
 
 
 def test_accelerate_starts_two_nodes_of_two_processes(cluster, checkout, submit_folder):
-    job = SlurmJob.of("multi_node", launcher="accelerate", script=WORKER)
+    job = SlurmJob(kind="multi_node", launcher="accelerate", script=WORKER)
     (submit_folder / "job.sbatch").write_text(job.text())
     number = cluster.submit("job.sbatch", "--folder", submit_folder, cwd=submit_folder, GPUS=2)
     assert cluster.finish(number)["JobState"] == "COMPLETED", cluster.log(number)[-5000:]

@@ -20,8 +20,8 @@ from hrm_hf.cli import app
 from hrm_hf.io.usage import parse_memory
 from hrm_hf.launch import planner as launching
 from hrm_hf.launch.memory import GIB
-from hrm_hf.launch.names import is_unknown
-from hrm_hf.launch.planner import Device, free_port, given_flags, plan_launch, share_batch
+from hrm_hf.launch.options import LaunchOptions, is_unknown
+from hrm_hf.launch.planner import Device, free_port, given_flags, share_batch
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.trainer.recipes import ModelArguments, parse_recipe
 
@@ -32,6 +32,10 @@ AMPERE, TURING = Device("A", 24 * GIB, (8, 6)), Device("T", 16 * GIB, (7, 5))
 
 def invoke(*flags: str):
     return CliRunner().invoke(app, ["launch", *flags])
+
+
+def plan_launch(model: str, flags: list[str], devices: list[Device], **options):
+    return launching.plan_launch(LaunchOptions(model=model, **options), flags, devices)
 
 
 def plan_of(*flags: str) -> dict:
@@ -153,7 +157,7 @@ def test_without_a_gpu_a_real_run_says_what_to_do(monkeypatch):
 def test_more_gpus_than_there_are_is_an_error(monkeypatch):
     monkeypatch.setattr(launching, "cuda_devices", lambda: [AMPERE])
     result = invoke("--model", "hrm-lm-50m", "--gpus", "4")
-    assert result.exit_code == 1 and "4 GPUs needed, 1 found" in str(result.exception)
+    assert result.exit_code == 1 and "gpus=4: 1 found" in str(result.exception)
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,6 @@ def observation(rows: int = 3, planes: int = 1, seed: int = 0) -> tuple[torch.Te
 def test_the_two_models_of_mass_64_have_equally_many_parameters(head, config, parameters):
     built = head(config.from_preset("mass-64", **FIELDS))
     assert built.num_parameters() == parameters
-    assert 0.5 < built.config.parameter_estimate() / parameters < 2
 
 
 def test_with_the_gains_of_a_spectrum_the_segments_converge_to_the_wiener_filter():

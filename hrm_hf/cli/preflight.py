@@ -33,7 +33,7 @@ def describe(checks) -> str:
     lines = []
     for check in checks:
         lines.append(f"{check.status:4}  {check.name.ljust(width)}  {check.found}")
-        if check.mend:
-            lines.append(f"{'':{width + 8}}-> {check.mend}")
+        if check.fix:
+            lines.append(f"{'':{width + 8}}-> {check.fix}")
     count = {status: sum(check.status == status for check in checks) for status in ("ok", "note", "fail")}
     return "\n".join([*lines, "", ", ".join(f"{number} {status}" for status, number in count.items())])

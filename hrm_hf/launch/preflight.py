@@ -1,4 +1,4 @@
-"""Looks at a machine before a long run: what is missing, what is only worth knowing, and how to mend it.
+"""Checks a machine before a long run: what is missing, what is worth knowing, and how to fix it.
 
     checks = run_checks(PreflightOptions(processes=2, port=29500))
     any(check.status == "fail" for check in checks)
@@ -10,7 +10,6 @@ Left out: what only several machines together show, the fabric between them; `sr
 """
 
 import os
-import re
 import shutil
 import socket
 import subprocess
@@ -20,6 +19,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import metadata
+from importlib.util import find_spec
 from pathlib import Path
 
 import torch
@@ -47,12 +47,12 @@ dist.destroy_process_group()
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the table. `status` is "ok", "note" or "fail"; `mend` says what to do about the last two."""
+    """One line of the table. `status` is "ok", "note" or "fail"; `fix` says what to do about the last two."""
 
     name: str
     status: str
     found: str
-    mend: str = ""
+    fix: str = ""
 
 
 def run_checks(options: PreflightOptions, environ: Mapping[str, str] = os.environ) -> list[Check]:
@@ -82,45 +82,37 @@ def versions() -> list[Check]:
     for requirement in map(Requirement, metadata.requires(PACKAGE) or []):
         if requirement.marker and not requirement.marker.evaluate({"extra": ""}):
             continue
-        mend = f"pip install '{requirement.name}{requirement.specifier}'"
+        fix = f"pip install '{requirement.name}{requirement.specifier}'"
         try:
             found = metadata.version(requirement.name)
         except metadata.PackageNotFoundError:
-            checks.append(Check(requirement.name, "fail", "not installed", mend))
+            checks.append(Check(requirement.name, "fail", "not installed", fix))
             continue
         if requirement.specifier.contains(found, prereleases=True):
             checks.append(Check(requirement.name, "ok", found))
         else:
-            checks.append(Check(requirement.name, "fail", f"{found}, needed {requirement.specifier}", mend))
+            checks.append(Check(requirement.name, "fail", f"{found}, needed {requirement.specifier}", fix))
     return checks
 
 
 def gpus(required: bool = False) -> list[Check]:
-    """GPUs that torch can use, their memory, driver and compute mode."""
+    """GPUs that torch can use, and their free memory."""
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
-    seen = _nvidia_smi()
+    driver = _driver()
+    if not count and driver:
+        fix = f"torch {torch.__version__} cannot use them: install its CUDA build, or a newer driver"
+        return [Check("GPU", "fail", f"the driver {driver} sees GPUs, torch none", fix)]
     if not count:
-        if seen:
-            mend = f"torch {torch.__version__} cannot use them: install its CUDA build, or a newer driver"
-            return [Check("GPU", "fail", f"the driver sees {len(seen)}, torch none", mend)]
-        mend = "on Slurm ask for one (-C gpu -G 1); for the CPU add --use_cpu true"
-        return [Check("GPU", "fail" if required else "note", f"none ({torch.__version__})", mend)]
+        fix = "on Slurm ask for one (-C gpu -G 1); for the CPU add --use_cpu true"
+        return [Check("GPU", "fail" if required else "note", f"none ({torch.__version__})", fix)]
     checks = []
     for index in range(count):
         free, total = torch.cuda.mem_get_info(index)
         text = f"{torch.cuda.get_device_name(index)}, {free / 2**30:.1f} of {total / 2**30:.1f} GiB free"
         low = free < 0.9 * total
-        mend = "another process uses this GPU: see nvidia-smi" if low else ""
-        checks.append(Check(f"GPU {index}", "note" if low else "ok", text, mend))
-    for row in seen:
-        if row["mode"] == "Prohibited":
-            checks.append(Check(f"GPU {row['index']} mode", "fail", row["mode"], "nvidia-smi -c DEFAULT (root)"))
-        elif row["mode"] != "Default":
-            mend = "one process a GPU: do not share one between runs"
-            checks.append(Check(f"GPU {row['index']} mode", "note", row["mode"], mend))
-    if seen:
-        checks.append(Check("driver", "ok", f"{seen[0]['driver']}, torch built for CUDA {torch.version.cuda}"))
-    return checks
+        fix = "another process uses this GPU: see nvidia-smi" if low else ""
+        checks.append(Check(f"GPU {index}", "note" if low else "ok", text, fix))
+    return [*checks, Check("driver", "ok", f"{driver or 'unknown'}, torch built for CUDA {torch.version.cuda}")]
 
 
 def backends(processes: int, timeout: float, environ: Mapping[str, str]) -> list[Check]:
@@ -148,8 +140,8 @@ def port_check(port: int | None) -> Check:
         with socket.socket() as probe:
             probe.bind(("", number))
     except OSError as error:
-        mend = "take another: --master_port, --main_process_port (hrm-hf slurm takes one from the job's number)"
-        return Check("port", "note" if port is None else "fail", f"{number} cannot be bound: {error.strerror}", mend)
+        fix = "take another: --master_port, --main_process_port (hrm-hf slurm takes one from the job's number)"
+        return Check("port", "note" if port is None else "fail", f"{number} cannot be bound: {error.strerror}", fix)
     return Check("port", "ok", f"{number} is free")
 
 
@@ -166,74 +158,40 @@ def output_folder(out: Path, min_free: int = 0) -> list[Check]:
             probe.flush()
             os.fsync(probe.fileno())
     except OSError as error:
-        mend = "free some space there, or choose another --out" if error.errno == 28 else "choose another --out"
-        return [Check("output", "fail", f"cannot write into {place}: {error.strerror}", mend)]
+        fix = "free some space there, or choose another --out" if error.errno == 28 else "choose another --out"
+        return [Check("output", "fail", f"cannot write into {place}: {error.strerror}", fix)]
     checks = [Check("output", "ok", f"{place} takes files")]
     enough = usage.free >= min_free
-    mend = (
-        "" if enough else f"{min_free / 2**30:,.1f} GiB are asked for (--free); delete checkpoints or choose another"
-    )
-    checks.append(Check("disk", "ok" if enough else "fail", text, mend))
+    fix = "" if enough else f"{min_free / 2**30:,.1f} GiB are asked for (--free); delete checkpoints or choose another"
+    checks.append(Check("disk", "ok" if enough else "fail", text, fix))
     if files.f_files and not files.f_favail:
         checks.append(Check("files", "fail", f"no file more fits into {place}", "delete files: the quota is used up"))
     return checks
 
 
 def interfaces(environ: Mapping[str, str]) -> list[Check]:
-    """Network interfaces, and whether those that NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name are there and up."""
+    """Network interfaces, and whether those that NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME name are there and up.
+
+    NCCL's value is a list of prefixes; `=` before it means complete names, `^` all but these.
+    """
     import psutil
 
-    stats = psutil.net_if_stats()
-    up = [name for name, state in stats.items() if state.isup]
-    addresses = {
-        name: [entry.address for entry in entries if entry.family in (socket.AF_INET, socket.AF_INET6)]
-        for name, entries in psutil.net_if_addrs().items()
-    }
-    shown = ", ".join(f"{name} {(addresses.get(name) or ['without address'])[0]}" for name in up)
-    checks = [Check("interfaces", "ok" if up else "fail", shown or "none is up", "" if up else "ip link set lo up")]
-    for variable, taken in (
-        ("NCCL_SOCKET_IFNAME", nccl_interfaces(None, up)),
-        ("GLOO_SOCKET_IFNAME", _interfaces_of_hostname(addresses)),
-    ):
+    up = [name for name, state in psutil.net_if_stats().items() if state.isup]
+    checks = [Check("interfaces", "ok" if up else "fail", ", ".join(up) or "none is up")]
+    for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
         value = environ.get(variable)
         if not value:
-            # A single machine needs none; several need one they share.
-            mend = f"several machines: export {variable}=NAME of the network that joins them"
-            checks.append(Check(variable, "note", f"not set; would take {', '.join(taken) or 'none'}", mend))
+            fix = f"several machines: export {variable}=NAME of the network that joins them"
+            checks.append(Check(variable, "note", "not set", fix))
             continue
-        if variable.startswith("NCCL"):
-            missing = [] if nccl_interfaces(value, up) else [value]
-        else:
-            missing = [name for name in value.split(",") if name not in up]
-        mend = f"unset {variable}, or name one of {', '.join(up)}"
-        if missing:
-            state = "is down" if all(name in stats for name in missing) else "is not here"
-            checks.append(Check(variable, "fail", f"{','.join(missing)} {state}", mend))
+        named = value.lstrip("^=").split(",")
+        missing = [each for each in named if not any(name.startswith(each) for name in up)]
+        if missing and not value.startswith("^"):
+            fix = f"unset {variable}, or name one of {', '.join(up)}"
+            checks.append(Check(variable, "fail", f"{','.join(missing)} is not here, or down", fix))
         else:
             checks.append(Check(variable, "ok", value))
     return checks
-
-
-def nccl_interfaces(value: str | None, up: list[str]) -> list[str]:
-    """The interfaces that NCCL takes, of those that are up: by NCCL_SOCKET_IFNAME if set, else by its own preference.
-
-    A value is a list of prefixes; `=` before it means whole names, `^` all but these. Unset, InfiniBand comes first,
-    then everything but docker and loopback, then those (NCCL user guide, environment variables).
-    """
-    if value is None:
-        for chosen in (r"ib", r"(?!docker|lo|virbr)", r"docker|virbr", r"lo"):
-            names = [name for name in up if re.match(chosen, name)]
-            if names:
-                return names
-        return []
-    without = value.startswith("^")
-    exact = value.lstrip("^").startswith("=")
-    listed = value.lstrip("^=").split(",")
-
-    def named(name: str) -> bool:
-        return any(name == item if exact else name.startswith(item) for item in listed)
-
-    return [name for name in up if named(name) != without]
 
 
 def hostname() -> Check:
@@ -244,16 +202,16 @@ def hostname() -> Check:
     try:
         found = {entry[4][0] for entry in socket.getaddrinfo(name, None)}
     except OSError as error:
-        mend = f"add '127.0.1.1 {name}' to /etc/hosts, or set GLOO_SOCKET_IFNAME"
-        return Check("hostname", "fail", f"{name} does not resolve: {error.strerror}", mend)
+        fix = f"add '127.0.1.1 {name}' to /etc/hosts, or set GLOO_SOCKET_IFNAME"
+        return Check("hostname", "fail", f"{name} does not resolve: {error.strerror}", fix)
     own = {entry.address.partition("%")[0] for entries in psutil.net_if_addrs().values() for entry in entries}
     here = {address for address in found if address.partition("%")[0] in own or address.startswith("127.")}
     if not here:
-        mend = "torchrun would wait for another machine: --rdzv_conf is_host=1 on the first node, is_host=0 elsewhere"
-        return Check("hostname", "fail", f"{name} is {', '.join(sorted(found))}, none of which is here", mend)
+        fix = "torchrun would wait for another machine: --rdzv_conf is_host=1 on the first node, is_host=0 elsewhere"
+        return Check("hostname", "fail", f"{name} is {', '.join(sorted(found))}, none of which is here", fix)
     if all(address.startswith("127.") or address == "::1" for address in here):
-        mend = "fine on one machine; on several set GLOO_SOCKET_IFNAME, and --rdzv_conf is_host=1 on the first"
-        return Check("hostname", "note", f"{name} is {', '.join(sorted(here))}, which others cannot reach", mend)
+        fix = "fine on one machine; on several set GLOO_SOCKET_IFNAME, and --rdzv_conf is_host=1 on the first"
+        return Check("hostname", "note", f"{name} is {', '.join(sorted(here))}, which others cannot reach", fix)
     return Check("hostname", "ok", f"{name} is {', '.join(sorted(here))}")
 
 
@@ -262,14 +220,14 @@ def slurm(environ: Mapping[str, str]) -> Check:
     job = environ.get("SLURM_JOB_ID")
     if job is None:
         here = shutil.which("sbatch") is not None
-        mend = "train inside a job, not on a login node: hrm-hf slurm --help" if here else ""
-        return Check("Slurm", "note" if here else "ok", "not inside a job" if here else "not used here", mend)
+        fix = "train inside a job, not on a login node: hrm-hf slurm --help" if here else ""
+        return Check("Slurm", "note" if here else "ok", "not inside a job" if here else "not used here", fix)
     known = ("NNODES", "NTASKS", "CPUS_PER_TASK", "GPUS_ON_NODE", "JOB_PARTITION", "RESTART_COUNT")
     found = {name: environ[f"SLURM_{name}"] for name in known if f"SLURM_{name}" in environ}
     text = f"job {job}: " + ", ".join(f"{name.lower()} {value}" for name, value in found.items())
     if int(found.get("NNODES", "1")) > 1 and shutil.which("scontrol") is None:
-        mend = "the address of the first node comes from `scontrol show hostnames`: put Slurm's programs on PATH"
-        return Check("Slurm", "fail", f"{text}; scontrol is not here", mend)
+        fix = "the address of the first node comes from `scontrol show hostnames`: put Slurm's programs on PATH"
+        return Check("Slurm", "fail", f"{text}; scontrol is not here", fix)
     return Check("Slurm", "ok", text)
 
 
@@ -277,51 +235,42 @@ def compiler() -> Check:
     """Whether torch.compile would find what it needs."""
     from ..trainer import validate_compiler
 
-    mend = "DISABLE_COMPILE=1 (pretrain.py), --torch_compile false (others), or install it"
-    if torch.cuda.is_available():
-        from importlib.util import find_spec
-
-        missing = [] if find_spec("triton") else ["triton"]
-        missing += [] if any(map(shutil.which, (os.environ.get("CC", "cc"), "gcc", "clang"))) else ["a C compiler"]
-        return Check("torch.compile", "note", f"lacks {' and '.join(missing)}", mend) if missing else _compiles("GPU")
+    fix = "DISABLE_COMPILE=1 (pretrain.py), --torch_compile false (others), or install it"
+    if torch.cuda.is_available() and not find_spec("triton"):
+        return Check("torch.compile", "note", "lacks triton", fix)
     try:
         validate_compiler(torch.device("cpu"))
     except RuntimeError:
-        return Check("torch.compile", "note", "lacks a C++ compiler (g++)", mend)
-    return _compiles("CPU")
+        return Check("torch.compile", "note", "lacks a C++ compiler (g++)", fix)
+    return Check("torch.compile", "ok", "has a compiler")
 
 
 def threads(processes: int, environ: Mapping[str, str]) -> Check:
     """OMP_NUM_THREADS of all processes against the cores they may use."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     value, share = environ.get("OMP_NUM_THREADS"), max(1, cores // processes)
-    mend = f"export OMP_NUM_THREADS={share}"
+    fix = f"export OMP_NUM_THREADS={share}"
     if value is None:
         text = f"not set: each of {processes} processes takes {cores} cores (torchrun: 1)"
-        return Check("OMP_NUM_THREADS", "note" if processes > 1 else "ok", text, mend if processes > 1 else "")
+        return Check("OMP_NUM_THREADS", "note" if processes > 1 else "ok", text, fix if processes > 1 else "")
     if not value.isdigit() or int(value) < 1:
-        return Check("OMP_NUM_THREADS", "fail", f"{value!r} is no number of threads", mend)
+        return Check("OMP_NUM_THREADS", "fail", f"{value!r} is no number of threads", fix)
     text = f"{value} x {processes} processes on {cores} cores"
     over = int(value) * processes > cores
-    return Check("OMP_NUM_THREADS", "note" if over else "ok", text, mend if over else "")
+    return Check("OMP_NUM_THREADS", "note" if over else "ok", text, fix if over else "")
 
 
-def _compiles(where: str) -> Check:
-    return Check("torch.compile", "ok", f"has a compiler for the {where}")
-
-
-def _nvidia_smi() -> list[dict[str, str]]:
-    """Index, driver and compute mode of every GPU the driver sees; none where there is no driver."""
+def _driver() -> str | None:
+    """Version of the GPUs' driver, None if nvidia-smi finds no GPU."""
     program = shutil.which("nvidia-smi")
     if program is None:
-        return []
-    query = [program, "--query-gpu=index,driver_version,compute_mode", "--format=csv,noheader"]
+        return None
+    query = [program, "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         answer = subprocess.run(query, capture_output=True, text=True, timeout=30)
     except subprocess.TimeoutExpired:
-        return []  # a driver that hangs is found by the all-reduce
-    rows = [line.split(", ") for line in answer.stdout.splitlines()] if answer.returncode == 0 else []
-    return [dict(zip(("index", "driver", "mode"), row)) for row in rows if len(row) == 3]
+        return None  # a driver that hangs is found by the all-reduce
+    return (answer.stdout.split() or [None])[0] if answer.returncode == 0 else None
 
 
 def _all_reduce(backend: str, processes: int, timeout: float, environ: Mapping[str, str]) -> Check:
@@ -352,20 +301,11 @@ def _all_reduce(backend: str, processes: int, timeout: float, environ: Mapping[s
     said = [rank.communicate()[1] for rank in ranks]
     count = counted(processes, "process", "processes")
     if late and not failed:
-        mend = f"try {backend.upper()}_SOCKET_IFNAME=lo, and look for a firewall; on a slow machine --timeout"
-        return Check(backend, "fail", f"{count} did not meet in {timeout:g} s", mend)
+        fix = f"try {backend.upper()}_SOCKET_IFNAME=lo, and look for a firewall; on a slow machine --timeout"
+        return Check(backend, "fail", f"{count} did not meet in {timeout:g} s", fix)
     if failed:
         text = said[ranks.index(failed[0])]
         lines = [line.strip() for line in text.splitlines() if "Error" in line] or ["no message"]
-        mend = f"see {backend.upper()}_SOCKET_IFNAME and hostname below; {backend.upper()}_DEBUG=INFO says more"
-        return Check(backend, "fail", f"{count}: {lines[-1][:200]}", mend)
+        fix = f"see {backend.upper()}_SOCKET_IFNAME and hostname below; {backend.upper()}_DEBUG=INFO says more"
+        return Check(backend, "fail", f"{count}: {lines[-1][:200]}", fix)
     return Check(backend, "ok", f"{count} added their numbers")
-
-
-def _interfaces_of_hostname(addresses: Mapping[str, list[str]]) -> list[str]:
-    """Gloo listens at the address that the hostname stands for."""
-    try:
-        own = {entry[4][0] for entry in socket.getaddrinfo(socket.gethostname(), None)}
-    except OSError:
-        return []
-    return [name for name, found in addresses.items() if own & set(found)]

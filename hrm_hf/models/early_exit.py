@@ -28,6 +28,7 @@ Reasoning via Looped Language Models" (Ouro: the exit rule "cdf", loss gain); Ge
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -57,13 +58,13 @@ class SegmentState:
 
 
 class ExitCriterion:
-    """Halts tokens by their states; a class below has `check` of a `SegmentState`, bool [B, T].
+    """Halts tokens by their states; each class below has `check` of a `SegmentState`, bool [B, T].
 
     Attributes:
         default_threshold: None for a criterion that has no threshold.
-        highest_threshold: largest that means anything.
-        learned: it asks the halting head, which training teaches.
-        of_distributions: it compares next-token distributions, for which it needs the logits of every segment.
+        highest_threshold: largest value that has a meaning.
+        learned: whether it reads the halting head, which training teaches.
+        of_distributions: whether it reads the logits of every segment.
 
     Args:
         threshold: the default if not given.
@@ -78,9 +79,20 @@ class ExitCriterion:
     def __init__(self, threshold: float | None = None, margin: float = 0.0):
         self.threshold = self.default_threshold if threshold is None else threshold
         self.margin = margin
+        self.last: torch.Tensor | None = None
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        raise NotImplementedError
+        """bool [B, T], tokens that halt; here none."""
+        return torch.zeros(state.hidden.shape[:-1], dtype=torch.bool, device=state.hidden.device)
+
+    def since_last(self, value: torch.Tensor) -> torch.Tensor | None:
+        """The value [B, T, ...] of the segment before, None at first; `value` is kept for the next segment."""
+        last, self.last = self.last, value
+        return last
+
+
+class FixedExit(ExitCriterion):
+    """Never halts: every token gets all segments."""
 
 
 class QExit(ExitCriterion):
@@ -89,7 +101,6 @@ class QExit(ExitCriterion):
     learned = True
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         return state.q_logits[..., 0] - state.q_logits[..., 1] > self.margin
 
 
@@ -102,7 +113,6 @@ class CdfExit(ExitCriterion):
     remaining: torch.Tensor | float = 1.0
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         self.remaining = self.remaining * torch.sigmoid(state.q_logits[..., 1] - state.q_logits[..., 0])
         return 1 - self.remaining >= self.threshold
 
@@ -113,25 +123,21 @@ class LatentDiffExit(ExitCriterion):
     default_threshold = 0.03
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         return relative_change(state.hidden, state.previous) < self.threshold
 
 
 class SecondDiffExit(ExitCriterion):
-    """Halts where the last two changes of the state differ by less than a share of its norm: it still moves, but as it
-    did before. Known from the third segment on."""
+    """Halts where the last two changes of the state differ by less than a share of its norm; from segment 3 on."""
 
     default_threshold = 0.05
-    last: torch.Tensor | None = None
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         if state.previous is None:
-            return _nowhere(state.hidden)
+            return super().check(state)
         change = state.hidden - state.previous
-        last, self.last = self.last, change
+        last = self.since_last(change)
         if last is None:
-            return _nowhere(state.hidden)
+            return super().check(state)
         return (change - last).norm(dim=-1) < self.threshold * state.hidden.norm(dim=-1)
 
 
@@ -140,15 +146,11 @@ class KlExit(ExitCriterion):
 
     default_threshold = 1e-3
     of_distributions = True
-    last: torch.Tensor | None = None
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         now = state.logits(state.hidden).float().log_softmax(-1)
-        last, self.last = self.last, now
-        if last is None:
-            return _nowhere(state.hidden)
-        return (now.exp() * (now - last)).sum(-1) < self.threshold
+        last = self.since_last(now)
+        return super().check(state) if last is None else (now.exp() * (now - last)).sum(-1) < self.threshold
 
 
 class EntropyDiffExit(ExitCriterion):
@@ -156,16 +158,12 @@ class EntropyDiffExit(ExitCriterion):
 
     default_threshold = 1e-3
     of_distributions = True
-    last: torch.Tensor | None = None
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         log_p = state.logits(state.hidden).float().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
-        last, self.last = self.last, entropy
-        if last is None:
-            return _nowhere(state.hidden)
-        return (entropy - last).abs() < self.threshold
+        last = self.since_last(entropy)
+        return super().check(state) if last is None else (entropy - last).abs() < self.threshold
 
 
 class ConfidenceExit(ExitCriterion):
@@ -176,16 +174,7 @@ class ConfidenceExit(ExitCriterion):
     of_distributions = True
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         return state.logits(state.hidden).float().softmax(-1).amax(-1) >= self.threshold
-
-
-class FixedExit(ExitCriterion):
-    """Never halts: every token gets all segments."""
-
-    def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
-        return _nowhere(state.hidden)
 
 
 class DrawnExit:
@@ -199,7 +188,6 @@ class DrawnExit:
         self.segments, self.done = segments, 0
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T]"""
         self.done += 1
         return self.segments <= self.done
 
@@ -228,10 +216,6 @@ def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torc
     if previous is None:
         return torch.full_like(hidden[..., 0], torch.inf)
     return (hidden - previous).norm(dim=-1) / hidden.norm(dim=-1)
-
-
-def _nowhere(hidden: torch.Tensor) -> torch.Tensor:
-    return torch.zeros(hidden.shape[:-1], dtype=torch.bool, device=hidden.device)
 
 
 def segment_losses(
@@ -360,11 +344,12 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
     return (p * (log_p - (prior / prior.sum()).log())).sum(1)
 
 
-class _TokenLosses:
+class _TokenLosses(NamedTuple):
     """Per token [n]: `nll` without smoothing, `loss` with it, and whether the likeliest token is the `correct` one."""
 
-    def __init__(self, nll: torch.Tensor, loss: torch.Tensor, correct: torch.Tensor):
-        self.nll, self.loss, self.correct = nll, loss, correct
+    nll: torch.Tensor
+    loss: torch.Tensor
+    correct: torch.Tensor
 
 
 def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor | None = None) -> _TokenLosses:

@@ -211,6 +211,16 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             return self.hc_head(streams)
         return streams.mean(dim=-2) if self.config.mhc_reduce == "mean" else streams.sum(dim=-2)
 
+    def causal_mask(self, x: torch.Tensor, attention_mask, past_key_values: Cache | None, position_ids):
+        """The mask of transformers for embeddings x [B, S, C]."""
+        return create_causal_mask(
+            config=self.config,
+            inputs_embeds=x,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
+
     @merge_with_config_defaults
     @capture_outputs
     def forward(
@@ -234,26 +244,17 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
 
-        causal_mask = create_causal_mask(
-            config=self.config,
-            inputs_embeds=inputs_embeds,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
-        position_embeddings = self.rotary_emb(inputs_embeds, position_ids=position_ids)
-
+        passes = {
+            "attention_mask": self.causal_mask(inputs_embeds, attention_mask, past_key_values, position_ids),
+            "position_embeddings": self.rotary_emb(inputs_embeds, position_ids=position_ids),
+            "position_ids": position_ids,
+            "use_cache": use_cache,
+            **kwargs,
+        }
         streams = self.expand(inputs_embeds)
         for slot, layer in enumerate(self.config.layer_order):
-            streams = self.layers[layer](
-                streams,
-                attention_mask=causal_mask,
-                position_embeddings=position_embeddings,
-                position_ids=position_ids,
-                past_key_values=past_key_values if slot == layer else layer_cache_view(past_key_values, slot),
-                use_cache=use_cache,
-                **kwargs,
-            )
+            key_values = past_key_values if slot == layer else layer_cache_view(past_key_values, slot)
+            streams = self.layers[layer](streams, past_key_values=key_values, **passes)
         return RlmMhcModelOutput(last_hidden_state=self.norm(self.reduce(streams)), past_key_values=past_key_values)
 
 

@@ -11,16 +11,36 @@ LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared":
 
 
 @dataclass
-class LmDataArguments:
-    """Which text, and how it becomes rows of tokens. Sources are described in `text/sources.py`."""
+class AnswerDataArguments:
+    """Which rows a model is trained on. Prompts and answers are described in `text/answers.py`."""
 
     train_data: list[str] = field(
         default_factory=list,
-        metadata={"help": "Text: .jsonl, .txt, .parquet, .gz, folders, or OWNER/NAME:CONFIG of the Hub; with commas."},
+        metadata={"help": "Data to train on: files, folders, or OWNER/NAME:CONFIG of the Hub; with commas."},
     )
-    eval_data: list[str] = field(default_factory=list, metadata={"help": "Validation text, as --train_data."})
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out data, as --train_data."})
     train_split: str = field(default="train", metadata={"help": "Split of Hub data sets to train on."})
     eval_split: str = field(default="validation", metadata={"help": "Split of Hub data sets in --eval_data."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first documents only."})
+    max_eval_samples: int | None = field(
+        default=None, metadata={"help": "Evaluate on the first documents only; of a stream, hold them out."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
+    )
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
+        for name in ("max_train_samples", "max_eval_samples"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+
+
+@dataclass
+class LmDataArguments(AnswerDataArguments):
+    """Which text, and how it becomes rows of tokens: .jsonl, .txt, .parquet, .gz or folders, see `text/sources.py`."""
+
     validation_split_percentage: float = field(
         default=5.0, metadata={"help": "Without --eval_data: share of each source's end that is held out; 0 for none."}
     )
@@ -46,15 +66,8 @@ class LmDataArguments:
     near_duplicate_threshold: float = field(
         default=0.8, metadata={"help": "Similarity (Jaccard, five-word sequences) from which documents are the same."}
     )
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first documents only."})
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Validate on the first documents only; of a stream, hold them out."}
-    )
     streaming: bool = field(default=False, metadata={"help": "Read training data while training; needs --max_steps."})
     shuffle_buffer: int = field(default=1000, metadata={"help": "Rows among which a stream is shuffled; 0 for none."})
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
-    )
     block_size: int = field(default=1024, metadata={"help": "Tokens of a row."})
     chunk_overlap: int = field(default=0, metadata={"help": "Tokens that a row repeats from the last, as context."})
     drop_last_block: bool = field(default=False, metadata={"help": "Leave out the last row if it is not full."})
@@ -62,12 +75,11 @@ class LmDataArguments:
         default=False, metadata={"help": "Documents in one row do not see each other (models with position_ids)."}
     )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
-    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
     prompt: str | None = field(default=None, metadata={"help": "Continue this text at the end of the run."})
     prompt_new_tokens: int = field(default=200, metadata={"help": "Tokens of that continuation."})
 
     def __post_init__(self):
-        self.train_data, self.eval_data = (split_names(values) for values in (self.train_data, self.eval_data))
+        super().__post_init__()
         self.mix_probabilities = [float(value) for value in split_names(self.mix_probabilities)]
         self._validate_choices()
         self._validate_mixing()
@@ -105,8 +117,7 @@ class LmDataArguments:
             raise ValueError(f"validation_split_percentage={self.validation_split_percentage} is outside 0..100")
         if not 0 < self.near_duplicate_threshold <= 1:
             raise ValueError(f"near_duplicate_threshold={self.near_duplicate_threshold} is outside 0..1")
-        counts = ("block_size", "max_train_samples", "max_eval_samples", "max_text_length", "prompt_new_tokens")
-        for name in counts:
+        for name in ("block_size", "max_text_length", "prompt_new_tokens"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.chunk_overlap < self.block_size:
@@ -117,31 +128,6 @@ class LmDataArguments:
             raise ValueError(
                 f"min_text_length={self.min_text_length} is above max_text_length={self.max_text_length}: nothing fits"
             )
-
-
-@dataclass
-class AnswerDataArguments:
-    """Which prompts and answers a model is taught by. See `data/answers.py`."""
-
-    train_data: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Rows to train on: .jsonl (also .gz), .parquet, folders, or OWNER/NAME:CONFIG of the Hub."},
-    )
-    eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out rows, as --train_data."})
-    train_split: str = field(default="train", metadata={"help": "Split of Hub data sets to train on."})
-    eval_split: str = field(default="validation", metadata={"help": "Split of Hub data sets in --eval_data."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first rows only."})
-    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first rows only."})
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
-    )
-    data_cache_dir: str | None = field(default=None, metadata={"help": "Where data of the Hub are kept."})
-
-    def __post_init__(self):
-        self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
-        for name in ("max_train_samples", "max_eval_samples"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
 
 
 @dataclass

@@ -1,14 +1,11 @@
 """`hrm-hf preflight`: each check on a machine that has the fault, and on this one.
 
-Referees: a socket that listens, /proc (which takes no files), real processes that meet or cannot, a file system that
-is full where this user may mount one.
+Referees: a socket that listens, /proc (which takes no files), real processes that meet or cannot.
 """
 
 import json
 import os
-import shutil
 import socket
-import subprocess
 from pathlib import Path
 
 import psutil
@@ -24,7 +21,6 @@ from hrm_hf.launch.preflight import (
     gpus,
     hostname,
     interfaces,
-    nccl_interfaces,
     output_folder,
     port_check,
     slurm,
@@ -33,7 +29,6 @@ from hrm_hf.launch.preflight import (
 )
 
 
-UP = ["lo", "eth0", "eth1", "ib0", "docker0"]
 LOOPBACK = next(name for name, state in psutil.net_if_stats().items() if name.startswith("lo") and state.isup)
 
 
@@ -48,10 +43,10 @@ def test_the_command_prints_a_table_and_ends_with_0_where_all_is_well(tmp_path, 
     assert result.exit_code == 0 and checks["ready"], result.output
     names = {check["name"] for check in checks["checks"]}
     assert {"torch", "accelerate", "gloo", "nccl", "port", "disk", "hostname", "torch.compile"} <= names
-    assert all(check["mend"] for check in checks["checks"] if check["status"] == "fail")
+    assert all(check["fix"] for check in checks["checks"] if check["status"] == "fail")
 
 
-def test_a_failure_ends_with_1_and_its_mend_is_below_it(tmp_path, monkeypatch):
+def test_a_failure_ends_with_1_and_its_fix_is_below_it(tmp_path, monkeypatch):
     monkeypatch.setattr(preflight, "_all_reduce", lambda *args: Check("gloo", "ok", "tried below"))
     with socket.socket() as taken:
         taken.bind(("", 0))
@@ -71,7 +66,7 @@ def test_two_processes_really_meet_and_add_their_numbers():
 
 def test_processes_that_cannot_meet_are_a_failure_and_no_hang():
     check = named(backends(2, 60, {**os.environ, "GLOO_SOCKET_IFNAME": "nosuch0"}), "gloo")
-    assert check.status == "fail" and "nosuch0" in check.found and "GLOO_SOCKET_IFNAME" in check.mend
+    assert check.status == "fail" and "nosuch0" in check.found and "GLOO_SOCKET_IFNAME" in check.fix
 
 
 def test_a_process_that_never_comes_is_a_failure_when_time_is_up(monkeypatch):
@@ -92,38 +87,17 @@ def test_a_taken_port_fails_if_it_was_asked_for_and_is_a_note_if_not(monkeypatch
 
 
 @pytest.mark.parametrize("variable", ["NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"])
-def test_an_interface_that_is_not_here_is_a_failure_that_lists_those_that_are(variable):
+def test_a_missing_interface_is_a_failure_that_lists_the_others(variable):
     check = named(interfaces({variable: "nosuch0"}), variable)
-    assert (check.status, check.found) == ("fail", "nosuch0 is not here") and LOOPBACK in check.mend
+    assert check.status == "fail" and "nosuch0" in check.found and LOOPBACK in check.fix
     assert named(interfaces({variable: LOOPBACK}), variable).status == "ok"
-    assert "would take" in named(interfaces({}), variable).found
-
-
-@pytest.mark.parametrize(
-    "value, taken",
-    [
-        ("eth", ["eth0", "eth1"]),
-        ("=eth0", ["eth0"]),
-        ("=eth", []),
-        ("eth1,ib", ["eth1", "ib0"]),
-        ("^docker,lo", ["eth0", "eth1", "ib0"]),
-        ("^=eth0", ["lo", "eth1", "ib0", "docker0"]),
-        (None, ["ib0"]),
-    ],
-)
-def test_nccl_takes_the_interfaces_its_guide_says(value, taken):
-    assert nccl_interfaces(value, UP) == taken
-
-
-def test_nccl_takes_loopback_only_where_there_is_nothing_else():
-    assert nccl_interfaces(None, ["lo"]) == ["lo"]
-    assert nccl_interfaces(None, ["lo", "docker0"]) == ["docker0"]
-    assert nccl_interfaces(None, ["lo", "docker0", "hsn0"]) == ["hsn0"]
+    assert named(interfaces({variable: "^nosuch"}), variable).status == "ok"
+    assert named(interfaces({}), variable).status == "note"
 
 
 def test_a_folder_that_takes_no_files_is_a_failure():
     (check,) = output_folder(Path("/proc/nowhere/runs"))  # not even for root
-    assert check.status == "fail" and "cannot write into /proc" in check.found and "--out" in check.mend
+    assert check.status == "fail" and "cannot write into /proc" in check.found and "--out" in check.fix
 
 
 def test_a_file_in_the_place_of_the_folder_is_a_failure(tmp_path):
@@ -134,28 +108,11 @@ def test_a_file_in_the_place_of_the_folder_is_a_failure(tmp_path):
 def test_too_little_room_is_a_failure_and_nothing_is_left_behind(tmp_path):
     assert {check.status for check in output_folder(tmp_path / "new", 1)} == {"ok"}
     check = named(output_folder(tmp_path, 2**62), "disk")
-    assert check.status == "fail" and "--free" in check.mend
+    assert check.status == "fail" and "--free" in check.fix
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.external
-@pytest.mark.parametrize("options, message", [("size=64k", "No space left"), ("size=64k,ro", "Read-only")])
-def test_a_full_and_a_read_only_file_system_are_failures(tmp_path, options, message):
-    if shutil.which("mount") is None:
-        pytest.skip("there is no mount")
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", options, "tmpfs", tmp_path], capture_output=True, text=True
-    )
-    if mounted.returncode:
-        pytest.skip(f"this user may not mount: {mounted.stderr.strip()}")
-    try:
-        (check,) = output_folder(tmp_path / "runs")
-    finally:
-        subprocess.run(["umount", tmp_path], check=True)
-    assert check.status == "fail" and message in check.found
-
-
-def test_a_missing_or_old_package_is_a_failure_with_the_command_that_mends_it(monkeypatch):
+def test_a_missing_or_old_package_is_a_failure_with_the_command_that_fixs_it(monkeypatch):
     needed = ["torch>=999", "no-such-package>=1.5", "numpy>=1", "wandb; extra == 'wandb'"]
     monkeypatch.setattr(preflight.metadata, "requires", lambda name: needed)
     torch_, missing, numpy = versions()
@@ -165,16 +122,12 @@ def test_a_missing_or_old_package_is_a_failure_with_the_command_that_mends_it(mo
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_no_gpu_is_a_note_unless_one_is_required(monkeypatch):
-    monkeypatch.setattr(preflight, "_nvidia_smi", list)
+def test_no_gpu_is_a_note_unless_one_is_required_or_the_driver_sees_one(monkeypatch):
+    monkeypatch.setattr(preflight, "_driver", lambda: None)
     assert gpus()[0].status == "note"
     assert gpus(required=True)[0].status == "fail"
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_gpus_that_the_driver_sees_and_torch_does_not_are_a_failure(monkeypatch):
-    monkeypatch.setattr(preflight, "_nvidia_smi", lambda: [{"index": "0", "driver": "550.1", "mode": "Default"}])
-    assert gpus()[0].status == "fail" and "CUDA build" in gpus()[0].mend
+    monkeypatch.setattr(preflight, "_driver", lambda: "550.1")
+    assert gpus()[0].status == "fail" and "CUDA build" in gpus()[0].fix
 
 
 def test_a_hostname_that_leads_nowhere_or_elsewhere_is_a_failure(monkeypatch):
@@ -182,7 +135,7 @@ def test_a_hostname_that_leads_nowhere_or_elsewhere_is_a_failure(monkeypatch):
     assert "does not resolve" in hostname().found
     elsewhere = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("198.51.100.7", 0))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args: elsewhere)
-    assert hostname().status == "fail" and "is_host=1" in hostname().mend
+    assert hostname().status == "fail" and "is_host=1" in hostname().fix
 
 
 def test_threads_are_counted_over_processes():
@@ -190,7 +143,7 @@ def test_threads_are_counted_over_processes():
     assert threads(2, {"OMP_NUM_THREADS": str(cores)}).status == "note"
     assert threads(1, {"OMP_NUM_THREADS": str(cores)}).status == "ok"
     assert threads(1, {"OMP_NUM_THREADS": "many"}).status == "fail"
-    assert threads(2, {}).mend.startswith("export OMP_NUM_THREADS=")
+    assert threads(2, {}).fix.startswith("export OMP_NUM_THREADS=")
 
 
 def test_inside_a_job_its_shape_is_told():

@@ -11,7 +11,6 @@ import torch
 from transformers import DynamicCache, LlamaConfig, LlamaForCausalLM, StaticCache
 
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
-from hrm_hf.models.growing_cache import let_grow_in_place
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, TOKEN_IDS
 from hrm_hf.trainer.recipes import library_versions
@@ -86,8 +85,6 @@ def decoder(model, opener: str, arguments: dict, batch_size: int, compiled: bool
         step = torch.compile(model.__call__, fullgraph=True, dynamic=False)
     else:
         cache, step = DynamicCache(config=model.config), model
-        if isinstance(model, HrmGoCoderForCausalLM):
-            let_grow_in_place(cache)  # as `generate` does
     first = model(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1, **arguments).logits
 
     def decode() -> None:

@@ -26,7 +26,6 @@ from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
-from .growing_cache import let_grow_in_place
 from .logits_process_hrm_go_coder import repetition_guards
 from .processing_hrm_go_coder import BOS, EOS, INTENTS, PAD, SPECIAL_TOKENS, TARGET_KINDS, TOKEN_IDS
 from .row_limits import RowLimits, generate_rows, is_interruptible
@@ -282,13 +281,6 @@ class GoCoderGenerationMixin(GenerationMixin):
                 [RowLimits([longest + limit for limit in limits]), *given]
             )
         return generate(ids, settings, attention_mask=mask, **kwargs)
-
-    def _prepare_cache_for_generation(self, generation_config, model_kwargs: dict[str, Any], *args, **kwargs) -> None:
-        """As in transformers; a cache that is made here and grows does so in place."""
-        given = model_kwargs.get("past_key_values")
-        super()._prepare_cache_for_generation(generation_config, model_kwargs, *args, **kwargs)
-        if given is None:
-            let_grow_in_place(model_kwargs.get("past_key_values"))
 
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
         """As in transformers, in few lengths: a compiled step is one of a length, and plan and code each need one.

@@ -1,25 +1,14 @@
-"""Parts that every architecture shares beside its arithmetic.
-
-- `PresetsMixin`: named configurations, as data at the end of a config class.
-- `CheckpointCodeMixin`: a checkpoint carries its code and names every head of its architecture, not only the one that
-  was saved; it goes to the Hub with a card of ours where it would get the library's empty one. `device` is right for
-  weights that accelerate keeps elsewhere.
-- `validate_call`: a forward that hands keyword arguments on refuses those that nothing reads.
-- `OwnModelMixin`: transformers' generic heads on models that came with a checkpoint.
-- `uncompiled`: a block or function in which nothing is compiled.
-- `ConvolutionsMixin`: refuses to quantize where there is nothing to quantize.
-- `Float32Buffers`, `Float32Linear`: modules that compute in float32 inside a model that was cast to half precision.
-- `repair_4bit_layers`, `dequantize_weight`: 4-bit weights of bitsandbytes on the CPU, right for every width, and
-  trained through after an evaluation.
+"""Parts that every architecture shares beside its arithmetic: presets, checkpoints that carry their code, checks of
+calls, modules that stay in float32, and 4-bit weights on the CPU.
 
 bitsandbytes 0.50 has three faults on the CPU, found by measurement; its GPU code has none of them.
 
-- Where the inputs of a linear layer are no multiple of the block (64), weights come back wrong: a relative error of
-  0.2 to 0.6 instead of 0.09, without a word. The values are packed in blocks that run on over the ends of rows; the
-  CPU's kernel begins a new block in each. Read as one long row they are right.
+- Where the inputs of a linear layer are no multiple of the block (64), weights come back with a relative error of 0.2
+  to 0.6 instead of 0.09, without a message: the CPU's kernel begins a new block in each row. Read as one long row the
+  values are right.
 - On CPUs with AVX512-BF16, the first call in eval mode repacks weights for a bfloat16 product, which fails for inputs
   that are no multiple of 64 and outputs that are no multiple of 32;
-- and a layer that is repacked passes no gradient on when training goes on.
+- and a repacked layer passes no gradient on when training continues.
 """
 
 import difflib

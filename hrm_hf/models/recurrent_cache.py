@@ -16,7 +16,6 @@ segment, and later tokens that think longer read those. The cache itself is tran
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
@@ -61,19 +60,6 @@ class OnceCache:
         return write_slot(self.cache, self.written, key, value, self.first_slot + visit, "per_segment")
 
 
-class Layout(NamedTuple):
-    """Fields of a config that visits ask for, looked up once a forward: each takes a config a microsecond."""
-
-    detach_between_segments: bool
-    halt_max_steps: int
-    kv_layout: str
-    L_cycles: int
-    num_h_layers: int
-    num_l_layers: int
-    prelude_layers: int
-    segment_visits: int
-
-
 class RecurrentCache:
     """The keys and values of one segment of one forward.
 
@@ -93,7 +79,7 @@ class RecurrentCache:
         before: "RecurrentCache | None",
         held_for: int,
     ):
-        self.config = Layout(*[getattr(config, name) for name in Layout._fields]) if before is None else before.config
+        self.config = config
         self.cache = cache
         self.active = None if active is None else active[:, None, :, None]
         self.before = before

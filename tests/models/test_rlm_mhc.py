@@ -1,9 +1,6 @@
 """RLM-mHC models: referees are transformers' Llama, the same model run another way, and algebra."""
 
 import copy
-import os
-import subprocess
-import sys
 
 import pytest
 import tiny_mhc
@@ -62,9 +59,9 @@ def test_rope_theta_is_accepted():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"mhc_res_mode": "log"}, "mhc_res_mode='log' is not one of"),
-        ({"mhc_reduce": "max"}, "mhc_reduce='max' is not one of"),
-        ({"mhc_flows": 0}, "mhc_flows=0; expected a whole number from 1"),
+        ({"mhc_res_mode": "log"}, "mhc_res_mode.*log"),
+        ({"mhc_reduce": "max"}, "mhc_reduce.*max"),
+        ({"mhc_flows": 0}, "mhc_flows=0"),
         ({"mhc_flows": 5, "mhc_res_mode": "birkhoff"}, "at most 4 streams"),
         ({"num_loops": 2, "loop_start": 1, "loop_end": 1}, "loop_start < loop_end"),
         ({"hidden_dim": 30}, "not a multiple"),
@@ -303,45 +300,6 @@ def test_a_bfloat16_model_keeps_its_sites_in_float32_through_saving(tmp_path):
         if "_hc." in name:
             assert torch.equal(parameter, loaded.get_parameter(name))
     assert loaded(tiny_mhc.ids()).logits.dtype == torch.bfloat16
-
-
-REMOTE_SCRIPT = """
-import sys
-sys.modules["hrm_hf"] = None
-import torch
-from transformers import AutoModel, AutoModelForCausalLM
-
-folder = sys.argv[1]
-expected = torch.load(folder + "/expected.pt", weights_only=True)
-for source in (folder, folder + "/again"):
-    model = AutoModelForCausalLM.from_pretrained(source, trust_remote_code=True)
-    assert type(model).__module__.startswith("transformers_modules"), type(model)
-    with torch.no_grad():
-        torch.testing.assert_close(model(expected["ids"]).logits, expected["logits"])
-    assert len(model.get_mhc_metrics()) == 2
-    assert torch.equal(model.generate(expected["ids"], max_new_tokens=3, do_sample=False), expected["generated"])
-    AutoModel.from_pretrained(source, trust_remote_code=True)
-    model.save_pretrained(folder + "/again")
-print("loaded twice")
-"""
-
-
-@pytest.mark.slow  # tests/hub/test_hub_round_trip.py loads every architecture so
-def test_a_process_without_the_package_loads_generates_and_saves(tmp_path):
-    model, ids = tiny_mhc.model(), tiny_mhc.ids()
-    model.save_pretrained(tmp_path / "model")
-    with torch.no_grad():
-        expected = {"ids": ids, "logits": model(ids).logits}
-    expected["generated"] = model.generate(ids, max_new_tokens=3, do_sample=False)
-    torch.save(expected, tmp_path / "model" / "expected.pt")
-    environment = {**os.environ, "HF_HOME": str(tmp_path / "hf_home"), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    environment.pop("HF_MODULES_CACHE", None)
-    finished = subprocess.run(
-        [sys.executable, "-c", REMOTE_SCRIPT, str(tmp_path / "model")],
-        cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=300,
-    )  # fmt: skip
-    assert finished.returncode == 0, finished.stderr[-3000:]
-    assert finished.stdout.strip().endswith("loaded twice")  # a library may warn there
 
 
 # Metrics

@@ -24,10 +24,8 @@ from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_chec
 from hrm_hf.models.configuration_hrm_lm import LOOP
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
-from hrm_hf.text.callbacks import LM_LOG_FORMAT
 from hrm_hf.text.trainer import CausalLMTrainer, compile_segment, segment_schedule
 from hrm_hf.trainer import NonFiniteError
-from hrm_hf.trainer.callbacks import LogLineCallback
 from hrm_hf.trainer.optim import AdamATan2
 
 
@@ -116,12 +114,6 @@ def test_speed_counts_the_labelled_tokens_after_the_shift(make, monkeypatch):
     assert [steps for _, steps in found] == [1] * 6
 
 
-def test_without_a_gpu_no_memory_is_reported(make):
-    trainer = make(max_steps=1)
-    trainer.train()
-    assert "peak_memory_gib" not in trainer.state.log_history[0] and trainer.state.log_history[0]["tokens_per_second"]
-
-
 def test_label_smoothing_hides_the_training_perplexity_and_not_that_of_the_evaluation(make):
     trainer = make(max_steps=2, label_smoothing_factor=0.1)
     trainer.train()
@@ -171,14 +163,6 @@ def test_an_evaluation_without_labelled_tokens_says_so(make):
     data = Dataset.from_dict({"input_ids": [[1, 2, 3]], "labels": [[-100] * 3]})
     with pytest.raises(ValueError, match="the evaluation data have no labelled token"):
         make(evaluation=data).evaluate()
-
-
-def test_a_metric_function_sees_logits_and_labels(make):
-    trainer = make()
-    trainer.compute_metrics = lambda prediction: {"rows": len(prediction.label_ids)}
-    metrics = trainer.evaluate()
-    assert metrics["eval_rows"] == 10
-    assert metrics["eval_lm_loss"] == pytest.approx(cross_entropy(trainer.model, trainer.eval_dataset), rel=1e-5)
 
 
 def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make):
@@ -333,7 +317,7 @@ def test_the_gate_can_be_trained_alone(make):
 
 @pytest.mark.parametrize("given", [{"depth_warmup_ratio": 0.5}, {"train_gate_only": True}])
 def test_what_is_for_models_with_segments_is_refused_for_others(make, given):
-    with pytest.raises(ValueError, match="LlamaForCausalLM has no segments and no halting gate"):
+    with pytest.raises(ValueError, match=next(iter(given))):
         make("llama", **given)
 
 
@@ -342,37 +326,6 @@ def test_back_prop_depth_grows_to_its_end_within_the_warm_up(make):
     depths = [segment_schedule(make().args, config, step, 1000).bp_steps for step in range(1000)]
     assert depths == sorted(depths) and depths[0] == 2 and set(depths[200:]) == {12}
     assert set(depths) == set(range(2, 13))
-
-
-def test_the_progress_line_shows_the_figures_of_a_language_model(capsys):
-    progress = LogLineCallback(LM_LOG_FORMAT)
-    state = type("State", (), {"is_world_process_zero": True, "global_step": 120})()
-    progress.on_log(None, state, None, {"loss": 3.2, "perplexity": 24.5, "tokens_per_second": 12345.6, "other": 1})
-    progress.on_log(None, state, None, {"eval_lm_loss": 3.0, "eval_perplexity": 20.1, "eval_bits_per_byte": 1.08})
-    train, evaluation = capsys.readouterr().out.splitlines()
-    assert train.startswith("   step    120") and "perplexity     24.50" in train and "12,346 tokens/s" in train
-    assert evaluation.startswith(">> step    120") and "bits per byte 1.0800" in evaluation
-
-
-def test_the_first_step_of_a_compiled_model_is_announced_and_timed(capsys):
-    progress = LogLineCallback(LM_LOG_FORMAT, compiles=True)
-    state = type("State", (), {"is_world_process_zero": True, "global_step": 1, "max_steps": 2})()
-    progress.on_train_begin(None, state, None)
-    progress.on_step_begin(None, state, None)
-    assert capsys.readouterr().out == "Compiling the model: the first step may take a minute.\n"
-    progress.on_step_end(None, state, None)
-    assert capsys.readouterr().out == "Compiled, and made the first step, in 0 s.\n"
-    progress.on_step_begin(None, state, None)
-    progress.on_step_end(None, state, None)
-    assert capsys.readouterr().out == ""  # later steps are as ever
-
-
-@pytest.mark.parametrize("compiles", [False, True])
-def test_a_trainer_announces_compilation_where_there_is_one(make, monkeypatch, compiles):
-    monkeypatch.setattr("hrm_hf.trainer.base.validate_compiler", lambda device: None)
-    trainer = make("llama", torch_compile=compiles, disable_tqdm=False)
-    (progress,) = [one for one in trainer.callback_handler.callbacks if isinstance(one, LogLineCallback)]
-    assert progress.compiles is compiles
 
 
 def test_the_global_batch_is_shared_by_accumulated_batches(tmp_path):

@@ -186,7 +186,7 @@ def test_without_slurm_submitting_says_what_to_do(tmp_path, monkeypatch):
     [
         (["three_gpus"], "single_gpu"),
         (["multi_gpu", "--gpus", "0"], "gpus=0"),
-        (["multi_node", "--nodes", "0"], "0 is not in the range"),
+        (["multi_node", "--nodes", "0"], "--nodes"),
         (["multi_gpu", "--nodes", "2"], "nodes=2"),
         (["single_gpu", "--time", "2h"], "time='2h'"),
         (["single_gpu", "--time", "1:00"], "signal_seconds=300"),

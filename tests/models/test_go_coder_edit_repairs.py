@@ -269,5 +269,3 @@ def test_the_mode_is_the_configs_unless_one_is_given(monkeypatch):
         mend(model, repair_mode=asked, max_refinement_iterations=2)
         assert ("\nreturn a +</VALIDATE>" in prompts[1][0]) == edited, config
         assert prompts[1][0].endswith("<RETRY><CODE>" if edited else f"<RETRY><CODE>{PREFIX}")
-
-

@@ -10,7 +10,6 @@ from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig,
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
-from hrm_hf.models.growing_cache import let_grow_in_place
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM, HrmGoCoderModel
 from hrm_hf.models.processing_hrm_go_coder import PLANNER_OPENERS, TOKEN_IDS, Feedback
 
@@ -317,7 +316,7 @@ def test_cached_tokens_have_the_logits_of_the_full_stream(rows, side, fields, at
     model, batch = tiny_go.model(awake=True, **fields), tiny_go.batch(*rows, side=side)
     model.set_attn_implementation(attention)
     ids, mask = batch.values()
-    found = token_by_token(model, ids, mask, let_grow_in_place(DynamicCache(config=model.config)))
+    found = token_by_token(model, ids, mask, DynamicCache(config=model.config))
     with torch.no_grad():
         expected = model(**batch, use_cache=False).logits
     assert_equal_but_for_rounding(found[mask.bool()], expected[mask.bool()])
@@ -328,7 +327,7 @@ def test_cropped_tokens_leave_nothing_behind():
     model = tiny_go.model(awake=True)
     batch, other = tiny_go.batch(PLANNED.format(4, 9)), tiny_go.batch(REPAIRED)["input_ids"]
     ids, mask = batch.values()
-    cache = let_grow_in_place(DynamicCache(config=model.config))
+    cache = DynamicCache(config=model.config)
     token_by_token(model, ids, mask, cache)
     kept = ids.shape[1] - 12  # back into the plan
     cache.crop(kept - ids.shape[1])

@@ -16,12 +16,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from hrm_hf import RlmMhcForCausalLM
 from hrm_hf.models.hyper_connections import HyperConnection
 from hrm_hf.models.stream_gains import backward_gain, composite_maps, forward_gain, min_column_sum
-from hrm_hf.puzzles.plots import plot_composite_gain
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import make_parser, write_report
 
 
+COLORS = ("#2563a8", "#c2571a", "#4d8b31", "#7a5ba6", "#1f2933")
 STREAMS, WIDTH, TOKENS = 4, 64, 64
 SPREADS = (0.3, 1.0)
 MODES = {"sinkhorn": 1.0, "birkhoff": 1.0, "unconstrained": 0.5}  # factor on the logits
@@ -54,6 +54,35 @@ def main() -> None:
         print(f"mhc composite over {sites} sites, {label:30} {gains}")
     for dtype, difference in differences.items():
         print(f"mhc from_llama, largest logit difference, {dtype:10} {difference:.3g}")
+
+
+def plot_composite_gain(curves: dict[str, list[dict]], path: Path) -> None:
+    """Draws how much signals can have grown after each site of a hyper-connected model.
+
+    Args:
+        curves: by label, the dicts of `get_detailed_mhc_metrics`.
+        path: image to write."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots()
+    for (label, sites), color in zip(curves.items(), COLORS * len(curves)):
+        depth = range(1, len(sites) + 1)
+        axes.plot(depth, [site["composite_forward"] for site in sites], color=color, label=f"{label}, forward")
+        axes.plot(
+            depth,
+            [site["composite_backward"] for site in sites],
+            color=color,
+            linestyle=":",
+            label=f"{label}, backward",
+        )
+    axes.set(yscale="log", xlabel="site (two a layer)", ylabel="composite gain")
+    axes.axhline(1.0, color=COLORS[-1], linewidth=0.6)
+    axes.legend(frameon=False, fontsize="small")
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(path, dpi=100)
 
 
 DTYPES = (torch.float64, torch.float32)

@@ -6,19 +6,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from subprocess import CalledProcessError
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
 
-BadLines = Annotated[
-    Literal["stop", "skip"],
-    typer.Option("--on-bad-line", "--on_bad_line", help="skip: leave broken lines of JSON Lines out."),
-]
 # Options that several commands have.
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
 Device = Annotated[str | None, typer.Option(help="cpu, cuda, mps, ...; the best there is by default.")]
-UpdateCard = Annotated[bool, typer.Option("--update-card", help="Write the results into MODEL/README.md.")]
 WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 
 

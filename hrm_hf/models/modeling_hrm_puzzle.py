@@ -23,8 +23,8 @@ class HrmPuzzleModel(PuzzleReasoner):
         self.L_level = ReasoningLevel(config, config.L_layers)
         self.post_init()
 
-    def reason(self, x, rotary, z_H, z_L, num_queries=None, cycles=None):
-        cycles = cycles or (self.config.H_cycles, self.config.L_cycles)
+    def reason(self, x, rotary, z_H, z_L, num_queries=None):
+        cycles = (self.config.H_cycles, self.config.L_cycles)
         return one_step_gradient(self.H_level, self.L_level, cycles, x, rotary, z_H, z_L, num_queries)
 
 

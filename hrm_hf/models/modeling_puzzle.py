@@ -157,12 +157,10 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         z_H: torch.Tensor,
         z_L: torch.Tensor,
         num_queries: int | None = None,
-        cycles: tuple[int, int] | None = None,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """One ACT step of the latent states, all [B, T, D]: the architecture's cycles and gradient routing.
 
         With `num_queries`, z_H is returned for its first positions only, which spares most of the last block.
-        `cycles`: (H_cycles, L_cycles), those of the config by default.
         """
         raise NotImplementedError
 
@@ -235,8 +233,8 @@ class EquilibriumReasoner(PuzzleReasoner):
         if config.random_initial_states:
             self.H_init = self.L_init = None
 
-    def reason(self, x, rotary, z_H, z_L, num_queries=None, cycles=None):
-        cycles = cycles or (self.config.H_cycles, self.config.L_cycles)
+    def reason(self, x, rotary, z_H, z_L, num_queries=None):
+        cycles = (self.config.H_cycles, self.config.L_cycles)
         return last_cycle_gradient(self._pass, cycles, x, rotary, z_H, z_L, num_queries)
 
     def _pass(self, z, injection, rotary, num_queries=None):
@@ -308,7 +306,6 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         carry: ActCarry | None = None,
         output_hidden_states: bool | None = None,
         output_attentions: bool | None = None,
-        cycles: tuple[int, int] | None = None,
     ) -> PuzzleSolvingOutput:
         """One ACT step.
 
@@ -316,7 +313,6 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent. labels: [B, S], -100 where ignored.
                 Only rows whose slot has halted in `carry` are taken up; the loss is that of the carried data.
             carry: what the previous call returned; None starts every row afresh.
-            cycles: (H_cycles, L_cycles) of this step, those of the config by default.
 
         Raises:
             ValueError: the batch disagrees with the config or with the carry, or attention weights are asked for.
@@ -329,7 +325,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         explores = self.training and self.config.halt_max_steps > 1
         min_steps = self.sample_min_steps(carry) if explores else None
         rows = self.model.puzzle_rows(ids, len(ids))
-        carry, outputs, states = self.act_step(carry, incoming, rows, min_steps, cycles)
+        carry, outputs, states = self.act_step(carry, incoming, rows, min_steps)
         wanted = self.wants_hidden_states(output_hidden_states)
         return PuzzleSolvingOutput(**outputs, carry=carry, hidden_states=states if wanted else None)
 
@@ -339,7 +335,6 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         incoming: dict[str, torch.Tensor],
         puzzle_rows: torch.Tensor | None,
         min_steps: torch.Tensor | None,
-        cycles: tuple[int, int] | None = None,
     ) -> tuple[ActCarry, dict[str, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]:
         """The tensor part of one ACT step, which compiles as one graph: nothing in it depends on values of tensors.
 
@@ -356,7 +351,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         x, rotary = self.model.embed(data["input_ids"], puzzle_rows, self.compute_dtype)
         fresh_H, fresh_L = self.model.fresh_states(x)
         z_H, z_L = replace_rows(carry.halted, fresh_H, carry.z_H), replace_rows(carry.halted, fresh_L, carry.z_L)
-        z_H, z_L = self.model.reason(x, rotary, z_H, z_L, cycles=cycles)
+        z_H, z_L = self.model.reason(x, rotary, z_H, z_L)
         logits = self.read_out(z_H)
         q_halt, q_continue = self.q_values(z_H, logits)
         outputs = {"logits": logits, "q_halt_logits": q_halt, "q_continue_logits": q_continue}
@@ -367,7 +362,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
                 halted &= last | wants_to_halt(q_halt, q_continue if self.has_continue_value else None)
             if self.has_continue_value:
                 with torch.no_grad():
-                    next_H, _ = self.model.reason(x, rotary, z_H, z_L, num_queries=1, cycles=cycles)
+                    next_H, _ = self.model.reason(x, rotary, z_H, z_L, num_queries=1)
                     outputs["target_q_continue"] = continue_target(*self.q_values(next_H), last)
         if "labels" in data:
             outputs |= self._losses_and_metrics(outputs, data["labels"], halted, steps)

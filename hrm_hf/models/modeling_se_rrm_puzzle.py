@@ -143,10 +143,10 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
             return super().initial_states(x)
         return self.H_init.to(x).expand_as(x), x.new_empty((x.shape[0], 0))
 
-    def reason(self, x, rotary, z_H, z_L, num_queries=None, cycles=None):
+    def reason(self, x, rotary, z_H, z_L, num_queries=None):
         if self.config.two_states:  # num_queries counts positions, and these states have symbols first
-            return super().reason(x, rotary, z_H, z_L, cycles=cycles)
-        H_cycles, L_cycles = cycles or (self.config.H_cycles, self.config.L_cycles)
+            return super().reason(x, rotary, z_H, z_L)
+        H_cycles, L_cycles = self.config.H_cycles, self.config.L_cycles
         with torch.no_grad():
             for _ in range((H_cycles - 1) * L_cycles):
                 z_H = self.L_level(z_H, x, rotary)

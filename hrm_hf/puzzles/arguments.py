@@ -67,13 +67,6 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         },
     )
     late_start_max_steps: int = field(default=32, metadata={"help": "Most steps of --late_starts, a power of two."})
-    grow_cycles: float = field(
-        default=0.0,
-        metadata={
-            "help": "Share of the steps over which H_cycles and L_cycles grow to the config's, in three stages from "
-            "a third (0.6: at 30 and 60 percent of the run). Evaluation and saved models have all of them."
-        },
-    )
     drop_unplaced_rows: bool = field(
         default=False, metadata={"help": "As the original: rows offered to busy slots are lost, not kept."}
     )

@@ -1,4 +1,4 @@
-"""The things that change over a run of puzzle training and from row to row: difficulty, late starts, growing cycles.
+"""The things that change over a run of puzzle training and from row to row: difficulty and late starts.
 
 Functions of the progress of a run, 0 to 1, which is its step over its steps, and of positions in the order of training
 (see `dataloader`). They keep no state, so that a resumed run goes on as it would have.
@@ -17,7 +17,6 @@ from .random_symmetries import LATE_START, random_keys
 
 
 FIRST_SHARE = 0.25  # of the rows, those that a run with a difficulty begins with
-CYCLE_STAGES = 3
 
 
 class DifficultyPool:
@@ -69,20 +68,14 @@ class LateStarts:
 
 @torch.no_grad()
 @uncompiled
-def run_ahead(
-    model: Any,
-    carry: ActCarry,
-    steps_ahead: torch.Tensor,
-    batch: dict[str, torch.Tensor],
-    cycles: tuple[int, int] | None = None,
-) -> ActCarry:
+def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dict[str, torch.Tensor]) -> ActCarry:
     """Starts fresh rows some ACT steps late: those steps have no gradient, and are not counted.
 
     Uncompiled, since the number of rows is another each time.
 
     Args:
         steps_ahead: int [B]; 0 leaves a row to the next call of the model, as it does all rows of busy slots.
-        batch, cycles: arguments of the model's forward.
+        batch: arguments of the model's forward.
 
     Returns:
         The carry in which these rows are under way, at 0 steps.
@@ -97,7 +90,7 @@ def run_ahead(
     z_H, z_L = (z.clone() for z in model.model.fresh_states(x))
     for step in range(int(wanted[rows[0]])):
         n = int((wanted > step).sum())  # the first n rows go on
-        z_H[:n], z_L[:n] = model.model.reason(x[:n], rotary, z_H[:n], z_L[:n], cycles=cycles)
+        z_H[:n], z_L[:n] = model.model.reason(x[:n], rotary, z_H[:n], z_L[:n])
     return ActCarry(
         carry.z_H.index_copy(0, rows, z_H),
         carry.z_L.index_copy(0, rows, z_L),
@@ -105,13 +98,3 @@ def run_ahead(
         carry.halted.index_fill(0, rows, False),
         {n: old.index_copy(0, rows, data[n].to(old.dtype)) for n, old in carry.current_data.items()},
     )
-
-
-def cycles_at(config: Any, progress: float, grow: float) -> tuple[int, int]:
-    """H_cycles and L_cycles of a step of training, while they grow to the config's over the share `grow` of the run.
-
-    Three stages, ceil(cycles / 3), ceil(2 cycles / 3) and all of them; the first two take half of `grow` each. TRM's
-    3 and 6 go by (1, 2) and (2, 4); with grow 0.6 it is at 30 and 60 % of the run. After CGAR, arXiv 2511.08653.
-    """
-    stage = CYCLE_STAGES if progress >= grow else 1 + int(progress / grow * (CYCLE_STAGES - 1))
-    return -(-config.H_cycles * stage // CYCLE_STAGES), -(-config.L_cycles * stage // CYCLE_STAGES)

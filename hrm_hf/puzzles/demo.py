@@ -76,6 +76,6 @@ def _exact_accuracy(folder: str) -> float:
 
 def _held_out_board(data: str) -> str:
     from .dataset import load_puzzle_dataset
-    from .sudoku import decode
+    from .sudoku_rules import decode
 
     return decode(load_puzzle_dataset(data, "test")[0]["input_ids"])

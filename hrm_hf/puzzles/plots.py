@@ -233,37 +233,3 @@ def _save_animation(boards: _Boards, path: Path, title: str) -> None:
         frames.append(Image.open(buffer).convert("RGB").quantize(256, dither=Image.Dither.NONE))
     times = [FRAME_MS] * (len(frames) - 1) + [LAST_FRAME_MS]
     frames[0].save(path, save_all=True, append_images=frames[1:], duration=times, loop=0)
-
-
-def plot_composite_gain(curves: dict[str, Sequence[dict]], path: str | Path, *, title: str = "") -> Path:
-    """Draws how much signals can have grown after each site of a hyper-connected model.
-
-    Args:
-        curves: by label, the dicts of `get_detailed_mhc_metrics`.
-        path: image to write.
-
-    Returns:
-        `path`.
-    """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    for (label, sites), color in zip(curves.items(), (PREDICTED, "#c2571a", "#4d8b31", "#7a5ba6", INK) * len(curves)):
-        depth = range(1, len(sites) + 1)
-        axes.plot(depth, [site["composite_forward"] for site in sites], color=color, label=f"{label}, forward")
-        axes.plot(
-            depth,
-            [site["composite_backward"] for site in sites],
-            color=color,
-            linestyle=":",
-            label=f"{label}, backward",
-        )
-    axes.set(yscale="log", xlabel="site (two a layer)", ylabel="composite gain", title=title)
-    axes.axhline(1.0, color=INK, linewidth=0.6)
-    axes.legend(frameon=False, fontsize="small")
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(path, dpi=100)
-    return Path(path)

@@ -18,7 +18,7 @@ from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
 from .accuracy import with_bounds
 from .arguments import PuzzleTrainingArguments
-from .curriculum import DifficultyPool, LateStarts, cycles_at, run_ahead
+from .curriculum import DifficultyPool, LateStarts, run_ahead
 from .dataloader import CarryDataLoader, PuzzleRows
 from .random_symmetries import RandomSymmetries
 
@@ -137,10 +137,9 @@ class PuzzleTrainer(HrmTrainer):
         steps_ahead = inputs.pop("steps_ahead", None)
         if self.carry is None:
             self.carry = self.model.initial_carry(**inputs)
-        cycles = cycles_at(self.model.config, self.progress, self.args.grow_cycles)
         if steps_ahead is not None:
-            self.carry = run_ahead(self.model, self.carry, steps_ahead, inputs, cycles)
-        outputs = model(**inputs, carry=self.carry, cycles=cycles)
+            self.carry = run_ahead(self.model, self.carry, steps_ahead, inputs)
+        outputs = model(**inputs, carry=self.carry)
         self.accelerator.backward(outputs.loss)
         self.carry = outputs.carry
         terms = {name: value.detach() for name, value in outputs.items() if name.endswith("_loss")}

@@ -21,7 +21,7 @@ AT_LEAST_0 = (
     "learning_rate", "weight_decay", "max_grad_norm", "warmup_steps", "puzzle_emb_lr", "puzzle_emb_weight_decay",
     "dataloader_num_workers", "early_stopping_threshold",
 )  # fmt: skip
-FROM_0_TO_1 = ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts", "grow_cycles")
+FROM_0_TO_1 = ("lr_min_ratio", "ema_rate", "difficulty_ramp", "late_starts")
 BELOW_1 = ("adam_beta1", "adam_beta2")
 EVERY = ("save", "eval", "logging")  # NAME_steps, if NAME_strategy is "steps": a number, or a share of the run
 

@@ -6,7 +6,6 @@ import torch
 from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
-from hrm_hf.puzzles.plots import plot_composite_gain
 from hrm_hf.text.callbacks import MhcMonitorCallback
 
 
@@ -52,9 +51,3 @@ def test_the_monitor_takes_rows_of_the_data_and_leaves_training_as_it_was(tmp_pa
 def test_nothing_is_logged_without_mhc(tmp_path):
     history = train(tiny_mhc.model(mhc_enabled=False), tmp_path).state.log_history
     assert not any(name.startswith("mhc/") for entry in history for name in entry)
-
-
-def test_the_plot_of_composite_gains_is_a_picture(tmp_path):
-    sites = tiny_mhc.model().get_detailed_mhc_metrics(tiny_mhc.ids())
-    path = plot_composite_gain({"model": sites, "again": sites}, tmp_path / "gain.png")
-    assert path.read_bytes().startswith(b"\x89PNG")

@@ -1,10 +1,8 @@
-"""What changes over a run: which rows come, at which iteration they are trained on, and how many cycles a step has.
+"""What changes over a run: which rows come, and at which iteration they are trained on.
 
 Referees: counting, the order without a pool, and steps of a model called one by one.
 """
 
-import functools
-import itertools
 from collections import Counter
 
 import numpy as np
@@ -15,7 +13,7 @@ from datasets import Dataset
 from tolerances import assert_copied
 
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
-from hrm_hf.puzzles.curriculum import DifficultyPool, LateStarts, cycles_at, run_ahead
+from hrm_hf.puzzles.curriculum import DifficultyPool, LateStarts, run_ahead
 from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleOrder, PuzzleRows
 
 
@@ -163,48 +161,26 @@ def test_rows_that_start_late_have_the_states_of_as_many_steps(architecture):
     assert not after.z_H.requires_grad
 
 
-# ---- growing cycles ----
-
-
-@pytest.mark.parametrize(
-    ("progress", "expected"),
-    [(0.0, (1, 2)), (0.29, (1, 2)), (0.3, (2, 4)), (0.59, (2, 4)), (0.6, (3, 6)), (1.0, (3, 6))],
-)
-def test_cycles_grow_in_three_stages_over_their_share_of_the_run(progress, expected):
-    assert cycles_at(tiny.config("trm", H_cycles=3, L_cycles=6), progress, 0.6) == expected
-    assert cycles_at(tiny.config("trm", H_cycles=1, L_cycles=5), progress, 0.0) == (1, 5)
-
-
-@pytest.mark.parametrize("architecture", ["hrm", "trm", "se_rrm"])
-def test_a_step_of_fewer_cycles_is_that_of_a_model_with_so_many(architecture):
-    make = tiny.se_rrm if architecture == "se_rrm" else functools.partial(tiny.model, architecture)
-    model, few = make(H_cycles=3, L_cycles=6), make(H_cycles=1, L_cycles=2)
-    found, expected = (each.train()(**tiny.batch(), **more) for each, more in ((model, {"cycles": (1, 2)}), (few, {})))
-    assert torch.equal(found.logits, expected.logits)
-
-
-def test_a_compiled_step_is_compiled_once_a_stage_and_not_for_late_starts():
+def test_late_starts_are_not_compiled():
     graphs = []
 
     def backend(graph, inputs):
         graphs.append(graph)
         return graph.forward
 
-    model = tiny.model("trm", H_cycles=3, L_cycles=3).train()
+    model = tiny.model("trm").train()
     torch._dynamo.reset()
     model.compile_act_step(backend=backend)
     batch, rng = tiny.batch(), np.random.default_rng(0)
-    carry, counts = model.initial_carry(**batch), []
-    for progress in np.arange(0, 1, 0.1):
-        cycles = cycles_at(model.config, progress, 0.6)
-        carry = run_ahead(model, carry, torch.from_numpy(rng.integers(0, 3, len(carry.steps))), batch, cycles)
-        output = model(**batch, carry=carry, cycles=cycles)
+    carry = model.initial_carry(**batch)
+    for _ in range(4):
+        carry = run_ahead(model, carry, torch.from_numpy(rng.integers(0, 3, len(carry.steps))), batch)
+        output = model(**batch, carry=carry)
         output.loss.backward()
         carry = output.carry
         carry.halted = torch.from_numpy(rng.random(len(carry.steps)) < 0.5)  # another number of rows starts late
-        counts.append(len(graphs))
     torch._dynamo.reset()
-    assert [len(list(same)) for _, same in itertools.groupby(counts)] == [3, 3, 4] and counts[-1] == 3
+    assert len(graphs) == 1
 
 
 # ---- options ----
@@ -218,7 +194,6 @@ def test_a_compiled_step_is_compiled_once_a_stage_and_not_for_late_starts():
         ({"late_starts": 2}, r"late_starts=2 is not a number in 0\.\.1"),
         ({"late_start_max_steps": 0}, "late_start_max_steps=0 is not a number from 1 up"),
         ({"late_start_max_steps": 24}, r"late_start_max_steps=24 is no power of two \(1, 2, 4"),
-        ({"grow_cycles": -0.1}, r"grow_cycles=-0\.1 is not a number in 0\.\.1"),
         ({"difficulty_ramp": 1.5}, r"difficulty_ramp=1\.5 is not a number in 0\.\.1"),
     ],
 )

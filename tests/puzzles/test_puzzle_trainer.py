@@ -217,25 +217,6 @@ def test_rows_that_start_late_are_trained_on_where_that_many_steps_have_led(make
     assert logged(trainer)[0]["loss"] != logged(plain)[0]["loss"]
 
 
-def test_cycles_grow_while_evaluation_and_checkpoints_have_them_all(make_trainer, tmp_path, monkeypatch):
-    model = tiny.model("trm", H_cycles=3, L_cycles=6)
-    trained, evaluated, reason = [], [], model.model.reason
-
-    def recorded(*args, cycles=None, **kwargs):
-        (trained if model.training else evaluated).append(cycles)
-        return reason(*args, cycles=cycles, **kwargs)
-
-    monkeypatch.setattr(model.model, "reason", recorded)
-    options = {"save_strategy": "steps", "save_steps": 2, "eval_strategy": "steps", "eval_steps": 2}
-    trainer = make_trainer(model, max_steps=10, grow_cycles=0.6, eval_max_steps=1, **options)
-    trainer.train()
-    assert trained == [(1, 2)] * 3 + [(2, 4)] * 3 + [(3, 6)] * 4
-    assert set(evaluated) == {None}  # those of the config
-    for file in tmp_path.glob("run/checkpoint-*/config.json"):
-        saved = json.loads(file.read_text())
-        assert (saved["H_cycles"], saved["L_cycles"]) == (3, 6)
-
-
 @pytest.mark.parametrize("architecture", ["hrm", "trm"])
 def test_training_is_the_loop_of_the_original_written_by_hand(make_trainer, sudoku, architecture):
     # The original offers a full batch at every step and loses the rows offered to busy slots.
@@ -333,7 +314,7 @@ def test_frozen_weights_train_the_table_alone(make_trainer):
 
 BOARDS_4X4 = {"task": "sudoku", "box_shape": [2, 2]}
 CURRICULUM = {
-    "augment": True, "difficulty": "easy_first", "late_starts": 0.5, "late_start_max_steps": 4, "grow_cycles": 0.6,
+    "augment": True, "difficulty": "easy_first", "late_starts": 0.5, "late_start_max_steps": 4,
 }  # fmt: skip
 
 

@@ -61,7 +61,8 @@ def plot_composite_gain(curves: dict[str, list[dict]], path: Path) -> None:
 
     Args:
         curves: by label, the dicts of `get_detailed_mhc_metrics`.
-        path: image to write."""
+        path: image to write.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 

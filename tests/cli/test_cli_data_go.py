@@ -158,7 +158,7 @@ def test_a_folder_whose_files_were_all_left_out_says_why(tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        (("--context", "all"), "--context"),
+        (("--split-by", "file"), "--split-by"),
         (("--validation-share", "0.6", "--test-share", "0.6"), "validation_share=0.6"),
         (("--oracle", "types"), "validator='auto'"),
     ],

@@ -347,16 +347,6 @@ def test_records_that_nothing_could_solve_are_left_out_of_the_loop():
     assert figures["records"] == 1 and figures["reference_rejected"] == 1
 
 
-def test_a_long_context_is_cut_for_both_sides_and_leaves_nothing_out():
-    records = plain(1)
-    records[0]["context"]["before"] = "package sum\n" * 400
-    model = Scripted(records, [{"attempts": [OTHER], "samples": [OTHER]}])
-    figures = go_coder.evaluate_refinement(
-        writer_of(model), tiny_go.builder(), records, TreeSitterValidator(), sampling(max_iterations=1)
-    )
-    assert figures["records"] == 1 and figures["valid"]["refinement"]["success"] == 1.0
-
-
 def types(codes):
     """A validator of types that knows no name but a and b."""
     feedback = []

@@ -6,7 +6,6 @@ from shutil import which
 import pytest
 
 from hrm_hf.golang.data.functions import function_records
-from hrm_hf.golang.data.options import BuildGo
 from hrm_hf.golang.data.records import validate_record
 from hrm_hf.golang.data.sources import Dropped, find_go_source, go_files
 from hrm_hf.hub.licenses import license_of, license_of_text
@@ -89,13 +88,8 @@ def tree(tmp_path):
     return tmp_path
 
 
-def records_of(tree, dropped=None, **options):
-    options = BuildGo(sources=[str(tree)], out=tree / "out", **options)
-    return list(function_records(tree, options, Dropped() if dropped is None else dropped))
-
-
-def by_name(tree, **options):
-    records = records_of(tree, **options)
+def by_name(tree, dropped=None, **options):
+    records = list(function_records(tree, Dropped() if dropped is None else dropped, **options))
     for record in records:
         validate_record(record)
     return {record["id"].rpartition(":")[2]: record for record in records}
@@ -121,12 +115,6 @@ def test_a_method_comes_with_the_type_of_its_receiver(tree):
     assert record["context"]["before"] == "package shop\n\ntype Stack[T any] struct {\n\titems []T\n}\n"
 
 
-@pytest.mark.parametrize("context, has_type, has_imports", [("none", 0, 0), ("type", 1, 0), ("file", 1, 1)])
-def test_context_is_what_was_asked_for(tree, context, has_type, has_imports):
-    before = by_name(tree, context=context)["Stack.Push"]["context"]["before"]
-    assert ("type Stack[T any]" in before, '"errors"' in before) == (bool(has_type), bool(has_imports))
-
-
 def test_what_is_too_little_is_left_out_and_counted(tree):
     dropped, line = Dropped(), FILE[: FILE.index("func undocumented")].count("\n") + 1
     assert set(by_name(tree, dropped=dropped)) == {"Price", "Stack.Push"}
@@ -137,16 +125,6 @@ def test_what_is_too_little_is_left_out_and_counted(tree):
         "doc comment below 20 characters": 1,
     }
     assert dropped.examples["no doc comment"] == [f"inner/shop.go:{line}"]
-    assert set(by_name(tree, min_body_lines=1, min_doc_characters=5)) == {"Price", "Stack.Push", "Short", "brief"}
-
-
-def test_types_are_records_if_asked_for(tree):
-    records = by_name(tree, types=True, min_body_lines=1)
-    assert records["Shape"]["plan"]["targets"] == ["interface:Shape"]
-    assert records["Shape"]["code_prefix"] == "type Shape interface {"
-    assert records["Stack"]["plan"]["targets"] == ["type:Stack"]
-    assert records["Stack"]["code_prefix"] == "type Stack[T any] struct {"
-    assert "A" not in records
 
 
 def test_the_module_is_the_group_by_repository(tree):
@@ -226,7 +204,7 @@ def test_gofmt_accepts_the_functions_of_a_package(tmp_path):
         root = find_go_source() / "strings"
     except FileNotFoundError as error:
         pytest.skip(str(error))
-    records = records_of(root)
+    records = list(function_records(root, Dropped()))
     assert len(records) > 50
     code = "package strings\n\n" + "\n\n".join(record["solution"]["code"] for record in records) + "\n"
     (tmp_path / "all.go").write_text(code)

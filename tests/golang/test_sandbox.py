@@ -71,19 +71,6 @@ def test_nothing_can_be_written_but_in_tmp(runner):
 
 @needs_sandbox
 @external
-def test_too_much_memory_is_stopped(runner):
-    heap = "var all [][]byte\nfor i := 0; i < 4096; i++ {\nb := make([]byte, 1<<20)\n"
-    heap += "for j := range b { b[j] = 1 }\nall = append(all, b) }\n_ = all"
-    shared = "_, err := syscall.Mmap(-1, 0, 1<<32, 3, syscall.MAP_SHARED|syscall.MAP_ANON)\n"
-    shared += "if err != nil { t.Fatal(err) }"
-    first, second = run(runner, heap, shared)
-    assert first.status == "memory"
-    assert "used more memory than it may (256 MiB)" in first.message
-    assert second.status == "fail"
-
-
-@needs_sandbox
-@external
 def test_a_network_call_reaches_nothing_not_even_this_machine(runner):
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"

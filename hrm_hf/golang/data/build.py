@@ -135,7 +135,7 @@ def _read_all(options: BuildGo, dropped: Dropped, counts: dict[str, int]) -> Ite
 
 def _open(source: str, options: BuildGo, dropped: Dropped) -> Iterable[dict[str, Any]]:
     if is_folder(source):
-        return function_records(_folder(source), options, dropped)
+        return function_records(_folder(source), dropped, options.license, options.split_by)
     kind, _, name = source.partition(":")
     if kind == "git":
         return commit_records(name, dropped)

@@ -1,8 +1,8 @@
-"""Records from Go source trees: a documented function asks for itself.
+"""Records from Go source trees: one for each documented function.
 
-The doc comment is the problem (first sentence the title), the signature up to its "{" the given prefix, the function
-the solution. Parsing is tree-sitter's, so no Go installation is needed. Left out, and counted: functions without a
-body or doc comment, short ones, and those that tree-sitter finds broken. Duplicates and splits are `go_selection`'s.
+The doc comment is the problem (its first sentence the title), the signature up to its "{" the given prefix, the
+function the solution. tree-sitter parses, so no Go installation is needed. Dropped, and counted: functions without a
+body or doc comment, short ones, and those that do not parse. `selection.py` removes duplicates and makes splits.
 """
 
 import re
@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...hub.licenses import UNKNOWN_LICENSE, license_of
 from ..validators.syntax import parse
-from .options import BuildGo
 from .plans import derived_steps, doc_plan, sentences
 from .records import new_record
 from .sources import Dropped, GoFile, go_files, license_of_header
@@ -23,45 +22,48 @@ from .sources import Dropped, GoFile, go_files, license_of_header
 if TYPE_CHECKING:
     from tree_sitter import Node
 
+MIN_DOC_CHARACTERS, MIN_BODY_LINES = 20, 2
 DIRECTIVE = re.compile(r"//(go:|line |export |[a-z0-9]+:[a-z0-9])")  # for tools; not part of a doc comment
 
 
-def function_records(root: str | Path, options: BuildGo, dropped: Dropped) -> Iterator[dict[str, Any]]:
-    """Yield records of a source tree, one for each documented function, method and, if asked for, type.
+def function_records(
+    root: str | Path, dropped: Dropped, license: str | None = None, split_by: str = "package"
+) -> Iterator[dict[str, Any]]:
+    """Yield records of a source tree, one for each documented function and method.
+
+    The context is the package clause and the type of a method's receiver.
 
     Args:
         root: folder with Go files, or a file.
-        options: `license` is found in LICENSE files and file headers if it is not given.
         dropped: counts what is dropped.
+        license: SPDX name; found in LICENSE files and file headers by default.
+        split_by: the group of a record: its "package", or its "repository" (the module).
 
     Raises:
         FileNotFoundError: no such folder.
     """
-    source, tree_license = source_name(root), options.license or license_of(root)
+    source, tree_license = source_name(root), license or license_of(root)
     for folder, files in groupby(go_files(root, dropped), key=lambda file: file.path.parent):
         known = tree_license
-        if options.license is None:
+        if license is None:
             nearest = license_of(folder, levels=0)
             known = nearest if nearest != UNKNOWN_LICENSE else known
         parsed = [(file, parse_file(file.text)) for file in files]
-        declared = _types_of_package(parsed) if options.context != "none" else {}
+        declared = _types_of_package(parsed)
         for file, tree in parsed:
             shared = {
                 "source": source,
                 "license": known if known != UNKNOWN_LICENSE else license_of_header(file.text),
-                "group": file.package if options.split_by == "package" else file.module,
+                "group": file.package if split_by == "package" else file.module,
             }
-            for part in declarations(tree, options.types):
-                reason = part.problem(options.min_body_lines, options.min_doc_characters)
-                if reason:
+            for part in declarations(tree):
+                if reason := part.problem():
                     dropped.add(reason, f"{file.name}:{part.line}")
                 else:
-                    imports = options.context == "file"
-                    before = "" if options.context == "none" else _before(tree, part, declared, imports)
                     yield documented_record(
                         f"{file.package}/{file.path.name}:{part.line}:{part.qualified_name}",
                         part,
-                        context={"path": file.name, "before": before},
+                        context={"path": file.name, "before": _before(tree, part, declared)},
                         **shared,
                     )
 
@@ -111,14 +113,14 @@ def parse_file(code: str) -> "Node":
 
 
 class Declaration:
-    """A function, method or type of a file, with the comment before it.
+    """A function or method of a file, with the comment before it.
 
     Attributes:
         doc: the comment's text without slashes and tool directives.
         name, qualified_name: "Grow", "Builder.Grow".
         target: "kind:name" of a plan.
         code, prefix: the declaration, and its part up to the first brace of its body.
-        body: block of a function; None for types and functions without one.
+        body: block of the function; None for a function without one.
         line: from 1.
         receiver: name of the receiver's type, "" if there is none.
     """
@@ -128,51 +130,32 @@ class Declaration:
         self.line = node.start_point[0] + 1
         self.broken = node.has_error
         self.code = text_of(node)
-        if node.type == "type_declaration":
-            self._read_type(node)
-        else:
-            self._read_function(node)
-        inside = self.code[len(self.prefix) :].rstrip().removesuffix("}")
-        self.body_lines = sum(1 for line in inside.split("\n") if line.strip())
-
-    def _read_function(self, node: "Node") -> None:
         self.name = text_of(node.child_by_field_name("name"))
         self.receiver = receiver_type(node)
         self.qualified_name = f"{self.receiver}.{self.name}" if self.receiver else self.name
         self.target = f"{'method' if self.receiver else 'func'}:{self.qualified_name}"
         self.body = node.child_by_field_name("body")
-        self.prefix = self._up_to(node, self.body.start_byte + 1) if self.body else self.code
+        opened = self.body.start_byte + 1 - node.start_byte if self.body else None
+        self.prefix = node.text[:opened].decode()
 
-    def _read_type(self, node: "Node") -> None:
-        spec = node.named_children[0]
-        inner = spec.child_by_field_name("type")
-        self.name = self.qualified_name = text_of(spec.child_by_field_name("name"))
-        self.receiver, self.body = "", None
-        self.target = f"{'interface' if inner.type == 'interface_type' else 'type'}:{self.name}"
-        brace = self.code.find("{") if inner.type in ("struct_type", "interface_type") else -1
-        self.prefix = self.code[: brace + 1] if brace >= 0 else self._up_to(node, inner.start_byte)
-
-    def problem(self, min_body_lines: int, min_doc_characters: int) -> str | None:
-        """Return why the declaration is no record, or None."""
+    def problem(self) -> str | None:
+        """Return why the function gives no record, or None."""
         if self.broken:
             return "syntax error"
         if self.code == self.prefix:
             return "no body"
         if not self.doc:
             return "no doc comment"
-        if len(self.doc) < min_doc_characters:
-            return f"doc comment below {min_doc_characters} characters"
-        if self.body_lines < min_body_lines:
-            return f"fewer than {min_body_lines} body lines"
+        if len(self.doc) < MIN_DOC_CHARACTERS:
+            return f"doc comment below {MIN_DOC_CHARACTERS} characters"
+        inside = self.code[len(self.prefix) :].rstrip().removesuffix("}")
+        if sum(1 for line in inside.split("\n") if line.strip()) < MIN_BODY_LINES:
+            return f"fewer than {MIN_BODY_LINES} body lines"
         return None
 
-    @staticmethod
-    def _up_to(node: "Node", end: int) -> str:
-        return node.text[: end - node.start_byte].decode()
 
-
-def declarations(root: "Node", types: bool = False) -> Iterator[Declaration]:
-    """Functions and methods, and with `types` type declarations of one type each, in the order of the file."""
+def declarations(root: "Node") -> Iterator[Declaration]:
+    """Yield functions and methods in the order of the file."""
     comments: list[Node] = []
     last_line = -1  # of what is no comment; a comment on it belongs to it
     for node in root.children:
@@ -183,17 +166,11 @@ def declarations(root: "Node", types: bool = False) -> Iterator[Declaration]:
                 comments = []
             comments.append(node)
             continue
-        wanted = node.type in ("function_declaration", "method_declaration")
-        if wanted or (types and node.type == "type_declaration" and _single_type(node)):
+        if node.type in ("function_declaration", "method_declaration"):
             attached = comments and comments[-1].end_point[0] + 1 == node.start_point[0]
             yield Declaration(node, comment_text(comments) if attached else "")
         if node.is_named:
             comments, last_line = [], node.end_point[0]
-
-
-def _single_type(node: "Node") -> bool:
-    specs = node.named_children
-    return len(specs) == 1 and specs[0].type == "type_spec" and node.child(1).type != "("
 
 
 def comment_text(comments: list["Node"]) -> str:
@@ -236,10 +213,9 @@ def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
     return declared
 
 
-def _before(root: "Node", part: Declaration, declared: dict[str, str], imports: bool) -> str:
-    """Package clause, imports and the receiver's type, each on its own lines."""
-    kinds = ("package_clause", "import_declaration") if imports else ("package_clause",)
-    parts = [text_of(node) for node in root.named_children if node.type in kinds]
+def _before(root: "Node", part: Declaration, declared: dict[str, str]) -> str:
+    """Return the package clause and the receiver's type, each on its own lines."""
+    parts = [text_of(node) for node in root.named_children if node.type == "package_clause"]
     if part.receiver in declared:
         parts.append(declared[part.receiver])
     return "\n\n".join(parts) + "\n"

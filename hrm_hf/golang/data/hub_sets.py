@@ -1,14 +1,14 @@
 """Records from code data sets of the Hub, or local files with the same columns.
 
-What a row is, its columns tell:
+The columns tell what a row is:
 
     edits      old_contents, new_contents, subject   bigcode/commitpackft, nuprl/EditPackFT-Multi
     functions  whole_func_string, func_documentation_string   code-search-net/code_search_net
     files      content   bigcode/the-stack-smol (gated: accept its terms on the Hub and log in first)
 
-Edits become records as commits do (`go_edits`); documented functions, alone or in files, ask for themselves
-(`go_functions`). Rows in other languages are left out. Sets that once needed a loading script, which `datasets` no
-longer runs, are read from their data files.
+Edits become records as commits do (`edits.py`), documented functions, alone or in files, as those of source trees do
+(`functions.py`). Rows in other languages are dropped. Sets that needed a loading script, which `datasets` no longer
+runs, are read from their data files.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,6 @@ from .records import parsed_lines
 from .sources import GENERATED, Dropped
 
 
-MIN_DOC_CHARACTERS, MIN_BODY_LINES = 20, 2
 # Where the Go part of a set lies that cannot be named as a configuration.
 GO_FILES = {
     "bigcode/commitpackft": {"data_files": "data/go/data.jsonl"},
@@ -168,8 +167,7 @@ def _functions(
         dropped.add("no function", identity)
     for part in parts[:1] if doc is not None else parts:
         part.doc = part.doc if doc is None else doc.strip()
-        reason = part.problem(MIN_BODY_LINES, MIN_DOC_CHARACTERS)
-        if reason:
+        if reason := part.problem():
             dropped.add(reason, f"{identity}:{part.line}")
             continue
         place = identity if doc is not None else f"{identity}:{part.line}:{part.qualified_name}"

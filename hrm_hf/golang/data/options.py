@@ -22,12 +22,6 @@ class BuildGo(Options):
 
     sources: list[str] = option(SOURCES, argument=True, metavar="SOURCE")
     out: Path = option("Folder to write: train, validation and test .jsonl, report.json.")
-    context: Literal["none", "type", "file"] = option(
-        "Given besides the problem: none, type (of a method's receiver), file (imports as well).", "type"
-    )
-    types: bool = option("Also write type declarations as records.", False)
-    min_body_lines: int = option("Fewest lines of a function's body.", 2, min=0)
-    min_doc_characters: int = option("Fewest characters of a function's doc comment.", 20, min=1)
     license: str | None = option("SPDX name, where the source does not state it.", None)
     split_by: Literal["package", "repository"] = option("What is never divided among splits.", "package")
     validation_share: float = option("Share of the groups in the validation split.", 0.05, min=0, max=1)

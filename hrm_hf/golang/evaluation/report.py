@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Any
 
 from ...hub.cards import record_evaluation
-from ...models.processing_hrm_go_coder import DECISIONS
 from ...trainer.plots import ACCENT, EXTRA, INK, MUTED, new_figure, save_figure
 
 
@@ -73,7 +72,7 @@ def update_card(model: str, result: dict[str, Any], files: list[Path] | None) ->
 
 
 def plot_evaluation(metrics: dict[str, Any], path: Path, title: str = "") -> Path | None:
-    """Draw the sections "refinement", "loss" and "decisions" as a PNG; None, and no file, if there is none of them."""
+    """Draw the sections "refinement" and "loss" as a PNG; None, and no file, if there is none of them."""
     panels = list(_panels(metrics))
     if not panels:
         return None
@@ -89,10 +88,6 @@ def _panels(metrics: dict[str, Any]) -> Iterator[tuple[Any, tuple]]:
             yield _draw_attempts, (metrics["refinement"][name], name)
     if "code_bits_per_byte" in metrics.get("loss", {}):
         yield _draw_bytes, (metrics["loss"],)
-    decisions = metrics.get("decisions", {})
-    source = next((name for name in ("head", "tokens") if decisions.get(name, {}).get("decisions")), None)
-    if source:
-        yield _draw_confusion, (decisions[source], source)
 
 
 def _draw_attempts(axes, section: dict[str, Any], name: str) -> None:
@@ -115,16 +110,3 @@ def _draw_bytes(axes, section: dict[str, Any]) -> None:
     axes.bar_label(bars, [f"{value:.3f}" for value in values.values()], color=INK, fontsize="small")
     axes.set(ylabel="bits per byte", title="Bits per byte of held-out code")
     axes.tick_params(axis="x", labelrotation=20)
-
-
-def _draw_confusion(axes, scores: dict[str, Any], source: str) -> None:
-    counts = scores["confusion"]
-    shares = [[count / max(1, sum(row)) for count in row] for row in counts]
-    axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    for row, line in enumerate(counts):
-        for column, count in enumerate(line):
-            ink = "white" if shares[row][column] > 0.6 else INK
-            axes.text(column, row, str(count), ha="center", va="center", color=ink)
-    axes.set(xticks=range(3), yticks=range(3), xlabel="decided", ylabel="right", title=f"Decisions ({source})")
-    axes.set_xticklabels(DECISIONS, fontsize="small")
-    axes.set_yticklabels(DECISIONS, fontsize="small", rotation=90, va="center")

@@ -25,9 +25,6 @@ from .report import plot_evaluation, update_card
 from .writer import Writer, is_go_coder, load_writer
 
 
-SETTINGS = ("limit", "max_iterations", "temperature", "samples", "max_code_tokens", "repetition_guard", "seed")
-
-
 def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | None = None) -> dict[str, Any]:
     """Evaluate bits per byte, plans, code, decisions, repair and refinement, and pass@k of local test sets.
 
@@ -58,7 +55,8 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
         metrics = _measure(writer, builder, records, trajectories, judge, options)
         if tasks:
             metrics["benchmarks"] = _run_benchmarks(writer, builder, tasks, judge, options)
-    settings = {name: getattr(options, name) for name in SETTINGS} | {
+    shown = ("limit", "max_iterations", "temperature", "samples", "max_code_tokens", "repetition_guard", "seed")
+    settings = {name: getattr(options, name) for name in shown} | {
         "validator": type(judge).__name__, "max_length": writer.max_length, "repair_mode": builder.repairs,
         "problem_budget": builder.problem_budget, "context_budget": builder.context_budget,
     }  # fmt: skip

@@ -51,7 +51,7 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
     Raises:
         ValueError: the file is not what its suffix says; names the file and the line.
     """
-    from ..io.bounded_files import load_json
+    from ..io.readers import load_json
     from ..io.sources import parse_json
 
     try:

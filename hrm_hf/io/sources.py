@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .bounded_files import bounded_lines
+from .readers import read_lines
 
 
 if TYPE_CHECKING:
@@ -18,7 +18,6 @@ HUB_PREFIX = "hub:"
 IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, beside a data set and a checkpoint
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
-MAX_LINE_BYTES = 2**25  # a record is some kilobytes; a longer line is no record
 
 
 class BadLineError(ValueError):
@@ -66,15 +65,15 @@ def file_kind(path: Path) -> str | None:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    """("FILE, line N", line) for each line that is not empty; a line above the limit comes as its beginning.
+    """("FILE, line N", line) for each line that is not empty.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a broken gzip file, or one that unpacks to too much.
+        ValueError: a broken gzip file.
     """
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
-    for number, line in bounded_lines(path, MAX_LINE_BYTES):
+    for number, line in read_lines(path):
         if line.strip():
             yield f"{path}, line {number}", line
 
@@ -85,8 +84,6 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
     Raises:
         BadLineError: it holds no JSON object; names the place.
     """
-    if len(line) > MAX_LINE_BYTES:
-        raise BadLineError(f"{place}: longer than {MAX_LINE_BYTES} bytes; a record is far shorter")
     value = parse_json(line, place)
     if not isinstance(value, dict):
         raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")

@@ -15,8 +15,6 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from .bounded_files import MAX_YAML_VALUES
-
 
 MODEL_ENTRIES = ("model", "model_state_dict", "state_dict")  # of a whole training state
 INERT = (
@@ -80,7 +78,7 @@ def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
     state = _unwrapped(model, wrappers, file)
     if model is content:
         return StoredModel(state)
-    config = _plain(content.get("config"), file)
+    config = _plain(content.get("config"))
     average = content.get("ema")
     average = average.get("shadow", average) if isinstance(average, dict) else None
     averaged = _is_state_dict(average)
@@ -115,24 +113,12 @@ def _unwrapped(state: dict[str, torch.Tensor], wrappers: re.Pattern, file: Path)
     return unwrapped
 
 
-def _plain(value: Any, file: Path) -> Any:
-    """Dicts, lists, texts and numbers of a stored configuration; None for what is none of these."""
-    left = MAX_YAML_VALUES
-
-    def convert(value: Any) -> Any:
-        nonlocal left
-        left -= 1
-        if left < 0:
-            raise ValueError(f"{file}: the configuration in it comes to more than {MAX_YAML_VALUES:,} values")
-        if isinstance(value, _Inert):  # a node of OmegaConf
-            return convert(value.fields.get("_content", value.fields.get("_val")))
-        if isinstance(value, dict):
-            return {str(key): convert(each) for key, each in value.items()}
-        if isinstance(value, (list, tuple)):
-            return [convert(each) for each in value]
-        return value if isinstance(value, (str, int, float)) else None
-
-    try:
-        return convert(value)
-    except RecursionError as error:
-        raise ValueError(f"{file}: the configuration in it is nested too deeply, or in itself") from error
+def _plain(value: Any) -> Any:
+    """Return dicts, lists, texts and numbers of a stored configuration; None for anything else."""
+    if isinstance(value, _Inert):  # a node of OmegaConf
+        return _plain(value.fields.get("_content", value.fields.get("_val")))
+    if isinstance(value, dict):
+        return {str(key): _plain(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(each) for each in value]
+    return value if isinstance(value, (str, int, float)) else None

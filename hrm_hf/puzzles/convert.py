@@ -27,7 +27,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ..hub import HubAddress, HubError, hub_address, pull_checkpoint
 from ..hub.kinds import PUZZLE_SOLVER, load_config
-from ..io.bounded_files import load_json
+from ..io.readers import load_json
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .dataset import IDENTIFIERS_FILE

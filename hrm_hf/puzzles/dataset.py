@@ -18,8 +18,8 @@ from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.bounded_files import load_json
 from ..io.complete_files import complete_file, write_text
+from ..io.readers import load_json
 from ..io.sources import IDENTIFIERS_FILE, load_split
 
 

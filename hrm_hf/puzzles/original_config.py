@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..io.bounded_files import load_json, load_yaml
+from ..io.readers import load_json, load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
 from ..models.configuration_trm_puzzle import TrmPuzzleConfig

@@ -24,8 +24,8 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import cached_file
 
-from ..io.bounded_files import MAX_TABLE_LINE_BYTES, bounded_lines, csv_rows, load_json, validate_table_line
-from ..io.sources import parse_json, shorten
+from ..io.readers import csv_rows, load_json
+from ..io.sources import json_object, numbered_lines
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
@@ -209,7 +209,10 @@ def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
         if not isinstance(content, dict) or "test" in content:
             return None
         return [{"name": name, **task} for name, task in content.items()]
-    rows = _csv_table(path) if ".csv" in Path(path).name else _json_table(path)
+    if ".csv" in Path(path).name:
+        rows = _csv_table(path)
+    else:
+        rows = [json_object(line, place) for place, line in numbered_lines(path)]
     if not rows:
         raise ValueError(f"{path} has no rows; expected at least one puzzle")
     if not set(QUESTION_NAMES) & set(rows[0]):
@@ -223,19 +226,6 @@ def _csv_table(path: str | Path) -> list[dict[str, Any]]:
         if len(row) not in (0, len(header)):
             raise ValueError(f"{path}, line {number}: {len(row)} fields; expected {len(header)} as in line 1")
     return [dict(zip(header, row)) for _, row in rows if row]
-
-
-def _json_table(path: str | Path) -> list[dict[str, Any]]:
-    rows = []
-    for number, line in bounded_lines(path, MAX_TABLE_LINE_BYTES):
-        if line.strip():
-            place = f"{path}, line {number}"
-            validate_table_line(line, place)
-            row = parse_json(line, place)
-            if not isinstance(row, dict):
-                raise ValueError(f"{place}: {shorten(row)}; expected a JSON object")
-            rows.append(row)
-    return rows
 
 
 def _candidate(output: dict[str, np.ndarray], row: int) -> Candidate:

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import yaml
 from huggingface_hub.errors import StrictDataclassError
 
-from ..io.bounded_files import load_yaml
+from ..io.readers import load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
 from .dataset import INFO_FILE, load_puzzle_dataset

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..io.bounded_files import csv_rows
+from ..io.readers import csv_rows
 from ..io.sources import HUB_PREFIX, json_object, numbered_lines, shorten
 from ..resources import existing_path
 from .dataset import ROW_COLUMNS, puzzle_features

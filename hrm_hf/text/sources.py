@@ -8,12 +8,11 @@ that the Hub is meant where a folder has the same name. A line that cannot be re
 What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
 """
 
-import gzip
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..io.readers import read_lines
 from ..io.sources import (
     HUB_PREFIX,
     JSON_KINDS,
@@ -116,19 +115,9 @@ def _open_lines(path: Path, column: str, separator, on_bad_line: str, streaming:
         raise ValueError(f"{path} holds no text") from error
 
 
-def _lines(path: str) -> Iterator[tuple[int, bytes]]:
-    """Yield numbers, from 1, and lines of a file, unpacked if it ends in .gz, without its byte-order mark."""
-    with (gzip.open if path.endswith(".gz") else open)(path, "rb") as file:
-        try:
-            for number, line in enumerate(file, start=1):
-                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path}: broken gzip file ({error}); fetch it again") from error
-
-
 def read_json_lines(path: str, column: str, on_bad_line: str) -> Iterator[dict[str, str | None]]:
     """Yield the rows of a JSON Lines file without empty lines. See `open_source`."""
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         if line.strip():
             try:
                 yield {"text": _text_of_line(line, column, f"{path}, line {number}"), "error": None}
@@ -157,7 +146,7 @@ def _text_of_line(line: bytes, column: str, place: str) -> str:
 def read_plain_text(path: str, separator: str | None, on_bad_line: str) -> Iterator[dict[str, str | None]]:
     """Yield the documents of a plain text; an unreadable line is left out of its document. See `open_source`."""
     lines: list[str] = []
-    for number, line in _lines(path):
+    for number, line in read_lines(path):
         try:
             text = decode_text(line, f"{path}, line {number}")
         except BadLineError as error:

@@ -121,15 +121,6 @@ def test_a_bad_line_stops_with_file_and_line_or_is_passed_over(tmp_path, line, m
     assert len(skipped) == 1 and "line 3" in skipped[0]
 
 
-def test_a_line_of_many_megabytes_is_named_and_does_not_hide_the_next(tmp_path, monkeypatch):
-    monkeypatch.setattr("hrm_hf.io.sources.MAX_LINE_BYTES", 10_000)
-    file = tmp_path / "r.jsonl"
-    file.write_bytes(b"x" * 95_000 + b"\n" + json.dumps(record()).encode())
-    with pytest.raises(BadLineError, match="line 1: longer than 10000 bytes"):
-        list(read_records(file))
-    assert list(read_records(file, "skip")) == [record()]
-
-
 def test_a_gzip_file_cut_short_is_named_with_the_line(tmp_path):
     file = tmp_path / "r.jsonl.gz"
     write_records(file, [record(id=str(number)) for number in range(500)])

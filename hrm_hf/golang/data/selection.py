@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...io.bounded_files import GZIP_ERRORS, open_bounded
+from ...io.readers import GZIP_ERRORS, open_unpacked
 from ...io.sources import json_object, numbered_lines
 from ...text.filters import duplicate_finder
 from .sources import Dropped
@@ -176,7 +176,7 @@ def validate_no_evaluation_file(path: str | Path) -> None:
 def _is_evaluation_content(path: Path) -> bool:
     digest = hashlib.sha256()
     try:
-        with open_bounded(path) as file:
+        with open_unpacked(path) as file:
             while block := file.read(1 << 20):
                 digest.update(block)
     except GZIP_ERRORS:

@@ -97,7 +97,6 @@ class BuildCosmology(SurveyOptions):
     source_redshifts: str | None = option(
         "Of the sources of each channel, as 0.5,1.0; default 1.0, des: 0.34,0.52,0.74,0.94.", None
     )
-    smoothing_arcmin: float | None = option("Standard deviation of a Gaussian in arcmin; default 0, none.", None)
     box_mpc: float | None = option("2lpt: side of the box in Mpc/h, default 256.", None)
     box_grid: int | None = option("2lpt: particles a side of the box, default 64.", None)
     maps_per_cosmology: int = option("Maps of each pair of parameters.", 1, min=1)
@@ -109,14 +108,14 @@ class BuildCosmology(SurveyOptions):
         unused = [] if self.kind == "des" or self.observable == "shear" else list(NOISE_AND_MASKS[2:])
         unused += [] if self.kind == "2lpt" else ["box_mpc", "box_grid"]
         if self.kind.startswith("legacy-"):
-            unused += ["side_deg", "source_redshifts", "sigma_e", "galaxies", "smoothing_arcmin"]
+            unused += ["side_deg", "source_redshifts", "sigma_e", "galaxies"]
         self._refuse(unused, f"maps of kind {self.kind}")
 
     def settings(self) -> dict[str, Any]:
         """Return the fields of `MapSettings` that were given."""
         planes = self.source_redshifts
         fields = {"kind": self.kind, "size": self.size, "side_deg": self.side_deg, "box_mpc": self.box_mpc}
-        fields |= {"box_grid": self.box_grid, "smoothing_arcmin": self.smoothing_arcmin}
+        fields |= {"box_grid": self.box_grid}
         fields |= {"source_redshifts": None if planes is None else numbers("source_redshifts", planes)}
         return {name: value for name, value in fields.items() if value is not None} | self.survey()
 

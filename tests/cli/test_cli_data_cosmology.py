@@ -18,12 +18,12 @@ def call(*args, code=0):
 
 def test_the_options_reach_the_maps(tmp_path):
     options = ["--samples", 16, "--size", 16, "--side-deg", 2, "--seed", 3, "--sigma-e", 0.26, "--galaxies", 30]
-    options += ["--source-redshifts", "0.5,1.0", "--smoothing-arcmin", 3, "--omega-m", "0.2,0.4", "--shard-size", 8]
+    options += ["--source-redshifts", "0.5,1.0", "--omega-m", "0.2,0.4", "--shard-size", 8]
     report = json.loads(call(*options, "--maps-per-cosmology", 2, "--out", tmp_path, "--json").stdout)
     info = load_cosmology_info(tmp_path)
     settings = info.settings
     assert (settings.side_deg, settings.sigma_e, settings.galaxies_per_arcmin2) == (2, 0.26, 30)
-    assert (settings.source_redshifts, settings.smoothing_arcmin, info.prior["omega_m"]) == ((0.5, 1.0), 3, (0.2, 0.4))
+    assert (settings.source_redshifts, info.prior["omega_m"]) == ((0.5, 1.0), (0.2, 0.4))
     assert (info.seed, info.maps_per_cosmology, info.counts) == (3, 2, {"train": 16, "test": 2})
     assert report["train_rows"] == 16 and report["pixel_std"] == list(info.pixel_std) and len(info.pixel_std) == 2
     assert read_arrays(tmp_path, "train")["map"].shape == (16, 2, 16, 16)

@@ -199,9 +199,7 @@ def test_two_workers_write_the_same_files_as_one(built, tmp_path):
 
 
 def test_two_workers_draw_masked_tomographic_maps_as_one_does(tmp_path):
-    settings = MapSettings(
-        kind="des", size=16, source_redshifts=(0.5, 1.0), sigma_e=0.26, mask_fraction=0.2, smoothing_arcmin=10
-    )
+    settings = MapSettings(kind="des", size=16, source_redshifts=(0.5, 1.0), sigma_e=0.26, mask_fraction=0.2)
     for workers in (1, 2):
         build(tmp_path / str(workers), settings, (20, 0), workers=workers)
     assert contents(tmp_path / "1") == contents(tmp_path / "2")

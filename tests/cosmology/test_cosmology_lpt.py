@@ -22,7 +22,7 @@ from hrm_hf.cosmology.simulation.lpt import (
     lpt_convergence,
     second_growth,
 )
-from hrm_hf.cosmology.simulation.maps import MapSettings, observe
+from hrm_hf.cosmology.simulation.maps import MapSettings
 
 
 SIDE, GRID = 256.0, 64  # Mpc/h, particles a side
@@ -282,22 +282,6 @@ def test_a_plan_whose_widest_universe_does_not_fit_the_box_is_refused():
     ):
         CosmologyPlan(settings=settings, counts=counts)
     CosmologyPlan(settings=MapSettings(kind="2lpt"), counts=counts)  # the default fits the default prior
-
-
-def test_smoothing_stops_at_the_edges_of_a_patch_that_is_not_periodic():
-    ndimage = pytest.importorskip("scipy.ndimage")
-    kappa = np.random.default_rng(0).normal(size=(2, 40, 40))
-    fields = {"size": 40, "source_redshifts": (0.5, 1.0), "smoothing_arcmin": 10.0}  # a pixel is 7.5 arcmin
-
-    def blur(field, mode):
-        return ndimage.gaussian_filter(field, 10 / 7.5, mode=mode, truncate=20, axes=(-2, -1))
-
-    expected = blur(kappa, "constant") / blur(np.ones_like(kappa), "constant")
-    found = observe(kappa, MapSettings(kind="2lpt", **fields), np.random.default_rng(0))
-    np.testing.assert_allclose(found, expected, atol=1e-12)
-    found = observe(kappa, MapSettings(kind="lognormal", **fields), np.random.default_rng(0))
-    # The Fourier transform's Gaussian is band-limited, scipy's is sampled.
-    np.testing.assert_allclose(found, blur(kappa, "wrap"), atol=2e-3)
 
 
 @pytest.mark.parametrize(

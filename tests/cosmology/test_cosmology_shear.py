@@ -73,7 +73,6 @@ def test_masks_have_the_asked_shape():
 
 @pytest.mark.parametrize("fields, message", [
     ({"kind": "2lpt"}, "observable='shear' of kind '2lpt'.*use lognormal or gaussian"),
-    ({"smoothing_arcmin": 2.0}, "smoothing_arcmin=2.0 of shear"),
     ({"mask_edge_share": 1.2}, "mask_edge_share=1.2 is not a share"),
     ({"hole_arcmin": (5.0, 2.0)}, r"hole_arcmin=\(5.0, 2.0\) must be"),
 ])  # fmt: skip

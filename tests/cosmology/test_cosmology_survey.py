@@ -10,7 +10,7 @@ import pytest
 from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
 from hrm_hf.cosmology.simulation.fields import multipole_grid
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
-from hrm_hf.cosmology.simulation.survey import DES_Y3, MARGIN, smooth_observed, survey_mask
+from hrm_hf.cosmology.simulation.survey import DES_Y3, MARGIN, survey_mask
 
 
 OMEGA_M, SIGMA_8 = 0.3, 0.8
@@ -22,7 +22,7 @@ def draw(seed=0, **fields):
 
 
 def test_a_seed_gives_one_patch():
-    fields = {"mask_fraction": 0.2, "smoothing_arcmin": 8.0, **DES_Y3}
+    fields = {"mask_fraction": 0.2, **DES_Y3}
     for first, again, other in zip(draw(1, **fields), draw(1, **fields), draw(2, **fields)):
         np.testing.assert_array_equal(first, again)
         assert not np.array_equal(first, other)
@@ -128,37 +128,3 @@ def test_holes_have_sizes_in_arcmin():
 
 def _areas(ndimage, mask):
     return np.bincount(ndimage.label(~mask)[0].ravel())[1:]
-
-
-# smoothing
-
-
-def test_smoothing_is_a_gaussian_of_its_width_in_arcmin():
-    # A star of one pixel becomes a Gaussian; its second moment is the width.
-    star = np.zeros((65, 65))
-    star[32, 32] = 1
-    side_deg, arcmin = 5.0, 12.0
-    pixel = side_deg * 60 / 65
-    seen = smooth_observed(star, np.ones((65, 65), bool), arcmin / pixel)
-    offset = (np.arange(65) - 32) * pixel
-    width = np.sqrt((seen * offset[:, None] ** 2).sum() / seen.sum())
-    np.testing.assert_allclose(width, arcmin, rtol=1e-3)
-
-
-def test_smoothed_planes_are_smoothed_by_the_width_of_the_settings():
-    fields = {"size": 64, "side_deg": 5.0, "sigma_e": 0.26}
-    plain, smooth = (draw(smoothing_arcmin=arcmin, **fields)[0][0] for arcmin in (0.0, 9.375))
-    expected = smooth_observed(plain.astype(float), np.ones((64, 64), bool), 2.0)  # 9.375 arcmin are 2 pixels
-    np.testing.assert_allclose(smooth, expected, atol=1e-7)
-
-
-def test_smoothing_over_a_mask_is_scipys_ratio():
-    ndimage = pytest.importorskip("scipy.ndimage")
-    rng = np.random.default_rng(0)
-    kappa, mask = rng.normal(size=(3, 40, 40)), survey_mask(40, 8.0, 0.3, rng)
-
-    def blur(field):
-        return ndimage.gaussian_filter(field, 1.7, mode="constant", truncate=20)
-
-    expected = np.array([blur(one * mask) / blur(mask.astype(float)) for one in kappa]) * mask
-    np.testing.assert_allclose(smooth_observed(kappa, mask, 1.7), expected, atol=1e-12)

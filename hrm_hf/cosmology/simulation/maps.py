@@ -11,9 +11,9 @@ import numpy as np
 
 from ..options import Kind
 from .background import Cosmology
-from .fields import ARCMIN, gaussian_convergence, lognormal_convergence, multipole_grid
+from .fields import gaussian_convergence, lognormal_convergence
 from .lpt import lpt_convergence, validate_box
-from .survey import SurveySettings, observe_shear, smooth_observed, survey_maps
+from .survey import SurveySettings, observe_shear, survey_maps
 
 
 KINDS = get_args(Kind)
@@ -30,7 +30,6 @@ class MapSettings(SurveySettings):
     Args:
         kind: one of KINDS. size: pixels a side. side_deg: side of the patch in degrees.
         source_redshifts: one channel for each plane of sources.
-        smoothing_arcmin: standard deviation of a Gaussian smoothing, in arcmin; 0 for none. Not of shear.
         box_mpc, box_grid: side in Mpc/h and particles a side of the box of kind "2lpt".
         The others: see `SurveySettings`. Shear is of PERIODIC kinds, on which `models.shear_operator` is exact; a
             mask is of kind "des", or of shear.
@@ -40,7 +39,6 @@ class MapSettings(SurveySettings):
     size: int = 64
     side_deg: float = 5.0
     source_redshifts: tuple[float, ...] = (1.0,)
-    smoothing_arcmin: float = 0.0
     box_mpc: float = 256.0
     box_grid: int = 64
 
@@ -56,16 +54,10 @@ class MapSettings(SurveySettings):
         for name in ("side_deg", "box_mpc"):
             if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive")
-        if not 0 <= self.smoothing_arcmin < np.inf:
-            raise ValueError(f"smoothing_arcmin={self.smoothing_arcmin} must be 0 or more")
         if self.observable == "shear" and self.kind not in PERIODIC:
             raise ValueError(
                 f"observable='shear' of kind {self.kind!r}: mass beyond its edges shears it, and the maps do not show "
                 f"that; use {' or '.join(PERIODIC)}"
-            )
-        if self.observable == "shear" and self.smoothing_arcmin:
-            raise ValueError(
-                f"smoothing_arcmin={self.smoothing_arcmin} of shear would mix observed and masked pixels; leave it out"
             )
         if self.mask_fraction and not self.has_mask:
             raise ValueError(
@@ -95,7 +87,7 @@ def generate_map(
     """One map: float32 [channels, size, size], and bool [size, size] (True: observed) where there is a mask.
 
     The same arguments give the same map in every process. Physical kinds are convergence, dimensionless and with its
-    amplitude, that of the observed pixels of a patch with mean 0 before noise and smoothing; legacy kinds are grey
+    amplitude, that of the observed pixels of a patch with mean 0 before noise; legacy kinds are grey
     values from 0 to 1, whatever sigma_8. Shear is dimensionless, and 0 where not observed.
     """
     columns = generate_columns(settings, omega_m, sigma_8, seed)
@@ -143,7 +135,9 @@ def _convergence(
         kappa = _without_mean(lpt_convergence(cosmology, settings, rng))
     else:
         kappa = _periodic_convergence(settings, cosmology, rng)
-    return observe(kappa, settings, rng).astype(np.float32), None
+    if settings.sigma_e:
+        kappa = kappa + settings.pixel_noise * rng.standard_normal(kappa.shape)
+    return kappa.astype(np.float32), None
 
 
 def _periodic_convergence(settings: MapSettings, cosmology: Cosmology, rng: np.random.Generator) -> np.ndarray:
@@ -158,21 +152,3 @@ def _without_mean(kappa: np.ndarray) -> np.ndarray:
     patch would also give away its cosmic variance by it: the Gaussian field has no mode at ell = 0.
     """
     return kappa - kappa.mean((1, 2), keepdims=True)
-
-
-def observe(kappa: np.ndarray, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
-    """Adds shape noise to maps [channels, size, size], then smooths them, as the settings say.
-
-    Opposite edges are neighbours of each other in maps of a PERIODIC kind alone; at those of others the Gaussian mean
-    is over the pixels that there are.
-    """
-    if settings.sigma_e:
-        kappa = kappa + settings.pixel_noise * rng.standard_normal(kappa.shape)
-    if settings.smoothing_arcmin and settings.kind not in PERIODIC:
-        everywhere = np.ones(kappa.shape[-2:], bool)
-        return smooth_observed(kappa, everywhere, settings.smoothing_arcmin / settings.pixel_arcmin)
-    if settings.smoothing_arcmin:
-        ell = multipole_grid(settings.size, settings.side_rad)
-        beam = np.exp(-0.5 * (ell * settings.smoothing_arcmin * ARCMIN) ** 2)
-        kappa = np.fft.irfft2(np.fft.rfft2(kappa) * beam, s=kappa.shape[-2:])
-    return kappa

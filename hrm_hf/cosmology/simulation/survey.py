@@ -1,4 +1,4 @@
-"""Convergence as a lensing survey observes it: shape noise, a footprint with holes, smoothing; maps of kind "des".
+"""Convergence as a lensing survey observes it: shape noise and a footprint with holes; maps of kind "des".
 
 `SurveySettings` are those of drawn maps and of maps from files alike. Maps of kind "des" are made so:
 
@@ -8,8 +8,6 @@
 2. Shape noise in each pixel and plane, variance sigma_e^2 / (2 n A): A the area of a pixel, n the density of galaxies
    of one plane, an even share of `galaxies_per_arcmin2`.
 3. A mask for all planes: one rough edge of the footprint and round holes around bright stars.
-4. Gaussian smoothing of the observed pixels alone: sum(w kappa) / sum(w) over those, so nothing leaks in from holes
-   and nothing fades at the edges. Beside a hole there are fewer pixels to average, and the noise is larger.
 
 Unobserved pixels are 0 in every plane and False in the mask, which is an array of its own: what a 0 means is never
 left to a guess. Left out: the spread of redshifts within a plane, densities, ellipticities and masks that differ
@@ -114,8 +112,7 @@ def survey_maps(
     mask = survey_mask(settings.size, settings.pixel_arcmin, settings.mask_fraction, rng, *shape)
     # As in `generate_map`: the mean of a patch is not observable, and here neither is that of what the mask hides.
     kappa = signal - signal[:, mask].mean(1)[:, None, None] + noise
-    kappa = smooth_observed(kappa, mask, settings.smoothing_arcmin / settings.pixel_arcmin)
-    return kappa.astype(np.float32), mask
+    return (kappa * mask).astype(np.float32), mask
 
 
 def observe_shear(
@@ -173,22 +170,6 @@ def _punch(mask: np.ndarray, row: int, column: int, radius: float, most: int) ->
     hole = hole[np.argsort(distance[tuple(hole.T)], kind="stable")][:most]
     mask[near][tuple(hole.T)] = False
     return len(hole)
-
-
-def smooth_observed(maps: np.ndarray, mask: np.ndarray, sigma_pixels: float) -> np.ndarray:
-    """Gaussian mean over the observed pixels of maps [..., size, size]; unobserved pixels become 0.
-
-    Args:
-        mask: bool [size, size], True where observed; beyond the patch nothing is.
-        sigma_pixels: standard deviation of the Gaussian in pixels, 0 for none.
-    """
-    if not sigma_pixels:
-        return maps * mask
-    offset = np.arange(len(mask))
-    # The Gaussian is a product over rows and columns: two small matrix products instead of transforms with padding.
-    kernel = np.exp(-0.5 * ((offset[:, None] - offset) / sigma_pixels) ** 2)
-    weight = kernel @ mask @ kernel
-    return np.divide(kernel @ (maps * mask) @ kernel, weight, out=np.zeros_like(maps), where=mask)
 
 
 def _edge(size: int, rng: np.random.Generator) -> np.ndarray:

@@ -1,7 +1,6 @@
-"""Maps of a survey: noise, correlation of the planes, mask and smoothing.
+"""Maps of a survey: noise, correlation of the planes and mask.
 
-The referee of spectra is Limber's integral, checked against pyccl in `test_cosmology_physics.py`; that of smoothing is
-scipy.
+The referee of spectra is Limber's integral, checked against pyccl in `test_cosmology_physics.py`.
 """
 
 import numpy as np

@@ -6,14 +6,13 @@ A model that halts thinks about every token in segments and says how many (`halt
 import html
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
 
 import gradio as gr
 import torch
 
 from ..models.early_exit import EXIT_CRITERIA
 from ..registry import architecture_of
+from ..text.options import WriteText
 from .limits import MAX_SEED, MAX_TEXT, checked
 from .messages import MODEL_EVENT, PAGE_EVENT
 
@@ -24,43 +23,10 @@ UNFINISHED = "�"
 PROMPTS = ("ROMEO:\n", "To be, or not to be,", "Once upon a time")
 
 
-@dataclass(frozen=True)
-class TextOptions:
-    """How text is written; None leaves a choice to the model.
-
-    Attributes:
-        max_new_tokens: most tokens. temperature: 0 takes the likeliest token. top_p, top_k: of sampling; top_k 0 is
-            off. seed: of sampling.
-        num_segments, exit_criterion, exit_threshold: of a model that halts, as in the forward of `hrm_lm`.
-    """
-
-    max_new_tokens: int = 120
-    temperature: float = 0.8
-    top_p: float = 1.0
-    top_k: int = 0
-    seed: int = 0
-    num_segments: int | None = None
-    exit_criterion: str | None = None
-    exit_threshold: float | None = None
-
-    @property
-    def sampling(self) -> dict[str, Any]:
-        """Arguments of `generate`."""
-        if self.temperature == 0:
-            return {"do_sample": False}
-        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
-
-    @property
-    def thinking(self) -> dict[str, Any]:
-        """Arguments of the forward of a model that halts, as far as they were chosen."""
-        names = ("num_segments", "exit_criterion", "exit_threshold")
-        return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-
-
 # ---------------------------------------------------------------------------------------------------- logic
 
 
-def write(model, tokenizer, prompt: str, options: TextOptions) -> Iterator[list[int]]:
+def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[int]]:
     """Yields the ids of prompt and text so far, after every few tokens.
 
     The same ids as one call of `model.generate` after `torch.manual_seed(options.seed)`.
@@ -103,7 +69,7 @@ def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
 
 
 @torch.no_grad()
-def token_depths(model, ids: list[int], options: TextOptions) -> list[int] | None:
+def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
     """Segments that each token took (`halt_steps`); None for models that do not halt."""
     if not architecture_of(model).halts:
         return None
@@ -195,15 +161,15 @@ def text_tab(model, tokenizer, shown: gr.State) -> None:
 
     def stream(begins, most_new, temperature, top_p, top_k, seed, *chosen):  # Gradio would send defaults as inputs
         segments, criterion, threshold = chosen or (None, None, None)
-        options = TextOptions(
-            int(most_new),
-            float(temperature),
-            float(top_p),
-            int(top_k),
-            int(seed),
-            segments,
-            criterion,
-            read_threshold(threshold),
+        options = WriteText(
+            max_new_tokens=int(most_new),
+            temperature=float(temperature),
+            top_p=float(top_p),
+            top_k=int(top_k),
+            seed=int(seed),
+            num_segments=segments,
+            exit_criterion=criterion,
+            exit_threshold=read_threshold(threshold),
         )
         prompt_tokens = encode_prompt(model, tokenizer, begins).shape[1]
         most = options.num_segments or (model.config.halt_max_steps if halts else 1)

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..io.sources import (
-    HUB_PREFIX,
     JSON_KINDS,
     PARQUET,
     BadLineError,
@@ -24,6 +23,7 @@ from ..io.sources import (
     numbered_lines,
     shorten,
 )
+from .sources import open_hub
 
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ def is_conversation(rows: "Dataset") -> bool:
 def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
     """Places and rows of one source."""
     if is_hub_source(source):
-        yield from _rows_of_hub(source, split, cache_dir)
+        yield from _numbered(open_hub(source, split, False, cache_dir), f"{source}, split {split}")
         return
     for path in local_files(source):
         if path.suffix == PARQUET:
@@ -97,19 +97,6 @@ def _read_parquet(path: Path) -> Iterator[dict[str, Any]]:
             yield from batch.to_pylist()
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from None
-
-
-def _rows_of_hub(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
-    from datasets import load_dataset
-
-    name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
-    try:
-        rows = load_dataset(name, config or None, split=split, cache_dir=cache_dir)
-    except (ConnectionError, FileNotFoundError) as error:
-        raise FileNotFoundError(
-            f"{source} is no file or folder here, and the Hub did not give it as a data set: {error}"
-        ) from error
-    yield from _numbered(rows, f"{name}, split {split}")
 
 
 def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:

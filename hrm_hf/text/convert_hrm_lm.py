@@ -82,11 +82,14 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     original = _read_config(weights_file.parent / "config.json")
     state = read_state_dict(weights_file, WRAPPERS)
     config = hrm_lm_config(original, state, weights_file)
-    tensors = _our_tensors(state, config, weights_file)
-
+    model = HrmLmForCausalLM(config)
+    tensors, taken = _our_tensors(state, config)
+    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # head and start
+    try:
+        model.load_state_dict(new | tensors)
+    except RuntimeError as error:  # it lists every tensor that is missing, unknown or of another shape
+        raise ValueError(f"{weights_file} does not fit its config.json: {error}") from error
     logger.warning("%s: %s", weights_file, WHY_OUTPUTS_DIFFER)
-    model = HrmLmForCausalLM(config)  # halting head and low-level start are new
-    model.load_state_dict(tensors, strict=False)
     model.save_pretrained(out)
     for name in TOKENIZER_FILES:
         if (weights_file.parent / name).is_file():
@@ -170,8 +173,8 @@ def _field(original: dict[str, Any], name: str, file: Path) -> int:
     return original[name]
 
 
-def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig, file: Path) -> dict[str, torch.Tensor]:
-    """Our tensors by our names, in float32. Raises one ValueError that lists all that do not fit."""
+def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Return the tensors by our names, in float32, and all the names that the original has a tensor for."""
     ours_of = {
         "token_embeddings.weight": "model.embed_tokens.weight",
         "final_norm.weight": "model.H_module.exit_norm.weight",
@@ -182,29 +185,13 @@ def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig, file: Path
             for theirs, ours in BLOCK_NAMES.items()
         },
     }
-    with torch.device("meta"):
-        shapes = {name: tuple(tensor.shape) for name, tensor in HrmLmForCausalLM(config).state_dict().items()}
-    known = {*ours_of, "lm_head.weight"}  # tied to the embeddings
-    problems = [f"missing: {name} {shapes[ours]}" for name, ours in ours_of.items() if name not in state]
-    problems += [
-        f"unexpected: {name} {tuple(tensor.shape)}"
-        for name, tensor in state.items()
-        if name not in known and not DROPPED.fullmatch(name)
-    ]
-    problems += [
-        f"wrong shape: {name} is {tuple(state[name].shape)}, expected {shapes[ours]}"
-        for name, ours in ours_of.items()
-        if name in state and tuple(state[name].shape) != shapes[ours]
-    ]
-    if problems:
-        listing = "\n  ".join(problems)
-        raise ValueError(f"{file} does not fit the HRMText1 model that its config.json describes:\n  {listing}")
-    tensors = {ours: state[name].float().contiguous() for name, ours in ours_of.items()}
+    kept = {name: tensor for name, tensor in state.items() if not DROPPED.fullmatch(name)}
+    tensors = {ours_of.get(name, name): tensor.float().contiguous() for name, tensor in kept.items()}
     for name in tensors:
         if "norm" in name:  # x / |x| * w = x / rms(x) * (w / sqrt(width))
             tensors[name] = tensors[name] / config.hidden_size**0.5
-    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
-    return tensors
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
+    return tensors, {*ours_of.values(), "lm_head.weight"}
 
 
 def _few(state: dict[str, torch.Tensor], most: int = 6) -> str:

@@ -42,6 +42,30 @@ class ThinkingOptions(Options):
 
 
 @dataclass(kw_only=True)
+class WriteText(ThinkingOptions):
+    """How the page writes text; None leaves a choice to the model."""
+
+    max_new_tokens: int = option("Most tokens.", 120, min=1)
+    temperature: float = option("0 takes the likeliest token.", 0.8, min=0)
+    top_p: float = option("Of sampling.", 1.0, min=0, max=1)
+    top_k: int = option("Of sampling; 0 is off.", 0, min=0)
+    seed: int = option("Of sampling.", 0, min=0)
+    num_segments: int | None = option("Most segments of a token, of a model that halts.", None, min=1)
+
+    @property
+    def sampling(self) -> dict[str, Any]:
+        """Arguments of `generate`."""
+        if self.temperature == 0:
+            return {"do_sample": False}
+        return {"do_sample": True, "temperature": self.temperature, "top_p": self.top_p, "top_k": self.top_k}
+
+    @property
+    def thinking(self) -> dict[str, Any]:
+        """Arguments of the forward of a model that halts, as far as they were chosen."""
+        return self.halting | ({"num_segments": self.num_segments} if self.num_segments else {})
+
+
+@dataclass(kw_only=True)
 class EvaluateLm(ThinkingOptions):
     """Options of `hrm-hf eval lm`."""
 

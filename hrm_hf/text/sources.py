@@ -65,7 +65,8 @@ def open_source(
     from datasets import concatenate_datasets
 
     if is_hub_source(source):
-        return _open_hub(source, split, column, streaming, cache_dir)
+        rows = open_hub(source, split, streaming, cache_dir)
+        return _with_places(rows, column, f"{source.removeprefix(HUB_PREFIX)}, split {split}")
     parts = []
     for path in local_files(source):
         if path.suffix == PARQUET:
@@ -189,17 +190,15 @@ def _open_parquet(path: Path, column: str, streaming: bool, cache_dir: str | Non
     return _with_places(rows, column, str(path))
 
 
-def _open_hub(source: str, split: str, column: str, streaming: bool, cache_dir: str | None):
+def open_hub(source: str, split: str, streaming: bool, cache_dir: str | None):
+    """Open a data set of the Hub. Raise FileNotFoundError if there is none."""
     from datasets import load_dataset
 
     name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
     try:
-        rows = load_dataset(name, config or None, split=split, streaming=streaming, cache_dir=cache_dir)
+        return load_dataset(name, config or None, split=split, streaming=streaming, cache_dir=cache_dir)
     except (ConnectionError, FileNotFoundError) as error:
-        raise FileNotFoundError(
-            f"{source} is no file or folder here, and the Hub did not give it as a data set: {error}"
-        ) from error
-    return _with_places(rows, column, f"{name}, split {split}")
+        raise FileNotFoundError(f"{source} is no file or folder, and no data set of the Hub: {error}") from error
 
 
 def _with_places(rows, column: str, name: str):

@@ -19,7 +19,7 @@ from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
 from hrm_hf.app.posteriors import infer, posterior_image, posterior_rows, read_map, true_values
 from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
-from hrm_hf.app.text_tab import TextOptions, depth_color, text_html, text_pieces, token_depths, write
+from hrm_hf.app.text_tab import depth_color, text_html, text_pieces, token_depths, write
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.io.model_names import ModelError
 from hrm_hf.models.processing_hrm_go_coder import Feedback
@@ -29,6 +29,7 @@ from hrm_hf.puzzles.options import shipped_model
 from hrm_hf.puzzles.plots import wrong_cells
 from hrm_hf.puzzles.tasks import MazeTask, SudokuTask
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
+from hrm_hf.text.options import WriteText
 
 
 @pytest.fixture(scope="module")
@@ -173,7 +174,7 @@ def test_an_arc_task_is_json_and_each_test_input_has_its_board(checkpoints):
 @pytest.mark.parametrize("name", ["hrm_lm", "rlm_mhc"])
 def test_text_written_in_parts_is_that_of_one_call(language, name):
     model, tokenizer = language[name]
-    options = TextOptions(max_new_tokens=21, temperature=0.9, top_k=40, seed=4)
+    options = WriteText(max_new_tokens=21, temperature=0.9, top_k=40, seed=4)
     parts = list(write(model, tokenizer, "abc", options))
     torch.manual_seed(4)
     whole = model.generate(
@@ -191,7 +192,7 @@ def test_text_written_in_parts_is_that_of_one_call(language, name):
 def test_depths_are_the_halt_steps_of_the_model_and_color_the_tokens(language):
     model, tokenizer = language["hrm_lm"]
     ids = tokenizer("Recursive reasoning").input_ids
-    depths = token_depths(model, ids, TextOptions())
+    depths = token_depths(model, ids, WriteText())
     with torch.no_grad():
         assert depths == model(torch.tensor([ids])).halt_steps[0].tolist()
     assert len(set(depths)) > 1
@@ -205,9 +206,9 @@ def test_depths_are_the_halt_steps_of_the_model_and_color_the_tokens(language):
 def test_chosen_segments_and_criteria_reach_the_model(language):
     model, tokenizer = language["hrm_lm"]
     ids = tokenizer("abcdef").input_ids
-    assert token_depths(model, ids, TextOptions(num_segments=1)) == [1] * 6
-    assert token_depths(model, ids, TextOptions(exit_criterion="fixed")) == [3] * 6
-    assert token_depths(model, ids, TextOptions(exit_criterion="latent_diff", exit_threshold=1e6)) == [2] * 6
+    assert token_depths(model, ids, WriteText(num_segments=1)) == [1] * 6
+    assert token_depths(model, ids, WriteText(exit_criterion="fixed")) == [3] * 6
+    assert token_depths(model, ids, WriteText(exit_criterion="latent_diff", exit_threshold=1e6)) == [2] * 6
 
 
 def test_pieces_are_whole_characters_and_markup_is_escaped():
@@ -223,9 +224,9 @@ def test_pieces_are_whole_characters_and_markup_is_escaped():
 def test_a_prompt_without_room_or_without_tokens_is_refused(language):
     model, tokenizer = language["rlm_mhc"]
     with pytest.raises(ValueError, match="the prompt is empty"):
-        next(write(model, tokenizer, "", TextOptions()))
+        next(write(model, tokenizer, "", WriteText()))
     with pytest.raises(ValueError, match=r"10 new tokens after a prompt of 250 .* ask for at most 6"):
-        next(write(model, tokenizer, "a" * 250, TextOptions(max_new_tokens=10)))
+        next(write(model, tokenizer, "a" * 250, WriteText(max_new_tokens=10)))
 
 
 # ---- Go ----

@@ -15,8 +15,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 
 import hrm_hf  # noqa: F401 - registers the architectures
 from hrm_hf.app import build_app, launch
-from hrm_hf.app.text_tab import TextOptions, text_pieces, write
+from hrm_hf.app.text_tab import text_pieces, write
 from hrm_hf.puzzles.options import shipped_model
+from hrm_hf.text.options import WriteText
 
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the Python package playwright")
@@ -214,7 +215,7 @@ def test_a_maze_is_solved_from_its_rows_and_wrong_rows_are_named(page, checkpoin
 def test_text_is_colored_by_the_halt_steps_of_its_tokens(page, checkpoints):
     tokenizer = AutoTokenizer.from_pretrained(checkpoints["hrm_lm"])
     model = AutoModelForCausalLM.from_pretrained(checkpoints["hrm_lm"]).eval()
-    *_, ids = write(model, tokenizer, "Once", TextOptions(max_new_tokens=128, num_segments=3, exit_criterion="q"))
+    *_, ids = write(model, tokenizer, "Once", WriteText(max_new_tokens=128, num_segments=3, exit_criterion="q"))
     with torch.no_grad():
         depths = model(torch.tensor([ids])).halt_steps[0].tolist()
     open_tab(page, "Text · hrm_lm")

@@ -1,13 +1,10 @@
 """The benchmarks compare like with like: peers of equal size and equal work, FLOPs as torch counts them."""
 
-import json
-import sys
-
 import numpy as np
 import pytest
 import torch
 
-from benchmarks.text import decoding, halting, models, quality, reasoning
+from benchmarks.text import decoding, halting, models, quality
 
 
 EQUAL_SIZE = ("hrm_lm_m4", "hrm_text", "llama", "rlm_mhc", "rlm_mhc_off")
@@ -74,51 +71,3 @@ def test_random_halting_has_the_average_it_was_asked_for():
     steps += thinking
     assert steps.mean().item() == pytest.approx(2.3, abs=0.02)
     assert set(np.unique(steps)) == {2.0, 3.0}
-
-
-def test_models_of_a_seed_see_the_same_questions_and_a_killed_run_goes_on(tmp_path, monkeypatch, capsys):
-    seen = []
-    step = reasoning.train_step
-
-    def noted(model, optimizer, ids, share, args, *, labels, **options):
-        seen.append((model.config.model_type, ids.numpy().tobytes(), labels.numpy().tobytes()))
-        return step(model, optimizer, ids, share, args, labels=labels, **options)
-
-    monkeypatch.setattr(reasoning, "train_step", noted)
-    options = (
-        "--task brackets --size 2 --difficulty 1-2 --models hrm_lm,llama --steps 3 --batch_size 4 --evaluations 1 "
-    )
-    options += f"--test_rows 5 --passes 1,2 --set hidden_size=32 --out {tmp_path}"
-
-    def run(*more):
-        seen.clear()
-        monkeypatch.setattr(sys, "argv", ["reasoning.py", *options.split(), *more])
-        reasoning.main()
-        return json.loads((tmp_path / "lm_reasoning_brackets.json").read_text())
-
-    report = run("--seeds", "0")
-    batches = {name: [batch for kind, *batch in seen if kind == name] for name in ("hrm_lm", "llama")}
-    assert batches["hrm_lm"] == batches["llama"] and len({ids for ids, _ in batches["llama"]}) == 3
-    assert report["models"]["llama"]["parameters"] == pytest.approx(report["models"]["hrm_lm"]["parameters"], rel=0.05)
-    rows = report["summary"]["hrm_lm"]["by_difficulty"]
-    assert {(row["split"], row["passes"]) for row in rows} == {
-        (split, passes) for split in ("test", "beyond") for passes in ("own", 1, 2)
-    }
-    assert "half_width" not in report["summary"]["llama"]["test_cell_accuracy"]  # of one seed
-    report = run("--seeds", "0,1")
-    assert [kind for kind, *_ in seen] == ["hrm_lm"] * 3 + ["llama"] * 3  # seed 1 alone
-    found = report["summary"]["llama"]
-    shares = [run["last"]["test_cell_accuracy"] for run in report["models"]["llama"]["runs"].values()]
-    assert found["test_cell_accuracy"]["mean"] == pytest.approx(np.mean(shares))
-    # Of two values the interval is t(1) s / sqrt(2), and s their distance over sqrt(2).
-    assert found["test_cell_accuracy"]["half_width"] == pytest.approx(12.706 * abs(shares[0] - shares[1]) / 2)
-    assert set(found["minus_first"]) == {
-        f"{split}_{what}_accuracy" for split in ("test", "beyond") for what in ("exact", "cell")
-    }
-    with pytest.raises(SystemExit, match="another model or learning rate"):
-        run("--seeds", "0", "--set", "L_cycles=2")
-    run("--seeds", "0", "--models", "hrm_lm+L_cycles=2")
-    assert [kind for kind, *_ in seen] == ["hrm_lm"] * 3
-    with pytest.raises(SystemExit, match="other settings"):
-        run("--seeds", "0", "--batch_size", "5")
-    assert "| hrm_lm+L_cycles=2 |" in capsys.readouterr().out

@@ -160,7 +160,7 @@ def test_a_data_set_repository_is_read_by_name_and_configuration(read, write, tm
 def test_what_is_not_here_is_named(read, write, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none.jsonl does not exist; expected a file"):
         read("none.jsonl")
-    with pytest.raises(FileNotFoundError, match=r"nobody/nothing is no file or folder here, and the Hub did not"):
+    with pytest.raises(FileNotFoundError, match=r"nobody/nothing is no file or folder"):
         read("nobody/nothing")
     with pytest.raises(ValueError, match=r"a.csv: unknown kind of file '.csv'; expected .jsonl, .json, .txt"):
         read(write("a.csv", "x"))

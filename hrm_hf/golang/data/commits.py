@@ -1,10 +1,10 @@
 """Records from the history of a local git repository: each small commit that changes one Go function.
 
     git log --raw --numstat --> commits with one .go file and at most 40 changed lines
-    git cat-file --batch    --> the file before and after --> the function that changed (`go_edits`)
+    git cat-file --batch    --> the file before and after --> the function that changed (`edits.py`)
 
-Two processes serve the whole history. Nothing is fetched: lazy fetching and every transport are off, and so is
-what a repository's own configuration could start. Dropped, and counted: merges, test files, vendored and generated
+Two processes serve the complete history. Nothing is fetched: lazy fetching and all transports are off, and so are
+programs that the configuration of a repository names. Dropped, and counted: merges, test files, vendored and generated
 files, and commits of bots.
 """
 
@@ -71,7 +71,7 @@ def commit_records(repository: str | Path, dropped: Dropped) -> Iterator[dict[st
 
 
 def repository_name(repository: str | Path) -> str:
-    """owner/name of the repository's origin, or the name of its folder where it has none."""
+    """Return owner/name of the repository's origin, or the name of its folder if it has none."""
     answer = _git(Path(repository), "config", "--get", "remote.origin.url")
     match = re.search(r"([\w.~-]+/)?([\w.-]+?)(\.git)?/*$", answer.stdout.strip())
     if answer.returncode == 0 and match and "/" in answer.stdout and not answer.stdout.startswith(("/", ".")):
@@ -186,7 +186,7 @@ def _log(repository: Path, dropped: Dropped) -> Iterator[_Commit]:
 
 
 def _parse(entry: str) -> _Commit | None:
-    """`sha, author, subject, body` between field marks, then :raw lines with paths, then numbers with paths."""
+    """Parse `sha, author, subject, body` between field marks, then :raw lines with paths, then numbers with paths."""
     fields = entry.split(FIELD)
     if len(fields) != 5:
         return None

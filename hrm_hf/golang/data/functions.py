@@ -69,7 +69,7 @@ def function_records(
 
 
 def source_name(root: str | Path) -> str:
-    """Name of a tree: the version of a Go installation ("go1.19.8"), else the name of the folder."""
+    """Return the name of a tree: the version of a Go installation ("go1.19.8"), else the name of the folder."""
     root = Path(root).expanduser()
     # Debian's src is a link, and its VERSION lies beside the link.
     for place in (root.absolute().parent, root.resolve().parent, *_debian_installation(root)):
@@ -82,7 +82,7 @@ def source_name(root: str | Path) -> str:
 
 
 def _debian_installation(root: Path) -> list[Path]:
-    """/usr/lib/go-1.19 for /usr/share/go-1.19/src."""
+    """Return /usr/lib/go-1.19 for /usr/share/go-1.19/src."""
     return [Path("/usr/lib", root.resolve().parent.name)] if root.resolve().parts[:3] == ("/", "usr", "share") else []
 
 
@@ -104,7 +104,7 @@ def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, 
 
 
 def parse_file(code: str) -> "Node":
-    """The root node of tree-sitter's tree.
+    """Return the root node of tree-sitter's tree.
 
     Raises:
         ImportError: tree-sitter or its Go grammar is missing.
@@ -174,7 +174,7 @@ def declarations(root: "Node") -> Iterator[Declaration]:
 
 
 def comment_text(comments: list["Node"]) -> str:
-    """The text of a run of comments, as `go doc` shows it: no slashes, no directives, no empty lines around it."""
+    """Return the text of comments as `go doc` shows it: no slashes, no directives, no empty lines around it."""
     lines: list[str] = []
     for comment in comments:
         text = text_of(comment)
@@ -190,7 +190,7 @@ def text_of(node: "Node") -> str:
 
 
 def receiver_type(node: "Node") -> str:
-    """Name of the type of a method's receiver, without pointer and type parameters; "" for a function."""
+    """Return the type name of a method's receiver, without pointer and type parameters; "" for a function."""
     receiver = node.child_by_field_name("receiver")
     if receiver is None:
         return ""
@@ -202,7 +202,7 @@ def receiver_type(node: "Node") -> str:
 
 
 def _types_of_package(parsed: list[tuple[GoFile, "Node"]]) -> dict[str, str]:
-    """Declarations of the package's types by name."""
+    """Return the declarations of the package's types by name."""
     declared: dict[str, str] = defaultdict(str)
     for _, root in parsed:
         for node in root.named_children:

@@ -72,7 +72,7 @@ class Schema:
     columns: dict[str, str]
 
     def text(self, row: dict[str, Any], part: str) -> str:
-        """A part of a row; "" if the set has no such column or the row no value; of a list its first entry."""
+        """Return a part of a row ("" if there is none), the first entry of a list."""
         value = row.get(self.columns[part]) if part in self.columns else None
         value = value[0] if isinstance(value, list) and value else value
         return value if isinstance(value, str) else ""
@@ -157,7 +157,7 @@ def _edit(schema: Schema, row: dict[str, Any], identity: str, shared: dict[str, 
 def _functions(
     code: str, doc: str | None, identity: str, shared: dict[str, Any], dropped: Dropped
 ) -> Iterator[dict[str, Any]]:
-    """Records of the documented functions of a text; with `doc`, of its first function, which this documents."""
+    """Yield records of the documented functions of a text; with `doc`, only of the first, which `doc` documents."""
     reason = text_problem(code, doc or "")
     if reason or GENERATED.search(code[:5000]):
         dropped.add(reason or "generated", identity)

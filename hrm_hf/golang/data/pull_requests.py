@@ -146,7 +146,7 @@ def _solution_problem(code: str, validation: dict[str, Any]) -> str | None:
 
 
 def _plan(plan: Any, title: str, body: str, code: str) -> dict[str, Any]:
-    """The original's plan as far as it fits ours; where it has no known intent, one by the title's verb."""
+    """Convert the original's plan; without a known intent, make one by the title's verb."""
     targets = [target for target in _get(plan, "targets", list) if _is_target(target)]
     if not targets:
         targets = [function.target for function in functions_of(code)[0].values()][:1]
@@ -166,7 +166,7 @@ def _is_target(target: Any) -> bool:
 
 
 def _with_feedback(record: dict[str, Any], syntax: Any, tests: Any) -> dict[str, Any]:
-    """The record with its solution as a validated attempt, if anything is known of it."""
+    """Return the record with its solution as a validated attempt, if there is a verdict on it."""
     known = [value if isinstance(value, bool) else None for value in (syntax, tests)]
     if known == [None, None]:
         return record

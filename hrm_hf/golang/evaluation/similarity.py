@@ -1,4 +1,4 @@
-"""How alike two Go codes are: the same after gofmt, or in how many syntax subtrees they agree.
+"""Compare two Go code samples: equal after gofmt, or how many syntax subtrees they share.
 
 Exact match is of whole codes after gofmt; without gofmt it is of their tokens without comments, and the result says
 which it was. Subtree F1 counts the syntax subtrees (tree-sitter) that two codes share, comments apart; it is a measure
@@ -16,7 +16,7 @@ from .metrics import f1_score
 
 
 def exact_matches(codes: Sequence[str], references: Sequence[str]) -> tuple[list[bool], str]:
-    """Which codes equal their references, and after what: "gofmt", or "tokens" where there is no gofmt.
+    """Return which samples equal their references, and after what: "gofmt", or "tokens" without gofmt.
 
     Code that does not parse equals nothing. Where only tokens are compared, comments and the layout say nothing.
     """
@@ -31,7 +31,7 @@ def exact_matches(codes: Sequence[str], references: Sequence[str]) -> tuple[list
 
 
 def code_tokens(code: str) -> tuple[str, ...] | None:
-    """The tokens of a code without its comments and the ends of its lines; None if it does not parse."""
+    """Return the tokens of a sample without comments and line ends; None if it does not parse."""
     root = parse(code).root_node
     if root.has_error:
         return None
@@ -39,7 +39,7 @@ def code_tokens(code: str) -> tuple[str, ...] | None:
 
 
 def subtree_f1(code: str, reference: str) -> float:
-    """2 |A and B| / (|A| + |B|) of the multisets of syntax subtrees, comments apart; 1 for two codes without any.
+    """Return 2 |A and B| / (|A| + |B|) of the multisets of syntax subtrees without comments; 1 if there are none.
 
     A subtree is its node types and the text of its leaves. A changed leaf changes every subtree above it, so that one
     renamed variable in a long function costs more than its share of the tokens.
@@ -50,7 +50,7 @@ def subtree_f1(code: str, reference: str) -> float:
 
 
 def _subtrees(code: str) -> Counter:
-    """Digests of all subtrees with children, the root apart, and how often each occurs."""
+    """Count the digests of all subtrees with children, except the root."""
     found, done, stack = Counter(), {}, [(parse(code).root_node, False)]
     root = stack[0][0].id
     while stack:

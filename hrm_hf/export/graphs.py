@@ -26,6 +26,7 @@ from ..registry import ARCHITECTURES, architecture_of, load_function
 
 
 POSTERIOR = ("log_weights", "loc", "scale_tril")
+REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}  # of the model's output
 
 
 @dataclass
@@ -191,7 +192,7 @@ class PosteriorOfMaps(nn.Module):
 
     def __init__(self, model: PreTrainedModel, outputs: list[str]):
         super().__init__()
-        self.model, self.fields = model, [field_of(name) for name in outputs]
+        self.model, self.fields = model, [REGRESSION_FIELDS.get(name, name) for name in outputs]
 
     def forward(self, pixel_values):
         output = self.model(pixel_values=pixel_values)
@@ -272,11 +273,6 @@ class RecurrentRegressionExporter(RegressionExporter):
     @torch.no_grad()
     def steps_of_torch(self, model: PreTrainedModel) -> torch.Tensor:
         return model(**self.loop_inputs(), halt="adaptive").steps
-
-
-def field_of(output: str) -> str:
-    """The field of `CosmoRegressionOutput` behind an output's name."""
-    return {"posterior_mean": "reported_means", "posterior_std": "reported_stds"}.get(output, output)
 
 
 def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:

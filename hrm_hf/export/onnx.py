@@ -122,15 +122,10 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
         "architecture": network.config.model_type,
         "parameters": network.num_parameters(),
         "opset": opset,
-        "graphs": {f"{name}.onnx": _describe(network, graph) for name, graph in parts.items()},
+        "graphs": {f"{name}.onnx": describe(graph) for name, graph in parts.items()},
         "settings": exporter_of(network.config, type(network).__name__).settings_of(network),
         "versions": {"hrm_hf": __version__, **{name: version(name) for name in LIBRARIES}},
     }
-
-
-def _describe(network: PreTrainedModel, graph: Graph) -> dict[str, Any]:
-    described = describe(network, graph)
-    return {"inputs": described["inputs"], "outputs": described["outputs"]}
 
 
 def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:

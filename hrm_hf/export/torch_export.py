@@ -104,7 +104,8 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
         network = load_exportable(str(model))
         graph = graphs(network)["model"]
         program = export_graph(graph)
-        torch.export.save(program, unfinished, extra_files={META_FILE: json.dumps(describe(network, graph))})
+        meta = {"architecture": network.config.model_type, **describe(graph)}
+        torch.export.save(program, unfinished, extra_files={META_FILE: json.dumps(meta)})
         result = {
             "out": str(out),
             "architecture": network.config.model_type,
@@ -119,17 +120,17 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
     return result
 
 
-def describe(network: PreTrainedModel, graph: Graph) -> dict[str, Any]:
-    """Architecture, and inputs with type and shape, where a dynamic axis has its name."""
-    shapes = {
-        name: [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]
-        for name, value in graph.inputs.items()
-    }
+def describe(graph: Graph) -> dict[str, Any]:
+    """Outputs, and inputs with type and shape, where a dynamic axis has its name."""
     inputs = [
-        {"name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": shapes[name]}
+        {
+            "name": name,
+            "dtype": str(value.dtype).removeprefix("torch."),
+            "shape": [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)],
+        }
         for name, value in graph.inputs.items()
     ]
-    return {"architecture": network.config.model_type, "inputs": inputs, "outputs": graph.outputs}
+    return {"inputs": inputs, "outputs": graph.outputs}
 
 
 @torch.no_grad()

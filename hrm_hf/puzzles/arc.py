@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 
 TRIALS_PER_AUGMENTATION = 5
 TEST_PUZZLES_FILE = "test_puzzles.json"
-CHUNK_ROWS = 8192
+CHUNK_PUZZLES = 2048
 
 
 # Augmentations
@@ -108,16 +108,22 @@ def build_arc(
         tasks: from `read_tasks`.
         num_aug: variants per task besides the original.
         seed: of augmentations and offsets.
-        cache_dir: where the Arrow files go; see `working_folder`. Full ARC needs about 8 GB.
+        cache_dir: where the Arrow files go; a folder in the `datasets` cache that is removed at exit by default. Full
+            ARC needs about 8 GB: set HF_DATASETS_CACHE to choose another disk.
 
     Raises:
         ValueError: no tasks, or a negative `num_aug` or `seed`.
     """
-    from datasets import DatasetDict
+    from datasets import DatasetDict, config
     from tqdm.auto import tqdm
 
     options = build_options(tasks, num_aug, seed)
-    work = working_folder(cache_dir)
+    if cache_dir is None:
+        Path(config.HF_DATASETS_CACHE).mkdir(parents=True, exist_ok=True)
+        cache_dir = tempfile.mkdtemp(prefix="hrm_hf_", dir=config.HF_DATASETS_CACHE)
+        atexit.register(shutil.rmtree, cache_dir, ignore_errors=True)
+    work = Path(cache_dir)
+    work.mkdir(parents=True, exist_ok=True)
     writers = {"train": _SplitWriter(work / "train.arrow")}
     if any(task.evaluated for task in tasks):
         writers["test"] = _SplitWriter(work / "test.arrow")
@@ -134,7 +140,7 @@ def build_arc(
             identifiers.append(name)
         for writer in writers.values():
             writer.end_group()
-    splits = DatasetDict({name: writer.rows.finish() for name, writer in writers.items()})
+    splits = DatasetDict({name: writer.finish() for name, writer in writers.items()})
     return splits, PuzzleInfo("arc", (FRAME, FRAME), VOCAB_SIZE, identifiers=identifiers, options=options)
 
 
@@ -192,69 +198,14 @@ def task_identifiers(task_name: str, identifiers: Sequence[str]) -> dict[int, st
     return {i: name for i, name in enumerate(identifiers) if i and parse_identifier(name)[0] == task_name}
 
 
-class RowWriter:
-    """Stream puzzle rows into an Arrow file and return a memory-mapped `Dataset`; holds one chunk in memory."""
-
-    def __init__(self, path: Path, seq_len: int):
-        from datasets.arrow_writer import ArrowWriter
-
-        self.path = path
-        self.seq_len = seq_len
-        self.features = puzzle_features(seq_len)
-        self.buffer: list[tuple[np.ndarray, ...]] = []
-        self.buffered = 0
-        self.writer = ArrowWriter(features=self.features, path=str(path))
-
-    def write(self, *columns: np.ndarray) -> None:
-        """Appends n rows: arrays in the order of `ROW_COLUMNS`, two of shape [n, S] and three of shape [n]."""
-        self.buffer.append(columns)
-        self.buffered += len(columns[0])
-        if self.buffered >= CHUNK_ROWS:
-            self._flush()
-
-    def finish(self) -> "datasets.Dataset":
-        from datasets import Dataset
-
-        self._flush()
-        self.writer.finalize()
-        return Dataset.from_file(str(self.path))
-
-    def _flush(self) -> None:
-        import pyarrow as pa
-
-        if not self.buffer:
-            return
-        columns = [np.concatenate(parts) for parts in zip(*self.buffer)]
-        grids = [
-            pa.FixedSizeListArray.from_arrays(pa.array(grid.astype(np.int8).reshape(-1)), self.seq_len)
-            for grid in columns[:2]
-        ]
-        scalars = [pa.array(column.astype(np.int32)) for column in columns[2:]]
-        self.writer.write_table(pa.table(dict(zip(ROW_COLUMNS, grids + scalars))))
-        self.buffer, self.buffered = [], 0
-
-
-def working_folder(cache_dir: str | Path | None = None) -> Path:
-    """Where Arrow files of a build live: `cache_dir`, or a folder in the `datasets` cache removed at exit.
-
-    Set HF_DATASETS_CACHE to choose another disk: full ARC needs about 8 GB.
-    """
-    if cache_dir is not None:
-        Path(cache_dir).mkdir(parents=True, exist_ok=True)
-        return Path(cache_dir)
-    from datasets import config
-
-    Path(config.HF_DATASETS_CACHE).mkdir(parents=True, exist_ok=True)
-    folder = Path(tempfile.mkdtemp(prefix="hrm_hf_", dir=config.HF_DATASETS_CACHE))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    return folder
-
-
 class _SplitWriter:
-    """Encodes puzzles and numbers puzzles and groups within one split."""
+    """Stream the encoded puzzles of a split into an Arrow file, in chunks, and number its puzzles and groups."""
 
     def __init__(self, path: Path):
-        self.rows = RowWriter(path, SEQ_LEN)
+        from datasets.arrow_writer import ArrowWriter
+
+        self.path, self.writer = path, ArrowWriter(features=puzzle_features(SEQ_LEN), path=str(path))
+        self.buffer: list[tuple[np.ndarray, ...]] = []
         self.puzzles = self.groups = self.puzzles_at_last_group = 0
 
     def add_puzzle(self, pairs: Sequence[Pair], offsets: Sequence[tuple[int, int]], identifier: int) -> None:
@@ -265,16 +216,33 @@ class _SplitWriter:
                     place_grid(grid, offset, frame)
         inputs, labels = frames.reshape(2, len(pairs), SEQ_LEN)
         labels[labels == PAD_ID] = IGNORE_LABEL
-        scalars = np.repeat(
-            np.array([[identifier], [self.puzzles], [self.groups]], dtype=np.int32), len(pairs), axis=1
-        )
-        self.rows.write(inputs, labels, *scalars)
+        numbers = (identifier, self.puzzles, self.groups)
+        self.buffer.append((inputs, labels, *(np.full(len(pairs), number, dtype=np.int32) for number in numbers)))
         self.puzzles += 1
+        if len(self.buffer) >= CHUNK_PUZZLES:
+            self._flush()
 
     def end_group(self) -> None:
         """The task is done; a split that got none of its pairs does not count it."""
         self.groups += self.puzzles > self.puzzles_at_last_group
         self.puzzles_at_last_group = self.puzzles
+
+    def finish(self) -> "datasets.Dataset":
+        """The memory-mapped rows."""
+        from datasets import Dataset
+
+        self._flush()
+        self.writer.finalize()
+        return Dataset.from_file(str(self.path))
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        if self.buffer:
+            columns = [np.concatenate(parts) for parts in zip(*self.buffer)]
+            grids = [pa.FixedSizeListArray.from_arrays(pa.array(grid.reshape(-1)), SEQ_LEN) for grid in columns[:2]]
+            self.writer.write_table(pa.table(dict(zip(ROW_COLUMNS, grids + columns[2:]))))
+            self.buffer = []
 
 
 def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int, int]]:

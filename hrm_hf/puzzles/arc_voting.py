@@ -14,7 +14,6 @@ Kaggle) gives each task the fraction of its test inputs that are right.
 """
 
 import json
-import logging
 from collections.abc import Sequence
 from math import fsum
 from pathlib import Path
@@ -26,12 +25,8 @@ from .arc import TEST_PUZZLES_FILE
 from .arc_grids import SEQ_LEN, crop_prediction, parse_identifier, undo_augmentation
 
 
-logger = logging.getLogger(__name__)
-
 PASS_AT = (1, 2, 5, 10, 100, 1000)
 ATTEMPTS = 2
-# Kaggle wants a grid for every attempt; this is what its sample submission holds.
-NO_ANSWER = [[0, 0], [0, 0]]
 
 GridKey = tuple[tuple[int, ...], bytes]
 
@@ -122,7 +117,7 @@ class ArcVoting:
             raise ValueError(f"pass@K needs K of at least 1; got {list(ks)}")
         solved = [name for name, task in self.test_puzzles.items() if all("output" in pair for pair in task["test"])]
         if not solved:
-            raise ValueError("no task has solutions to score against; use submission() for hidden tests")
+            raise ValueError("no task has solutions to score against")
         ranks = {name: self._ranks(name) for name in solved}
         scores = {}
         for k in ks:
@@ -136,25 +131,6 @@ class ArcVoting:
             "test_inputs": sum(len(task_ranks) for task_ranks in ranks.values()),
             "test_inputs_without_votes": sum(not votes for votes in inputs),
         }
-
-    def submission(self) -> dict[str, list[dict[str, list[list[int]]]]]:
-        """Kaggle's submission: `{task: [{"attempt_1": grid, "attempt_2": grid}, ...]}`, one entry per test input.
-
-        A single candidate fills both attempts. Empty grids are no attempts; a test input without any gets
-        `[[0, 0], [0, 0]]`, and a warning says how many did.
-        """
-        unanswered, submission = 0, {}
-        for name, task in self.test_puzzles.items():
-            submission[name] = []
-            for i in range(len(task["test"])):
-                grids = [candidate.grid.tolist() for candidate in self.candidates(name, i) if candidate.grid.size]
-                unanswered += not grids
-                grids = grids or [NO_ANSWER]
-                attempts = {f"attempt_{n + 1}": grids[min(n, len(grids) - 1)] for n in range(ATTEMPTS)}
-                submission[name].append(attempts)
-        if unanswered:
-            logger.warning("%d test inputs have no answer; the submission holds %s for them", unanswered, NO_ANSWER)
-        return submission
 
     def _ranks(self, task: str) -> np.ndarray:
         """Place of the right answer among the candidates of each test input (0 is best, infinity if absent)."""

@@ -50,11 +50,7 @@ def rng_of(seed: int | Sequence[int], *key: int) -> np.random.Generator:
 
 
 def generate(
-    size: int,
-    num_puzzles: int,
-    clues: int | Sequence[int],
-    seed: int | Sequence[int] = 0,
-    **options: object,
+    size: int, num_puzzles: int, clues: int | Sequence[int], seed: int | Sequence[int] = 0, **options: object
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield puzzle and solution, uint8 [size * size] each, of `generate_portions`; arguments and errors as there."""
     portions = generate_portions(size, num_puzzles, clues, seed, **options)

@@ -220,11 +220,7 @@ def test_what_cannot_be_exported_is_named(tmp_path, name, message):
     "architecture, overrides, named",
     [
         ("llama", {"hidden_act": "gelu"}, "hidden_act='gelu', expected 'silu'"),
-        (
-            "llama",
-            {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}},
-            "rope_type='linear'",
-        ),
+        ("llama", {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 1e4}}, "'linear'"),
         ("llama", {"attention_bias": True}, "attention_bias=True"),
         ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx=True"),
         ("gpt2", {"activation_function": "relu"}, "activation_function='relu', expected 'gelu_new'"),

@@ -13,10 +13,13 @@ import socket
 import urllib.error
 import urllib.request
 import zipfile
+from dataclasses import fields
 
 import every
 import numpy as np
 import pytest
+
+from hrm_hf.puzzles.options import SolveOptions
 
 
 os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
@@ -25,7 +28,12 @@ gr = pytest.importorskip("gradio", reason="the app needs gradio: pip install hrm
 UPLOAD = 2**20
 API = "/gradio_api"
 BOARD = ["1", *[""] * 15]
-SOLVE = [BOARD, 2, 1, 1, "q", False, 0, 0.2, "start", "q", 0]
+SOLVE_OPTIONS = {
+    "max_steps": 2, "votes": 1, "restarts": 1, "halt": "q", "prefer_valid": False, "seed": 0, "noise": 0.2,
+    "noise_at": "start", "choose": "q", "exit_when_still": 0,
+}  # fmt: skip
+SOLVE_ORDER = [each.name for each in fields(SolveOptions) if each.name in SOLVE_OPTIONS]
+SOLVE = [BOARD, *(SOLVE_OPTIONS[name] for name in SOLVE_ORDER)]
 WRITE = ["Once", 8, 0.8, 1, 0, 0, 2, "fixed", ""]
 INFER = [0.31, 0.81, 0, 0, "convergence", 1, "fixed"]
 
@@ -136,17 +144,17 @@ def test_a_space_and_a_shared_link_know_their_names(monkeypatch):
 # ---- values beyond the controls ----
 
 NUMBERS = {
-    "steps above the slider": ("solve", SOLVE, 1, 10**9),
-    "steps below it": ("solve", SOLVE, 1, -5),
-    "steps that are no number": ("solve", SOLVE, 1, "many"),
-    "votes above": ("solve", SOLVE, 2, 10**6),
-    "restarts above": ("solve", SOLVE, 3, 10**6),
-    "a seed of 10^40": ("solve", SOLVE, 6, 10**40),
-    "a halting rule of none": ("solve", SOLVE, 4, "never"),
-    "a noise that is NaN": ("solve", SOLVE, 7, float("nan")),
-    "noise at no place": ("solve", SOLVE, 8, "end"),
-    "a choice of none": ("solve", SOLVE, 9, "best"),
-    "stillness below 0": ("solve", SOLVE, 10, -1),
+    "steps above the slider": ("solve", SOLVE, "max_steps", 10**9),
+    "steps below it": ("solve", SOLVE, "max_steps", -5),
+    "steps that are no number": ("solve", SOLVE, "max_steps", "many"),
+    "votes above": ("solve", SOLVE, "votes", 10**6),
+    "restarts above": ("solve", SOLVE, "restarts", 10**6),
+    "a seed of 10^40": ("solve", SOLVE, "seed", 10**40),
+    "a halting rule of none": ("solve", SOLVE, "halt", "never"),
+    "a noise that is NaN": ("solve", SOLVE, "noise", float("nan")),
+    "noise at no place": ("solve", SOLVE, "noise_at", "end"),
+    "a choice of none": ("solve", SOLVE, "choose", "best"),
+    "stillness below 0": ("solve", SOLVE, "exit_when_still", -1),
     "a prompt of half a megabyte": ("write", WRITE, 0, "a" * 500_000),
     "tokens above": ("write", WRITE, 1, 10**9),
     "a temperature that is NaN": ("write", WRITE, 2, float("nan")),
@@ -165,6 +173,7 @@ NUMBERS = {
 @pytest.mark.parametrize("name", NUMBERS)
 def test_a_value_outside_its_control_is_refused(name, page):
     event_name, data, place, value = NUMBERS[name]
+    place = 1 + SOLVE_ORDER.index(place) if isinstance(place, str) else place
     found = refusal(ask(page, event(page, event_name), [*data[:place], value, *data[place + 1 :]]))
     assert found, "it was answered"
 

@@ -27,7 +27,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ..hub import HubAddress, HubError, hub_address, pull_checkpoint
 from ..hub.kinds import PUZZLE_SOLVER, load_config
-from ..io.readers import load_json
+from ..io.readers import load_json, load_yaml
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .dataset import IDENTIFIERS_FILE
@@ -42,7 +42,6 @@ from .original_config import (
     find_sizes,
     original_arch,
     presets_of,
-    read_run,
     with_arch,
 )
 from .original_tensors import (
@@ -105,7 +104,7 @@ def convert_original(
     table = state.get("puzzle_emb.weights")
     rows, columns = table.shape if table is not None and table.dim() == 2 else (1, 0)
     fields = config_fields({"puzzle_emb_ndim": columns} | run["arch"], architecture, place)
-    sizes = find_sizes(seq_len, vocab_size, state, fields, run, architecture)
+    *sizes, seq_len_from = find_sizes(seq_len, vocab_size, state, fields, run, architecture)
     our_config = _our_config(run["arch"], fields, sizes, rows, architecture, place)
     tensors = _fit(state, our_config, architecture, f"{weights_file} and {place}")
     identifiers = _find_identifiers(weights_file.parent, data_folders(run), our_config)
@@ -128,7 +127,7 @@ def convert_original(
         "identifiers_file": str(identifiers) if identifiers else None,
         "vocab_size": our_config.vocab_size,
         "seq_len": our_config.seq_len,
-        "seq_len_from": sizes.seq_len_from,
+        "seq_len_from": seq_len_from,
         "task": our_config.task,
         "forward_dtype": our_config.forward_dtype,
     }
@@ -201,7 +200,7 @@ def _find_run(
         return {"arch": arch_of_preset(str(config), architecture)}, f"preset {config}"
     beside = [weights.with_name(name) for name in _config_names(weights.name)] if config is None else [Path(config)]
     if found := next((file for file in beside if file.is_file()), None):
-        return read_run(found), found
+        return with_arch(load_yaml(found), str(found)), found
     if stored is not None:
         place = f"the configuration in {weights}"
         return with_arch(stored, place), place
@@ -237,16 +236,17 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 
 
 def _our_config(
-    arch: dict[str, Any], fields: dict[str, Any], sizes: Any, rows: int, architecture: str, place: str | Path
+    arch: dict[str, Any], fields: dict[str, Any], sizes: list[int], rows: int, architecture: str, place: str | Path
 ) -> HrmPuzzleConfig:
+    seq_len, vocab_size = sizes
     if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # there it only says that there is a table
-        fields["puzzle_emb_ndim"] = fields["hidden_size"] + sizes.vocab_size
-    task, grid_shape, box_shape = guess_task(sizes.seq_len, sizes.vocab_size)
+        fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
+    task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     if task == "generic":
-        board = {"grid_shape": board_of(arch, sizes.seq_len, fields["pos_encodings"])}
+        board = {"grid_shape": board_of(arch, seq_len, fields["pos_encodings"])}
     else:
         board = {"task": task, "grid_shape": list(grid_shape), "box_shape": list(box_shape) if box_shape else None}
-    known = {"seq_len": sizes.seq_len, "vocab_size": sizes.vocab_size, "num_puzzle_identifiers": rows}
+    known = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": rows}
     try:
         return ARCHITECTURES[architecture].config(**fields, **board, **known)
     except StrictDataclassError as error:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..io.readers import load_json, load_yaml
+from ..io.readers import load_json
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
 from ..models.configuration_trm_puzzle import TrmPuzzleConfig
@@ -90,11 +90,6 @@ ARCHITECTURES = {
         ("rope", "rope2d", "learned"), OPTIONAL | SE_RRM_FIELDS, {"H_layers": 0}, other_positions="learned",
     ),
 }  # fmt: skip
-
-
-def read_run(file: Path) -> dict[str, Any]:
-    """Read a configuration file: the fields of a run, with `arch`; errors as `with_arch`."""
-    return with_arch(load_yaml(file), str(file))
 
 
 def with_arch(run: Any, place: str) -> dict[str, Any]:
@@ -224,14 +219,6 @@ def parse_field(value: Any, kind: type, name: str, place: str | Path) -> Any:
 # Sizes
 
 
-class Sizes(NamedTuple):
-    """Cells and tokens of a puzzle, and where the number of cells is from."""
-
-    seq_len: int
-    vocab_size: int
-    seq_len_from: str
-
-
 def find_sizes(
     seq_len: int | None,
     vocab_size: int | None,
@@ -239,8 +226,10 @@ def find_sizes(
     fields: dict[str, Any],
     run: dict[str, Any],
     architecture: str,
-) -> Sizes:
-    """The sizes as given, else of the weights, the configuration, its data folder, or the only task that agrees.
+) -> tuple[int, int, str]:
+    """Cells and tokens of a puzzle, and where the cells are from.
+
+    As given, else of the weights, the configuration, its data folder, or the only task that agrees.
 
     A task that only the vocabulary tells is a guess, and a warning: 12 tokens need not be ARC's 900 cells.
 
@@ -250,14 +239,10 @@ def find_sizes(
         fields: ours, as `config_fields` returns them. run: the configuration.
 
     Raises:
-        ValueError: a size is unknown, or one in the configuration is not a number.
+        ValueError: a size is unknown.
     """
     arch, data = run["arch"], data_folders(run)
-    told = {
-        name: parse_field(arch[name], int, name, "the configuration")
-        for name in ("seq_len", "vocab_size", "board_height", "board_width")
-        if arch.get(name)
-    }
+    told = {name: arch[name] for name in ("seq_len", "vocab_size", "board_height", "board_width") if arch.get(name)}
     of_weights, tokens, tensor = _sizes_of_weights(state, fields, architecture)
     if tokens and told.get("vocab_size", tokens) != tokens:
         logger.warning(
@@ -281,7 +266,7 @@ def find_sizes(
     place, seq_len = next(((place, count) for place, count in cells if count), ("", None))
     if not (seq_len and vocab_size):
         place, seq_len, vocab_size = _guess(place, seq_len, vocab_size, data)
-    return Sizes(seq_len, vocab_size, place)
+    return seq_len, vocab_size, place
 
 
 def _sizes_of_weights(

@@ -1,28 +1,10 @@
-"""Options of `hrm-hf launch`, `recommend` and `preflight`, and the names of models that `launch` takes.
-
-`hrm-hf slurm` has its own options in `slurm.py`. A model is a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml),
-a preset of ours, or a model type of transformers; names are looked up without the libraries that build models.
-"""
+"""Options of `hrm-hf launch`, `recommend` and `preflight`; those of `hrm-hf slurm` are `slurm.SlurmJob`."""
 
 from dataclasses import dataclass
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Literal
 
 from ..io.options import Options, option
 from ..io.usage import UsageError, parse_memory
-from ..resources import ROOT
-
-
-RECIPES = ROOT / "training" / "recipes"
-# Those of `planner.known_models`, which loads every architecture to find them.
-MODELS = (
-    "gpt2", "gpt2-125m", "hrm-lm-100m", "hrm-lm-10m-byte", "hrm-lm-1b", "hrm-lm-25m", "hrm-lm-350m", "hrm-lm-50m",
-    "hrm-lm-books-cpu", "hrm-lm-loop-100m", "hrm-lm-loop-10m-byte", "hrm-lm-loop-25m", "hrm-lm-loop-50m",
-    "hrm-lm-loop-books-cpu", "hrm-lm-loop-shakespeare-cpu", "hrm-lm-reasoning-cpu", "hrm-lm-shakespeare-cpu",
-    "hrm-text-50m", "llama", "llama-50m", "rlm-mhc-base", "rlm-mhc-base-aligned", "rlm-mhc-large",
-    "rlm-mhc-large-aligned", "rlm-mhc-small",
-)  # fmt: skip
 
 
 def memory_bytes(text: str, flag: str) -> int:
@@ -36,25 +18,6 @@ def memory_bytes(text: str, flag: str) -> int:
 def both(name: str) -> tuple[str, str]:
     """Both spellings of a flag: the guide's launcher has underscores, our other commands have hyphens."""
     return f"--{name}", f"--{name.replace('_', '-')}"
-
-
-def recipe_of(model: str) -> Path | None:
-    """The recipe of that name, if there is one."""
-    path = RECIPES / f"{model.replace('-', '_')}.yaml"
-    return path if path.exists() else None
-
-
-def is_unknown(model: str) -> bool:
-    """Whether nothing has that name.
-
-    A word that stands in transformers' table of model types, here read as text, need not be one: that is for
-    `planner.run_values` to say.
-    """
-    if model in MODELS or recipe_of(model):
-        return False
-    package = find_spec("transformers")
-    table = Path(package.origin).parent / "models" / "auto" / "auto_mappings.py" if package else None
-    return table is not None and table.is_file() and f'"{model}"' not in table.read_text(encoding="utf-8")
 
 
 @dataclass(kw_only=True)
@@ -100,8 +63,6 @@ class LaunchOptions(Options):
         if (self.gpu_memory or self.gpu_capability) and not self.dry_run:
             raise UsageError("--gpu_memory and --gpu_capability describe GPUs that are not here; add --dry_run")
         _ = self.memory, self.capability
-        if is_unknown(self.model):
-            raise UsageError(f"model={self.model!r}: unknown; choose one of {', '.join(MODELS)}", "--model")
 
     @property
     def memory(self) -> int | None:

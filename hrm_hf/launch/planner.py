@@ -27,13 +27,14 @@ from ..hub.kinds import LANGUAGE_MODEL, load_config
 from ..io.readers import load_yaml
 from ..io.usage import UsageError
 from ..registry import ARCHITECTURES
-from ..resources import resource, typed_path
+from ..resources import ROOT, resource, typed_path
 from ..text.arguments import LmDataArguments, LmTrainingArguments
 from ..trainer.recipes import ModelArguments, build_config
 from .memory import GIB, ModelShape, largest_batch, model_shape, training_memory, usable_memory
-from .options import RECIPES, LaunchOptions, recipe_of
+from .options import LaunchOptions
 
 
+RECIPES = ROOT / "training" / "recipes"
 BF16_CAPABILITY = (8, 0)  # Ampere: the first with bfloat16 arithmetic
 CHECKPOINTING_FROM = 99_000_000  # the guide checkpoints its 100m model; ours has 99,976,706 parameters
 REFERENCE_BATCH = 16  # sequences an optimizer step takes if nothing says otherwise
@@ -144,7 +145,8 @@ def given_flags(flags: Sequence[str]) -> dict[str, str]:
 def run_values(model: str, flags: Sequence[str]) -> dict[str, Any]:
     """Options of run_clm.py as recipe and flags give them, the model's own among them.
 
-    A model is a recipe (`names.py`), else a preset of one of our configs, else a model type of transformers.
+    A model is a recipe (hrm-lm-50m is training/recipes/hrm_lm_50m.yaml), a preset of one of our configs, or a model
+    type of transformers.
 
     Raises:
         UsageError: no such model.
@@ -152,8 +154,8 @@ def run_values(model: str, flags: Sequence[str]) -> dict[str, Any]:
     """
     given = given_flags(flags)
     values: dict[str, Any] = {}
-    recipe = given.get("recipe") or recipe_of(model)
-    if recipe:
+    recipe = given.get("recipe") or RECIPES / f"{model.replace('-', '_')}.yaml"
+    if "recipe" in given or recipe.exists():
         values = load_yaml(recipe)
         if not isinstance(values, dict):
             raise ValueError(f"{recipe} must be a mapping of option: value, it is a {type(values).__name__}")

@@ -7,16 +7,10 @@ import pytest
 from hrm_hf.golang.options import GoValidator, RepairMode
 from hrm_hf.golang.validators.go_validators import VALIDATORS
 from hrm_hf.io.usage import UsageError
-from hrm_hf.launch.options import MODELS
-from hrm_hf.launch.planner import known_models
 from hrm_hf.models.early_exit import EXIT_CRITERIA
 from hrm_hf.models.edits_hrm_go_coder import REPAIR_MODES
 from hrm_hf.text.options import Exit, ReasoningTask, ThinkingOptions
 from hrm_hf.text.reasoning.tasks import TASKS
-
-
-def test_the_launcher_names_the_models_that_there_are():
-    assert list(MODELS) == known_models()
 
 
 @pytest.mark.parametrize(

@@ -139,13 +139,6 @@ def test_a_model_that_never_prefers_halting_stops_at_the_last_step(architecture)
     assert halted == [False, False, True]
 
 
-def test_exploration_keeps_a_model_from_halting_at_its_first_step():
-    model = tiny.model("hrm", undecided=False, halt_exploration_prob=1.0).train()
-    with torch.no_grad():
-        model.q_head.bias.copy_(torch.tensor([5.0, -5.0]))
-    assert not model(**tiny.batch()).carry.halted.any()
-
-
 def test_a_slot_that_goes_on_keeps_its_state_and_one_that_halted_restarts():
     model = tiny.model("hrm")
     batch, other = tiny.batch(), tiny.batch(seed=2)

@@ -12,14 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import yaml
-from accelerate import Accelerator, debug_launcher
-from accelerate.state import AcceleratorState, PartialState
-from datasets import Dataset
-from torch.utils.data import DataLoader
-from transformers import AutoModelForCausalLM, AutoTokenizer, default_data_collator
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_hf.io.sources import BadLineError
-from hrm_hf.text.packing import Packing, pack_stream
 
 
 SCRIPT = Path(__file__).parents[2] / "training" / "run_clm.py"
@@ -171,27 +166,3 @@ def test_a_broken_line_stops_the_run_or_is_counted_in_the_results(run, data):
 def test_a_run_without_text_says_what_to_give(run):
     with pytest.raises(ValueError, match="no training text: give --train_data"):
         run("run", train_data=None)
-
-
-def read_a_stream(folder: str) -> None:
-    """In each of two processes: the rows that accelerate's default loader gives this process."""
-    for state in (AcceleratorState, PartialState):  # the parent's, which is one process
-        state._reset_state()
-    accelerator = Accelerator(cpu=True)
-    rows = Dataset.from_dict({"input_ids": [[number] for number in range(13)]}).to_iterable_dataset()
-    blocks = pack_stream(rows, Packing(1, 0)).with_format("torch")
-    loader = accelerator.prepare(DataLoader(blocks, batch_size=2, collate_fn=default_data_collator))
-    mine = [batch["input_ids"].flatten().tolist() for batch in loader]
-    Path(folder, f"{accelerator.process_index}.json").write_text(json.dumps([accelerator.num_processes, mine]))
-
-
-def test_two_processes_share_a_stream_in_as_many_steps(tmp_path):
-    debug_launcher(read_a_stream, (str(tmp_path),), num_processes=2)
-    parts = [json.loads((tmp_path / f"{rank}.json").read_text()) for rank in range(2)]
-    assert [processes for processes, _ in parts] == [2, 2]
-    (_, first), (_, second) = parts
-    assert len(first) == len(second) == 4
-    rows = [row for part in (first, second) for batch in part for row in batch]
-    # 13 rows for 2 x 2 a step: the last step is filled up, everything before is there once.
-    assert set(rows) == set(range(13)) and len(rows) <= 16
-    assert sorted(row for part in (first, second) for batch in part[:3] for row in batch) == list(range(12))

@@ -161,7 +161,7 @@ def test_more_gpus_than_there_are_is_an_error(monkeypatch):
 
 @pytest.mark.parametrize(
     "flags",
-    [("--model", "hrm-lm-51m"), ("--model", "hrm-lm-50m", "--cpu", "--gpus", "2"), (),
+    [("--model", "hrm-lm-51m", "--dry_run"), ("--model", "hrm-lm-50m", "--cpu", "--gpus", "2"), (),
      ("--model", "gpt2", "--gpus", "x"), ("--model", "gpt2", "--processes", "2"),
      ("--model", "gpt2", "--gpu_memory", "24GB"), ("--model", "gpt2", "--dry_run", "--gpu_memory", "much")],
 )  # fmt: skip

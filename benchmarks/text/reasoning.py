@@ -27,8 +27,7 @@ from hrm_hf.text.options import BuildReasoning
 from hrm_hf.text.reasoning.build import ReasoningInfo, describe_task, draw_each
 from hrm_hf.text.reasoning.evaluation import SPLITS, depth_argument, evaluate_rows
 from hrm_hf.text.reasoning.rows import draw_rows
-from hrm_hf.text.reasoning.symbols import WORDS, reasoning_tokenizer
-from hrm_hf.text.reasoning.tasks import TASKS
+from hrm_hf.text.reasoning.tasks import TASKS, WORDS, reasoning_tokenizer
 from hrm_hf.trainer.recipes import checked_overrides, library_versions
 
 from ..report import interval, machine, make_parser

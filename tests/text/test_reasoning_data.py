@@ -15,8 +15,7 @@ from hrm_hf.io.usage import UsageError
 from hrm_hf.text.options import BuildReasoning
 from hrm_hf.text.reasoning.build import build_reasoning, load_reasoning_info
 from hrm_hf.text.reasoning.rows import draw_rows, readable
-from hrm_hf.text.reasoning.symbols import ID, WORDS, reasoning_tokenizer
-from hrm_hf.text.reasoning.tasks import NOT_ASKED, TASKS
+from hrm_hf.text.reasoning.tasks import ID, NOT_ASKED, TASKS, WORDS, reasoning_tokenizer
 
 
 ANSWERS = [(name, answers) for name, task in TASKS.items() for answers in task.asks]

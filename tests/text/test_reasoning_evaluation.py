@@ -28,8 +28,7 @@ from hrm_hf.text.reasoning.build import build_reasoning
 from hrm_hf.text.reasoning.corpus import is_reasoning_data, load_reasoning_corpus
 from hrm_hf.text.reasoning.evaluation import evaluate_rows
 from hrm_hf.text.reasoning.rows import draw_rows
-from hrm_hf.text.reasoning.symbols import ID, WORDS, reasoning_tokenizer
-from hrm_hf.text.reasoning.tasks import TASKS
+from hrm_hf.text.reasoning.tasks import ID, TASKS, WORDS, reasoning_tokenizer
 
 
 ROOT = Path(__file__).parents[2]

@@ -20,16 +20,22 @@ import numpy as np
 from ...io.complete_files import complete_file, write_text
 from ...io.usage import UsageError, as_usage_errors
 from ..options import BuildReasoning
-from .card import data_card
-from .rows import PAD_ID, Rows, arrow_table, below, draw_rows, features, fingerprints, wider
-from .symbols import reasoning_tokenizer
-from .tasks import NOT_ASKED, TASKS, Task
+from .rows import FILLING, PAD_ID, Rows, below, draw_rows, fingerprints, readable, wider
+from .tasks import NOT_ASKED, TASKS, Task, reasoning_tokenizer
 
 
 INFO_FILE = "reasoning.json"
 GENERATOR_VERSION = 1  # raise it when the same seed gives other rows
 SPLITS = ("train", "validation", "test", "beyond")
 BLOCK = 1024  # rows that are drawn with one seed
+COLUMNS = {
+    "input_ids": "words as ids of the tokenizer beside this file: BOS, the question, EOS, padding on the right",
+    "labels": "the answer that is read one place before, as causal models of transformers shift labels; -100 where "
+    "nothing is asked",
+    "steps": "steps that the label at the same place takes; 0 where nothing is asked",
+    "difficulty": "of the whole row",
+    "text": "the row for people: each word, with `=` and the answer where one is asked for",
+}
 
 
 @dataclass
@@ -230,20 +236,20 @@ def _table(info: ReasoningInfo, splits: dict[str, Rows], trained: np.ndarray) ->
 def save_reasoning_dataset(splits: dict[str, Rows], info: ReasoningInfo, out: Path) -> None:
     """Writes the folder that the header of this module describes; `reasoning.json` last, when the rest is complete."""
     for name, rows in splits.items():
-        _write_split(rows, out / "data" / f"{name}-00000.parquet", name)
+        _write_split(rows, out / "data" / f"{name}-00000.parquet")
     reasoning_tokenizer().save_pretrained(out)
     write_text(out / "README.md", data_card(info, {name: len(rows["difficulty"]) for name, rows in splits.items()}))
     write_text(out / INFO_FILE, json.dumps(asdict(info), indent=1) + "\n")
 
 
-def _write_split(rows: Rows, file: Path, name: str) -> None:
-    import pyarrow.parquet as pq
-    from tqdm.auto import tqdm
+def _write_split(rows: Rows, file: Path) -> None:
+    from datasets import Dataset, Features, List, Value
 
-    schema = features().arrow_schema
-    with complete_file(file) as stream, pq.ParquetWriter(stream, schema) as writer:
-        for start in tqdm(range(0, len(rows["difficulty"]), BLOCK), desc=f"Writing {name}", leave=False, disable=None):
-            writer.write_table(arrow_table({key: column[start : start + BLOCK] for key, column in rows.items()}))
+    lists = {name: List(Value("int32")) for name in FILLING}
+    features = Features({**lists, "difficulty": Value("int32"), "text": Value("string")})
+    columns = {name: rows[name].astype(np.int32) for name in (*FILLING, "difficulty")} | {"text": readable(rows)}
+    with complete_file(file) as stream:
+        Dataset.from_dict(columns, features=features).to_parquet(stream)
 
 
 def load_reasoning_info(source: str | Path) -> ReasoningInfo:
@@ -268,3 +274,57 @@ def load_reasoning_info(source: str | Path) -> ReasoningInfo:
         raise ValueError(f"{file} was not written by this version; build the data set again")
     pairs = {name: tuple(content[name]) for name in ("trained", "beyond") if content[name] is not None}
     return ReasoningInfo(**content | pairs)
+
+
+def data_card(info: ReasoningInfo, sizes: dict[str, int]) -> str:
+    """README.md of a set.
+
+    Args:
+        sizes: rows of each split.
+    """
+    from huggingface_hub import DatasetCardData
+
+    task = info.make_task()
+    files = [{"split": name, "path": f"data/{name}-*.parquet"} for name in sizes]
+    data = DatasetCardData(
+        pretty_name=f"{task.title}: {info.size} {task.size_is}",
+        license="cc0-1.0",
+        task_categories=["text-generation"],
+        tags=["reasoning", "synthetic", info.task],
+        configs=[{"config_name": "default", "data_files": files}],
+    )
+    explained = "\n".join(line.strip() for line in type(task).__doc__.strip().splitlines())
+    columns = "".join(f"| {name} | {what} |\n" for name, what in COLUMNS.items())
+    rows = "".join(f"| {name} | {count:,} | {_shown(info, name)} |\n" for name, count in sizes.items())
+    table = "".join(
+        f"| {row['difficulty']} | {row['split']} | {row['rows']:,} | {row['words']} | {row['cells']} | "
+        f"{row['chance']:.1%} | {row['seen']:.1%} |\n"
+        for row in info.table
+    )
+    return (
+        f"---\n{data}\n---\n\n# {task.title}: {info.size} {task.size_is}\n\n{explained}\n\n"
+        "Made by a program, without text of people. An answer is read in one forward pass, and none is fed back.\n\n"
+        f"| split | rows | {task.difficulty_is} |\n|---|---|---|\n{rows}\n"
+        f"| column | what it is |\n|---|---|\n{columns}\n"
+        f"## Difficulty\n\nThe difficulty is the number of {task.difficulty_is}. Cells are the answers of a row; "
+        "chance is the share of them that the most frequent answer has; seen is the share of rows whose question is "
+        "in the training data too, which happens where there are few questions.\n\n"
+        f"| {task.difficulty_is} | split | rows | words | cells | chance | seen |\n{'|---' * 7}|\n{table}\n"
+        f"## How it was made\n\n```bash\n{build_command(info)} --out DIR\n```\n\nThe same options give the same rows "
+        f"on every machine (version {info.generator_version} of the generator).\n"
+    )
+
+
+def _shown(info: ReasoningInfo, split: str) -> str:
+    low, high = info.difficulties(split)[0], info.difficulties(split)[-1]
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def build_command(info: ReasoningInfo) -> str:
+    """The command that makes the set again, but for --out."""
+    spans = {name: "none" if span is None else "-".join(map(str, span)) for name, span in
+             {"difficulty": info.trained, "beyond": info.beyond}.items()}  # fmt: skip
+    options = {"size": info.size, **spans, "answers": info.answers, "queries": info.queries}
+    options |= {f"num-{name}": count for name, count in info.rows.items()} | {"seed": info.seed}
+    written = (f"--{name} {value}" for name, value in options.items() if value is not None)
+    return f"hrm-hf data reasoning {info.task} {' '.join(written)}"

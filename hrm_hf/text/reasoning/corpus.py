@@ -10,7 +10,7 @@ from ..arguments import LmDataArguments
 from ..corpus import TextCorpus
 from .build import INFO_FILE, ReasoningInfo, load_reasoning_info
 from .rows import FILLING
-from .symbols import ID
+from .tasks import ID
 
 
 if TYPE_CHECKING:

@@ -1,44 +1,17 @@
 """Rows of the reasoning suite: questions as a causal language model reads them, and as people do."""
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..byte_tokenizer import BOS, EOS, PAD
-from .symbols import ID, WORDS
-from .tasks import NOT_ASKED, Questions, Task
+from .tasks import ID, NOT_ASKED, WORDS, Questions, Task
 
-
-if TYPE_CHECKING:
-    import datasets
-    import pyarrow as pa
 
 Rows = dict[str, np.ndarray]
 PAD_ID = ID[PAD]
 REDRAWS = 20  # of rows that are taken
 FILLING = {"input_ids": PAD_ID, "labels": NOT_ASKED, "steps": 0}
-
-
-def features() -> "datasets.Features":
-    """The columns of a row."""
-    from datasets import Features, List, Value
-
-    lists = {name: List(Value("int32")) for name in FILLING}
-    return Features({**lists, "difficulty": Value("int32"), "text": Value("string")})
-
-
-def arrow_table(rows: Rows) -> "pa.Table":
-    """Rows with their text, as `features` says."""
-    import pyarrow as pa
-
-    count, length = rows["input_ids"].shape
-    offsets = pa.array(np.arange(count + 1, dtype=np.int32) * length)
-    columns = {
-        name: pa.ListArray.from_arrays(offsets, pa.array(rows[name].astype(np.int32).ravel())) for name in FILLING
-    }
-    columns |= {"difficulty": pa.array(rows["difficulty"].astype(np.int32)), "text": pa.array(readable(rows))}
-    return pa.table(columns).cast(features().arrow_schema)
 
 
 def readable(rows: Rows) -> list[str]:

@@ -43,12 +43,12 @@ class GoDataArguments:
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
         if self.on_bad_line not in ("stop", "skip"):
-            raise ValueError(f"on_bad_line={self.on_bad_line!r} is not one of stop, skip")
+            raise ValueError(f"on_bad_line={self.on_bad_line!r}: must be stop or skip")
         if self.repair_mode not in REPAIR_MODES:
-            raise ValueError(f"repair_mode={self.repair_mode!r} is not one of {', '.join(REPAIR_MODES)}")
+            raise ValueError(f"repair_mode={self.repair_mode!r}: must be one of {', '.join(REPAIR_MODES)}")
         for name in ("max_train_samples", "max_eval_samples", "max_length", *BUDGETS):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
 
     def budgets(self, positions: bool = True) -> dict[str, int]:
         """Returns budgets for `GoStreamBuilder`; without `positions` the segments' alone, as in a Go config."""
@@ -99,11 +99,11 @@ class GoTrainingArguments(LmTrainingArguments):
         super().__post_init__()
         for name in ("refinement_warmup", "refinement_ramp", "validation_frequency", *LOSS_WEIGHTS):
             if getattr(self, name) is not None and getattr(self, name) < 0:
-                raise ValueError(f"{name}={getattr(self, name)} must be 0 or more")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 0")
         for name in ("validation_prompts", "validation_max_new_tokens"):
             if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
         if self.validator not in VALIDATOR_CHOICES:
-            raise ValueError(f"validator={self.validator!r} is not one of {', '.join(VALIDATOR_CHOICES)}")
+            raise ValueError(f"validator={self.validator!r}: must be one of {', '.join(VALIDATOR_CHOICES)}")
         if self.replay_file and not self.validation_frequency:
-            raise ValueError(f"replay_file={self.replay_file!r} needs --validation_frequency")
+            raise ValueError(f"replay_file={self.replay_file!r}: needs --validation_frequency")

@@ -146,15 +146,15 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
         super().validate_architecture()
         if self.unified != (self.generator_layers == 0):
             raise ValueError(
-                f"unified={self.unified} with generator_layers={self.generator_layers}: a unified model has no layers "
-                "of a generator, every other one has"
+                f"unified={self.unified}, generator_layers={self.generator_layers}: a unified model has no generator "
+                "layers; every other model needs some"
             )
         if self.unified and self.generator_cycles != 1:
             raise ValueError(f"generator_cycles={self.generator_cycles}: a unified model has no generator")
         if self.repair_mode not in REPAIR_MODES:
-            raise ValueError(f"repair_mode={self.repair_mode!r} is not one of {REPAIR_MODES}")
+            raise ValueError(f"repair_mode={self.repair_mode!r}: must be one of {', '.join(REPAIR_MODES)}")
         if self.repair_mode == "edits" and not self.tagged:
-            raise ValueError("repair_mode='edits' with tagged=False: edits are written in tags; use 'rewrite'")
+            raise ValueError("repair_mode='edits', tagged=False: edits are written in tags; use 'rewrite'")
 
     @property
     def cache_slots(self) -> dict[str, int]:

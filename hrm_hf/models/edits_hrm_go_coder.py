@@ -78,7 +78,7 @@ def edits_between(before: str, after: str, prefix: str = "") -> list[Edit]:
     """
     for name, code in (("before", before), ("after", after)):
         if not code.startswith(prefix):
-            raise ValueError(f"{name} begins with {code[: len(prefix)]!r}; expected the prefix {prefix!r}")
+            raise ValueError(f"{name}={code[: len(prefix)]!r}...: must begin with the prefix {prefix!r}")
     old, new = before.split("\n"), after.split("\n")
     # The ends first: difflib takes the longest run that two texts share, which need not be the one that was kept.
     head = _shared(old, new)

@@ -82,7 +82,7 @@ class Feedback:
 
     def __post_init__(self):
         if self.category not in CATEGORIES:
-            raise ValueError(f"category={self.category!r} is not one of {', '.join(CATEGORIES)}")
+            raise ValueError(f"category={self.category!r}: must be one of {', '.join(CATEGORIES)}")
 
     @classmethod
     def of_record(cls, values: dict[str, Any]) -> "Feedback":
@@ -182,7 +182,7 @@ def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Ite
     ids = [TOKEN_IDS["<PLAN>"], _special(f"<INTENT:{intent}>", "intent", intent, INTENTS)]
     for target in targets:
         kind, _, name = target.partition(":")
-        ids += [_special(f"<TARGET:{kind}>", "target kind", kind, TARGET_KINDS), *encode_text(tokenizer, name)]
+        ids += [_special(f"<TARGET:{kind}>", "target", kind, TARGET_KINDS), *encode_text(tokenizer, name)]
     for step in steps:
         ids += [TOKEN_IDS["<STEP>"], *encode_text(tokenizer, step)]
     return [*ids, TOKEN_IDS["</PLAN>"]]
@@ -260,5 +260,5 @@ def _segment(tokenizer: Any, name: str, text: str) -> list[int]:
 
 def _special(token: str, what: str, value: str, allowed: tuple[str, ...]) -> int:
     if token not in TOKEN_IDS:
-        raise ValueError(f"{what} {value!r} is not one of {', '.join(allowed)}")
+        raise ValueError(f"{what}={value!r}: must be one of {', '.join(allowed)}")
     return TOKEN_IDS[token]

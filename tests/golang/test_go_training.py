@@ -423,5 +423,5 @@ def test_held_out_prompts_never_enter_the_replay_file(tmp_path):
 
 def test_weights_of_raw_text_are_not_trained_with_a_tokenizer_whose_tags_they_do_not_know(tmp_path):
     tiny_go.model(tagged=False).save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match="has tagged=False, but the vocabulary of the tokenizer starts with"):
+    with pytest.raises(ValueError, match="tagged=False"):
         load_causal_lm(ModelArguments(model_name_or_path=str(tmp_path)), tiny_go.tokenizer(), block_size=64)

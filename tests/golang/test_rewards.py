@@ -80,7 +80,7 @@ def test_tests_are_believed_only_if_the_harness_confirms_them():
     said = [right, wrong, leaves, "func Add(", ""]
     batch = {"prompts": [""] * 5, "completions": said, "completion_ids": [[]] * 5}
     assert reward(**batch, tests=[TESTS] * 5) == [1, 0, 0, 0, 0]
-    with pytest.raises(ValueError, match='rows have no "tests"'):
+    with pytest.raises(ValueError, match="reward go-tests"):
         reward(**batch)
 
 
@@ -100,5 +100,5 @@ def test_other_names_are_refused(name, message):
 
 
 def test_a_run_without_reward_is_refused():
-    with pytest.raises(ValueError, match="no reward: give --reward"):
+    with pytest.raises(ValueError, match="reward"):
         reward_functions(RewardArguments().reward, byte_tokenizer())

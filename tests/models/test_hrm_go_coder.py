@@ -63,20 +63,17 @@ def test_base_is_the_default_and_a_fifth_of_gpt2_with_its_vocabulary():
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"planner_layers": 0}, "planner_layers=0; expected a whole number from 1"),
-        ({"generator_cycles": 0}, "generator_cycles=0; expected a whole number from 1"),
-        ({"generator_layers": 0}, "unified=False with generator_layers=0"),
-        ({"unified": True}, "unified=True with generator_layers=8"),
-        ({"unified": True, "generator_layers": 0, "generator_cycles": 2}, "a unified model has no generator"),
-        ({"max_refinement_iterations": 6}, "max_refinement_iterations=6; expected a whole number from 1 to 5"),
-        ({"refinement_threshold": 1.5}, "refinement_threshold=1.5; expected a number from 0 to 1"),
-        ({"refinement_class_weights": [1.0, 1.0]}, "refinement_class_weights has 2 entries; expected 3"),
+        ({"planner_layers": 0}, "planner_layers=0"),
+        ({"generator_cycles": 0}, "generator_cycles=0"),
+        ({"generator_layers": 0}, "unified=False"),
+        ({"unified": True}, "unified=True"),
+        ({"unified": True, "generator_layers": 0, "generator_cycles": 2}, "generator_cycles=2"),
+        ({"max_refinement_iterations": 6}, "max_refinement_iterations=6"),
+        ({"refinement_threshold": 1.5}, "refinement_threshold=1.5"),
+        ({"refinement_class_weights": [1.0, 1.0]}, "refinement_class_weights"),
         ({"hidden_size": 30}, "not a multiple"),
-        ({"repair_mode": "edit"}, r"repair_mode='edit' is not one of \('rewrite', 'edits'\)"),
-        (
-            {"repair_mode": "edits", "tagged": False},
-            "repair_mode='edits' with tagged=False: edits are",
-        ),
+        ({"repair_mode": "edit"}, "repair_mode='edit'"),
+        ({"repair_mode": "edits", "tagged": False}, "repair_mode='edits'"),
     ],
 )
 def test_impossible_fields_are_refused_by_name(fields, message):

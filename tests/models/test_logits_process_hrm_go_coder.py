@@ -188,7 +188,7 @@ def test_generation_is_guarded_unless_it_is_switched_off(guarded):
 
 def test_a_stream_that_is_continued_as_it_is_says_where_its_guard_goes():
     model, ids = tiny_go.model(), torch.tensor([[*tiny_go.task("add"), TOKEN_IDS["<PLAN>"], TOKEN_IDS["<CODE>"]]])
-    with pytest.raises(ValueError, match="give logits_processor=repetition_guards"):
+    with pytest.raises(ValueError, match="repetition_guard=True"):
         model.generate(ids, repetition_guard=True, max_new_tokens=4)
     assert len(model.generate(ids, repetition_guard=False, max_new_tokens=4)[0]) > len(ids[0])
 

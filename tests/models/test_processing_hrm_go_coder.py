@@ -171,11 +171,11 @@ def test_a_failure_is_anything_that_was_looked_at_and_is_wrong():
 
 def test_what_is_unknown_is_refused_by_name():
     tokenizer = tiny_go.tokenizer()
-    with pytest.raises(ValueError, match="category='bug' is not one of none"):
+    with pytest.raises(ValueError, match="category='bug'"):
         Feedback(category="bug")
-    with pytest.raises(ValueError, match="intent 'BREAK' is not one of FIX"):
+    with pytest.raises(ValueError, match="intent='BREAK'"):
         plan_segment(tokenizer, "BREAK", [], [])
-    with pytest.raises(ValueError, match="target kind 'class' is not one of func"):
+    with pytest.raises(ValueError, match="target='class'"):
         plan_segment(tokenizer, "ADD", ["class:A"], [])
 
 

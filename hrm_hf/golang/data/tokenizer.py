@@ -72,15 +72,8 @@ def train_on_texts(
         pre_tokenizer: one of `PRE_TOKENIZERS`.
 
     Raises:
-        ValueError: `vocab_size` has no room for the tags and bytes, or there is too little text for it.
+        ValueError: a `vocab_size` below the tags and bytes, or there is too little text for it.
     """
-    if vocab_size < MIN_VOCAB_SIZE:
-        raise ValueError(
-            f"vocab_size={vocab_size} has no room for {len(SPECIAL_TOKENS)} tags and 256 bytes; give at least "
-            f"{MIN_VOCAB_SIZE}"
-        )
-    if pre_tokenizer not in PRE_TOKENIZERS:
-        raise ValueError(f"pre_tokenizer={pre_tokenizer!r} is none of {', '.join(PRE_TOKENIZERS)}")
     backend = Tokenizer(BPE())
     backend.pre_tokenizer = _splitting(PRE_TOKENIZERS[pre_tokenizer])
     backend.decoder = decoders.ByteLevel()
@@ -92,9 +85,9 @@ def train_on_texts(
     )
     backend.train_from_iterator(texts, trainer)
     if backend.get_vocab_size() != vocab_size:
+        found = backend.get_vocab_size()
         raise ValueError(
-            f"the sources have text for {backend.get_vocab_size()} tokens only, vocab_size is {vocab_size}; give more "
-            "sources or a smaller vocabulary"
+            f"vocab_size={vocab_size}: tags, bytes and the sources make {found}; give that, or more sources"
         )
     backend.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", pair=f"{BOS} $A $B:1", special_tokens=[(BOS, SPECIAL_TOKENS.index(BOS))]

@@ -5,8 +5,9 @@ import html
 from typing import Any
 
 import gradio as gr
-import torch
 
+from ..golang.generate import tasks_of, write_tasks
+from ..golang.options import WriteGo
 from ..golang.validators.go_validators import VALIDATOR_CHOICES, best_validator
 from ..models.processing_hrm_go_coder import Feedback
 from ..models.refinement_hrm_go_coder import Attempt, RefinementOutput
@@ -42,42 +43,6 @@ def validator_of(kind: str) -> tuple[Any, str]:
             raise
         return None, 'Neither Go nor tree-sitter is installed: nothing checks the syntax (pip install "hrm_hf[go]").'
     return found, f"Validator: {found.title}."
-
-
-def write_code(
-    coder,
-    tokenizer,
-    task: str,
-    signature: str = "",
-    *,
-    validator: Any = None,
-    attempts: int = 3,
-    threshold: float | None = None,
-    max_new_tokens: int | None = None,
-    temperature: float = 0.0,
-    seed: int = 0,
-) -> RefinementOutput:
-    """Code for one task, with every plan, attempt, verdict and decision; see `generate_with_refinement`.
-
-    Raises:
-        ValueError: no task, or an argument out of range.
-    """
-    if not task.strip():
-        raise ValueError("the task is empty; say in words what the code should do")
-    sampling: dict[str, Any] = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
-    if max_new_tokens:
-        sampling["max_new_tokens"] = max_new_tokens
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        return coder.generate_with_refinement(
-            [task],
-            tokenizer=tokenizer,
-            validator=validator,
-            max_refinement_iterations=attempts,
-            refinement_threshold=threshold,
-            code_prefixes=[signature],
-            **sampling,
-        )
 
 
 def attempts_html(result: RefinementOutput) -> str:
@@ -166,18 +131,13 @@ def go_tab(coder, tokenizer, shown: gr.State) -> None:
 
     def show(text, begins, kind, attempts, threshold, budget, temperature, seed):
         validator, words = validator_of(kind)
-        result = write_code(
-            coder,
-            tokenizer,
-            text,
-            begins,
-            validator=validator,
-            attempts=int(attempts),
-            threshold=threshold,
-            max_new_tokens=int(budget),
-            temperature=temperature,
-            seed=int(seed),
-        )
+        if not text.strip():
+            raise ValueError("task='': is empty; say in words what the code should do")
+        options = WriteGo(
+            model="", prompts=[text], prefix=[begins], max_iterations=int(attempts), threshold=threshold,
+            max_new_tokens=int(budget), temperature=temperature, seed=int(seed),
+        )  # fmt: skip
+        result = write_tasks(coder, tokenizer, validator, options, tasks_of(options))
         return words, attempts_html(result), gr.Code(result.codes[0], visible=True)
 
     controls = [task, signature, kind, attempts, threshold, budget, temperature, seed]

@@ -13,6 +13,10 @@ from .options import WriteGo
 
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+    from transformers.generation.streamers import BaseStreamer
+
+    from ..models.processing_hrm_go_coder import Feedback
     from ..models.refinement_hrm_go_coder import RefinementOutput
 
 TRIED_RECORDS, TRIED_AT_ONCE = 64, 8  # by `--repair`
@@ -39,11 +43,18 @@ def generate_code(
         ValueError: a file without records.
     """
     load_config(options.model, GO_CODER, adapters=True)
-    from transformers import set_seed  # seconds, which the check above spares
+    from transformers import AutoModelForCausalLM, AutoTokenizer  # seconds, which the check above spares
 
-    tasks = _tasks(options)
-    write = _writer(options, stream if len(tasks) == 1 else None)
-    set_seed(options.seed)
+    from .validators.go_validators import best_validator
+
+    tasks = tasks_of(options)
+    coder = AutoModelForCausalLM.from_pretrained(options.model).to(chosen_device(options.device)).eval()
+    tokenizer = AutoTokenizer.from_pretrained(options.model)
+    validator = None if options.validator == "none" else best_validator(options.validator)
+    live = None
+    if stream is not None and len(tasks) == 1:
+        live = _first_text(tokenizer, partial(stream, tasks[0]["prompt"]))
+    write = partial(write_tasks, coder, tokenizer, validator, options, streamer=live)
     if not options.repair:
         return [task["prompt"] for task in tasks], write(tasks)
     for start in range(0, len(tasks), TRIED_AT_ONCE):
@@ -55,25 +66,25 @@ def generate_code(
     return [], _rows(result, slice(0))
 
 
-def _writer(options: WriteGo, stream: Callable[[str, str], None] | None) -> Callable[[list], RefinementOutput]:
-    """Load the model and return a function that writes code for tasks."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+def write_tasks(
+    coder: PreTrainedModel,
+    tokenizer: Any,
+    validator: Callable[[list[str]], list[Feedback]] | None,
+    options: WriteGo,
+    tasks: list[dict[str, Any]],
+    streamer: BaseStreamer | None = None,
+) -> RefinementOutput:
+    """Write code for tasks of `tasks_of`, with every plan, attempt and verdict."""
+    import torch
 
-    from .validators.go_validators import best_validator
-
-    coder = AutoModelForCausalLM.from_pretrained(options.model).to(chosen_device(options.device)).eval()
-    tokenizer = AutoTokenizer.from_pretrained(options.model)
-    validator = None if options.validator == "none" else best_validator(options.validator)
     temperature = options.temperature
     if temperature is None:
         temperature = REPAIR_TEMPERATURE if options.repair else 0
     how = {"do_sample": True, "temperature": temperature} if temperature else {"do_sample": False}
     if options.max_new_tokens:
         how["max_new_tokens"] = options.max_new_tokens
-
-    def write(tasks: list[dict[str, Any]]) -> RefinementOutput:
-        if stream is not None:
-            how["streamer"] = _first_text(tokenizer, partial(stream, tasks[0]["prompt"]))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(options.seed)
         return coder.generate_with_refinement(
             [task["prompt"] for task in tasks],
             tokenizer=tokenizer,
@@ -83,11 +94,10 @@ def _writer(options: WriteGo, stream: Callable[[str, str], None] | None) -> Call
             repair_mode=options.repair_mode,
             code_prefixes=[task["prefix"] for task in tasks],
             contexts=[task["context"] for task in tasks],
+            streamer=streamer,
             repetition_guard=options.repetition_guard,
             **how,
         )
-
-    return write
 
 
 def _repairs(attempts: list) -> bool:
@@ -119,8 +129,8 @@ def _first_text(tokenizer: Any, show: Callable[[str], None]):
     return FirstText(tokenizer)
 
 
-def _tasks(options: WriteGo) -> list[dict[str, Any]]:
-    """Prompts with prefix and context, from the command line or from records."""
+def tasks_of(options: WriteGo) -> list[dict[str, Any]]:
+    """Return a "prompt", "prefix" and "context" (path, text) for each prompt or record."""
     if options.records is None:
         prefixes = options.prefix or [""] * len(options.prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(options.prompts, prefixes)]

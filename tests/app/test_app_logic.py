@@ -14,13 +14,15 @@ from hrm_hf import HrmCosmoConfig
 from hrm_hf.app import build_app
 from hrm_hf.app.boards import SolvedBoard, board_html, caption, confidence_chart
 from hrm_hf.app.cosmology_tab import map_image, sample_map
-from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of, write_code
+from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of
 from hrm_hf.app.messages import with_messages
 from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
 from hrm_hf.app.posteriors import infer, posterior_image, posterior_rows, read_map, true_values
 from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
 from hrm_hf.app.text_tab import depth_color, text_html, text_pieces, token_depths, write
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
+from hrm_hf.golang.generate import tasks_of, write_tasks
+from hrm_hf.golang.options import WriteGo
 from hrm_hf.io.model_names import ModelError
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
@@ -239,24 +241,21 @@ def test_every_attempt_is_shown_with_plan_verdict_and_decision(language, monkeyp
     def validator(codes):
         return [Feedback(syntax_ok=False, category="unexpected token", line=1, message="a < b")] * len(codes)
 
-    result = write_code(
-        coder,
-        tokenizer,
-        "Add two numbers",
-        "func Add() {",
-        validator=validator,
-        attempts=2,
+    options = WriteGo(
+        model="",
+        prompts=["Add two numbers"],
+        prefix=["func Add() {"],
+        max_iterations=2,
         max_new_tokens=8,
         threshold=1.0,
     )
+    result = write_tasks(coder, tokenizer, validator, options, tasks_of(options))
     page = attempts_html(result)
     assert page.count('class="hrm-attempt failed"') == len(result.attempts[0]) == 2
     assert "unexpected token, line 1: a &lt; b" in page
     assert '<span class="bad-line">func Add() {' in page
     for attempt in result.attempts[0]:
         assert f"{attempt.decision}, P(DONE) {attempt.done_probability:.2f}" in page
-    with pytest.raises(ValueError, match="the task is empty"):
-        write_code(coder, tokenizer, " ")
 
 
 def test_a_repair_by_edits_is_called_that_with_what_became_of_it():

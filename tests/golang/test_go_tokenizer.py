@@ -9,7 +9,7 @@ import pytest
 from transformers import AutoTokenizer
 
 from hrm_hf.golang.data.sources import find_go_source, go_files
-from hrm_hf.golang.data.tokenizer import MIN_VOCAB_SIZE, bytes_per_token, train_on_texts
+from hrm_hf.golang.data.tokenizer import bytes_per_token, train_on_texts
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, encode_text
 
 
@@ -137,7 +137,7 @@ def test_a_vocabulary_without_room_or_without_text_is_rejected(size):
 
 
 def test_bytes_per_token_of_bytes_is_one():
-    bare = train_on_texts(iter(["abc"]), MIN_VOCAB_SIZE)
+    bare = train_on_texts(["abc"], len(SPECIAL_TOKENS) + 256)
     assert bytes_per_token(bare, ["abc äö\n", GO]) == 1.0
     assert bytes_per_token(bare, []) == 0.0
 

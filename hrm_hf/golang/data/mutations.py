@@ -4,10 +4,11 @@ Only what follows the given prefix is touched. `trajectories.py` finds out wheth
 same code after all.
 """
 
+import itertools
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..validators.syntax import parse
 
@@ -129,40 +130,37 @@ def body_of(code: str, prefix: str) -> Body:
 
 
 def delete_brace(body: Body, generator: random.Random) -> str | None:
-    """Removes one curly brace."""
-    braces = [token for token in body.tokens if token.text in ("{", "}")]
-    return _without(body, braces, generator)
+    """Remove one curly brace."""
+    token = _choice([token for token in body.tokens if token.text in ("{", "}")], generator)
+    return token and body.replaced((token.start, token.stop, b""))
 
 
 def truncate(body: Body, generator: random.Random) -> str | None:
-    """Ends the code before one of its tokens, as a model does that ran out of budget."""
-    if not body.tokens:
-        return None
-    return body.code[: generator.choice(body.tokens).start].decode()
+    """End the code before one of its tokens, as a model does that ran out of budget."""
+    token = _choice(body.tokens, generator)
+    return token and body.code[: token.start].decode()
 
 
 def duplicate_token(body: Body, generator: random.Random) -> str | None:
-    """Writes one token twice, a space between."""
-    if not body.tokens:
-        return None
-    token = generator.choice(body.tokens)
-    return body.replaced((token.stop, token.stop, b" " + token.text.encode()))
+    """Write one token twice, a space between."""
+    token = _choice(body.tokens, generator)
+    return token and body.replaced((token.stop, token.stop, b" " + token.text.encode()))
 
 
 def delete_token(body: Body, generator: random.Random) -> str | None:
-    """Removes one token."""
-    return _without(body, body.tokens, generator)
+    """Remove one token."""
+    token = _choice(body.tokens, generator)
+    return token and body.replaced((token.start, token.stop, b""))
 
 
 def delete_line(body: Body, generator: random.Random) -> str | None:
-    """Removes one line that holds a token."""
-    if not body.lines:
-        return None
-    return body.replaced((*generator.choice(body.lines), b""))
+    """Remove one line that holds a token."""
+    line = _choice(body.lines, generator)
+    return line and body.replaced((*line, b""))
 
 
 def swap_identifiers(body: Body, generator: random.Random) -> str | None:
-    """Exchanges two identifiers of different names."""
+    """Exchange two identifiers of different names."""
     identifiers = [token for token in body.tokens if token.kind in IDENTIFIERS]
     if len({token.text for token in identifiers}) < 2:
         return None
@@ -174,10 +172,10 @@ def swap_identifiers(body: Body, generator: random.Random) -> str | None:
 
 
 def swap_lines(body: Body, generator: random.Random) -> str | None:
-    """Exchanges two neighbouring lines of equal indentation."""
+    """Exchange two neighboring lines of equal indentation."""
     pairs = [
         (upper, lower)
-        for upper, lower in zip(body.lines, body.lines[1:])
+        for upper, lower in itertools.pairwise(body.lines)
         if upper[1] == lower[0] and _indentation(body, upper) == _indentation(body, lower)
     ]
     if not pairs:
@@ -187,12 +185,10 @@ def swap_lines(body: Body, generator: random.Random) -> str | None:
 
 
 def flip_operator(body: Body, generator: random.Random) -> str | None:
-    """Turns one operator into its counterpart: == into !=, + into -, && into ||."""
+    """Turn one operator into its counterpart: == into !=, + into -, && into ||."""
     operators = [token for token in body.tokens if token.text in FLIPPED and token.parent in BINARY_PARENTS]
-    if not operators:
-        return None
-    token = generator.choice(operators)
-    return body.replaced((token.start, token.stop, FLIPPED[token.text].encode()))
+    token = _choice(operators, generator)
+    return token and body.replaced((token.start, token.stop, FLIPPED[token.text].encode()))
 
 
 OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
@@ -207,11 +203,8 @@ OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
 }
 
 
-def _without(body: Body, tokens: list[Token], generator: random.Random) -> str | None:
-    if not tokens:
-        return None
-    token = generator.choice(tokens)
-    return body.replaced((token.start, token.stop, b""))
+def _choice(choices: list, generator: random.Random) -> Any:
+    return generator.choice(choices) if choices else None
 
 
 def _indentation(body: Body, line: tuple[int, int]) -> int:

@@ -33,7 +33,6 @@ PRE_TOKENIZERS = {
         r"\s+(?!\S)|\s+"
     ),
 }
-MIN_VOCAB_SIZE = len(SPECIAL_TOKENS) + 256  # the tags and every byte
 
 # Inserting a space can only break a tag, never make one, so the order of the replacements does not matter.
 CHAT_TEMPLATE = (

@@ -141,11 +141,6 @@ def context_segment(tokenizer: Any, path: str, before: str) -> list[int]:
     return [TOKEN_IDS["<CONTEXT>"], *named, *encode_text(tokenizer, before), TOKEN_IDS["</CONTEXT>"]]
 
 
-def cut_end(problem: list[int], room: int) -> list[int]:
-    """A problem segment in `room` ids, with its closing tag."""
-    return problem if len(problem) <= room else [*problem[: room - 1], problem[-1]]
-
-
 def cut_middle(context: list[int], room: int) -> list[int]:
     """A context segment in `room` ids: path, beginning and end of its text; nothing if too little would be left."""
     if len(context) <= room:
@@ -164,7 +159,8 @@ def fit_task(
 ) -> list[int]:
     """<s>, problem and context, each cut to its budget and together to `room` ids."""
     room = 1 + problem_budget + context_budget if room is None else room
-    problem = cut_end(problem, min(problem_budget, room - 1))
+    limit = min(problem_budget, room - 1)
+    problem = problem if len(problem) <= limit else [*problem[: limit - 1], problem[-1]]
     return [TOKEN_IDS[BOS], *problem, *cut_middle(context, min(context_budget, room - 1 - len(problem)))]
 
 

@@ -16,19 +16,18 @@ is what criteria and processors of a caller see.
 import copy
 import inspect
 import logging
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
-from transformers import GenerationMixin, StoppingCriteriaList
+from transformers import GenerationMixin, StoppingCriteria, StoppingCriteriaList
 from transformers.generation import GenerateBeamDecoderOnlyOutput
 from transformers.generation.streamers import BaseStreamer
 from transformers.utils import ModelOutput
 
 from .logits_process_hrm_go_coder import repetition_guards
 from .processing_hrm_go_coder import BOS, EOS, INTENTS, PAD, SPECIAL_TOKENS, TARGET_KINDS, TOKEN_IDS
-from .row_limits import RowLimits, generate_rows, is_interruptible
 
 
 PLAN, END_PLAN, CODE, END_CODE = (TOKEN_IDS[tag] for tag in ("<PLAN>", "</PLAN>", "<CODE>", "</CODE>"))
@@ -82,6 +81,21 @@ class Task:
 
     def stream(self) -> list[int]:
         return [*self.head, *(token for part in self.history for token in part)]
+
+
+class RowLimits(StoppingCriteria):
+    """Ends each row at a length of its own.
+
+    Args:
+        lengths: of each row in columns, prompt and padding included. Beams of a row stand together.
+    """
+
+    def __init__(self, lengths: Sequence[int]):
+        self.lengths = torch.tensor(lengths)
+
+    def __call__(self, input_ids: torch.LongTensor, scores, **kwargs) -> torch.BoolTensor:
+        lengths = self.lengths.to(input_ids.device).repeat_interleave(len(input_ids) // len(self.lengths))
+        return input_ids.shape[1] >= lengths
 
 
 class CodeStreamer(BaseStreamer):
@@ -265,22 +279,14 @@ class GoCoderGenerationMixin(GenerationMixin):
             ids[index, longest - len(prompt) :] = torch.tensor(prompt)
             mask[index, longest - len(prompt) :] = 1
         ids, mask = ids.to(self.device), mask.to(self.device)
-        of_caller = {name: value for name, value in kwargs.items() if name != "planner_only"}
-        by_rows = len(prompts) > 1 and is_interruptible(settings, of_caller)
         if self.config.repetition_guard if repetition_guard is None else repetition_guard:
             kwargs["logits_processor"] = [*repetition_guards(longest), *(kwargs.get("logits_processor") or [])]
-        generate = partial(GenerationMixin.generate, self)
-        if by_rows:
-            ends, settings.max_new_tokens = settings.eos_token_id, None
-            return generate_rows(
-                generate, ids, mask, limits, ends, TOKEN_IDS[PAD], generation_config=settings, **kwargs
-            )
         if min(limits) < max(limits):
             given = kwargs.get("stopping_criteria") or []
             kwargs["stopping_criteria"] = StoppingCriteriaList(
                 [RowLimits([longest + limit for limit in limits]), *given]
             )
-        return generate(ids, settings, attention_mask=mask, **kwargs)
+        return GenerationMixin.generate(self, ids, settings, attention_mask=mask, **kwargs)
 
     def _prepare_static_cache(self, *args, max_cache_len: int, **kwargs):
         """As in transformers, in few lengths: a compiled step is one of a length, and plan and code each need one.

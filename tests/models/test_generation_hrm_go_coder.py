@@ -11,6 +11,7 @@ from tiny_go import TOKEN_IDS
 from tolerances import assert_equal_but_for_rounding
 from transformers import CompileConfig, GenerationMixin, TextStreamer, pipeline
 
+from hrm_hf.models.generation_hrm_go_coder import RowLimits
 from hrm_hf.models.processing_hrm_go_coder import INTENTS, SPECIAL_TOKENS, TARGET_KINDS, encode_text
 
 
@@ -334,6 +335,23 @@ def test_a_prompt_without_room_is_refused_and_one_with_little_room_is_cut_at_the
 def test_a_plan_leaves_room_for_code():
     model = tiny_go.writer(bias={}, max_position_embeddings=64, plan_budget=60)
     assert model.generate(torch.full((1, 8), 100), **GREEDY).shape[1] >= 8 + 16
+
+
+def test_limits_are_of_rows_and_of_all_their_beams():
+    limits = RowLimits([4, 6])
+    assert limits(torch.zeros(2, 5), None).tolist() == [True, False]
+    assert limits(torch.zeros(6, 5), None).tolist() == [True] * 3 + [False] * 3
+
+
+def test_a_long_prompt_does_not_shorten_what_others_may_write():
+    texts = ["x", "func Add1(a, b int) int { return a + b }"]
+    model = tiny_go.writer(bias={}, max_position_embeddings=96, plan_budget=8, code_budget=80)
+    for options in ({}, {"num_beams": 2}, {"use_cache": False}):
+        options |= {"do_sample": False, "tokenizer": tiny_go.tokenizer(), "max_refinement_iterations": 1}
+        together = model.generate_with_refinement(texts, **options)
+        apart = [model.generate_with_refinement([text], **options) for text in texts]
+        assert together.codes == [output.codes[0] for output in apart]
+        assert [row[0].new_tokens for row in together.attempts] == [one.attempts[0][0].new_tokens for one in apart]
 
 
 # Streaming

@@ -17,13 +17,13 @@ from transformers import (
     LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
+    StoppingCriteriaList,
 )
 
-from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin
+from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin, RowLimits
 from ...models.logits_process_hrm_go_coder import repetition_guards
 from ...models.processing_hrm_go_coder import EDIT_MARKS, EOS, PAD, TOKEN_IDS, encode_text
 from ...models.quotations_hrm_go_coder import QuotedLines
-from ...models.row_limits import generate_rows
 from ...registry import architecture_of
 from ...text.evaluation import model_positions
 from ..data.streams import GoStreamBuilder
@@ -181,19 +181,18 @@ class Writer:
         pad, device = TOKEN_IDS[PAD], self.model.device
         if isinstance(self.model, GoCoderGenerationMixin):
             how["plan_first"] = False  # a prompt that ends in <PLAN> would be read as a task, and its plan hidden
-        output = generate_rows(
-            self.model.generate,
+        limits = [min(max_new_tokens, self.max_length - len(ids)) for ids in prompts]
+        output = self.model.generate(
             torch.tensor([[pad] * (width - len(ids)) + ids for ids in prompts], device=device),
-            torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=device),
-            [min(max_new_tokens, self.max_length - len(ids)) for ids in prompts],
-            eos_token_id,
-            pad,
-            interrupts=True,
+            attention_mask=torch.tensor([[0] * (width - len(ids)) + [1] * len(ids) for ids in prompts], device=device),
+            max_new_tokens=max(limits),
+            stopping_criteria=StoppingCriteriaList([RowLimits([width + limit for limit in limits])]),
             eos_token_id=eos_token_id,
             pad_token_id=pad,
             logits_processor=LogitsProcessorList([*guards, *processors]),
+            return_dict_in_generate=True,
             **how,
-        )
+        ).sequences
         return [_until(ids, eos_token_id, 1) for ids in output[:, width:].tolist()]
 
     @torch.no_grad()

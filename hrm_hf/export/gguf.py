@@ -83,15 +83,10 @@ CHECK_TEXTS = (
 def export_gguf(
     model: str | Path, out: str | Path, dtype: str = "f16", force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Writes a model and its tokenizer to one GGUF file; either the complete file or none.
+    """Write a model and its tokenizer to one GGUF file; either the complete file or none.
 
-    Args:
-        model: folder or Hub name of a unified `hrm_go_coder`, a `llama` or a `gpt2`, with its tokenizer.
-        out: file to write.
-        dtype: of matrices, one of DTYPES; vectors and GPT-2's positions stay f32. With q8_0, matrices whose rows are
-            no multiple of 32 long become f16.
-        force: overwrite `out`.
-        check: load the file in llama.cpp and compare (see `compare_with_llama_cpp`), before `out` is there.
+    Arguments as `options.ExportGguf`. Vectors and GPT-2's positions stay f32; with q8_0, matrices whose rows are no
+    multiple of 32 long become f16. With `check` see `compare_with_llama_cpp`, which runs before `out` is there.
 
     Returns:
         What was written, and with `check` what was compared.
@@ -100,8 +95,8 @@ def export_gguf(
         FileExistsError: `out` exists.
         ImportError: the gguf package is missing, or with `check` llama-cpp-python.
         OSError: no safetensors in the model.
-        ValueError: no such model, another architecture, another kind of tokenizer, none, a corrupted checkpoint, an
-            unknown dtype, or with `check` a file that llama.cpp reads otherwise. Nothing is written then.
+        ValueError: no such model, another architecture or kind of tokenizer, a corrupted checkpoint, or with `check`
+            a file that llama.cpp reads otherwise. Nothing is written then.
     """
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
     if check and find_spec("llama_cpp") is None:  # in no extra: it is compiled when it is installed

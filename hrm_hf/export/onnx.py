@@ -44,21 +44,14 @@ COPIED = (
 def export_onnx(
     model: str | Path, out: str | Path, opset: int = DEFAULT_OPSET, force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Writes a folder with the graphs of a model; either all of them or none.
+    """Write a folder with the graphs of a model; either all of them or none. Arguments as `options.ExportOnnx`.
 
-    model.onnx (with model.onnx.data beside it above 1.5 GB), for `hrm_cosmo` stem.onnx and segment.onnx too,
+    model.onnx (with model.onnx.data next to it above 1.5 GB), for `hrm_cosmo` stem.onnx and segment.onnx too,
     config.json, the files of tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs, outputs, shapes,
     settings of halting), and onnx_runtime.py where there is a loop to run.
 
-    Args:
-        model: folder or Hub name.
-        out: folder to write.
-        opset: version of the operators, one of OPSETS.
-        force: write into `out` although there are files in it; those of the same names are overwritten.
-        check: compare ONNX Runtime with torch on other inputs, before anything is in `out`.
-
     Returns:
-        What was written, and with `check` the largest differences.
+        What was written, and with `check` the largest differences on other inputs.
 
     Raises:
         FileExistsError: `out` is not empty, or a file.

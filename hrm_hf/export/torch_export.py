@@ -83,16 +83,12 @@ def load_exportable(model: str) -> PreTrainedModel:
 
 
 def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
-    """Writes the main graph of a model as a `torch.export` archive; either the complete file or none.
+    """Write the main graph of a model as a `torch.export` archive; either the complete file or none.
 
-    Args:
-        model: folder or Hub name.
-        out: file to write, ending in .pt2.
-        force: overwrite `out`.
-        check: read the file back and compare with the model on other inputs, before `out` is there.
+    Arguments as `options.ExportTorch`; with `check` the file is read back and compared before `out` is there.
 
     Returns:
-        What was written, and with `check` the largest differences.
+        What was written, and with `check` the largest differences on other inputs.
 
     Raises:
         FileExistsError: `out` exists.

@@ -36,11 +36,8 @@ _TEST_STREAM, _TRAIN_STREAM = range(2)
 Maze = str | Sequence | np.ndarray
 
 
-# ---------------------------------------------------------------------------------------------------- notation
-
-
 def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
-    """Reads a maze from a string (lines, or all cells in one), a list of row strings, or tokens.
+    """Read a maze from a string (lines, or all cells in one), rows of characters or tokens, or flat tokens.
 
     Args:
         maze: cells as characters of `CHARSET` or as tokens.
@@ -52,13 +49,17 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
     Raises:
         ValueError: a wrong number of cells, rows of different lengths, an illegal character or token.
     """
-    if isinstance(maze, str):
-        maze = maze.strip("\n").split("\n") if "\n" in maze else maze
-    if isinstance(maze, (list, tuple)) and maze and isinstance(maze[0], str):
+    if isinstance(maze, str) and "\n" in maze:
+        maze = maze.strip("\n").split("\n")
+    if isinstance(maze, (list, tuple)) and maze and all(isinstance(row, (str, list, tuple)) for row in maze):
         lengths = sorted({len(row) for row in maze})
-        if len(lengths) > 1:
-            raise ValueError(f"rows of a maze have different lengths: {lengths}")
-        grid_shape, maze = grid_shape or (len(maze), lengths[0]), "".join(maze)
+        shape = (len(maze), lengths[0])
+        if len(lengths) > 1 or tuple(grid_shape or shape) != shape:
+            expected = "{} of {}".format(*grid_shape) if grid_shape else "lines of one length"
+            raise ValueError(f"the maze has {len(maze)} lines of {lengths} cells; expected {expected}")
+        grid_shape = shape
+        if all(isinstance(cell, str) for row in maze for cell in row):
+            maze = "".join(map("".join, maze))
     if isinstance(maze, str):
         for position, character in enumerate(maze):
             if character not in CHARSET:
@@ -68,10 +69,6 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
         tokens = np.asarray(maze)
         for value in tokens[(tokens < PAD) | (tokens >= VOCAB_SIZE)].reshape(-1)[:1]:
             raise ValueError(f"token {value}; expected 0 to {VOCAB_SIZE - 1}")
-    return _to_grid(tokens.astype(np.int8), grid_shape)
-
-
-def _to_grid(tokens: np.ndarray, grid_shape: tuple[int, int] | None) -> np.ndarray:
     if grid_shape is None:
         side = round(tokens.size**0.5)
         grid_shape = tokens.shape if tokens.ndim == 2 else (side, side)
@@ -79,7 +76,7 @@ def _to_grid(tokens: np.ndarray, grid_shape: tuple[int, int] | None) -> np.ndarr
         raise ValueError(
             f"a maze of {tokens.size} cells is no {grid_shape[0]} x {grid_shape[1]} grid; give grid_shape"
         )
-    return tokens.reshape(grid_shape)
+    return tokens.astype(np.int8).reshape(grid_shape)
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
@@ -92,9 +89,6 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
     for position in np.flatnonzero((flat < PAD) | (flat >= VOCAB_SIZE))[:1]:
         raise ValueError(f"token {flat[position]} at position {position + 1}; expected 0 to {VOCAB_SIZE - 1}")
     return "".join(("?" + CHARSET)[token] for token in flat.tolist())
-
-
-# ---------------------------------------------------------------------------------------------------- paths
 
 
 def distances(open_cells: np.ndarray, start: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
@@ -172,7 +166,7 @@ def validate_solution(
     maze, answer = encode(puzzle, grid_shape), encode(solution, grid_shape)
     if maze.shape != answer.shape:
         raise ValueError(f"the puzzle is {maze.shape[0]} x {maze.shape[1]}, the solution {answer.shape}")
-    start, goal = _endpoints(maze)
+    start, goal = endpoints(maze)
     changed = (maze != answer) & ~((maze == OPEN) & (answer == PATH))
     problems = [
         f"row {row + 1}, column {column + 1}: {decode(maze[row, column])!r} became {decode(answer[row, column])!r}"
@@ -192,14 +186,12 @@ def validate_solution(
     return problems
 
 
-def _endpoints(maze: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
+def endpoints(maze: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
+    """Row and column of S and of G. Raises ValueError unless there is one of each."""
     starts, goals = (np.argwhere(maze == token) for token in (START, GOAL))
     if len(starts) != 1 or len(goals) != 1:
         raise ValueError(f"the puzzle has {len(starts)} S and {len(goals)} G; expected one of each")
     return tuple(starts[0].tolist()), tuple(goals[0].tolist())
-
-
-# ---------------------------------------------------------------------------------------------------- generator
 
 
 def generate(
@@ -313,9 +305,6 @@ def _place_endpoints(maze: np.ndarray, min_path_length: int, rng: np.random.Gene
             puzzle[tuple(start)], puzzle[goal] = START, GOAL
             return puzzle, _mark(puzzle, steps, goal)
     return None, None
-
-
-# ---------------------------------------------------------------------------------------------------- data sets
 
 
 def generated_mazes(

@@ -294,22 +294,12 @@ class MazeTask(PuzzleTask):
             self.grid_shape = (side, side)
 
     def encode(self, cells: Any, is_solution: bool = False) -> np.ndarray:
-        if isinstance(cells, str):
-            cells = cells.strip("\n").splitlines() if "\n" in cells else cells
-        rows, columns = self.grid_shape
-        if isinstance(cells, (list, tuple)) and all(isinstance(row, (str, list, tuple)) for row in cells):
-            cells = ["".join(row) if all(isinstance(cell, str) for cell in row) else row for row in cells]
-            lengths = sorted({len(row) for row in cells})
-            if len(cells) != rows or lengths != [columns]:
-                raise ValueError(f"the maze has {len(cells)} lines of {lengths} cells; expected {rows} of {columns}")
-        tokens = maze.encode(cells, self.grid_shape).reshape(-1).astype(np.int64)
+        tokens = maze.encode(cells, self.grid_shape)
         if not is_solution:
-            counts = {name: int((tokens == token).sum()) for name, token in (("S", maze.START), ("G", maze.GOAL))}
-            if counts != {"S": 1, "G": 1}:
-                raise ValueError(f"the maze has {counts['S']} S and {counts['G']} G; expected one of each")
+            maze.endpoints(tokens)
             if np.isin(tokens, (maze.PAD, maze.PATH)).any():
                 raise ValueError("the maze holds 'o' or padding; a puzzle has only walls '#', open cells ' ', S and G")
-        return tokens
+        return tokens.reshape(-1).astype(np.int64)
 
     def grid(self, tokens: np.ndarray) -> list[list]:
         text = maze.decode(self._legal(tokens))

@@ -137,11 +137,10 @@ class CheckerProcess:
 
 
 def _write(stdin, lines: list[bytes]) -> None:
+    rest = memoryview(b"".join(lines))
     with suppress(BrokenPipeError):
-        for line in lines:
-            rest = memoryview(line)
-            while rest:
-                rest = rest[stdin.write(rest) :]
+        while rest:
+            rest = rest[stdin.write(rest) :]
 
 
 class UsesChecker:

@@ -21,7 +21,8 @@ from datasets import load_dataset
 
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.dataset.rows import read_arrays
-from hrm_hf.cosmology.simulation.maps import KINDS, MapSettings, generate_map
+from hrm_hf.cosmology.simulation.maps import generate_map
+from hrm_hf.cosmology.simulation.settings import KINDS, MapSettings
 
 from ..report import machine, make_parser, write_report
 

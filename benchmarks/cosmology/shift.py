@@ -21,7 +21,8 @@ from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.prediction import map_distances
 from hrm_hf.cosmology.regression import fit_map_distance
 from hrm_hf.cosmology.simulation.background import PRIOR
-from hrm_hf.cosmology.simulation.maps import PERIODIC, MapSettings, generate_columns
+from hrm_hf.cosmology.simulation.maps import generate_columns
+from hrm_hf.cosmology.simulation.settings import PERIODIC, MapSettings
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.trainer.intervals import wilson_interval
 from hrm_hf.trainer.recipes import library_versions

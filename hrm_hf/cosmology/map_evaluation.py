@@ -25,7 +25,7 @@ from .map_metrics import MassMaps, error_ratio, evaluate_mass_maps, relative_err
 from .options import EvaluateMassMaps, MapMethod
 from .prediction import Answers, map_distances, predict_maps
 from .reconstruction import WienerFilter, smoothed_kaiser_squires, spectra_of_cosmologies
-from .simulation.maps import MapSettings
+from .simulation.settings import MapSettings
 
 
 TASK = "mass-mapping"

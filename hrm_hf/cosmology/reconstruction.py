@@ -20,7 +20,7 @@ import torch
 from ..models.shear_operator import adjoint_shear, kaiser_squires, shear_from_convergence
 from .simulation.background import Cosmology
 from .simulation.fields import lower_roots, spectra_on_modes
-from .simulation.maps import MapSettings
+from .simulation.settings import MapSettings
 
 
 MOST_ITERATIONS = 500

@@ -25,7 +25,7 @@ from .regression import (
     load_regressor,
     load_test_maps,
 )
-from .simulation.maps import PERIODIC
+from .simulation.settings import PERIODIC
 from .trainer import MassMapTrainer, RegressionTrainer
 
 

@@ -7,6 +7,8 @@ training step over the maps of all processes, so that what is learnt does not ha
 posterior head, its losses and its output are those of `hrm_cosmo`, so that the two differ in their trunk alone.
 """
 
+from typing import TYPE_CHECKING
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -20,6 +22,10 @@ from .configuration_cosmo_cnn import CosmoCnnConfig
 from .cosmo_layers import validate_maps, wrap
 from .modeling_utils import CheckpointCodeMixin, ConvolutionsMixin, validate_no_attentions
 from .posterior_head import CosmoRegressionOutput, PosteriorHead, PosteriorMixin
+
+
+if TYPE_CHECKING:
+    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - so that it travels
 
 
 class SumOverProcesses(torch.autograd.Function):

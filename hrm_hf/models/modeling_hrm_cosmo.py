@@ -10,7 +10,7 @@ Unlike the puzzles, a training step runs all segments of a batch: the stem costs
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -24,6 +24,9 @@ from .modeling_utils import CheckpointCodeMixin, Float32Linear, validate_no_atte
 from .posterior_head import CosmoRegressionOutput, Posterior, PosteriorHead, PosteriorMixin
 from .puzzle_layers import ReasoningLevel, one_step_gradient
 
+
+if TYPE_CHECKING:
+    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - so that it travels
 
 GAIN_LIMITS = (-1.0, 3.0)  # nats; beyond, a single map would dominate the loss of the expected gain
 

@@ -11,7 +11,7 @@ cosmology with moments.
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -21,10 +21,6 @@ from transformers.utils import ModelOutput
 
 from .configuration_cosmo import CosmoRegressionConfig
 from .modeling_utils import Float32Buffers, Float32Linear
-
-
-if TYPE_CHECKING:
-    from .pipeline_cosmo import CosmologyRegressionPipeline  # noqa: F401 - so that it travels
 
 
 NUM_POINTS = 128  # of each Gaussian, for moments; quasi-random, so exact to about 1 % of a standard deviation

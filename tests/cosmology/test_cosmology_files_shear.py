@@ -19,7 +19,7 @@ from hrm_hf.cosmology.dataset.info import FileSettings
 from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
 from hrm_hf.cosmology.simulation.background import Cosmology
 from hrm_hf.cosmology.simulation.fields import ARCMIN, lognormal_convergence, shape_noise
-from hrm_hf.cosmology.simulation.survey import SurveySettings
+from hrm_hf.cosmology.simulation.settings import SurveySettings
 from hrm_hf.models.shear_operator import shear_from_convergence
 
 

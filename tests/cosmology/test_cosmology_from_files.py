@@ -108,13 +108,6 @@ def test_its_evaluation_is_that_of_training(trained, data):
         assert found[name]["rmse"] == pytest.approx(expected[name]["rmse"], rel=1e-4)
 
 
-def test_a_baseline_learns_from_the_same_maps(data):
-    result = call("eval", "cosmo-baseline", "--data", data, "--method", "spectrum-pdf-ridge", "--json")
-    assert result.exit_code == 0, (result.output, result.exception)
-    found = json.loads(result.stdout)["metrics"]["parameters"]
-    assert found["sigma_8"]["rmse_over_prior_std"] < 1  # the width of the contrast tells it
-
-
 def test_the_pipeline_answers_for_maps_with_and_without_parameters(trained, data, unlabelled):
     infer = pipeline("cosmology-regression", model=str(trained), device="cpu")
     rows, bare = read_arrays(data, "test"), read_arrays(unlabelled, "test")
@@ -140,13 +133,3 @@ def test_maps_without_parameters_cannot_be_scored(trained, unlabelled):
         result = call(*command)
         assert isinstance(result.exception, ValueError), result.output
         assert message in str(result.exception) and "trained model" in str(result.exception)
-
-
-def test_maps_of_another_kind_are_no_shift_test(trained, data, tmp_path):
-    drawn = tmp_path / "drawn"
-    assert call("data", "cosmology", "--samples", 8, "--size", 16, "--out", drawn).exit_code == 0
-    result = call("eval", "cosmo", trained, "--data", data, "--shift-data", drawn, "--device", "cpu")
-    assert isinstance(result.exception, ValueError)
-    assert "has side_deg=5.0" in str(result.exception) and "a shift test changes the generator alone" in str(
-        result.exception
-    )

@@ -14,8 +14,7 @@ import numpy as np
 
 from ..simulation.background import PRIOR, Cosmology
 from ..simulation.lpt import validate_width
-from ..simulation.maps import GENERATOR_VERSION, LEGACY, PERIODIC, MapSettings
-from ..simulation.survey import SurveySettings
+from ..simulation.settings import GENERATOR_VERSION, LEGACY, PERIODIC, MapSettings, SurveySettings
 
 
 if TYPE_CHECKING:

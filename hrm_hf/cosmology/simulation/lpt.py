@@ -14,18 +14,14 @@ where streams of matter have crossed, 2LPT disperses them, and has too little po
 
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .background import Cosmology, lensing_kernel
+from .settings import MapSettings, validate_box
 
-
-if TYPE_CHECKING:
-    from .maps import MapSettings
 
 LAYER_MPC = 32.0  # thickest layer of the light cone, Mpc/h; halving it changes the maps' power by about 1 %
-LARGEST_GRID = 512  # 2 GB for the displacements alone
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ def second_growth(cosmology: Cosmology, z: np.ndarray | float) -> np.ndarray:
     return -3 / 7 * cosmology.growth(z) ** 2 * matter ** (-1 / 143)
 
 
-def lpt_convergence(cosmology: Cosmology, settings: "MapSettings", rng: np.random.Generator) -> np.ndarray:
+def lpt_convergence(cosmology: Cosmology, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
     """Convergence of the matter of a new 2LPT box, dimensionless, float32 [bins, size, size].
 
     Args:
@@ -99,9 +95,7 @@ def lpt_convergence(cosmology: Cosmology, settings: "MapSettings", rng: np.rando
     return box_convergence(cosmology, box, settings, rng)
 
 
-def box_convergence(
-    cosmology: Cosmology, box: LptBox, settings: "MapSettings", rng: np.random.Generator
-) -> np.ndarray:
+def box_convergence(cosmology: Cosmology, box: LptBox, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
     """Convergence along a light cone through shifted, turned and mirrored copies of `box`, float32 [bins, size, size].
 
     Further calls give further maps of the same matter: cheaper than new boxes, but not independent of one another.
@@ -217,15 +211,7 @@ def _wave_numbers(grid: int, side: float) -> tuple[np.ndarray, ...]:
     return _along(0, full), _along(1, full), _along(2, half)
 
 
-def validate_box(side: float, grid: int) -> None:
-    """Refuses a box (side in Mpc/h, particles a side) that cannot be drawn in any universe."""
-    if not 0 < side < np.inf:
-        raise ValueError(f"the side of the box, box_mpc={side} Mpc/h, must be positive")
-    if not 8 <= grid <= LARGEST_GRID or grid % 2:
-        raise ValueError(f"box_grid={grid} particles a side of the box: give an even number from 8 to {LARGEST_GRID}")
-
-
-def validate_width(cosmology: Cosmology, side: float, settings: "MapSettings") -> None:
+def validate_width(cosmology: Cosmology, side: float, settings: MapSettings) -> None:
     """Refuses a box (side in Mpc/h) into which the light cone of a patch does not fit at its farthest source.
 
     Distances in Mpc/h are largest for the lowest omega_m: what fits there fits in the whole prior.

@@ -4,81 +4,15 @@
 original repository, which delete the amplitude that lensing measures: for compatibility tests only.
 """
 
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from ..options import Kind
 from .background import Cosmology
 from .fields import gaussian_convergence, lognormal_convergence
-from .lpt import lpt_convergence, validate_box
-from .survey import SurveySettings, observe_shear, survey_maps
-
-
-KINDS = get_args(Kind)
-LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
-PERIODIC = ("lognormal", "gaussian")  # opposite edges meet: maps may be shifted, and padded in circles
-MASKED = ("des",)  # come with a mask of observed pixels, whatever is observed
-GENERATOR_VERSION = 1  # raised when the same settings and seed would give another map
-
-
-@dataclass(frozen=True)
-class MapSettings(SurveySettings):
-    """How maps are made; everything but the cosmological parameters and the seed.
-
-    Args:
-        kind: one of KINDS. size: pixels a side. side_deg: side of the patch in degrees.
-        source_redshifts: one channel for each plane of sources.
-        box_mpc, box_grid: side in Mpc/h and particles a side of the box of kind "2lpt".
-        The others: see `SurveySettings`. Shear is of PERIODIC kinds, on which `models.shear_operator` is exact; a
-            mask is of kind "des", or of shear.
-    """
-
-    kind: str = "lognormal"
-    size: int = 64
-    side_deg: float = 5.0
-    source_redshifts: tuple[float, ...] = (1.0,)
-    box_mpc: float = 256.0
-    box_grid: int = 64
-
-    def __post_init__(self):
-        super().__post_init__()
-        if self.kind not in KINDS:
-            raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
-        if self.size < 8 or self.box_grid < 8:
-            raise ValueError(f"size={self.size} and box_grid={self.box_grid} must be at least 8 pixels")
-        object.__setattr__(self, "source_redshifts", tuple(float(z) for z in self.source_redshifts))
-        if not self.source_redshifts or not all(0 < z < 20 for z in self.source_redshifts):
-            raise ValueError(f"source_redshifts={self.source_redshifts} must be one or more numbers between 0 and 20")
-        for name in ("side_deg", "box_mpc"):
-            if not 0 < getattr(self, name) < np.inf:
-                raise ValueError(f"{name}={getattr(self, name)} must be positive")
-        if self.observable == "shear" and self.kind not in PERIODIC:
-            raise ValueError(
-                f"observable='shear' of kind {self.kind!r}: mass beyond its edges shears it, and the maps do not show "
-                f"that; use {' or '.join(PERIODIC)}"
-            )
-        if self.mask_fraction and not self.has_mask:
-            raise ValueError(
-                f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
-            )
-        if self.kind == "2lpt":
-            validate_box(self.box_mpc, self.box_grid)
-
-    @property
-    def planes(self) -> int:
-        """Convergence maps behind a map."""
-        return 1 if self.kind in LEGACY else len(self.source_redshifts)
-
-    @property
-    def channels(self) -> int:
-        """Channels of a map, a mask not counted."""
-        return 2 * self.planes if self.observable == "shear" else self.planes
-
-    @property
-    def has_mask(self) -> bool:
-        return self.kind in MASKED or self.observable == "shear"
+from .lpt import lpt_convergence
+from .settings import LEGACY, MapSettings
+from .survey import observe_shear, survey_maps
 
 
 def generate_map(

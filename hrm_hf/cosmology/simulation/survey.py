@@ -19,83 +19,22 @@ redshifts) and Gatti et al. 2021 (arXiv 2011.03408; density and ellipticity of a
 checked against the papers' tables.
 """
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, get_args
-
 import numpy as np
 
-from ..options import Observable
 from .background import Cosmology
-from .fields import ARCMIN, lognormal_convergence, shape_noise
+from .fields import lognormal_convergence
+from .settings import EDGE_SHARE, HOLE_ARCMIN, MapSettings, SurveySettings
 
-
-if TYPE_CHECKING:
-    from .maps import MapSettings
 
 # Arguments of MapSettings, approximate.
 # Each component of ellipticity has a dispersion of 0.26; sigma_e is that of both.
 DES_Y3 = {"source_redshifts": (0.34, 0.52, 0.74, 0.94), "galaxies_per_arcmin2": 5.59, "sigma_e": 0.26 * 2**0.5}
 MARGIN = 1.5  # side of the periodic sky over that of the patch: opposite edges are half a side apart, not neighbours
-EDGE_SHARE = 0.5  # by default so many of the unobserved pixels lie beyond the footprint's edge, the others in holes
 EDGE_ROUGHNESS = 0.1  # rms of the edge around a straight line, in sides
-HOLE_ARCMIN = (2.0, 12.0)  # radii of holes, uniform in the logarithm
-OBSERVABLES = get_args(Observable)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SurveySettings:
-    """Observable, noise and mask of maps of a patch of sky. Subclasses have `size`, `side_deg` and `planes` of it.
-
-    Args:
-        observable: "convergence", or "shear": the two components g1 and g2 of each plane, with noise of their own, and
-            beside them the convergence that made them.
-        sigma_e: dispersion of intrinsic ellipticities, both components; 0 for maps without noise.
-        galaxies_per_arcmin2: sources of all planes together, which share them evenly.
-        mask_fraction: share of pixels that are not observed.
-        mask_edge_share: of these, the share beyond the survey's edge; the others are in holes around bright stars.
-        hole_arcmin: smallest and largest radius of a hole; they are uniform in its logarithm.
-    """
-
-    observable: str = "convergence"
-    sigma_e: float = 0.0
-    galaxies_per_arcmin2: float = 10.0
-    mask_fraction: float = 0.0
-    mask_edge_share: float = EDGE_SHARE
-    hole_arcmin: tuple[float, float] = HOLE_ARCMIN
-
-    def __post_init__(self):
-        if self.observable not in OBSERVABLES:
-            raise ValueError(f"observable={self.observable!r} is not one of {', '.join(OBSERVABLES)}")
-        if not 0 <= self.sigma_e < np.inf:
-            raise ValueError(f"sigma_e={self.sigma_e} must be 0 or more")
-        if not 0 < self.galaxies_per_arcmin2 < np.inf:
-            raise ValueError(f"galaxies_per_arcmin2={self.galaxies_per_arcmin2} must be positive")
-        if not 0 <= self.mask_fraction < 1:
-            raise ValueError(f"mask_fraction={self.mask_fraction} is not a share from 0 to below 1")
-        if not 0 <= self.mask_edge_share <= 1:
-            raise ValueError(f"mask_edge_share={self.mask_edge_share} is not a share from 0 to 1")
-        object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
-        if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
-            raise ValueError(f"hole_arcmin={self.hole_arcmin} must be the smallest and the largest radius, above 0")
-
-    @property
-    def side_rad(self) -> float:
-        """Side of the patch in radians."""
-        return self.side_deg * 60 * ARCMIN
-
-    @property
-    def pixel_arcmin(self) -> float:
-        """Side of a pixel in arcmin."""
-        return self.side_deg * 60 / self.size
-
-    @property
-    def pixel_noise(self) -> float:
-        """Standard deviation of the shape noise of a pixel of one plane: of convergence, g1 and g2 alike."""
-        return shape_noise(self.sigma_e, self.galaxies_per_arcmin2 / self.planes, self.pixel_arcmin)
 
 
 def survey_maps(
-    cosmology: Cosmology, settings: "MapSettings", rng: np.random.Generator
+    cosmology: Cosmology, settings: MapSettings, rng: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
     """Draws the maps of one patch.
 

@@ -1,0 +1,138 @@
+"""How maps are made: everything but the cosmological parameters and the seed."""
+
+from dataclasses import dataclass
+from typing import get_args
+
+import numpy as np
+
+from ..options import Kind, Observable
+from .fields import ARCMIN, shape_noise
+
+
+KINDS = get_args(Kind)
+LEGACY = tuple(kind for kind in KINDS if kind.startswith("legacy-"))
+PERIODIC = ("lognormal", "gaussian")  # opposite edges meet: maps may be shifted, and padded in circles
+MASKED = ("des",)  # come with a mask of observed pixels, whatever is observed
+GENERATOR_VERSION = 1  # raised when the same settings and seed would give another map
+EDGE_SHARE = 0.5  # by default so many of the unobserved pixels lie beyond the footprint's edge, the others in holes
+HOLE_ARCMIN = (2.0, 12.0)  # radii of holes, uniform in the logarithm
+OBSERVABLES = get_args(Observable)
+LARGEST_GRID = 512  # 2 GB for the displacements alone
+
+
+@dataclass(frozen=True, kw_only=True)
+class SurveySettings:
+    """Observable, noise and mask of maps of a patch of sky. Subclasses have `size`, `side_deg` and `planes` of it.
+
+    Args:
+        observable: "convergence", or "shear": the two components g1 and g2 of each plane, with noise of their own, and
+            beside them the convergence that made them.
+        sigma_e: dispersion of intrinsic ellipticities, both components; 0 for maps without noise.
+        galaxies_per_arcmin2: sources of all planes together, which share them evenly.
+        mask_fraction: share of pixels that are not observed.
+        mask_edge_share: of these, the share beyond the survey's edge; the others are in holes around bright stars.
+        hole_arcmin: smallest and largest radius of a hole; they are uniform in its logarithm.
+    """
+
+    observable: str = "convergence"
+    sigma_e: float = 0.0
+    galaxies_per_arcmin2: float = 10.0
+    mask_fraction: float = 0.0
+    mask_edge_share: float = EDGE_SHARE
+    hole_arcmin: tuple[float, float] = HOLE_ARCMIN
+
+    def __post_init__(self):
+        if self.observable not in OBSERVABLES:
+            raise ValueError(f"observable={self.observable!r} is not one of {', '.join(OBSERVABLES)}")
+        if not 0 <= self.sigma_e < np.inf:
+            raise ValueError(f"sigma_e={self.sigma_e} must be 0 or more")
+        if not 0 < self.galaxies_per_arcmin2 < np.inf:
+            raise ValueError(f"galaxies_per_arcmin2={self.galaxies_per_arcmin2} must be positive")
+        if not 0 <= self.mask_fraction < 1:
+            raise ValueError(f"mask_fraction={self.mask_fraction} is not a share from 0 to below 1")
+        if not 0 <= self.mask_edge_share <= 1:
+            raise ValueError(f"mask_edge_share={self.mask_edge_share} is not a share from 0 to 1")
+        object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
+        if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
+            raise ValueError(f"hole_arcmin={self.hole_arcmin} must be the smallest and the largest radius, above 0")
+
+    @property
+    def side_rad(self) -> float:
+        """Side of the patch in radians."""
+        return self.side_deg * 60 * ARCMIN
+
+    @property
+    def pixel_arcmin(self) -> float:
+        """Side of a pixel in arcmin."""
+        return self.side_deg * 60 / self.size
+
+    @property
+    def pixel_noise(self) -> float:
+        """Standard deviation of the shape noise of a pixel of one plane: of convergence, g1 and g2 alike."""
+        return shape_noise(self.sigma_e, self.galaxies_per_arcmin2 / self.planes, self.pixel_arcmin)
+
+
+@dataclass(frozen=True)
+class MapSettings(SurveySettings):
+    """How maps are made; everything but the cosmological parameters and the seed.
+
+    Args:
+        kind: one of KINDS. size: pixels a side. side_deg: side of the patch in degrees.
+        source_redshifts: one channel for each plane of sources.
+        box_mpc, box_grid: side in Mpc/h and particles a side of the box of kind "2lpt".
+        The others: see `SurveySettings`. Shear is of PERIODIC kinds, on which `models.shear_operator` is exact; a
+            mask is of kind "des", or of shear.
+    """
+
+    kind: str = "lognormal"
+    size: int = 64
+    side_deg: float = 5.0
+    source_redshifts: tuple[float, ...] = (1.0,)
+    box_mpc: float = 256.0
+    box_grid: int = 64
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.kind not in KINDS:
+            raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
+        if self.size < 8 or self.box_grid < 8:
+            raise ValueError(f"size={self.size} and box_grid={self.box_grid} must be at least 8 pixels")
+        object.__setattr__(self, "source_redshifts", tuple(float(z) for z in self.source_redshifts))
+        if not self.source_redshifts or not all(0 < z < 20 for z in self.source_redshifts):
+            raise ValueError(f"source_redshifts={self.source_redshifts} must be one or more numbers between 0 and 20")
+        for name in ("side_deg", "box_mpc"):
+            if not 0 < getattr(self, name) < np.inf:
+                raise ValueError(f"{name}={getattr(self, name)} must be positive")
+        if self.observable == "shear" and self.kind not in PERIODIC:
+            raise ValueError(
+                f"observable='shear' of kind {self.kind!r}: mass beyond its edges shears it, and the maps do not show "
+                f"that; use {' or '.join(PERIODIC)}"
+            )
+        if self.mask_fraction and not self.has_mask:
+            raise ValueError(
+                f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
+            )
+        if self.kind == "2lpt":
+            validate_box(self.box_mpc, self.box_grid)
+
+    @property
+    def planes(self) -> int:
+        """Convergence maps behind a map."""
+        return 1 if self.kind in LEGACY else len(self.source_redshifts)
+
+    @property
+    def channels(self) -> int:
+        """Channels of a map, a mask not counted."""
+        return 2 * self.planes if self.observable == "shear" else self.planes
+
+    @property
+    def has_mask(self) -> bool:
+        return self.kind in MASKED or self.observable == "shear"
+
+
+def validate_box(side: float, grid: int) -> None:
+    """Refuses a box (side in Mpc/h, particles a side) that cannot be drawn in any universe."""
+    if not 0 < side < np.inf:
+        raise ValueError(f"the side of the box, box_mpc={side} Mpc/h, must be positive")
+    if not 8 <= grid <= LARGEST_GRID or grid % 2:
+        raise ValueError(f"box_grid={grid} particles a side of the box: give an even number from 8 to {LARGEST_GRID}")

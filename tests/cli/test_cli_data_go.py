@@ -173,6 +173,7 @@ def test_a_source_that_is_not_there_is_bad_usage(tmp_path):
     (tmp_path / "a.txt").write_text("x")
     call("go", tmp_path / "a.txt", "--out", tmp_path / "o", code=2)
     call("go", "--out", tmp_path / "o", code=2)
+    call("go", "prs:x.jsonl", "--text", tmp_path / "t", "--out", tmp_path / "o", code=2)
 
 
 @pytest.mark.parametrize("kind", ["prs:", "hub:", ""])
@@ -186,10 +187,6 @@ def test_other_records_are_not_overwritten(built, tree):
     out, _ = built
     result = call("go", tree, "--seed", "3", "--out", out / "records", code=2)
     assert "already holds records" in " ".join(result.output.replace("│", " ").split())
-
-
-def test_plain_files_come_from_folders_only(tmp_path):
-    call("go", "prs:x.jsonl", "--text", tmp_path / "t", "--out", tmp_path / "o", code=2)
 
 
 def test_prompts_end_where_the_code_begins_and_have_their_reference(tmp_path):

@@ -1,6 +1,5 @@
 """Test sets of Go tasks: reading, programs, sampling that resumes, sandboxed judgement."""
 
-import gzip
 import json
 import os
 from pathlib import Path
@@ -86,12 +85,6 @@ def test_helpers_of_a_prompt_are_context_and_part_of_the_program(tmp_path):
     assert task.program("func Double() {}").code == "func one() int { return 1 }\n\nfunc Double() {}"
 
 
-def test_a_gzipped_file_is_read(tmp_path):
-    path = tmp_path / "tasks.jsonl.gz"
-    path.write_bytes(gzip.compress(json.dumps(MXEVAL).encode()))
-    assert load_benchmark("mbxp-go", path)[0].id == "M/1"
-
-
 @pytest.mark.parametrize(
     ("content", "said"),
     [
@@ -107,11 +100,6 @@ def test_a_line_that_is_no_task_is_named(tmp_path, content, said):
     path.write_text(content)
     with pytest.raises(ValueError, match=said):
         load_benchmark("humaneval-go", path)
-
-
-def test_a_missing_file_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere\.jsonl"):
-        load_benchmark("mbxp-go", tmp_path / "nowhere.jsonl")
 
 
 PREFIX = "func f(v interface{}) int {"

@@ -165,20 +165,20 @@ def test_files_that_nobody_typed_are_skipped_by_name_and_reason(tree):
     }
 
 
-def test_packages_of_a_tree_without_modules_are_its_folders(tmp_path):
-    folder = tmp_path / "github.com" / "owner" / "repo" / "pkg"
-    folder.mkdir(parents=True)
-    (folder / "a.go").write_text("package pkg\n")
+@pytest.mark.parametrize(
+    ("module", "folder", "package", "group"),
+    [
+        ("", "github.com/owner/repo/pkg", "github.com/owner/repo/pkg", "github.com/owner/repo"),
+        ("module std\n", "net/http", "net/http", "std"),
+    ],
+)
+def test_a_file_belongs_to_a_package_and_a_module(tmp_path, module, folder, package, group):
+    if module:
+        (tmp_path / "go.mod").write_text(module)
+    (tmp_path / folder).mkdir(parents=True)
+    (tmp_path / folder / "a.go").write_text("package a\n")
     (file,) = go_files(tmp_path)
-    assert (file.package, file.module) == ("github.com/owner/repo/pkg", "github.com/owner/repo")
-
-
-def test_packages_of_the_standard_library_have_no_module_before_them(tmp_path):
-    (tmp_path / "go.mod").write_text("module std\n")
-    (tmp_path / "net" / "http").mkdir(parents=True)
-    (tmp_path / "net" / "http" / "a.go").write_text("package http\n")
-    (file,) = go_files(tmp_path)
-    assert (file.package, file.module) == ("net/http", "std")
+    assert (file.package, file.module) == (package, group)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ after each attempt of a trajectory, with attempts and verdicts given.
 """
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,12 @@ def _decide(
         of N attempts: right decisions (indices of DECISIONS), and whether the verdict names an error; the number of
         trajectories that fit; logits [N, 3] by source.
     """
-    rows = [_built_row(builder, record) for record in trajectories]
-    kept = [row for row in rows if row and row["decision_labels"]]
+    kept = []
+    for record in trajectories:
+        with suppress(TooLongError):
+            row = builder.build(record)
+            if row["decision_labels"]:
+                kept.append(row)
     choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
     labels, failed = [], []
     has_head = is_go_coder(writer.model) and not getattr(writer.model.config, "unified", False)
@@ -72,14 +77,6 @@ def _decide(
             bar.update(len(batch))
     stacked = {name: torch.stack(each).numpy() if each else np.zeros((0, 3)) for name, each in logits.items()}
     return labels, failed, len(kept), stacked
-
-
-def _built_row(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
-    """Build the row of a record; None if it does not fit the builder's budgets."""
-    try:
-        return builder.build(record)
-    except TooLongError:
-        return None
 
 
 def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = BINS) -> float:

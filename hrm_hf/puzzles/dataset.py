@@ -14,7 +14,6 @@ original task together with its augmentations), as in the original HRM layout.
 
 import json
 from dataclasses import asdict, dataclass, field
-from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -142,33 +141,19 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
     folder = Path(path)
     if not folder.is_dir():
         folder = _download_sidecars(str(path))
-    info_path = folder / INFO_FILE
-    if not info_path.exists():
-        raise FileNotFoundError(
-            f"{path} is no puzzle data set: {INFO_FILE} is missing. Build one with `hrm-hf data sudoku|maze|arc "
-            "--out DIR`, or convert an original HRM folder with `hrm-hf data import SRC --out DIR`."
-        )
-    try:
-        fields = load_json(info_path)
-    except ValueError as error:
-        raise ValueError(f"{error}; build the data set anew") from error
-    if not isinstance(fields, dict):
-        raise ValueError(f"{info_path} holds a {type(fields).__name__}; expected an object. Build the data set anew")
-    unknown = fields.keys() - {f.name for f in dataclass_fields(PuzzleInfo)}
-    if unknown:
-        raise ValueError(f"{info_path} has unknown fields {sorted(unknown)}; was it written by a newer version?")
-    identifiers_path = folder / IDENTIFIERS_FILE
-    if not identifiers_path.exists():
-        raise FileNotFoundError(
-            f"{path}: {IDENTIFIERS_FILE} is missing; puzzle identifiers are meaningless without it"
-        )
-    identifiers = load_json(identifiers_path)
+    for name in (INFO_FILE, IDENTIFIERS_FILE):
+        if not (folder / name).exists():
+            raise FileNotFoundError(
+                f"{folder / name} is missing: {path} is no puzzle data set; build one with `hrm-hf data`, or "
+                "convert an original HRM folder with `hrm-hf data import SRC --out DIR`"
+            )
+    identifiers = load_json(folder / IDENTIFIERS_FILE)
     if not isinstance(identifiers, list) or not all(isinstance(name, str) for name in identifiers):
-        raise ValueError(f"{identifiers_path} is no list of names; build the data set anew")
+        raise ValueError(f"{folder / IDENTIFIERS_FILE} is no list of names; build the data set again")
     try:
-        return PuzzleInfo(**fields, identifiers=identifiers)
+        return PuzzleInfo(**load_json(folder / INFO_FILE), identifiers=identifiers)
     except (TypeError, ValueError) as error:
-        raise ValueError(f"{info_path}: {error}; build the data set anew") from error
+        raise ValueError(f"{folder / INFO_FILE}: {error}; build the data set again") from error
 
 
 def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):

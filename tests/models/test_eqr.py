@@ -163,11 +163,6 @@ def test_a_config_that_cannot_be_is_refused_by_its_field(fields, message):
         TrmPuzzleConfig(**{"seq_len": 16, "vocab_size": 6, "puzzle_emb_ndim": 0, **fields})
 
 
-def test_trm_is_left_as_it_was():
-    config = TrmPuzzleConfig()
-    assert (config.update_rate, config.noise_scale, config.random_initial_states) == (1.0, 0.0, False)
-
-
 @pytest.mark.parametrize("fields", [{"random_initial_states": False}, {"noise_scale": 0.0}])
 def test_a_model_that_draws_random_numbers_is_not_exported(fields, tmp_path):
     eqr(**fields).save_pretrained(tmp_path / "model")

@@ -156,11 +156,6 @@ def test_a_higher_bar_of_confidence_stops_a_row_only_when_it_is_met():
     assert (torch.sigmoid(strict.q_halt[stopped_early]) >= 0.7).all()
 
 
-def test_a_solver_names_a_wrong_shape():
-    with pytest.raises(ValueError, match=r"input_ids has shape \[2, 9\]; expected \[batch, 16\]"):
-        tiny.model("trm").solve(torch.ones(2, 9, dtype=torch.long))
-
-
 # Solving
 
 
@@ -196,16 +191,6 @@ def test_an_adaptive_answer_is_the_fixed_run_at_the_step_where_it_stopped(archit
         wants = output.q_halt_logits > (output.q_continue_logits if architecture == "hrm" else 0)
         assert torch.equal(wants & (solution.steps >= step), stopped) or step == 16
     assert torch.equal(solution.predictions, solution.logits.argmax(-1))
-
-
-@architectures
-def test_an_answer_does_not_depend_on_the_other_rows_of_the_batch(architecture):
-    model, data = tiny.model(architecture).double(), inputs(16)  # in float64 for the reason given above
-    together = model.solve(**data)
-    for row in range(16):
-        alone = model.solve(**{name: value[row : row + 1] for name, value in data.items()})
-        assert alone.steps.item() == together.steps[row]
-        torch.testing.assert_close(alone.logits[0], together.logits[row], atol=1e-6, rtol=0)
 
 
 def test_finished_rows_leave_the_batch():
@@ -266,19 +251,6 @@ def test_a_trajectory_repeats_the_answer_of_a_finished_row():
     assert torch.equal(solution.trajectory[-1], plain.predictions) and torch.equal(solution.steps, plain.steps)
     first = solution.steps.argmin()
     assert (solution.trajectory[solution.steps[first] - 1 :, first] == plain.predictions[first]).all()
-
-
-def test_noise_makes_restarts_differ_and_the_seed_repeats_them():
-    model, data = tiny.model("trm"), inputs()
-
-    def restart(seed):
-        torch.manual_seed(seed)
-        return model.solve(**data, halt="fixed", max_steps=2, noise=1.0).logits
-
-    assert torch.equal(restart(0), restart(0))
-    assert not torch.allclose(restart(0), restart(1), atol=1e-3)
-    quiet = model.solve(**data, halt="fixed", max_steps=2).logits
-    assert not torch.allclose(restart(0), quiet, atol=1e-3)
 
 
 # Configs

@@ -23,7 +23,6 @@ MODELS = {
     "se_rrm": tiny.se_rrm,
 }
 models = pytest.mark.parametrize("name", MODELS)
-ALONE = {"choose": "q", "noise": 0.0, "restarts": 1, "noise_at": "start", "exit_when_still": None, "accepts": None}
 FIELDS = ("predictions", "steps", "q_halt", "logits", "trajectory", "q_trajectory")
 
 
@@ -35,29 +34,6 @@ def inputs(rows=8):
 def assert_same(found, expected, names=FIELDS):
     for name in names:
         assert torch.equal(getattr(found, name), getattr(expected, name)), name
-
-
-# One run
-
-
-@models
-def test_one_run_without_noise_is_the_plain_loop_to_the_bit(name):
-    model, data = MODELS[name](), inputs(16)
-    if name == "se_rrm":  # solves boards whose symbols it has named by first occurrence: here they have these names
-        to_new, _ = canonical_symbols(data["input_ids"], tiny.VOCAB_SIZE)
-        data["input_ids"] = to_new.gather(1, data["input_ids"])
-    found = model.solve(**data, **ALONE, return_trajectory=True)
-    assert_same(model.solve(**data, return_trajectory=True), found)
-    carry, open_rows = None, torch.ones(16, dtype=torch.bool)
-    first = found.steps.min()
-    with torch.no_grad():
-        for step in range(1, first + 1):  # until the batch shrinks, the chain of evaluation steps has its shapes
-            output = model(**data, carry=carry)
-            carry = output.carry
-            assert torch.equal(found.trajectory[step - 1], output.logits.argmax(-1))
-            assert torch.equal(found.q_trajectory[step - 1], output.q_halt_logits)
-    open_rows = found.steps > first
-    assert torch.equal(found.logits[~open_rows], output.logits[~open_rows])
 
 
 @models
@@ -99,18 +75,6 @@ def test_noise_at_every_step_has_the_stated_std_and_at_the_start_comes_once(name
                 if quiet.numel():  # SE-RRM has one state
                     assert (noisy - quiet).std().item() == pytest.approx(0.3 * times**0.5, rel=0.05)
                     assert abs((noisy - quiet).mean().item()) < 0.02
-
-
-def test_noise_at_every_step_disturbs_each_step_anew():
-    model, data = tiny.model("trm"), inputs()
-
-    def solve(**options):
-        torch.manual_seed(0)
-        return model.solve(**data, halt="fixed", max_steps=3, noise=0.5, return_trajectory=True, **options)
-
-    start, every = solve(), solve(noise_at="every_step")
-    assert torch.equal(start.q_trajectory[0], every.q_trajectory[0])
-    assert (start.q_trajectory[1:] != every.q_trajectory[1:]).all(dim=1).all()
 
 
 # Restarts
@@ -342,15 +306,6 @@ def test_the_residual_is_that_of_the_states(name):
     solution = model.solve(**data, halt="fixed", max_steps=5, choose="residual")
     assert_equal_but_for_rounding(solution.residual, residual_of([state.flatten(2) for state in states]))
     assert model.solve(**data, max_steps=1).residual is None
-
-
-def test_of_1024_steps_those_after_a_fixed_point_are_spared_and_the_answer_is_the_last(monkeypatch):
-    model, data = tiny.model("trm"), inputs()
-    sizes = scripted(model, monkeypatch)
-    short = model.solve(**data, halt="fixed", max_steps=1024, exit_when_still=0.0)
-    assert len(sizes) == short.steps.max() < 40 and short.residual.tolist() == [0.0] * 8
-    full = model.solve(**data, halt="fixed", max_steps=1024)
-    assert full.steps.tolist() == [1024] * 8 and torch.equal(short.predictions, full.predictions)
 
 
 # Bad input

@@ -217,12 +217,6 @@ def test_each_choice_of_restarts_takes_its_answer():
         assert result["text"] == sudoku_rules.decode(expected), options
 
 
-def test_what_the_rules_accept_needs_no_further_run():
-    puzzle = puzzles_4x4(1)[0]
-    solve, model = run_of([solve_sudoku(sudoku_rules.encode(puzzle))], [-1.0])
-    assert solve(puzzle, restarts=100, choose="rules")["valid"] and len(model.calls) == 1
-
-
 def test_tasks_whose_rules_prove_nothing_are_chosen_by_q():
     solve, model = solver_of(config("generic", 2, 3, 5), lambda tokens: tokens)
     answers, q_values = iter([np.full(6, n) for n in (1, 2, 3)]), iter([0.0, 2.0, 1.0])
@@ -230,11 +224,12 @@ def test_tasks_whose_rules_prove_nothing_are_chosen_by_q():
     assert solve([0, 1, 2, 3, 4, 0], restarts=3, choose="rules")["grid"] == [[2] * 3] * 2
 
 
-def test_noise_where_it_is_added_and_stillness_reach_the_model():
+def test_settings_reach_the_model():
     solve, model = solver_of(SUDOKU_4, solve_sudoku)
-    solve(puzzles_4x4(1)[0], restarts=2, noise=0.4, noise_at="every_step", exit_when_still=1e-3)
-    found = [(call["noise"], call["noise_at"], call["exit_when_still"]) for call in model.calls]
-    assert found == [(0.0, "every_step", 1e-3), (0.4, "every_step", 1e-3)]
+    asked = {"max_steps": 40, "min_steps": 2, "halt": "fixed", "noise_at": "every_step", "exit_when_still": 1e-3}
+    solve(puzzles_4x4(3), restarts=2, noise=0.4, batch_size=3, **asked)
+    assert [(call["rows"], call["noise"]) for call in model.calls] == [(3, 0.0), (3, 0.4)]
+    assert all(asked.items() <= call.items() for call in model.calls)
 
 
 @pytest.mark.parametrize("size", [4, 6, 9])
@@ -255,13 +250,6 @@ def test_the_check_of_mazes_agrees_with_the_rules():
     questions, answers = mazes.astype(int)
     answers[0] = answers[1]
     assert task.obeys(questions, answers).tolist() == [False, True, True, True]
-
-
-def test_steps_and_halting_reach_the_model():
-    solve, model = solver_of(SUDOKU_4, solve_sudoku)
-    solve(puzzles_4x4(3), max_steps=40, min_steps=2, halt="fixed", batch_size=3)
-    asked = {"max_steps": 40, "min_steps": 2, "halt": "fixed"}
-    assert len(model.calls) == 1 and {"rows": 3, **asked}.items() <= model.calls[0].items()
 
 
 def test_trajectory_is_that_of_the_winning_view_in_the_puzzles_own_orientation():

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from ..trainer.arguments import HrmTrainingArguments
 
 
-DIFFICULTIES = ("uniform", "hard_first", "easy_first")
+DIFFICULTIES = ("uniform", "hard_first")
 
 
 @dataclass
@@ -52,7 +52,7 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
     difficulty: str = field(
         default="uniform",
         metadata={
-            "help": '"hard_first" or "easy_first": begin with that quarter of the rows and come to all of them along '
+            "help": '"hard_first": begin with the hardest quarter of the rows and come to all of them along '
             '--difficulty_ramp; by the column "rating", else by the number of cells to fill. "uniform": all rows.'
         },
     )
@@ -80,7 +80,7 @@ class PuzzleTrainingArguments(HrmTrainingArguments):
         if self.difficulty not in DIFFICULTIES:
             raise ValueError(f"difficulty={self.difficulty!r} is not one of {', '.join(DIFFICULTIES)}")
         if self.difficulty != "uniform" and self.difficulty_ramp == 0:
-            raise ValueError("difficulty_ramp=0 leaves nothing of a difficulty: give a share, or --difficulty uniform")
+            raise ValueError("difficulty_ramp=0: must be > 0; use --difficulty uniform to disable")
         most = self.late_start_max_steps
         if not isinstance(most, int) or most.bit_count() != 1:
-            raise ValueError(f"late_start_max_steps={most} is no power of two (1, 2, 4, ...)")
+            raise ValueError(f"late_start_max_steps={most}: must be a power of two (1, 2, 4, ...)")

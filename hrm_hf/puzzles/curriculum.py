@@ -24,21 +24,18 @@ class DifficultyPool:
 
     Rows are ranked by difficulty: by the column `rating`, and among equal ratings, or without that column, by the
     number of cells that differ between puzzle and solution (81 minus the clues of a 9x9 Sudoku, the path of a maze).
-    At progress t the first f(t) of N ranks are in the pool, f(t) = min(1, 1/4 + 3/4 t / ramp): with "hard_first" from
-    the hardest, with "easy_first" from the easiest row on. Where the order says the row of rank r, that of rank
-    floor(r f) comes: rows of the pool come equally often, and from t = ramp on those that the order says.
+    At progress t the f(t) of N rows that are hardest are in the pool, f(t) = min(1, 1/4 + 3/4 t / ramp). Where the
+    order says the row of rank r, that of rank floor(r f) comes: rows of the pool come equally often, and from
+    t = ramp on those that the order says.
 
     Args:
-        difficulty: "hard_first" or "easy_first".
         ramp: progress at which all rows are in the pool, above 0.
     """
 
-    def __init__(self, rows: PuzzleRows, difficulty: str, ramp: float):
+    def __init__(self, rows: PuzzleRows, ramp: float):
         rating = np.zeros(len(rows)) if rows.rating is None else rows.rating
         open_cells = ((rows.input_ids != rows.labels) & (rows.labels != IGNORE_LABEL)).sum(axis=1)
-        self.rows = np.lexsort((open_cells, rating))
-        if difficulty == "hard_first":
-            self.rows = self.rows[::-1]
+        self.rows = np.lexsort((open_cells, rating))[::-1]
         self.ranks = self.rows.argsort()
         self.ramp = ramp
 

@@ -94,7 +94,6 @@ class PuzzleTrainer(HrmTrainer):
         rows.validate_fits(self.model.config)
         args = self.args
         seed = args.seed if args.data_seed is None else args.data_seed
-        by_difficulty = args.difficulty != "uniform"
         self.stream = CarryDataLoader(
             rows,
             self._train_batch_size,
@@ -103,7 +102,7 @@ class PuzzleTrainer(HrmTrainer):
             world_size=args.world_size,
             drop_unplaced_rows=args.drop_unplaced_rows,
             symmetries=RandomSymmetries(self.model.config, seed) if args.augment else None,
-            pool=DifficultyPool(rows, args.difficulty, args.difficulty_ramp) if by_difficulty else None,
+            pool=DifficultyPool(rows, args.difficulty_ramp) if args.difficulty == "hard_first" else None,
             late_starts=LateStarts(seed, args.late_starts, args.late_start_max_steps) if args.late_starts else None,
         )
         return self.stream

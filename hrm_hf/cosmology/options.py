@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
-from ..io.evaluation import validate_data, validate_evaluation, validate_output
+from ..io.evaluation import EvaluationOptions, validate_data, validate_evaluation, validate_output
 from ..io.options import Options, option
 from ..io.usage import UsageError
 
@@ -182,10 +182,9 @@ class EvaluateMaps(Options):
 
 
 @dataclasses.dataclass(kw_only=True)
-class EvaluateCosmo(EvaluateMaps):
+class EvaluateCosmo(EvaluationOptions, EvaluateMaps):
     """Options of `hrm-hf eval cosmo`."""
 
-    model: str = option("Checkpoint folder, or a model on the Hub.", argument=True, metavar="MODEL")
     split: str = option("Split to evaluate.", "test")
     steps: Steps = option("fixed: all segments; adaptive: until little more is expected of them.", "fixed")
     max_steps: int | None = option("Most segments; the config's by default.", None, min=1)
@@ -193,12 +192,9 @@ class EvaluateCosmo(EvaluateMaps):
     shift_data: str | None = option("Data set of another generator: the same metrics on it.", None)
     num_samples: int = option("Draws from each posterior.", 1000, min=100)
     batch_size: int = option("Maps at a time.", 64, min=1)
-    device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
-    update_card: bool = option("Write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate_evaluation(self.model, self.out, self.update_card)
         if self.shift_data:
             validate_data(self.shift_data, "cosmology data set")
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from .model_names import find_model, is_no_folder
+from .model_names import is_no_folder
 from .options import Options, option
 from .usage import UsageError
 
@@ -27,9 +27,8 @@ class EvaluationOptions(Options):
     update_card: bool = option("Write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
-        """Raise UsageError for a model that does not exist, and a card or a folder that cannot be written."""
+        """Raise UsageError for a card or a folder that cannot be written."""
         super().__post_init__()
-        find_model(self.model)
         validate_evaluation(self.model, self.out, self.update_card)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from ..hub.kinds import PUZZLE_SOLVER, validate_kind
 from ..io.evaluation import EvaluationOptions, validate_data
+from ..io.model_names import find_model
 from ..io.options import Options, option
 from ..io.usage import UsageError
 from ..models.settings_puzzle import SolveSettings
@@ -130,6 +131,7 @@ class EvaluatePuzzles(EvaluationOptions, BoardOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        find_model(self.model)
         validate_kind(self.model, PUZZLE_SOLVER)
         validate_data(self.data, "puzzle data set")
 

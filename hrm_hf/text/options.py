@@ -4,7 +4,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal
 
-from ..io.evaluation import validate_data, validate_evaluation
+from ..io.evaluation import EvaluationOptions, validate_data
 from ..io.options import Options, option
 from ..io.usage import UsageError
 
@@ -66,10 +66,9 @@ class WriteText(ThinkingOptions):
 
 
 @dataclass(kw_only=True)
-class EvaluateLm(ThinkingOptions):
+class EvaluateLm(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval lm`."""
 
-    model: str = option("Checkpoint folder, or a model on the Hub; ours or transformers' own.", argument=True)
     data: list[str] = option("Text: .txt, .jsonl, .parquet, .gz, a folder, or OWNER/NAME; repeat for more.")
     split: str = option("Split of data sets of the Hub, or a name for files.", "test")
     last_percentage: float | None = option(
@@ -86,32 +85,20 @@ class EvaluateLm(ThinkingOptions):
     limit: int | None = option(
         "Only the first rows; bits per byte then take the text's average bytes per token.", None, min=1
     )
-    out: Path | None = option("Folder for results.json.", None)
-    device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
-    update_card: bool = option("Write the results into MODEL/README.md.", False)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        validate_evaluation(self.model, self.out, self.update_card)
 
 
 @dataclass(kw_only=True)
-class EvaluateReasoning(ThinkingOptions):
+class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
     """Options of `hrm-hf eval reasoning`."""
 
-    model: str = option("Checkpoint folder, or a model on the Hub; ours or transformers' own.", argument=True)
     data: str = option("Folder of `hrm-hf data reasoning`, or such a data set on the Hub.", argument=True)
     splits: str = option("Splits, with commas between them; test, and beyond where there is one, by default.", "")
     passes: str = option("Numbers of passes, as 1,2,4,8, besides the model's own choice (hrm_lm: segments).", "")
     max_eval_samples: int | None = option("Only the first rows of each difficulty.", None, min=1)
     batch_size: int = option("Rows at a time.", 64, min=1)
-    out: Path | None = option("Folder for results.json and reasoning.png.", None)
-    device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
-    update_card: bool = option("Write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        validate_evaluation(self.model, self.out, self.update_card)
         validate_data(self.data, "data set of `hrm-hf data reasoning`")
         parts = self.passes.split(",") if self.passes else []
         if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from ...io.evaluation import validate_evaluation, validate_files
+from ...io.evaluation import EvaluationOptions, validate_files
 from ...io.options import option
 from ...io.usage import UsageError
 from ..options import SamplingOptions
@@ -14,10 +14,9 @@ BENCHMARKS = ("humaneval-go", "humaneval-go-mxeval", "mbxp-go", "humanevalpack-g
 
 
 @dataclass(kw_only=True)
-class EvaluateGo(SamplingOptions):
+class EvaluateGo(EvaluationOptions, SamplingOptions):
     """Options of `hrm-hf eval go` and `evaluate_checkpoint`."""
 
-    model: str = option("Checkpoint folder, or a model on the Hub.", argument=True)
     records: list[Path] | None = option("Held-out records (JSON Lines); repeat for more.", None)
     trajectories: list[Path] | None = option("Held-out trajectories; repeat for more.", None)
     benchmark: list[str] | None = option(
@@ -34,7 +33,6 @@ class EvaluateGo(SamplingOptions):
     max_code_tokens: int = option("Most new tokens of a code sample.", 512, min=1)
     on_bad_line: Literal["stop", "skip"] = option("What to do at a corrupt line of JSON Lines.", "stop")
     out: Path | None = option("Folder for results.json, evaluation.png and everything that is written.", None)
-    update_card: bool = option("Write the results into MODEL/README.md.", False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -42,7 +40,6 @@ class EvaluateGo(SamplingOptions):
             raise UsageError("nothing to evaluate on; give --records, --trajectories or --benchmark")
         if self.benchmark and self.out is None:
             raise UsageError("benchmark: its samples are saved in a folder; give --out", "--out")
-        validate_evaluation(self.model, self.out, self.update_card)
         validate_files(self.records, "--records")
         validate_files(self.trajectories, "--trajectories")
         self.benchmarks()

@@ -6,7 +6,7 @@ from typing import Any
 from ..golang.data.options import BuildGo, BuildGoPrompts, BuildGoTokenizer
 from ..io.options import Options
 from .options import takes
-from .report import call, report
+from .report import report, usage_errors
 
 
 @takes(BuildGo)
@@ -52,7 +52,8 @@ def go_prompts(options: BuildGoPrompts, as_json: bool):
 
 def _run(function: Callable[[Any], dict[str, Any]], options: Options, as_json: bool) -> None:
     """Call a builder and print its report: --json all, else a line per entry without the options."""
-    result = call(function, {"options": options})
+    with usage_errors():
+        result = function(options)
     report(result if as_json else {key: _line(key, each) for key, each in result.items() if key != "options"}, as_json)
 
 

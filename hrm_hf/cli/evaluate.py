@@ -43,8 +43,7 @@ def puzzles(options: EvaluatePuzzles, as_json: bool):
     """
     from ..puzzles.evaluation import evaluate_checkpoint
 
-    given = {"options": options, "shared": int(os.environ.get("WORLD_SIZE", "1")) > 1}
-    run(evaluate_checkpoint, given | {"as_json": as_json}, _on_screen)
+    run(evaluate_checkpoint, options, as_json, _on_screen, shared=int(os.environ.get("WORLD_SIZE", "1")) > 1)
 
 
 def _on_screen(result: dict[str, Any]) -> dict[str, Any]:

@@ -18,5 +18,7 @@ def go(options: EvaluateGo, as_json: bool):
     from ..golang.evaluation.report import on_screen
     from ..golang.evaluation.run import evaluate_checkpoint
 
-    given = {"options": options, "on_skip": lambda wrong: typer.echo(f"skipped: {wrong}", err=True)}
-    run(evaluate_checkpoint, given | {"as_json": as_json}, on_screen)
+    def on_skip(wrong: str) -> None:
+        typer.echo(f"skipped: {wrong}", err=True)
+
+    run(evaluate_checkpoint, options, as_json, on_screen, on_skip=on_skip)

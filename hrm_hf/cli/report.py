@@ -19,25 +19,22 @@ WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has m
 
 def run(
     function: Callable[..., dict[str, Any]],
-    options: dict[str, Any],
-    on_screen: Callable[[dict[str, Any]], dict[str, Any]] | None = None,
+    options: Any,
+    as_json: bool,
+    on_screen: Callable[[dict[str, Any]], dict[str, Any]],
+    **more: Any,
 ) -> None:
-    """Calls `function` with the options of a command, its `locals()`, and prints the result.
+    """Calls `function` with the options of a command, and prints the result.
 
     Args:
-        on_screen: what is shown of a result without --json, beside the files that were written; all by default.
+        on_screen: what is shown of a result without --json, beside the files that were written.
+        more: other arguments of `function`.
     """
-    as_json = options.pop("as_json")
-    result = call(function, options)
-    if on_screen and not as_json:
+    with usage_errors():
+        result = function(options, **more)
+    if not as_json:
         result = on_screen(result) | {name: result[name] for name in WRITTEN if name in result}
     report(result, as_json)
-
-
-def call(function: Callable[..., Any], options: dict[str, Any]) -> Any:
-    """Calls `function` with the options of a command, which exits with 2 where they are wrong."""
-    with usage_errors():
-        return function(**options)
 
 
 @contextmanager

@@ -399,7 +399,7 @@ def test_skipped_steps_are_counted_in_the_log(make_trainer):
     trainer = make_trainer(model, max_steps=5)
     assert math.isfinite(trainer.train().training_loss)
     assert [entry.get("nonfinite_steps") for entry in logged(trainer)] == [None, 1, 1, 2, 2]
-    assert [math.isfinite(entry["loss"]) for entry in logged(trainer)][2:] == [True, False, True]
+    assert all(math.isfinite(entry["loss"]) for entry in logged(trainer)[2:])
 
 
 def test_a_slot_whose_latents_broke_starts_on_its_next_row(make_trainer, sudoku):

@@ -14,7 +14,7 @@ LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight"
 
 @dataclass
 class GoDataArguments:
-    """Which records of Go tasks, and how they become rows of tokens. See `golang/data/collator.py`."""
+    """Which records of Go tasks, and how they become rows of tokens. See `golang/data/streams.py`."""
 
     train_data: list[str] = field(
         default_factory=list, metadata={"help": "Files of records (.jsonl, .jsonl.gz) to train on; with commas."}
@@ -37,7 +37,7 @@ class GoDataArguments:
         default="rewrite",
         metadata={"help": "Repairs in the data, and of the model: rewrite (whole code), or edits of the attempt."},
     )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
     data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
 
     def __post_init__(self):

@@ -5,11 +5,10 @@ Referees: sums over single rows, torch's AdamW fed by hand, and one process with
 
 from types import SimpleNamespace
 
+import forked
 import pytest
 import tiny_go
 import torch
-from accelerate import debug_launcher
-from accelerate.state import AcceleratorState, PartialState
 from datasets import Dataset
 from scripted_go import generated
 from torch import nn
@@ -142,8 +141,6 @@ def test_weights_of_the_parts_can_be_set_for_a_run(tmp_path):
 
 def one_has_no_attempts(folder: str, accumulation: int) -> None:
     """Two steps over pairs of rows of which the second has no decision, and an evaluation of five rows."""
-    for state in (AcceleratorState, PartialState):  # the parent's, which is one process
-        state._reset_state()
     torch.set_num_threads(1)
     builder = tiny_go.builder()
     records = [tiny_go.record(number, kind) for number, kind in enumerate(["cd", "", "d", "", "rcd", ""])]
@@ -168,8 +165,9 @@ def tiny_weights(model) -> dict[str, torch.Tensor]:
 
 
 def test_a_process_without_decisions_trains_along_and_counts_nothing_twice(tmp_path):
-    one_has_no_attempts(str(tmp_path), 2)
-    debug_launcher(one_has_no_attempts, (str(tmp_path), 1), num_processes=2)
+    for processes in (1, 2):
+        result = forked.run(one_has_no_attempts, str(tmp_path), 2 // processes, processes=processes)
+        assert result.returncode == 0, result.stderr
     alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert second[1] == first[1] == pytest.approx(alone[1], rel=1e-3)
     assert first[1]["eval_decisions"] == alone[1]["eval_decisions"] > 0

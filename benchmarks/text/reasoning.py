@@ -24,8 +24,8 @@ from transformers import PreTrainedConfig
 
 from hrm_hf import HrmLmConfig
 from hrm_hf.text.options import BuildReasoning
-from hrm_hf.text.reasoning.build import ReasoningInfo, describe_task, draw_each
-from hrm_hf.text.reasoning.evaluation import SPLITS, depth_argument, evaluate_rows
+from hrm_hf.text.reasoning.build import ReasoningInfo, describe_task, draw_split
+from hrm_hf.text.reasoning.evaluation import SPLITS, evaluate_rows, has_passes
 from hrm_hf.text.reasoning.rows import draw_rows
 from hrm_hf.text.reasoning.tasks import TASKS, WORDS, reasoning_tokenizer
 from hrm_hf.trainer.recipes import checked_overrides, library_versions
@@ -45,18 +45,18 @@ from .quality import parameter_groups, schedule, train_step
 
 
 # What must agree for two runs to share a report.
-SHARED = ("size", "difficulty", "beyond", "answers", "queries", "steps", "train_flops", "batch_size", "test_rows",
-          "weight_decay", "clip", "warmup", "dtype")  # fmt: skip
+SHARED = ("size", "difficulty", "beyond", "answers", "steps", "train_flops", "batch_size", "test_rows", "weight_decay",
+          "clip", "warmup", "dtype")  # fmt: skip
 BATCHES = 2**20  # a number that no seed of a data set has, so that batches are drawn apart from what is evaluated
 
 
 def main() -> None:
     args = parse()
     torch.set_num_threads(args.threads)
-    names = ("task", "size", "difficulty", "beyond", "answers", "queries")
+    names = ("task", "size", "difficulty", "beyond", "answers")
     info = describe_task(BuildReasoning(out=args.out, **{name: getattr(args, name) for name in names}))
     info.rows, info.seed = {"test": args.test_rows}, 0
-    rows = {split: some for split in SPLITS if (some := draw_each(info, split)) is not None}
+    rows = {split: some for split in SPLITS if (some := draw_split(info, split)) is not None}
     length = max(some["input_ids"].shape[1] for some in rows.values())
     args.block_size = rows["test"]["input_ids"].shape[1]
     report = open_report(args, info)
@@ -84,11 +84,10 @@ def main() -> None:
 def parse() -> argparse.Namespace:
     parser = make_parser(__doc__, quick="a tiny hrm_lm and Llama, a few seconds each")
     parser.add_argument("--task", choices=list(TASKS), default="automaton")
-    parser.add_argument("--size", type=int, help="as of hrm-hf data reasoning, like the next four")
+    parser.add_argument("--size", type=int, help="as of hrm-hf data reasoning, like the next three")
     parser.add_argument("--difficulty")
     parser.add_argument("--beyond")
     parser.add_argument("--answers", choices=["all", "last"])
-    parser.add_argument("--queries", type=int)
     parser.add_argument("--preset", choices=list(SIZES), default="tiny")
     parser.add_argument("--models", default="hrm_lm,llama,llama_equal_flops", help=f"of {', '.join(PEERS)}")
     parser.add_argument("--set", action="append", default=[], metavar="FIELD=VALUE", help="of hrm_lm's config; repeat")
@@ -164,7 +163,7 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
 
 def settings(model, args) -> list[int | None]:
     """The model's own depth, and for a model that has others the numbers of --passes."""
-    numbers = [int(number) for number in args.passes.split(",")] if depth_argument(model) else []
+    numbers = [int(number) for number in args.passes.split(",")] if has_passes(model) else []
     return [None, *numbers]
 
 

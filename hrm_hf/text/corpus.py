@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..io.sources import is_hub_source
-from ..io.words import counted
 from .filters import TextFilter, duplicate_finder, text_batches
 from .packing import Packing, pack_documents, pack_stream, tokenize_documents
 from .sources import open_source
@@ -29,8 +28,8 @@ class TextCorpus:
     Attributes:
         train: rows of `input_ids` and `labels` (int64 tensors [block_size]), and `position_ids` with a document mask.
         validation: the same, never a stream; None without validation data.
-        sizes: by split ("train", "validation"): documents, tokens (EOS included), bytes, bytes_per_token, blocks. A
-            stream of training data has none.
+        sizes: by split ("train", "validation"): documents, tokens (EOS included), bytes, bytes_per_token, blocks; of a
+            reasoning data set rows, row_length and answers. A stream of training data has none.
         filters: by split, with counts of what was removed and why.
         row_length: tokens of a row, where the data say it and not the options.
     """
@@ -48,8 +47,8 @@ class TextCorpus:
 
     @property
     def eval_bytes_per_token(self) -> float | None:
-        """UTF-8 bytes of the validation text over its tokens, for bits per byte."""
-        return self.sizes["validation"]["bytes_per_token"] if self.validation is not None else None
+        """UTF-8 bytes of the validation text over its tokens, for bits per byte; None where tokens are no text."""
+        return self.sizes.get("validation", {}).get("bytes_per_token")
 
     def report(self) -> dict[str, Any]:
         """Everything countable, for results.json."""
@@ -63,8 +62,7 @@ class TextCorpus:
     def describe(self) -> str:
         """The same for people: a line for each split and each kind of removal."""
         lines = [
-            f"{name}: {counted(size['documents'], 'document')}, {counted(size['tokens'], 'token')} of "
-            f"{size['bytes_per_token']:.3f} bytes, {counted(size['blocks'], 'block')}"
+            f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {round(value, 3):,}" for key, value in size.items())
             for name, size in self.sizes.items()
         ]
         for name, one in self.filters.items():

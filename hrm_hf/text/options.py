@@ -94,7 +94,6 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
     data: str = option("Folder of `hrm-hf data reasoning`, or such a data set on the Hub.", argument=True)
     splits: str = option("Splits, with commas between them; test, and beyond where there is one, by default.", "")
     passes: str = option("Numbers of passes, as 1,2,4,8, besides the model's own choice (hrm_lm: segments).", "")
-    max_eval_samples: int | None = option("Only the first rows of each difficulty.", None, min=1)
     batch_size: int = option("Rows at a time.", 64, min=1)
 
     def __post_init__(self) -> None:
@@ -126,7 +125,6 @@ class BuildReasoning(Options):
     )
     beyond: str | None = option("Of the split beyond it, or none; up to twice the greatest one by default.", None)
     answers: Literal["all", "last"] | None = option("Ask for the result of every step, or of the last one.", None)
-    queries: int | None = option("pointers: starts in a row; as many as there are nodes by default.", None)
     num_train: int = option("Training rows.", 100_000, min=1)
     num_validation: int = option("Rows of the split validation.", 1000, min=0)
     num_test: int = option("Rows of each difficulty in the splits test and beyond.", 500, min=0)

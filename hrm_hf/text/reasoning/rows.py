@@ -1,6 +1,6 @@
 """Rows of the reasoning suite: questions as a causal language model reads them, and as people do."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -28,12 +28,12 @@ def readable(rows: Rows) -> list[str]:
     ]
 
 
-def draw_rows(task: Task, difficulties: np.ndarray, rng: np.random.Generator, taken: np.ndarray | None = None) -> Rows:
+def draw_rows(task: Task, difficulties: np.ndarray, rng: np.random.Generator, taken: set[bytes] = frozenset()) -> Rows:
     """Rows of given difficulties, as long as the longest of them.
 
     Args:
         difficulties: int64 [N].
-        taken: sorted fingerprints of questions that are drawn anew, up to `REDRAWS` times.
+        taken: `row_keys` of questions that are drawn again, up to `REDRAWS` times.
 
     Returns:
         input_ids [N, T]: BOS, the words, EOS, padding. labels [N, T]: at each place the answer that is read one place
@@ -43,17 +43,16 @@ def draw_rows(task: Task, difficulties: np.ndarray, rng: np.random.Generator, ta
     for one in np.unique(difficulties):
         places = np.flatnonzero(difficulties == one)
         part = _rows_of(task.draw(int(one), len(places), rng))
-        for _ in range(REDRAWS if taken is not None else 0):
-            again = np.flatnonzero(np.isin(fingerprints(part["input_ids"]), taken))
-            if not len(again):
+        for _ in range(REDRAWS if taken else 0):
+            again = [place for place, key in enumerate(row_keys(part["input_ids"])) if key in taken]
+            if not again:
                 break
             for name, column in _rows_of(task.draw(int(one), len(again), rng)).items():
                 part[name][again] = column
         parts.append(part | {"difficulty": difficulties[places]})
         order.append(places)
-    widest = max(part["input_ids"].shape[1] for part in parts)
     order = np.argsort(np.concatenate(order), kind="stable")
-    return {name: column[order] for name, column in below(wider(part, widest) for part in parts).items()}
+    return {name: column[order] for name, column in below(parts).items()}
 
 
 def _rows_of(questions: Questions) -> Rows:
@@ -65,24 +64,18 @@ def _rows_of(questions: Questions) -> Rows:
     return {"input_ids": input_ids, "labels": labels, "steps": steps}
 
 
-def wider(rows: Rows, length: int) -> Rows:
-    """Rows that are filled up on the right, where a causal model cannot see it."""
-    more = length - rows["input_ids"].shape[1]
-    filled = {name: np.pad(rows[name], ((0, 0), (0, more)), constant_values=FILLING[name]) for name in FILLING}
-    return rows | filled
+def below(parts: Sequence[Rows]) -> Rows:
+    """Stack rows, padded on the right to the longest, where a causal model cannot see it."""
+    longest = max(part["input_ids"].shape[1] for part in parts)
+
+    def padded(column: np.ndarray, name: str) -> np.ndarray:
+        if name not in FILLING:
+            return column
+        return np.pad(column, ((0, 0), (0, longest - column.shape[1])), constant_values=FILLING[name])
+
+    return {name: np.concatenate([padded(part[name], name) for part in parts]) for name in parts[0]}
 
 
-def below(parts: Iterable[Rows]) -> Rows:
-    """Rows of one length, one below another."""
-    parts = list(parts)
-    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-def fingerprints(input_ids: np.ndarray) -> np.ndarray:
-    """uint64 [N]: equal for equal rows, whatever their padding."""
-    factors = 2 * np.random.default_rng(0).integers(0, 2**63, input_ids.shape[1], dtype=np.uint64) + 1
-    found = np.zeros(len(input_ids), np.uint64)
-    for place, factor in enumerate(factors):  # a column at a time: in 64 bits a large split would not fit
-        column = input_ids[:, place]
-        found += np.where(column == PAD_ID, 0, column.astype(np.uint64) + 1) * factor
-    return found
+def row_keys(input_ids: np.ndarray) -> list[bytes]:
+    """For each row of ids [N, T] its words without the padding."""
+    return [row[row != PAD_ID].astype(np.int16).tobytes() for row in input_ids]

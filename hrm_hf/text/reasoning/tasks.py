@@ -1,16 +1,12 @@
 """The tasks of the reasoning suite: seeded questions whose answers take as many steps as their difficulty says.
 
-An answer is read at a blank, in one forward pass: no answer is fed back, so a chain of thought cannot replace depth.
-With `answers="all"` the blanks after each step ask for the intermediate result as well, in a layout in which every
-step looks like the one before, so that a model which has learnt one step can go on; with "last" only the result of the
-last step is asked for. Questions beyond the difficulties of the training data are made of the same words.
+An answer is read at a blank, in one forward pass, and none is fed back. With `answers="all"` the result of every step
+is asked for, in a layout in which each step looks like the one before; with "last" only that of the last step.
 
-Every draw is a function of the options, the difficulty, the count and the generator alone: vectorised over questions,
-integers throughout, and nothing but `Generator.integers` and stable sorting, which are the same on every platform.
-Rows, data sets and splits are made of questions in `build.py`.
+Every draw depends on the options, the difficulty, the count and the generator alone: integers, and nothing but
+`Generator.integers` and stable sorting, which are the same on every platform.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -91,41 +87,17 @@ def given(words: np.ndarray) -> Questions:
     return Questions(words, np.full_like(words, NOT_ASKED), np.zeros_like(words))
 
 
-def asked(answers: np.ndarray, steps: int | np.ndarray, words: np.ndarray | None = None) -> Questions:
-    """Answers [N, T] that take so many steps, read at `words` [N, T] or at blanks."""
-    words = np.full_like(answers, ID[BLANK]) if words is None else words
-    return Questions(words, answers, np.broadcast_to(steps, answers.shape).copy())
-
-
-def only_last(questions: Questions) -> Questions:
-    """The same words, of which only the last one asks."""
-    questions.answers[:, :-1], questions.steps[:, :-1] = NOT_ASKED, 0
-    return questions
-
-
-def tally(count: int, steps: int) -> Questions:
-    """One mark for each step that is asked for: a number that needs no words beyond those of smaller ones."""
-    return given(np.full((count, steps), ID[STEP]))
+def asked(answers: np.ndarray, steps: int | np.ndarray, only_last: bool = False) -> Questions:
+    """Answers [N, T] that take so many steps, read at blanks; only the last ones of them if wanted."""
+    steps = np.broadcast_to(steps, answers.shape).copy()
+    if only_last:
+        answers[:, :-1], steps[:, :-1] = NOT_ASKED, 0
+    return Questions(np.full_like(answers, ID[BLANK]), answers, steps)
 
 
 def shuffled(rng: np.random.Generator, count: int, size: int) -> np.ndarray:
     """int64 [count, size]: random orders of 0..size-1."""
     return np.argsort(rng.integers(0, 2**62, (count, size)), axis=1, kind="stable")
-
-
-def collect(count: int, attempt: Callable[[int], Questions], what: str) -> Questions:
-    """`count` questions from an `attempt` that gives as many as it is asked for, or fewer.
-
-    Raises:
-        ValueError: there are (almost) none; `what` names them.
-    """
-    found, tried, kept = [], 0, 0
-    while kept < count:
-        found.append(attempt(256))
-        tried, kept = tried + 256, kept + len(found[-1].words)
-        if tried >= MOST_ATTEMPTS and kept < tried / MOST_ATTEMPTS:
-            raise ValueError(f"no {what} among {tried:,} random ones; ask for fewer steps or a larger size")
-    return Questions.join(*found, axis=0).where(slice(count))
 
 
 @dataclass(frozen=True)
@@ -140,10 +112,26 @@ class Task:
     asks: ClassVar[tuple[str, ...]] = ("all", "last")  # values of `answers`, the usual one first
 
     size: int
-    answers: str
+    answers: str = "all"
 
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
-        """`count` questions of a difficulty, from 1 to `most`."""
+        """Draw `count` questions of a difficulty, from 1 to `most`: those that an `attempt` has, of many.
+
+        Raises:
+            ValueError: hardly any attempt has one.
+        """
+        found, tried, kept = [], 0, 0
+        while kept < count:
+            found.append(self.attempt(difficulty, 256, rng))
+            tried, kept = tried + 256, kept + len(found[-1].words)
+            if tried >= MOST_ATTEMPTS and kept < tried / MOST_ATTEMPTS:
+                raise ValueError(
+                    f"difficulty={difficulty}: none in {tried:,} random questions; ask for less, or a larger size"
+                )
+        return Questions.join(*found, axis=0).where(slice(count))
+
+    def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
+        """Those of `count` random questions that have the difficulty."""
         raise NotImplementedError
 
     @property
@@ -166,14 +154,13 @@ class Automaton(Task):
     RULE = 110
 
     size: int = 16
-    answers: str = "all"
 
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
         words = ids(DIGITS)
         cells = rng.integers(0, 2, (count, self.size))
         parts = [given(words[cells])]
         if self.answers == "last":
-            parts.insert(0, tally(count, difficulty))
+            parts.insert(0, given(np.full((count, difficulty), ID[STEP])))
         for step in range(1, difficulty + 1):
             left, right = np.roll(cells, 1, axis=1), np.roll(cells, -1, axis=1)
             cells = self.RULE >> (4 * left + 2 * cells + right) & 1
@@ -187,8 +174,8 @@ class Pointers(Task):
     """Where one is after each of p hops along arrows between nodes.
 
     The arrows, one word each and in random order, make one ring of all nodes, so that fewer hops than nodes never come
-    back. `queries` starts follow, each a different node, in random order: `2>1 0>2 1>0  from2 _ _  from0 _ _`. The
-    first hop is read at the start, each blank asks for one hop more; with "last" only the last of them does.
+    back. All nodes follow as starts, in random order: `2>1 0>2 1>0  from2 _ _  from0 _ _  from1 _ _`. The first hop is
+    read at the start, each blank asks for one hop more; with "last" only the last of them does.
     """
 
     title = "Pointer chasing"
@@ -196,8 +183,6 @@ class Pointers(Task):
     difficulty_is, trained = "hops", (1, 4)
 
     size: int = 8
-    answers: str = "all"
-    queries: int | None = None  # of a row; as many as there are nodes by default
 
     @property
     def most(self) -> int:
@@ -211,14 +196,14 @@ class Pointers(Task):
         np.put_along_axis(follower, ring, np.roll(ring, -1, axis=1), axis=1)
         listed = shuffled(rng, count, self.size)
         parts = [given(arrows[MAX_NODES * listed + np.take_along_axis(follower, listed, axis=1)])]
-        for start in shuffled(rng, count, self.size).T[: self.queries]:
+        for start in shuffled(rng, count, self.size).T:
             node, visited = start, []
             for _ in range(difficulty):
                 node = follower[np.arange(count), node]
                 visited.append(nodes[node])
-            chain = asked(np.stack(visited, axis=1), np.arange(1, difficulty + 1))
+            chain = asked(np.stack(visited, axis=1), np.arange(1, difficulty + 1), self.answers == "last")
             chain.words[:, 0] = starts[start]
-            parts.append(chain if self.answers == "all" else only_last(chain))
+            parts.append(chain)
         return Questions.join(*parts)
 
 
@@ -235,7 +220,6 @@ class Permutations(Task):
     difficulty_is, trained = "generators", (1, 8)
 
     size: int = 5
-    answers: str = "all"
 
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
         items, names = ids(DIGITS), ids((*SWAPS[: self.size - 1], TURN))
@@ -273,7 +257,6 @@ class Addition(Task):
     difficulty_is, trained = "numbers", (2, 8)
 
     size: int = 3
-    answers: str = "all"
 
     def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
         plus = np.full((count, 1), ID[PLUS])
@@ -296,8 +279,7 @@ class Brackets(Task):
     """Which bracket has to be closed next, in nested brackets of several kinds that are D deep at the deepest.
 
     Asked at each bracket, or ("last") at the last one: `( [ ] ( [` has the answers `) ] ) ) ]`, and `.` where none is
-    open. (The depth itself would be a number that rows of lesser depth never have.) A row has six brackets for each
-    level of its depth.
+    open. A row has six brackets for each level of its depth.
     """
 
     title = "Nested brackets"
@@ -306,13 +288,9 @@ class Brackets(Task):
     LENGTH = 6
 
     size: int = 3
-    answers: str = "all"
 
-    def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
-        return collect(count, lambda rows: self._attempt(difficulty, rows, rng), f"brackets {difficulty} deep")
-
-    def _attempt(self, depth: int, count: int, rng: np.random.Generator) -> Questions:
-        length = self.LENGTH * depth
+    def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
+        depth, length = difficulty, self.LENGTH * difficulty
         opening, closing = ids(OPENING), ids((*CLOSING, NOTHING))
         nothing = len(CLOSING)
         luck, kinds = rng.integers(0, 6, (count, length)), rng.integers(0, self.size, (count, length))
@@ -328,8 +306,9 @@ class Brackets(Task):
             stack[rows[up], height[up]] = kinds[up, place]
             deepest = np.maximum(deepest, height)
             answers[:, place], steps[:, place] = closing[stack[rows, height]], np.maximum(height, 1)
-        questions = asked(answers, steps, words).where(deepest == depth)
-        return questions if self.answers == "all" else only_last(questions)
+        questions = asked(answers, steps, self.answers == "last")
+        questions.words = words
+        return questions.where(deepest == depth)
 
 
 @dataclass(frozen=True)
@@ -337,7 +316,7 @@ class Maze(Task):
     """The cells on the shortest ways through a square maze of random walls, from S to G.
 
     `S . # . . # # . G  _ _ _ _ _ _ _ _ _`: row after row, then a blank for each cell, whose answer is `o` on a
-    shortest way, S and G included, and `.` elsewhere. There is nothing to ask in between.
+    shortest way, S and G included, and `.` elsewhere.
     """
 
     title = "Mazes"
@@ -354,12 +333,8 @@ class Maze(Task):
         """Longer ways are too rare among random walls."""
         return 2 * self.size - 2
 
-    def draw(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
-        what = f"maze of {self.size} x {self.size} with a shortest way of {difficulty} steps"
-        return collect(count, lambda rows: self._attempt(difficulty, rows, rng), what)
-
-    def _attempt(self, length: int, count: int, rng: np.random.Generator) -> Questions:
-        cells, rows = self.size**2, np.arange(count)
+    def attempt(self, difficulty: int, count: int, rng: np.random.Generator) -> Questions:
+        length, cells, rows = difficulty, self.size**2, np.arange(count)
         free = rng.integers(0, 2**32, (count, cells)) >= int(self.WALLS * 2**32)
         start = self._choose(free, rng)
         from_start = self._distances(free, start, length)

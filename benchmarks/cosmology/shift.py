@@ -24,7 +24,7 @@ from hrm_hf.cosmology.simulation.background import PRIOR
 from hrm_hf.cosmology.simulation.maps import generate_columns
 from hrm_hf.cosmology.simulation.settings import PERIODIC, MapSettings
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
-from hrm_hf.trainer.intervals import wilson_interval
+from hrm_hf.trainer.logging import wilson_interval
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import make_parser, write_report

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..trainer.intervals import wilson_interval
+from ..trainer.logging import wilson_interval
 
 
 IGNORE_LABEL = -100

@@ -36,9 +36,8 @@ from ..io.words import counted
 from ..registry import architecture_of
 from .adapters import MAGNITUDE
 from .arguments import CarrylessTrainingArguments, HrmTrainingArguments
-from .callbacks import LogLineCallback, WeightAverageCallback
-from .logging import MetricAccumulator, OriginalNamesCallback, gpu_memory
-from .optim import AdamATan2, WeightAverage, cosine_with_min_ratio, embeddings_in_32_bits
+from .logging import LogLineCallback, MetricAccumulator, OriginalNamesCallback, gpu_memory
+from .optim import AdamATan2, WeightAverage, WeightAverageCallback, cosine_with_min_ratio, embeddings_in_32_bits
 from .preemption import PreemptionCallback, keep_workers
 from .pushing import PushesToHub
 from .saving import CompleteCheckpoints, NonFiniteError, broken_weights

@@ -1,4 +1,4 @@
-"""Logged values: sums between two logs, names that the originals' dashboards know, and the memory of GPUs.
+"""Logged values: sums between two logs, lines of progress, intervals, names of the originals, memory of GPUs.
 
 The library's callbacks put every logged value under `train/` or `eval/`: `train/lm_loss`, `eval/exact_accuracy`. What
 the originals call otherwise is repeated here under their names: `train/lr`, and values with a group of their own, such
@@ -6,15 +6,19 @@ as `mhc/amax_pre` or `go/syntax_rate`. Which trackers there are is the library's
 """
 
 import contextlib
+import math
+import sys
 import time
 
 import torch
 from accelerate import Accelerator
 from transformers import Trainer, TrainerCallback
 from transformers.integrations import TensorBoardCallback, TrackioCallback, WandbCallback
+from transformers.trainer_callback import ProgressCallback
 
 
 GIB = 2**30
+Z_95 = 1.959963984540054
 STEP = "train/global_step"  # what the library's callbacks give the trackers as the axis
 
 
@@ -74,6 +78,46 @@ def _plus(sums: dict[str, torch.Tensor], terms: dict[str, torch.Tensor]) -> dict
     return {name: sums.get(name, 0) + terms.get(name, 0) for name in {**sums, **terms}}
 
 
+class LogLineCallback(ProgressCallback):
+    """A progress bar whose log lines are aligned values instead of a dict; evaluation lines are marked.
+
+    Args:
+        log_format: the format of each logged value that is shown, in order.
+        compiles: the first step compiles the model, which takes long; says so, and how long it took.
+    """
+
+    def __init__(self, log_format: dict[str, str], compiles: bool = False):
+        super().__init__()
+        self.log_format, self.compiles = log_format, compiles
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        if self.compiles and state.is_world_process_zero:
+            self._write("Compiling the model: the first step may take a minute.")
+            self.began = time.perf_counter()
+
+    def on_step_end(self, args, state, control, **kwargs):
+        if self.compiles and state.is_world_process_zero:
+            self._write(f"Compiled, and made the first step, in {time.perf_counter() - self.began:.0f} s.")
+        self.compiles = False
+        super().on_step_end(args, state, control, **kwargs)
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        if not state.is_world_process_zero or not logs:
+            return
+        parts = [text.format(logs[name]) for name, text in self.log_format.items() if name in logs]
+        if not parts:
+            return
+        mark = ">>" if any(name.startswith("eval_") for name in logs) else "  "
+        self._write(f"{mark} step {state.global_step:>6}  " + "  ".join(parts))
+
+    def _write(self, line: str) -> None:
+        if self.training_bar is not None:
+            self.training_bar.write(line)
+        else:
+            sys.stdout.write(line + "\n")
+        sys.stdout.flush()  # at once, where the output is a file
+
+
 class OriginalNamesCallback(TrainerCallback):
     """Repeats logged values under the originals' names in TensorBoard, Trackio and W&B.
 
@@ -117,3 +161,26 @@ def gpu_memory(accelerator: Accelerator) -> dict[str, float]:
     peaks = [torch.cuda.max_memory_allocated(device), torch.cuda.max_memory_reserved(device)]
     used, reserved = accelerator.gather(torch.tensor([peaks], device=device)).amax(0).tolist()
     return {"peak_memory_gib": used / GIB, "reserved_memory_gib": reserved / GIB}
+
+
+def wilson_interval(successes: int, trials: int, z: float = Z_95) -> tuple[float, float] | None:
+    """Score interval of a share (Wilson 1927), 95 % by default; None for no trials.
+
+    Unlike the normal approximation it stays within 0 and 1 and says something of 0 successes: 0 of 154 is at
+    most 2.4 %.
+
+    Args:
+        z: quantile of the standard normal distribution.
+
+    Raises:
+        ValueError: fewer than no successes, or more than trials.
+    """
+    if not 0 <= successes <= trials:
+        raise ValueError(f"{successes} successes in {trials} trials; expected 0 to {trials}")
+    if not trials:
+        return None
+    share, weight = successes / trials, z * z / trials
+    centre = (share + weight / 2) / (1 + weight)
+    half = z * math.sqrt(share * (1 - share) / trials + weight / (4 * trials)) / (1 + weight)
+    # Rounding must not leave 0 or 1 out of the interval of none or all.
+    return (max(0.0, centre - half) if successes else 0.0, min(1.0, centre + half) if successes < trials else 1.0)

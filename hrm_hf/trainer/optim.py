@@ -10,9 +10,7 @@ from collections.abc import Callable, Iterable
 import torch
 import torch.distributed as dist
 from torch.optim.swa_utils import get_ema_multi_avg_fn
-
-
-SMALL_MODEL = 2**20  # weights; above it, the arithmetic and not the calls takes the time
+from transformers import TrainerCallback
 
 
 class AdamATan2(torch.optim.Optimizer):
@@ -50,78 +48,21 @@ class AdamATan2(torch.optim.Optimizer):
         return loss
 
     def _update(self, params: list[torch.Tensor], group: dict) -> None:
-        states = [self.state[p] for p in params]
-        if not all(states):
-            self._create_moments([p for p, state in zip(params, states) if not state])
-        for state in states:
-            state["step"] += 1
-        beta1, beta2 = group["betas"]
-        decay, step_size = 1 - group["lr"] * group["weight_decay"], -group["lr"]
-        steps = {state["step"] for state in states}
-        moments = self._flat_moments(states) if len(steps) == 1 else None
-        torch._foreach_mul_(params, decay)
-        if moments is not None:  # a small model is all call overhead: one call for all its parameters
-            step = steps.pop()
-            gradient = torch.cat([p.grad.view(-1) for p in params])
-            angles = _moment_angles(*moments, gradient, beta1, beta2, step)
-            updates = [angle.view_as(p) for p, angle in zip(params, angles.split([p.numel() for p in params]))]
-            torch._foreach_add_(params, updates, alpha=step_size / (1 - beta1**step))
-            return
-        for p, state in zip(params, states):
-            angle = _moment_angles(state["exp_avg"], state["exp_avg_sq"], p.grad, beta1, beta2, state["step"])
-            p.add_(angle, alpha=step_size / (1 - beta1 ** state["step"]))
-
-    def _create_moments(self, params: list[torch.Tensor]) -> None:
-        """Zero moments; those of a small model are views of one tensor each, which `_flat_moments` recognizes."""
-        sizes = [p.numel() for p in params]
-        plain = all(type(p) is torch.nn.Parameter and p.is_contiguous() for p in params)
-        same = len({(p.dtype, p.device) for p in params}) == 1
-        if plain and same and sum(sizes) <= SMALL_MODEL:
-            flat = [params[0].new_zeros(sum(sizes)).split(sizes) for _ in range(2)]
-            moments = [(m.view_as(p), v.view_as(p)) for p, m, v in zip(params, *flat)]
-        else:
-            moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in params]
-        for p, (exp_avg, exp_avg_sq) in zip(params, moments):
-            self.state[p].update(step=0, exp_avg=exp_avg, exp_avg_sq=exp_avg_sq)
-
-    @staticmethod
-    def _flat_moments(states: list[dict]) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The two tensors that all moments are views of, in order and without gaps; None if they are not."""
-        flat = []
-        for name in ("exp_avg", "exp_avg_sq"):
-            views = [state[name] for state in states]
-            base, offset = views[0]._base, 0
-            if base is None or base.dim() != 1:
-                return None
-            for view in views:
-                if view._base is not base or view.storage_offset() != offset:
-                    return None
-                offset += view.numel()
-            if offset != base.numel():
-                return None
-            flat.append(base)
-        return flat[0], flat[1]
-
-    def load_state_dict(self, state_dict: dict) -> None:
-        """As in torch; the moments of a small model become views of one tensor again."""
-        super().load_state_dict(state_dict)
-        loaded = {p: dict(state) for p, state in self.state.items() if state}
-        for group in self.param_groups:
-            params = [p for p in group["params"] if p in loaded]
-            if params:
-                self._create_moments(params)
-        for p, state in loaded.items():
-            for name in ("exp_avg", "exp_avg_sq"):
-                self.state[p][name].copy_(state[name])
-            self.state[p]["step"] = state["step"]
-
-
-def _moment_angles(exp_avg, exp_avg_sq, grad, beta1: float, beta2: float, step: int) -> torch.Tensor:
-    """Moves both moments and returns atan2(m, sqrt(v) / sqrt(1 - b2^t))."""
-    exp_avg.lerp_(grad, 1 - beta1)
-    exp_avg_sq.mul_(beta2).addcmul_(grad, grad, value=1 - beta2)
-    denominator = exp_avg_sq.sqrt().div_(math.sqrt(1 - beta2**step))
-    return torch.atan2(exp_avg, denominator, out=denominator)
+        (beta1, beta2), grads = group["betas"], [p.grad for p in params]
+        for p in params:
+            if not self.state[p]:
+                self.state[p].update(step=0, exp_avg=torch.zeros_like(p), exp_avg_sq=torch.zeros_like(p))
+            self.state[p]["step"] += 1
+        names = ("exp_avg", "exp_avg_sq", "step")
+        means, squares, steps = zip(*([self.state[p][name] for name in names] for p in params))
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        torch._foreach_lerp_(means, grads, 1 - beta1)
+        torch._foreach_mul_(squares, beta2)
+        torch._foreach_addcmul_(squares, grads, grads, value=1 - beta2)
+        roots = torch._foreach_sqrt(squares)
+        torch._foreach_div_(roots, [math.sqrt(1 - beta2**step) for step in steps])
+        for p, mean, root, step in zip(params, means, roots, steps):
+            p.add_(torch.atan2(mean, root, out=root), alpha=-group["lr"] / (1 - beta1**step))
 
 
 class SignSGD(torch.optim.Optimizer):
@@ -281,6 +222,16 @@ class WeightAverage:
             raise ValueError(f"saved average does not fit: {sorted(shadow.keys() ^ self.shadow.keys())[:8]} differ")
         for name, value in shadow.items():
             self.shadow[name].copy_(value)
+
+
+class WeightAverageCallback(TrainerCallback):
+    """Updates a moving average of the weights after every optimizer step."""
+
+    def __init__(self, average: WeightAverage):
+        self.average = average
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.average.update()
 
 
 def _evaluate(closure: Callable | None):

@@ -170,7 +170,7 @@ def begin(output_dir: str | Path, wanted: str | bool | None, overwrite: bool = F
     checkpoint = resolve_checkpoint(output_dir, wanted)
     inside = checkpoint is not None and Path(checkpoint).resolve().parent == Path(output_dir).resolve()
     run_id = run_id_of(checkpoint) if checkpoint else None
-    if inside and run_id is None:  # saved before there were ids: of the run that the others are of
+    if inside and run_id is None:  # its manifest was written again by hand: of the run that the others are of
         ids = {found for folder in there if (found := run_id_of(folder))}
         run_id = ids.pop() if len(ids) == 1 else None
     run_id = run_id or uuid.uuid4().hex

@@ -10,9 +10,9 @@ import sys
 from dataclasses import fields
 from pathlib import Path
 
-import forked
 import numpy as np
 import pytest
+import started
 import tiny_cosmo
 import torch
 import typer
@@ -146,7 +146,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(run, maps, tmp_path):
     # All 10 maps of the evaluation in one batch: the second process has only repeated ones.
     batches = {"per_device_train_batch_size": 4, "per_device_eval_batch_size": 10}
     (tmp_path / "two.yaml").write_text(yaml.safe_dump({**recipe, "max_steps": 6, **batches}))
-    result = forked.run_script(SCRIPT, ["--recipe", str(tmp_path / "two.yaml")], processes=2)
+    result = started.run_script(SCRIPT, ["--recipe", str(tmp_path / "two.yaml")], processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     two = tmp_path / "two"
     assert losses(two) == pytest.approx(losses(one), abs=1e-4)  # the library rounds what it logs

@@ -11,8 +11,8 @@ import sys
 import time
 from pathlib import Path
 
-import forked
 import pytest
+import started
 import tiny_go
 import torch
 import yaml
@@ -227,14 +227,14 @@ def test_a_killed_run_gives_the_losses_of_one_left_alone(run, data, tmp_path):
     out = tmp_path / "killed"
     path = recipe(data, out, "hrm_go_coder", **options)
     for wanted in (6, 15):  # in the warm-up of the first epoch, and in the second epoch
-        process = forked.process(train, str(path))
+        process = started.process(train, str(path))
         process.start()
         while process.is_alive() and not any(int(one.name[11:]) >= wanted for one in list_checkpoints(out)):
             time.sleep(0.002)
         process.kill()
         process.join()
         assert process.exitcode == -9
-    process = forked.process(train, str(path))
+    process = started.process(train, str(path))
     process.start()
     process.join()
     assert process.exitcode == 0

@@ -1,6 +1,6 @@
 """The addresses of the loopback Hub (hub_server.py): one handler a connection, from request to answer.
 
-Answers, error codes and headers are the Hub's; storage is in hub_storage.py, the Xet protocol in hub_xet.py.
+Answers, error codes and headers are the Hub's; storage is in hub_storage.py.
 """
 
 import base64
@@ -83,8 +83,6 @@ class Handler(BaseHTTPRequestHandler):
                 self._repository_api(KINDS[kinds], f"{owner}/{name}", rest)
             case "PUT", "upload", key:
                 self._receive_object(key)
-            case _, "cas", *rest if self.hub.xet:
-                self._content_store(rest)
             case "POST", *prefix, owner, git_name, "info", "lfs", "objects", "batch" if len(prefix) < 2:
                 self._lfs_batch(KINDS[prefix[0]] if prefix else "model", f"{owner}/{git_name.removesuffix('.git')}")
             case "GET" | "HEAD", ("datasets" | "spaces") as kinds, owner, name, "resolve", revision, *path:
@@ -136,11 +134,6 @@ class Handler(BaseHTTPRequestHandler):
             case "POST", "commit", revision:
                 account = self._authorise(repository, self._sent_to(revision))
                 self._commit(repository, self._sent_to(revision), account.name)
-            case "GET", "xet-read-token", _ if self.hub.xet:
-                self._xet_token("read")
-            case "GET", "xet-write-token", revision if self.hub.xet:
-                self._authorise(repository, self._sent_to(revision))
-                self._xet_token("write")
             case _, "discussions", *more:
                 self._discussions(repository, more)
             case _:
@@ -297,19 +290,17 @@ class Handler(BaseHTTPRequestHandler):
     def _commit(self, repository: Repository, revision: str | None, author: str) -> None:
         """A commit to a branch, to a pull request, or (None) as a new pull request."""
         lines = [json.loads(line) for line in self._read_body().splitlines() if line.strip()]
-        large = [line["value"]["oid"] for line in lines if line["key"] == "lfsFile"]
-        xet_hashes = self.hub.xet.collect(large) if self.hub.xet else {}
         kind, repo_id = repository.kind, repository.repo_id
         prefix = "" if kind == "model" else f"{kind}s/"
         address, more = f"{self.hub.url}/{prefix}{repo_id}", {}
         if revision is None:
-            request = pull_requests.propose(self.storage, kind, repo_id, author, lines, xet_hashes)
+            request = pull_requests.propose(self.storage, kind, repo_id, author, lines)
             sha, more = request.head, {"pullRequestUrl": f"{address}/discussions/{request.number}"}
         elif revision.startswith(PULL_REQUEST):
             number = revision.removeprefix(PULL_REQUEST)
-            sha = pull_requests.add_commit(self.storage, kind, repo_id, number, author, lines, xet_hashes).sha
+            sha = pull_requests.add_commit(self.storage, kind, repo_id, number, author, lines).sha
         else:
-            sha = self.storage.commit(kind, repo_id, revision, lines, xet_hashes).sha
+            sha = self.storage.commit(kind, repo_id, revision, lines).sha
         answer = {"success": True, "commitOid": sha, "commitUrl": f"{address}/commit/{sha}", "hookOutput": ""}
         self._json({**answer, **more})
 
@@ -355,9 +346,6 @@ class Handler(BaseHTTPRequestHandler):
         headers = {"X-Repo-Commit": commit.sha, "ETag": f'"{entry.object_name}"', "Accept-Ranges": "bytes"}
         if entry.sha256:
             headers |= {"X-Linked-Etag": f'"{entry.sha256}"', "X-Linked-Size": str(entry.size)}
-        if entry.xet_hash and self.hub.xet:
-            refresh = f"{self.hub.url}/api/{kind}s/{repo_id}/xet-read-token/{commit.sha}"
-            headers |= {"X-Xet-Hash": entry.xet_hash, "X-Xet-Refresh-Route": refresh}
         self._send_file(self.storage.object(entry.object_name), {**headers, **(lie.headers if lie else {})})
 
     def _send_blocks(self, blocks: Iterable[bytes]) -> None:
@@ -385,29 +373,6 @@ class Handler(BaseHTTPRequestHandler):
                 source.seek(start)
                 for block in self._faulty(_blocks(source, end - start)):
                     self.wfile.write(block)
-
-    # Xet
-
-    def _xet_token(self, name: str) -> None:
-        headers = self.hub.xet.token_headers(name)
-        url, token, expiry = headers.values()
-        self._json({"casUrl": url, "accessToken": token, "exp": int(expiry)}, headers=headers)
-
-    def _content_store(self, rest: list[str]) -> None:
-        xet = self.hub.xet
-        if rest[0] != "xorbs":  # these addresses stand for the signed ones of the real store: no token is sent
-            xet.authorise(self.command, self.headers.get("Authorization"))
-        match self.command, *rest:
-            case "POST", "v1", "xorbs", "default", xorb_hash:
-                self._json({"was_inserted": xet.put_xorb(xorb_hash, self._read_body())})
-            case "POST", "v1", "shards":
-                self._json({"result": xet.put_shard(self._read_body())})
-            case "GET", "v1", "reconstructions", file_hash:
-                self._json(xet.reconstruction(file_hash, self.headers.get("Range")))
-            case "GET", "xorbs", xorb_hash:
-                self._send_file(xet.xorb(xorb_hash), {})
-            case _:
-                raise HubError(404, f"Sorry, this content store does not know {self.command} {self.route}")
 
     # Bodies and answers
 

@@ -35,28 +35,24 @@ def find(repository: Repository, number: str | int) -> PullRequest:
     return repository.pull_requests[int(number) - 1]
 
 
-def propose(
-    storage: Storage, kind: str, repo_id: str, author: str, lines: list[dict], xet_hashes: dict[str, str]
-) -> PullRequest:
+def propose(storage: Storage, kind: str, repo_id: str, author: str, lines: list[dict]) -> PullRequest:
     """Opens a pull request with a commit; it starts from the parent that the request names, else from main."""
 
     def change(repository: Repository) -> Repository:
         base = repository.commit(header_of(lines).get("parentCommit") or "main")
-        return opened(repository, author, base, storage.next_commit(base, lines, xet_hashes))
+        return opened(repository, author, base, storage.next_commit(base, lines))
 
     return storage.change(kind, repo_id, change).pull_requests[-1]
 
 
-def add_commit(
-    storage: Storage, kind: str, repo_id: str, number: str, author: str, lines: list[dict], xet_hashes: dict[str, str]
-) -> Commit:
+def add_commit(storage: Storage, kind: str, repo_id: str, number: str, author: str, lines: list[dict]) -> Commit:
     """Adds a commit to a pull request."""
 
     def change(repository: Repository) -> Repository:
         request = find(repository, number)
         head = repository.commits[request.head]
         check_parent(head, lines)
-        commit = storage.next_commit(head, lines, xet_hashes)
+        commit = storage.next_commit(head, lines)
         repository = replace(repository, commits={**repository.commits, commit.sha: commit})
         request = _with_event(request, author, "commit", subject=commit.title, oid=commit.sha)
         return _with(repository, replace(request, head=commit.sha))

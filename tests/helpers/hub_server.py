@@ -2,13 +2,14 @@
 
 Repositories of type model, dataset and space; commits, branches and tags; pull requests; LFS uploads; resumable
 downloads; private repositories; a token that may write, one that may only read, and one of somebody else, who may only
-propose; with `xet=True` also the Xet protocol (hub_xet.py).
+propose.
 Answers, error codes and headers are the Hub's, so the clients take their usual paths. A new repository begins with a
 commit of `.gitattributes`, as on the Hub. Faults can be set: a connection dropped or held after so many bytes. And it
 can be made to lie: `lie` changes an answer, `instead` sends something else than a file.
 
-Left out: gated repositories, organisations with members, discussions that are no pull requests, redirects to a content
-network, uploads in parts, the git protocol, and nearly all validation of model cards (see `hub_storage.read_card`).
+Left out: the Xet protocol, gated repositories, organisations with members, discussions that are no pull requests,
+redirects to a content network, uploads in parts, the git protocol, and nearly all validation of model cards (see
+`hub_storage.read_card`).
 """
 
 import os
@@ -24,7 +25,6 @@ from typing import Any
 
 from hub_handler import Account, Handler
 from hub_storage import OWNER, Storage
-from hub_xet import Xet
 
 
 # Variables of the calling process that would lead a client past the Hub or the home it is given.
@@ -96,7 +96,7 @@ class HubServer:
     in the order of arrival.
     """
 
-    def __init__(self, folder: str | Path, token: str = "hf_test", xet: bool = False):
+    def __init__(self, folder: str | Path, token: str = "hf_test"):
         self.token, self.read_token, self.other_token = token, f"{token}_read", f"{token}_other"
         self.accounts = {
             self.token: Account(OWNER, may_write=True),
@@ -113,7 +113,6 @@ class HubServer:
         self._http = _Listener(self)
         self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
         self.url = f"http://127.0.0.1:{self._http.server_port}"
-        self.xet = Xet(self.storage, self.url) if xet else None
 
     def __enter__(self) -> "HubServer":
         self._thread.start()
@@ -138,7 +137,7 @@ class HubServer:
             "HF_HUB_OFFLINE": "0",
             "HF_DATASETS_OFFLINE": "0",
             "TRANSFORMERS_OFFLINE": "0",
-            "HF_HUB_DISABLE_XET": "0" if self.xet else "1",
+            "HF_HUB_DISABLE_XET": "1",
             "HF_HUB_DISABLE_TELEMETRY": "1",
             "HF_HUB_DISABLE_PROGRESS_BARS": "1",
             "NO_PROXY": "127.0.0.1",
@@ -158,7 +157,7 @@ class HubServer:
         """Closes the connection once `bytes` of a body have passed, for the next `times` requests that match.
 
         The body is that of the request for PUT and POST and that of the response for GET; a shorter one passes. The
-        address of an LFS upload does not name the file: "/upload/" matches any of them, "/cas/v1/xorbs/" any by Xet.
+        address of an LFS upload does not name the file: "/upload/" matches any of them.
         """
         self.faults.append(Fault(path_contains, bytes, times))
 

@@ -43,12 +43,11 @@ class HubError(Exception):
 
 @dataclass(frozen=True)
 class Entry:
-    """One file of a commit: git's hash and size; SHA-256 of a large file, and its Xet hash where it came by Xet."""
+    """One file of a commit: git's hash and size; SHA-256 of a large file."""
 
     oid: str
     size: int
     sha256: str | None = None
-    xet_hash: str | None = None
 
     @property
     def object_name(self) -> str:
@@ -60,8 +59,6 @@ class Entry:
         if self.sha256:
             pointer = _pointer(self.sha256, self.size)
             answer["lfs"] = {"oid": self.sha256, "size": self.size, "pointerSize": len(pointer)}
-        if self.xet_hash:
-            answer["xetHash"] = self.xet_hash
         return answer
 
 
@@ -240,7 +237,7 @@ class Storage:
 
     # Commits
 
-    def commit(self, kind: str, repo_id: str, branch: str, lines: list[dict], xet_hashes: dict[str, str]) -> Commit:
+    def commit(self, kind: str, repo_id: str, branch: str, lines: list[dict]) -> Commit:
         """Applies the operations of a commit request to a branch: all of them, or none where one is refused."""
         with self.lock:
             repository = self.find(kind, repo_id)
@@ -249,28 +246,28 @@ class Storage:
                 raise HubError(404, f"Invalid rev id: {branch}", "RevisionNotFound")
             head = repository.commits[repository.branches[branch]]
             check_parent(head, lines)
-            commit = self.next_commit(head, lines, xet_hashes)
+            commit = self.next_commit(head, lines)
             branches = {**repository.branches, branch: commit.sha}
             self.publish(replace(repository, branches=branches, commits={**repository.commits, commit.sha: commit}))
             return commit
 
-    def next_commit(self, head: Commit, lines: list[dict], xet_hashes: dict[str, str]) -> Commit:
+    def next_commit(self, head: Commit, lines: list[dict]) -> Commit:
         """Returns the commit that a request's operations make of `head`; nothing is published."""
         tree = dict(head.tree)
         for line in lines:
-            self._apply(tree, line["key"], line["value"], xet_hashes)
+            self._apply(tree, line["key"], line["value"])
         _check_tree(tree)
         if "README.md" in tree and tree["README.md"] != head.tree.get("README.md"):
             read_card(self.content(tree["README.md"]).decode())
         header = header_of(lines)
         return new_commit(head.sha, header.get("summary", ""), header.get("description", ""), tree)
 
-    def _apply(self, tree: dict[str, Entry], key: str, value: dict, xet_hashes: dict[str, str]) -> None:
+    def _apply(self, tree: dict[str, Entry], key: str, value: dict) -> None:
         path = value.get("path", "")
         if key == "file":
             tree[path] = self._regular_entry(path, value)
         elif key == "lfsFile":
-            tree[path] = self._large_entry(path, value, xet_hashes.get(value["oid"]))
+            tree[path] = self._large_entry(path, value)
         elif key == "deletedFile":
             if tree.pop(path, None) is None:
                 raise HubError(404, f"A file with this name doesn't exist: {path}", "EntryNotFound")
@@ -292,14 +289,14 @@ class Storage:
             raise HubError(400, f"{path}: {len(content)} bytes; files over {REGULAR_FILE_LIMIT} must be LFS objects")
         return Entry(self.put_regular(content), len(content))
 
-    def _large_entry(self, path: str, value: dict, xet_hash: str | None) -> Entry:
+    def _large_entry(self, path: str, value: dict) -> Entry:
         stored = self.object(value["oid"])
         if not stored.is_file():
             raise HubError(400, f"{path}: LFS pointer pointed to a file that does not exist: {value['oid']}")
         size = stored.stat().st_size
         if value.get("size", size) != size:
             raise HubError(400, f"{path}: LFS pointer says {value['size']} bytes, the object has {size}")
-        return Entry(_git_hash(_pointer(value["oid"], size)), size, value["oid"], xet_hash)
+        return Entry(_git_hash(_pointer(value["oid"], size)), size, value["oid"])
 
 
 def header_of(lines: list[dict]) -> dict:

@@ -1,11 +1,7 @@
 """Pull requests: first the loopback Hub's, judged by huggingface_hub's client, then what our push makes of them.
 
-What the commands print is in test_cli_hub.py, a push by Xet in test_hub_round_trip.py.
+What the commands print is in test_cli_hub.py.
 """
-
-import subprocess
-import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import every
 import pytest
@@ -20,14 +16,6 @@ from hrm_hf.hub import HubError, pull_checkpoint, push_checkpoint, push_space, v
 
 
 FIRST, SECOND = "refs/pr/1", "refs/pr/2"
-BY_XET = """
-import sys, huggingface_hub as hub
-api = hub.HfApi()
-draft = api.upload_folder(repo_id=sys.argv[1], folder_path=sys.argv[2], create_pr=True)
-added = [hub.CommitOperationAdd("more.bin", bytes(99_999))]
-at_once = api.create_commit(sys.argv[1], added, commit_message="more", create_pr=True)
-print(draft.pr_revision, at_once.pr_revision)
-"""
 
 
 @pytest.fixture
@@ -114,22 +102,6 @@ def test_only_an_open_pull_request_can_be_merged(hub, api):
         api.change_discussion_status(NAME, 1, "open")
 
 
-def test_a_token_that_may_only_read_opens_and_changes_no_pull_request(hub, api):
-    change(api, a="A")
-    reader = HfApi(endpoint=hub.url, token=hub.read_token)
-    assert reader.get_discussion_details(NAME, 1).status == "open"
-    for refused in (
-        lambda: change(reader, b="B"),
-        lambda: change(reader, {"revision": FIRST}, b="B"),
-        lambda: reader.create_pull_request(NAME, "Mine"),
-        lambda: reader.change_discussion_status(NAME, 1, "closed"),
-        lambda: reader.merge_pull_request(NAME, 1),
-    ):
-        with pytest.raises(HfHubHTTPError, match="403"):
-            refused()
-    assert len(list(api.get_repo_discussions(NAME))) == 1 and shown(hub, FIRST)["b.txt"] == "b"
-
-
 def test_somebody_else_proposes_and_does_not_write(hub, api):
     other = HfApi(endpoint=hub.url, token=hub.other_token)
     large = {"path_or_fileobj": b"\0" * 99, "path_in_repo": "x.bin", "repo_id": NAME}
@@ -154,36 +126,6 @@ def test_somebody_else_proposes_and_does_not_write(hub, api):
     api.update_repo_settings(NAME, private=True)
     with pytest.raises(RepositoryNotFoundError):
         other.repo_info(NAME)
-
-
-def test_pull_requests_opened_at_once_have_numbers_of_their_own(hub, api):
-    with ThreadPoolExecutor() as pool:
-        made = list(pool.map(lambda text: change(api, a=text), "1234"))
-    assert {commit.pr_num for commit in made} == {1, 2, 3, 4}
-    assert {shown(hub, commit.pr_revision)["a.txt"] for commit in made} == set("1234")
-
-
-def test_a_branch_has_no_name_of_a_reference(hub, api):
-    with pytest.raises(HfHubHTTPError, match="Invalid reference for a branch"):
-        api.create_branch(NAME, branch=FIRST)
-
-
-def test_files_of_a_pull_request_go_by_xet(tmp_path):
-    pytest.importorskip("hf_xet", reason="the Xet protocol needs hf_xet")
-    (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "x.bin").write_bytes(bytes(range(256)) * 999)
-    with HubServer(tmp_path / "hub", xet=True) as hub:
-        hub.storage.create("model", NAME, private=False)
-        done = subprocess.run(
-            [sys.executable, "-c", BY_XET, NAME, str(tmp_path / "folder")],
-            env=hub.environment(tmp_path / "home", hub.other_token), capture_output=True, text=True,
-        )  # fmt: skip
-        assert done.stdout.split() == [FIRST, SECOND], done.stderr
-        assert ("GET", f"/api/models/{NAME}/xet-write-token/None") in hub.requests
-        assert not any(method == "PUT" for method, _ in hub.requests)
-        assert hub.files(NAME).keys() == {".gitattributes"}
-        assert hub.files(NAME, FIRST)["x.bin"] == bytes(range(256)) * 999
-        assert hub.files(NAME, SECOND)["more.bin"] == bytes(99_999)
 
 
 # ---- our push ----

@@ -17,7 +17,6 @@ import hub_worker
 import pytest
 import torch
 from hub_here import NAME, call
-from hub_server import HubServer
 
 from hrm_hf.cli import main
 from hrm_hf.hub import push_checkpoint
@@ -145,24 +144,3 @@ def test_a_disk_that_fills_up_during_a_pull_is_named_and_no_model_appears(hub, l
         assert not (disk / "model").exists()
     finally:
         subprocess.run(["umount", str(disk)], check=True)
-
-
-@pytest.mark.slow
-def test_a_push_and_a_pull_by_xet(puzzle, tmp_path):
-    pytest.importorskip("hf_xet", reason="the Xet protocol needs hf_xet")
-    with HubServer(tmp_path / "xet_hub", xet=True) as hub:
-        run(hub, tmp_path / "home", *HRM_HF, "push", str(puzzle), NAME)
-        assert any("xet-write-token" in path for _, path in hub.requests)
-        pulled = json.loads(run(hub, tmp_path / "other_home", *HRM_HF, "pull", NAME, "--json"))
-        weights = Path(pulled["path"], "model.safetensors")
-        assert weights.read_bytes() == (puzzle / "model.safetensors").read_bytes()
-
-        every.model("hrm_puzzle", seed=4).save_pretrained(puzzle)
-        hub.requests.clear()
-        run(hub, tmp_path / "home", *HRM_HF, "push", str(puzzle), NAME, "--create-pr", token=hub.other_token)
-        assert ("GET", f"/api/models/{NAME}/xet-write-token/None") in hub.requests
-        assert not any(method == "PUT" for method, _ in hub.requests)
-        assert hub.files(NAME)["model.safetensors"] == weights.read_bytes()
-        command = (*HRM_HF, "pull", NAME, "--revision", "refs/pr/1", "--json")
-        proposed = json.loads(run(hub, tmp_path / "other_home", *command))
-        assert Path(proposed["path"], "model.safetensors").read_bytes() == (puzzle / "model.safetensors").read_bytes()

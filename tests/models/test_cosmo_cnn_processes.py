@@ -7,8 +7,8 @@ import json
 import os
 from pathlib import Path
 
-import forked
 import pytest
+import started
 import tiny_cosmo
 import torch
 import torch.distributed as dist
@@ -49,7 +49,7 @@ def layer_of_two(out: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_layer_of_two_processes_is_torchs_on_all_maps(tmp_path, dtype):
-    result = forked.run(layer_of_two, str(tmp_path), dtype, processes=2)
+    result = started.run(layer_of_two, str(tmp_path), dtype, processes=2)
     assert result.returncode == 0, result.stderr[-3000:]
     found = [load_file(tmp_path / f"{rank}.safetensors") for rank in range(2)]
     layer, maps = layer_and_maps(nn.BatchNorm2d, dtype)
@@ -87,7 +87,7 @@ def test_two_processes_train_as_one_with_twice_the_batch(tmp_path):
     for processes in (1, 2):
         out = tmp_path / str(processes)
         out.mkdir()
-        result = forked.run(train_model, str(out), processes=processes)
+        result = started.run(train_model, str(out), processes=processes)
         assert result.returncode == 0, result.stderr[-3000:]
         seen = [json.loads((out / f"seen-{rank}.json").read_text()) for rank in range(processes)]
         assert {one["processes"] for one in seen} == {processes}

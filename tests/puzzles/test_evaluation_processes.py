@@ -2,10 +2,10 @@
 
 import json
 
-import forked
 import numpy as np
 import puzzle_worker
 import pytest
+import started
 from script_runs import puzzle_boards, puzzle_weights
 from test_arc_voting import NAMES, OTHER, PUZZLES, QUESTION_A, QUESTION_B, RIGHT, WRONG, vote
 
@@ -21,7 +21,7 @@ def one_process():
 def two_processes(tmp_path_factory):
     """What each of two processes found."""
     out = tmp_path_factory.mktemp("two")
-    result = forked.run(puzzle_worker.main, str(out), processes=2)
+    result = started.run(puzzle_worker.main, str(out), processes=2)
     assert result.returncode == 0, result.stderr[-4000:]
     return [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
 
@@ -81,7 +81,7 @@ def test_the_command_under_torchrun_prints_and_writes_once_what_one_process_does
             "--device",
             "cpu",
         ]
-        result = forked.run(puzzle_worker.command, *arguments, "--json", "--update-card", processes=processes)
+        result = started.run(puzzle_worker.command, *arguments, "--json", "--update-card", processes=processes)
         assert result.returncode == 0, result.stderr[-4000:]
         printed = json.loads(result.stdout)  # one result, not two
         written = json.loads((out / "results.json").read_text())

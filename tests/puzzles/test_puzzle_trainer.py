@@ -6,7 +6,6 @@ it does the same arithmetic on the same numbers.
 
 import errno
 import itertools
-import json
 import math
 
 import numpy as np
@@ -26,6 +25,7 @@ from hrm_hf.hub.manifests import (
     find_corruption,
     list_checkpoints,
     resolve_checkpoint,
+    write_manifest,
 )
 from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
@@ -539,8 +539,7 @@ def checkpoints(tmp_path):
         folder.mkdir(parents=True)
         (folder / "model.safetensors").write_bytes(b"x" * 2000)
         (folder / "optimizer.pt").write_bytes(b"y" * 30)
-        sizes = {"model.safetensors": 2000, "optimizer.pt": 30}
-        (folder / "manifest.json").write_text(json.dumps(sizes))
+        write_manifest(folder)
     return tmp_path / "run"
 
 

@@ -8,8 +8,8 @@ import random
 import time
 from pathlib import Path
 
-import forked
 import pytest
+import started
 import tiny
 import torch
 import yaml
@@ -30,7 +30,7 @@ SCRIPT = str(SCRIPTS / "run_puzzle.py")
 
 def run(args: list[str], processes: int = 1) -> None:
     """Runs to the end."""
-    result = forked.run_script(SCRIPT, args, processes)
+    result = started.run_script(SCRIPT, args, processes)
     assert result.returncode == 0, result.stderr[-3000:]
 
 
@@ -122,7 +122,7 @@ def test_a_run_killed_at_three_moments_gives_the_losses_of_one_left_alone(argume
     moments = []
     for kill in range(3):
         wanted = 15 * kill + draw.randrange(6, 15)  # wait for a checkpoint of this step or later, and a little more
-        process = forked.script(SCRIPT, [*killed, *resume_arguments(out)], output=tmp_path / "killed")
+        process = started.script(SCRIPT, [*killed, *resume_arguments(out)], output=tmp_path / "killed")
         process.start()
         while process.is_alive() and not any(step_of(one) >= wanted for one in list_checkpoints(out)):
             time.sleep(0.002)

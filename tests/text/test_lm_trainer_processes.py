@@ -8,9 +8,9 @@ import random
 import time
 from pathlib import Path
 
-import forked
 import lm_worker
 import pytest
+import started
 import torch
 from safetensors.torch import load_file
 from tiny_lm import NOT_OVER_TOKENS
@@ -24,7 +24,7 @@ def test_a_run_killed_twice_gives_the_losses_of_one_left_alone(tmp_path):
     out, draw = tmp_path / "killed", random.Random(0)
     for kill in range(2):
         wanted = 6 * kill + draw.randrange(3, 6)
-        process = forked.process(lm_worker.train_resumable, str(out), 24)
+        process = started.process(lm_worker.train_resumable, str(out), 24)
         process.start()
         while process.is_alive() and not any(step_of(one) >= wanted for one in list_checkpoints(out)):
             time.sleep(0.002)
@@ -32,7 +32,7 @@ def test_a_run_killed_twice_gives_the_losses_of_one_left_alone(tmp_path):
         process.kill()
         process.join()
         assert process.exitcode == -9
-    process = forked.process(lm_worker.train_resumable, str(out), 24)
+    process = started.process(lm_worker.train_resumable, str(out), 24)
     process.start()
     process.join()
     assert process.exitcode == 0
@@ -53,7 +53,7 @@ def step_of(folder: Path) -> int:
 def two_processes(tmp_path_factory):
     """What two processes found, one dict per process, from one start."""
     out = tmp_path_factory.mktemp("ddp")
-    result = forked.run(lm_worker.main, str(out), processes=2)
+    result = started.run(lm_worker.main, str(out), processes=2)
     assert result.returncode == 0, result.stderr[-4000:]
     return [torch.load(out / f"{rank}.pt", weights_only=True) for rank in range(2)]
 

@@ -4,8 +4,8 @@ import math
 import os
 
 import every
-import forked
 import pytest
+import started
 import tiny_lm
 
 from hrm_hf.text.callbacks import MhcMonitorCallback
@@ -48,7 +48,7 @@ def tracked(tmp_path_factory):
         "TENSORBOARD_LOGGING_DIR": str(folder / "tensorboard"),
     }  # fmt: skip
     # Trackers keep state of the process, so all three run in one of their own.
-    finished = forked.run(tracked_run, str(folder), environment=environment)
+    finished = started.run(tracked_run, str(folder), environment=environment)
     assert finished.returncode == 0, finished.stderr[-3000:]
     return folder
 

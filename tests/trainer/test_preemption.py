@@ -15,10 +15,10 @@ import threading
 import time
 from pathlib import Path
 
-import forked
 import preemption_worker
 import psutil
 import pytest
+import started
 import torch.distributed.run
 from datasets import Dataset
 from preemption_worker import STEPS, STOPPED_AT, Signal, logged, make
@@ -335,7 +335,7 @@ def torchrun(folder: str) -> None:
 def two_processes(tmp_path_factory):
     """What each of two processes found, with status and output folder, from one start of torchrun."""
     out = tmp_path_factory.mktemp("two")
-    result = forked.run(torchrun, str(out), environment={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(out / "stopped")})
+    result = started.run(torchrun, str(out), environment={**ENVIRONMENT, "HRM_PREEMPTION_FILE": str(out / "stopped")})
     found = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
     return found, result, out
 

@@ -13,15 +13,14 @@ import sys
 import time
 from pathlib import Path
 
-import forked
 import pytest
+import started
 import tiny_lm
 import yaml
 from filelock import FileLock, UnixFileLock
 from transformers import TrainerCallback
 
 from hrm_hf.hub.manifests import (
-    MANIFEST,
     CheckpointError,
     find_corruption,
     list_checkpoints,
@@ -121,20 +120,6 @@ def test_checkpoints_of_two_runs_in_one_folder_are_named(tmp_path):
             begin(tmp_path, wanted)
 
 
-def test_a_checkpoint_from_before_there_were_ids_is_of_the_run_that_the_others_are_of(tmp_path):
-    fake(tmp_path, 2), fake(tmp_path, 4, None)
-    assert begin(tmp_path, "last").run_id == "a" * 32
-
-
-def test_a_manifest_of_sizes_alone_is_still_checked_by_sizes(tmp_path):
-    place = fake(tmp_path, 2)
-    (place / MANIFEST).write_text(json.dumps({"model.safetensors": 100}))
-    assert find_corruption(place) == [] and run_id_of(place) is None
-    assert begin(tmp_path, "last").checkpoint == str(place)
-    (place / "model.safetensors").write_bytes(b"x")
-    assert find_corruption(place) == ["model.safetensors has 1 bytes, 100 expected"]
-
-
 def test_a_manifest_lists_files_of_subfolders_as_sharded_checkpoints_have_them(tmp_path):
     place = tmp_path / "checkpoint-2"
     (place / "global_step2").mkdir(parents=True)
@@ -204,7 +189,7 @@ def waiting_run(folder: str, file: str) -> None:
 
 def test_a_run_at_the_same_time_is_told_host_and_process_and_a_killed_one_lets_go(tmp_path):
     run, file = tmp_path / "run", tmp_path / "trains"
-    process = forked.process(waiting_run, str(run), str(file))
+    process = started.process(waiting_run, str(run), str(file))
     process.start()
     while process.is_alive() and not file.exists():
         time.sleep(0.02)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from ...models.processing_hrm_go_coder import DECISIONS
-from ...trainer.intervals import wilson_interval
+from ...trainer.logging import wilson_interval
 
 
 RESAMPLES = 10_000  # of a bootstrap

@@ -17,7 +17,7 @@ from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, write_results
 from ...io.sources import load_split
 from ...io.usage import UsageError, as_usage_errors
-from ...trainer.intervals import wilson_interval
+from ...trainer.logging import wilson_interval
 from ...trainer.plots import INK, MUTED, new_figure, save_figure
 from ...trainer.recipes import library_versions
 from ..causal_lm import load_tokenizer

@@ -1,11 +1,9 @@
-"""Processes that tests start without paying for imports: forked from a server that has imported everything once.
+"""Processes that tests start: clean interpreters that call a function or run a script, alone or as a gloo group.
 
-torch, transformers and the package take ten seconds of a processor in a fresh interpreter, and a fork none. The server
-only imports, so that a forked process has the states of accelerate and transformers as a fresh one has. How the
-launchers themselves start processes is what tests/hpc, tests/launch and trainer/test_accelerate_configs.py are for.
+How the launchers themselves start processes is what tests/hpc, tests/launch and trainer/test_accelerate_configs.py are
+for.
 """
 
-import gc
 import multiprocessing
 import os
 import runpy
@@ -14,22 +12,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 
 
-_context = multiprocessing.get_context("forkserver")
-_PRELOADED = [
-    "transformers.trainer", "hrm_hf.trainer.base", "hrm_hf.trainer.run", "hrm_hf.trainer.plots", "hrm_hf.hub.cards",
-    "hrm_hf.puzzles.run", "hrm_hf.puzzles.build", "hrm_hf.text.run", "hrm_hf.cosmology.run", "hrm_hf.golang.run",
-    "tiny", "tiny_lm", "tiny_go", "tiny_cosmo", "every", "script_runs",
-]  # fmt: skip
-_own = False  # whether the server that runs is that of this module
+_context = multiprocessing.get_context("spawn")
 
 
 def process(function, *args, environment: dict[str, str] | None = None, output: Path | None = None):
     """Returns a process, not yet started, that calls `function` with this process's folder and variables."""
-    _start_server()
     environment = dict(os.environ if environment is None else environment)
     return _context.Process(target=_call, args=(environment, os.getcwd(), output, function, args))
 
@@ -101,30 +91,11 @@ def _free_port() -> int:
         return one.getsockname()[1]
 
 
-def _start_server() -> None:
-    """The server takes modules from where the tests have them: Python before 3.14 does not give it sys.path."""
-    global _own
-    if not _own:  # a build of maps may have started one, with a list of its own
-        forkserver._forkserver._stop()
-        _context.set_forkserver_preload(_PRELOADED)
-        _own = True
-    before = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
-    try:
-        forkserver.ensure_running()
-    finally:
-        if before is None:
-            del os.environ["PYTHONPATH"]
-        else:
-            os.environ["PYTHONPATH"] = before
-
-
 def _call(environment: dict[str, str], folder: str, output: Path | None, function, args) -> None:
-    """What the process does: the server's variables and folder are those of its start."""
+    """What the process does."""
     os.environ.clear()
     os.environ.update(environment)
     os.chdir(folder)
-    gc.freeze()  # each Trainer collects garbage when it starts: not among all that the server has imported
     # Not that of this process, which its own children would get: loaders' workers would each import everything.
     multiprocessing.set_start_method(None, force=True)
     if output is not None:

@@ -26,7 +26,16 @@ import shlex
 import sys
 
 from hrm_hf.io.failures import one_line_errors
-from hrm_hf.puzzles.pretrain_options import SCRIPT, data_size, keys_help, machine, original_run, parse_command
+from hrm_hf.puzzles.pretrain_options import (
+    SCRIPT,
+    arguments,
+    data_size,
+    keys_help,
+    machine,
+    original_run,
+    parse_command,
+    project_name,
+)
 from hrm_hf.resources import typed_path
 
 
@@ -36,13 +45,12 @@ def main() -> None:
         print(__doc__ + keys_help())
         return
     options, flags = parse_command(words)
-    run = original_run(options, data_size(options["data_path"]), machine(os.environ))
-    arguments = [*run.arguments(), *flags]
+    recipe = original_run(options, data_size(options["data_path"]), machine(os.environ))
+    words = [*arguments(recipe), *flags]
     if os.environ.get("RANK", "0") == "0":
-        print("\n".join(f"{name}: {text}" for name, text in run.notes.items()))
-        print(f"\n{shlex.join(['python', typed_path(SCRIPT), *arguments])}\n", flush=True)
-    os.environ["WANDB_PROJECT"] = run.project  # read only if the run reports there
-    sys.argv = [str(SCRIPT), *arguments]
+        print(f"\n{shlex.join(['python', typed_path(SCRIPT), *words])}\n", flush=True)
+    os.environ["WANDB_PROJECT"] = os.environ.get("WANDB_PROJECT") or project_name(options)  # read if it reports there
+    sys.argv = [str(SCRIPT), *words]
     runpy.run_path(str(SCRIPT), run_name="__main__")
 
 

@@ -16,6 +16,7 @@ out: variants of TRM with other states (single z, six z_L), URM, FPRM, optimizer
 """
 
 import logging
+import math
 import re
 import shutil
 from pathlib import Path
@@ -36,7 +37,6 @@ from .original_config import (
     ARCHITECTURES,
     CONFIG_FILE,
     arch_of_preset,
-    board_of,
     config_fields,
     data_folders,
     find_sizes,
@@ -90,8 +90,8 @@ def convert_original(
     Raises:
         FileNotFoundError: no weights, or no configuration.
         HubError: the Hub refused, or could not be reached.
-        ValueError: an unreadable file, an architecture that cannot be expressed, or tensors that do not fit; the
-            message lists every tensor concerned. Nothing is written then.
+        ValueError: an unreadable file, an architecture that cannot be expressed, or tensors that do not fit, all of
+            which are named. Nothing is written then.
     """
     address = hub_address(str(src), revision)
     weights_file, commit = (find_weights(Path(src), step), None) if address is None else _fetch(address, step)
@@ -99,19 +99,13 @@ def convert_original(
     state = {name: tensor for name, tensor in stored.state.items() if not BATCH_COPIES.fullmatch(name)}
     run, place = _find_run(weights_file, config, stored.config, architecture)
 
-    if architecture != "se_rrm" and "embed_tokens.embedding_weight" not in state:  # its size is that of the vocabulary
-        raise ValueError(f"{weights_file} and {place} do not fit each other: missing: embed_tokens.embedding_weight")
     table = state.get("puzzle_emb.weights")
     rows, columns = table.shape if table is not None and table.dim() == 2 else (1, 0)
     fields = config_fields({"puzzle_emb_ndim": columns} | run["arch"], architecture, place)
     *sizes, seq_len_from = find_sizes(seq_len, vocab_size, state, fields, run, architecture)
     our_config = _our_config(run["arch"], fields, sizes, rows, architecture, place)
-    tensors = _fit(state, our_config, architecture, f"{weights_file} and {place}")
+    model = _load(state, our_config, architecture, f"{weights_file} and {place}")
     identifiers = _find_identifiers(weights_file.parent, data_folders(run), our_config)
-
-    with torch.device("meta"):
-        model = ARCHITECTURES[architecture].model(our_config)
-    model.load_state_dict(tensors, assign=True)
     model.save_pretrained(out)
     if identifiers is not None:
         shutil.copyfile(identifiers, Path(out) / IDENTIFIERS_FILE)
@@ -140,8 +134,6 @@ def find_weights(src: Path, step: int | None = None) -> Path:
     """The weights file: `src` itself, or in the folder `src` the one that `_choose_weights` takes."""
     if src.is_file():
         return src
-    if not src.is_dir():
-        raise FileNotFoundError(f"{src} does not exist; expected a folder with step_N and {CONFIG_FILE}")
     return src / _choose_weights([path.name for path in src.iterdir() if path.is_file()], str(src), step)
 
 
@@ -168,7 +160,7 @@ def _choose_weights(names: list[str], place: str, step: int | None = None) -> st
 
 def _config_names(weights: str) -> list[str]:
     """Names of a configuration beside a weights file, the likeliest first."""
-    stem = Path(weights).stem if WEIGHTS.fullmatch(weights) and "." in weights else weights
+    stem = Path(weights).stem
     return [f"{stem}.yaml", f"{stem}.yml", CONFIG_FILE, "config.yaml"]
 
 
@@ -213,15 +205,14 @@ def _find_run(
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
     """identifiers.json of the checkpoint, or of the one data folder it names; checked against the table's size."""
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
-    for place in (folder, *(data if len(data) == 1 else [])):
-        file = place / IDENTIFIERS_FILE
+    for file in (place / IDENTIFIERS_FILE for place in (folder, *(data if len(data) == 1 else []))):
         if not file.is_file():
             continue
         count = len(load_json(file))
         if not rows or count == rows:
             return file
         wrong = f"{file} names {count} puzzles, the checkpoint's table has {rows} rows: not the data it was trained on"
-        if place == folder:
+        if file.parent == folder:
             raise ValueError(f"{wrong}; replace or remove the file")
         logger.warning("%s. It is not used", wrong)  # another data set may lie at the place that the run names
     if rows > 1:
@@ -243,9 +234,13 @@ def _our_config(
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
     if task == "generic":
-        board = {"grid_shape": board_of(arch, seq_len, fields["pos_encodings"])}
+        grid = [arch.get("board_height"), arch.get("board_width")]
+        if None in grid or math.prod(grid) != seq_len:
+            square = fields["pos_encodings"] == "rope2d" and grid_shape[0] > 1
+            grid = list(grid_shape) if square else None
+        board = {"grid_shape": grid}
     else:
-        board = {"task": task, "grid_shape": list(grid_shape), "box_shape": list(box_shape) if box_shape else None}
+        board = {"task": task, "grid_shape": list(grid_shape), "box_shape": box_shape and list(box_shape)}
     known = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": rows}
     try:
         return ARCHITECTURES[architecture].config(**fields, **board, **known)
@@ -253,34 +248,20 @@ def _our_config(
         raise ValueError(f"{place}: {str(error).splitlines()[-1].strip()}") from error
 
 
-def _fit(
-    state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture: str, files: str
-) -> dict[str, torch.Tensor]:
-    """The tensors under our names, in float32. Raises one ValueError that lists all that do not fit."""
+def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture: str, files: str) -> torch.nn.Module:
+    """The model with these tensors in float32. Raises one ValueError that lists all that do not fit."""
     with torch.device("meta"):
         model = ARCHITECTURES[architecture].model(config)
-    shapes = {name: tuple(tensor.shape) for name, tensor in model.state_dict().items()}
     try:
-        ours = (
-            se_rrm_tensors(state, config.num_attention_heads, config.pos_encodings)
-            if architecture == "se_rrm"
-            else our_tensors(state)
-        )
-    except (RuntimeError, IndexError) as error:  # of a product of shapes
-        raise ValueError(f"{files}: tensors do not have the shapes of {architecture} ({error})") from error
-    found = {name: tuple(tensor.shape) for name, tensor in ours.items()}
-    label = {name: original_name(name).removeprefix(ORIGINAL_PREFIX) for name in shapes | found}
-    problems = [f"missing: {label[name]} {shapes[name]}" for name in shapes if name not in found]
-    problems += [f"unexpected: {label[name]} {found[name]}" for name in found if name not in shapes]
-    problems += [
-        f"wrong shape: {label[name]} is {found[name]}, expected {shape}"
-        for name, shape in shapes.items()
-        if found.get(name, shape) != shape
-    ]
-    if problems:
-        raise ValueError("\n  ".join([f"{files} do not fit each other:", *problems]))
-    # Initial states are stored in forward_dtype: float32 holds the same values, and the forward casts them back.
-    return {name: ours[name].to(torch.float32).contiguous() for name in shapes}
+        if architecture == "se_rrm":
+            ours = se_rrm_tensors(state, config.num_attention_heads, config.pos_encodings)
+        else:
+            ours = our_tensors(state)
+        # Initial states are stored in forward_dtype: float32 holds the same values, and the forward casts them back.
+        model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
+    except (RuntimeError, IndexError) as error:  # IndexError: of a product of shapes
+        raise ValueError(f"{files} do not fit each other: {error}") from error
+    return model
 
 
 # Ours to original
@@ -307,11 +288,11 @@ def convert_to_original(
     load_config(str(src), PUZZLE_SOLVER)
     model = AutoModelForPuzzleSolving.from_pretrained(src)
     config = model.config
-    families = {family.config: key for key, family in ARCHITECTURES.items() if family.way_back}
-    key = families.get(type(config))
+    key = {"hrm_puzzle": "hrm", "trm_puzzle": "trm"}.get(config.model_type)
     if key is None or key != (architecture or key):
-        expected = architecture or sorted(families.values())
-        raise ValueError(f"{src} is a {config.model_type!r}; expected {expected}: there is no way back to others")
+        raise ValueError(
+            f"{src} is a {config.model_type!r}; expected {architecture or 'hrm or trm'}, there is no way back to others"
+        )
     arch = original_arch(config, key, model.compute_dtype)
 
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}

@@ -65,7 +65,7 @@ def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.
     from datasets import DatasetDict
 
     path = Path(path)
-    identifiers = _load(path / IDENTIFIERS_FILE)
+    identifiers = load_json(path / IDENTIFIERS_FILE)
     if not isinstance(identifiers, list) or identifiers[:1] != [BLANK_IDENTIFIER]:
         raise ValueError(f"{path / IDENTIFIERS_FILE}: must be a list that starts with {BLANK_IDENTIFIER!r}")
     metas = {name: _read_meta(path / name, len(identifiers)) for name in FOLDERS if (path / name).is_dir()}
@@ -117,17 +117,13 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
             for name, dtype in ARRAYS.items():
                 np.save(out / folder / f"{set_name}__{name}.npy", arrays[name].astype(dtype), allow_pickle=False)
         rows, puzzles, groups = (
-            sum(len(arrays[name]) - extra for arrays in arrays_of_sets.values())
-            for name, extra in (("inputs", 0), ("puzzle_identifiers", 0), ("group_indices", 1))
+            sum(len(arrays[name]) for arrays in arrays_of_sets.values())
+            for name in ("inputs", "puzzle_identifiers", "group_indices")
         )
         meta = {"pad_id": PAD_ID, "ignore_label_id": ignore_id, "blank_identifier_id": 0}
-        meta |= {"vocab_size": info.vocab_size, "seq_len": info.seq_len}
-        meta |= {"num_puzzle_identifiers": info.num_puzzle_identifiers, "total_groups": groups}
-        meta |= {
-            "mean_puzzle_examples": rows / max(puzzles, 1),
-            "total_puzzles": puzzles,
-            "sets": list(arrays_of_sets),
-        }
+        meta |= {"vocab_size": info.vocab_size, "seq_len": info.seq_len, "sets": list(arrays_of_sets)}
+        meta |= {"num_puzzle_identifiers": info.num_puzzle_identifiers, "total_groups": groups - len(arrays_of_sets)}
+        meta |= {"mean_puzzle_examples": rows / max(puzzles, 1), "total_puzzles": puzzles}
         (out / folder / META_FILE).write_text(json.dumps(meta))
     (out / IDENTIFIERS_FILE).write_text(json.dumps(info.identifiers))
     return out
@@ -148,37 +144,25 @@ def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tup
 # Reading
 
 
-def _load(file: Path) -> Any:
-    if not file.exists():
-        raise FileNotFoundError(f"{file} is missing; every folder of the original layout has it")
-    return load_json(file)
-
-
 def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     file = folder / META_FILE
-    meta = _load(file)
-    needed = {"pad_id", "ignore_label_id", "blank_identifier_id", "vocab_size", "seq_len", "num_puzzle_identifiers",
-              "sets"}  # fmt: skip
-    if not isinstance(meta, dict) or needed - meta.keys():
-        raise ValueError(f"{file}: must be an object with {sorted(needed)}")
+    meta = load_json(file)
     expected = {"pad_id": PAD_ID, "blank_identifier_id": 0, "num_puzzle_identifiers": num_identifiers}
     for name, value in expected.items():
-        if meta[name] != value:
-            raise ValueError(f"{file}: {name}={meta[name]}: must be {value} ({IDENTIFIERS_FILE} and our layout)")
+        if meta.get(name) != value:
+            raise ValueError(f"{file}: {name}={meta.get(name)}: must be {value} ({IDENTIFIERS_FILE} and our layout)")
     for name, most in (("vocab_size", MAX_TOKEN + 1), ("seq_len", math.inf)):
-        if type(meta[name]) is not int or not 1 <= meta[name] <= most:
-            raise ValueError(f"{file}: {name}={meta[name]!r:.60}: must be in [1, {most}], since grids are int8")
-    if not isinstance(meta["sets"], list) or not all(str(name).isidentifier() for name in meta["sets"]):
-        raise ValueError(f"{file}: sets={meta['sets']!r:.60}: must be names of letters, digits and underscores")
+        if type(meta.get(name)) is not int or not 1 <= meta[name] <= most:
+            raise ValueError(f"{file}: {name}={meta.get(name)!r:.60}: must be in [1, {most}], since grids are int8")
+    if not isinstance(meta.get("sets"), list) or not all(str(name).isidentifier() for name in meta["sets"]):
+        raise ValueError(f"{file}: sets={meta.get('sets')!r:.60}: must be names of letters, digits and underscores")
     return meta
 
 
 def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np.ndarray]:
     arrays, prefix = {}, folder / f"{set_name}__"
     for name in ARRAYS:
-        file = Path(f"{prefix}{name}.npy")
-        if not file.exists():
-            raise FileNotFoundError(f"{file} is missing; {folder / META_FILE} lists the set {set_name!r}")
+        file = f"{prefix}{name}.npy"
         try:
             arrays[name] = np.load(file, mmap_mode="r", allow_pickle=False)
         except ValueError as error:  # pickled objects, which could run code, and corrupted files
@@ -186,20 +170,15 @@ def _read_set(folder: Path, set_name: str, meta: dict[str, Any]) -> dict[str, np
         if arrays[name].dtype.kind not in "iu":
             raise ValueError(f"{file} has dtype {arrays[name].dtype}; expected integers")
     rows, puzzles = len(arrays["inputs"]), len(arrays["puzzle_identifiers"])
-    for name in ("inputs", "labels"):
-        if arrays[name].shape != (rows, meta["seq_len"]):
-            raise ValueError(
-                f"{prefix}{name}.npy has shape {arrays[name].shape}; expected ({rows}, {meta['seq_len']})"
-            )
+    expected = dict.fromkeys(("inputs", "labels"), (rows, meta["seq_len"])) | {"puzzle_indices": (puzzles + 1,)}
+    for name, shape in expected.items():
+        if arrays[name].shape != shape:
+            raise ValueError(f"{prefix}{name}.npy has shape {arrays[name].shape}; expected {shape}")
     for name, end in (("puzzle_indices", rows), ("group_indices", puzzles)):
         offsets = arrays[name].astype(np.int64)
         # An empty puzzle or group would have no rows.
         if offsets[:1].tolist() != [0] or offsets[-1] != end or (np.diff(offsets) <= 0).any():
             raise ValueError(f"{prefix}{name}.npy: offsets must increase from 0 to {end}")
-    if len(arrays["puzzle_indices"]) != puzzles + 1:
-        raise ValueError(
-            f"{prefix}puzzle_indices.npy has {len(arrays['puzzle_indices'])} offsets for {puzzles} puzzles"
-        )
     _validate_range(f"{prefix}puzzle_identifiers.npy", arrays["puzzle_identifiers"], meta["num_puzzle_identifiers"])
     return arrays
 
@@ -237,39 +216,30 @@ def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: 
         ValueError: an index falls, an identifier or a group changes inside a puzzle, or a label has no place.
     """
     table = split.with_format("arrow")[:]
-    grids = {column: _grids(table, column, seq_len) for column in ROW_COLUMNS[:2]}
+    labels, inputs = (
+        table[column].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(table), seq_len)
+        for column in ("labels", "input_ids")
+    )
     identifiers, puzzle_index, group_index = (
         table[column].to_numpy() if len(split) else np.zeros(0, dtype=np.int32) for column in ROW_COLUMNS[2:]
     )
     for column, values in (("puzzle_index", puzzle_index), ("group_index", group_index)):
         for row in np.flatnonzero(np.diff(values) < 0)[:1]:
-            raise ValueError(
-                f"split {name!r}: {column} falls after row {row}; rows of a puzzle or group must be neighbors: sort "
-                f"the split by {column}"
-            )
+            raise ValueError(f"split {name!r}: {column} falls after row {row}; sort the split by {column}")
     starts = np.flatnonzero(np.diff(puzzle_index, prepend=-1))
     lengths = np.diff(np.append(starts, len(puzzle_index)))
     for column, values in (("puzzle_identifiers", identifiers), ("group_index", group_index)):
         for row in np.flatnonzero(values != np.repeat(values[starts], lengths))[:1]:
             raise ValueError(f"split {name!r}: {column} changes inside puzzle {puzzle_index[row]}, at row {row}")
-    labels, ignored = grids["labels"], grids["labels"] == IGNORE_LABEL
+    ignored = labels == IGNORE_LABEL
     if ignore_id is None and ignored.any():
         raise ValueError(f"split {name!r} has ignored labels ({IGNORE_LABEL}) but its ignore_label_id is null")
     if ignore_id is not None and (labels == ignore_id).any():
-        raise ValueError(
-            f"split {name!r}: a label to be predicted equals ignore_label_id={ignore_id}; the original's loader would "
-            "ignore that position"
-        )
+        raise ValueError(f"split {name!r}: a label to be predicted equals ignore_label_id={ignore_id}")
     return {
-        "inputs": grids["input_ids"],
+        "inputs": inputs,
         "labels": labels if ignore_id is None else np.where(ignored, ignore_id, labels),
         "puzzle_identifiers": identifiers[starts],
         "puzzle_indices": np.append(starts, len(puzzle_index)),
         "group_indices": np.append(np.flatnonzero(np.diff(group_index[starts], prepend=-1)), len(starts)),
     }
-
-
-def _grids(table: Any, column: str, seq_len: int) -> np.ndarray:
-    """A grid column as [rows, S] int8."""
-    flat = table[column].combine_chunks().flatten().to_numpy(zero_copy_only=False)
-    return flat.reshape(len(table), seq_len)

@@ -6,7 +6,6 @@ not tell come from the weights or the data, see `find_sizes`.
 """
 
 import logging
-import math
 import re
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -59,7 +58,6 @@ class Architecture(NamedTuple):
         positions: its `pos_encodings`; another one is `other_positions` there, or an error if that is None.
         optional: fields of `arch` besides `REQUIRED`, with their defaults.
         implied: fields of ours that are the same in each of its models.
-        way_back: whether ours can be written in its layout.
     """
 
     config: type[HrmPuzzleConfig]
@@ -69,17 +67,16 @@ class Architecture(NamedTuple):
     optional: dict[str, Any]
     implied: dict[str, Any]
     other_positions: str | None = None
-    way_back: bool = False
 
 
 ARCHITECTURES = {
     "hrm": Architecture(
         HrmPuzzleConfig, HrmPuzzleForSolving, "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1",
-        ("rope", "learned"), OPTIONAL, {}, way_back=True,
+        ("rope", "learned"), OPTIONAL, {},
     ),
     "trm": Architecture(  # one network for both states; the original ignores H_layers
         TrmPuzzleConfig, TrmPuzzleForSolving, "recursive_reasoning.trm@TinyRecursiveReasoningModel_ACTV1",
-        ("rope", "learned", "none"), OPTIONAL | TRM_FIELDS, {"H_layers": 0}, other_positions="none", way_back=True,
+        ("rope", "learned", "none"), OPTIONAL | TRM_FIELDS, {"H_layers": 0}, other_positions="none",
     ),
     "eqr": Architecture(
         TrmPuzzleConfig, TrmPuzzleForSolving, "eqr@EqRModel",
@@ -136,12 +133,11 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
     _validate_name(arch, architecture, place)
     if architecture == "trm" and not arch.get("no_ACT_continue", True):
         raise ValueError(
-            f"{place}: arch.no_ACT_continue=False: does not run in the original TRM, so it cannot have trained this "
-            "checkpoint; set it to True, and our TRM halts by q_halt alone"
+            f"{place}: arch.no_ACT_continue=False: the original TRM cannot run it; set True (halts by q_halt alone)"
         )
     if missing := sorted(REQUIRED.keys() - arch.keys()):
         raise ValueError(f"{place}: arch lacks {missing}")
-    if ignored := sorted(arch.keys() - REQUIRED.keys() - family.optional.keys() - READ_APART):
+    if ignored := sorted(arch.keys() - _fields_of(architecture).keys() - READ_APART):
         logger.warning("%s: fields of arch that our %s does not have are ignored: %s", place, architecture, ignored)
     positions = arch["pos_encodings"]
     if positions is None and "none" in family.positions:
@@ -151,11 +147,8 @@ def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) ->
     arch = {**family.optional, **arch, "pos_encodings": positions}
     fields = {
         OUR_NAMES.get(name, name): parse_field(arch[name], type(example), name, place)
-        for name, example in (REQUIRED | family.optional).items()
+        for name, example in _fields_of(architecture).items()
     } | family.implied
-    head_dim = fields["hidden_size"] / max(fields["num_attention_heads"], 1)
-    if arch.get("head_dim", head_dim) != head_dim:
-        raise ValueError(f"{place}: arch.head_dim={arch['head_dim']!r}: must be hidden_size / num_heads={head_dim:g}")
     rope_theta = parse_field(arch.get("rope_theta", 10000.0), float, "rope_theta", place)
     fields["rope_parameters"] = {"rope_type": "default", "rope_theta": rope_theta}
     loss = arch.get("loss")
@@ -191,12 +184,10 @@ def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -
     """ValueError for the name of another architecture that we know; a warning for one that we do not."""
     known = {family.original_name.split("@")[1]: key for key, family in ARCHITECTURES.items()}
     class_name = str(arch.get("name", "")).split("@")[-1]
-    if known.get(class_name, architecture) != architecture:
-        key = known[class_name]
-        raise ValueError(
-            f"{place}: arch.name={arch['name']!r}: is {key!r}, not {architecture!r}; hrm-hf convert {key}"
-        )
-    if class_name and class_name not in known:
+    key = known.get(class_name)
+    if key not in (None, architecture):
+        raise ValueError(f"{place}: arch.name={arch['name']!r}: is {key!r}; use hrm-hf convert {key}")
+    if class_name and key is None:
         logger.warning(
             "%s: arch.name=%r is not the original's %s. It is converted if all tensors fit, but it may compute "
             "otherwise: compare the accuracy (hrm-hf eval puzzles) with the published one",
@@ -242,67 +233,37 @@ def find_sizes(
         ValueError: a size is unknown.
     """
     arch, data = run["arch"], data_folders(run)
-    told = {name: arch[name] for name in ("seq_len", "vocab_size", "board_height", "board_width") if arch.get(name)}
     of_weights, tokens, tensor = _sizes_of_weights(state, fields, architecture)
-    if tokens and told.get("vocab_size", tokens) != tokens:
+    cells = [("--seq-len", seq_len), (tensor, of_weights), ("arch.seq_len", arch.get("seq_len"))]
+    told = arch.get("vocab_size") or tokens
+    if tokens and told != tokens:
         logger.warning(
             "the configuration has vocab_size=%d, the weights %d: it is not of these weights, and its seq_len is not "
-            "used. Give the right one with --config", told["vocab_size"], tokens,
+            "used. Give the right one with --config", told, tokens,
         )  # fmt: skip
-        told.pop("seq_len", None)
-    vocab_size = vocab_size or tokens or told.get("vocab_size")
-    cells = [("--seq-len", seq_len), (tensor, of_weights), ("arch.seq_len", told.get("seq_len"))]
-    if fields["pos_encodings"] == "rope2d" and told.keys() >= {"board_height", "board_width"}:
-        cells.append(("arch.board_height", told["board_height"] * told["board_width"]))
+        cells.pop()
+    vocab_size = vocab_size or tokens or told
+    if fields["pos_encodings"] == "rope2d" and arch.get("board_height"):
+        cells.append(("arch.board_height", arch["board_height"] * arch["board_width"]))
     described = (folder / split / META_FILE for folder in data for split in ("train", "test"))
     if file := next((file for file in described if file.is_file()), None):
         meta = load_json(file)
-        if vocab_size in (None, meta.get("vocab_size")):
-            vocab_size = meta.get("vocab_size")
-            cells.append((str(file), int(meta["seq_len"])))
+        if vocab_size in (None, meta["vocab_size"]):
+            vocab_size = meta["vocab_size"]
+            cells.append((str(file), meta["seq_len"]))
         else:
-            logger.warning("%s has vocab_size=%s, the checkpoint %d: it is not used", file, meta.get("vocab_size"),
+            logger.warning("%s has vocab_size=%s, the checkpoint %d: it is not used", file, meta["vocab_size"],
                            vocab_size)  # fmt: skip
     place, seq_len = next(((place, count) for place, count in cells if count), ("", None))
-    if not (seq_len and vocab_size):
-        place, seq_len, vocab_size = _guess(place, seq_len, vocab_size, data)
-    return seq_len, vocab_size, place
-
-
-def _sizes_of_weights(
-    state: dict[str, torch.Tensor], fields: dict[str, Any], architecture: str
-) -> tuple[int | None, int | None, str]:
-    """Cells, tokens and the tensor with the cells: not the cells where positions are rotary, nor tokens of SE-RRM."""
-
-    def size(name: str, axis: int) -> int | None:
-        tensor = state.get(name)
-        return None if tensor is None or tensor.dim() <= axis else tensor.shape[axis]
-
-    if architecture == "se_rrm":
-        columns = size("puzzle_emb.weights", 1)
-        tokens = size("embed_symbols", 1) or (columns and columns - fields["hidden_size"])
-        return size("pos_embedding", 2), tokens, "pos_embedding"
-    tokens = size("embed_tokens.embedding_weight", 0)
-    prefix = fields["puzzle_emb_ndim"] and (
-        fields.get("puzzle_emb_len") or -(-fields["puzzle_emb_ndim"] // fields["hidden_size"])
-    )
-    for name in state:
-        axis = 0 if name == "embed_pos.embedding_weight" else 1 if name.endswith("mlp_t.gate_up_proj.weight") else None
-        if axis is not None and (positions := size(name, axis)) is not None:
-            return positions - prefix, tokens, name
-    return None, tokens, ""
-
-
-def _guess(place: str, seq_len: int | None, vocab_size: int | None, data: list[Path]) -> tuple[str, int, int]:
-    """Unknown sizes from the published task that agrees with what is known; a warning if no data folder says so."""
+    if seq_len and vocab_size:
+        return seq_len, vocab_size, place
     known = (seq_len, vocab_size)
     fitting = [task for task, sizes in TASKS.items() if all(k in (None, size) for k, size in zip(known, sizes))]
     named = [task for task in fitting if any(task in folder.name.lower() for folder in data)]
     if len(named or fitting) != 1:
-        option = "--seq-len" if vocab_size else "--vocab-size"
         raise ValueError(
             f"seq_len={seq_len}, vocab_size={vocab_size}: neither weights nor configuration nor data tell both; pass "
-            f"{option} N (tokens count padding and empty)"
+            f"{'--seq-len' if vocab_size else '--vocab-size'} N (tokens count padding and empty)"
         )
     task = (named or fitting)[0]
     cells, tokens = TASKS[task]
@@ -311,16 +272,27 @@ def _guess(place: str, seq_len: int | None, vocab_size: int | None, data: list[P
             "vocab_size=%s is that of %s, so seq_len=%d and vocab_size=%d are a guess. If these are other puzzles, "
             "convert again with --seq-len N", vocab_size, task, cells, tokens,
         )  # fmt: skip
-    return place or (f"vocab_size={tokens}" if vocab_size else f"data folder of {task}"), cells, tokens
+    return cells, tokens, place or f"data folder or vocabulary of {task}"
 
 
-def board_of(arch: dict[str, Any], seq_len: int, pos_encodings: str) -> list[int] | None:
-    """Rows and columns of the board: those of `arch`, or a square where positions need them; None if nothing tells."""
-    named = [arch.get("board_height"), arch.get("board_width")]
-    if None not in named and named[0] * named[1] == seq_len:
-        return named
-    side = math.isqrt(seq_len)
-    return [side, side] if pos_encodings == "rope2d" and side * side == seq_len else None
+def _sizes_of_weights(
+    state: dict[str, torch.Tensor], fields: dict[str, Any], architecture: str
+) -> tuple[int | None, int | None, str]:
+    """Cells, tokens and the tensor with the cells: not the cells where positions are rotary, nor tokens of SE-RRM."""
+
+    def size(name: str, axis: int) -> int | None:
+        return state[name].shape[axis] if name in state else None
+
+    if architecture == "se_rrm":
+        columns = size("puzzle_emb.weights", 1)
+        tokens = size("embed_symbols", 1) or (columns and columns - fields["hidden_size"])
+        return size("pos_embedding", 2), tokens, "pos_embedding"
+    prefix = fields["puzzle_emb_ndim"] and (
+        fields.get("puzzle_emb_len") or -(-fields["puzzle_emb_ndim"] // fields["hidden_size"])
+    )
+    name = next((name for name in state if name.endswith("mlp_t.gate_up_proj.weight")), "embed_pos.embedding_weight")
+    positions = size(name, 0 if name.startswith("embed_pos") else 1)
+    return positions and positions - prefix, size("embed_tokens.embedding_weight", 0), name
 
 
 # Ours to original
@@ -333,20 +305,17 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         ValueError: fields that the original cannot express.
     """
     family = ARCHITECTURES[architecture]
-    slots = -(-config.puzzle_emb_ndim // config.hidden_size)
-    obstacles = []
-    if config.rope_parameters.get("rope_type", "default") != "default":
-        obstacles.append(f"rope_parameters={config.rope_parameters}")
-    if architecture == "hrm" and config.prefix_len != slots:
-        obstacles.append(f"puzzle_emb_len={config.puzzle_emb_len}")
-    if config.pos_encodings not in family.positions:
-        obstacles.append(f"pos_encodings={config.pos_encodings!r}")
     plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False}  # else it is EqR
-    obstacles += [
-        f"{name}={getattr(config, name)}" for name, value in plain.items() if getattr(config, name, value) != value
-    ]
+    obstacles = [name for name, value in plain.items() if getattr(config, name, value) != value]
+    if config.rope_parameters.get("rope_type", "default") != "default":
+        obstacles.append("rope_parameters")
+    if architecture == "hrm" and config.prefix_len != -(-config.puzzle_emb_ndim // config.hidden_size):
+        obstacles.append("puzzle_emb_len")
+    if config.pos_encodings not in family.positions:
+        obstacles.append("pos_encodings")
     if obstacles:
-        raise ValueError(f"the original {architecture} cannot express: {'; '.join(obstacles)}")
+        found = "; ".join(f"{name}={getattr(config, name)!r}" for name in obstacles)
+        raise ValueError(f"the original {architecture} cannot express: {found}")
     arch = {"name": family.original_name, "loss": {"name": LOSS_NAME, "loss_type": config.loss_type + LOSS_SUFFIX}}
     arch |= {name: getattr(config, OUR_NAMES.get(name, name)) for name in _fields_of(architecture)}
     arch["forward_dtype"] = str(dtype).removeprefix("torch.")

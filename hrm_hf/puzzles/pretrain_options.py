@@ -1,8 +1,8 @@
 """Command lines of the original HRM's `pretrain.py` and `evaluate.py`, translated to our options.
 
     options, flags = parse_command(["data_path=data/sudoku-extreme-small", "epochs=500", "arch.hidden_size=32"])
-    run = original_run(options, data_size(options["data_path"]), machine(os.environ))
-    run.arguments()   of run_puzzle.py
+    recipe = original_run(options, data_size(options["data_path"]), machine(os.environ))
+    arguments(recipe)   of run_puzzle.py
 
 The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch is one puzzle of
 every group; `epoch_steps` has the original's rule that turns epochs into steps. Left out: Hydra itself (composition,
@@ -12,16 +12,15 @@ sweeps, interpolation).
 import difflib
 import hashlib
 import json
+import math
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import yaml
 from huggingface_hub.errors import StrictDataclassError
 
-from ..io.readers import load_yaml
+from ..io.readers import load_json, load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
 from .dataset import INFO_FILE, load_puzzle_dataset
@@ -61,7 +60,7 @@ RUN_KEYS = {
     "project_name": (None, "WANDB_PROJECT, and a folder of checkpoints/"),
     "run_name": (None, "--run_name, and a folder in that one"),
     "checkpoint_path": (None, "--output_dir"),
-    "eval_save_outputs": ([], "hrm-hf eval puzzles --out"),
+    "eval_save_outputs": ("[]", "hrm-hf eval puzzles --out"),
 }
 ARCH_NAME = ARCHITECTURES["hrm"].original_name
 # puzzle_emb_ndim: the hidden size. forward_dtype: bfloat16, where the machine has it.
@@ -88,45 +87,26 @@ BUILDERS = {
 
 
 class DataSize(NamedTuple):
-    """The sizes that decide the number of steps: groups of the train split, and mean examples of a puzzle.
-
-    `fingerprint` changes with the files of the original's layout; None for a data set of ours.
-    """
+    """The sizes that decide the number of steps."""
 
     groups: int
-    mean_examples: float
-    fingerprint: str | None = None
+    mean_examples: float  # of a puzzle
+    fingerprint: str | None = None  # changes with the files of the original's layout; None for a data set of ours
 
 
-class Machine(NamedTuple):
-    """The options that the machine and environment variables decide."""
+def arguments(recipe: dict[str, Any]) -> list[str]:
+    """The options of run_puzzle.py, every one spelled out."""
+    words = []
+    for name, value in recipe.items():
+        if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
+            value = ",".join(f"{key}={_as_typed(item)}" for key, item in value.items())
+        words += [f"--{name}", _as_typed(value)]
+    return words
 
-    compile: bool
-    bf16: bool
-    cpu: bool
-    wandb_project: str | None
 
-
-@dataclass(frozen=True)
-class OriginalRun:
-    """A run of the original: options of run_puzzle.py, its W&B project, and where the number of steps is from."""
-
-    recipe: dict[str, Any]
-    project: str
-    notes: dict[str, str]
-
-    @property
-    def folder(self) -> Path:
-        return Path(self.recipe["output_dir"])
-
-    def arguments(self) -> list[str]:
-        """The options of run_puzzle.py, every one spelled out."""
-        words = []
-        for name, value in self.recipe.items():
-            if isinstance(value, dict) and not any(isinstance(item, dict) for item in value.values()):
-                value = ",".join(f"{key}={_as_typed(item)}" for key, item in value.items())
-            words += [f"--{name}", _as_typed(value)]
-        return words
+def project_name(options: dict[str, Any]) -> str:
+    """The W&B project of a run, and a folder of its checkpoints."""
+    return options["project_name"] or f"{Path(options['data_path']).name.capitalize()} ACT-torch"
 
 
 def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
@@ -171,25 +151,19 @@ def epoch_steps(
 ) -> tuple[int, int]:
     """Steps of the complete run, and of the epochs between two evaluations, by the original's rule.
 
-        total = int(epochs * groups * mean_examples / batch)
-
-    and each interval ends with its last full batch. An interval that does not divide the epochs is an error.
+    Each interval ends with its last full batch.
 
     Raises:
-        ValueError: no such division, or not even one full batch.
+        ValueError: the interval does not divide the epochs, or has not even one full batch.
     """
     interval = epochs if eval_interval is None else eval_interval
     if epochs % interval:
         divisors = [n for n in range(1, epochs + 1) if epochs % n == 0]
         nearest = min(divisors, key=lambda n: abs(n - interval))
         raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest that does is {nearest}")
-    per_epoch = groups * mean_examples
-    between = int(interval * per_epoch / batch)
+    between = int(interval * groups * mean_examples / batch)
     if between < 1:
-        raise ValueError(
-            f"eval_interval={interval}: that many epochs of {per_epoch:g} examples do not fill one batch of "
-            f"global_batch_size={batch}; raise eval_interval (and epochs) or lower the batch"
-        )
+        raise ValueError(f"eval_interval={interval}: does not fill one batch of global_batch_size={batch}; raise it")
     return int(epochs * groups * mean_examples / batch), between
 
 
@@ -209,12 +183,9 @@ def data_size(path: str | Path) -> DataSize:
             f"data_path={path}: there is no puzzle data set; copy the original's folder there, or build its "
             f"counterpart with\n  {build_command(path)}"
         )
-    meta = json.loads(file.read_text())
-    try:
-        groups, mean = int(meta["total_groups"]), float(meta["mean_puzzle_examples"])
-    except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{file} lacks total_groups or mean_puzzle_examples as numbers ({error})") from error
-    return DataSize(groups, mean, _digest([str(path.resolve()), file.stat().st_mtime_ns]))
+    meta = load_json(file)
+    fingerprint = _digest([str(path.resolve()), file.stat().st_mtime_ns])
+    return DataSize(meta["total_groups"], meta["mean_puzzle_examples"], fingerprint)
 
 
 def build_command(path: Path) -> str:
@@ -224,8 +195,8 @@ def build_command(path: Path) -> str:
     return f"hrm-hf data {arguments.format(root='' if root == '.' else root + '/')} --out {shlex.quote(str(path))}"
 
 
-def machine(environ: Mapping[str, str]) -> Machine:
-    """Compiler, precision, device and logging as the original would take them here.
+def machine(environ: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of run_puzzle.py that the machine and environment variables decide.
 
     The original compiles on CUDA unless DISABLE_COMPILE is set, whatever its value, and computes in bfloat16. We
     compile wherever there is a compiler, and leave bfloat16 to GPUs that have it.
@@ -240,17 +211,21 @@ def machine(environ: Mapping[str, str]) -> Machine:
         validate_compiler(device)
     except RuntimeError:
         compile_ = False
-    bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    return Machine(compile_, bf16, device.type == "cpu", environ.get("WANDB_PROJECT") or None)
+    return {
+        "torch_compile": compile_,
+        "bf16": device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False),
+        "use_cpu": device.type == "cpu",
+        "report_to": "wandb" if environ.get("WANDB_PROJECT") else "none",
+    }
 
 
-def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> OriginalRun:
-    """Translate a run of the original.
+def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) -> dict[str, Any]:
+    """Translate a run of the original into the recipe of run_puzzle.py.
 
     Args:
         options: from `parse_command`.
         size: of the train split.
-        here: what this machine decides.
+        here: from `machine`.
 
     Raises:
         ValueError: an architecture that cannot be (heads that do not divide the hidden size, say), or epochs that
@@ -259,15 +234,9 @@ def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> Orig
     batch = options["global_batch_size"]
     steps, between = epoch_steps(options["epochs"], options["eval_interval"], size.groups, size.mean_examples, batch)
     data = Path(options["data_path"])
-    project = options["project_name"] or f"{data.name.capitalize()} ACT-torch"
     # The same name for the same command, so that a run resumes in its own folder and all processes agree on it.
     run_name = options["run_name"] or f"{ARCH_NAME.split('@')[1]} {_digest(options)}"
-    folder = Path(options["checkpoint_path"] or Path("checkpoints", project, run_name))
-    notes = {
-        "data": f"{data}: {size.groups:,} groups, {size.mean_examples:g} examples a puzzle",
-        "steps": f"{steps:,} = {options['epochs']:,} epochs x {size.groups:,} groups x {size.mean_examples:g} / "
-        f"{batch}; evaluation every {between:,} steps",
-    }
+    folder = Path(options["checkpoint_path"] or Path("checkpoints", project_name(options), run_name))
     recipe: dict[str, Any] = {"model_type": HrmPuzzleConfig.model_type}
     if changed := _architecture(options):
         recipe["config_overrides"] = changed
@@ -275,23 +244,18 @@ def original_run(options: dict[str, Any], size: DataSize, here: Machine) -> Orig
     if size.fingerprint:
         recipe["data_path"] = str(folder.parent / f"data-{size.fingerprint}")
         recipe["build_data"] = shlex.join(["import", str(data)])
-        notes["data"] += f", read into {recipe['data_path']}"
     recipe |= {"output_dir": str(folder), "max_steps": steps}
     recipe |= {ours: options[name] for name, (_, ours) in RUN_KEYS.items() if ours.isidentifier()}
     recipe |= {
-        "per_device_eval_batch_size": max(64, batch if batch <= 512 else 512),
+        "per_device_eval_batch_size": min(max(64, batch), 512),
         "eval_strategy": "steps",
         "eval_steps": between,
         "save_strategy": "steps" if options["checkpoint_every_eval"] else "no",
         "save_steps": between,
         "logging_steps": max(1, min(100, steps // 20)),
-        "torch_compile": here.compile,
-        "bf16": here.bf16 and options["arch.forward_dtype"] is None,
-        "use_cpu": here.cpu,
-        "report_to": "wandb" if here.wandb_project else "none",
         "run_name": run_name,
     }
-    return OriginalRun(recipe, here.wandb_project or project, notes)
+    return recipe | here | {"bf16": here["bf16"] and options["arch.forward_dtype"] is None}
 
 
 def keys_help() -> str:
@@ -317,8 +281,6 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
     if set(given) != {"checkpoint"}:
         raise ValueError(f"{own}: must be checkpoint=FOLDER; for other data use hrm-hf eval puzzles MODEL DATA")
     checkpoint = Path(given["checkpoint"])
-    if not checkpoint.exists():
-        raise FileNotFoundError(f"checkpoint={checkpoint} does not exist; expected a run's folder, or step_N")
     model, data = _our_run(checkpoint) if (checkpoint / "config.json").exists() else _converted_run(checkpoint)
     halt = [] if any(flag.partition("=")[0] == "--halt" for flag in flags) else ["--halt", "fixed"]
     return ["eval", "puzzles", str(model), str(data), *halt, *flags]
@@ -328,26 +290,21 @@ def _our_run(folder: Path) -> tuple[Path, Path]:
     for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml"):
         if file.exists():
             return folder, Path(load_yaml(file)["data_path"])
-    raise FileNotFoundError(
-        f"checkpoint={folder}: no recipe.yaml names its data; use hrm-hf eval puzzles {shlex.quote(str(folder))} DATA"
-    )
+    raise FileNotFoundError(f"checkpoint={folder}: no recipe.yaml names its data; use hrm-hf eval puzzles MODEL DATA")
 
 
 def _converted_run(checkpoint: Path) -> tuple[Path, Path]:
     from .convert import convert_original, find_weights
 
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent
-    if not (folder / CONFIG_FILE).exists():
-        raise FileNotFoundError(
-            f"checkpoint={checkpoint}: {folder} holds neither our config.json nor the original's {CONFIG_FILE}"
-        )
     weights = find_weights(checkpoint)
-    convert_original(weights, folder / f"hrm_hf-{weights.name}", "hrm")
-    named = data_folders(load_yaml(folder / CONFIG_FILE))
+    out = weights.with_name(f"hrm_hf-{weights.name}")
+    convert_original(weights, out, "hrm")
+    file = weights.with_name(CONFIG_FILE)
+    named = data_folders(load_yaml(file))
     if not named:
-        raise FileNotFoundError(f"{folder / CONFIG_FILE} names no data_path; use hrm-hf eval puzzles MODEL DATA")
+        raise FileNotFoundError(f"{file} names no data_path; use hrm-hf eval puzzles MODEL DATA")
     data_size(named[0])  # or the command that builds it
-    return folder / f"hrm_hf-{weights.name}", named[0]
+    return out, named[0]
 
 
 def _architecture(options: dict[str, Any]) -> dict[str, Any]:
@@ -375,25 +332,23 @@ def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _value(name: str, text: str) -> Any:
     """The value of a key by the type of its default; numbers may be written 1e-4, which YAML would take for text."""
-    if text.lower() in ("null", "none", "~", ""):
-        if name in OPTIONAL_KEYS:
-            return None
-        raise ValueError(f"{name}={text}: needs a value; its default is {_as_typed(DEFAULTS[name])}")
     kind = int if name == "arch.puzzle_emb_ndim" else type(DEFAULTS[name])
-    if kind in (str, type(None)):
+    missing = text.lower() in ("null", "none", "~", "")
+    if missing and name in OPTIONAL_KEYS:
+        return None
+    if kind in (str, type(None)) and not missing:
         return text.strip("'\"")
-    if kind in (bool, list):
-        value = yaml.safe_load(text)
+    if kind is bool:
+        value = {"true": True, "false": False}.get(text.lower())
     else:
         try:
-            number = float(text)
-            value = number if (kind is float and abs(number) < float("inf")) or number != int(number) else kind(number)
-        except (ValueError, OverflowError):
-            value = None
-    if type(value) is not kind:
-        raise ValueError(f"{name}={text}: must be of type {kind.__name__}, such as {_as_typed(DEFAULTS[name])}")
-    if kind in (int, float) and (value < 0 or (value == 0 and name in POSITIVE)):
-        raise ValueError(f"{name}={value}: must be {'above 0' if name in POSITIVE else '0 or more'}")
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        value = int(value) if kind is int and value.is_integer() else value
+    if type(value) is not kind or not 0 <= value < math.inf or (value == 0 and name in POSITIVE):
+        bound = "above 0" if name in POSITIVE else "not negative"
+        raise ValueError(f"{name}={text}: must be of type {kind.__name__} and {bound}, such as {DEFAULTS[name]}")
     return value
 
 
@@ -401,7 +356,7 @@ def _as_typed(value: Any) -> str:
     """As one would type it."""
     if isinstance(value, bool):
         return str(value).lower()
-    if isinstance(value, (dict, list)):
+    if isinstance(value, dict):
         return json.dumps(value)
     return "null" if value is None else f"{value:g}" if isinstance(value, float) else str(value)
 

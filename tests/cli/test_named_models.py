@@ -17,7 +17,7 @@ from hrm_hf.io.model_names import ModelError, find_model, is_path
 # Each command with MODEL for the model's name. What else they need is not looked at before.
 COMMANDS = (
     "solve MODEL 123", "eval puzzles MODEL data", "eval lm MODEL --data text.txt", "eval go MODEL --records r.jsonl",
-    "eval cosmo MODEL --data maps", "go MODEL x", "rlm MODEL --question q --context-file here.txt", "serve MODEL",
+    "eval cosmo MODEL --data .", "go MODEL x", "rlm MODEL --question q --context-file here.txt", "serve MODEL",
     "app MODEL", "export onnx MODEL --out out", "export torch MODEL --out out.pt2",
     "export gguf MODEL --out out.gguf",
     "convert hrm MODEL --out out", "convert trm MODEL --out out --to-original",
@@ -25,7 +25,7 @@ COMMANDS = (
 # Runs each command in turn: status, what it prints, and which of the heavy packages are loaded after it.
 SCRIPT = """
 import contextlib, io, json, sys
-from hrm_hf.cli import main
+from hrm_hf_start import main
 found = {}
 for command in json.loads(sys.argv[1]):
     sys.argv = ["hrm-hf", *command.split()]
@@ -115,7 +115,7 @@ SOLVER, CODER, LM = "a puzzle solver", "a Go coder", "a language model"
         ("eval lm MODEL --data text.txt", "cosmo_cnn", LM, "For a regressor of maps"),
         ("rlm MODEL --question q --context-file here.txt", "trm_puzzle", LM, "For a puzzle solver"),
         ("serve MODEL", "trm_puzzle", LM, "For a puzzle solver"),
-        ("eval cosmo MODEL --data maps", "hrm_lm", "a regressor of maps", "For a language"),
+        ("eval cosmo MODEL --data .", "hrm_lm", "a regressor of maps", "For a language"),
     ],
 )
 def test_a_model_of_another_kind_is_named_with_what_is_for_it(models, monkeypatch, command, model, wanted, instead):
@@ -127,7 +127,7 @@ def test_a_model_of_another_kind_is_named_with_what_is_for_it(models, monkeypatc
 
 
 def test_a_config_json_that_names_its_heads_tells_the_kind_before_anything_heavy_is_loaded(models):
-    commands = ["solve hrm_lm 123", "eval puzzles hrm_lm x", "go trm_puzzle x", "eval cosmo hrm_lm --data x",
+    commands = ["solve hrm_lm 123", "eval puzzles hrm_lm x", "go trm_puzzle x", "eval cosmo hrm_lm --data .",
                 "eval lm trm_puzzle --data x", "eval go cosmo_cnn", "serve cosmo_cnn"]  # fmt: skip
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)], cwd=models, capture_output=True, text=True, check=True

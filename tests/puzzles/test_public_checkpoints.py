@@ -271,9 +271,9 @@ def test_tensors_that_are_no_se_rrm_are_named(tmp_path):
     (tmp_path / "run/all_config.yaml").write_bytes(run_config("se_rrm", fields))
     name = "model.inner.L_level.layers.0.attn.qkv_proj.weight"
     for value, message in (
-        ({"model.inner.embed_symbol_tokens": None}, r"wrong shape: embed_tokens"),
-        ({name: None}, r"missing: L_level.layers.0.self_attn.qkv_proj.weight"),
-        ({name: torch.zeros(7, 32)}, "do not have the shapes of se_rrm"),
+        ({"model.inner.embed_symbol_tokens": None}, r"size mismatch for model.embed.tokens"),
+        ({name: None}, r"Missing .*model.L_level.layers.0.self_attn.qkv_proj.weight"),
+        ({name: torch.zeros(7, 32)}, "do not fit each other"),
     ):
         changed = {key: each for key, each in {**state, **value}.items() if each is not None}
         torch.save(changed, tmp_path / "run/step_7")
@@ -286,7 +286,7 @@ def test_tensors_that_are_no_se_rrm_are_named(tmp_path):
 def test_there_is_no_way_back_to_the_successors(architecture, puzzle, tmp_path):
     failed = call("convert", architecture, puzzle, "--out", tmp_path / "back", "--to-original", status=2)
     assert f"there is no way back to {architecture}" in failed.stderr
-    with pytest.raises(ValueError, match="there is no way back"):
+    with pytest.raises(ValueError, match="no way back"):
         convert_to_original(puzzle, tmp_path / "back", architecture=architecture)
 
 
@@ -420,20 +420,3 @@ def test_code_in_a_stored_configuration_is_refused_and_not_run(config, tmp_path,
     with pytest.raises(ValueError, match="never loaded"):
         convert_original(tmp_path / "eqr.pth", tmp_path / "ours", "eqr")
     assert not (tmp_path / "pwned").exists()
-
-
-def test_a_configuration_stored_in_itself_is_refused(tmp_path):
-    loop = {}
-    loop["arch"] = loop
-    (tmp_path / "eqr.pth").write_bytes(saved({"model": compiled(EQR), "config": loop}))
-    with pytest.raises(ValueError, match="nested too deeply, or in itself"):
-        convert_original(tmp_path / "eqr.pth", tmp_path / "ours", "eqr")
-
-
-def test_a_configuration_of_too_many_values_is_refused(tmp_path):
-    values = [1]
-    for _ in range(30):
-        values = [values, values]
-    (tmp_path / "eqr.pth").write_bytes(saved({"model": compiled(EQR), "config": {"arch": values}}))
-    with pytest.raises(ValueError, match="more than 100,000 values"):
-        convert_original(tmp_path / "eqr.pth", tmp_path / "ours", "eqr")

@@ -25,11 +25,6 @@ def backward_gain(matrix: torch.Tensor) -> torch.Tensor:
     return matrix.sum(-2).abs().amax(-1)
 
 
-def amax_gain(matrix: torch.Tensor) -> torch.Tensor:
-    """The larger of forward and backward gain."""
-    return torch.maximum(forward_gain(matrix), backward_gain(matrix))
-
-
 def min_column_sum(matrix: torch.Tensor) -> torch.Tensor:
     """Smallest column sum of [..., n, n]: below 1, a stream that fades backward."""
     return matrix.sum(-2).amin(-1)
@@ -56,7 +51,8 @@ class MhcMetricsMixin:
         Returns:
             [] without mHC. 1.0 is ideal, above 2.0 the training guide speaks of possible instability.
         """
-        gains = [amax_gain(self._mean_over_tokens(*pair)).item() for pair in self._maps(input_ids, inputs)]
+        sites = self.get_detailed_mhc_metrics(input_ids, **inputs)
+        gains = [max(site["forward"], site["backward"]) for site in sites]
         return list(zip(gains[::2], gains[1::2]))
 
     def get_detailed_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[dict]:

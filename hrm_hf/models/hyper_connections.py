@@ -257,16 +257,21 @@ def sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> torch.Tensor:
     replaces an `eps` of 0, because a column that underflowed must not become 0 / 0; it is negligible in other sums.
     """
     eps = max(eps, torch.finfo(logits.dtype).tiny ** 0.5)
-    recorded = torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing()
-    return _sinkhorn(logits, iterations, eps)[0] if recorded else _normalized(logits, iterations, eps)[0]
+    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return _sinkhorn(logits, iterations, eps)[0]
+    comb = torch.softmax(logits.contiguous(), dim=1).add_(eps)
+    if type(comb) is torch.Tensor and comb.device.type == "cpu":  # equal, and a call of NumPy takes half of the time
+        return torch.from_numpy(_normalize(comb.numpy(), iterations, eps)[0])
+    return _normalize(comb, iterations, eps)[0]
 
 
-def _normalized(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, list[torch.Tensor]]:
-    """The matrices, and the sums [n, tokens] by which each step divided."""
-    comb, sums = torch.softmax(logits.contiguous(), dim=1).add_(eps), []
+def _normalize(comb, iterations: int, eps: float):
+    """Normalize matrices [n, n, tokens] of torch or NumPy in place; also return the sums that each step divided by."""
+    sums = []
     for step in range(2 * iterations - 1):
-        total = comb.sum(step % 2, keepdim=True).add_(eps)
-        comb.div_(total)
+        total = comb.sum(step % 2, keepdims=True)
+        total += eps
+        comb /= total
         sums.append(total.squeeze(step % 2))
     return comb, sums
 
@@ -277,7 +282,7 @@ def _normalized(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torc
 
 @torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())
 def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    comb, sums = _normalized(logits, iterations, eps)
+    comb, sums = _normalize(torch.softmax(logits.contiguous(), dim=1).add_(eps), iterations, eps)
     return comb, torch.stack(sums)
 
 

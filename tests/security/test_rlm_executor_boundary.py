@@ -71,15 +71,15 @@ IN_PROCESS = [
     ("GeneratorExit", "raise GeneratorExit", "GeneratorExit"),
 ]  # fmt: skip
 REPLIES = [
-    ("5,000 code blocks", "```text\nx\n```\n" * 5000, "no code block"),
-    ("20,000 fences that nothing closes", "```repl x\n" * 20_000, "had no end"),
-    ("200,000 parentheses in a block without end", "```repl\nFINAL" + "(" * 200_000, "had no end"),
-    ("100,000 spaces behind a fence", "```" + " " * 100_000 + "`\n", "no code block"),
+    ("5,000 code blocks", "```text\nx\n```\n" * 5000, "no complete code block"),
+    ("20,000 fences that nothing closes", "```repl x\n" * 20_000, "no complete code block"),
+    ("200,000 parentheses in a block without end", "```repl\nFINAL" + "(" * 200_000, "no complete code block"),
+    ("100,000 spaces behind a fence", "```" + " " * 100_000 + "`\n", "no complete code block"),
     ("FINAL_VAR of a keyword", "FINAL_VAR(lambda)", "there is no such variable"),
     ("FINAL_VAR of 100,000 characters", f"FINAL_VAR({'x' * 100_000})", "there is no such variable"),
     ("FINAL_VAR of an expression", "FINAL_VAR(__import__('os').system('true'))", "there is no such variable"),
-    ("nothing but thoughts", "<think>" * 10_000, "no code block"),
-    ("NUL characters", "\0" * 1000, "no code block"),
+    ("nothing but thoughts", "<think>" * 10_000, "no complete code block"),
+    ("NUL characters", "\0" * 1000, "no complete code block"),
 ]
 
 

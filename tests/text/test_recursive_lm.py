@@ -367,11 +367,11 @@ def test_the_task_is_registered_and_takes_a_text_generation_pipeline(tmp_path):
     [
         (3, "context is a int"),
         (b"x", "context is a bytes"),
-        ([{"a": {1}}], r"context\[0\]\['a'\] is a set"),
-        ({(1, 2): 3}, r"context has the key \(1, 2\)"),
+        ([{"a": {1}}], "context holds a set"),
+        ({(1, 2): 3}, "context has keys"),
     ],
 )
-def test_contexts_of_other_types_are_refused_with_their_place(context, message):
+def test_contexts_of_other_types_are_rejected(context, message):
     ask, _ = ask_of([], executor=InProcessExecutor(unsafe=True))
     with pytest.raises(ValueError, match=message):
         ask("?", context=context)
@@ -446,7 +446,7 @@ def test_the_command_refuses_to_start_without_an_executor(tmp_path, monkeypatch)
     [
         ("```python\nx = 1\n```", "code", "x = 1\n"),
         ("```json\nFINAL(1)\n```\nwell", "nothing", ""),
-        ("```repl\nFINAL(1)\n", "open_block", ""),
+        ("```repl\nFINAL(1)\n", "nothing", ""),
         ("I will call FINAL(x) later", "nothing", ""),
         ("<think>\nFINAL(1)\n```repl\n1\n```\n</think>\nFINAL(2)", "final", "2"),
         ("FINAL(1)\n```repl\nx\n```", "final", "1"),

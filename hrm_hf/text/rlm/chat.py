@@ -11,7 +11,7 @@ from jinja2.exceptions import TemplateError
 from transformers import StoppingCriteria, StoppingCriteriaList
 
 from .executors import RunStopped
-from .prompts import OLD_TURNS, drop_thinking, parse_reply, whole_text
+from .prompts import OLD_TURNS, cut_middle, drop_thinking, parse_reply, whole_text
 
 
 Message = dict[str, str]
@@ -37,8 +37,6 @@ class ChatModel:
     def __init__(self, model, tokenizer, window: int | None = None, generation_kwargs: dict[str, Any] | None = None):
         if tokenizer is None:
             raise ValueError("tokenizer=None; a recursive language model needs the tokenizer of its model")
-        if model.config.is_encoder_decoder:
-            raise ValueError(f"{type(model).__name__} is an encoder-decoder; expected a causal LM")
         self.generation_kwargs = generation_kwargs or {}
         if taken := sorted(set(OWN_ARGUMENTS) & self.generation_kwargs.keys()):
             raise ValueError(f"generation_kwargs holds {taken}, which the pipeline sets itself")
@@ -58,12 +56,12 @@ class ChatModel:
         if self.tokenizer.chat_template is None:
             text = "\n\n".join(PLAIN_ROLES[message["role"]] + message["content"] for message in messages)
             return self.tokenizer(f"{text}\n\nAssistant:")["input_ids"]
-        options = {"add_generation_prompt": True, "tokenize": False}
         try:
-            text = self.tokenizer.apply_chat_template(messages, **options)
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         except TemplateError:  # some templates raise for the system role
             first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
-            text = self.tokenizer.apply_chat_template([first, *messages[2:]], **options)
+            messages = [first, *messages[2:]]
+            text = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
         return self.tokenizer(text, add_special_tokens=False)["input_ids"]
 
     def usual_reply(self) -> int:
@@ -93,8 +91,7 @@ class ChatModel:
                 dropped, rest = dropped + 1, rest[2:]
             elif rest and len(rest[-1]["content"]) > SHORTEST_OUTPUT:
                 text = rest[-1]["content"]
-                quarter = len(text) // 4
-                rest = [*rest[:-1], {**rest[-1], "content": f"{text[:quarter]}\n[cut]\n{text[-quarter:]}"}]
+                rest = [*rest[:-1], {**rest[-1], "content": cut_middle(text, len(text) // 2)}]
             else:
                 raise ValueError(
                     f"rules, question and the last turn take {len(ids)} tokens, and the model has room for {room} "
@@ -128,18 +125,14 @@ class ChatModel:
             )
         except Exception as error:
             failure = RuntimeError(f"generate failed on {len(prompts)} prompts: {type(error).__name__}: {error}")
-            failure.__cause__ = error
             raise RunStopped("generate failed", failure) from error
         replies = output[:, width:]
         self.prompt_tokens += sum(map(len, prompts))
         self.new_tokens += int((replies != self.pad_id).sum())
-        return [self._decode(reply) for reply in replies]
-
-    def _decode(self, reply: torch.Tensor) -> str:
-        text = self.tokenizer.decode(reply, skip_special_tokens=True)
+        texts = self.tokenizer.batch_decode(replies, skip_special_tokens=True)
         if self.tokenizer.chat_template is None:
-            text = text.partition(PLAIN_STOP)[0]
-        return drop_thinking(text)
+            texts = [text.partition(PLAIN_STOP)[0] for text in texts]
+        return [drop_thinking(text) for text in texts]
 
     def _harmless(self, text: str) -> str:
         text = whole_text(text)  # no tokenizer takes half a surrogate pair, which code can print

@@ -1,9 +1,7 @@
 """Where the code that a recursive language model writes is run: a REPL that holds `context` and can call back.
 
-`MontyExecutor`, the default, interprets a subset of Python in worker processes (package `pydantic-monty`): no files,
-no network, no environment, no modules of the host, a time limit for each block and a memory limit. `InProcessExecutor`
-runs the code in this process with all its rights and no limit. Another executor is a class with the methods of
-`InProcessExecutor` and its session.
+`MontyExecutor`, the default, is isolated. `InProcessExecutor` runs the code with all rights of this process. Another
+executor is a class with the methods of `InProcessExecutor` and its session.
 """
 
 import ast
@@ -39,7 +37,6 @@ def FINAL_VAR(name):
             pass
     FINAL(name)
 '''
-MAX_CONTEXT = "256 MiB"  # Monty's largest message to a worker
 MAX_VALUE_CHARS = 1_000_000  # characters of the value that a block's last line has
 MAX_HOST_CALLS = 10_000_000  # Monty's own cap ends blocks at 1000; sub-calls and time have caps of their own
 
@@ -60,10 +57,10 @@ class RunStopped(BaseException):
 
 
 class MontyExecutor:
-    """REPLs of `pydantic-monty`, each in a worker process of its own that may touch nothing of the host.
+    """REPLs of `pydantic-monty`: a subset of Python, interpreted in worker processes that touch nothing of the host.
 
-    Time, memory and crashes: a block that breaks a limit is ended, and the REPL goes back to the variables it had
-    before that block. `time.sleep` returns at once. The module `random` is seeded.
+    A block that breaks a limit is ended, and the REPL goes back to the variables before it. `time.sleep` returns at
+    once. The module `random` is seeded.
 
     Args:
         block_seconds: most seconds that one block may compute; waiting for sub-calls is not counted.
@@ -104,7 +101,7 @@ class MontySession:
             self.close()
             raise ValueError(
                 f"the REPL cannot take the context ({error}); it may be up to about half of max_memory="
-                f"{executor.max_memory} bytes, see MontyExecutor(max_memory=...), and at most {MAX_CONTEXT}"
+                f"{executor.max_memory} bytes, see MontyExecutor(max_memory=...), and at most 256 MiB"
             ) from error
 
     def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
@@ -143,10 +140,8 @@ class MontySession:
                 if time.monotonic() > deadline:  # the worker's clock stands still while it waits for us
                     raise RunStopped("max_wall_seconds")
                 step = self._answer(step)
-        except self.monty.MontyError as error:
-            return error
-        except (RecursionError, OverflowError, MemoryError) as error:  # of a value on its way between the processes
-            return error
+        except (self.monty.MontyError, RecursionError, OverflowError, MemoryError) as error:
+            return error  # the latter three are of a value on its way between the processes
         if step.output is not None:
             write(_as_output(step.output))
         return None
@@ -169,11 +164,8 @@ class MontySession:
 
     def _start(self, seconds: float) -> None:
         self._seconds = seconds
-        limits = {
-            "max_feed_duration_secs": seconds,
-            "max_memory": self.executor.max_memory,
-            "max_suspensions": MAX_HOST_CALLS,
-        }
+        limits = {"max_feed_duration_secs": seconds, "max_memory": self.executor.max_memory}
+        limits |= {"max_suspensions": MAX_HOST_CALLS}
         policy = {"sleep": "zero", "random_start": {"seed": self.seed}}
         self._stack = contextlib.ExitStack()
         pool = self._stack.enter_context(self.monty.Monty(max_processes=1, request_timeout=seconds + 1))
@@ -195,16 +187,12 @@ class MontySession:
 
 
 class InProcessExecutor:
-    """Runs the model's code in this process: it may read and delete files, use the network and never end.
-
-    Only for code that you would run yourself unread. `unsafe` must be True.
-    """
+    """Runs the model's code in this process: it may delete files, use the network and never end."""
 
     def __init__(self, unsafe: bool = False):
         if unsafe is not True:
             raise ValueError(
-                "InProcessExecutor runs whatever the model writes with all rights of this process; "
-                "say InProcessExecutor(unsafe=True), or use MontyExecutor"
+                f"unsafe={unsafe}: the code has all rights of this process; say unsafe=True to allow that"
             )
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "InProcessSession":

@@ -37,8 +37,7 @@ class RlmResult:
         finished: whether the model gave it as its answer, rather than being stopped by a cap.
         stop_reason: "answer" (the dict), "final", "final_var", or the cap that was hit ("max_turns", "max_sub_calls",
             "max_wall_seconds") and where the answer then comes from, as in "max_turns: answer asked for".
-        turns: replies of the root model. sub_calls: calls of llm_query, prompts of llm_query_batched, and rlm_query,
-            at all depths.
+        turns: replies of the root model. sub_calls: prompts of sub-calls at all depths.
         tokens: generated tokens of all calls. prompt_tokens: tokens of all prompts.
         trajectory: the events of the run, as they are written to the trajectory file.
     """
@@ -114,23 +113,16 @@ class RlmPipeline(Pipeline):
         chat = ChatModel(self.model, self.tokenizer, self.window, self.generation_kwargs)
         caps = RlmCaps(**caps)
         caps.max_new_tokens = caps.max_new_tokens or chat.usual_reply()
-        return super().__call__(_Run(chat, self.executor, caps, question, context, trajectory))
+        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
+            torch.manual_seed(caps.seed)
+            return _Run(chat, self.executor, caps, question, context, trajectory).result()
 
     def _sanitize_parameters(self, **kwargs: Any) -> tuple[dict, dict, dict]:
         if kwargs:
             raise TypeError(f"RlmPipeline takes no {sorted(kwargs)} here; caps belong to a call, see its docstring")
         return {}, {}, {}
 
-    def preprocess(self, run: "_Run") -> "_Run":
-        return run
-
-    def _forward(self, run: "_Run") -> RlmResult:
-        with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
-            torch.manual_seed(run.caps.seed)
-            return run.result()
-
-    def postprocess(self, result: RlmResult) -> RlmResult:
-        return result
+    preprocess = _forward = postprocess = None  # the base class asks for them; a run is one call of `__call__`
 
 
 class _Run:
@@ -155,7 +147,7 @@ class _Run:
         except RunStopped as stop:
             if stop.error is not None:
                 self.log("error", 0, message=str(stop.error))
-                raise stop.error from stop.error.__cause__
+                raise stop.error from stop.__cause__
             root.salvage(stop.reason, self.last_deadline)
         tokens = {"tokens": self.chat.new_tokens, "prompt_tokens": self.chat.prompt_tokens}
         ended = {name: getattr(root, name) for name in ("answer", "finished", "stop_reason", "turns")}
@@ -190,24 +182,29 @@ class _Level:
         self.draft = ""  # answer["content"] after the last block
         self.printed: list[str] | None = None  # by the block that is running
         self.room = 0  # characters that it may still print; below 0 those that were dropped
-        description, caps = text.describe_context(context), run.caps
-        room = self.chat.room(caps.max_new_tokens)
-        rules = (caps.max_output_chars, caps.max_turns, caps.max_sub_calls, self.has_children, room)
+        description, room = text.describe_context(context), self.chat.room(self.caps.max_new_tokens)
+        rules = text.SYSTEM.format(
+            **asdict(self.caps),
+            prompt_size=f" (at most about {3 * room} characters)" if room else "",
+            rlm_query=text.RLM_QUERY if self.has_children else "",
+        )
         self.messages: list[Message] = [
-            {"role": "system", "content": text.system_prompt(*rules)},
+            {"role": "system", "content": rules},
             {"role": "user", "content": text.QUESTION.format(question=question, description=description)},
         ]
         self._log("start", question=question, context=description)
 
-    def run(self) -> None:
-        """Take turns until the model finishes or has had all its turns; other caps raise RunStopped."""
-        functions = {"llm_query": self._llm_query, "llm_query_batched": self._llm_query_batched}
+    def run(self) -> str:
+        """Take turns until the model answers or has had all its turns; other caps raise RunStopped."""
+        functions = {"llm_query": lambda prompt: self._llm_query_batched([prompt])[0]}
+        functions |= {"llm_query_batched": self._llm_query_batched}
         functions |= {"rlm_query": self._rlm_query} if self.has_children else {}
         with closing(self.shared.executor.open(self.context, functions, self.caps.seed)) as session:
             while not self.finished and self.turns < self.caps.max_turns:
                 self._turn(session)
         if not self.finished:
             self.salvage("max_turns", self.shared.deadline if self.depth else self.shared.last_deadline)
+        return self.answer
 
     def salvage(self, reason: str, deadline: float) -> None:
         """Find an answer for a run that a cap has stopped: its draft, or what the model says when asked once."""
@@ -237,16 +234,21 @@ class _Level:
             self._read_answer(session)
         elif reply.kind == "final":
             self._end(reply.value, "final", finished=True)
-        elif reply.kind == "final_var":
-            self._final_var(session, reply.value)
+        elif reply.kind == "nothing":
+            self._tell(text.NO_BLOCK)
         else:
-            self._tell(text.OPEN_BLOCK if reply.kind == "open_block" else text.NO_BLOCK)
+            try:
+                answer = text.answer_text(session.variable(reply.value), self.caps.max_answer_chars)
+                self._end(answer, "final_var", finished=True)
+            except KeyError:
+                self._tell(text.NO_VARIABLE.format(name=text.short(reply.value)))
+            except text.UnfitValueError as error:
+                self._tell(text.UNFIT_ANSWER.format(reason=error))
 
     def _run_block(self, session, code: str) -> None:
         self.printed, self.room = [], self.caps.max_output_chars
         error = session.run(code, self._write, max(self.shared.deadline - time.monotonic(), 0.01))
-        error = error and text.cut_middle(error)
-        shown, self.printed = self._shown(error), None
+        shown, self.printed = self._shown(error and text.cut_middle(error)), None
         self._log("block", turn=self.turns, output=shown, error=error)
         self._tell(text.OUTPUT.format(output=shown, left=self.caps.max_turns - self.turns))
 
@@ -282,30 +284,16 @@ class _Level:
         elif ready:
             self._append(text.BAD_ANSWER)
 
-    def _final_var(self, session, name: str) -> None:
-        try:
-            answer = text.answer_text(session.variable(name), self.caps.max_answer_chars)
-        except KeyError:
-            self._tell(text.NO_VARIABLE.format(name=text.short(name)))
-        except text.UnfitValueError as error:
-            self._tell(text.BAD_VARIABLE.format(name=name, reason=error))
-        else:
-            self._end(answer, "final_var", finished=True)
-
-    def _llm_query(self, prompt: str) -> str:
-        return self._llm_query_batched([prompt])[0]
-
     def _llm_query_batched(self, prompts: list[str]) -> list[str]:
         if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
             raise CallError(
-                f"expected a string, or a list of strings for llm_query_batched, got {text.short(prompts)}"
+                f"expected a string, or a list of strings for llm_query_batched, not {text.short(prompts)}"
             )
         if not prompts:
             return []
         self._validate_size(sum(map(len, prompts)))
-        room = self.chat.room(self.caps.max_new_tokens)
         encoded = [self.chat.encode([{"role": "user", "content": prompt}]) for prompt in prompts]
-        longest = max(map(len, encoded))
+        longest, room = max(map(len, encoded)), self.chat.room(self.caps.max_new_tokens)
         if room is not None and longest > room:
             raise CallError(f"a prompt has {longest} tokens, and the model takes {room}: split it")
         self.shared.spend(len(prompts))
@@ -323,11 +311,9 @@ class _Level:
         try:
             text.validate_context(context)
             self.shared.spend(1)
-            child = _Level(self.shared, question, context, self.depth + 1)
-            child.run()
+            return _Level(self.shared, question, context, self.depth + 1).run()
         except ValueError as error:  # question or context does not fit
             raise CallError(str(error)) from error
-        return child.answer
 
     def _validate_size(self, chars: int) -> None:
         """Reject long prompts before they are tokenized, which takes a hundred times the memory of the text."""

@@ -47,20 +47,15 @@ for parts that are themselves too long to read at once
 QUESTION = "Question: {question}\n\nThe variable context is {description}."
 OUTPUT = "The block printed:\n{output}\n\n({left} turns left)"
 NO_BLOCK = (
-    "There was no code block and no FINAL(...) in that reply. Write one block that starts with ```repl and ends with "
-    "```, or finish with FINAL(your answer)."
-)
-OPEN_BLOCK = (
-    "The code block in that reply had no end, perhaps because the reply was too long, so it was not run. Write a "
-    "shorter one."
+    "There was no complete code block and no FINAL(...) in that reply. Write one short block that starts with ```repl "
+    "and ends with ```, or finish with FINAL(your answer)."
 )
 NO_VARIABLE = "FINAL_VAR({name}): there is no such variable, or its value cannot leave the REPL."
-BAD_VARIABLE = "FINAL_VAR({name}): this value cannot be the answer, because {reason}."
 BAD_ANSWER = (
     'answer must stay a dict {"content": ..., "ready": ...} whose content is text, a number, a list or a dict; '
     "it is not, or the content is empty, so the run goes on."
 )
-UNFIT_ANSWER = "That content cannot be the answer, because {reason}. Make it a short text, so the run goes on."
+UNFIT_ANSWER = "That value cannot be the answer, because {reason}. Make it a short text; the run goes on."
 SALVAGE = (
     "No more code can be run ({reason}). Reply with your best answer to the question from what you have seen, and "
     "nothing else.\n\nQuestion: {question}"
@@ -72,7 +67,7 @@ LINE = re.compile(r"[^\n]*\n|[^\n]+")  # only \n ends a line
 FINAL = re.compile(r"[ \t]*(FINAL|FINAL_VAR)\(")
 HALF_PAIRS = re.compile("[\ud800-\udfff]")
 CODE_LANGUAGES = ("repl", "python", "py")
-MAX_KEYS, MAX_LENGTHS = 20, 50  # of a dict, and of the items of a list, in the description of a context
+MAX_KEYS, MAX_LENGTHS = 20, 50  # shown in the description of a context
 MAX_NESTING, MAX_CONTEXT_NESTING = 100, 200  # of lists in lists
 MAX_CONTEXT_VALUES = 10_000_000
 MAX_ERROR_CHARS, SHOWN = 4000, 80  # of an error, and of a value in an error message
@@ -82,7 +77,7 @@ MAX_ERROR_CHARS, SHOWN = 4000, 80  # of an error, and of a value in an error mes
 class Reply:
     """A reply of the model, as far as it counts.
 
-    kind: "code", "final", "final_var", "open_block" (a block without end) or "nothing".
+    kind: "code", "final", "final_var" or "nothing".
     value: the code, the answer, or the name of the variable. text: the reply up to and with that.
     """
 
@@ -110,25 +105,12 @@ def parse_reply(text: str) -> Reply:
             closing = _closing(text, opening)
             value = _unquoted(text[opening:closing].strip())
             return Reply("final" if final[1] == "FINAL" else "final_var", value, text[: closing + 1])
-    return Reply("nothing" if block is None else "open_block", "", text)
+    return Reply("nothing", "", text)
 
 
 def drop_thinking(text: str) -> str:
     """Return the text after a reasoning model's thoughts; the start tag may have been part of the prompt."""
     return text.rpartition("</think>")[2].partition("<think>")[0].strip()
-
-
-def system_prompt(
-    max_output_chars: int, max_turns: int, max_sub_calls: int, children: bool, window: int | None
-) -> str:
-    """Return the rules. `children`: whether rlm_query is there. `window`: tokens that a prompt may have, if known."""
-    return SYSTEM.format(
-        max_output_chars=max_output_chars,
-        prompt_size=f" (at most about {3 * window} characters)" if window else "",
-        rlm_query=RLM_QUERY if children else "",
-        max_turns=max_turns,
-        max_sub_calls=max_sub_calls,
-    )
 
 
 def describe_context(context: Any) -> str:
@@ -137,12 +119,11 @@ def describe_context(context: Any) -> str:
         return f"a str of {len(context)} characters, {context.count(chr(10)) + 1} lines"
     if isinstance(context, dict):
         keys = ", ".join(short(key) for key in list(context)[:MAX_KEYS])
-        more = f" and {len(context) - MAX_KEYS} more" if len(context) > MAX_KEYS else ""
-        return f"a dict of {len(context)} items with the keys {keys}{more}"
-    kinds = sorted({type(item).__name__ for item in context})
-    lengths = ", ".join(str(len(item)) for item in context[:MAX_LENGTHS] if isinstance(item, (str, list, dict)))
-    sizes = f"; lengths of the first ones: {lengths}" if lengths else ""
-    return f"a list of {len(context)} items ({', '.join(kinds) or 'empty'}){sizes}"
+        return f"a dict of {len(context)} items with the keys {keys}{', ...' if len(context) > MAX_KEYS else ''}"
+    kinds = ", ".join(sorted({type(item).__name__ for item in context})) or "empty"
+    lengths = [len(item) for item in context[:MAX_LENGTHS] if isinstance(item, (str, list, dict))]
+    sizes = f"; lengths of the first ones: {', '.join(map(str, lengths))}" if lengths else ""
+    return f"a list of {len(context)} items ({kinds}){sizes}"
 
 
 # ---- values that the model's code made ----
@@ -156,7 +137,7 @@ def validate_context(context: Any) -> None:
     """Raise UnfitValueError unless a context is a str, list or dict of plain values, as every executor needs."""
     if not isinstance(context, (str, list, dict)):
         raise UnfitValueError(f"context is a {type(context).__name__}; expected str, list or dict (a file: its text)")
-    if _count(context, MAX_CONTEXT_VALUES, MAX_CONTEXT_NESTING, ("context",)) > MAX_CONTEXT_VALUES:
+    if _count(context, MAX_CONTEXT_VALUES, MAX_CONTEXT_NESTING, plain=True) > MAX_CONTEXT_VALUES:
         raise UnfitValueError(f"context holds more than {MAX_CONTEXT_VALUES} values")
 
 
@@ -187,37 +168,31 @@ def text_of(value: Any, max_chars: int, quoted: bool = False) -> str:
     return whole_text(text)
 
 
-def _count(value: Any, most: int, deepest: int, place: tuple = ()) -> int:
-    """Count at least up to `most` the characters of a value, or (with a place) the values of a context.
+def _count(value: Any, most: int, deepest: int, plain: bool = False) -> int:
+    """Count the characters of a value, or the values of a context, which must be `plain`; stop above `most`.
 
-    Shared parts count every time.
+    Shared parts count every time. The methods of a class that the model wrote are not called.
     """
     if isinstance(value, str):
-        return 1 if place else len(value)
+        return 1 if plain else len(value)
     if isinstance(value, dict):
-        parts = dict.items(value)
+        parts = [part for pair in dict.items(value) for part in pair]
+        if plain and not all(isinstance(key, (str, int, float)) for key in parts[::2]):
+            raise UnfitValueError("context has keys that are neither str nor numbers")
     elif isinstance(value, (list, tuple)):
-        parts = enumerate(list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value))
-    elif not place or value is None or isinstance(value, (int, float)):
+        parts = list.__iter__(value) if isinstance(value, list) else tuple.__iter__(value)
+    elif not plain or value is None or isinstance(value, (int, float)):
         return 1
     else:
-        raise UnfitValueError(f"{_named(place)} is a {type(value).__name__}; expected plain values, lists and dicts")
+        raise UnfitValueError(f"context holds a {type(value).__name__}; expected plain values, lists and dicts")
     if deepest == 0:
         raise UnfitValueError("it is nested too deep, or holds itself")
     total = 1
-    for key, part in parts:
-        if place and not isinstance(key, (str, int, float)):
-            raise UnfitValueError(f"{_named(place)} has the key {short(key)}; expected str or a number")
-        total += _count(part, most - total, deepest - 1, (*place, key) if place else ())
-        if isinstance(value, dict):
-            total += 1 if place else _count(key, most - total, deepest - 1)
+    for part in parts:
+        total += _count(part, most - total, deepest - 1, plain)
         if total > most:
             break
     return total
-
-
-def _named(place: tuple) -> str:
-    return place[0] + "".join(f"[{short(part)}]" for part in place[1:])
 
 
 def short(value: Any) -> str:

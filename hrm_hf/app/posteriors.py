@@ -12,11 +12,10 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
-from ..cosmology.plots import SYMBOLS, draw_region
+from ..cosmology.plots import corner_figure
 from ..models.feature_extraction_cosmo import FILE_KINDS
 from ..models.pipeline_cosmo import INTERVALS, CosmologyRegressionPipeline
 from ..registry import architecture_of
-from ..trainer.plots import ACCENT, EXTRA
 from .limits import MAX_SEED, UPLOAD_PIXELS, checked, own_uploads
 from .messages import MODEL_EVENT, PAGE_EVENT
 from .style import figure_image, figure_output
@@ -131,38 +130,9 @@ def true_values(omega_m: float, sigma_8: float) -> dict[str, float]:
 
 
 def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> Image.Image:
-    """Corner plot of the samples: densities with the 68 % interval, 68 and 95 % regions, true values as dashes."""
-    from matplotlib.figure import Figure
-
-    samples, count = result["samples"], len(names)
-    figure = Figure(figsize=(2.2 * count + 0.4, 2.0 * count + 0.2), layout="constrained")
-    panels = figure.subplots(count, count, squeeze=False)
-    for row, column in np.ndindex(count, count):
-        axes = panels[row, column]
-        if column > row:
-            axes.set_visible(False)
-            continue
-        first, second = names[column], names[row]
-        if row == column:
-            axes.hist(samples[:, row], bins=40, density=True, color=ACCENT, alpha=0.35)
-            axes.axvspan(*result[second]["interval_68"], color=ACCENT, alpha=0.12)
-            axes.axvline(result[second]["mean"], color=ACCENT)
-            axes.set_yticks([])
-        else:
-            draw_region(axes, samples[:, [column, row]], ACCENT)
-            if second in truth:
-                axes.axhline(truth[second], color=EXTRA[0], linestyle="--", linewidth=1)
-        if first in truth:
-            axes.axvline(truth[first], color=EXTRA[0], linestyle="--", linewidth=1)
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
-        if row == count - 1:
-            axes.set_xlabel(SYMBOLS.get(first, first))
-        if column == 0 and row:
-            axes.set_ylabel(SYMBOLS.get(second, second))
-    words = "line and band: mean and 68 %\ncontours: 68 and 95 %" + ("\ndashed: true values" if truth else "")
-    figure.suptitle("Posterior", fontsize="medium")
-    figure.text(0.98, 0.93, words, ha="right", va="top", fontsize="small")
+    """Corner plot of the samples: histograms, 68 and 95 % regions, true values as dashes and crosses."""
+    figure = corner_figure(names, [(result["samples"], truth)])
+    figure.suptitle("Posterior: regions of 68 and 95 %" + (", true values" if truth else ""), fontsize="medium")
     return figure_image(figure)
 
 

@@ -154,10 +154,7 @@ def _read_results(path: Path) -> dict[str, Any]:
     file = path / RESULTS_FILE if path.is_dir() else path
     if not file.exists():
         raise UsageError(f"{file} does not exist; write it with hrm-hf eval cosmo-baseline --out")
-    try:
-        result = json.loads(file.read_text())
-    except ValueError as error:
-        raise UsageError(f"{file} is no JSON: {error}") from error
+    result = json.loads(file.read_text())
     if not isinstance(result, dict) or not {"parameters", "contour_area_68"} <= set(result.get("metrics", ())):
         raise UsageError(f"{file} holds no results of hrm-hf eval cosmo or cosmo-baseline")
     return result

@@ -33,19 +33,6 @@ class MassMaps:
     std: np.ndarray | None = None
 
     def __post_init__(self):
-        for name in ("truth", "estimate", "std"):
-            values = getattr(self, name)
-            if values is None:
-                continue
-            if values.ndim != 4 or values.shape != self.truth.shape:
-                raise ValueError(f"{name} has shape {values.shape}; expected {self.truth.shape} (maps, planes, y, x)")
-            if not np.isfinite(values).all():
-                raise ValueError(f"{name} holds {(~np.isfinite(values)).sum()} values that are not finite")
-        expected = (len(self.truth), *self.truth.shape[2:])
-        if self.masks is not None and self.masks.shape != expected:
-            raise ValueError(f"masks have shape {self.masks.shape}; expected {expected}")
-        if self.std is not None and (self.std <= 0).any():
-            raise ValueError("std is not positive everywhere")
         for name in ("truth", "estimate"):
             values = getattr(self, name).astype(np.float64)
             object.__setattr__(self, name, values - values.mean((2, 3), keepdims=True))

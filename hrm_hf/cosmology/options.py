@@ -137,7 +137,9 @@ class BuildFromFiles(SurveyOptions):
     size: int | None = option("HEALPix: pixels a side, default 64.", None, min=8)
     count: int | None = option("HEALPix: at most so many patches.", None, min=1)
     centre: list[str] | None = option("HEALPix: LONGITUDE,LATITUDE of a patch in degrees. Several times.", None)
-    min_observed: float | None = option("HEALPix: least share of observed pixels of a patch, default 0.5.", None)
+    min_observed: float | None = option(
+        "HEALPix: least share of observed pixels of a patch, default 0.5.", None, min=0, max=1
+    )
     field: int | None = option("HEALPix: number of the map in a file, default 0.", None, min=0)
     hdu: int | None = option("FITS: number of the image; default the first one.", None, min=0)
     slab_mpc: float | None = option("Quijote: thickness of a slab in Mpc/h, default 125.", None)

@@ -1,5 +1,6 @@
 """Pictures of posteriors over cosmological parameters, and of mass maps."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,31 +25,36 @@ def plot_posteriors(predictions: CosmologyPredictions, metrics: dict[str, Any], 
 
 def plot_corner(predictions: CosmologyPredictions, path: str | Path, count: int = 3, title: str = "") -> Path:
     """Posteriors of a few maps, from low to high in the first parameter: 68 and 95 % regions, truths as crosses."""
-    names = predictions.names
     order = np.argsort(predictions.truth[:, 0])
     chosen = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
-    figure, axes = _panels(len(names), len(names), 2.3)
-    for row in range(len(names)):
-        for column in range(len(names)):
-            panel = axes[row, column]
-            if column > row:
-                panel.set_visible(False)
-                continue
-            for color, index in zip(COLORS, chosen):
-                draws, truth = predictions.samples[index], predictions.truth[index]
-                if column == row:
-                    panel.hist(draws[:, row], bins=30, density=True, histtype="step", color=color)
-                    panel.axvline(truth[row], color=color, linestyle="--", linewidth=1)
-                else:
-                    draw_region(panel, draws[:, [column, row]], color)
-                    panel.plot(truth[column], truth[row], marker="+", markersize=11, markeredgewidth=2, color=color)
-            if row == len(names) - 1:
-                panel.set_xlabel(_symbol(names[column]))
-            if column == 0 and row:
-                panel.set_ylabel(_symbol(names[row]))
-            if column == row:
-                panel.set_yticks([])
+    truths = [dict(zip(predictions.names, predictions.truth[row])) for row in chosen]
+    figure = corner_figure(predictions.names, list(zip(predictions.samples[chosen], truths)))
     return save_figure(figure, path, title)
+
+
+def corner_figure(names: Sequence[str], posteriors: list[tuple[np.ndarray, Mapping[str, float]]]) -> Any:
+    """Histograms and regions of the draws [S, R] of each posterior, with the true values that are known."""
+    figure, axes = _panels(len(names), len(names), 2.3)
+    for row, column in np.ndindex(len(names), len(names)):
+        panel, first, second = axes[row, column], names[column], names[row]
+        if column > row:
+            panel.set_visible(False)
+            continue
+        for color, (draws, truth) in zip(COLORS, posteriors):
+            if column == row:
+                panel.hist(draws[:, row], bins=30, density=True, histtype="step", color=color)
+                panel.axvline(truth.get(first, np.nan), color=color, linestyle="--", linewidth=1)
+            else:
+                draw_region(panel, draws[:, [column, row]], color)
+                place = truth.get(first, np.nan), truth.get(second, np.nan)
+                panel.plot(*place, marker="+", markersize=11, markeredgewidth=2, color=color)
+        if row == len(names) - 1:
+            panel.set_xlabel(_symbol(first))
+        if column == 0 and row:
+            panel.set_ylabel(_symbol(second))
+        if column == row:
+            panel.set_yticks([])
+    return figure
 
 
 def draw_region(panel, draws: np.ndarray, color: str) -> None:

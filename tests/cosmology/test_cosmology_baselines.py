@@ -128,18 +128,6 @@ def test_baselines_of_masked_channels_run_and_are_repeatable():
     np.testing.assert_array_equal(first.samples, second.samples)
 
 
-def test_sets_that_do_not_fit_are_refused():
-    train, test = fields(4), fields(4, channels=2)
-    with pytest.raises(ValueError, match="expected the same"):
-        run_baseline("spectrum-ridge", train, test)
-    with pytest.raises(ValueError, match="unknown baseline 'cnn'; choose one of spectrum-ridge"):
-        run_baseline("cnn", train, train)
-    with pytest.raises(ValueError, match=r"masks have shape .* expected \(4, 16, 16\)"):
-        with_masks(train, np.ones((4, 8, 8), bool))
-    with pytest.raises(ValueError, match="3 values of omega_m for 4 maps"):
-        MapSet(train.maps, {"omega_m": np.ones(3)})
-
-
 def test_without_scikit_learn_the_error_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "sklearn", None)
     with pytest.raises(ImportError, match=r'pip install "hrm_hf\[cosmology\]"'):

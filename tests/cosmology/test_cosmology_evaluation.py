@@ -12,7 +12,6 @@ from known_posteriors import CASES, REFERENCES, posteriors
 from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.evaluation import (
     CosmologyPredictions,
-    central_coverage,
     compare,
     contour_areas,
     evaluate_predictions,
@@ -27,6 +26,7 @@ from hrm_hf.cosmology.prediction import predict_maps
 
 
 REFEREES = Path(__file__).parents[1] / "fixtures" / "cosmology"
+NOISE_95 = 1.358 / 2000**0.5  # which the deviation of 2,000 calibrated maps exceeds once in twenty (Kolmogorov)
 PRIOR = {"omega_m": (0.1, 0.5), "sigma_8": (0.6, 1.0)}
 COVARIANCE = np.array([[0.03**2, -0.7 * 0.03 * 0.05], [-0.7 * 0.03 * 0.05, 0.05**2]])
 
@@ -51,7 +51,7 @@ def test_calibrated_posteriors_pass_every_test_of_calibration():
         assert abs(found["coverage_95"] - 0.9545) < 0.015
         assert found["sbc"]["p_value"] > 0.01
         assert sum(found["sbc"]["histogram"]) == 2000
-    assert result["tarp"]["deviation"] < result["tarp"]["noise_95"]
+    assert result["tarp"]["deviation"] < NOISE_95
     assert abs(result["chi2_per_parameter"] - 1) < 0.1
 
 
@@ -65,15 +65,14 @@ def test_wrong_widths_show_as_analysis_says(width, z2):
     assert simulation_based_ranks(predictions, "omega_m")["p_value"] < 1e-6
     assert joint_chi2(predictions) == pytest.approx(z2, rel=0.1)
     tarp = expected_coverage(predictions)
-    assert tarp["deviation"] > 2 * tarp["noise_95"]
+    assert tarp["deviation"] > 2 * NOISE_95
     assert tarp["deviation_interval"][0] < tarp["deviation"] < tarp["deviation_interval"][1] + 0.01
 
 
-def test_a_bias_is_found_and_given_in_units_of_the_prior():
+def test_a_bias_is_found():
     predictions = gaussian(bias=1.0)
     found = parameter_metrics(predictions, "sigma_8", PRIOR)
     assert found["bias"] == pytest.approx(0.05, abs=0.005)
-    assert found["bias_over_prior_std"] == pytest.approx(found["bias"] / (0.4 / math.sqrt(12)))
     assert found["mean_z2"] == pytest.approx(2.0, rel=0.1)  # 1 + bias^2
     assert expected_coverage(predictions)["deviation"] > 0.1
 
@@ -109,14 +108,7 @@ def test_expected_coverage_agrees_with_the_package_of_its_authors(case):
     np.testing.assert_allclose(ours["credibility"], table["levels"])
     # Both are means over 20 draws of points, of 2,000 maps, which have a noise of 0.011 each; theirs is binned too.
     np.testing.assert_allclose(ours["expected_coverage"], table["curves"][case], rtol=0, atol=0.02)
-    assert (ours["deviation"] > ours["noise_95"]) == (case != "right")
-
-
-def test_central_coverage_is_what_the_intervals_hold():
-    predictions = gaussian(0.7)
-    curve = central_coverage(predictions, "omega_m", np.array([0.0, 0.6827, 1.0]))
-    assert curve[1] == pytest.approx(parameter_metrics(predictions, "omega_m", PRIOR)["coverage_68"], abs=0.01)
-    assert curve[0] < 0.02 and curve[2] == 1
+    assert (ours["deviation"] > NOISE_95) == (case != "right")
 
 
 def test_areas_of_gaussians_are_those_of_their_ellipses():
@@ -183,10 +175,6 @@ def test_a_derived_s8_is_judged_alone_but_not_as_one_more_free_parameter():
     [
         ({"std": np.zeros((4, 1))}, "std is not positive for map 0"),
         ({"mean": np.full((4, 1), np.nan)}, "mean holds 4 values that are not finite"),
-        ({"mean": np.ones((4, 2))}, "mean has shape"),
-        ({"samples": np.ones((4, 5))}, "samples have shape"),
-        ({"samples": np.ones((4, 1, 1))}, "at least 2 of both"),
-        ({"steps": np.ones(3)}, "steps have shape"),
     ],
 )
 def test_bad_predictions_are_refused_with_what_is_wrong(change, message):

@@ -268,22 +268,6 @@ def test_a_prior_that_does_not_fit_the_labels_is_refused(two_cubes, tmp_path, op
     assert not (tmp_path / "out").exists()
 
 
-def test_labelled_maps_without_a_train_split_say_how_to_get_one(two_cubes, tmp_path):
-    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
-    with pytest.raises(ValueError, match=r"no split 'train'; it has \['test'\]; read the files again.*--test-share"):
-        read_arrays(tmp_path / "out", "train")
-
-
-def test_labels_that_were_changed_are_told(two_cubes, tmp_path):
-    assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
-    file = tmp_path / "out" / INFO_FILE
-    info = json.loads(file.read_text())
-    info["prior_bounds"]["sigma_8"] = [0.6, 0.85]
-    file.write_text(json.dumps(info))
-    with pytest.raises(ValueError, match=r"row 12: sigma_8=0.9 is outside the prior 0.6 to 0.85"):
-        read_arrays(tmp_path / "out", "test")
-
-
 def test_a_folder_of_maps_from_files_is_not_drawn_into(two_cubes, tmp_path):
     assert run(*two_cubes, "--omega-m", "0.1,0.5").exit_code == 0
     command = ["data", "cosmology", "--samples", "8", "--size", "16", "--out", str(tmp_path / "out")]
@@ -317,7 +301,7 @@ def three_cubes(save_cube, table, tmp_path, monkeypatch):
         readings = [logged(number, cube_reading(path, 250)) for number, path in enumerate(paths)]
         return write_files_dataset(readings, tmp_path / out, kind="quijote", options={}, labels=labels, **options)
 
-    write.paths, write.read = paths, read
+    write.read = read
     return write
 
 
@@ -345,6 +329,3 @@ def test_another_call_does_not_go_on(three_cubes, tmp_path):
         three_cubes("out", broken=1)
     with pytest.raises(FileExistsError, match="splits train is None"):
         three_cubes("out", test_share=0.4)
-    np.save(three_cubes.paths[2], contrast(seed=9))  # another file under the same name
-    with pytest.raises(FileExistsError, match="files is"):
-        three_cubes("out")

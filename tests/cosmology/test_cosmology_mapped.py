@@ -54,18 +54,6 @@ def test_training_reads_them(folder):
         np.testing.assert_array_equal(found[name], expected[name])
 
 
-def test_pixels_that_are_no_numbers_are_named_when_they_are_read(folder):
-    column = map_arrays(folder, "train", ["map"])["map"]
-    values = column._values[0].to_numpy().copy()
-    values[5 * 4 * 256 + 7] = np.nan
-    import pyarrow as pa
-
-    column._values[0] = pa.array(values, from_pandas=False)
-    assert np.isfinite(column[np.array([4, 6])]).all()
-    with pytest.raises(ValueError, match=r"split train, row 5: 1 of 1024 pixels are NaN"):
-        column[np.array([4, 5])]
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="private memory is read from /proc")
 def test_all_rows_are_read_without_keeping_them(tmp_path):
     """Private memory after all 64 MB of maps were read, batch by batch, grew by less than a quarter of them."""

@@ -5,11 +5,11 @@ whether or not the build was interrupted. A shard that is there is complete; a r
 """
 
 import time
-from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
-from itertools import islice
+from functools import partial
+from itertools import islice, starmap
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +32,25 @@ def build_maps(options: BuildCosmology) -> dict[str, Any]:
     """Build the data set that a command asks for, or finish one that was interrupted; returns what it holds."""
     started = time.perf_counter()
     fields = (DES_Y3 if options.kind == "des" else {}) | options.settings()
-    plan = as_usage_errors(
-        CosmologyPlan,
-        settings=as_usage_errors(MapSettings, **fields),
-        counts={"train": options.samples, "test": _test_samples(options)},
-        seed=options.seed,
-        prior=PRIOR | options.prior(),
-        maps_per_cosmology=options.maps_per_cosmology,
-        shard_size=options.shard_size,
-    )
     try:
-        info = draw_dataset(plan, options.out, options.workers, progress=True)
+        info = build_cosmology_dataset(
+            as_usage_errors(MapSettings, **fields),
+            options.out,
+            options.samples,
+            options.samples // 8 if options.test_samples is None else options.test_samples,
+            prior=options.prior(),
+            workers=options.workers,
+            progress=True,
+            seed=options.seed,
+            maps_per_cosmology=options.maps_per_cosmology,
+            shard_size=options.shard_size,
+        )
     except FileExistsError as error:
         raise UsageError(str(error)) from error
     report: dict[str, Any] = {"out": str(options.out), "kind": options.kind}
     report |= {f"{split}_rows": count for split, count in info.counts.items()}
     report |= {"pixel_mean": list(info.pixel_mean), "pixel_std": list(info.pixel_std)}
     return report | {"seconds": round(time.perf_counter() - started, 1)}
-
-
-def _test_samples(options: BuildCosmology) -> int:
-    return options.samples // 8 if options.test_samples is None else options.test_samples
 
 
 def build_cosmology_dataset(
@@ -64,57 +62,47 @@ def build_cosmology_dataset(
     prior: Mapping[str, tuple[float, float]] | None = None,
     workers: int = 1,
     progress: bool = False,
-    **choices: Any,
+    **choices: int,
 ) -> CosmologyInfo:
-    """Draw maps with these settings as a data set; see `draw_dataset`.
+    """Draw maps and write them as a data set; finish one that the same call left unfinished.
 
     Args:
         out: folder to write. samples, test_samples: maps of the train and the test split.
-        choices: other fields of `CosmologyPlan`.
-    """
-    counts = {"train": samples, "test": test_samples}
-    plan = CosmologyPlan(settings=settings, counts=counts, prior=dict(prior or PRIOR), **choices)
-    return draw_dataset(plan, Path(out), workers, progress)
-
-
-def draw_dataset(plan: CosmologyPlan, out: Path, workers: int = 1, progress: bool = False) -> CosmologyInfo:
-    """Draw the maps of a plan and write them as a data set; finish one that the same call left unfinished.
-
-    Args:
+        prior: bounds of parameters whose bounds are not those of `PRIOR`.
         workers: processes that draw maps, each with one thread; 1 is this process, which saves the seconds that
             others need to start.
         progress: show a bar with maps per second on stderr.
+        choices: other fields of `CosmologyPlan`.
 
     Raises:
-        FileExistsError: `out` holds other maps; says which.
+        UsageError: a plan that cannot be drawn. FileExistsError: `out` holds other maps; says which.
         OSError: the disk is full, for example. BrokenProcessPool: a worker was killed. ValueError: a map with pixels
             that are no numbers. After each of these, finished shards are kept.
     """
     from tqdm.auto import tqdm
 
+    out, counts = Path(out), {"train": samples, "test": test_samples}
+    plan = as_usage_errors(
+        CosmologyPlan, settings=settings, counts=counts, prior=PRIOR | dict(prior or {}), **choices
+    )  # fmt: skip
     claim_folder(out, plan.as_json())
     info = CosmologyInfo(**vars(plan), pixel_mean=(), pixel_std=())
     names = {split: shard_names(split, -(-plan.counts[split] // plan.shard_size)) for split in SPLITS}
-    shards = {
-        name: (split, *_rows_of(plan, split, number)) for split in SPLITS for number, name in enumerate(names[split])
-    }
-    missing = {name: shard for name, shard in shards.items() if not (out / name).exists()}
-    total, left = (sum(stop - start for _, start, stop in some.values()) for some in (shards, missing))
-    portions = [_portions(*shard) for shard in missing.values()]
+    portions = {
+        name: _portions(split, number * plan.shard_size, min((number + 1) * plan.shard_size, plan.counts[split]))
+        for split in SPLITS for number, name in enumerate(names[split])
+    }  # fmt: skip
+    missing = {name: of_shard for name, of_shard in portions.items() if not (out / name).exists()}
+    total, left = (sum(of_shard[-1][2] - of_shard[0][1] for of_shard in some.values()) for some in (portions, missing))
     with (
         tqdm(total=total, initial=total - left, desc="Drawing", unit=" maps", disable=not progress) as bar,
-        _drawn(plan, [portion for of_shard in portions for portion in of_shard], workers) as blocks,
+        _drawn(plan, [portion for of_shard in missing.values() for portion in of_shard], workers) as blocks,
     ):
-        for name, of_shard in zip(missing, portions):
+        for name, of_shard in missing.items():
             write_shard(out / name, info.features(), _counted(islice(blocks, len(of_shard)), bar))
     info = replace(info, **pixel_statistics(out / name for name in names["train"]))
     finish_folder(out, info)
     return info
-
-
-def _rows_of(plan: CosmologyPlan, split: str, number: int) -> tuple[int, int]:
-    start = number * plan.shard_size
-    return start, min(start + plan.shard_size, plan.counts[split])
 
 
 def _portions(split: str, start: int, stop: int) -> list[tuple[str, int, int]]:
@@ -152,24 +140,14 @@ def draw_rows(plan: CosmologyPlan, split: str, start: int, stop: int) -> Rows:
 
 @contextmanager
 def _drawn(plan: CosmologyPlan, portions: list[tuple[str, int, int]], workers: int) -> Iterator[Iterator[Rows]]:
-    """An iterator of the rows of portions, in order; workers are at most a few portions ahead of it."""
-    workers = min(workers, len(portions))
+    """An iterator of the rows of portions, in order."""
+    workers, draw = min(workers, len(portions)), partial(draw_rows, plan)
     if workers <= 1:
-        yield (draw_rows(plan, *portion) for portion in portions)
+        yield starmap(draw, portions)
         return
     pool = worker_pool(workers, __name__)
-
-    def in_order() -> Iterator[Rows]:
-        waiting: deque = deque()
-        for portion in portions:
-            waiting.append(pool.submit(draw_rows, plan, *portion))
-            if len(waiting) > 3 * workers:
-                yield waiting.popleft().result()
-        while waiting:
-            yield waiting.popleft().result()
-
     try:
-        yield in_order()
+        yield pool.map(draw, *zip(*portions))
     finally:
         pool.shutdown(cancel_futures=True)
 

@@ -51,19 +51,10 @@ LABEL_RANGE = {"omega_m": (0.0, 1.0), "sigma_8": (0.0, 2.0)}  # open below
 
 @dataclass(frozen=True)
 class Reading:
-    """One or several files: `read` returns their columns of rows, all of one universe; `path` is the first file.
-
-    `others` are further files that it reads, a mask among them.
-    """
+    """One or several files: `read` returns their columns of rows, all of one universe; `path` is the first file."""
 
     path: Path
     read: Callable[[], Rows]
-    others: tuple[Path, ...] = ()
-
-    def identity(self) -> list[list]:
-        """Path, size and time of change of each file: another file is not the one that was read before."""
-        stats = [(path, path.stat()) for path in (self.path, *self.others)]
-        return [[str(path), stat.st_size, stat.st_mtime_ns] for path, stat in stats]
 
 
 def build_from_files(options: BuildFromFiles) -> dict[str, Any]:
@@ -226,9 +217,7 @@ def sky_reading(paths: Sequence[Path], **options: Any) -> Reading:
         rows |= {"longitude": longitude, "latitude": latitude, "skipped": np.full(len(names), patches.skipped)}
         return rows | {"margin": np.full(len(names), options.get("margin", 0))}
 
-    mask = options.get("mask")
-    others = [*paths[1:], *([] if mask is None else [mask])]
-    return Reading(Path(paths[0]), read, tuple(map(Path, others)))
+    return Reading(Path(paths[0]), read)
 
 
 def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, margin: float = 0.0) -> Reading:
@@ -245,7 +234,7 @@ def image_reading(path: Path, hdu: int | None = None, mask: Path | None = None, 
         rows["margin"] = np.array([round(image.shape[-1] * margin / (1 + 2 * margin))])
         return rows if observed is None else rows | {"mask": observed[None]}
 
-    return Reading(Path(path), read, () if mask is None else (Path(mask),))
+    return Reading(Path(path), read)
 
 
 def cube_reading(path: Path, slab_mpc: float, axes: Sequence[int] = (0, 1, 2)) -> Reading:
@@ -315,7 +304,7 @@ def write_files_dataset(
         pixel_mean=(), pixel_std=(),
     )  # fmt: skip
     claim_folder(out, {
-        "files": [reading.identity() for reading in readings], "parameters": parameters, "splits": splits,
+        "files": [str(reading.path) for reading in readings], "parameters": parameters, "splits": splits,
         "info": asdict(info), "reads_in_shard": READS_IN_SHARD,
     })  # fmt: skip
     ready = {start: first}  # it says what the columns are, and is not read again

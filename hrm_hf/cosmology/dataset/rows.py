@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...io.usage import UsageError
-from .info import INFO_FILE, PARAMETERS, SPLITS, CosmologyInfo, FilesInfo, info_from_json
+from .info import INFO_FILE, SPLITS, CosmologyInfo, FilesInfo, info_from_json
 
 
 if TYPE_CHECKING:
@@ -75,18 +75,6 @@ class MapSet:
     masks: np.ndarray | None = None
     kappa: np.ndarray | None = None
 
-    def __post_init__(self):
-        if self.maps.ndim != 4 or self.maps.shape[2] != self.maps.shape[3]:
-            raise ValueError(
-                f"maps have shape {self.maps.shape}; expected square ones, (maps, channels, pixels, pixels)"
-            )
-        expected = (len(self.maps), *self.maps.shape[2:])
-        if self.masks is not None and self.masks.shape != expected:
-            raise ValueError(f"masks have shape {self.masks.shape}; expected {expected}")
-        for name, values in self.labels.items():
-            if len(values) != len(self.maps):
-                raise ValueError(f"{len(values)} values of {name} for {len(self.maps)} maps; expected one for each")
-
     @classmethod
     def read(cls, data: str, split: str, limit: int | None = None, kappa: bool = False) -> "MapSet":
         """Read the first `limit` rows of a split, or all; with `kappa`, of a data set of shear alone."""
@@ -114,24 +102,20 @@ class MappedColumn:
 
     Args:
         chunks: of the column, as `datasets` stores Array2D and Array3D. feature: of the column.
-        place: the data set and split, for errors.
     """
 
-    def __init__(self, chunks: "pa.ChunkedArray", feature: Any, place: str):
-        self.place, self.dtype = place, np.dtype(feature.dtype)
+    def __init__(self, chunks: "pa.ChunkedArray", feature: Any):
+        self.dtype = np.dtype(feature.dtype)
         self.shape = (len(chunks), *feature.shape)
         self._length = int(np.prod(feature.shape))
         self._starts = np.cumsum([0, *(len(chunk) for chunk in chunks.chunks)])[:-1]
         self._values = [_numbers_of(chunk) for chunk in chunks.chunks]
-        found = sum(len(values) - values.null_count for values in self._values)
-        if found != np.prod(self.shape):
-            raise ValueError(f"{place} holds {found} values, expected {self.shape}")
 
     def __len__(self) -> int:
         return self.shape[0]
 
     def __getitem__(self, rows: np.ndarray | slice) -> np.ndarray:
-        """A copy of these rows: [rows, ...]. Raises ValueError for one with pixels that are no numbers."""
+        """A copy of these rows: [rows, ...]."""
         rows = np.arange(len(self))[rows]
         found = np.empty((len(rows), *self.shape[1:]), self.dtype)
         parts = np.searchsorted(self._starts, rows, side="right") - 1
@@ -139,11 +123,6 @@ class MappedColumn:
             values = self._values[part].slice((row - self._starts[part]) * self._length, self._length)
             # Masks are stored as bits, so that there is no array of theirs to look at.
             found[place] = values.to_numpy(zero_copy_only=False).reshape(self.shape[1:])
-            if self.dtype.kind == "f" and (bad := found[place].size - np.isfinite(found[place]).sum()):
-                raise ValueError(
-                    f"{self.place}, row {row}: {bad} of {found[place].size} pixels are NaN or infinite; pixels "
-                    "without data belong in a mask"
-                )
         return found
 
 
@@ -161,25 +140,33 @@ def map_arrays(path: str | Path, split: str, columns: list[str] | None = None) -
 
     Raises:
         FileNotFoundError: no such data set.
-        ValueError: no such split or column, a missing shard, labels outside the prior.
+        ValueError: no such split or column, a missing shard, maps that `cosmology.json` does not describe.
     """
     from datasets import load_dataset
 
-    info, files = _open_split(path, split)
-    features, place = info.features(), f"{path}, split {split}"
-    unknown = [name for name in columns or () if name not in features]
+    info = load_cosmology_info(path)
+    features, available = info.features(), [name for name in SPLITS if info.counts[name]]
+    if split not in available:
+        hint = "" if info.labelled else ": without labels (--labels TABLE) they are for a trained model, no more"
+        raise ValueError(f"{path} has no split {split!r}; it has {available}{hint}")
+    names = columns or list(features)
+    unknown = [name for name in names if name not in features]
     if unknown:
         raise ValueError(f"{path} has no column {unknown[0]!r}; it has {list(features)}")
-    names = columns or list(features)
+    files = sorted(map(str, (_local_folder(path, [INFO_FILE, f"{split}/*"]) / split).glob("*.parquet")))
     dataset = load_dataset(
         "parquet", data_files={split: files}, split=split, columns=names, keep_in_memory=False
     )  # fmt: skip
+    found = {name: dataset.features.get(name) for name in names}
+    if len(dataset) != info.counts[split] or found != {name: features[name] for name in names}:
+        raise ValueError(
+            f"{path}, split {split}: {len(files)} files hold {len(dataset)} rows of {found}; {INFO_FILE} says "
+            f"{info.counts[split]} of {dict(features)}; build the data set again"
+        )
     rows = {}
     for name in names:
         column = dataset.data.table.column(name)
-        is_map = hasattr(features[name], "shape")
-        rows[name] = MappedColumn(column, features[name], place) if is_map else column.to_numpy()
-    _validate_labels(rows, info, place)
+        rows[name] = MappedColumn(column, features[name]) if hasattr(features[name], "shape") else column.to_numpy()
     return rows
 
 
@@ -187,7 +174,7 @@ def read_arrays(path: str | Path, split: str, columns: list[str] | None = None, 
     """Read the first `limit` rows of a split into memory, or all: arrays as those of `map_arrays`.
 
     Raises:
-        FileNotFoundError, ValueError: as `map_arrays`, and for pixels that are no numbers.
+        FileNotFoundError, ValueError: as `map_arrays`.
     """
     return {name: values[:limit] for name, values in map_arrays(path, split, columns).items()}
 
@@ -200,38 +187,6 @@ def _numbers_of(array: "pa.Array") -> "pa.Array":
     while pa.types.is_list(array.type):
         array = array.flatten()
     return array
-
-
-def _open_split(path: str | Path, split: str) -> tuple[CosmologyInfo | FilesInfo, list[str]]:
-    """The info and the files of a split, whose columns and numbers of rows are checked."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-    from datasets import Features
-
-    info = load_cosmology_info(path)
-    available = [name for name in SPLITS if info.counts[name]]
-    if split not in available:
-        reason = info.why_without(split) if split in SPLITS else ""
-        raise ValueError(f"{path} has no split {split!r}; it has {available}{reason}")
-    files = sorted((_local_folder(path, [INFO_FILE, f"{split}/*"]) / split).glob("*.parquet"))
-    rows = 0
-    for file in files:
-        try:
-            metadata, found = pq.read_metadata(file), Features.from_arrow_schema(pq.read_schema(file))
-        except pa.ArrowInvalid as error:
-            raise ValueError(
-                f"{file} is not a parquet file ({error}); delete it and build the data set again"
-            ) from error
-        rows += metadata.num_rows
-        for name, feature in info.features().items():
-            if found.get(name) != feature:
-                raise ValueError(f"{file}: column {name!r} is {found.get(name)}, but {INFO_FILE} says {feature}")
-    if rows != info.counts[split]:
-        raise ValueError(
-            f"{path}: {len(files)} files of split {split!r} hold {rows} rows, {INFO_FILE} says {info.counts[split]}; "
-            "build the data set again"
-        )
-    return info, list(map(str, files))
 
 
 def _local_folder(path: str | Path, patterns: list[str]) -> Path:
@@ -247,17 +202,3 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
         return Path(snapshot_download(str(path), repo_type="dataset", allow_patterns=patterns))
     except (OSError, ValueError) as error:
         raise FileNotFoundError(f"{unknown}. Nor is it a data set of the Hub: {error}") from error
-
-
-def _validate_labels(rows: Mapping[str, Any], info: CosmologyInfo | FilesInfo, place: str) -> None:
-    for name in PARAMETERS:
-        if name not in rows:
-            continue
-        low, high = info.prior[name]
-        slack = 1e-6 * max(abs(low), abs(high))  # the ends, rounded to float32
-        bad = ~((rows[name] >= low - slack) & (rows[name] <= high + slack))  # also NaN
-        for row in np.flatnonzero(bad)[:1]:
-            raise ValueError(
-                f"{place}, row {row}: {name}={rows[name][row]:.6g} is outside the prior {low} to {high} that "
-                f"{INFO_FILE} states ({bad.sum()} such rows)"
-            )

@@ -19,7 +19,6 @@ from .info import INFO_FILE, CosmologyInfo, FilesInfo
 
 if TYPE_CHECKING:
     import datasets
-    import pyarrow as pa
 
 HEADER = b"hrm_hf_cosmology"
 GROUP_BYTES = 2**24  # of maps in a row group: what a streaming reader fetches at a time
@@ -120,13 +119,14 @@ def write_shard(file: Path, features: "datasets.Features", blocks: Iterable[Rows
         OSError: the disk is full, for example; nothing is left under `file`.
     """
     import pyarrow.parquet as pq
+    from datasets import Dataset
 
     moments, rows = np.zeros((3, features["map"].shape[0])), 0
     with complete_file(file) as stream:
         options = {"compression": "none", "use_dictionary": False, "write_statistics": False}
         with pq.ParquetWriter(stream, features.arrow_schema, **options) as writer:
             for block in _grouped(blocks):
-                writer.write_table(_to_table(block, features))
+                writer.write_table(Dataset.from_dict(block, features).data.table)
                 rows += len(block["map"])
                 for row in range(len(block["map"])):
                     moments += _moments(block["map"][row], block["mask"][row] if "mask" in block else None)
@@ -158,26 +158,3 @@ def _moments(maps: np.ndarray, mask: np.ndarray | None) -> np.ndarray:
     if mask is not None:
         values = values[:, mask.reshape(-1)]
     return np.stack([np.full(len(maps), values.shape[1]), values.sum(1), (values**2).sum(1)])
-
-
-def _to_table(rows: Rows, features: "datasets.Features") -> "pa.Table":
-    import pyarrow as pa
-
-    columns = []
-    for name, field in zip(features, features.arrow_schema):
-        if rows[name].ndim == 1:
-            columns.append(pa.array(rows[name], field.type))
-        else:
-            columns.append(pa.ExtensionArray.from_storage(field.type, _nested(rows[name])))
-    return pa.Table.from_arrays(columns, schema=features.arrow_schema)
-
-
-def _nested(array: np.ndarray) -> "pa.ListArray":
-    """An array [rows, ...] as lists in lists, of which `datasets` makes Array2D and Array3D."""
-    import pyarrow as pa
-
-    values = pa.array(array.reshape(-1))
-    for length in reversed(array.shape[1:]):
-        offsets = np.arange(0, len(values) + 1, length, dtype=np.int32)
-        values = pa.ListArray.from_arrays(pa.array(offsets), values)
-    return values

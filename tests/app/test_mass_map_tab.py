@@ -69,13 +69,6 @@ def test_drawn_shear_is_that_of_a_data_set(mapper):
     assert not item["mask"].all()
 
 
-def test_a_model_of_two_planes_without_a_mask_gets_such_shear():
-    config = HrmMassMappingConfig.from_preset("test", num_channels=4, mask_channel=False)
-    item, kappa = sample_shear(config, 0.3, 0.8, 5, **SKY)
-    assert set(item) == {"map"} and item["map"].shape == (4, 16, 16) and kappa.shape == (2, 16, 16)
-    assert (item["map"] != 0).all()  # nothing is hidden
-
-
 def test_the_first_shear_is_as_noisy_as_that_of_training():
     settings = MapSettings(size=64, observable="shear", sigma_e=SIGMA_E, galaxies_per_arcmin2=25.0, mask_fraction=0.3)
     rows = [generate_columns(settings, 0.3, 0.8, seed) for seed in range(20)]
@@ -152,11 +145,3 @@ def test_an_uploaded_map_has_a_mask_and_no_truth(page, mapper, tmp_path, drawn_p
     expected = mapper(item, max_steps=2, num_samples=4000)
     assert rows[0][1] == f"{expected['omega_m']['mean']:.3f}" and rows[0][5] == "unknown"
     assert "Error of the map" not in words
-
-
-def test_an_upload_that_is_no_shear_is_refused_in_place_of_the_answer(page, tmp_path, monkeypatch):
-    monkeypatch.setattr("gradio.Warning", lambda message, title: None)
-    np.save(tmp_path / "kappa.npy", np.zeros((16, 16)))
-    *pictures, words, rows = handlers(page, "uploaded")[0](str(tmp_path / "kappa.npy"), 2, "fixed")
-    assert pictures == [None] * 3 and rows is None
-    assert "kappa.npy: maps have the shape [16, 16]; expected [2, 16, 16]" in words

@@ -7,6 +7,7 @@ import json
 
 import clean_process
 import every
+import numpy as np
 import pytest
 import tiny
 import torch
@@ -177,4 +178,17 @@ def test_the_packages_pipeline_is_saved_and_loaded(kind, tmp_path):
         made, asked = kind(every.model(name), feature_extractor=beside, device="cpu"), maps_of(name)[0]
     made.save_pretrained(tmp_path)
     again = pipeline(task, model=str(tmp_path))
-    assert type(again) is kind and str(again(asked)) == str(made(asked))  # some answers hold arrays
+    assert type(again) is kind
+    assert_near(again(asked), made(asked))
+
+
+def assert_near(found, expected) -> None:
+    """Equal but for rounding: loaded weights may be aligned otherwise in memory, and sums then have another order."""
+    if isinstance(expected, dict):
+        assert found.keys() == expected.keys()
+        for name, value in expected.items():
+            assert_near(found[name], value)
+    elif np.asarray(expected).dtype.kind == "f":
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-6)
+    else:
+        assert np.array_equal(found, expected)

@@ -18,7 +18,7 @@ from hrm_hf.cosmology.baselines import (
 )
 from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.evaluation import evaluate_predictions, summary
-from hrm_hf.cosmology.simulation.fields import gaussian_field, map_power_spectrum
+from hrm_hf.cosmology.simulation.fields import _correlated_fields, map_power_spectrum, multipole_grid
 
 
 stats = pytest.importorskip("scipy.stats")
@@ -39,7 +39,8 @@ def fields(count, seed=0, channels=1):
         def power(ell, slope=slope, amplitude=amplitude):
             return amplitude**2 * (ell / 10) ** -slope
 
-        maps[index] = [gaussian_field(power, SIZE, 1.0, rng) for _ in range(channels)]
+        spectrum = power(np.maximum(multipole_grid(SIZE, 1.0), 1))[None, None]
+        maps[index] = [_correlated_fields(spectrum, SIZE, 1.0, rng)[0] for _ in range(channels)]
     labels = {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * np.sqrt(omega_m / 0.3)}
     return MapSet(maps, labels)
 

@@ -6,7 +6,6 @@ Referees: numpy's rot90, fliplr and roll; the mean and spread of a standard norm
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
 
 from hrm_hf.cosmology.dataset.collator import (
     EVALUATION,
@@ -104,16 +103,6 @@ def test_evaluation_maps_keep_their_place_and_their_noise(maps, labels):
     noise = map_noise(torch.from_numpy(maps[[4, 2]]), torch.tensor([4, 2]), made.seed, EVALUATION)
     expected = made.extractor.scale(torch.from_numpy(maps[[4, 2]]) + 0.3 * noise)
     torch.testing.assert_close(batch["pixel_values"], expected)
-
-
-def test_batches_of_workers_are_those_of_none(maps, labels, masks):
-    rows = MapRows(maps, labels, masks, rows=np.array([8, 1, 5, 3]), training=True)
-    batches = [
-        list(DataLoader(rows, batch_size=3, collate_fn=collator(mask=True), num_workers=workers)) for workers in (0, 1)
-    ]
-    for plain, worked in zip(*batches, strict=True):
-        assert plain.keys() == worked.keys() and all(torch.equal(plain[name], worked[name]) for name in plain)
-    assert batches[0][0]["map_index"].tolist() == [8, 1, 5]
 
 
 # ---- training and validation ----

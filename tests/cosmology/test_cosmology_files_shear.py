@@ -12,14 +12,12 @@ import torch
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.cosmology.dataset import from_files
 from hrm_hf.cosmology.dataset.files import read_healpix_patches
 from hrm_hf.cosmology.dataset.from_files import MARGIN, sheared
 from hrm_hf.cosmology.dataset.info import FileSettings
 from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
 from hrm_hf.cosmology.simulation.background import Cosmology
 from hrm_hf.cosmology.simulation.fields import ARCMIN, lognormal_convergence, shape_noise
-from hrm_hf.cosmology.simulation.settings import SurveySettings
 from hrm_hf.models.shear_operator import shear_from_convergence
 
 
@@ -182,41 +180,12 @@ def test_an_image_becomes_the_patch_in_its_middle(images, tmp_path):
     np.testing.assert_allclose(wider["map"], rows["map"][..., 4:-4, 4:-4], atol=1e-8)  # of the same image
 
 
-def test_an_interrupted_set_of_shear_is_finished_as_it_would_have_been(images, tmp_path, monkeypatch):
-    monkeypatch.setattr(from_files, "READS_IN_SHARD", 1)
-    survey = {"observable": "shear", "sigma_e": 0.3, "mask_fraction": 0.2}
-
-    def write(out, broken=False, **others):
-        def fail():
-            raise OSError(28, "no space left on device")
-
-        readings = [from_files.image_reading(path, margin=0.5) for path in images]
-        if broken:
-            readings[2] = from_files.Reading(images[2], fail)
-        settings = SurveySettings(**survey | others)
-        options = {"margin": 0.5, "pixel_arcmin": 6.0}
-        return from_files.write_files_dataset(
-            readings, tmp_path / out, kind="fits", options=options, survey=settings, seed=5
-        )
-
-    with pytest.raises(OSError, match="no space left"):
-        write("out", broken=True)
-    with pytest.raises(FileExistsError, match="info settings is"):
-        write("out", sigma_e=0.4)
-    assert write("out") == write("whole") == load_cosmology_info(tmp_path / "out")
-    for name, column in read_arrays(tmp_path / "whole", "test").items():
-        np.testing.assert_array_equal(read_arrays(tmp_path / "out", "test")[name], column)
-
-
 @pytest.mark.parametrize("arguments, message", [
     (("0.fits", *SHEAR), "--pixel-arcmin: pixel_arcmin is missing"),
     (("0.fits", "--sigma-e", 0.3), "--sigma-e: sigma_e=0.3"),
-    (("0.fits", "--galaxies", 30), "--galaxies: galaxies="),
-    (("0.fits", "--margin", 1), "--margin: margin="),
     (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--margin", 3), "--margin"),
     (("0.fits", *SHEAR, "--pixel-arcmin", 6, "--side-deg", 5), "--side-deg: side_deg="),
     (("0.fits", *SHEAR, "--mask-edge-share", 1.2), "mask_edge_share=1.2 is not a share"),
-    (("0.fits", "--observable", "flexion"), "'flexion' is not one of"),
     (("df_m_16_CIC_z=0.npy", *SHEAR), "Quijote cubes hold density contrast"),
 ])  # fmt: skip
 def test_bad_usage_is_refused(images, tmp_path, monkeypatch, arguments, message):
@@ -224,11 +193,6 @@ def test_bad_usage_is_refused(images, tmp_path, monkeypatch, arguments, message)
     result = call("data", "cosmology-files", *arguments, "--out", "out")
     assert result.exit_code == 2 and message in re.sub(r"[\s│]+", " ", result.output)
     assert not (tmp_path / "out").exists()
-
-
-def test_shear_needs_the_side_of_a_patch():
-    with pytest.raises(ValueError, match="side_deg=None"):
-        FileSettings("fits", 16, 2, True, observable="shear")
 
 
 # ---- what shear from files is for ----

@@ -85,12 +85,6 @@ def test_every_form_of_maps_is_the_same_map(infer, maps, tmp_path):
     assert infer([]) == []
 
 
-def test_fits_files_are_read(infer, maps, tmp_path):
-    fits = pytest.importorskip("astropy.io.fits")
-    fits.PrimaryHDU(maps[1, 0]).writeto(tmp_path / "map.fits")
-    assert infer(str(tmp_path / "map.fits")) == infer(maps[1])
-
-
 def test_a_result_does_not_depend_on_its_neighbours(infer, maps):
     alone = [infer(one) for one in maps]
     for together in (infer(maps, batch_size=1), infer(maps, batch_size=2), infer(maps, batch_size=5)):
@@ -108,12 +102,6 @@ def test_segments_can_be_chosen(infer, maps):
         assert infer(maps[0], halt="adaptive")["steps"] == 1
     finally:
         infer.model.config.halt_threshold = 0.01
-
-
-def test_a_model_in_memory_takes_an_extractor_in_memory(infer, maps):
-    extractor = CosmoMapFeatureExtractor.from_config(infer.model.config)
-    made = pipeline("cosmology-regression", model=infer.model, feature_extractor=extractor, device="cpu")
-    assert made(maps[0]) == infer(maps[0])
 
 
 @pytest.mark.parametrize(

@@ -46,13 +46,6 @@ def test_the_mean_of_the_signal_is_taken_out_and_that_of_the_noise_is_not():
 # noise
 
 
-def test_noise_of_a_pixel_is_that_of_its_galaxies():
-    # 0.26 in both components together, 10 galaxies per arcmin^2 and pixels of 4.69 arcmin: 0.0124.
-    fields = {"size": 64, "side_deg": 5.0, "galaxies_per_arcmin2": 10.0}
-    noise = draw(sigma_e=0.26, **fields)[0] - draw(sigma_e=0.0, **fields)[0]
-    np.testing.assert_allclose(noise.std(), 0.0124, rtol=0.04)
-
-
 def test_planes_share_the_galaxies_and_have_noise_of_their_own():
     fields = {"size": 64, "galaxies_per_arcmin2": 10.0, "source_redshifts": (0.5, 1.0)}
     noise = draw(sigma_e=0.26, **fields)[0] - draw(sigma_e=0.0, **fields)[0]

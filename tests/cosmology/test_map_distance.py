@@ -89,14 +89,6 @@ def test_the_pipeline_says_so(trained, caplog):
     assert "<strong>" not in remarks(model.config, {"map": noisy[0]}, usual)
 
 
-def test_a_model_without_a_limit_says_nothing():
-    model = tiny_cosmo.model().eval()
-    extractor = CosmoMapFeatureExtractor.from_config(model.config)
-    infer = CosmologyRegressionPipeline(model=model, feature_extractor=extractor, device="cpu")
-    assert "map_distance" not in infer(np.zeros((1, 16, 16), np.float32))
-    assert map_distances(model, extractor, MapSet(np.zeros((2, 1, 16, 16), np.float32), {})) is None
-
-
 def test_a_model_without_statistics_has_no_distance():
     model = tiny_cosmo.model(use_power_spectrum=False, use_histogram=False)
     assert model.map_distance(torch.zeros(1, 1, 16, 16)) is None

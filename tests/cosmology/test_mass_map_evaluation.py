@@ -87,13 +87,6 @@ def test_adaptive_segments_are_those_of_the_pipeline(files, tmp_path):
     assert metrics["error"]["value"] == pytest.approx(error(kappa, truth), rel=1e-4)
 
 
-def test_on_screen_are_error_segments_and_parameters(files):
-    found = run(files / "hrm_mass_mapping", "--data", files / "shear", "--num-samples", 100)
-    assert found.exit_code == 0, found.output
-    for label in ("error, all pixels: ", "error after each segment: ", "uncertainty: mean z^2", "omega_m"):
-        assert label in found.stdout
-
-
 def test_a_u_net_is_evaluated_and_the_results_go_into_its_card(files):
     model = files / "cosmo_unet"
     found = run(model, "--data", files / "shear", "--num-samples", 100, "--update-card")
@@ -109,10 +102,6 @@ def test_a_u_net_is_evaluated_and_the_results_go_into_its_card(files):
         (("MODEL", "--train", 10), "--train: goes with --method only"),
         (("MODEL", "--regression", "spectrum-gp"), "--regression: goes with --method only"),
         (("--method", "wiener", "--split", "train"), "--split: goes with MODEL only"),
-        (("--method", "wiener", "--steps", "fixed"), "--steps: goes with MODEL only"),
-        (("--method", "wiener", "--max-steps", 2), "--max-steps: goes with MODEL only"),
-        (("--method", "wiener", "--num-samples", 100), "--num-samples: goes with MODEL only"),
-        (("--method", "wiener", "--device", "cpu"), "--device: goes with MODEL only"),
         (("--method", "wiener", "--update-card"), "--update-card: goes with MODEL only"),
         (("UNET", "--steps", "adaptive"), "--steps: "),
         (("UNET", "--max-steps", 2), "one segment only"),

@@ -105,14 +105,6 @@ def test_masks_are_mixed_in_the_shares_that_are_stated():
     assert hidden.max() <= 0.75
 
 
-def test_held_out_maps_keep_their_own_observation():
-    held_out = rows()
-    held_out.training = False
-    batch = collator(shear_noise=NOISE)(held_out.__getitems__([0, 1]))
-    torch.testing.assert_close(batch["pixel_values"][:, :2], torch.from_numpy(held_out.maps[:2]))
-    torch.testing.assert_close(batch["kappa"], torch.from_numpy(held_out.kappa[:2]))
-
-
 @pytest.mark.parametrize("model_type", ["hrm_mass_mapping", "cosmo_unet"])
 def test_the_script_leaves_a_model_that_the_pipeline_serves(run, shear_maps, model_type):
     out = run("mapper", model_type=model_type, val_samples=20)

@@ -220,23 +220,6 @@ def test_gradient_checkpointing_recomputes_and_changes_nothing(tmp_path):
     assert calls == {False: 2, True: 4}  # once more in each backward pass
 
 
-def test_a_loss_that_is_not_finite_skips_its_step(tmp_path):
-    model = tiny_cosmo.model()
-    forward, calls = model.forward, iter(range(100))
-
-    def broken(*args, **kwargs):
-        outputs = forward(*args, **kwargs)
-        if next(calls) == 1:
-            outputs.loss = outputs.loss * math.nan
-        return outputs
-
-    model.forward = broken
-    one = trainer(tmp_path, model, max_steps=4)
-    one.train()
-    assert [entry.get("nonfinite_steps") for entry in logged(one)] == [None, 1, 1, 1]
-    assert all(value.isfinite().all() for value in weights(model).values())
-
-
 @pytest.mark.parametrize("arguments", [LmTrainingArguments, PuzzleTrainingArguments])
 def test_arguments_of_other_models_are_refused(tmp_path, arguments):
     with pytest.raises(TypeError, match="RegressionTrainer needs CosmoTrainingArguments"):

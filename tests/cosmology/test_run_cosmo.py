@@ -189,14 +189,6 @@ def test_data_and_models_that_do_not_fit_are_refused(run, options, message):
         run("refused", max_steps=1, **options)
 
 
-def test_a_logger_that_is_missing_is_said_before_maps_are_drawn(run, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "wandb", None)
-    new = str(tmp_path / "new")
-    with pytest.raises(ImportError, match=r'pip install "hrm_hf\[wandb\]", or --report_to none'):
-        run("unlogged", data_path=new, build_data="cosmology --samples 40 --size 16", report_to="wandb")
-    assert not Path(new).exists()
-
-
 def test_noise_is_part_of_the_scaling_and_of_the_test(run, maps, tmp_path):
     out = run("noisy", noise_sigma=0.05, max_steps=1)
     extractor = AutoFeatureExtractor.from_pretrained(out)

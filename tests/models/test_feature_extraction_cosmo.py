@@ -124,12 +124,6 @@ def test_damaged_files_are_refused_by_name(extractor, tmp_path, name):
         extractor(tmp_path / name)
 
 
-def test_pickles_are_never_loaded(extractor, tmp_path):
-    np.save(tmp_path / "objects.npy", np.array([{"a": 1}], dtype=object), allow_pickle=True)
-    with pytest.raises(ValueError, match=r"objects.npy cannot be read as maps"):
-        extractor(tmp_path / "objects.npy")
-
-
 def test_figures_that_cannot_scale_are_refused():
     for options in ({"pixel_std": [0.0]}, {"pixel_std": [1.0, 1.0]}, {"pixel_mean": [np.nan]}, {"stretch": "log"}):
         with pytest.raises(ValueError):

@@ -6,7 +6,7 @@ import torch
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForRegression
 from hrm_hf.cosmology.simulation.fields import map_power_spectrum
-from hrm_hf.models.cosmo_layers import THRESHOLDS, MapStatistics, ring_weights, wrap
+from hrm_hf.models.cosmo_layers import THRESHOLDS, MapStatistics, ring_weights
 
 
 BOX = [[0.1, 0.5], [0.6, 1.0]]
@@ -89,11 +89,6 @@ def test_the_amplitude_of_a_map_changes_the_answer():
     assert (model(maps).logits - model(2 * maps).logits).abs().max() > 1e-3
 
 
-def test_padding_in_circles_is_that_of_torch():
-    maps = torch.randn(2, 3, 8, 6)
-    assert torch.equal(wrap(maps), torch.nn.functional.pad(maps, (1, 1, 1, 1), mode="circular"))
-
-
 def statistics_of(**fields) -> MapStatistics:
     statistics = MapStatistics(HrmCosmoConfig.from_preset("test", **fields))
     statistics.reset()
@@ -168,12 +163,6 @@ def test_adaptive_halting_gives_each_map_what_its_number_of_segments_gives():
     for row, steps in enumerate(output.steps.tolist()):
         alone = model(maps[row : row + 1], max_steps=steps)
         assert torch.allclose(output.logits[row], alone.logits[0], atol=1e-5)
-
-
-def test_halting_is_not_for_training():
-    model, (maps, _) = model_of().train(), batch()
-    with pytest.raises(ValueError, match="adaptive"):
-        model(maps, halt="adaptive")
 
 
 def test_the_expected_gain_does_not_change_the_other_weights():

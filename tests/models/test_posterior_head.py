@@ -93,18 +93,6 @@ def test_the_best_scale_undoes_a_wrong_confidence(factor):
         assert head.best_scale(wrong, labels) == pytest.approx(1 / factor, rel=0.06)
 
 
-def test_the_config_scales_the_posterior():
-    narrow, plain = head_of(prior_bounds=BOX, posterior_scale=0.5), head_of(prior_bounds=BOX)
-    features = torch.randn(2, 8)
-    assert torch.allclose(narrow(features).scale_tril, 0.5 * plain(features).scale_tril)
-
-
-def test_s_8_is_computed_from_the_others():
-    head = head_of(prior_bounds=BOX)
-    s_8 = head.reported(torch.tensor([[0.3, 0.8], [0.12, 1.0]]))[:, 2]
-    assert s_8.tolist() == pytest.approx([0.8, math.sqrt(0.4)])
-
-
 @pytest.mark.parametrize("label", [[0.05, 0.8], [0.3, 1.2], [float("nan"), 0.8]])
 def test_a_label_outside_the_prior_is_named(label):
     head = head_of(prior_bounds=BOX)

@@ -6,7 +6,6 @@ structure (`lpt.py`), masks and surveys (`survey.py`).
 Sources: Coles & Jones 1991 and Xavier et al. 2016 (FLASK), arXiv 1602.08503, section 3, for log-normal fields.
 """
 
-from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -23,16 +22,6 @@ def multipole_grid(size: int, side_rad: float) -> np.ndarray:
     step = 2 * np.pi / side_rad
     rows, columns = np.fft.fftfreq(size, 1 / size) * step, np.arange(size // 2 + 1) * step
     return np.hypot(rows[:, None], columns)
-
-
-def gaussian_field(
-    power: Callable[[np.ndarray], np.ndarray], size: int, side_rad: float, rng: np.random.Generator
-) -> np.ndarray:
-    """A Gaussian field of mean 0 with angular spectrum `power(ell)` (steradian), [size, size]; ell = 0 is left out."""
-    ell = multipole_grid(size, side_rad)
-    spectrum = np.zeros_like(ell)
-    spectrum[ell > 0] = power(ell[ell > 0])
-    return _correlated_fields(spectrum[None, None], size, side_rad, rng)[0]
 
 
 def gaussian_convergence(

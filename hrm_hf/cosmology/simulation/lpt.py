@@ -18,7 +18,7 @@ from itertools import product
 import numpy as np
 
 from .background import Cosmology, lensing_kernel
-from .settings import MapSettings, validate_box
+from .settings import MapSettings
 
 
 LAYER_MPC = 32.0  # thickest layer of the light cone, Mpc/h; halving it changes the maps' power by about 1 %
@@ -45,7 +45,6 @@ class LptBox:
 
 def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.Generator) -> np.ndarray:
     """A Gaussian density contrast with the linear power of today in a periodic box of `side` Mpc/h, [grid] * 3."""
-    validate_box(side, grid)
     white = np.fft.rfftn(rng.standard_normal((grid, grid, grid), dtype=np.float32))
     k = np.sqrt(sum(component**2 for component in _wave_numbers(grid, side)))
     table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # a smooth curve: cheaper than the spectrum of every mode

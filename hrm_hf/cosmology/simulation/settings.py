@@ -95,8 +95,10 @@ class MapSettings(SurveySettings):
         super().__post_init__()
         if self.kind not in KINDS:
             raise ValueError(f"kind={self.kind!r} is not one of {', '.join(KINDS)}")
-        if self.size < 8 or self.box_grid < 8:
-            raise ValueError(f"size={self.size} and box_grid={self.box_grid} must be at least 8 pixels")
+        if self.size < 8:
+            raise ValueError(f"size={self.size} must be at least 8 pixels")
+        if not 8 <= self.box_grid <= LARGEST_GRID or self.box_grid % 2:
+            raise ValueError(f"box_grid={self.box_grid}: give an even number from 8 to {LARGEST_GRID}")
         object.__setattr__(self, "source_redshifts", tuple(float(z) for z in self.source_redshifts))
         if not self.source_redshifts or not all(0 < z < 20 for z in self.source_redshifts):
             raise ValueError(f"source_redshifts={self.source_redshifts} must be one or more numbers between 0 and 20")
@@ -112,8 +114,6 @@ class MapSettings(SurveySettings):
             raise ValueError(
                 f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
             )
-        if self.kind == "2lpt":
-            validate_box(self.box_mpc, self.box_grid)
 
     @property
     def planes(self) -> int:
@@ -128,11 +128,3 @@ class MapSettings(SurveySettings):
     @property
     def has_mask(self) -> bool:
         return self.kind in MASKED or self.observable == "shear"
-
-
-def validate_box(side: float, grid: int) -> None:
-    """Refuses a box (side in Mpc/h, particles a side) that cannot be drawn in any universe."""
-    if not 0 < side < np.inf:
-        raise ValueError(f"the side of the box, box_mpc={side} Mpc/h, must be positive")
-    if not 8 <= grid <= LARGEST_GRID or grid % 2:
-        raise ValueError(f"box_grid={grid} particles a side of the box: give an even number from 8 to {LARGEST_GRID}")

@@ -1,7 +1,7 @@
 """Says above each tab which model it shows: its name, size and data, whether it was trained at all, and its card.
 
-All of that is read from files that a stranger may have written: recipe and results are read within bounds, and of a
-card only text, lists, tables and links are shown, no HTML and no pictures, which would be fetched from elsewhere.
+All of that is read from files that a stranger may have written: of a card only text, lists, tables and
+links are shown, no HTML and no pictures, which would be fetched from elsewhere.
 """
 
 import html
@@ -18,7 +18,6 @@ from ..export.gguf_tokenizer import find_file
 from ..hub.cards import CARD_FILE, read_run, training_data
 
 
-MAX_CARD_BYTES = 2**17  # of a card that is shown; the longest of ours has some kilobytes
 MAX_DATA_WORDS = 300  # characters
 SAMPLING_ERRORS = 5.0  # that two fresh draws of a weight may differ by: one pair in a million does by more
 ROUNDING = 1e-6
@@ -103,12 +102,9 @@ def card_html(name: str) -> str:
     file = find_file(name, CARD_FILE)
     if file is None:
         return ""
-    with open(file, "rb") as stream:
-        text = stream.read(MAX_CARD_BYTES + 1)
-    more = "\n\n(The card is longer.)" if len(text) > MAX_CARD_BYTES else ""
-    text = text[:MAX_CARD_BYTES].decode("utf-8", errors="replace").replace("\r\n", "\n")
+    text = Path(file).read_text(encoding="utf-8", errors="replace")
     text = re.sub(r"\A---\n.*?\n---\n", "", text, count=1, flags=re.DOTALL)
-    return _markdown().render(re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL) + more)
+    return _markdown().render(re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
 
 
 def _markdown() -> MarkdownIt:

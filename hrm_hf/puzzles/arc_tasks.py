@@ -106,15 +106,11 @@ def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task",
         part: tuple(_pair(raw_pair, f"{where}, {part} pair {i}") for i, raw_pair in enumerate(raw[part]))
         for part in ("train", "test")
     }
-    if evaluated and not (pairs["train"] and pairs["test"]):
-        raise ValueError(f"{where} is empty: an evaluated task needs at least one train pair and one test pair")
-    if not (pairs["train"] or pairs["test"]):
-        raise ValueError(f"{where} is empty: it has no pairs")
-    hidden = [pair for pair in (*pairs["train"], *(() if evaluated else pairs["test"])) if pair.output is None]
-    if hidden:
-        raise ValueError(
-            f"{where} has {len(hidden)} pairs to train on without 'output'; add the solutions or evaluate it"
-        )
+    if not (all if evaluated else any)(pairs.values()):
+        raise ValueError(f"{where} is empty: an evaluated task needs train and test pairs, another one any pair")
+    trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
+    if hidden := sum(pair.output is None for pair in trained):
+        raise ValueError(f"{where} has {hidden} pairs to train on without 'output'; add solutions or evaluate it")
     return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
 
 
@@ -216,19 +212,17 @@ def _grid(raw: Any, where: str) -> np.ndarray:
 
 
 def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
-    leaks = roles[True].keys() & roles[False].keys()
-    if leaks:
-        name = min(leaks)
+    if leaks := sorted(roles[True].keys() & roles[False].keys()):
+        trained, evaluated = (roles[role][leaks[0]].source for role in (False, True))
         raise ValueError(
-            f"{len(leaks)} evaluated tasks are also trained on: {_some(leaks)} ({name} is trained from "
-            f"{roles[False][name].source} and evaluated from {roles[True][name].source}). ARC-AGI-2 training repeats "
-            "most of ARC-AGI-1: take only one of the two, or select subsets with PATH:SUBSET"
+            f"{len(leaks)} evaluated tasks are also trained on: {_some(leaks)} ({leaks[0]} is trained from {trained} "
+            f"and evaluated from {evaluated}). ARC-AGI-2 training repeats most of ARC-AGI-1: take one of the two, "
+            "or select subsets with PATH:SUBSET"
         )
 
 
 def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
-    """Trained tasks with the pairs of an evaluated one under another name. They stay: ARC-AGI-1 has one, and figures
-    are published with it."""
+    """Trained tasks with the pairs of an evaluated one under another name stay: published metrics include one."""
     evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
     for name, task in roles[False].items():
         if twin := evaluated.get(fingerprint([*task.train, *task.test])):

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arc import TEST_PUZZLES_FILE
-from .arc_grids import SEQ_LEN, crop_prediction, parse_identifier, undo_augmentation
+from .arc_grids import crop_prediction, parse_identifier, undo_augmentation
 
 
 PASS_AT = (1, 2, 5, 10, 100, 1000)
@@ -67,23 +67,25 @@ class ArcVoting:
             The number of votes added.
 
         Raises:
-            ValueError: shapes disagree, an identifier is unknown, q is NaN, or an input is no test input of its task.
+            ValueError: an identifier is unknown, q is NaN, or an input is no test input of its task.
         """
-        rows = _checked_rows(input_ids, puzzle_identifiers, predictions, q_halt_logits)
-        kept = np.flatnonzero(rows[1])
-        if np.isnan(rows[3][kept]).any():
+        kept = np.flatnonzero(puzzle_identifiers)
+        if np.isnan(q_halt_logits[kept]).any():
             raise ValueError("q_halt_logits holds NaN, which cannot rank answers; has the model diverged?")
-        confidence = np.exp(-np.logaddexp(0.0, -rows[3][kept].astype(np.float64)))  # a sigmoid that cannot overflow
+        confidence = np.exp(-np.logaddexp(0.0, -q_halt_logits[kept].astype(np.float64)))  # sigmoid without overflow
         for i, q in zip(kept, confidence):
-            name = self._name(int(rows[1][i]))
+            identifier, known = int(puzzle_identifiers[i]), len(self.identifiers)
+            if not 0 < identifier < known:
+                raise ValueError(f"puzzle identifier {identifier} is unknown; this data set has 1 to {known - 1}")
+            name = self.identifiers[identifier]
             task = parse_identifier(name)[0]
-            question = _key(undo_augmentation(crop_prediction(rows[0][i]), name))
+            question = _key(undo_augmentation(crop_prediction(input_ids[i]), name))
             if question not in self.votes.get(task, {}):
                 raise ValueError(
                     f"row {i}: its input is no test input of task {task!r} under identifier {name!r}; expected rows "
                     f"of the test split, and identifiers and {TEST_PUZZLES_FILE} of the same data set"
                 )
-            answer = _key(undo_augmentation(crop_prediction(rows[2][i]), name))
+            answer = _key(undo_augmentation(crop_prediction(predictions[i]), name))
             self.votes[task][question].setdefault(answer, []).append(float(q))
         return len(kept)
 
@@ -111,10 +113,8 @@ class ArcVoting:
         Scores are fractions of the tasks that have solutions. A test input that got no votes is wrong.
 
         Raises:
-            ValueError: no task has solutions, or a K is not positive.
+            ValueError: no task has solutions.
         """
-        if any(k < 1 for k in ks):
-            raise ValueError(f"pass@K needs K of at least 1; got {list(ks)}")
         solved = [name for name, task in self.test_puzzles.items() if all("output" in pair for pair in task["test"])]
         if not solved:
             raise ValueError("no task has solutions to score against")
@@ -141,32 +141,13 @@ class ArcVoting:
             ranks.append(places[0] if places else np.inf)
         return np.array(ranks)
 
-    def _name(self, identifier: int) -> str:
-        if not 0 < identifier < len(self.identifiers):
-            raise ValueError(
-                f"puzzle identifier {identifier} is unknown; this data set has 1 to {len(self.identifiers) - 1}"
-            )
-        return self.identifiers[identifier]
-
 
 def load_test_puzzles(path: str | Path) -> dict[str, dict[str, Any]]:
-    """Reads `test_puzzles.json` of an ARC data set folder (or the file itself)."""
-    file = Path(path)
-    file = file / TEST_PUZZLES_FILE if file.is_dir() else file
+    """Reads `test_puzzles.json` of an ARC data set folder."""
+    file = Path(path) / TEST_PUZZLES_FILE
     if not file.exists():
         raise FileNotFoundError(f"{file} is missing; `hrm-hf data arc` writes it beside the data set")
     return json.loads(file.read_text())
-
-
-def _checked_rows(*columns: np.ndarray) -> list[np.ndarray]:
-    """The four columns of `update` as arrays of the expected shapes."""
-    arrays = [np.asarray(column) for column in columns]
-    n = len(arrays[1])
-    names = ("input_ids", "puzzle_identifiers", "predictions", "q_halt_logits")
-    for name, array, shape in zip(names, arrays, ((n, SEQ_LEN), (n,), (n, SEQ_LEN), (n,))):
-        if array.shape != shape:
-            raise ValueError(f"{name} has shape {array.shape}; expected {shape}")
-    return arrays
 
 
 def _key(grid: Any) -> GridKey:

@@ -290,9 +290,8 @@ def convert_to_original(
     config = model.config
     key = {"hrm_puzzle": "hrm", "trm_puzzle": "trm"}.get(config.model_type)
     if key is None or key != (architecture or key):
-        raise ValueError(
-            f"{src} is a {config.model_type!r}; expected {architecture or 'hrm or trm'}, there is no way back to others"
-        )
+        expected = architecture or "hrm or trm"
+        raise ValueError(f"{src} is a {config.model_type!r}; expected {expected}, there is no way back to others")
     arch = original_arch(config, key, model.compute_dtype)
 
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}

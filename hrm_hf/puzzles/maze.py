@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 CHARSET = "# SGo"
 PAD, WALL, OPEN, START, GOAL, PATH = range(6)
 VOCAB_SIZE = 1 + len(CHARSET)
-MIN_SIDE = 3
 MAX_TRIES = 200  # mazes tried for one puzzle before its path length is called unreachable
 STARTS_PER_MAZE = 4
 DEFAULT_OPENINGS = 0.05
@@ -222,20 +221,10 @@ def generate(
         Puzzle and solution, tokens int8 [height, width].
 
     Raises:
-        ValueError: a size, `openings` or `min_path_length` out of range.
         RuntimeError: no maze with such a path was found.
     """
-    if height < MIN_SIDE or width < MIN_SIDE:
-        raise ValueError(f"maze size is {height} x {width}; expected at least {MIN_SIDE} x {MIN_SIDE}")
-    if not 0 <= openings <= 1:
-        raise ValueError(f"openings is {openings}; expected a share from 0 to 1")
-    if not 1 <= min_path_length < height * width:
-        raise ValueError(f"min_path_length is {min_path_length}; expected 1 to {height * width - 1} steps")
+    grid_shape, seen = (height, width), set() if exclude is None else exclude
     rng = np.random.Generator(np.random.Philox(np.random.SeedSequence(seed)))
-    return _generate((height, width), num_mazes, rng, min_path_length, openings, set() if exclude is None else exclude)
-
-
-def _generate(grid_shape, num_mazes, rng, min_path_length, openings, seen) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     for number in range(num_mazes):
         for _ in range(MAX_TRIES):
             puzzle, solution = _place_endpoints(_carve(grid_shape, openings, rng), min_path_length, rng)
@@ -243,8 +232,8 @@ def _generate(grid_shape, num_mazes, rng, min_path_length, openings, seen) -> It
                 break
         else:
             raise RuntimeError(
-                f"no new {grid_shape[0]} x {grid_shape[1]} maze with a path of {min_path_length} steps or more in "
-                f"{MAX_TRIES} attempts, after {number} of {num_mazes}; lower min_path_length or openings"
+                f"no new {height} x {width} maze with a path of {min_path_length} steps or more in {MAX_TRIES} "
+                f"attempts, after {number} of {num_mazes}; lower min_path_length or openings"
             )
         seen.add(key)
         yield puzzle, solution

@@ -41,6 +41,8 @@ DEFAULT_SET = "all"
 ARRAYS = {"inputs": "uint8", "labels": "uint8", "puzzle_identifiers": "int32", "puzzle_indices": "int32",
           "group_indices": "int32"}  # fmt: skip
 MAX_TOKEN = 127  # our grids are int8
+# Cells and tokens of the tasks that the originals publish.
+TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
 
 
 def is_original(path: str | Path) -> bool:
@@ -131,14 +133,9 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
 
 def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
     """Task, grid shape and box shape that `seq_len` and `vocab_size` stand for."""
-    known = {
-        (81, 11): ("sudoku", (9, 9), (3, 3)),
-        (900, 6): ("maze", (30, 30), None),
-        (900, 12): ("arc", (30, 30), None),
-    }
+    task = next((task for task, sizes in TASKS.items() if sizes == (seq_len, vocab_size)), "generic")
     side = math.isqrt(seq_len)
-    square = (side, side) if side * side == seq_len else (1, seq_len)
-    return known.get((seq_len, vocab_size), ("generic", square, None))
+    return task, (side, side) if side * side == seq_len else (1, seq_len), (3, 3) if task == "sudoku" else None
 
 
 # Reading

@@ -19,7 +19,7 @@ from ..models.configuration_trm_puzzle import TrmPuzzleConfig
 from ..models.modeling_hrm_puzzle import HrmPuzzleForSolving
 from ..models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving
 from ..models.modeling_trm_puzzle import TrmPuzzleForSolving
-from .npy_layout import META_FILE
+from .npy_layout import META_FILE, TASKS
 
 
 logger = logging.getLogger(__name__)
@@ -47,8 +47,6 @@ LOSS_NAME = "losses@ACTLossHead"  # of all of them
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
 REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # of one field to another, as in "${.hidden_size}"
-# Cells and tokens of the tasks that the originals publish; a data folder's name has the word in it.
-TASKS = {"sudoku": (81, 11), "maze": (900, 6), "arc": (900, 12)}
 
 
 class Architecture(NamedTuple):

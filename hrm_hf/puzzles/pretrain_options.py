@@ -72,11 +72,10 @@ POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr
 # Options of run_puzzle.py that a key of the original decides.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
-SUDOKU_FILE = "training/recipes/data/sudoku_hard_small.csv"
 # What builds the counterpart of a data set the original's guides name. How the guide's "small" set was drawn is not
 # documented; ours is 16 hard Sudokus, and 500 held out, that come with the repository.
 BUILDERS = {
-    "sudoku-extreme-small": f"sudoku --source {{root}}{SUDOKU_FILE} --test-size 500",
+    "sudoku-extreme-small": "sudoku --source {root}training/recipes/data/sudoku_hard_small.csv --test-size 500",
     "sudoku-extreme-1k-aug-1000": "sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000",
     "sudoku-extreme-full": "sudoku --source hub:sapientinc/sudoku-extreme",
     "sudoku-hard-full": "sudoku --source hub:sapientinc/sudoku-extreme",
@@ -281,30 +280,22 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
     if set(given) != {"checkpoint"}:
         raise ValueError(f"{own}: must be checkpoint=FOLDER; for other data use hrm-hf eval puzzles MODEL DATA")
     checkpoint = Path(given["checkpoint"])
-    model, data = _our_run(checkpoint) if (checkpoint / "config.json").exists() else _converted_run(checkpoint)
+    if (checkpoint / "config.json").exists():
+        files = [file for file in (checkpoint / "recipe.yaml", checkpoint.parent / "recipe.yaml") if file.exists()]
+        model, data = checkpoint, Path(load_yaml(files[0])["data_path"]) if files else None
+    else:
+        from .convert import convert_original, find_weights
+
+        weights = find_weights(checkpoint)
+        model = weights.with_name(f"hrm_hf-{weights.name}")
+        convert_original(weights, model, "hrm")
+        data = next(iter(data_folders(load_yaml(weights.with_name(CONFIG_FILE)))), None)
+        if data is not None:
+            data_size(data)  # or the command that builds it
+    if data is None:
+        raise FileNotFoundError(f"checkpoint={checkpoint}: nothing names its data; use hrm-hf eval puzzles MODEL DATA")
     halt = [] if any(flag.partition("=")[0] == "--halt" for flag in flags) else ["--halt", "fixed"]
     return ["eval", "puzzles", str(model), str(data), *halt, *flags]
-
-
-def _our_run(folder: Path) -> tuple[Path, Path]:
-    for file in (folder / "recipe.yaml", folder.parent / "recipe.yaml"):
-        if file.exists():
-            return folder, Path(load_yaml(file)["data_path"])
-    raise FileNotFoundError(f"checkpoint={folder}: no recipe.yaml names its data; use hrm-hf eval puzzles MODEL DATA")
-
-
-def _converted_run(checkpoint: Path) -> tuple[Path, Path]:
-    from .convert import convert_original, find_weights
-
-    weights = find_weights(checkpoint)
-    out = weights.with_name(f"hrm_hf-{weights.name}")
-    convert_original(weights, out, "hrm")
-    file = weights.with_name(CONFIG_FILE)
-    named = data_folders(load_yaml(file))
-    if not named:
-        raise FileNotFoundError(f"{file} names no data_path; use hrm-hf eval puzzles MODEL DATA")
-    data_size(named[0])  # or the command that builds it
-    return out, named[0]
 
 
 def _architecture(options: dict[str, Any]) -> dict[str, Any]:

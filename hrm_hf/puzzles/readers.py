@@ -6,7 +6,8 @@ solutions, named as in `COLUMN_NAMES`, and optionally a number column `rating`. 
 business.
 """
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,7 +37,7 @@ class PuzzleTable:
         columns: names of the puzzle column and the solution column in the source.
         questions, answers: one string per row.
         ratings: float32 [rows], or None where the source has no such column.
-        lines: number of the line of each row in a text file, from 1; None where rows have no lines.
+        lines: number of the line of each row in a text file, from 1; None for a row without.
     """
 
     name: str
@@ -44,14 +45,14 @@ class PuzzleTable:
     questions: list[str]
     answers: list[str]
     ratings: np.ndarray | None = None
-    lines: list[int] | None = None
+    lines: list[int | None] = field(default_factory=list)
 
     def __len__(self) -> int:
         return len(self.questions)
 
     def place(self, row: int) -> str:
         """Names a row for an error message: by its line in a text file, else by its index from 0."""
-        return f"{self.name}, line {self.lines[row]}" if self.lines else f"{self.name}, row {row}"
+        return f"{self.name}, row {row}" if self.lines[row] is None else f"{self.name}, line {self.lines[row]}"
 
     def codes(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
         """Translates a column into numbers.
@@ -113,9 +114,9 @@ def read_table(path: str | Path) -> PuzzleTable:
         raise FileNotFoundError(f"{path} does not exist; expected a file, a folder with train.* files, or hub:NAME")
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind == ".csv":
-        return _read_csv(path)
+        return _table(str(path), _csv_rows(path))
     if kind == ".jsonl":
-        return _read_jsonl(path)
+        return _table(str(path), _jsonl_rows(path))
     if kind == ".parquet" and path.suffix != ".gz":
         import pyarrow as pa
         import pyarrow.parquet
@@ -193,63 +194,45 @@ def _find_columns(names: list[str], place: str) -> tuple[str, str]:
     raise ValueError(f"{place}: missing column; it has {list(names)}, expected {expected}")
 
 
-def _read_csv(path: Path) -> PuzzleTable:
+def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
     rows = csv_rows(path)
     _, header = next(rows, (1, []))
-    columns = _find_columns(header, f"{path}, line 1")
-    table, ratings = PuzzleTable(str(path), columns, [], [], lines=[]), []
-    question, answer = (header.index(name) for name in columns)
     for number, row in rows:
-        if not row:
-            continue
-        if len(row) != len(header):
+        if row and len(row) != len(header):
             raise ValueError(f"{path}, line {number}: {len(row)} fields; expected {len(header)} as in line 1")
-        table.questions.append(row[question])
-        table.answers.append(row[answer])
-        table.lines.append(number)
-        if RATING_COLUMN in header:
-            ratings.append(_to_rating(row[header.index(RATING_COLUMN)], f"{path}, line {number}"))
-    return _finish(table, ratings if RATING_COLUMN in header else None)
+        if row:
+            yield number, dict(zip(header, row))
 
 
-def _read_jsonl(path: Path) -> PuzzleTable:
-    table, ratings, has_rating = PuzzleTable(str(path), ("", ""), [], [], lines=[]), [], False
+def _jsonl_rows(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for place, line in numbered_lines(path):
-        row = json_object(line, place)
-        if not table.lines:
-            table.columns, has_rating = _find_columns(list(row), place), RATING_COLUMN in row
-        for name, texts in zip(table.columns, (table.questions, table.answers)):
-            if not isinstance(row.get(name), str):
-                raise ValueError(f"{place}, column {name!r}: {shorten(row.get(name))}; expected a string")
-            texts.append(row[name])
-        table.lines.append(int(place.rpartition(" ")[2]))
-        if has_rating:
-            ratings.append(_to_rating(row.get(RATING_COLUMN), place))
-    return _finish(table, ratings if has_rating else None)
+        yield int(place.rpartition(" ")[2]), json_object(line, place)
 
 
 def _from_arrow(arrow_table, name: str) -> PuzzleTable:
-    columns = _find_columns(arrow_table.column_names, name)
-    texts = [arrow_table.column(column).to_pylist() for column in columns]
-    table = PuzzleTable(name, columns, *texts)
-    for column, values in zip(columns, texts):
-        for row, value in enumerate(values):
-            if not isinstance(value, str):
-                raise ValueError(f"{table.place(row)}, column {column!r}: {shorten(value)}; expected a string")
-    if RATING_COLUMN not in arrow_table.column_names:
-        return _finish(table, None)
-    ratings = arrow_table.column(RATING_COLUMN).to_pylist()
-    return _finish(table, [_to_rating(value, table.place(row)) for row, value in enumerate(ratings)])
+    return _table(name, ((None, row) for batch in arrow_table.to_batches() for row in batch.to_pylist()))
 
 
-def _to_rating(value: Any, place: str) -> float:
-    try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{place}, column {RATING_COLUMN!r}: {value!r}; expected a number") from error
-
-
-def _finish(table: PuzzleTable, ratings: list[float] | None) -> PuzzleTable:
+def _table(name: str, rows: Iterable[tuple[int | None, dict[str, Any]]]) -> PuzzleTable:
+    """The table of rows with the numbers of their lines, None where there are no lines."""
+    table, ratings, rated = PuzzleTable(name, ("", ""), [], [], lines=[]), [], False
+    for number, (line, row) in enumerate(rows):
+        table.lines.append(line)
+        if number == 0:
+            table.columns, rated = _find_columns(list(row), table.place(0)), RATING_COLUMN in row
+        for column, texts in zip(table.columns, (table.questions, table.answers)):
+            if not isinstance(row.get(column), str):
+                raise ValueError(
+                    f"{table.place(number)}, column {column!r}: {shorten(row.get(column))}; expected a string"
+                )
+            texts.append(row[column])
+        if rated:
+            rating = row.get(RATING_COLUMN)
+            try:
+                ratings.append(float(rating))
+            except (TypeError, ValueError) as error:
+                place = f"{table.place(number)}, column {RATING_COLUMN!r}"
+                raise ValueError(f"{place}: {rating!r}; expected a number") from error
     if not len(table):
-        raise ValueError(f"{table.name} has no rows; expected at least one puzzle")
-    return table if ratings is None else replace(table, ratings=np.array(ratings, dtype=np.float32))
+        raise ValueError(f"{name} has no rows; expected at least one puzzle")
+    return replace(table, ratings=np.array(ratings, dtype=np.float32)) if rated else table

@@ -413,10 +413,18 @@ class Malicious:
         return os.mkdir, (os.environ["HRM_HF_TEST_TARGET"],)
 
 
-@pytest.mark.parametrize("config", [Malicious(), defaultdict(dict, arch=Malicious())], ids=["object", "in a dict"])
-def test_code_in_a_stored_configuration_is_refused_and_not_run(config, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"model.inner.lm_head.weight": Malicious()},
+        {"model": {"a": torch.zeros(1)}, "config": Malicious()},
+        {"model": {"a": torch.zeros(1)}, "config": defaultdict(dict, arch=Malicious())},
+    ],
+    ids=["weights", "configuration", "in a dict"],
+)
+def test_code_in_a_checkpoint_is_refused_and_not_run(content, tmp_path, monkeypatch):
     monkeypatch.setenv("HRM_HF_TEST_TARGET", str(tmp_path / "pwned"))
-    (tmp_path / "eqr.pth").write_bytes(saved({"model": compiled(EQR), "config": config}))
+    (tmp_path / "eqr.pth").write_bytes(saved(content))
     with pytest.raises(ValueError, match="never loaded"):
         convert_original(tmp_path / "eqr.pth", tmp_path / "ours", "eqr")
     assert not (tmp_path / "pwned").exists()

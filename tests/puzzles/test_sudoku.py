@@ -297,7 +297,7 @@ def test_every_kind_of_file_gives_the_same_rows(tmp_path, name):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("quiz,answer\n1,2\n", r"line 1: .*\['quiz', 'answer'\]"),
+        ("quiz,answer\n1,2\n", r"line 2: .*\['quiz', 'answer'\]"),
         ("question,answer\n12,34\n", "line 2, column 'question': 2 characters"),
         (f"question,answer\n{SOLVED_4},{SOLVED_4}\n{SOLVED_4},123\n", "line 3, column 'answer': 3 characters"),
         (f"question,answer\n{SOLVED_4},{SOLVED_4[:15]}9\n", "line 2, column 'answer': character '9'"),

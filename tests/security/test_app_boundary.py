@@ -341,15 +341,6 @@ def test_a_card_brings_no_markup_and_fetches_nothing(name, tmp_path):
     assert not any("javascript" in tag or "data:" in tag or "src" in tag for tag in tags)
 
 
-def test_a_card_of_a_gigabyte_is_read_in_part(tmp_path):
-    from hrm_hf.app.about import MAX_CARD_BYTES, card_html
-
-    with open(tmp_path / "README.md", "wb") as file:
-        file.truncate(2**30)
-    page = card_html(str(tmp_path))
-    assert len(page) < 4 * MAX_CARD_BYTES and "The card is longer." in page
-
-
 RECIPES = {
     "aliases": "a0: &a0 [x, x]\n"
     + "".join(f"a{n + 1}: &a{n + 1} [{', '.join([f'*a{n}'] * 8)}]\n" for n in range(8))

@@ -24,7 +24,6 @@ STOPPED = {
     "done": "the model decided that it is done",
     "iterations": "no attempt was left",
     "context": "the stream is full",
-    "unchanged": "its edits left the code as it was",
 }
 
 
@@ -62,18 +61,12 @@ def _card(number: int, attempt: Attempt, same_plan: bool) -> str:
     aim = " ".join([plan["intent"] or "", ", ".join(plan["targets"])]).strip() or "no intent and no target"
     thought = "<div>as before</div>" if same_plan else f"<div>{html.escape(aim)}</div><ul>{steps}</ul>"
     return (
-        f'<div class="hrm-attempt {state}"><h4>Attempt {number}{_repair_of(number, attempt)}</h4>'
+        f'<div class="hrm-attempt {state}"><h4>Attempt {number}{": repair" if number > 1 else ""}</h4>'
         f"<h5>Plan</h5>{thought}<h5>Code</h5><pre>{_code(attempt.code, feedback)}</pre>"
         f'<h5>Verdict</h5><div><span class="hrm-badge {badge}">{state or "not checked"}</span> '
         f"{html.escape(verdict)}</div><h5>Decision</h5><div>{attempt.decision}, "
         f"P(DONE) {attempt.done_probability:.2f}</div></div>"
     )
-
-
-def _repair_of(number: int, attempt: Attempt) -> str:
-    if number == 1:
-        return ""
-    return ": repair" if attempt.outcome is None else f": repair by edits, {attempt.outcome}"
 
 
 def verdict_of(feedback: Feedback | None) -> tuple[str, str]:

@@ -37,10 +37,8 @@ def go(options: WriteGo, as_json: bool):
         return
     if not prompts:
         typer.echo("the model repaired none of its failures")
-    for prompt, attempts, code, stopped in zip(prompts, result.attempts, result.codes, result.stopped):
+    for prompt, attempts, stopped in zip(prompts, result.attempts, result.stopped):
         _show(prompt, attempts, stopped, streamed=bool(shown))
-        if any(attempt.outcome == "applied" for attempt in attempts):  # of edits only differences were shown
-            typer.echo(f"\n{code}")
 
 
 def _stream(prompt: str, text: str, shown: list[str]) -> None:
@@ -68,9 +66,9 @@ def _show(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
 
 
 def _written(attempts: list, number: int) -> list[str]:
-    """An attempt's code, or what became of its edits; a repair also as its difference from the attempt before."""
+    """An attempt's code; a repair also as its difference from the attempt before."""
     attempt = attempts[number - 1]
-    shown = [attempt.code if attempt.outcome is None else f"repair: {attempt.outcome}"]
+    shown = [attempt.code]
     if number > 1:
         before, names = attempts[number - 2].code, (f"attempt {number - 1}", f"attempt {number}")
         shown += difflib.unified_diff(before.split("\n"), attempt.code.split("\n"), *names, lineterm="")

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from ..models.edits_hrm_go_coder import REPAIR_MODES
 from ..text.arguments import LmTrainingArguments
 from ..trainer.arguments import split_names
 from .validators.go_validators import VALIDATOR_CHOICES
@@ -33,10 +32,6 @@ class GoDataArguments:
     code_budget: int = field(
         default=1024, metadata={"help": "Records with a longer solution are dropped, longer failed attempts left out."}
     )
-    repair_mode: str = field(
-        default="rewrite",
-        metadata={"help": "Repairs in the data, and of the model: rewrite (whole code), or edits of the attempt."},
-    )
     preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
     data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
 
@@ -44,8 +39,6 @@ class GoDataArguments:
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
         if self.on_bad_line not in ("stop", "skip"):
             raise ValueError(f"on_bad_line={self.on_bad_line!r}: must be stop or skip")
-        if self.repair_mode not in REPAIR_MODES:
-            raise ValueError(f"repair_mode={self.repair_mode!r}: must be one of {', '.join(REPAIR_MODES)}")
         for name in ("max_train_samples", "max_eval_samples", "max_length", *BUDGETS):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")

@@ -62,7 +62,6 @@ def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
     steps = steps_for(options.minutes, vocab_size)
     tell(f"\n3. Training for about {options.minutes:g} minutes: {counted(steps, 'step')}")
     flags = {
-        "repair_mode": "edits",
         "recipe": training / "recipes" / "go_nano_cpu.yaml",
         "tokenizer_name": tokenizer,
         "train_data": f"{data / 'train.jsonl'},{data / 'trajectories' / 'train.jsonl'}",

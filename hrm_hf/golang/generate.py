@@ -91,7 +91,6 @@ def write_tasks(
             validator=validator,
             max_refinement_iterations=options.max_iterations,
             refinement_threshold=options.threshold,
-            repair_mode=options.repair_mode,
             code_prefixes=[task["prefix"] for task in tasks],
             contexts=[task["context"] for task in tasks],
             streamer=streamer,

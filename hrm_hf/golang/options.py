@@ -10,7 +10,6 @@ from ..io.words import counted
 
 
 GoValidator = Literal["auto", "tree-sitter", "parser", "types"]
-RepairMode = Literal["rewrite", "edits"]
 
 
 @dataclass(kw_only=True)
@@ -18,9 +17,6 @@ class SamplingOptions(Options):
     """How a Go coder writes and what checks its code."""
 
     validator: GoValidator = option("auto: parser where Go is installed, else tree-sitter.", "auto")
-    repair_mode: RepairMode | None = option(
-        "Repair by complete code or by edits; as the model was trained by default.", None
-    )
     repetition_guard: bool = option("Keep plans and code from repeating themselves without end.", True)
     seed: int = option("Seed of everything that is drawn.", 0, min=0)
     device: str | None = option("cpu, cuda, mps, ...; the best available by default.", None)

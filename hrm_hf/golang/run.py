@@ -30,7 +30,7 @@ class GoCoderRun(CausalLMRun):
     def load_data(self) -> None:
         data_args = self.data_args
         self.tokenizer = load_tokenizer(data_args.tokenizer_name, self.model_args.model_name_or_path)
-        self.builder = GoStreamBuilder(self.tokenizer, **data_args.budgets(), repairs=data_args.repair_mode)
+        self.builder = GoStreamBuilder(self.tokenizer, **data_args.budgets())
         options = {
             "on_bad_line": data_args.on_bad_line,
             "num_workers": data_args.preprocessing_num_workers,
@@ -51,7 +51,6 @@ class GoCoderRun(CausalLMRun):
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)
         if isinstance(model.config, HrmGoCoderConfig):
             model.config.update(self.data_args.budgets(positions=False))  # prompts are cut as they were in training
-            self._set_repair_mode(model.config)
             if self.args.balance_decisions:
                 model.config.refinement_class_weights = self._class_weights()
         elif self.args.balance_decisions:
@@ -63,16 +62,6 @@ class GoCoderRun(CausalLMRun):
         counts = Counter(label for labels in self.train.rows["decision_labels"] for label in labels)
         total, kinds = counts.total(), len(counts)
         return [total / (kinds * counts[kind]) if counts[kind] else 1.0 for kind in range(len(DECISIONS))]
-
-    def _set_repair_mode(self, config: HrmGoCoderConfig) -> None:
-        """Writes how the data repair into the config, but never takes away what the model has learned."""
-        mode = self.data_args.repair_mode
-        if config.repair_mode == "edits" != mode:
-            raise ValueError(
-                f"repair_mode={mode!r}: the model's config has repair_mode='edits'. Give --repair_mode edits, or "
-                "--config_overrides repair_mode=rewrite if it is to learn to rewrite"
-            )
-        config.repair_mode = mode
 
     def describe(self) -> str:
         validation = self.validation.describe() if self.validation else "none"

@@ -23,7 +23,6 @@ from .bounds import (
     number,
     whole,
 )
-from .edits_hrm_go_coder import REPAIR_MODES
 from .modeling_utils import PresetsMixin
 from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
@@ -54,8 +53,6 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
             an attempt.
         max_refinement_iterations (`int`, defaults to 5): most attempts of `generate_with_refinement`.
         refinement_threshold (`float`, defaults to 0.9): the least probability of DONE at which it stops.
-        repair_mode (`str`, defaults to `"rewrite"`): what the model has learned to write behind CONTINUE: whole new
-            code, or `"edits"` of the failed attempt (`edits_hrm_go_coder.py`).
         repetition_guard (`bool`, defaults to `True`): plans and codes may not go round in circles, beyond what real
             code does (`logits_process_hrm_go_coder.py`).
     Losses:
@@ -106,7 +103,6 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     code_budget: int = bounded(1024, POSITIONS)
     max_refinement_iterations: int = bounded(5, whole(1, 5))
     refinement_threshold: float | int = bounded(0.9, PROBABILITY)
-    repair_mode: str = "rewrite"
     repetition_guard: bool = True
     plan_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
     code_loss_weight: float | int = bounded(0.4, LOSS_WEIGHT)
@@ -135,6 +131,9 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
+        repairs = kwargs.pop("repair_mode", "rewrite")  # a field of earlier configs
+        if repairs != "rewrite":
+            raise ValueError(f"repair_mode={repairs!r}: a model repairs by new code alone; train it again without it")
         # Key-value slots of one cycle; caches count by it.
         self.num_hidden_layers = self.planner_layers + 2 * self.generator_layers
         if self.refinement_class_weights is None:
@@ -151,10 +150,6 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
             )
         if self.unified and self.generator_cycles != 1:
             raise ValueError(f"generator_cycles={self.generator_cycles}: a unified model has no generator")
-        if self.repair_mode not in REPAIR_MODES:
-            raise ValueError(f"repair_mode={self.repair_mode!r}: must be one of {', '.join(REPAIR_MODES)}")
-        if self.repair_mode == "edits" and not self.tagged:
-            raise ValueError("repair_mode='edits', tagged=False: edits are written in tags; use 'rewrite'")
 
     @property
     def cache_slots(self) -> dict[str, int]:

@@ -10,9 +10,9 @@ from .configuration_hrm_go_coder import HrmGoCoderConfig
 from .processing_hrm_go_coder import (
     CATEGORIES,
     DECISIONS,
-    EDIT_MARKS,
     LINE_BUCKETS,
     PLANNER_OPENERS,
+    RESERVED,
     TOKEN_IDS,
 )
 
@@ -88,7 +88,7 @@ def plan_means(planner_states: torch.Tensor, input_ids: torch.LongTensor, positi
 def last_openers(input_ids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Index [B, T] of the last opener up to each position, -1 for none; and which positions open code [B, T]."""
     opens_code = input_ids == TOKEN_IDS["<CODE>"]
-    opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, EDIT_MARKS))
+    opens = opens_code | (within(input_ids, PLANNER_OPENERS) & ~within(input_ids, RESERVED))
     indices = torch.arange(input_ids.shape[1], device=input_ids.device)
     return torch.where(opens, indices, -1).cummax(dim=1).values, opens_code
 

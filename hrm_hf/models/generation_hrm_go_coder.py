@@ -237,7 +237,7 @@ class GoCoderGenerationMixin(GenerationMixin):
 
     def _write_plans(self, rows: list[Task], settings, kwargs) -> None:
         """Gives each row a plan with its tags."""
-        settings, kwargs = for_no_code(for_ids_alone(settings), kwargs)
+        settings, kwargs = _for_plans(for_ids_alone(settings), kwargs)
         prompts = [[*row.stream(), PLAN] for row in rows]
         # Behind the plan come its end, <CODE>, the given beginning and what is to be written.
         room = self.config.max_position_embeddings - 2 - LEAST_CODE
@@ -322,8 +322,8 @@ def for_ids_alone(settings):
     return settings
 
 
-def for_no_code(settings, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-    """Copies of settings and arguments for plans and edits: what a caller asks of the code is not asked of them."""
+def _for_plans(settings, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Copies of settings and arguments for plans: what a caller asks of the code is not asked of them."""
     settings = copy.deepcopy(settings)
     settings.min_new_tokens = settings.stop_strings = None
     settings.min_length = 0

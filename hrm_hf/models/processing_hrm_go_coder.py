@@ -6,8 +6,7 @@
     [<VALIDATE><SYNTAX_ERR>unexpected token, line 3: message</VALIDATE> <RETRY> <CODE>...</CODE>
      <VALIDATE><SYNTAX_OK><TEST_PASS></VALIDATE> <DONE>] </s>
 
-<RETRY> (class CONTINUE) is followed by new code for the same plan, or by edits of the code before the verdict
-(`edits_hrm_go_coder.py`), <REFINE> by a new plan, <DONE> by the end. A token
+<RETRY> (class CONTINUE) is followed by new code for the same plan, <REFINE> by a new plan, <DONE> by the end. A token
 belongs to the phase of the last opener up to and including itself: <CODE> opens the generator's phase, every other
 opener the planner's; before the first opener it is the generator's, so that plain Go text is code. Every function here
 adds text by `encode_text`, which never makes a special token of what users wrote.
@@ -25,18 +24,17 @@ TARGET_KINDS = ("func", "method", "type", "interface", "var")
 DECISIONS = ("CONTINUE", "REFINE", "DONE")
 CONTINUE, REFINE, DONE = range(3)
 DECISION_TOKENS = ("<RETRY>", "<REFINE>", "<DONE>")
-# Openers of the planner's phase; <CODE> alone opens the generator's. The marks of an edit open none, and stand between
-# the openers as the ids of older tokenizers have them.
+# Openers of the planner's phase; <CODE> alone opens the generator's.
 PLANNER_OPENERS = (
     "<REPO>", "<PR_TITLE>", "<PR_BODY>", "<FILE>", "<COMMENTS>", "<PROBLEM>", "<CONTEXT>", "<STRUCTURE>", "<PLAN>",
     "<VALIDATE>",
 )  # fmt: skip
-EDIT_MARKS = ("<BEFORE>", "<AFTER>")
+RESERVED = ("<BEFORE>", "<AFTER>")  # nothing writes them; they keep the ids of tokenizers
 CLOSERS = ("</PROBLEM>", "</CONTEXT>", "</FILE>", "</PLAN>", "</CODE>", "</VALIDATE>")
 MARKS = ("<STEP>", "<SYNTAX_OK>", "<SYNTAX_ERR>", "<TEST_PASS>", "<TEST_FAIL>")
 # A tokenizer of ours has these first, so that an id is an index of this list.
 SPECIAL_TOKENS = (
-    UNK, BOS, EOS, PAD, *PLANNER_OPENERS[:4], *EDIT_MARKS, *PLANNER_OPENERS[4:], "<CODE>", *CLOSERS, *MARKS,
+    UNK, BOS, EOS, PAD, *PLANNER_OPENERS[:4], *RESERVED, *PLANNER_OPENERS[4:], "<CODE>", *CLOSERS, *MARKS,
     *DECISION_TOKENS,
     *(f"<INTENT:{intent}>" for intent in INTENTS), *(f"<TARGET:{kind}>" for kind in TARGET_KINDS),
 )  # fmt: skip
@@ -57,7 +55,7 @@ CATEGORIES = (
 )
 LINE_BUCKETS = 32  # of the feedback encoder's embedding of where an error is
 LEAST_TEXT = 16  # tokens; less of a cut problem or context says nothing
-MAX_MESSAGE = 120  # characters of a validator's message that enter the stream, and of a line that it quotes
+MAX_MESSAGE = 120  # characters of a validator's message that enter the stream
 
 
 @dataclass(frozen=True)
@@ -193,14 +191,8 @@ def code_segment(tokenizer: Any, prefix: str, body: str) -> tuple[list[int], int
     return [*given, *encode_text(tokenizer, body), TOKEN_IDS["</CODE>"]], len(given)
 
 
-def validation_segment(tokenizer: Any, feedback: Feedback | None, code: str | None = None) -> list[int]:
-    """<VALIDATE>, what was found, </VALIDATE>; empty inside if there was no validator.
-
-    Args:
-        code: the code that was looked at, whose line of the first error is then quoted below the message, without its
-            indentation: a small model finds a text, and cannot count to a line. Of a blank line, or one behind the
-            end, it is the text above.
-    """
+def validation_segment(tokenizer: Any, feedback: Feedback | None) -> list[int]:
+    """<VALIDATE>, what was found, </VALIDATE>; empty inside if there was no validator."""
     ids = [TOKEN_IDS["<VALIDATE>"]]
     if feedback is not None:
         if feedback.syntax_ok is not None:
@@ -211,21 +203,13 @@ def validation_segment(tokenizer: Any, feedback: Feedback | None, code: str | No
         if feedback.failed:
             where = "" if feedback.line is None else f", line {feedback.line}"
             said = f"{feedback.category}{where}: {feedback.message[:MAX_MESSAGE]}"
-            if code is not None and (quoted := _text_at(code, feedback.line)):
-                said += f"\n{quoted[:MAX_MESSAGE]}"
             ids += encode_text(tokenizer, said)
     return [*ids, TOKEN_IDS["</VALIDATE>"]]
 
 
-def decision_segment(tokenizer: Any, feedback: Feedback | None, decision: int, code: str | None = None) -> list[int]:
+def decision_segment(tokenizer: Any, feedback: Feedback | None, decision: int) -> list[int]:
     """The verdict on an attempt as of `validation_segment`, and the token of the decision, an index of DECISIONS."""
-    return [*validation_segment(tokenizer, feedback, code), TOKEN_IDS[DECISION_TOKENS[decision]]]
-
-
-def _text_at(code: str, line: int | None) -> str:
-    """The line of this number (from 1), or the last one above it that is not blank, stripped; "" for no number."""
-    above = [] if line is None else code.split("\n")[:line]
-    return next((text.strip() for text in reversed(above) if text.strip()), "")
+    return [*validation_segment(tokenizer, feedback), TOKEN_IDS[DECISION_TOKENS[decision]]]
 
 
 def parse_plan(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:

@@ -2,22 +2,17 @@
 
 `generate_with_refinement` begins as `generate` does. After an attempt a validator looks, the refinement head (or, in a
 unified model, the decision token) decides, and the attempt and the verdict are in the stream when the next one is
-written. REFINE is followed by a new plan and whole code. What follows CONTINUE is the repair mode's:
-
-    rewrite   whole code for the same plan; earlier attempts stay in the stream while there is room
-    edits     edits of the attempt (`edits_hrm_go_coder.py`); what they make of it takes the place of both in the
-              stream, which is always task, plan, attempt and verdict
+written, while there is room. CONTINUE is followed by new code for the same plan, REFINE by a new plan and code for it.
 """
 
 import copy
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from transformers.generation.streamers import BaseStreamer
 
-from .edits_hrm_go_coder import AFTER, APPLIED, BEFORE, REPAIR_MODES, Edit, apply_edits, parse_edits
 from .generation_hrm_go_coder import (
     CODE,
     END_CODE,
@@ -25,7 +20,6 @@ from .generation_hrm_go_coder import (
     CodeStreamer,
     Task,
     for_ids_alone,
-    for_no_code,
     inside,
     until,
 )
@@ -47,7 +41,6 @@ from .processing_hrm_go_coder import (
     problem_segment,
     validation_segment,
 )
-from .quotations_hrm_go_coder import QuotedLines
 
 
 @dataclass
@@ -59,10 +52,7 @@ class Attempt:
         plan: that it followed, as of `parse_plan`.
         feedback: of the validator; None without one.
         decision, done_probability: one of DECISIONS, and the probability of DONE.
-        new_tokens: tokens written for it, code or edits, </CODE> included.
-        edits: of which a repair consists; None for complete code, and for edits that cannot be parsed.
-        outcome: of the edits, one of OUTCOMES of `edits_hrm_go_coder.py`; None for complete code. With any but
-            "applied", `code`, `feedback` and decision are those of the attempt before.
+        new_tokens: tokens written for its code, </CODE> included.
     """
 
     code: str
@@ -71,8 +61,6 @@ class Attempt:
     decision: str
     done_probability: float
     new_tokens: int
-    edits: list[Edit] | None = None
-    outcome: str | None = None
 
 
 @dataclass
@@ -84,8 +72,7 @@ class RefinementOutput:
         plans: the text of each attempt's plan.
         attempts: all attempts in order.
         iterations: their number.
-        stopped: "done" (the model decided so), "iterations" or "context" (a limit was reached), "unchanged" (edits
-            left the attempt as it was, and without sampling the next ones would be the same).
+        stopped: "done" (the model decided so), "iterations" or "context" (a limit was reached).
     """
 
     codes: list[str]
@@ -106,27 +93,11 @@ class _Row(Task):
 
 
 @dataclass
-class _Draft:
-    """Code as it was written, or as edits made it, before validation."""
-
-    text: str
-    segment: list[int]
-    new_tokens: int
-    edits: list[Edit] | None = None
-    outcome: str | None = None
-
-    @property
-    def is_new(self) -> bool:
-        return self.outcome in (None, APPLIED)
-
-
-@dataclass
 class RefinementSettings:
     """Settings of `generate_with_refinement`: of its loop, and of each stage as `generate` takes them."""
 
     iterations: int
     threshold: float
-    repair_mode: str
     tokenizer: Any
     validator: Callable[[Sequence[str]], list[Feedback]] | None
     generation: Any
@@ -137,12 +108,6 @@ class RefinementSettings:
     def __post_init__(self):
         if not 1 <= self.iterations <= 5:
             raise ValueError(f"max_refinement_iterations={self.iterations}: must be in 1..5")
-        if self.repair_mode not in REPAIR_MODES:
-            raise ValueError(f"repair_mode={self.repair_mode!r}: must be one of {', '.join(REPAIR_MODES)}")
-
-    @property
-    def edits(self) -> bool:
-        return self.repair_mode == "edits"
 
 
 class GoCoderRefinementMixin:
@@ -157,7 +122,6 @@ class GoCoderRefinementMixin:
         validator: Callable[[Sequence[str]], list[Feedback]] | None = None,
         max_refinement_iterations: int | None = None,
         refinement_threshold: float | None = None,
-        repair_mode: str | None = None,
         code_prefixes: Sequence[str] | None = None,
         contexts: Sequence[tuple[str, str]] | None = None,
         streamer: BaseStreamer | None = None,
@@ -167,7 +131,7 @@ class GoCoderRefinementMixin:
 
         After an attempt P(DONE) >= `refinement_threshold` ends it, unless the validator found a failure. Otherwise the
         likelier of CONTINUE (a repair for the same plan) and REFINE (a new plan, and code for it) follows. Finished
-        rows leave the batch. Edits that leave the attempt as it was count as an attempt, and are not validated again.
+        rows leave the batch.
 
         Args:
             prompts: what is to be written.
@@ -175,7 +139,6 @@ class GoCoderRefinementMixin:
             validator: gets the new codes of a round and returns a `Feedback` for each; None leaves all to the model.
             max_refinement_iterations: most attempts, 1 to 5; the config's by default.
             refinement_threshold: the config's by default.
-            repair_mode: "rewrite" or "edits"; the config's by default, which is what the model was trained for.
             code_prefixes: how each code begins (a signature), part of every attempt; empty by default.
             contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
                 cut to the config's budgets.
@@ -184,11 +147,11 @@ class GoCoderRefinementMixin:
                 searched: then it gets the chosen attempt alone.
             generate_kwargs: of each stage, as for `generate` (`generation_config` and `repetition_guard` among them);
                 `max_new_tokens` is of an attempt. Logits processors, stopping criteria and the like are of complete
-                codes alone, not of plans and edits.
+                codes alone, not of plans.
 
         Raises:
             ValueError: prefixes or contexts that are not one for each prompt; a streamer with several prompts; tokens
-                that the model was not made for; an unknown repair mode.
+                that the model was not made for.
         """
         rows = self._refinement_rows(prompts, tokenizer, code_prefixes, contexts)
         if streamer is not None and len(rows) != 1:
@@ -200,7 +163,7 @@ class GoCoderRefinementMixin:
         settings = RefinementSettings(
             config.max_refinement_iterations if max_refinement_iterations is None else max_refinement_iterations,
             config.refinement_threshold if refinement_threshold is None else refinement_threshold,
-            repair_mode or config.repair_mode, tokenizer, validator, generation, kwargs, budget, live,
+            tokenizer, validator, generation, kwargs, budget, live,
         )  # fmt: skip
         for _ in range(settings.iterations):
             self._make_room([row for row in rows if row.stopped is None])
@@ -250,101 +213,53 @@ class GoCoderRefinementMixin:
             self._write_plans(unplanned, settings.generation, settings.kwargs)
         for row in unplanned:
             row.history.append(row.plan)
-        complete = unplanned if settings.edits else rows
-        repaired = [row for row in rows if not row.needs_plan] if settings.edits else []
-        drafts = [*zip(complete, self._write_codes(complete, settings))]
-        drafts += zip(repaired, self._write_edits(repaired, settings))
-        feedback = iter(_verdicts(settings.validator, [draft.text for _, draft in drafts if draft.is_new]))
-        for row, draft in drafts:
-            if draft.is_new:
-                self._take(row, draft, next(feedback), settings)
-            else:
-                # The stream has not changed, nor the verdict and the decision: only samples can differ from it.
-                told = {"edits": draft.edits, "outcome": draft.outcome, "new_tokens": draft.new_tokens}
-                row.attempts.append(replace(row.attempts[-1], **told))
-                row.plans.append(row.plans[-1])
-                row.stopped = None if settings.generation.do_sample else "unchanged"
+        written = self._write_codes(rows, settings)
+        feedback = _verdicts(settings.validator, [text for text, _, _ in written])
+        for row, (text, segment, new_tokens), found in zip(rows, written, feedback):
+            row.history.append(segment)
+            self._decide(row, text, new_tokens, found, settings)
 
-    def _write_codes(self, rows: list[_Row], settings: RefinementSettings) -> list[_Draft]:
-        """Whole code for each row, behind its given beginning."""
-        drafts, streamer = [], None
-        if settings.streamer is not None and rows and not rows[0].attempts:
+    def _write_codes(self, rows: list[_Row], settings: RefinementSettings) -> list[tuple[str, list[int], int]]:
+        """Code for each row, behind its given beginning: as text, as a segment, and its number of new tokens."""
+        streamer = None
+        if settings.streamer is not None and not rows[0].attempts:
             streamer = CodeStreamer(settings.streamer, torch.tensor(rows[0].prefix, dtype=torch.long))
-        written = self._write(rows, [row.prefix for row in rows], set(), settings, streamer)
-        for row, (code, _) in zip(rows, written):
-            text = settings.tokenizer.decode([*row.prefix, *code])
-            drafts.append(_Draft(text, [CODE, *row.prefix, *code, END_CODE], len(code) + 1))
-        return drafts
-
-    def _write_edits(self, rows: list[_Row], settings: RefinementSettings) -> list[_Draft]:
-        """Edits of the last attempt of each row, and what they make of it."""
-        tokenizer, drafts = settings.tokenizer, []
-        generation, kwargs = for_no_code(settings.generation, settings.kwargs)  # quoted lines are fragments
-        kwargs |= {"logits_processor": [QuotedLines(tokenizer)]}
-        settings = replace(settings, generation=generation, kwargs=kwargs)
-        for row, (new, closed) in zip(rows, self._write(rows, [[]] * len(rows), {BEFORE, AFTER}, settings)):
-            edits = parse_edits(tokenizer, [CODE, *new, *closed])
-            given = tokenizer.decode(row.prefix)
-            text, outcome = apply_edits(row.attempts[-1].code, edits, given)
-            segment = [CODE, *row.prefix, *encode_text(tokenizer, text[len(given) :]), END_CODE]
-            drafts.append(_Draft(text, segment, len(new) + len(closed), edits, outcome))
-        return drafts
-
-    def _write(
-        self, rows, given, tags: set[int], settings: RefinementSettings, streamer: BaseStreamer | None = None
-    ) -> list[tuple[list[int], list[int]]]:
-        """New ids behind <CODE> and `given` in each row, and </CODE> if that was written too.
-
-        Args:
-            tags: special tokens that may be written, beside </CODE>.
-        """
-        if not rows:
-            return []
-        prompts = [[*row.stream(), CODE, *start] for row, start in zip(rows, given)]
+        prompts = [[*row.stream(), CODE, *row.prefix] for row in rows]
         # </CODE> needs a place too, also behind code that was cut.
         rooms = [min(settings.budget, self.config.max_position_embeddings - len(prompt) - 1) for prompt in prompts]
         allowed = [max(1, room) for room in rooms]
         written = self._continue(
-            prompts, for_ids_alone(settings.generation), allowed, {END_CODE}, {END_CODE, *tags}, streamer=streamer,
+            prompts, for_ids_alone(settings.generation), allowed, {END_CODE}, {END_CODE}, streamer=streamer,
             **settings.kwargs,
         )  # fmt: skip
         results, ends = [], {END_CODE, TOKEN_IDS[EOS], TOKEN_IDS[PAD]}
-        for new, limit in zip(written[:, max(map(len, prompts)) :].tolist(), allowed):
-            body = until(new, ends)[:limit]
-            results.append((body, [token for token in new[len(body) : len(body) + 1] if token == END_CODE]))
+        for row, new, limit in zip(rows, written[:, max(map(len, prompts)) :].tolist(), allowed):
+            code = [*row.prefix, *until(new, ends)[:limit]]
+            new_tokens = len(code) - len(row.prefix) + 1
+            results.append((settings.tokenizer.decode(code), [CODE, *code, END_CODE], new_tokens))
         return results
 
     # ---- what follows ----
 
-    def _take(self, row: _Row, draft: _Draft, feedback: Feedback | None, settings: RefinementSettings) -> None:
-        """Note new code with its verdict, and prepare the row for what the model decides."""
-        if draft.outcome == APPLIED:
-            row.history = [row.plan]
-        row.history.append(draft.segment)
-        quoted = draft.text if settings.edits else None  # a model of edits is shown the line that is to be found
-        probabilities = self._decision(row, feedback, draft.text, settings.tokenizer, quoted)
+    def _decide(
+        self, row: _Row, text: str, new_tokens: int, feedback: Feedback | None, settings: RefinementSettings
+    ) -> None:
+        """Note the attempt that ends the row's stream, and prepare the row for what the model decides."""
+        probabilities = self._decision(row, feedback, text, settings.tokenizer)
         decision = CONTINUE if probabilities[CONTINUE] >= probabilities[REFINE] else REFINE
         if probabilities[DONE] >= settings.threshold and not (feedback is not None and feedback.failed):
             decision, row.stopped = DONE, "done"
-        row.attempts.append(
-            Attempt(
-                draft.text, parse_plan(settings.tokenizer, row.plan), feedback, DECISIONS[decision],
-                probabilities[DONE], draft.new_tokens, draft.edits, draft.outcome,
-            )
-        )  # fmt: skip
+        plan = parse_plan(settings.tokenizer, row.plan)
+        row.attempts.append(Attempt(text, plan, feedback, DECISIONS[decision], probabilities[DONE], new_tokens))
         row.plans.append(settings.tokenizer.decode(inside(row.plan)))
-        if settings.edits and decision == CONTINUE:  # edits are learned behind one attempt
-            row.history = [row.plan, draft.segment]
-        row.history.append(decision_segment(settings.tokenizer, feedback, decision, quoted))
+        row.history.append(decision_segment(settings.tokenizer, feedback, decision))
         row.needs_plan = decision == REFINE
 
-    def _decision(
-        self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any, quoted: str | None
-    ) -> list[float]:
+    def _decision(self, row: _Row, feedback: Feedback | None, text: str, tokenizer: Any) -> list[float]:
         """Probabilities of CONTINUE, REFINE and DONE after the attempt that ends the row's stream."""
         stream = row.stream()
         if self.model.refinement_head is None:
-            stream += validation_segment(tokenizer, feedback, quoted)
+            stream += validation_segment(tokenizer, feedback)
             ids = torch.tensor([stream[-self.config.max_position_embeddings :]], device=self.device)
             tokens = [TOKEN_IDS[token] for token in DECISION_TOKENS]
             logits = self(input_ids=ids, use_cache=False, logits_to_keep=1).logits[0, -1, tokens]

@@ -258,15 +258,12 @@ def test_every_attempt_is_shown_with_plan_verdict_and_decision(language, monkeyp
         assert f"{attempt.decision}, P(DONE) {attempt.done_probability:.2f}" in page
 
 
-def test_a_repair_by_edits_is_called_that_with_what_became_of_it():
+def test_every_attempt_behind_the_first_is_called_a_repair():
     plan = {"intent": "ADD", "targets": [], "steps": []}
-    outcomes = (None, None, "not found", "applied")
-    attempts = [Attempt("x", plan, None, "CONTINUE", 0.1, 1, None, outcome) for outcome in outcomes]
-    page = attempts_html(RefinementOutput(["x"], [[""] * 4], [attempts], [4], ["unchanged"]))
-    repairs = ("", ": repair", ": repair by edits, not found", ": repair by edits, applied")
-    titles = [f"Attempt {number}{repair}" for number, repair in enumerate(repairs, start=1)]
-    assert re.findall("<h4>(.*?)</h4>", page) == titles
-    assert "4 attempts; its edits left the code as it was." in page
+    attempts = [Attempt("x", plan, None, "CONTINUE", 0.1, 1)] * 2
+    page = attempts_html(RefinementOutput(["x"], [[""] * 2], [attempts], [2], ["context"]))
+    assert re.findall("<h4>(.*?)</h4>", page) == ["Attempt 1", "Attempt 2: repair"]
+    assert "2 attempts; the stream is full." in page
 
 
 def test_verdicts_tell_passed_failed_and_not_checked_apart():

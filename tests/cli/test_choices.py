@@ -4,11 +4,10 @@ from typing import get_args
 
 import pytest
 
-from hrm_hf.golang.options import GoValidator, RepairMode
+from hrm_hf.golang.options import GoValidator
 from hrm_hf.golang.validators.go_validators import VALIDATORS
 from hrm_hf.io.usage import UsageError
 from hrm_hf.models.early_exit import EXIT_CRITERIA
-from hrm_hf.models.edits_hrm_go_coder import REPAIR_MODES
 from hrm_hf.text.options import Exit, ReasoningTask, ThinkingOptions
 from hrm_hf.text.reasoning.tasks import TASKS
 
@@ -17,7 +16,6 @@ from hrm_hf.text.reasoning.tasks import TASKS
     "choices, known",
     [
         (Exit, EXIT_CRITERIA),
-        (RepairMode, REPAIR_MODES),
         (GoValidator, ("auto", *VALIDATORS)),
         (ReasoningTask, TASKS),
     ],

@@ -16,7 +16,6 @@ from typer.testing import CliRunner
 from hrm_hf.cli import app
 from hrm_hf.golang import GoNotFoundError, find_go
 from hrm_hf.golang.options import DemoGo
-from hrm_hf.models.edits_hrm_go_coder import Edit
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
@@ -42,27 +41,6 @@ def test_every_attempt_is_shown_with_plan_verdict_and_decision(coder):
     assert shown.count("validator: ") == shown.count("plan ") == attempts and "# Add two numbers." in shown
 
 
-def test_repairs_by_edits_are_shown_as_what_they_changed(coder, monkeypatch):
-    before, after = "func Add(a, b int) int {\n\treturn a +\n}", "func Add(a, b int) int {\n\treturn a + b\n}"
-    plan, bad = {"intent": "ADD", "targets": [], "steps": []}, Feedback(False, line=2, category="other", message="m")
-    attempts = [
-        Attempt(before, plan, bad, "CONTINUE", 0.1, 9),
-        Attempt(before, plan, bad, "CONTINUE", 0.1, 5, [Edit("x", "y")], "not found"),
-        Attempt(after, plan, Feedback(True), "DONE", 0.9, 7, [Edit("\treturn a +", "\treturn a + b")], "applied"),
-    ]
-    made = RefinementOutput([after], [["", "", ""]], [attempts], [3], ["done"])
-    asked = []
-    monkeypatch.setattr(
-        "hrm_hf.golang.generate.generate_code", lambda options, show: asked.append(options) or (["p"], made)
-    )
-    shown = invoke(coder, "Add two numbers.", "--repair-mode", "edits").stdout
-    assert asked[0].repair_mode == "edits"
-    assert "repair: not found\nvalidator: " in shown
-    difference = "repair: applied\n--- attempt 2\n+++ attempt 3\n@@ -1,3 +1,3 @@\n func Add(a, b int) int {\n"
-    assert f"{difference}-\treturn a +\n+\treturn a + b\n }}\nvalidator: no complaint" in shown
-    assert shown.count(before) == 1 and shown.endswith(f"3 attempts, stopped by: done\n\n{after}\n")
-
-
 ADD = ("Add two numbers.", "--prefix", "func Add(a, b int) int {", "--max-iterations", "2", "--threshold", "1")
 
 
@@ -75,12 +53,6 @@ def test_the_first_attempt_is_streamed_and_not_shown_again(coder):
     assert shown.count("plan ") == shown.count("validator: ") == shown.count("decision: ") == 2
     piped = invoke(coder, *ADD).stdout  # no terminal: all at once, as scripts know it
     assert piped == invoke(coder, *ADD, "--no-stream").stdout and piped.index("plan 1") < piped.index(first["code"])
-
-
-def test_json_has_the_edits_of_repairs(coder):
-    result = invoke(coder, "One.", "--repair-mode", "edits", "--json", "--max-iterations", "2", "--threshold", "1")
-    first, *others = json.loads(result.stdout)["attempts"][0]
-    assert first["outcome"] is None and all(len(one) == len(first) and "edits" in one for one in others)
 
 
 def test_a_repair_is_shown_with_its_difference_from_the_attempt_before(coder):
@@ -142,12 +114,12 @@ def test_repair_shows_only_a_record_whose_failure_the_model_repairs(coder, tmp_p
         "func A() {\n\treturn\n}",
     )
     failed = Attempt(broken, plan, Feedback(False, line=2, category="other", message="m"), "CONTINUE", 0.1, 9)
-    passed = Attempt(fixed, plan, Feedback(True), "DONE", 0.9, 7, [Edit("\treturn (", "\treturn")], "applied")
+    passed = Attempt(fixed, plan, Feedback(True), "DONE", 0.9, 7)
     emptied = replace(passed, code="func A() {\n}")
     asked = []
 
     def write(self, prompts, **options):
-        asked.append((len(prompts), options["temperature"], options["repair_mode"]))
+        asked.append((len(prompts), options["temperature"]))
         rows = [[failed, emptied] if "Add8" not in prompt else [failed, passed] for prompt in prompts]
         return RefinementOutput(
             [row[-1].code for row in rows], [[""]] * len(rows), rows, [2] * len(rows), ["done"] * len(rows)
@@ -155,9 +127,9 @@ def test_repair_shows_only_a_record_whose_failure_the_model_repairs(coder, tmp_p
 
     monkeypatch.setattr(HrmGoCoderForCausalLM, "generate_with_refinement", write)
     file = tiny_go.write(tmp_path / "r.jsonl", [tiny_go.record(number) for number in range(10)])
-    command = (coder, "--records", str(file), "--repair", "--repair-mode", "edits")
+    command = (coder, "--records", str(file), "--repair")
     shown = invoke(*command).stdout
-    assert asked == [(8, 0.8, "edits"), (2, 0.8, "edits")]
+    assert asked == [(8, 0.8), (2, 0.8)]
     assert shown.count("# Add") == 1 and "# Add8 returns" in shown and "-\treturn (\n+\treturn\n" in shown
     tiny_go.write(file, tiny_go.records(3))
     assert "repaired none" in invoke(*command).stdout

@@ -14,7 +14,6 @@ import torch
 from hrm_hf.golang.data.collator import GoCoderCollator
 from hrm_hf.golang.data.streams import IGNORED, GoStreamBuilder, TooLongError, load_go_streams
 from hrm_hf.io.sources import BadLineError
-from hrm_hf.models.edits_hrm_go_coder import apply_edits, parse_edits
 from hrm_hf.models.processing_hrm_go_coder import CATEGORIES, TOKEN_IDS
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 
@@ -125,105 +124,9 @@ def test_code_that_does_not_begin_with_its_prefix_is_named(builder):
         builder.build(record)
 
 
-@pytest.mark.parametrize(
-    ("options", "match"), [({"tokenizer": byte_tokenizer()}, "tokenizer="), ({"repairs": "diff"}, "repairs='diff'")]
-)
-def test_unusable_options_of_a_builder_are_named(options, match):
-    with pytest.raises(ValueError, match=match):
-        GoStreamBuilder(**{"tokenizer": tiny_go.tokenizer(), **options})
-
-
-# ---- repairs by edits ----
-
-
-MORE = "".join(f"\n\tx{number}()" for number in range(9))
-FAILED = f"<CODE>{PREFIX}{MORE}\n\treturn a + \n}}\n</CODE>"
-VERDICT = "<VALIDATE><SYNTAX_ERR>unexpected token, line 12: expected operand\n}</VALIDATE>"
-EDITS = "<CODE><BEFORE>\n\treturn a + <AFTER>\n\treturn a + b + 1</CODE>"
-
-
-def long_record(number: int, attempts: str) -> dict:
-    """A record of a function that is longer than the edit of one line."""
-    record = tiny_go.record(number, attempts)
-    for part in (record["solution"], *record["attempts"]):
-        part["code"] = part["code"].replace("{\n", f"{{{MORE}\n")
-    for attempt in record["attempts"]:
-        attempt["feedback"]["line"] = attempt["feedback"]["line"] and 12
-    return record
-
-
-@pytest.fixture(scope="module")
-def editing():
-    return tiny_go.builder(repairs="edits")
-
-
-def test_a_repair_by_edits_has_the_last_failed_attempt_with_its_line_and_teaches_the_edits(editing):
-    row = editing.build(long_record(1, "rcd"))
-    given = f"{FRONT}<PLAN>{PLAN}{FAILED}{VERDICT}<RETRY>"
-    assert text(row["input_ids"]) == f"{given}{EDITS}</s>"
-    assert spans(row) == [f"{PLAN}<CODE>", f"<RETRY>{EDITS}</s>"]
-    (position,) = row["decision_positions"]
-    assert text(row["input_ids"][: position + 1]).endswith(FAILED) and row["decision_labels"] == [0]
-    assert row["feedback_ids"] == [[2, 0, CATEGORIES.index("unexpected token"), 27]]
-    assert row["repair"] == "edits" and row["length"] == len(row["input_ids"]) == len(row["labels"])
-    assert text(editing.edit_prompt_ids(long_record(1, "rcd"))) == given
-
-
-def test_the_edits_of_a_row_make_the_solution_of_its_attempt(editing):
-    for attempts in ("cd", "rccd"):
-        record = long_record(1, attempts)
-        ids = editing.build(record)["input_ids"]
-        start = len(ids) - 1 - ids[::-1].index(TOKEN_IDS["<CODE>"])
-        edits = parse_edits(tiny_go.tokenizer(), ids[start:-1])
-        failed = record["attempts"][-2]["code"]
-        assert apply_edits(failed, edits, PREFIX) == (record["solution"]["code"], "applied")
-
-
-def test_no_edit_is_scored_as_code(editing):
-    row = editing.build(long_record(1, "cd"))
-    assert row["code_start"] == row["code_end"] == row["length"] - 1 and row["code_bytes"] == 0
-    batch = GoCoderCollator(3)([row, editing.build(tiny_go.record(2, "d"))])
-    assert (batch["scored_labels"][0] == IGNORED).all() and (batch["scored_labels"][1] != IGNORED).any()
-    assert batch["scored_bytes"].tolist() == [0, len(BODY)]
-
-
-@pytest.mark.parametrize("attempts", ["", "d", "rd", "crd"])
-def test_without_code_that_is_written_again_a_row_is_as_without_edits(builder, editing, attempts):
-    row = editing.build(tiny_go.record(1, attempts))
-    assert row == builder.build(tiny_go.record(1, attempts))
-    assert row["repair"] == ("rewrite" if len(attempts) > 1 else "")
-    plain = editing.build(tiny_go.record(1, "cd"), refinement=False)
-    assert plain == builder.build(tiny_go.record(1, "cd"), refinement=False)
-
-
-def test_edits_longer_than_the_solution_leave_the_row_as_it_was(builder, editing):
-    row = editing.build(tiny_go.record(1, "cd"))  # one line, which the edit has twice
-    assert row == builder.build(tiny_go.record(1, "cd")) and row["repair"] == "rewrite"
-
-
-def test_an_attempt_that_does_not_fit_is_left_out_of_a_row_of_edits_too(builder):
-    record = tiny_go.record(1, "cd")
-    record["attempts"][0]["code"] = PREFIX + "\n\treturn a + " + "1 +" * 60 + "\n}\n"
-    within = tiny_go.builder(repairs="edits", code_budget=60).build(record)
-    assert within == tiny_go.builder(code_budget=60).build(record) and within["repair"] == ""
-    length = builder.build(record, refinement=False)["length"] + 10
-    tight = tiny_go.builder(repairs="edits", max_length=length).build(record)
-    assert tight == tiny_go.builder(max_length=length).build(record) and tight["length"] <= length
-    with pytest.raises(TooLongError, match="attempt of") as error:
-        tiny_go.builder(repairs="edits", code_budget=60).edit_prompt_ids(record)
-    assert error.value.reason == "attempt"
-
-
-def test_rows_of_edits_are_counted_and_cached_apart(tmp_path, builder, editing):
-    records = [long_record(number, kind) for number, kind in enumerate(["", "d", "cd", "rcd", "crd", "cccd"])]
-    streams = load(editing, tiny_go.write(tmp_path / "a.jsonl", [*records, tiny_go.record(6, "cd")]))
-    assert (streams.counts["edit_repairs"], streams.counts["whole_repairs"]) == (3, 2)
-    assert "3 repairs by edits, 2 by complete code" in streams.describe() and streams.counts["left_out"] == 0
-    assert streams.rows["input_ids"][3] == editing.build(records[3])["input_ids"]
-    assert "repair" not in streams.rows.column_names
-    without = load(builder, tmp_path / "a.jsonl")
-    assert without.rows["input_ids"][3] == builder.build(records[3])["input_ids"]
-    assert "repairs" not in without.describe() and "edit_repairs" not in without.counts
+def test_a_tokenizer_without_the_tags_is_refused():
+    with pytest.raises(ValueError, match="tokenizer="):
+        GoStreamBuilder(byte_tokenizer())
 
 
 # ---- budgets ----

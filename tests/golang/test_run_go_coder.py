@@ -139,24 +139,6 @@ def test_a_run_leaves_a_model_and_everything_that_a_result_needs(run, data, mode
         assert parts <= results["metrics"].keys()
 
 
-def test_a_run_on_edits_makes_a_model_of_edits_and_counts_them(run, data, tmp_path):
-    rows = tiny_go.records(40)
-    for row in rows:  # longer than an edit of one line
-        for part in (row["solution"], *row["attempts"]):
-            part["code"] = part["code"].replace("{\n", "{\n" + "".join(f"\tx{n}()\n" for n in range(9)))
-    train_data = str(tiny_go.write(tmp_path / "train.jsonl", rows))
-    out, results = run("run", train_data=train_data, repair_mode="edits")
-    assert AutoModelForCausalLM.from_pretrained(out).config.repair_mode == "edits"
-    assert results["data"]["train"]["edit_repairs"] == 20 and results["data"]["train"]["whole_repairs"] == 0
-    assert "20 repairs by edits, 0 by complete code" in results["printed"]
-    assert yaml.safe_load((out / "recipe.yaml").read_text())["repair_mode"] == "edits"
-    start = {"model_type": None, "config_overrides": None, "model_name_or_path": str(out), "train_data": train_data}
-    with pytest.raises(ValueError, match="repair_mode='rewrite'"):
-        run("again", **start)
-    other, _ = run("other", **{**start, "config_overrides": "repair_mode=rewrite"})
-    assert AutoModelForCausalLM.from_pretrained(other).config.repair_mode == "rewrite"
-
-
 def test_a_unified_model_learns_decisions_as_tokens(run):
     overrides = f"{WIDTHS},unified=true,planner_layers=2,generator_layers=0"
     _, results = run("run", config_overrides=overrides, lr_multipliers="planner=1.0")
@@ -285,7 +267,6 @@ def test_a_run_that_cannot_be_says_why(run, options, message):
         ({"refinement_warmup": -1}, "refinement_warmup=-1"),
         ({"replay_file": "x"}, "replay_file='x'"),
         ({"max_length": 0}, "max_length=0"),
-        ({"repair_mode": "diff"}, "repair_mode='diff'"),
         ({"validator": "gofmt"}, "validator='gofmt'"),
     ],
 )

@@ -6,7 +6,6 @@ import tiny_go
 import torch
 from transformers.utils import ModelOutput
 
-from hrm_hf.models.edits_hrm_go_coder import edit_segment
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, encode_text, plan_segment
 from hrm_hf.models.refinement_hrm_go_coder import Attempt, RefinementOutput
 
@@ -29,7 +28,7 @@ def generated(input_ids, written, pad, criteria):
 class Scripted:
     """A "model" that writes what a script says for each record, with any probabilities one likes.
 
-    script: for each record {"plan", "body", "repair": a body, or a list of edits, "attempts": bodies of one loop,
+    script: for each record {"plan", "body", "repair": a body, "attempts": bodies of one loop,
         "samples": of the control}.
     boost: (ids, position) -> logit of the right next token; the others are 0.
     """
@@ -58,8 +57,6 @@ class Scripted:
             return ids_of_plan(entry["plan"])[1:]
         self.code_prompts.append(ids)
         body = entry["repair"] if TOKEN_IDS["</VALIDATE>"] in ids and "repair" in entry else entry["body"]
-        if isinstance(body, list):
-            return edit_segment(tiny_go.tokenizer(), body)[1:]
         return [*encode_text(tiny_go.tokenizer(), body), TOKEN_IDS["</CODE>"]]
 
     def __call__(self, input_ids, attention_mask, use_cache, decision_positions=None, feedback_ids=None):
@@ -73,9 +70,8 @@ class Scripted:
         return ModelOutput(logits=logits, refinement_logits=head)
 
     def generate_with_refinement(
-        self, prompts, tokenizer, code_prefixes, contexts, validator, max_refinement_iterations, repair_mode, **_
+        self, prompts, tokenizer, code_prefixes, contexts, validator, max_refinement_iterations, **_
     ):
-        self.repair_mode = repair_mode
         by_title = {record["problem"]["title"]: (index, entry) for index, (record, entry) in enumerate(self.script)}
         rows = []
         for prompt, prefix in zip(prompts, code_prefixes):

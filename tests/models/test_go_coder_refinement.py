@@ -322,7 +322,6 @@ def test_the_librarys_streamer_prints_the_first_attempt_and_the_chosen_one(capsy
         ({"prompts": ["a"], "contexts": []}, "contexts: 0"),
         ({"prompts": ["a"], "max_refinement_iterations": 0}, "max_refinement_iterations=0"),
         ({"prompts": ["a"], "max_refinement_iterations": 6}, "max_refinement_iterations=6"),
-        ({"prompts": ["a"], "repair_mode": "diff"}, "repair_mode='diff'"),
         ({"prompts": ["a", "b"], "streamer": TextStreamer(None)}, "streamer"),
         ({"prompts": ["a", "b"], "validator": lambda codes: [GOOD]}, "validator"),
         ({"prompts": ["a"], "code_prefixes": ["word " * 600]}, "shorten it"),

@@ -1,10 +1,12 @@
 """The Go coder without generation. Referees: transformers' Llama, the same model run another way, and plain loops."""
 
+import json
+
 import pytest
 import tiny_go
 import torch
 from huggingface_hub.errors import StrictDataclassError
-from tiny_go import EDITED, ONE_ATTEMPT, PLAIN, REPAIRED
+from tiny_go import ONE_ATTEMPT, PLAIN, REPAIRED, WITH_RESERVED_TAGS
 from tolerances import assert_equal_but_for_rounding
 from transformers import DynamicCache, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
@@ -15,7 +17,7 @@ from hrm_hf.models.processing_hrm_go_coder import PLANNER_OPENERS, TOKEN_IDS, Fe
 
 
 each_variant = pytest.mark.parametrize("fields", tiny_go.VARIANTS.values(), ids=tiny_go.VARIANTS.keys())
-STREAMS = (REPAIRED, EDITED, ONE_ATTEMPT, PLAIN)
+STREAMS = (REPAIRED, WITH_RESERVED_TAGS, ONE_ATTEMPT, PLAIN)
 
 
 def is_code(ids) -> list[bool]:
@@ -72,8 +74,6 @@ def test_base_is_the_default_and_a_fifth_of_gpt2_with_its_vocabulary():
         ({"refinement_threshold": 1.5}, "refinement_threshold=1.5"),
         ({"refinement_class_weights": [1.0, 1.0]}, "refinement_class_weights"),
         ({"hidden_size": 30}, "not a multiple"),
-        ({"repair_mode": "edit"}, "repair_mode='edit'"),
-        ({"repair_mode": "edits", "tagged": False}, "repair_mode='edits'"),
     ],
 )
 def test_impossible_fields_are_refused_by_name(fields, message):
@@ -85,6 +85,17 @@ def test_a_saved_config_is_the_same_when_loaded(tmp_path):
     config = tiny_go.model(**tiny_go.VARIANTS["cycles"], refinement_class_weights=[2.0, 1.0, 0.5]).config
     config.save_pretrained(tmp_path)
     assert HrmGoCoderConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
+
+
+def test_the_one_mode_of_repairs_in_an_earlier_config_is_dropped_and_the_other_refused(tmp_path):
+    HrmGoCoderConfig().save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    saved = json.loads(file.read_text())
+    file.write_text(json.dumps(saved | {"repair_mode": "rewrite"}))
+    assert "repair_mode" not in HrmGoCoderConfig.from_pretrained(tmp_path).to_dict()
+    file.write_text(json.dumps(saved | {"repair_mode": "edits"}))
+    with pytest.raises(ValueError, match="repair_mode='edits'"):
+        HrmGoCoderConfig.from_pretrained(tmp_path)
 
 
 def test_every_parameter_belongs_to_a_group():
@@ -284,7 +295,7 @@ def test_gradient_checkpointing_changes_no_gradient(fields, reentrant):
 PLANNED = "<s> <PROBLEM> {} </PROBLEM> <PLAN> <INTENT:ADD> 2 </PLAN> <CODE> {}"
 BATCHES = {
     "other lengths": ([PLANNED.format(4, 9), PLANNED.format(7, 6), PLANNED.format(2, 11)], "left"),
-    "several attempts": ([REPAIRED, EDITED, ONE_ATTEMPT], "left"),
+    "several attempts": ([REPAIRED, WITH_RESERVED_TAGS, ONE_ATTEMPT], "left"),
     "no opener": ([PLAIN, "9"], "left"),
     "padded on the right": ([PLANNED.format(4, 9), PLANNED.format(3, 2)], "right"),
 }

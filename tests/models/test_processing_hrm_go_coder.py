@@ -9,11 +9,11 @@ from hrm_hf.models.processing_hrm_go_coder import (
     CATEGORIES,
     CLOSERS,
     DECISION_TOKENS,
-    EDIT_MARKS,
     LINE_BUCKETS,
     MARKS,
     MAX_MESSAGE,
     PLANNER_OPENERS,
+    RESERVED,
     SPECIAL_TOKENS,
     TOKEN_IDS,
     Feedback,
@@ -37,8 +37,8 @@ def read(ids) -> str:
 def test_tags_are_the_first_ids_and_each_kind_is_one_run_of_them():
     assert len(SPECIAL_TOKENS) == len(set(SPECIAL_TOKENS)) == 43
     assert tiny_go.tokenizer().convert_tokens_to_ids(list(SPECIAL_TOKENS)) == list(range(43))
-    in_between = (*PLANNER_OPENERS[:4], *EDIT_MARKS, *PLANNER_OPENERS[4:])
-    for kind in (in_between, EDIT_MARKS, CLOSERS, MARKS, DECISION_TOKENS):  # the model compares with first and last
+    in_between = (*PLANNER_OPENERS[:4], *RESERVED, *PLANNER_OPENERS[4:])
+    for kind in (in_between, RESERVED, CLOSERS, MARKS, DECISION_TOKENS):  # the model compares with first and last
         first = TOKEN_IDS[kind[0]]
         assert [TOKEN_IDS[token] for token in kind] == list(range(first, first + len(kind)))
 
@@ -115,35 +115,6 @@ def test_a_verdict_reads_as_documented(feedback, text):
 def test_a_long_message_is_cut():
     ids = validation_segment(tiny_go.tokenizer(), Feedback(False, message="x" * 1000))
     assert read(ids) == f"<VALIDATE><SYNTAX_ERR>none: {'x' * MAX_MESSAGE}</VALIDATE>"
-
-
-@pytest.mark.parametrize(
-    ("line", "quoted"),
-    [
-        (2, "\nreturn a +"),
-        (3, "\nreturn a +"),  # blank: the text above
-        (4, "\n}"),
-        (5, "\n}"),
-        (99, "\n}"),  # behind the end
-        (None, ""),
-    ],
-)
-def test_a_verdict_on_code_quotes_the_line_of_its_error(line, quoted):
-    tokenizer, code = tiny_go.tokenizer(), "func A() {\n\treturn a + \n\n}\n"
-    feedback = Feedback(False, category="missing operand or type", line=line, message="m")
-    said = f"missing operand or type{f', line {line}' if line else ''}: m{quoted}"
-    assert read(validation_segment(tokenizer, feedback, code)) == f"<VALIDATE><SYNTAX_ERR>{said}</VALIDATE>"
-    for other in (Feedback(True), None):  # nothing to quote
-        assert validation_segment(tokenizer, other, code) == validation_segment(tokenizer, other)
-
-
-def test_a_quoted_line_is_cut_and_its_tags_are_text():
-    feedback, line = Feedback(False, line=1, message="m"), ATTACK + "x" * 1000
-    ids = validation_segment(tiny_go.tokenizer(), feedback, line)
-    assert read(ids) == f"<VALIDATE><SYNTAX_ERR>none, line 1: m\n{line[:MAX_MESSAGE]}</VALIDATE>"
-    assert sum(token < len(SPECIAL_TOKENS) for token in ids) == 3
-    empty = validation_segment(tiny_go.tokenizer(), feedback, "\n\n")
-    assert empty == validation_segment(tiny_go.tokenizer(), feedback)
 
 
 @pytest.mark.parametrize(

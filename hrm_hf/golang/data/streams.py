@@ -4,7 +4,7 @@
 segments), `load_go_streams` writes files of records and counts them, `collator.py` pads rows to batches.
 
 Targets (all else is -100): the plan after <PLAN>, </PLAN> and the <CODE> behind it; the code of the last attempt
-behind its given prefix, or the edits that repair it, </CODE>; every decision and the <CODE> or <PLAN> behind it; </s>.
+behind its given prefix, </CODE>; every decision and the <CODE> or <PLAN> behind it; </s>.
 """
 
 from collections import Counter
@@ -13,9 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...models.edits_hrm_go_coder import REPAIR_MODES, edit_segment, edits_between
 from ...models.processing_hrm_go_coder import (
-    CONTINUE,
     DECISIONS,
     EOS,
     LEAST_TEXT,
@@ -51,7 +49,7 @@ DROPPED = {
 
 
 class TooLongError(ValueError):
-    """A record does not fit its budgets; `reason` is "plan", "code", "attempt", "edits" or "stream"."""
+    """A record does not fit its budgets; `reason` is "plan", "code", "attempt" or "stream"."""
 
     def __init__(self, reason: str, message: str):
         super().__init__(message)
@@ -81,20 +79,14 @@ class GoStreamBuilder:
     What does not fit is cut in this order: the middle of the context, the complete context, the end of the problem,
     then failed attempts from the first on. A record whose plan or solution is too long is rejected.
 
-    With repairs by edits a record whose last failed attempt is to be written again (CONTINUE) becomes plan, that
-    attempt, its verdict with the line of the error, <RETRY> and the edits that make the solution of it, and ends
-    there. Where the edits are more tokens than the solution, or the attempt does not fit, the record is as without
-    edits.
-
     Attributes:
         tokenizer: one whose vocabulary starts with `SPECIAL_TOKENS`.
         max_length: most tokens of a row.
         problem_budget, context_budget, plan_budget: most tokens of these segments, tags included.
         code_budget: most tokens of one attempt, tags and given prefix included.
-        repairs: "rewrite" or "edits", the `repair_mode` of the model that they are for.
 
     Raises:
-        ValueError: the tokenizer has other special tokens; an unknown kind of repairs.
+        ValueError: the tokenizer has other special tokens.
     """
 
     tokenizer: Any
@@ -103,7 +95,6 @@ class GoStreamBuilder:
     context_budget: int = 512
     plan_budget: int = 512
     code_budget: int = 1024
-    repairs: str = "rewrite"
 
     def __post_init__(self):
         if not is_go_tokenizer(self.tokenizer):
@@ -111,8 +102,6 @@ class GoStreamBuilder:
                 f"tokenizer={self.tokenizer.name_or_path!r}: its vocabulary does not start with the "
                 f"{len(SPECIAL_TOKENS)} special tokens of the Go coder; make one with `hrm-hf data go-tokenizer`"
             )
-        if self.repairs not in REPAIR_MODES:
-            raise ValueError(f"repairs={self.repairs!r}: must be one of {', '.join(REPAIR_MODES)}")
 
     def build(self, record: dict[str, Any], refinement: bool = True) -> dict[str, Any]:
         """Write one record as a row.
@@ -124,24 +113,16 @@ class GoStreamBuilder:
         Returns:
             `input_ids` and `labels` [S]; `decision_positions` (index of each attempt's </CODE>) and `decision_labels`
             [K], `feedback_ids` [K, 4], K the number of attempts; `code_start`, `code_end`: span of the labeled code
-            with its </CODE>; `code_bytes`: of its text in UTF-8; `length`: S; `repair`: "edits", "rewrite", or ""
-            for a row without a failed attempt. Bits per byte are of code alone: in a row with edits `code_start` is
-            `code_end` and `code_bytes` is 0.
+            with its </CODE>; `code_bytes`: of its text in UTF-8; `length`: S.
 
         Raises:
             TooLongError: the plan, the solution, or both together are longer than they may be.
             ValueError: code that does not start with the record's code_prefix.
         """
         attempts = record["attempts"] or [] if refinement else []
-        if self.repairs == "edits" and is_written_again(attempts):
-            try:
-                return self._row(record, self._edit_tail(record), "edits")
-            except TooLongError as error:
-                if error.reason not in ("edits", "attempt", "stream"):
-                    raise
         while True:
             try:
-                return self._row(record, self._tail(record, attempts), "rewrite" if len(attempts) > 1 else "")
+                return self._row(record, self._tail(record, attempts))
             except TooLongError as error:
                 if len(attempts) < 2 or error.reason not in ("attempt", "stream"):
                     raise
@@ -157,24 +138,12 @@ class GoStreamBuilder:
         ids, given = code_segment(self.tokenizer, record["code_prefix"] or "", "")
         return ids[:given]
 
-    def edit_prompt_ids(self, record: dict[str, Any]) -> list[int]:
-        """Return the ids behind which the last failed attempt is edited: everything up to and including <RETRY>.
-
-        As many ids as the attempt has are left free behind them.
-
-        Raises:
-            TooLongError: plan, attempt and verdict are longer than they may be.
-        """
-        tail = self._edit_prompt(record)
-        free = len(self._code(record, record["attempts"][-2]["code"], "attempt")[0])
-        return [*self._front(record, self.max_length - len(tail.ids) - free), *tail.ids]
-
     def settings(self) -> tuple[Any, ...]:
         """Everything that rows depend on beside the record: part of the key of cached rows."""
         budgets = (self.problem_budget, self.context_budget, self.plan_budget, self.code_budget)
-        return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets, self.repairs)
+        return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets)
 
-    def _row(self, record: dict[str, Any], tail: _Tail, repair: str) -> dict[str, Any]:
+    def _row(self, record: dict[str, Any], tail: _Tail) -> dict[str, Any]:
         front = self._front(record, self.max_length - len(tail.ids))
         offset = len(front)
         return {
@@ -187,7 +156,6 @@ class GoStreamBuilder:
             "code_end": offset + tail.span[1],
             "code_bytes": tail.code_bytes,
             "length": offset + len(tail.ids),
-            "repair": repair,
         }
 
     def _front(self, record: dict[str, Any], room: int) -> list[int]:
@@ -217,43 +185,27 @@ class GoStreamBuilder:
         tail.add([TOKEN_IDS[EOS]])
         return tail
 
-    def _edit_tail(self, record: dict[str, Any]) -> _Tail:
-        """As `_tail`, of the last failed attempt and the edits that make the solution of it."""
-        solution, given, _ = self._code(record, record["solution"]["code"], "code")
-        tail = self._edit_prompt(record)
-        failed = record["attempts"][-2]["code"]
-        edits = edits_between(failed, record["solution"]["code"], record["code_prefix"] or "")
-        ids = edit_segment(self.tokenizer, edits)
-        if len(ids) - 1 > len(solution) - given:
-            raise TooLongError("edits", f"record {record['id']!r}: {len(ids)} ids of edits, more than the solution")
-        tail.add(ids)
-        tail.span, tail.code_bytes = (len(tail.ids), len(tail.ids)), 0
-        tail.add([TOKEN_IDS[EOS]])
-        return tail
-
-    def _edit_prompt(self, record: dict[str, Any]) -> _Tail:
-        """Plan, last failed attempt, its verdict with the line of the error, and <RETRY>."""
-        failed, tail = record["attempts"][-2], _Tail()
-        tail.add(self._plan(record), ignored=1)
-        self._add_code(tail, record, failed["code"], "attempt")
-        self._add_decision(tail, failed, failed["code"])
-        return tail
-
     def _add_code(self, tail: _Tail, record: dict[str, Any], code: str, what: str) -> None:
         """Append an attempt, which is a target if it is the solution ("code")."""
-        ids, given, tail.code_bytes = self._code(record, code, what)
+        prefix = record["code_prefix"] or ""
+        if not code.startswith(prefix):
+            raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: the {what} does not start with it")
+        body = code[len(prefix) :]
+        ids, given = code_segment(self.tokenizer, prefix, body)
+        self._within(what, ids, self.code_budget, record)
+        tail.code_bytes = len(body.encode())
         start = len(tail.ids)
         tail.add(ids, given if what == "code" else len(ids))
         tail.labels[start] = ids[0]  # <CODE> is written by the model, behind a plan or a decision
         tail.span = start + given, start + len(ids)
 
-    def _add_decision(self, tail: _Tail, attempt: dict[str, Any], quoted: str | None = None) -> None:
+    def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
         """Append the verdict on the attempt that ends the tail, and the decision on it."""
         decision = DECISIONS.index(attempt["decision"])
         found = None if attempt["feedback"] is None else Feedback.of_record(attempt["feedback"])
         said = NO_FEEDBACK if found is None else found.token_ids(attempt["code"].count("\n") + 1)
         tail.decisions.append((len(tail.ids) - 1, decision, said))
-        ids = decision_segment(self.tokenizer, found, decision, quoted)
+        ids = decision_segment(self.tokenizer, found, decision)
         tail.add(ids, ignored=len(ids) - 1)
 
     def _plan(self, record: dict[str, Any]) -> list[int]:
@@ -261,25 +213,11 @@ class GoStreamBuilder:
         ids = plan_segment(self.tokenizer, plan["intent"], plan["targets"], [step["text"] for step in plan["steps"]])
         return self._within("plan", ids, self.plan_budget, record)
 
-    def _code(self, record: dict[str, Any], code: str, what: str) -> tuple[list[int], int, int]:
-        """Ids of an attempt, how many of them are given, and the bytes of text that are not."""
-        prefix = record["code_prefix"] or ""
-        if not code.startswith(prefix):
-            raise ValueError(f"record {record['id']!r}: code_prefix={prefix!r}: the {what} does not start with it")
-        body = code[len(prefix) :]
-        ids, given = code_segment(self.tokenizer, prefix, body)
-        return self._within(what, ids, self.code_budget, record), given, len(body.encode())
-
     @staticmethod
     def _within(what: str, ids: list[int], budget: int, record: dict[str, Any]) -> list[int]:
         if len(ids) > budget:
             raise TooLongError(what, f"record {record['id']!r}: {what} of {len(ids)} tokens; the budget is {budget}")
         return ids
-
-
-def is_written_again(attempts: Sequence[dict[str, Any]]) -> bool:
-    """Whether code for the same plan follows the last failed attempt."""
-    return len(attempts) > 1 and attempts[-2]["decision"] == DECISIONS[CONTINUE]
 
 
 # ---- data sets ----
@@ -293,8 +231,8 @@ class GoStreams:
         rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.
         records: the records of the rows, in their order.
         counts: "records" read, "bad" lines skipped, "kept" rows, their "tokens", "targets" (labeled tokens) and
-            "attempts", how many attempts were "left_out" because they do not fit; of a builder of edits, how many rows
-            repair by edits ("edit_repairs") and by complete code ("whole_repairs"); the reasons of `TooLongError`.
+            "attempts", how many attempts were "left_out" because they do not fit; the reasons of
+            `TooLongError`.
     """
 
     rows: "Dataset"
@@ -305,12 +243,10 @@ class GoStreams:
         """The counts in a line for people."""
         c = self.counts
         dropped = ", ".join(f"{c[name]:,} {text}" for name, text in DROPPED.items() if c[name])
-        repairs = f", {c['edit_repairs']:,} repairs by edits, {c['whole_repairs']:,} by complete code"
         return (
             f"{c['kept']:,} of {c['records']:,} records, {c['tokens']:,} tokens, {c['targets']:,} of them targets, "
             f"{c['attempts']:,} attempts"
             + (f" without {c['left_out']:,} that do not fit" if c["left_out"] else "")
-            + (repairs if "edit_repairs" in c else "")
             + (f"; dropped {dropped}" if dropped else "")
         )
 
@@ -356,10 +292,7 @@ def load_go_streams(
         )
     rows = rows.select(kept)
     counts.update(tokens=sum(rows["length"]), **{name: sum(rows[name]) for name in COUNTED})
-    if builder.repairs == "edits":
-        repairs = Counter(rows["repair"])
-        counts.update(edit_repairs=repairs["edits"], whole_repairs=repairs["rewrite"])
-    unused = ["dropped", "repair", *COUNTED, *(SCORED if training else ())]
+    unused = ["dropped", *COUNTED, *(SCORED if training else ())]
     return GoStreams(rows.remove_columns(unused), records.select(kept), counts)
 
 
@@ -397,10 +330,10 @@ def _build_rows(records, builder: GoStreamBuilder, plain: bool, num_workers) -> 
     from datasets import Features, Sequence, Value
     from datasets.fingerprint import Hasher
 
-    ids, number, text = Sequence(Value("int32")), Value("int32"), Value("string")
+    ids, number = Sequence(Value("int32")), Value("int32")
     columns = dict.fromkeys(("input_ids", "labels", "decision_positions", "decision_labels"), ids)
     columns |= {"feedback_ids": Sequence(ids), **dict.fromkeys((*SCORED, "length", *COUNTED), number)}
-    columns |= {"repair": text, "dropped": text}
+    columns["dropped"] = Value("string")
     if plain:
         columns |= {f"{PLAIN}input_ids": ids, f"{PLAIN}labels": ids}
     workers = num_workers if num_workers and num_workers > 1 and len(records) > num_workers else None
@@ -427,6 +360,5 @@ def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool, columns:
         return row | {"dropped": error.reason}
     targets = sum(label != IGNORED for label in row["labels"])
     attempts = len(row["decision_labels"])
-    # A repair by edits has the last failed attempt alone, on purpose.
-    left_out = 0 if row["repair"] == "edits" else len(record["attempts"] or []) - attempts
+    left_out = len(record["attempts"] or []) - attempts
     return row | {"dropped": "", "targets": targets, "attempts": attempts, "left_out": left_out}

@@ -9,12 +9,10 @@ its package cannot type-check alone.
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from ...models.edits_hrm_go_coder import APPLIED, OUTCOMES, UNCHANGED, apply_edits, parse_edits
 from ...models.processing_hrm_go_coder import (
     CONTINUE,
     DECISION_TOKENS,
@@ -25,7 +23,7 @@ from ...models.processing_hrm_go_coder import (
     parse_plan,
     plan_segment,
 )
-from ..data.streams import GoStreamBuilder, TooLongError, is_written_again
+from ..data.streams import GoStreamBuilder, TooLongError
 from .metrics import answers, iteration_scores, mean, paired_difference, plan_scores, rate_with_interval
 from .options import EvaluateGo
 from .similarity import exact_matches, subtree_f1
@@ -93,29 +91,18 @@ def evaluate_greedy(
 # ---- repair ----
 
 
-@dataclass(frozen=True)
-class Try:
-    """A code sample, its number of new tokens, and the outcome of its edits."""
-
-    code: str
-    tokens: int
-    outcome: str | None = None
-
-
 def evaluate_repair(
     writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record], validator: Validator, seed: int = 0
 ) -> dict[str, Any]:
     """Score a greedy repair of the last failed attempt of each trajectory, with new code for its plan as the baseline.
 
     Both get the trajectory's plan, and the repair also its decision, so that they differ in the attempt and its
-    verdict alone; after <REFINE> the model writes a new plan first, after <RETRY> complete code, or edits if the
-    builder is for them.
+    verdict alone; after <REFINE> the model writes a new plan first, after <RETRY> code.
 
     Returns:
         exact and valid rates of both ("repair", "resampling") with their paired differences, subtree F1 to the
         reference of attempt, repair and sample ("_ast") and new tokens ("_tokens"), all but the differences also by
-        decision. `repair_unchanged` is the share of repairs that equal the attempt; with edits it and
-        `repair_not_applied` and `repair_outcomes` count edits alone.
+        decision. `repair_unchanged` is the share of repairs that equal the attempt.
     """
     cases = [case for case in (_repair_case(writer, builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
@@ -123,15 +110,15 @@ def evaluate_repair(
         return result
     prefixes, references, controls = ([case[name] for case in cases] for name in ("prefix", "reference", "control"))
     syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
-    tries = {"repair": _repairs(writer, cases), "resampling": _whole_codes(writer, controls, prefixes)}
+    tries = {"repair": _repairs(writer, cases), "resampling": _codes(writer, controls, prefixes)}
     columns = {"attempt_ast": [subtree_f1(case["attempt"], case["reference"]) for case in cases]}
     for name, row in tries.items():
-        codes = [one.code for one in row]
+        codes = [code for code, _ in row]
         columns |= {
             f"{name}_exact": exact_matches(codes, references)[0],
             f"{name}_valid": which_pass(validator, codes, syntax_alone),
             f"{name}_ast": [subtree_f1(code, right) for code, right in zip(codes, references)],
-            f"{name}_tokens": [one.tokens for one in row],
+            f"{name}_tokens": [tokens for _, tokens in row],
         }
     result |= {name: mean(values) for name, values in columns.items()}
     for decision in DECISIONS[:DONE]:
@@ -142,29 +129,22 @@ def evaluate_repair(
         ours, theirs = columns[f"repair_{name}"], columns[f"resampling_{name}"]
         result |= rate_with_interval(f"repair_{name}", ours) | rate_with_interval(f"resampling_{name}", theirs)
         result[f"{name}_gain"] = paired_difference(ours, theirs, seed)
-    result["repair_mode"] = builder.repairs
-    if builder.repairs == "edits":
-        outcomes = [one.outcome for case, one in zip(cases, tries["repair"]) if case["edits"]]
-        result["repair_unchanged"] = mean([outcome == UNCHANGED for outcome in outcomes])
-        result["repair_not_applied"] = mean([outcome not in (APPLIED, UNCHANGED) for outcome in outcomes])
-        result["repair_outcomes"] = {name: outcomes.count(name) for name in OUTCOMES}
-    else:
-        result["repair_unchanged"] = mean([one.code == case["attempt"] for case, one in zip(cases, tries["repair"])])
+    result["repair_unchanged"] = mean([code == case["attempt"] for case, (code, _) in zip(cases, tries["repair"])])
     return result
 
 
 def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
     """Return what one repair needs, such as its ids up to the decision; None if there is none or it is too long."""
-    edits = builder.repairs == "edits" and is_written_again(record["attempts"])
     try:
-        given, decision = (builder.edit_prompt_ids(record), CONTINUE) if edits else _rewrite_prompt(builder, record)
+        built = builder.build(record)
     except TooLongError:
         return None
-    if given is None:
+    if len(built["decision_labels"]) < 2:
         return None
+    ids, decision = list(built["input_ids"]), built["decision_labels"][-2]
+    end = ids.index(TOKEN_IDS["</VALIDATE>"], built["decision_positions"][-2])
     return {
-        "given": given,
-        "edits": edits,
+        "given": [*ids[: end + 1], TOKEN_IDS[DECISION_TOKENS[decision]]],
         "replans": decision != CONTINUE,
         "decision": DECISIONS[decision],
         "control": [*builder.prompt_ids(record), *plan_ids_of(writer, record["plan"])],
@@ -174,37 +154,20 @@ def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> di
     }
 
 
-def _rewrite_prompt(builder: GoStreamBuilder, record: Record) -> tuple[list[int] | None, int]:
-    """Return the ids up to the decision after the last failed attempt (None if there is none), and that decision."""
-    built = builder.build(record)
-    if len(built["decision_labels"]) < 2:
-        return None, CONTINUE
-    ids, decision = list(built["input_ids"]), built["decision_labels"][-2]
-    end = ids.index(TOKEN_IDS["</VALIDATE>"], built["decision_positions"][-2])
-    return [*ids[: end + 1], TOKEN_IDS[DECISION_TOKENS[decision]]], decision
+def _repairs(writer: Writer, cases: list[dict]) -> list[tuple[str, int]]:
+    """Repair each case, after a new plan if it is to be refined: code and its number of new tokens, plan included."""
+    replanned = _with_new_plans(writer, cases)
+    codes = _codes(writer, replanned, [case["prefix"] for case in cases])
+    return [
+        (code, tokens + len(given) - len(case["given"]) - case["replans"])  # <PLAN> is given, as <CODE> is
+        for case, given, (code, tokens) in zip(cases, replanned, codes)
+    ]
 
 
-def _repairs(writer: Writer, cases: list[dict]) -> list[Try]:
-    """Repair each case by edits or by complete code, after a new plan if it is to be refined."""
-    results: list[Try] = [Try("", 0)] * len(cases)
-    edited = [i for i, case in enumerate(cases) if case["edits"]]
-    for i, ids in zip(edited, writer.edit_ids([cases[i]["given"] for i in edited])):
-        edits = parse_edits(writer.tokenizer, [TOKEN_IDS["<CODE>"], *ids])
-        code, outcome = apply_edits(cases[i]["attempt"], edits, cases[i]["prefix"])
-        results[i] = Try(code, len(ids), outcome)
-    whole = [i for i, case in enumerate(cases) if not case["edits"]]
-    replanned = _with_new_plans(writer, [cases[i] for i in whole])
-    codes = _whole_codes(writer, replanned, [cases[i]["prefix"] for i in whole])
-    for i, given, one in zip(whole, replanned, codes):
-        opened = cases[i]["replans"]  # <PLAN> after <REFINE> is given, as <CODE> is
-        results[i] = replace(one, tokens=one.tokens + len(given) - len(cases[i]["given"]) - opened)
-    return results
-
-
-def _whole_codes(writer: Writer, prompts: list[list[int]], prefixes: list[str]) -> list[Try]:
-    """Write complete code for prompts that end in </PLAN>."""
+def _codes(writer: Writer, prompts: list[list[int]], prefixes: list[str]) -> list[tuple[str, int]]:
+    """Write code, and count its new tokens, for prompts after which <CODE> comes."""
     written = writer.code_ids(prompts, prefixes)
-    return [Try(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
+    return [(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
 
 
 def _with_new_plans(writer: Writer, cases: list[dict]) -> list[list[int]]:
@@ -242,15 +205,17 @@ def evaluate_refinement(
         return result
     torch.manual_seed(options.seed)
     loop: list[list[str]] = [[] for _ in judged]
-    how = {"temperature": options.temperature, "repair_mode": builder.repairs}
     for alone, judge in ((False, validator), (True, _of_syntax(validator))):
         rows = [i for i, flag in enumerate(syntax_alone) if flag == alone]
-        written = _attempts(writer, [judged[i] for i in rows], judge, options.max_iterations, "refinement", **how)
+        written = _attempts(
+            writer, [judged[i] for i in rows], judge, options.max_iterations, "refinement", options.temperature
+        )
         for i, attempts in zip(rows, written):
             loop[i] = attempts
     torch.manual_seed(options.seed + 1)  # the samples are independent: they do not share the loop's first attempt
     drawn = [
-        _attempts(writer, judged, None, 1, f"resampling {index + 1}", **how) for index in range(options.max_iterations)
+        _attempts(writer, judged, None, 1, f"resampling {index + 1}", options.temperature)
+        for index in range(options.max_iterations)
     ]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
     ours, theirs = (_judge(judged, attempts, validator, syntax_alone) for attempts in (loop, control))
@@ -266,9 +231,7 @@ def evaluate_refinement(
     return result
 
 
-def _attempts(
-    writer: Writer, records, validator, iterations: int, what: str, temperature: float, repair_mode: str
-) -> list[list[str]]:
+def _attempts(writer: Writer, records, validator, iterations: int, what: str, temperature: float) -> list[list[str]]:
     """Return the code of each record's attempts."""
     results = []
     with writer.bar(len(records), what) as bar:
@@ -281,7 +244,6 @@ def _attempts(
                 contexts=[(record["context"]["path"], record["context"]["before"]) for record in batch],
                 validator=validator,
                 max_refinement_iterations=iterations,
-                repair_mode=repair_mode,
                 do_sample=True,
                 temperature=temperature,
                 top_k=0,

@@ -46,7 +46,7 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
     writer, builder = load_writer(
         options.model, device, batch_size=options.batch_size, max_length=options.max_length,
         problem_budget=options.problem_budget, context_budget=options.context_budget,
-        repair_mode=options.repair_mode, max_code_tokens=options.max_code_tokens,
+        max_code_tokens=options.max_code_tokens,
         repetition_guard=options.repetition_guard,
     )  # fmt: skip
     if options.out:
@@ -57,7 +57,7 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
             metrics["benchmarks"] = _run_benchmarks(writer, builder, tasks, judge, options)
     shown = ("limit", "max_iterations", "temperature", "samples", "max_code_tokens", "repetition_guard", "seed")
     settings = {name: getattr(options, name) for name in shown} | {
-        "validator": type(judge).__name__, "max_length": writer.max_length, "repair_mode": builder.repairs,
+        "validator": type(judge).__name__, "max_length": writer.max_length,
         "problem_budget": builder.problem_budget, "context_budget": builder.context_budget,
     }  # fmt: skip
     files = [*(options.records or []), *(options.trajectories or []), *(file for _, file in options.benchmarks())]

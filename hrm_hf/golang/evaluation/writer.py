@@ -1,4 +1,4 @@
-"""Load a Go coder, or a baseline trained on the same stream, and write plans, code and edits with it.
+"""Load a Go coder, or a baseline trained on the same stream, and write plans and code with it.
 
 Generation is plain autoregression in two steps, so that a given beginning of the code can be forced: from ...<PLAN> to
 </PLAN>, then from <CODE>prefix to </CODE>. Prompts are batched by length, and only the tags that belong in a segment
@@ -13,8 +13,6 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
-    LogitsProcessor,
-    LogitsProcessorList,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     StoppingCriteriaList,
@@ -22,8 +20,7 @@ from transformers import (
 
 from ...models.generation_hrm_go_coder import IN_PLANS, GoCoderGenerationMixin, RowLimits
 from ...models.logits_process_hrm_go_coder import repetition_guards
-from ...models.processing_hrm_go_coder import EDIT_MARKS, EOS, PAD, TOKEN_IDS, encode_text
-from ...models.quotations_hrm_go_coder import QuotedLines
+from ...models.processing_hrm_go_coder import EOS, PAD, TOKEN_IDS, encode_text
 from ...registry import architecture_of
 from ...text.evaluation import model_positions
 from ..data.streams import GoStreamBuilder
@@ -31,7 +28,6 @@ from ..data.streams import GoStreamBuilder
 
 END_OF_PLAN = (TOKEN_IDS["</PLAN>"], TOKEN_IDS[EOS])
 END_OF_CODE = (TOKEN_IDS["</CODE>"], TOKEN_IDS[EOS])
-EDITS = tuple(TOKEN_IDS[mark] for mark in EDIT_MARKS)
 
 
 def is_go_coder(model) -> bool:
@@ -47,7 +43,6 @@ def load_writer(
     max_length: int | None = None,
     problem_budget: int | None = None,
     context_budget: int | None = None,
-    repair_mode: str | None = None,
     **options: Any,
 ) -> tuple["Writer", GoStreamBuilder]:
     """Load a model and its tokenizer.
@@ -56,20 +51,19 @@ def load_writer(
         max_length: tokens of a sequence, at most the model's positions; 2048 by default.
         problem_budget, context_budget: tokens of problems and contexts; by default those of the model's config, or 256
             and 512.
-        repair_mode: "rewrite" or "edits"; by default that of the model's config, or "rewrite".
         options: fields of `Writer`.
     """
     network = AutoModelForCausalLM.from_pretrained(model).to(device).eval()
     tokenizer = AutoTokenizer.from_pretrained(model)
     length = min(max_length or 2048, model_positions(network, tokenizer))
-    known = {"problem_budget": 256, "context_budget": 512, "repair_mode": "rewrite"} | network.config.to_dict()
+    known = {"problem_budget": 256, "context_budget": 512} | network.config.to_dict()
     budgets = {
         "problem_budget": problem_budget or known["problem_budget"],
         "context_budget": context_budget or known["context_budget"],
     }
     if is_go_coder(network):
         network.config.update(budgets)  # its own loop truncates as the builder does
-    builder = GoStreamBuilder(tokenizer, length, **budgets, repairs=repair_mode or known["repair_mode"])
+    builder = GoStreamBuilder(tokenizer, length, **budgets)
     return Writer(network, tokenizer, max_length=length, **options), builder
 
 
@@ -120,12 +114,6 @@ class Writer:
         ]
         return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, what="code")
 
-    def edit_ids(self, prompts: Sequence[Sequence[int]], temperature: float = 0.0) -> list[list[int]]:
-        """Return the ids of edits after <CODE>, </CODE> included. They quote lines of the attempt (`QuotedLines`)."""
-        starts = [[*ids, TOKEN_IDS["<CODE>"]] for ids in prompts]
-        quoted = [QuotedLines(self.tokenizer)]
-        return self.continuations(starts, END_OF_CODE, self.max_code_tokens, temperature, EDITS, "edits", quoted)
-
     def code_of(self, prefix: str, ids: Sequence[int]) -> str:
         """Decode ids of `code_ids` into code."""
         return prefix + self.tokenizer.decode(_until(ids, END_OF_CODE), skip_special_tokens=True)
@@ -147,7 +135,6 @@ class Writer:
         temperature: float = 0.0,
         tags: Collection[int] = (),
         what: str = "generating",
-        processors: Sequence[LogitsProcessor] = (),
     ) -> list[list[int]]:
         """Return the model's tokens after each prompt, the stop token included; empty where there is no room.
 
@@ -158,7 +145,7 @@ class Writer:
         how: dict[str, Any] = {"do_sample": False}
         if temperature:
             how = {"do_sample": True, "temperature": temperature, "top_k": 0, "top_p": 1.0}
-        how |= {"max_new_tokens": max_new_tokens, "eos_token_id": list(stop_ids), "processors": processors}
+        how |= {"max_new_tokens": max_new_tokens, "eos_token_id": list(stop_ids)}
         how["suppress_tokens"] = [token for token in TOKEN_IDS.values() if token not in {*stop_ids, *tags}]
         results: list[list[int]] = [[] for _ in prompts]
         fitting = [i for i in range(len(prompts)) if len(prompts[i]) < self.max_length]
@@ -173,11 +160,9 @@ class Writer:
                 bar.update(len(rows))
         return results
 
-    def _batch(
-        self, prompts: list[list[int]], max_new_tokens: int, eos_token_id: list[int], processors, **how
-    ) -> list[list[int]]:
+    def _batch(self, prompts: list[list[int]], max_new_tokens: int, eos_token_id: list[int], **how) -> list[list[int]]:
         width = max(map(len, prompts))
-        guards = repetition_guards(width) if self.repetition_guard else []
+        guards = repetition_guards(width) if self.repetition_guard else None
         pad, device = TOKEN_IDS[PAD], self.model.device
         if isinstance(self.model, GoCoderGenerationMixin):
             how["plan_first"] = False  # a prompt that ends in <PLAN> would be read as a task, and its plan hidden
@@ -189,7 +174,7 @@ class Writer:
             stopping_criteria=StoppingCriteriaList([RowLimits([width + limit for limit in limits])]),
             eos_token_id=eos_token_id,
             pad_token_id=pad,
-            logits_processor=LogitsProcessorList([*guards, *processors]),
+            logits_processor=guards,
             return_dict_in_generate=True,
             **how,
         ).sequences

@@ -4,6 +4,7 @@ import gradio as gr
 import numpy as np
 from PIL import Image
 
+from ..cosmology.plots import map_panels
 from ..cosmology.simulation.maps import MapSettings, generate_columns
 from ..models.pipeline_cosmo import CosmologyRegressionPipeline
 from ..registry import architecture_of
@@ -48,17 +49,12 @@ def sample_map(
 
 def map_image(item: dict[str, np.ndarray]) -> Image.Image:
     """The channels of a map beside each other, in the unit of the data; what is not observed stays white."""
-    from matplotlib.figure import Figure
-
-    kappa, mask = np.asarray(item["map"]), item.get("mask")
-    figure = Figure(figsize=(3.6 * len(kappa) + 0.6, 3.6), layout="constrained")
-    for number, (axes, channel) in enumerate(zip(np.atleast_1d(figure.subplots(1, len(kappa))), kappa), start=1):
-        shown = channel if mask is None else np.where(mask, channel, np.nan)
-        low, high = np.nanpercentile(shown, [0.5, 99.5])
-        image = axes.imshow(shown, cmap="magma", vmin=low, vmax=high, interpolation="nearest")
-        axes.set(xticks=[], yticks=[], title=f"Channel {number}" if len(kappa) > 1 else "Convergence")
-        figure.colorbar(image, ax=axes, shrink=0.9)
-    return figure_image(figure)
+    maps, mask = np.asarray(item["map"]), item.get("mask")
+    shown = maps if mask is None else np.where(mask, maps, np.nan)
+    names = ["Convergence"] if len(maps) == 1 else [f"Channel {number}" for number in range(1, len(maps) + 1)]
+    return figure_image(
+        map_panels([(name, channel, None) for name, channel in zip(names, shown)], columns=len(maps), bars=True)
+    )
 
 
 def cosmology_tab(regressor: CosmologyRegressionPipeline, shown: gr.State) -> None:

@@ -7,11 +7,10 @@ import numpy as np
 from PIL import Image
 
 from ..cosmology.map_metrics import MassMaps, squared_errors
-from ..cosmology.plots import draw_map, shear_amplitude
+from ..cosmology.plots import map_panels, shear_amplitude
 from ..cosmology.simulation.maps import MapSettings, generate_columns
 from ..models.pipeline_mass_mapping import MassMappingPipeline
 from ..registry import architecture_of
-from ..trainer.plots import new_figure
 from .posteriors import (
     connect,
     infer,
@@ -97,7 +96,7 @@ def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.nd
             (f"Mass map{named}", estimate[plane], most),
             (f"Uncertainty{named}", std[plane], None),
         ]
-    return _panels_image(panels, columns=2, bars=True)
+    return figure_image(map_panels(panels, columns=2, bars=True))
 
 
 def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
@@ -107,25 +106,13 @@ def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Im
     if kappa is not None:
         titles = [f"{title}: error {error:.3f}" for title, error in zip(titles, map_errors(segments, kappa))]
     most = _largest(segments[-1, 0] if kappa is None else kappa[0])
-    return _panels_image([(title, one[0], most) for title, one in zip(titles, segments)], columns=4, bars=False)
+    return figure_image(
+        map_panels([(title, one[0], most) for title, one in zip(titles, segments)], columns=4, bars=False)
+    )
 
 
 def _largest(values: np.ndarray) -> float:
     return float(np.abs(values).max())
-
-
-def _panels_image(panels: list[tuple[str, np.ndarray, float | None]], columns: int, bars: bool) -> Image.Image:
-    """Titles, maps and their limits as `draw_map` takes them, in rows of `columns`."""
-    columns = min(columns, len(panels))
-    rows = -(-len(panels) // columns)
-    figure, axes = new_figure(rows, columns, (2.8 * columns, 2.6 * rows))
-    for panel in axes.flat[len(panels) :]:
-        panel.set_visible(False)
-    for panel, (title, values, most) in zip(axes.flat, panels):
-        image = draw_map(panel, values, title, most)
-        if bars:
-            figure.colorbar(image, ax=panel, shrink=0.8)
-    return figure_image(figure)
 
 
 def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray) -> str:

@@ -219,7 +219,6 @@ def _chi2_tail(chi2: float, degrees: int) -> float:
 
 def expected_coverage(
     predictions: CosmologyPredictions,
-    names: list[str] | None = None,
     *,
     num_references: int = 20,
     num_bootstrap: int = 100,
@@ -232,15 +231,12 @@ def expected_coverage(
     parameter being scaled to [0, 1]. Unlike the paper we average over `num_references` points of each map, since the
     curve of one draw of points is noisier.
 
-    Args:
-        names: the parameters taken together; None for all but a derived S_8.
-
     Returns:
-        credibility [TARP_LEVELS + 1], from 0 to 1; expected_coverage, of the same length, and its band of 95 %
-        ([lowest, highest]) under resampling of maps; deviation, the largest of |expected coverage - credibility|, with
-        deviation_interval (95 %, resampled).
+        names: the parameters taken together, all but a derived S_8; credibility [TARP_LEVELS + 1], from 0 to 1;
+        expected_coverage, of the same length, and its band of 95 % ([lowest, highest]) under resampling of maps;
+        deviation, the largest of |expected coverage - credibility|, with deviation_interval (95 %, resampled).
     """
-    names = predictions.free_names if names is None else names
+    names = predictions.free_names
     columns = predictions.columns(names)
     truth, samples = predictions.truth[:, columns], predictions.samples[:, :, columns]
     low, high = truth.min(axis=0), truth.max(axis=0)
@@ -261,7 +257,7 @@ def expected_coverage(
     curves = np.stack([below[rng.integers(len(below), size=len(below))].mean(axis=0) for _ in range(num_bootstrap)])
     deviations = np.abs(curves - levels).max(axis=1)
     return {
-        "names": list(names),
+        "names": names,
         "credibility": levels.tolist(),
         "expected_coverage": curve.tolist(),
         "band": np.quantile(curves, [0.025, 0.975], axis=0).tolist(),

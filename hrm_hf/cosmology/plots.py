@@ -154,37 +154,36 @@ def plot_mass_maps(maps: MassMaps, shear: np.ndarray, path: str | Path, title: s
     error, signal = squared_errors(maps)
     order = np.argsort(error / signal)
     rows = order[((np.arange(count) + 0.5) / count * len(order)).astype(int)]
-    names = ["truth", "|shear|", "estimate", "estimate - truth", *(["uncertainty"] if maps.std is not None else [])]
-    figure, axes = new_figure(count, len(names), (2.6 * len(names), 2.4 * count))
-    for panels, row in zip(axes, rows):
-        observed = shear_amplitude(shear[row], None if maps.masks is None else maps.masks[row])[0]
+    panels = []
+    for row in rows:
         truth, estimate = maps.truth[row, 0], maps.estimate[row, 0]
         most = np.abs(truth).max()
-        shown = [(truth, most), (observed, None), (estimate, most), (estimate - truth, most)]
-        if maps.std is not None:
-            shown.append((maps.std[row, 0], None))
-        for panel, name, (values, limit) in zip(panels, names, shown):
-            image = draw_map(panel, values, name if row == rows[0] else "", limit)
-            if name in ("|shear|", "estimate - truth", "uncertainty"):
-                figure.colorbar(image, ax=panel, shrink=0.8)
-        panels[0].set_ylabel(f"error {np.sqrt(error[row] / signal[row]):.2f}")
-    return save_figure(figure, path, title)
+        observed = shear_amplitude(shear[row], None if maps.masks is None else maps.masks[row])[0]
+        panels += [(f"truth, error {np.sqrt(error[row] / signal[row]):.2f}", truth, most), ("|shear|", observed, None)]
+        panels += [("estimate", estimate, most), ("estimate - truth", estimate - truth, most)]
+        panels += [] if maps.std is None else [("uncertainty", maps.std[row, 0], None)]
+    return save_figure(map_panels(panels, len(panels) // count, bars=True), path, title)
 
 
 def plot_segments(maps: np.ndarray, truth: np.ndarray, errors: list[float], path: str | Path, title: str = "") -> Path:
-    """The first plane of a map after each segment [segments, P, S, S], the truth [P, S, S], and all maps' error."""
-    count = len(maps)
-    figure, axes = new_figure(1, count + 2, (2.4 * (count + 2), 2.6))
+    """The first plane of a map after each segment [segments, P, S, S], with the error of all maps, and its truth."""
     most = np.abs(truth[0]).max()
-    names = [*(f"segment {number}" for number in range(1, count + 1)), "truth"]
-    for panel, name, values in zip(axes[0], names, [*maps[:, 0], truth[0]]):
-        draw_map(panel, values, name, most)
-    curve = axes[0, -1]
-    curve.plot(range(1, count + 1), errors, color=ACCENT, marker="o", markersize=4)
-    curve.set(xlabel="segments", title="error, all maps")
-    curve.xaxis.get_major_locator().set_params(integer=True)
-    curve.grid(color=MUTED, alpha=0.4)
-    return save_figure(figure, path, title)
+    panels = [(f"segment {n}, error {error:.3f}", one[0], most) for n, (one, error) in enumerate(zip(maps, errors), 1)]
+    return save_figure(map_panels([*panels, ("truth", truth[0], most)], len(panels) + 1, bars=False), path, title)
+
+
+def map_panels(panels: list[tuple[str, np.ndarray, float | None]], columns: int, bars: bool) -> Any:
+    """A figure of titles, maps and their limits as `draw_map` takes them, in rows of `columns`."""
+    columns = min(columns, len(panels))
+    rows = -(-len(panels) // columns)
+    figure, axes = new_figure(rows, columns, (2.8 * columns, 2.6 * rows))
+    for panel in axes.flat[len(panels) :]:
+        panel.set_visible(False)
+    for panel, (title, values, most) in zip(axes.flat, panels):
+        image = draw_map(panel, values, title, most)
+        if bars:
+            figure.colorbar(image, ax=panel, shrink=0.8)
+    return figure
 
 
 def draw_map(panel: Any, values: np.ndarray, title: str = "", most: float | None = None) -> Any:

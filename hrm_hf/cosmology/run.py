@@ -16,7 +16,6 @@ from .dataset.rows import MapSet
 from .evaluation import card_figures, evaluate_predictions
 from .prediction import predict_maps
 from .regression import (
-    CosmologyMaps,
     ensure_maps,
     fit_map_distance,
     fit_posterior_scale,
@@ -36,16 +35,13 @@ class RegressionRun(TrainingRun):
     """Trains a regressor on maps; `data_args` is a `CosmoDataArguments`, `args` a `CosmoTrainingArguments`."""
 
     task, kind, trainer_class = "cosmology-regression", REGRESSOR, RegressionTrainer
+    reads_kappa = False  # the convergence behind shear, from which a model of mass maps learns
 
     def load_data(self) -> None:
         with self.args.main_process_first(desc="building the data set"):
             ensure_maps(self.data_args)
-        self.maps = self.open_maps()
+        self.maps = load_maps(self.data_args, self.reads_kappa)
         self.train, self.validation = self.maps.train, self.maps.validation
-
-    def open_maps(self) -> CosmologyMaps:
-        """Open the data set, which exists by now."""
-        return load_maps(self.data_args)
 
     def load_model(self, quantized, **figures: Any) -> PreTrainedModel:
         model, self.extractor = load_regressor(
@@ -112,11 +108,8 @@ class RegressionRun(TrainingRun):
             print("no test: weights are sharded, and one process alone cannot run the model; see `hrm-hf eval`")
             return {}
         with trainer.averaged_weights():
-            return self.evaluate_rows(trainer.model, self.load_test_rows())
-
-    def load_test_rows(self) -> MapSet:
-        """Test maps for `evaluate_rows`."""
-        return load_test_maps(self.data_args, self.args.seed)
+            rows = load_test_maps(self.data_args, self.args.seed, self.reads_kappa)
+            return self.evaluate_rows(trainer.model, rows)
 
     def evaluate_rows(self, model: PreTrainedModel, rows: MapSet) -> dict[str, Any]:
         """Metrics of test maps; pictures in the run's folder."""
@@ -143,6 +136,7 @@ class MassMapRun(RegressionRun):
     """Trains a model of mass maps; `data_args` is a `MassMapDataArguments`, `args` a `MassMapTrainingArguments`."""
 
     task, kind, trainer_class = "mass-mapping", MASS_MAPPER, MassMapTrainer
+    reads_kappa = True
 
     def validate_options(self) -> None:
         if self.data_args.noise_sigma:
@@ -150,9 +144,6 @@ class MassMapRun(RegressionRun):
                 f"noise_sigma={self.data_args.noise_sigma} is for convergence; the noise of shear is that of the data "
                 "set, drawn anew with --fresh_observations true"
             )
-
-    def open_maps(self) -> CosmologyMaps:
-        return load_maps(self.data_args, kappa=True)
 
     def load_model(self, quantized) -> PreTrainedModel:
         kappa_std = np.std(self.train.kappa[self.train.rows[:SCALE_MAPS]], axis=(0, 2, 3)).tolist()
@@ -173,9 +164,6 @@ class MassMapRun(RegressionRun):
             shear_noise=float(settings.pixel_noise) if fresh else None,
             seed=self.args.seed,
         )
-
-    def load_test_rows(self) -> MapSet:
-        return load_test_maps(self.data_args, self.args.seed, kappa=True)
 
     def evaluate_rows(self, model: Any, rows: MapSet) -> dict[str, Any]:
         """As `hrm-hf eval cosmo-map` of the test split."""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from transformers import pipeline
 
-from hrm_hf.app import build_app, mass_map_tab
+from hrm_hf.app import build_app
 from hrm_hf.app.mass_map_tab import (
     SIGMA_E,
     error_remark,
@@ -15,6 +15,7 @@ from hrm_hf.app.mass_map_tab import (
     segments_image,
 )
 from hrm_hf.app.posteriors import infer
+from hrm_hf.cosmology import plots
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.models.configuration_hrm_mass_mapping import HrmMassMappingConfig
 
@@ -37,13 +38,13 @@ def page(checkpoints):
 @pytest.fixture
 def drawn_panels(monkeypatch):
     """Title and values of each panel that is drawn."""
-    panels, draw = [], mass_map_tab.draw_map
+    panels, draw = [], plots.draw_map
 
     def recorded(panel, values, title, most):
         panels.append((title, values))
         return draw(panel, values, title, most)
 
-    monkeypatch.setattr(mass_map_tab, "draw_map", recorded)
+    monkeypatch.setattr(plots, "draw_map", recorded)
     return panels
 
 

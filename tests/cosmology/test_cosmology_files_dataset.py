@@ -140,7 +140,7 @@ def test_cubes_with_labels_become_a_data_set_split_by_universe(save_cube, tmp_pa
     np.testing.assert_array_equal(row["map"], expected)
     info = json.loads((out / INFO_FILE).read_text())
     np.testing.assert_allclose(info["pixel_std"], [np.stack(train["map"]).std()], rtol=1e-5)
-    assert "NOT convergence" in info["units"]["map"]
+    assert "NOT convergence" in (out / "README.md").read_text()
 
     # The reader of drawn maps gives the same, strings and all.
     for split, dataset in (("train", train), ("test", test)):
@@ -176,7 +176,11 @@ def test_a_sky_without_labels_becomes_patches_without_labels(tmp_path):
     info = json.loads((out / INFO_FILE).read_text())
     assert info["skipped"] > 0 and info["labels"] is None
     read = load_cosmology_info(out)
-    assert (read.counts, read.settings.side_deg, read.has_mask) == ({"train": 0, "test": len(rows)}, 15.0, True)
+    assert (read.counts, read.settings.side_deg, read.settings.has_mask) == (
+        {"train": 0, "test": len(rows)},
+        15.0,
+        True,
+    )
     assert np.array_equal(read_arrays(out, "test", ["mask"])["mask"], np.stack(rows["mask"]))
     for wanted in (read.config_fields, lambda: read.prior, lambda: read.target_names):
         with pytest.raises(

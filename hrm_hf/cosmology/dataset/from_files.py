@@ -389,7 +389,7 @@ def _blocks(
     parameters: list[tuple[float, float]] | None,
 ) -> Iterator[Rows]:
     """The rows of the chosen readings, with their parameters."""
-    expected = (info.channels, *(info.settings.size,) * 2)
+    expected = (info.settings.channels, *(info.settings.size,) * 2)
     universes = {pair: number for number, pair in enumerate(dict.fromkeys(parameters or ()))}
     for number in chosen:
         rows = ready.pop(number) if number in ready else readings[number].read()

@@ -81,15 +81,6 @@ class MapsInfo:
     def kind(self) -> str:
         return self.settings.kind
 
-    @property
-    def channels(self) -> int:
-        """Maps in a row, a mask not counted."""
-        return self.settings.channels
-
-    @property
-    def has_mask(self) -> bool:
-        return self.settings.has_mask
-
     def features(self) -> "datasets.Features":
         """Columns with their types."""
         from datasets import Array2D, Array3D, Features, Value
@@ -112,8 +103,8 @@ class MapsInfo:
         """
         return {
             "image_size": self.settings.size,
-            "num_channels": self.channels + self.has_mask,
-            "mask_channel": self.has_mask,
+            "num_channels": self.settings.channels + self.settings.has_mask,
+            "mask_channel": self.settings.has_mask,
             "target_names": self.target_names,
             "derived_s8": "sigma_8" in self.target_names,
             "prior_bounds": [list(self.prior[name]) for name in self.target_names],
@@ -208,9 +199,6 @@ class CosmologyInfo(CosmologyPlan, MapsInfo):
     def notes(self) -> dict[str, Any]:
         return asdict(self.settings) | {"seed": self.seed, "generator_version": self.generator_version}
 
-    def as_json(self) -> dict[str, Any]:
-        return super().as_json() | {"units": self.units()}
-
 
 # ---- maps that were read ----
 
@@ -288,7 +276,7 @@ class FilesInfo(MapsInfo):
         return list(self.prior)
 
     def column_names(self) -> list[str]:
-        masks = ["mask"] if self.has_mask else []
+        masks = ["mask"] if self.settings.has_mask else []
         kappa = ["kappa"] if self.settings.observable == "shear" else []
         parameters = [] if self.labels is None else [*PARAMETERS, "s_8", "cosmology_id"]
         return ["map", *masks, *kappa, *FILE_COLUMNS[self.kind], *parameters]
@@ -299,12 +287,12 @@ class FilesInfo(MapsInfo):
         return noted | (survey if self.settings.observable == "shear" else {})
 
     def as_json(self) -> dict[str, Any]:
-        return json.loads(json.dumps(asdict(self))) | {"units": self.units()}
+        return json.loads(json.dumps(asdict(self)))
 
 
 def info_from_json(values: dict[str, Any]) -> CosmologyInfo | FilesInfo:
     """The info that `as_json` made a dictionary of. Raises ValueError, TypeError or KeyError for another one."""
-    values = {name: value for name, value in values.items() if name != "units"}
+    values = {name: value for name, value in values.items() if name != "units"}  # of older sets
     read = values["settings"]["kind"] in FILE_COLUMNS
     values["settings"] = (FileSettings if read else MapSettings)(**values["settings"])
     bounds = "prior_bounds" if read else "prior"

@@ -82,7 +82,7 @@ class MapSet:
         if kappa:
             validate_shear(data, info)
         names = [name for name in ("omega_m", "sigma_8", "s_8") if name in info.column_names()]
-        columns = ["map", *names, *(["mask"] if info.has_mask else []), *(["kappa"] if kappa else [])]
+        columns = ["map", *names, *(["mask"] if info.settings.has_mask else []), *(["kappa"] if kappa else [])]
         rows = read_arrays(data, split, columns, limit)
         return cls(rows["map"], {name: rows[name] for name in names}, rows.get("mask"), rows.get("kappa"))
 
@@ -193,12 +193,11 @@ def _local_folder(path: str | Path, patterns: list[str]) -> Path:
     """`path` if it is a folder, else the files of a Hub data set that match the patterns."""
     if Path(path).is_dir():
         return Path(path)
-    unknown = f"{path} does not exist; build a cosmology data set with `{BUILD_COMMAND}`"
-    if Path(path).exists() or Path(path).is_absolute() or str(path)[:1] in ".~" or str(path).count("/") != 1:
-        raise FileNotFoundError(unknown)
     from huggingface_hub import snapshot_download
 
     try:
         return Path(snapshot_download(str(path), repo_type="dataset", allow_patterns=patterns))
     except (OSError, ValueError) as error:
-        raise FileNotFoundError(f"{unknown}. Nor is it a data set of the Hub: {error}") from error
+        raise FileNotFoundError(
+            f"{path} does not exist, here or on the Hub; build a cosmology data set with `{BUILD_COMMAND}`. {error}"
+        ) from error

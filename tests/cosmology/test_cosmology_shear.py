@@ -119,9 +119,7 @@ def test_the_collator_turns_shear_with_its_signs():
         extractor = CosmoMapFeatureExtractor(size, [0.0] * channels, [1.0] * channels)
         rows = MapRows(maps, np.zeros((16, 2), np.float32), training=True)
         collator = MapCollator(extractor, shift=True, seed=3, **options)
-        return [
-            collator.finished(rows.__getitems__(list(range(16))), step)["pixel_values"] for step in (EVALUATION, 5)
-        ]
+        return [collator.at_step(rows.__getitems__(list(range(16))), step)["pixel_values"] for step in (EVALUATION, 5)]
 
     still, moved = batch(maps, 2, shear=True)
     assert torch.equal(still, torch.from_numpy(maps))

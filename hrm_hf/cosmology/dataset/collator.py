@@ -91,14 +91,10 @@ class MapCollator:
     seed: int = 0
 
     def __call__(self, batch: Batch) -> Batch:
-        return batch if "training" in batch else self.finished(batch, EVALUATION)
+        return batch if "training" in batch else self.at_step(batch, EVALUATION)
 
     def at_step(self, batch: Batch, step: int) -> Batch:
-        """A training batch as the model takes it, in the optimizer step after `step` steps."""
-        return self.finished(batch, step)
-
-    def finished(self, batch: Batch, step: int) -> Batch:
-        """Adds noise, scales, and augments if `step` is one of training."""
+        """A batch as the model takes it after `step` steps: with noise, scaled, and augmented unless in EVALUATION."""
         maps, masks, numbers = batch["maps"], batch.get("masks"), batch["map_index"]
         if self.noise_sigma:
             maps = maps + self.noise_sigma * map_noise(maps, numbers, self.seed, step)
@@ -133,8 +129,8 @@ class MassMapCollator(MapCollator):
     shear_noise: float | None = None
 
     def at_step(self, batch: Batch, step: int) -> Batch:
-        """A training batch as the model takes it, in the optimizer step after `step` steps."""
-        if self.shear_noise is None:
+        """As in the base; training maps get noise and masks of their own at each step."""
+        if self.shear_noise is None or step == EVALUATION:
             return super().at_step(batch, step)
         numbers = batch["map_index"]
         draws = map_draws(numbers, self.seed, step, count=8)

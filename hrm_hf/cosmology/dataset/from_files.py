@@ -25,7 +25,6 @@ and in the margin, the shear is less exact than that.
 
 import csv
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -126,42 +125,35 @@ class LabelTable:
         self.path = Path(path)
         if not self.path.is_file():
             raise FileNotFoundError(f"{path} does not exist; expected a table with columns omega_m and sigma_8")
-        lines = [line for line in self.path.read_text(encoding="utf-8-sig").splitlines() if line.strip()]
+        text = self.path.read_text(encoding="utf-8-sig").lstrip("# ")
+        lines = [line for line in text.splitlines() if line.strip()]
         if not lines:
             raise ValueError(f"{path} is empty; expected a header and a row for each universe")
-        comma = "," in lines[0]
-        table = list(csv.reader(lines)) if comma else [line.split() for line in lines]
-        header = [name.strip().lstrip("#").strip().lower() for name in table[0]]
-        header = [name for name in header if name]  # "# a b" has a # of its own
+        table = list(csv.reader(lines)) if "," in lines[0] else [line.split() for line in lines]
+        header = [name.strip().lower() for name in table[0]]
         columns = {}
         for name, spellings in LABEL_NAMES.items():
             found = [number for number, spelling in enumerate(header) if spelling in spellings]
             if len(found) != 1:
                 raise ValueError(f"{path} has {len(found)} columns {name}, expected one; its header is {header}")
             columns[name] = found[0]
-        self.rows = [self._parse(row, number, len(header), columns) for number, row in enumerate(table[1:], 1)]
-        self.files: dict[str, list] | None = None  # parts of the path and labels, by the file's name
+        self.rows = [self._parse(row, number, columns) for number, row in enumerate(table[1:], 1)]
+        self.files: list[tuple[tuple, tuple]] | None = None  # parts of the path, and labels
         if "file" in header:
-            self.files = defaultdict(list)
-            for row, labels in zip(table[1:], self.rows, strict=True):
-                file = Path(row[header.index("file")].strip())
-                self.files[file.name].append((file.parts, labels))
+            files = [Path(row[header.index("file")].strip()).parts for row in table[1:]]
+            self.files = list(zip(files, self.rows))
 
-    def _parse(self, row: list[str], number: int, width: int, columns: dict[str, int]) -> tuple[float, float]:
-        place = f"{self.path}, row {number}"
-        if len(row) != width:
-            raise ValueError(f"{place} has {len(row)} columns, the header has {width}")
+    def _parse(self, row: list[str], number: int, columns: dict[str, int]) -> tuple[float, ...]:
         values = []
         for name, column in columns.items():
+            cell, (low, high) = "".join(row[column : column + 1]), LABEL_RANGE[name]
             try:
-                value = float(row[column])
-            except ValueError as error:
-                raise ValueError(f"{place}: {name} is {row[column]!r}, expected a number") from error
-            low, high = LABEL_RANGE[name]
-            if not low < value <= high:
-                raise ValueError(f"{place}: {name}={value:g} is not in ({low:g}, {high:g}]")
-            values.append(value)
-        return values[0], values[1]
+                values.append(float(cell))
+            except ValueError:
+                values.append(np.nan)
+            if not low < values[-1] <= high:
+                raise ValueError(f"{self.path}, row {number}: {name}={cell}: expected a number in ({low:g}, {high:g}]")
+        return tuple(values)
 
     def __call__(self, path: Path) -> tuple[float, float]:
         """omega_m and sigma_8 of a file.
@@ -178,7 +170,7 @@ class LabelTable:
                 )
             return self.rows[int(folder)]
         parts = path.resolve().parts
-        found = [labels for end, labels in self.files.get(parts[-1], ()) if parts[-len(end) :] == end]
+        found = [labels for end, labels in self.files if parts[-len(end) :] == end]
         if len(found) != 1:
             raise ValueError(f"{path}: {len(found)} rows of {self.path} name it, expected one")
         return found[0]

@@ -142,7 +142,7 @@ def one_thread() -> onnxruntime.SessionOptions:
 
 def puzzle_sides(model, exported: Path, batch_size: int, args) -> dict:
     """One ACT step; and `solve`, where rows leave the batch when they halt."""
-    solver = OnnxPuzzleSolver(exported, options=one_thread())
+    solver = OnnxPuzzleSolver(exported, sess_options=one_thread())
     step, inputs = graphs(model)["model"].module, random_inputs(model.config, batch_size)
     arrays = {name: value.numpy() for name, value in inputs.items()}
     boards = inputs["input_ids"]

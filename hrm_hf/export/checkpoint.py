@@ -52,7 +52,6 @@ def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> 
         raise IsADirectoryError(f"{out} is a folder; expected the name of a file to write, such as {out}/{example}")
     if out.exists() and not force:
         raise FileExistsError(f"{out} exists; choose another name, or overwrite it with --force (force=True)")
-    validate_place(out)
     out.parent.mkdir(parents=True, exist_ok=True)
     unfinished = out.with_name(f"unfinished-{out.name}")
     try:
@@ -60,15 +59,6 @@ def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> 
         os.replace(unfinished, out)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def validate_place(out: Path) -> None:
-    """Raises NotADirectoryError or PermissionError where nothing can be written beside `out`."""
-    nearest = next(folder for folder in out.absolute().parents if folder.exists())
-    if not nearest.is_dir():
-        raise NotADirectoryError(f"{nearest} is a file; {out} cannot be written in it")
-    if not os.access(nearest, os.W_OK | os.X_OK):
-        raise PermissionError(f"{nearest} cannot be written; choose another place than {out}")
 
 
 @contextmanager
@@ -81,7 +71,6 @@ def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
         raise FileExistsError(f"{out} is a file; expected the name of a folder to write")
     if not force and out.is_dir() and any(out.iterdir()):
         raise FileExistsError(f"{out} is not empty; choose another name, or overwrite it with --force (force=True)")
-    validate_place(out)
     unfinished = out.with_name(f"unfinished-{out.name}")
     if unfinished.exists():  # of an export that was killed
         shutil.rmtree(unfinished)

@@ -31,7 +31,6 @@ from .checkpoint import complete_or_nothing, load_model
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
 
 
-DTYPES = ("f32", "f16", "bf16", "q8_0")
 LLAMA_BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "attn_q",
@@ -101,8 +100,6 @@ def export_gguf(
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
     if check and find_spec("llama_cpp") is None:  # in no extra: it is compiled when it is installed
         raise ImportError("check needs llama.cpp's Python binding: pip install llama-cpp-python, or leave it out")
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype={dtype!r} is not one of {', '.join(DTYPES)}")
     with complete_or_nothing(Path(out), force) as unfinished:
         config = load_config(str(model))
         layout = layout_of(config, str(model))
@@ -158,14 +155,9 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
             f"{model} is a {config.model_type}, which no architecture of llama.cpp computes, so no runtime could read "
             f"the file. Exportable are hrm_go_coder of the preset `unified` ({GO_UNIFIED}), llama and gpt2"
         )
-    unlike = {
-        name: (value, expected)
-        for name, expected in layout.expected.items()
-        if (value := _setting(config, name)) not in expected
-    }
-    if unlike:
-        found = "; ".join(f"{name}={value!r}, expected {expected[0]!r}" for name, (value, expected) in unlike.items())
-        raise ValueError(f"{model}: llama.cpp's {layout.architecture} does not compute this model: {found}")
+    for name, expected in layout.expected.items():
+        if (value := _setting(config, name)) not in expected:
+            raise ValueError(f"{model}: llama.cpp's {layout.architecture} needs {name}={expected[0]!r}, not {value!r}")
     return layout
 
 
@@ -300,13 +292,9 @@ def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer
 
 
 def _setting(config: PreTrainedConfig, name: str) -> Any:
-    if name == "quantization_config":  # an attribute of quantized checkpoints only
-        return config.to_dict().get(name)
-    if name == "rope_type":
-        return config.rope_parameters["rope_type"]
-    if name == "partial_rotary_factor":
+    if name in ("rope_type", "partial_rotary_factor"):
         return config.rope_parameters.get(name, 1.0)
-    return getattr(config, name)
+    return getattr(config, name, None)  # quantization_config is an attribute of quantized checkpoints only
 
 
 def _write(
@@ -340,10 +328,7 @@ def _add_description(writer: Any, model: str) -> None:
     writer.add_type("model")
     writer.add_name(Path(model).resolve().name if Path(model).exists() else model.rpartition("/")[2])
     card = find_file(model, "README.md")
-    if card is None:
-        return
-    license_name = ModelCard.load(card).data.license
-    if license_name:
+    if card is not None and (license_name := ModelCard.load(card).data.license):
         writer.add_license(license_name)
 
 

@@ -71,12 +71,8 @@ class Exporter:
         """Settings that loops and users of the outputs must know."""
         return {name: getattr(self.config, name) for name in self.settings}
 
-    def steps_of_loop(self, folder: str | Path) -> torch.Tensor:
-        """Steps [B] that the exported loop takes for `loop_inputs`."""
-        raise NotImplementedError
-
-    def steps_of_torch(self, model: PreTrainedModel) -> torch.Tensor:
-        """Steps [B] that the model takes for `loop_inputs`."""
+    def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
+        """Share of the rows of `loop_inputs` for which the exported loop takes as many steps as the model."""
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:
@@ -145,15 +141,13 @@ class PuzzleExporter(Exporter):
             "has_continue_value": model.has_continue_value,
         }
 
-    def steps_of_loop(self, folder: str | Path) -> torch.Tensor:
+    @torch.no_grad()
+    def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
         from .onnx_runtime import OnnxPuzzleSolver
 
-        inputs = {name: value.numpy() for name, value in self.loop_inputs().items()}
-        return torch.from_numpy(OnnxPuzzleSolver(folder).solve(**inputs).steps)
-
-    @torch.no_grad()
-    def steps_of_torch(self, model: PreTrainedModel) -> torch.Tensor:
-        return model.solve(**self.loop_inputs()).steps
+        inputs = self.loop_inputs()
+        found = OnnxPuzzleSolver(folder).solve(**{name: value.numpy() for name, value in inputs.items()})
+        return float((found.steps == model.solve(**inputs).steps.numpy()).mean())
 
 
 class LanguageModelForward(nn.Module):
@@ -264,15 +258,13 @@ class RecurrentRegressionExporter(RegressionExporter):
         found["segment"] = Graph(CosmoSegment(model), states, dict.fromkeys(states, batch), outputs)
         return found
 
-    def steps_of_loop(self, folder: str | Path) -> torch.Tensor:
+    @torch.no_grad()
+    def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
         from .onnx_runtime import OnnxCosmoRegressor
 
-        inputs = {name: value.numpy() for name, value in self.loop_inputs().items()}
-        return torch.from_numpy(OnnxCosmoRegressor(folder).predict(**inputs).steps)
-
-    @torch.no_grad()
-    def steps_of_torch(self, model: PreTrainedModel) -> torch.Tensor:
-        return model(**self.loop_inputs(), halt="adaptive").steps
+        inputs = self.loop_inputs()
+        found = OnnxCosmoRegressor(folder).predict(inputs["pixel_values"].numpy())
+        return float((found.steps == model(**inputs, halt="adaptive").steps.numpy()).mean())
 
 
 def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:

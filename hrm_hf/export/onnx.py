@@ -12,8 +12,6 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -30,8 +28,6 @@ from .graphs import Graph, exporter_of, graphs
 from .torch_export import compare, describe, export_graph, load_exportable
 
 
-OPSETS = range(18, 24)  # torch writes 18; onnx converts to the others
-DEFAULT_OPSET = 18  # the one that most runtimes read
 META_FILE = "onnx.json"
 LIBRARIES = ("torch", "transformers", "onnx", "onnxscript")  # whose versions a graph depends on
 RUNTIME_FILE = "onnx_runtime.py"
@@ -42,7 +38,7 @@ COPIED = (
 
 
 def export_onnx(
-    model: str | Path, out: str | Path, opset: int = DEFAULT_OPSET, force: bool = False, check: bool = False
+    model: str | Path, out: str | Path, opset: int = 18, force: bool = False, check: bool = False
 ) -> dict[str, Any]:
     """Write a folder with the graphs of a model; either all of them or none. Arguments as `options.ExportOnnx`.
 
@@ -56,12 +52,10 @@ def export_onnx(
     Raises:
         FileExistsError: `out` is not empty, or a file.
         ImportError: a package is missing.
-        ValueError: another opset or architecture, a corrupted checkpoint, or with `check` another result.
+        ValueError: another architecture, a corrupted checkpoint, or with `check` another result.
     """
     needed = ("onnx", "onnxscript", "onnxruntime")
     validate_extra("onnx", f"ONNX export needs {', '.join(needed)}", *needed)
-    if opset not in OPSETS:
-        raise ValueError(f"opset={opset} is not supported; expected {OPSETS.start} to {OPSETS.stop - 1}")
     with complete_folder_or_nothing(Path(out), force) as unfinished:
         network = load_exportable(str(model))
         parts = graphs(network)
@@ -91,17 +85,21 @@ def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> N
     """One ONNX file, checked by onnx; `meta` goes into it. Raises ValueError if onnx cannot convert to `opset`."""
     import onnx
 
-    with _quiet():
-        program = torch.onnx.export(
-            export_graph(graph),
-            (),
-            dynamo=True,
-            verbose=False,
-            opset_version=opset,
-            input_names=list(graph.inputs),
-            output_names=graph.outputs,
-            dynamic_shapes=tuple(graph.axes[name] for name in graph.inputs),
-        )
+    logging.disable(logging.WARNING)  # remarks on packages that are not needed and constants that stay
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            program = torch.onnx.export(
+                export_graph(graph),
+                (),
+                dynamo=True,
+                verbose=False,
+                opset_version=opset,
+                input_names=list(graph.inputs),
+                output_names=graph.outputs,
+                dynamic_shapes=tuple(graph.axes[name] for name in graph.inputs),
+            )
+    finally:
+        logging.disable(logging.NOTSET)
     written = program.model.opset_imports[""]
     if written != opset:
         raise ValueError(f"onnx could not convert {file.name} to opset {opset}, it is still {written}; use {written}")
@@ -141,22 +139,5 @@ def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> di
     result = compare(network, run)
     exporter = exporter_of(network.config, type(network).__name__)
     if exporter.has_loop:
-        same = exporter.steps_of_loop(folder) == exporter.steps_of_torch(network)
-        result["same_steps"] = same.float().mean().item()
+        result["same_steps"] = exporter.same_steps(folder, network)
     return result
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without the exporters' remarks on packages that are not needed and constants that stay."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "onnx_ir")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels):
-            logger.setLevel(level)

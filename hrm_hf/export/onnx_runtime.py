@@ -10,9 +10,9 @@ B is the batch, S the positions, T the positions of the latent states, D their w
 """
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnxruntime
@@ -38,20 +38,14 @@ class OnnxPuzzleSolver:
 
     Args:
         path: folder of the export, or its model.onnx.
-        providers: execution providers of ONNX Runtime.
-        options: `onnxruntime.SessionOptions`, for threads and the like.
+        session: arguments of `onnxruntime.InferenceSession`, such as `providers` and `sess_options`.
 
     Raises:
         FileNotFoundError, ValueError: no such file, or not an exported puzzle model.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        providers: Sequence[str] = ("CPUExecutionProvider",),
-        options: onnxruntime.SessionOptions | None = None,
-    ):
-        self.session, self.meta = open_graph(path, "model.onnx", providers, options)
+    def __init__(self, path: str | Path, **session: Any):
+        self.session, self.meta = open_graph(path, "model.onnx", **session)
         self.settings = self.meta["settings"]
         if "latent_shapes" not in self.settings:
             raise ValueError(f"{path} is a {self.meta['architecture']}; OnnxPuzzleSolver runs puzzle models")
@@ -114,24 +108,17 @@ class OnnxPuzzleSolver:
 
     def _checked(self, input_ids: np.ndarray, puzzle_identifiers: np.ndarray | None) -> dict[str, np.ndarray]:
         input_ids = np.asarray(input_ids)
-        if input_ids.ndim != 2 or input_ids.shape[1] != self.settings["seq_len"]:
-            expected = f"[batch, {self.settings['seq_len']}]"
-            raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected {expected}")
         if puzzle_identifiers is None:
             puzzle_identifiers = np.zeros(len(input_ids), dtype=np.int64)
-        puzzle_identifiers = np.asarray(puzzle_identifiers)
-        if puzzle_identifiers.shape != input_ids.shape[:1]:
-            raise ValueError(
-                f"puzzle_identifiers has shape {list(puzzle_identifiers.shape)}; expected [{len(input_ids)}]"
-            )
-        limits = {"input_ids": "vocab_size", "puzzle_identifiers": "num_puzzle_identifiers"}
-        data = {"input_ids": input_ids, "puzzle_identifiers": puzzle_identifiers}
-        for name, ids in data.items():
-            count = self.settings[limits[name]]
-            if ids.dtype.kind not in "iu":
+        data = {"input_ids": input_ids, "puzzle_identifiers": np.asarray(puzzle_identifiers)}
+        for (name, ids), table, shape in zip(
+            data.items(), ("vocab_size", "num_puzzle_identifiers"), ((self.settings["seq_len"],), ())
+        ):
+            if ids.shape != (len(input_ids), *shape):
+                raise ValueError(f"{name} has shape {list(ids.shape)}; expected {['batch', *shape]}")
+            count = self.settings[table]
+            if ids.dtype.kind not in "iu" or (ids.size and not 0 <= ids.min() <= ids.max() < count):
                 raise ValueError(f"{name} are {ids.dtype}; expected integers from 0 to {count - 1}")
-            if ids.size and not 0 <= ids.min() <= ids.max() < count:
-                raise ValueError(f"{name} span {ids.min()}..{ids.max()}; expected 0..{count - 1}")
         return {name: ids.astype(np.int64) for name, ids in data.items()}
 
 
@@ -157,14 +144,9 @@ class OnnxCosmoRegressor:
     For all segments in one call, and for `cosmo_cnn`, run model.onnx itself.
     """
 
-    def __init__(
-        self,
-        folder: str | Path,
-        providers: Sequence[str] = ("CPUExecutionProvider",),
-        options: onnxruntime.SessionOptions | None = None,
-    ):
-        self.stem, self.meta = open_graph(folder, "stem.onnx", providers, options)
-        self.segment, _ = open_graph(folder, "segment.onnx", providers, options)
+    def __init__(self, folder: str | Path, **session: Any):
+        self.stem, self.meta = open_graph(folder, "stem.onnx", **session)
+        self.segment, _ = open_graph(folder, "segment.onnx", **session)
 
     def predict(
         self, pixel_values: np.ndarray, max_steps: int | None = None, halt: str = "adaptive"
@@ -205,21 +187,19 @@ class OnnxCosmoRegressor:
         return OnnxCosmoPosterior(*answer, steps=used)
 
 
-def open_graph(
-    path: str | Path, name: str, providers: Sequence[str], options: onnxruntime.SessionOptions | None
-) -> tuple[onnxruntime.InferenceSession, dict]:
+def open_graph(path: str | Path, name: str, **session: Any) -> tuple[onnxruntime.InferenceSession, dict]:
     """A session of the file `name` in a folder, or of the file itself, and what `hrm-hf export onnx` wrote into it."""
     file = Path(path) / name if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; write it with `hrm-hf export onnx MODEL --out FOLDER`")
     try:
-        session = onnxruntime.InferenceSession(str(file), sess_options=options, providers=list(providers))
+        opened = onnxruntime.InferenceSession(str(file), **{"providers": ["CPUExecutionProvider"], **session})
     except UNREADABLE as error:
         raise ValueError(f"{file} is no ONNX file that this onnxruntime can read: {error}") from error
-    meta = session.get_modelmeta().custom_metadata_map.get(META_KEY)
+    meta = opened.get_modelmeta().custom_metadata_map.get(META_KEY)
     if meta is None:
         raise ValueError(f"{file} was not written by `hrm-hf export onnx`: it does not say how to halt")
-    return session, json.loads(meta)
+    return opened, json.loads(meta)
 
 
 def sigmoid(values: np.ndarray) -> np.ndarray:

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.export import Dim, ExportedProgram
 from transformers import PreTrainedModel
 
@@ -31,13 +30,10 @@ def export_graph(graph: Graph) -> ExportedProgram:
     shapes = tuple({axis: dims[name] for axis, name in graph.axes[key].items()} for key in graph.inputs)
     with torch.no_grad():
         program = torch.export.export(graph.module.eval(), tuple(graph.inputs.values()), dynamic_shapes=shapes)
-    used = {node.target for graph in program.graph_module.modules() for node in _nodes(graph)} & REPLACED.keys()
+    # What runs without autocast or gradients is a graph of its own.
+    parts = [part for part in program.graph_module.modules() if isinstance(part, torch.fx.GraphModule)]
+    used = {node.target for part in parts for node in part.graph.nodes} & REPLACED.keys()
     return program.run_decompositions({target: REPLACED[target] for target in used}) if used else program
-
-
-def _nodes(module: nn.Module) -> list[torch.fx.Node]:
-    """Of a graph or a part of one: what runs without autocast or gradients is a part of its own."""
-    return list(module.graph.nodes) if isinstance(module, torch.fx.GraphModule) else []
 
 
 def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -118,14 +114,10 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
 
 def describe(graph: Graph) -> dict[str, Any]:
     """Outputs, and inputs with type and shape, where a dynamic axis has its name."""
-    inputs = [
-        {
-            "name": name,
-            "dtype": str(value.dtype).removeprefix("torch."),
-            "shape": [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)],
-        }
-        for name, value in graph.inputs.items()
-    ]
+    inputs = []
+    for name, value in graph.inputs.items():
+        shape = [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]
+        inputs.append({"name": name, "dtype": str(value.dtype).removeprefix("torch."), "shape": shape})
     return {"inputs": inputs, "outputs": graph.outputs}
 
 
@@ -146,7 +138,9 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
     for name, ours, theirs in zip(graph.outputs, graph.module(*inputs.values()), run(inputs), strict=True):
         if given.dim():
             ours, theirs = ours[given], theirs[given]
-        differences[name], reach = (_largest(tensor) for tensor in (ours - theirs, ours))
+        differences[name], reach = (
+            tensor.abs().max().item() if tensor.numel() else 0.0 for tensor in (ours - theirs, ours)
+        )  # SE-RRM has an empty state
         if not differences[name] <= TOLERANCE * max(1.0, reach):
             raise ValueError(
                 f"the exported graph computes another {name}: it differs by up to {differences[name]:.3g}, where "
@@ -155,8 +149,3 @@ def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]
         if name == "logits":
             result["argmax_agreement"] = (ours.argmax(-1) == theirs.argmax(-1)).float().mean().item()
     return {"max_difference": differences, **result}
-
-
-def _largest(tensor: torch.Tensor) -> float:
-    """The largest absolute value; 0 of an empty state, which SE-RRM has."""
-    return tensor.abs().max().item() if tensor.numel() else 0.0

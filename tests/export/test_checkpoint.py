@@ -30,14 +30,6 @@ def test_a_full_disk_leaves_nothing(write, tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("place", [complete_or_nothing, complete_folder_or_nothing])
-def test_a_file_in_the_place_of_a_folder_is_named(place, tmp_path):
-    (tmp_path / "taken").write_text("")
-    with pytest.raises(NotADirectoryError, match=r"taken is a file; .*taken/here/model cannot be written in it"):
-        with place(tmp_path / "taken" / "here" / "model", force=False):
-            pass
-
-
 def test_an_adapter_is_no_model(tmp_path):
     (tmp_path / "adapter_config.json").write_text("{}")
     with pytest.raises(ValueError, match=r"is a PEFT adapter; merge it first"):

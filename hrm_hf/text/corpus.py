@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..io.sources import is_hub_source
-from .filters import TextFilter, duplicate_finder, text_batches
+from .filters import BATCH_ROWS, TextFilter, duplicate_finder, slice_texts
 from .packing import Packing, pack_documents, pack_stream, tokenize_documents
 from .sources import open_source
 
@@ -195,16 +195,12 @@ def hold_out(rows: "Dataset", percentage: float) -> tuple["Dataset", "Dataset"]:
         cut = text.find("\n", int(len(text) * (1 - percentage / 100))) + 1
         cut = cut if 0 < cut < len(text) else int(len(text) * (1 - percentage / 100))
         parts = ({"start": 0, "stop": cut}, {"start": cut, "stop": len(text)})
-        return tuple(rows.map(_slice_texts, batched=True, fn_kwargs=part) for part in parts)
-    lengths = np.array([len(text) for batch in text_batches(rows) for text in batch["text"]])
+        return tuple(rows.map(slice_texts, batched=True, fn_kwargs=part) for part in parts)
+    lengths = np.array([len(text) for batch in rows.iter(BATCH_ROWS) for text in batch["text"]])
     from_the_end = np.cumsum(lengths[::-1])
     count = int(np.searchsorted(from_the_end, from_the_end[-1] * percentage / 100)) + 1
     first = max(1, len(rows) - count)  # something has to be left to train on
     return rows.select(range(first)), rows.select(range(first, len(rows)))
-
-
-def _slice_texts(batch: dict[str, list[str]], start: int, stop: int) -> dict[str, list[str]]:
-    return {"text": [text[start:stop] for text in batch["text"]]}
 
 
 def _mix(parts: list, options: "LmDataArguments", seed: int):

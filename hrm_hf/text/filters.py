@@ -7,7 +7,7 @@ hrm_hf[dedup]`), not by code of our own.
 import hashlib
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ from ..io.sources import BadLineError
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
-BATCH_ROWS, BATCH_BYTES = 1000, 2**26  # of texts in memory at once
+BATCH_ROWS = 100  # texts in memory at once
 SHINGLE_WORDS = 5
 WORD = re.compile(r"\w+")
 
@@ -77,7 +77,7 @@ class TextFilter:
 
         keep, start = [], 0
         with tqdm(total=len(rows), desc="Choosing documents", disable=not is_progress_bar_enabled()) as bar:
-            for batch in text_batches(rows):
+            for batch in rows.iter(BATCH_ROWS):
                 pairs = enumerate(zip(batch["text"], batch["error"]), start)
                 keep += [row for row, (text, error) in pairs if self(text, error)]
                 start += len(batch["text"])
@@ -93,7 +93,7 @@ class TextFilter:
     def _cut(self, rows):
         if self.max_length is None or self.long_texts == "drop":
             return rows
-        return rows.map(cut_texts, batched=True, fn_kwargs={"length": self.max_length})
+        return rows.map(slice_texts, batched=True, fn_kwargs={"start": 0, "stop": self.max_length})
 
     def report(self) -> dict[str, int]:
         """Counts as plain numbers, for results.json."""
@@ -111,27 +111,9 @@ class TextFilter:
         return "; ".join(removed) or "there were none to begin with"
 
 
-def text_batches(rows: "Dataset") -> Iterator[dict[str, list]]:
-    """Yield the rows of a data set in batches."""
-    yield from rows.iter(batch_size(rows))
-
-
-def batch_size(rows: "Dataset") -> int:
-    """Return how many texts to hold in memory at once: up to 1000, fewer of very long ones."""
-    return max(1, min(BATCH_ROWS, BATCH_BYTES // max(max(text_sizes(rows), default=0), 1)))
-
-
-def text_sizes(rows: "Dataset") -> list[int]:
-    """UTF-8 bytes of each text of a data set, counted without making the texts; 0 where there is none."""
-    import pyarrow.compute as pc
-
-    table = rows.data.table if rows._indices is None else rows.select_columns("text").flatten_indices().data.table
-    return pc.fill_null(pc.binary_length(table.column("text")), 0).to_pylist()
-
-
-def cut_texts(batch: dict[str, list[str]], length: int) -> dict[str, list[str]]:
-    """A batch with each text cut after `length` characters."""
-    return {"text": [text[:length] for text in batch["text"]]}
+def slice_texts(batch: dict[str, list[str]], start: int, stop: int) -> dict[str, list[str]]:
+    """A batch with the characters of each text from `start` to `stop`."""
+    return {"text": [text[start:stop] for text in batch["text"]]}
 
 
 def duplicate_finder(kind: str, threshold: float = 0.8) -> Callable[[str], bool] | None:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..models.processing_hrm_go_coder import is_go_tokenizer
-from .filters import batch_size
+from .filters import BATCH_ROWS
 
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def tokenize_documents(
     }
     if isinstance(texts, IterableDataset):
         return texts.map(_tokenize, **options, batch_size=STREAM_BATCH)
-    options["batch_size"] = options["writer_batch_size"] = batch_size(texts)
+    options["batch_size"] = options["writer_batch_size"] = BATCH_ROWS
     # A fast tokenizer hashes differently after its first use; its JSON does not.
     tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
     key = Hasher.hash((PACKER_VERSION, texts._fingerprint, tokenizer_json, tokenizer.eos_token_id))

@@ -37,10 +37,7 @@ from ..models.early_exit import exit_class
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..registry import ARCHITECTURES, has_ability
-from ..trainer.adapters import (
-    TuningArguments,
-    modules_to_save,
-)
+from ..trainer.adapters import TuningArguments, modules_to_save
 from ..trainer.arguments import CheckedArguments
 from ..trainer.plots import plot_reward_training
 from ..trainer.preemption import PreemptionCallback

@@ -128,7 +128,7 @@ def test_a_model_of_another_kind_is_named_with_what_is_for_it(models, monkeypatc
 
 def test_a_config_json_that_names_its_heads_tells_the_kind_before_anything_heavy_is_loaded(models):
     commands = ["solve hrm_lm 123", "eval puzzles hrm_lm x", "go trm_puzzle x", "eval cosmo hrm_lm --data .",
-                "eval lm trm_puzzle --data x", "eval go cosmo_cnn", "serve cosmo_cnn"]  # fmt: skip
+                "eval lm trm_puzzle --data x", "eval go cosmo_cnn --records x", "serve cosmo_cnn"]  # fmt: skip
     process = subprocess.run(
         [sys.executable, "-c", SCRIPT, json.dumps(commands)], cwd=models, capture_output=True, text=True, check=True
     )

@@ -49,8 +49,8 @@ def parameters_of(function: Function) -> int:
 
 
 def modules_of(root: Path) -> dict[str, Path]:
-    """Map the dotted name of each module of the package to its file."""
-    files = sorted((root / PACKAGE).rglob("*.py"))
+    """Map the dotted name of each module of the package, and of its entry point, to its file."""
+    files = [*sorted((root / PACKAGE).rglob("*.py")), *sorted(root.glob(f"{PACKAGE}_*.py"))]
     names = (".".join(file.relative_to(root).with_suffix("").parts).removesuffix(".__init__") for file in files)
     return dict(zip(names, files))
 

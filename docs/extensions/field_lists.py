@@ -4,6 +4,7 @@ Our configs and pipelines describe their fields as transformers does, several to
 
     Halting:
         halt_margin (`float`, defaults to 0.0): a token halts if q_halt - q_continue is above it.
+        halt_min_steps (1): fewest segments of a token.
 
 Read as Google style, such sections would run into one paragraph. Here each becomes a title and a list in Markdown.
 Options of the training scripts have their description in the field itself, `field(metadata={"help": ...})`; they are
@@ -16,7 +17,8 @@ import re
 from griffe import Attribute, Class, Extension
 
 
-FIELD = re.compile(r"\w \(`\w+`")  # what only these docstrings have
+# What only these docstrings have: a type in backticks, or a default in parentheses, behind the name of a field.
+FIELD = re.compile(r"\w \(`\w+`|^ +[a-z]\w*_\w+ \([^()]+\): ", re.MULTILINE)
 TITLE = re.compile(r"[A-Z][^`]*:$")
 ITEM = re.compile(r"([\w, ]+?)( \(|: )")
 

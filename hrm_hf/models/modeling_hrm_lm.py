@@ -111,7 +111,7 @@ class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedMo
     base_model_prefix = "model"
     supports_gradient_checkpointing = True
     _no_split_modules = ["HrmLmDecoderLayer"]
-    _skip_keys_device_placement = ["past_key_values", "key_values", "plan"]
+    _skip_keys_device_placement = ["past_key_values", "key_values", "plan", "logits_fn"]
     # A vector beside the stacks: transformers 5.23 forgets it when it divides a model, and it follows the states.
     _no_placement_params = {"model.z_L_init", "z_L_init"}
     _supports_flash_attn = True

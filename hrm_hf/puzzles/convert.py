@@ -31,6 +31,7 @@ from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.readers import load_json, load_yaml
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
+from .data_options import WITH_WAY_BACK
 from .dataset import IDENTIFIERS_FILE
 from .npy_layout import guess_task
 from .original_config import (
@@ -288,7 +289,7 @@ def convert_to_original(
     load_config(str(src), PUZZLE_SOLVER)
     model = AutoModelForPuzzleSolving.from_pretrained(src)
     config = model.config
-    key = {"hrm_puzzle": "hrm", "trm_puzzle": "trm"}.get(config.model_type)
+    key = next((key for key in WITH_WAY_BACK if ARCHITECTURES[key].config is type(config)), None)
     if key is None or key != (architecture or key):
         expected = architecture or "hrm or trm"
         raise ValueError(f"{src} is a {config.model_type!r}; expected {expected}, there is no way back to others")

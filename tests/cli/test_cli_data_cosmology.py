@@ -74,7 +74,7 @@ def refusal(*args) -> str:
         (["--omega-m", "0.1"], "--omega-m: omega_m='0.1': expected 2 numbers"),
         (["--omega-m", "0.01,0.5"], "omega_b=0.046 must be below omega_m=0.01"),
         (["--sigma-e", "-1"], "sigma_e=-1.0 must be 0 or more"),
-        (["--kind", "2lpt", "--box-grid", "63"], "box_grid=63 particles a side of the box: give an even number"),
+        (["--kind", "2lpt", "--box-grid", "63"], "box_grid=63: give an even number"),
         (["--kind", "2lpt", "--side-deg", "8"], "set box_mpc to 375 or more"),
     ],
 )

@@ -5,8 +5,8 @@ Referees: sums over single rows, torch's AdamW fed by hand, and one process with
 
 from types import SimpleNamespace
 
-import forked
 import pytest
+import started
 import tiny_go
 import torch
 from datasets import Dataset
@@ -166,7 +166,7 @@ def tiny_weights(model) -> dict[str, torch.Tensor]:
 
 def test_a_process_without_decisions_trains_along_and_counts_nothing_twice(tmp_path):
     for processes in (1, 2):
-        result = forked.run(one_has_no_attempts, str(tmp_path), 2 // processes, processes=processes)
+        result = started.run(one_has_no_attempts, str(tmp_path), 2 // processes, processes=processes)
         assert result.returncode == 0, result.stderr
     alone, first, second = (torch.load(tmp_path / f"{name}.pt") for name in ("1-0", "2-0", "2-1"))
     assert second[1] == first[1] == pytest.approx(alone[1], rel=1e-3)

@@ -63,6 +63,7 @@ def main() -> None:
     """Run `hrm-hf`."""
     from hrm_hf.cli import main
 
+    start_program()
     main()
 
 

@@ -86,10 +86,7 @@ def _options(
 
 def main() -> None:
     """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
-    from hrm_hf_start import start_program
-
     from ..io.failures import one_line_errors
 
-    start_program()
     with one_line_errors():
         app()

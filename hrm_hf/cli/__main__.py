@@ -1,6 +1,6 @@
 """`python -m hrm_hf.cli` is `hrm-hf`."""
 
-from . import main
+from hrm_hf_start import main
 
 
 main()

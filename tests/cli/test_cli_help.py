@@ -94,11 +94,13 @@ def test_a_shell_completes_commands_and_options(words, offered):
 
 
 def test_completion_is_installed_for_a_shell(tmp_path):
-    environment = os.environ | {"HOME": str(tmp_path)}
+    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
+    environment = kept | {"HOME": str(tmp_path)}
     program = (
         "import sys; sys.argv = ['hrm-hf', '--install-completion', 'bash']; from hrm_hf_start import main; main()"
     )
-    subprocess.run([sys.executable, "-c", program], env=environment, check=True, capture_output=True)
+    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert "complete_bash" in (tmp_path / ".bash_completions" / "hrm-hf.sh").read_text()
 
 

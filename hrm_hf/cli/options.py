@@ -12,7 +12,7 @@ from ..io.options import Options, flag
 from .report import AsJson, usage_errors
 
 
-def takes(options: type[Options], **extra: Any) -> Callable[[Callable], Callable]:
+def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[Callable], Callable]:
     """Decorate a function that takes one instance of `options`, so that typer reads the options from its fields.
 
         @app.command()
@@ -22,11 +22,12 @@ def takes(options: type[Options], **extra: Any) -> Callable[[Callable], Callable
     Args:
         options: dataclass with fields made by `hrm_hf.io.options.option`.
         extra: annotations of flags that belong to the screen only, by name, each an `Annotated` whose flag is off by
-            default; `--json` is always one of them. The function receives them by keyword.
+            default. The function receives them by keyword.
+        json: whether the command has `--json`, which the function receives as `as_json`.
     """
     hints = get_type_hints(options)
     fields = {each.name: each for each in dataclasses.fields(options)}
-    screen = {"as_json": AsJson, **extra}
+    screen = ({"as_json": AsJson} if json else {}) | extra
 
     def decorate(function: Callable) -> Callable:
         @functools.wraps(function)

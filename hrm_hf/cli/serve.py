@@ -7,8 +7,8 @@ from .options import takes
 from .report import usage_errors, validate_model
 
 
-@takes(ServeOptions)
-def serve(options: ServeOptions, as_json: bool):
+@takes(ServeOptions, json=False)
+def serve(options: ServeOptions):
     """Serve a causal LM over HTTP with OpenAI's API, as `transformers serve` does, with limits for each request.
 
     Example: hrm-hf serve runs/hrm_lm_50m --port 8000

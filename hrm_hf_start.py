@@ -74,7 +74,7 @@ def start_script(extra: str | None = None) -> None:
         extra: without which the script can do nothing, and the module that it is for; it exits where that is missing.
     """
     if extra is not None:
-        from hrm_hf.io.extras import validate_extra
+        from hrm_hf.io.usage import validate_extra
 
         try:
             validate_extra(extra, f"this script needs {extra}", extra)

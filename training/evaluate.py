@@ -18,7 +18,7 @@ import shlex
 import sys
 
 from hrm_hf import cli
-from hrm_hf.io.failures import one_line_errors
+from hrm_hf.io.usage import one_line_errors
 from hrm_hf.puzzles.pretrain_options import evaluation_arguments
 
 

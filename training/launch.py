@@ -13,7 +13,7 @@ import sys
 import typer
 
 from hrm_hf.cli.launch import CONTEXT, launch
-from hrm_hf.io.failures import one_line_errors
+from hrm_hf.io.usage import one_line_errors
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ import runpy
 import shlex
 import sys
 
-from hrm_hf.io.failures import one_line_errors
+from hrm_hf.io.usage import one_line_errors
 from hrm_hf.puzzles.pretrain_options import (
     SCRIPT,
     arguments,

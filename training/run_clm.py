@@ -14,7 +14,7 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script()
 
-from hrm_hf.io.failures import one_line_errors
+from hrm_hf.io.usage import one_line_errors
 from hrm_hf.text.arguments import LmDataArguments, LmTrainingArguments
 from hrm_hf.text.run import CausalLMRun
 from hrm_hf.trainer.run import run_training

@@ -15,7 +15,7 @@ if __name__ == "__main__":  # before the imports below
 
 from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.run import RegressionRun
-from hrm_hf.io.failures import one_line_errors
+from hrm_hf.io.usage import one_line_errors
 from hrm_hf.trainer.run import run_training
 
 

@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before the imports below
 
 from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.run import GoCoderRun
-from hrm_hf.io.failures import one_line_errors
+from hrm_hf.io.usage import one_line_errors
 from hrm_hf.trainer.run import run_training
 
 

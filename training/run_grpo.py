@@ -18,7 +18,7 @@ if __name__ == "__main__":  # before the imports below
 from functools import partial
 
 from hrm_hf.golang.rewards import RewardArguments, reward_functions
-from hrm_hf.io.failures import one_line_errors
+from hrm_hf.io.usage import one_line_errors
 from hrm_hf.text.arguments import AnswerDataArguments
 from hrm_hf.text.post_training import GrpoArguments, GrpoRun
 from hrm_hf.trainer.run import run_training

@@ -10,7 +10,7 @@ imported when an app is built. `space.py` packages the same app as a Space.
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..io.extras import validate_extra
+from ..io.usage import validate_extra
 
 
 if TYPE_CHECKING:

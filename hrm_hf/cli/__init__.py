@@ -86,7 +86,7 @@ def _options(
 
 def main() -> None:
     """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
-    from ..io.failures import one_line_errors
+    from ..io.usage import one_line_errors
 
     with one_line_errors():
         app()

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import typer
 
 from ..golang.options import WriteGo
-from ..io.words import counted
+from ..io.usage import counted
 from .options import takes
 from .report import usage_errors, validate_model, write_json
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import typer
 
 from ..hub.options import PullOptions, PushOptions
-from ..io.words import counted
+from ..io.usage import counted
 from .options import takes
 from .report import report
 

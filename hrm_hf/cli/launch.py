@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ..io.words import counted
+from ..io.usage import counted
 from ..launch.options import LaunchOptions
 from .options import takes
 from .report import usage_errors

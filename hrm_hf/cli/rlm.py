@@ -7,8 +7,7 @@ from typing import Any
 
 import typer
 
-from ..io.usage import UsageError
-from ..io.words import counted
+from ..io.usage import UsageError, counted
 from ..text.options import RlmOptions
 from .options import takes
 from .report import usage_errors, validate_model
@@ -51,8 +50,7 @@ def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
     Raises:
         ValueError: the file is not what its suffix says; names the file and the line.
     """
-    from ..io.readers import load_json
-    from ..io.sources import parse_json
+    from ..io.files import load_json, parse_json
 
     try:
         content = path.read_text(encoding="utf-8")

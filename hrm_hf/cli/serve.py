@@ -14,7 +14,7 @@ def serve(options: ServeOptions):
     Example: hrm-hf serve runs/hrm_lm_50m --port 8000
     """
     validate_model(options.model, "LANGUAGE_MODEL")
-    from ..io.extras import validate_extra
+    from ..io.usage import validate_extra
 
     validate_extra("serve", "serving needs fastapi, uvicorn and openai", "fastapi", "uvicorn", "openai")
     from ..hub.kinds import LANGUAGE_MODEL, load_config

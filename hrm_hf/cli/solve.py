@@ -6,7 +6,7 @@ from typing import Any
 
 import typer
 
-from ..io.words import counted
+from ..io.usage import counted
 from ..puzzles.options import SolvePuzzles
 from .options import takes
 from .report import usage_errors, validate_model, write_json

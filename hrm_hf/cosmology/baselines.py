@@ -13,7 +13,7 @@ from typing import get_args
 
 import numpy as np
 
-from ..io.extras import validate_extra
+from ..io.usage import validate_extra
 from .dataset.rows import MapSet
 from .evaluation import CosmologyPredictions
 from .options import Baseline

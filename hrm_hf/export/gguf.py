@@ -25,7 +25,7 @@ from huggingface_hub import ModelCard
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from ..hub.kinds import load_config
-from ..io.extras import validate_extra
+from ..io.usage import validate_extra
 from ..registry import architecture_of, load_function
 from .checkpoint import complete_or_nothing, load_model
 from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer

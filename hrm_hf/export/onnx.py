@@ -20,8 +20,8 @@ import torch
 from transformers import PreTrainedModel
 
 from .._version import __version__
-from ..io.extras import validate_extra
-from ..io.sources import IDENTIFIERS_FILE
+from ..io.files import IDENTIFIERS_FILE
+from ..io.usage import validate_extra
 from .checkpoint import complete_folder_or_nothing
 from .gguf_tokenizer import find_file
 from .graphs import Graph, exporter_of, graphs

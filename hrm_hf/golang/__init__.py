@@ -4,7 +4,7 @@ A validator is called with codes (whole files, or declarations without a package
 (`models/processing_hrm_go_coder.py`) for each; lines are those of the code given. Left out: third-party packages.
 """
 
-from ..io.lazy_names import lazy_names
+from ..io import lazy_names
 
 
 __getattr__, __all__ = lazy_names(

@@ -10,8 +10,7 @@ from typing import Any, TextIO
 
 import torch
 
-from ..io.usage import run_process
-from ..io.words import counted
+from ..io.usage import counted, run_process
 from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
 from ..models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from ..resources import resource

@@ -5,8 +5,7 @@ from pathlib import Path
 from typing import Literal
 
 from ..io.options import Options, option
-from ..io.usage import UsageError
-from ..io.words import counted
+from ..io.usage import UsageError, counted
 
 
 GoValidator = Literal["auto", "tree-sitter", "parser", "types"]

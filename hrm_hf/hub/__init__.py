@@ -6,7 +6,7 @@
 not wait for what pushes.
 """
 
-from ..io.lazy_names import lazy_names
+from ..io import lazy_names
 
 
 __getattr__, __all__ = lazy_names(

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ..io.sources import HUB_PREFIX, is_hub_source
+from ..io.files import HUB_PREFIX, is_hub_source
 from ..registry import ARCHITECTURES, architecture_of, load_function
 from ..resources import resource
 from .licenses import NOT_STATED, UNKNOWN_LICENSE, known_source, license_of

@@ -1,8 +1,15 @@
-"""Errors of usage, and what commands share when they read options and start programs."""
+"""Errors of usage, and what commands share when they read options, start programs and fail."""
 
+import json
+import os
 import re
 import subprocess
-from collections.abc import Callable
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, TextIO
 
 
@@ -49,3 +56,47 @@ def run_process(*command: object, out: TextIO | None = None) -> None:
         CalledProcessError: it failed; has its status.
     """
     subprocess.run([str(part) for part in command], check=True, stdout=out)
+
+
+def counted(number: int, noun: str, plural: str | None = None) -> str:
+    """Return a number with its noun: `1 board`, `2 boards`, `10,000 boards`."""
+    return f"{number:,} {noun if number == 1 else plural or noun + 's'}"
+
+
+def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> None:
+    """Raises ImportError, which names the extra to install, unless all modules can be imported.
+
+    Args:
+        extra: of `options.extras_require` in setup.cfg.
+        need: what needs which packages, as "ONNX export needs onnx and onnxruntime".
+        modules: names of the top-level modules of these packages.
+        instead: what can be done without them.
+    """
+    if any(find_spec(module) is None for module in modules):
+        raise ImportError(f'{need}: pip install "hrm_hf[{extra}]"{instead and f", or {instead}"}')
+
+
+@contextmanager
+def one_line_errors() -> Iterator[None]:
+    """End the process with one line on stderr if the block fails: status 2 for bad usage, 1 for other failures.
+
+    Unexpected errors, which are bugs, keep their traceback. HRM_HF_DEBUG=1 shows it for all.
+    """
+    try:
+        yield
+    except Exception as error:
+        expected = _is_expected(error)
+        message = error.args[0] if isinstance(error, KeyError) and error.args else error
+        line = f"error: {message}" if expected else f"error: {type(error).__name__}: {message}"
+        if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):  # torchrun prints the line in its report
+            Path(file).write_text(json.dumps({"message": line, "timestamp": int(time.time())}))
+        if os.environ.get("HRM_HF_DEBUG") or not expected:
+            raise
+        sys.stderr.write(f"{line}\n")
+        sys.exit(2 if isinstance(error, UsageError) else 1)
+
+
+def _is_expected(error: Exception) -> bool:
+    from huggingface_hub.errors import StrictDataclassError  # a quarter of a second, which help does not need
+
+    return isinstance(error, ValueError | OSError | RuntimeError | ImportError | KeyError | StrictDataclassError)

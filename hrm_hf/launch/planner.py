@@ -24,7 +24,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.utils.generic import strtobool
 
 from ..hub.kinds import LANGUAGE_MODEL, load_config
-from ..io.readers import load_yaml
+from ..io.files import load_yaml
 from ..io.usage import UsageError
 from ..registry import ARCHITECTURES
 from ..resources import ROOT, resource, typed_path

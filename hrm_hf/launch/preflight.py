@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from ..io.words import counted
+from ..io.usage import counted
 from .options import PreflightOptions
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..io.extras import validate_extra
+from ..io.usage import validate_extra
 from .options import LaunchOptions
 
 

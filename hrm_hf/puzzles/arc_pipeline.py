@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..io.readers import load_json
+from ..io.files import load_json
 from .arc import augmentations, encode_task, task_identifiers
 from .arc_grids import FRAME, SEQ_LEN, VOCAB_SIZE, apply_augmentation, crop_prediction, encode_grid, undo_augmentation
 from .arc_tasks import parse_task

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..io.readers import load_json
+from ..io.files import load_json
 from .arc_grids import FRAME, NUM_COLORS, parse_identifier
 from .dataset import BLANK_IDENTIFIER
 

@@ -28,7 +28,7 @@ from huggingface_hub.errors import StrictDataclassError
 
 from ..hub import HubAddress, HubError, hub_address, pull_checkpoint
 from ..hub.kinds import PUZZLE_SOLVER, load_config
-from ..io.readers import load_json, load_yaml
+from ..io.files import load_json, load_yaml
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from .data_options import WITH_WAY_BACK

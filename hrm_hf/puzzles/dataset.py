@@ -17,9 +17,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.complete_files import complete_file, write_text
-from ..io.readers import load_json
-from ..io.sources import IDENTIFIERS_FILE, load_split
+from ..io.files import IDENTIFIERS_FILE, complete_file, load_json, load_split, write_text
 
 
 if TYPE_CHECKING:

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..io.readers import load_json
+from ..io.files import load_json
 from .dataset import (
     BLANK_IDENTIFIER,
     IDENTIFIERS_FILE,

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..io.readers import load_json
+from ..io.files import load_json
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..models.configuration_se_rrm_puzzle import SeRrmPuzzleConfig
 from ..models.configuration_trm_puzzle import TrmPuzzleConfig

@@ -24,8 +24,7 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import cached_file
 
-from ..io.readers import csv_rows, load_json
-from ..io.sources import json_object, numbered_lines
+from ..io.files import csv_rows, json_object, load_json, numbered_lines
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task

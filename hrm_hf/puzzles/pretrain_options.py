@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from huggingface_hub.errors import StrictDataclassError
 
-from ..io.readers import load_json, load_yaml
+from ..io.files import load_json, load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
 from .dataset import INFO_FILE, load_puzzle_dataset

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..io.readers import csv_rows
-from ..io.sources import HUB_PREFIX, json_object, numbered_lines, shorten
+from ..io.files import HUB_PREFIX, csv_rows, json_object, numbered_lines, shorten
 from ..resources import existing_path
 from .dataset import ROW_COLUMNS, puzzle_features
 

@@ -5,7 +5,7 @@ from typing import Any
 from transformers import PreTrainedModel, set_seed
 
 from ..hub.kinds import PUZZLE_SOLVER
-from ..io.words import counted
+from ..io.usage import counted
 from ..registry import AutoModelForPuzzleSolving
 from ..trainer.plots import plot_evaluation, plot_training
 from ..trainer.recipes import build_config

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.sources import (
+from ..io.files import (
     JSON_KINDS,
     PARQUET,
     BadLineError,

@@ -21,7 +21,7 @@ from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
-from ..io.readers import load_yaml
+from ..io.files import load_yaml
 from ..models.configuration_rlm_mhc import RlmMhcConfig
 from ..models.modeling_rlm_mhc import RlmMhcForCausalLM
 

@@ -8,7 +8,7 @@ not streamed are shared out by accelerate's sampler, streams by its dispatching 
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..io.sources import is_hub_source
+from ..io.files import is_hub_source
 from .filters import BATCH_ROWS, TextFilter, duplicate_finder, slice_texts
 from .packing import Packing, pack_documents, pack_stream, tokenize_documents
 from .sources import open_source

@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ..io.extras import validate_extra
-from ..io.sources import BadLineError
+from ..io.files import BadLineError
+from ..io.usage import validate_extra
 
 
 if TYPE_CHECKING:

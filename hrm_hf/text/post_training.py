@@ -32,7 +32,7 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 
 from ..hub.cards import CARD_FILE, new_card_text
 from ..hub.kinds import LANGUAGE_MODEL
-from ..io.words import counted
+from ..io.usage import counted
 from ..models.early_exit import exit_class
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer

@@ -12,8 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..io.readers import read_lines
-from ..io.sources import (
+from ..io.files import (
     HUB_PREFIX,
     JSON_KINDS,
     PARQUET,
@@ -23,6 +22,7 @@ from ..io.sources import (
     is_hub_source,
     local_files,
     parse_json,
+    read_lines,
     shorten,
 )
 

@@ -5,7 +5,7 @@ checkpoints, `run_folder.py` who may write into a run's folder. Names of `base` 
 reading or pushing a checkpoint needs no trainer.
 """
 
-from ..io.lazy_names import lazy_names
+from ..io import lazy_names
 
 
 __getattr__, __all__ = lazy_names(__name__, {"base": ("HrmTrainer", "NonFiniteError", "validate_compiler")})

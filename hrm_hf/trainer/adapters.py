@@ -28,8 +28,8 @@ from peft.utils import CONFIG_NAME, ModulesToSaveWrapper
 from torch import nn
 from transformers import AutoConfig, BitsAndBytesConfig, PreTrainedModel
 
-from ..io.extras import validate_extra
 from ..io.model_names import find_model
+from ..io.usage import validate_extra
 from ..registry import architecture_of
 from .recipes import ModelArguments
 

@@ -31,8 +31,7 @@ from transformers.trainer import TRAINER_STATE_NAME
 from transformers.trainer_callback import ProgressCallback, TrainerState
 
 from ..hub.manifests import NONFINITE_FILE, WEIGHT_AVERAGE_FILE, CheckpointError, readable
-from ..io.extras import validate_extra
-from ..io.words import counted
+from ..io.usage import counted, validate_extra
 from ..registry import architecture_of
 from .adapters import MAGNITUDE
 from .arguments import CarrylessTrainingArguments, HrmTrainingArguments

@@ -21,7 +21,7 @@ from transformers import HfArgumentParser, PreTrainedConfig, TrainingArguments
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from .._version import __version__
-from ..io.readers import load_yaml
+from ..io.files import load_yaml
 from ..io.usage import UsageError
 from ..registry import architecture_of
 

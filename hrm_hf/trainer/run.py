@@ -14,7 +14,7 @@ from transformers import BitsAndBytesConfig, PreTrainedModel, Trainer
 
 from ..hub.cards import record_evaluation
 from ..hub.kinds import Kind, load_config
-from ..io.extras import validate_extra
+from ..io.usage import validate_extra
 from ..registry import architecture_of
 from .adapters import TuningArguments, quantization_config, save_trained, settle_base, with_adapters
 from .preemption import exit_if_preempted

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from hrm_hf.io.extras import validate_extra
+from hrm_hf.io.usage import validate_extra
 
 
 ROOT = Path(__file__).parents[2]

@@ -22,7 +22,7 @@ from hrm_hf.golang.evaluation.loss import evaluate_loss, windows_of
 from hrm_hf.golang.evaluation.options import EvaluateGo
 from hrm_hf.golang.evaluation.report import plot_evaluation
 from hrm_hf.golang.evaluation.writer import Writer
-from hrm_hf.io.sources import BadLineError
+from hrm_hf.io.files import BadLineError
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, Feedback, code_segment, encode_text
 
 

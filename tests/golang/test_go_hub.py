@@ -9,7 +9,7 @@ import pytest
 from hrm_hf.golang.data.hub_sets import hub_records
 from hrm_hf.golang.data.records import validate_record
 from hrm_hf.golang.data.sources import Dropped
-from hrm_hf.io.sources import BadLineError
+from hrm_hf.io.files import BadLineError
 
 
 OLD = "package calc\n\nfunc Div(a, b int) int {\n\treturn a / b\n}\n"

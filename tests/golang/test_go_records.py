@@ -8,7 +8,7 @@ import pytest
 from datasets import Dataset
 
 from hrm_hf.golang.data.records import new_record, read_records, record_features, validate_record, write_records
-from hrm_hf.io.sources import BadLineError
+from hrm_hf.io.files import BadLineError
 
 
 CODE = "func Add(a, b int) int {\n\treturn a + b\n}"

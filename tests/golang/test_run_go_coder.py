@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.data.streams import IGNORED, GoStreamBuilder
 from hrm_hf.hub.manifests import list_checkpoints
-from hrm_hf.io.sources import BadLineError
+from hrm_hf.io.files import BadLineError
 from hrm_hf.io.usage import UsageError
 from hrm_hf.models.processing_hrm_go_coder import DECISION_TOKENS
 from hrm_hf.trainer.recipes import ModelArguments, build_config, parse_recipe

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from hrm_hf.io.sources import BadLineError
+from hrm_hf.io.files import BadLineError
 from hrm_hf.text.answers import is_conversation, load_answers
 
 

@@ -19,7 +19,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.io.sources import load_split
+from hrm_hf.io.files import load_split
 from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 from hrm_hf.text.corpus import load_text_corpus

@@ -14,7 +14,7 @@ import torch
 import yaml
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_hf.io.sources import BadLineError
+from hrm_hf.io.files import BadLineError
 
 
 SCRIPT = Path(__file__).parents[2] / "training" / "run_clm.py"

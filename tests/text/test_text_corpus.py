@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from hrm_hf.io.sources import BadLineError
+from hrm_hf.io.files import BadLineError
 from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 from hrm_hf.text.corpus import load_text_corpus

@@ -6,7 +6,7 @@ import json
 import pandas
 import pytest
 
-from hrm_hf.io.sources import BadLineError, is_hub_source
+from hrm_hf.io.files import BadLineError, is_hub_source
 from hrm_hf.text.filters import TextFilter
 from hrm_hf.text.sources import open_source
 

@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 
-from ...io.extras import validate_extra
+from ...io.usage import validate_extra
 
 
 HEALPIX_SOURCE = "the DES Y3 mass maps are on the data release pages of the Dark Energy Survey (arXiv 2105.13539)"

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...io.complete_files import TEMPORARY, complete_file, write_text
+from ...io.files import TEMPORARY, complete_file, write_text
 from .info import INFO_FILE, CosmologyInfo, FilesInfo
 
 

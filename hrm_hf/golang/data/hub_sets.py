@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ...hub.licenses import UNKNOWN_LICENSE
-from ...io.sources import json_object, shorten
+from ...io.files import json_object, shorten
 from .edits import Edit, edit_record, path_problem, text_problem, without_trailers
 from .functions import declarations, documented_record, parse_file
 from .records import parsed_lines

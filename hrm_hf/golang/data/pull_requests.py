@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...hub.licenses import UNKNOWN_LICENSE
-from ...io.sources import BadLineError, json_object, shorten
+from ...io.files import BadLineError, json_object, shorten
 from ...models.processing_hrm_go_coder import INTENTS, TARGET_KINDS
 from .commits import BOTS
 from .edits import TASKS, Edit, edit_plan, edit_record, functions_of, path_problem, text_problem, without_trailers

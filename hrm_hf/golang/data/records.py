@@ -25,7 +25,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...io.sources import BadLineError, json_object, numbered_lines, shorten
+from ...io.files import BadLineError, json_object, numbered_lines, shorten
 from ...models.processing_hrm_go_coder import CATEGORIES, DECISIONS, INTENTS, TARGET_KINDS, Feedback
 
 

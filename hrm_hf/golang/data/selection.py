@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...io.readers import GZIP_ERRORS, open_unpacked
-from ...io.sources import json_object, numbered_lines
+from ...io.files import GZIP_ERRORS, json_object, numbered_lines, open_unpacked
 from ...text.filters import duplicate_finder
 from .sources import Dropped
 

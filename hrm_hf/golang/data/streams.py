@@ -302,7 +302,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
 
-    from ...io.sources import numbered_lines
+    from ...io.files import numbered_lines
     from ...text.sources import WRITTEN_AT_ONCE
     from .records import read_records, record_features
 

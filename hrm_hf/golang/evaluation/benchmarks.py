@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from ...io.sources import json_object, numbered_lines
+from ...io.files import json_object, numbered_lines
 from ...models.processing_hrm_go_coder import (
     CONTINUE,
     DECISION_TOKENS,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ...io.extras import validate_extra
+from ...io.usage import validate_extra
 from ...models.processing_hrm_go_coder import Feedback
 
 

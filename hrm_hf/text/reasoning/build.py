@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from ...io.complete_files import complete_file, write_text
+from ...io.files import complete_file, write_text
 from ...io.usage import UsageError, as_usage_errors
 from ..options import BuildReasoning
 from .rows import FILLING, Rows, below, draw_rows, readable, row_keys

@@ -4,7 +4,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ...io.sources import load_split
+from ...io.files import load_split
 from ..arguments import AnswerDataArguments, LmDataArguments
 from ..corpus import TextCorpus
 from .build import INFO_FILE, load_reasoning_info

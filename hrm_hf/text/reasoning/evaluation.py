@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from ...hub.cards import record_evaluation
 from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, write_results
-from ...io.sources import load_split
+from ...io.files import load_split
 from ...io.usage import UsageError, as_usage_errors
 from ...trainer.logging import wilson_interval
 from ...trainer.plots import INK, MUTED, new_figure, save_figure

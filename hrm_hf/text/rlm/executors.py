@@ -15,7 +15,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ...io.extras import validate_extra
+from ...io.usage import validate_extra
 from .prompts import UnfitValueError, text_of
 
 

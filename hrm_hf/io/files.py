@@ -1,23 +1,31 @@
-"""Where data come from: files and folders of known kinds, names on the Hub, and lines of JSON Lines with their place.
+"""Files and data sources: lines, JSON, YAML and CSV, packed by gzip or not; data sets; files written completely.
 
-What every task reads its sources with. An error names the file and the line. Nothing here needs torch or `datasets`.
+Errors name the file and the line. Importing this needs neither torch nor `datasets`.
 """
 
+import csv
+import gzip
+import io
 import json
+import os
+import zlib
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from .readers import read_lines
+import yaml
 
 
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
+GZIP_ERRORS = (EOFError, gzip.BadGzipFile, zlib.error)
 HUB_PREFIX = "hub:"
 IDENTIFIERS_FILE = "identifiers.json"  # names of the rows of a puzzle table, beside a data set and a checkpoint
 JSON_KINDS, TEXT_KINDS, PARQUET = (".jsonl", ".json"), (".txt", ".text", ".md"), ".parquet"
 KINDS = f"{', '.join((*JSON_KINDS, *TEXT_KINDS))} (also .gz) or {PARQUET}"
+TEMPORARY = ".tmp"  # ends the name of a file that is being written
 
 
 class BadLineError(ValueError):
@@ -143,3 +151,77 @@ def load_split(path: str | Path, split: str, streaming: bool = False) -> "Datase
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
     except (DatasetGenerationError, ValueError) as error:  # a corrupted file, or one without rows
         raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set anew") from error
+
+
+def open_unpacked(path: str | Path) -> BinaryIO:
+    """Open a file for reading bytes, unpacked if its name ends in .gz."""
+    return gzip.open(path, "rb") if Path(path).suffix == ".gz" else open(path, "rb")
+
+
+def read_lines(path: str | Path) -> Iterator[tuple[int, bytes]]:
+    """Yield numbers, from 1, and lines of a file, without its byte-order mark. ValueError for a broken gzip file."""
+    number = 0
+    with open_unpacked(path) as file:
+        try:
+            for number, line in enumerate(file, 1):
+                yield number, line.removeprefix(b"\xef\xbb\xbf") if number == 1 else line
+        except GZIP_ERRORS as error:
+            raise ValueError(f"{path}: broken gzip file after line {number} ({error}); fetch it again") from error
+
+
+def load_json(path: str | Path) -> Any:
+    """Return the value of a JSON file. ValueError, with the file's name, for anything else."""
+    try:
+        with open_unpacked(path) as file:
+            return json.loads(file.read().decode("utf-8-sig"))
+    except (ValueError, RecursionError, *GZIP_ERRORS) as error:
+        raise ValueError(f"{path} is not valid JSON: {error}") from error
+
+
+def load_yaml(path: str | Path) -> Any:
+    """Return the plain values of a YAML file; None for an empty one. ValueError, with its name, for anything else."""
+    try:
+        return yaml.safe_load(Path(path).read_bytes())
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"{path} is not valid YAML: {error}") from error
+
+
+def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
+    """Yield line numbers, from 1, and fields of a CSV file; empty lines come as rows without fields.
+
+    Raises:
+        ValueError: not UTF-8, a quote that nothing closes, or a broken gzip file; names file and line.
+    """
+    with open_unpacked(path) as file:
+        reader = csv.reader(io.TextIOWrapper(file, "utf-8-sig", newline=""))
+        try:
+            for row in reader:
+                yield reader.line_num, row
+        except (csv.Error, UnicodeDecodeError, *GZIP_ERRORS) as error:
+            raise ValueError(f"{path}, line {reader.line_num + 1}: {error}; expected CSV in UTF-8") from error
+
+
+@contextmanager
+def complete_file(file: Path) -> Iterator[BinaryIO]:
+    """A stream to write `file` with, which appears under its name when all of it is on the disk.
+
+    Raises:
+        OSError: the disk is full, for example; nothing is left, and what stood under the name before still does.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    # The process id: two builds of one folder, a job and its impatient twin, do not write to one file.
+    temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
+    try:
+        with open(temporary, "wb") as stream:
+            yield stream
+            stream.flush()
+            os.fsync(stream.fileno())
+        os.replace(temporary, file)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def write_text(file: Path, text: str) -> None:
+    """Writes a small file completely or not at all."""
+    with complete_file(file) as stream:
+        stream.write(text.encode())

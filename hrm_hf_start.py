@@ -96,4 +96,5 @@ class _Without:
 
 
 if __name__ == "__main__":
+    sys.modules["hrm_hf_start"] = sys.modules[__name__]  # `import hrm_hf` looks for this name
     main()

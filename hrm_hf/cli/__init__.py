@@ -1,7 +1,7 @@
-"""`hrm-hf`: the command line. One module per subcommand; each exits 0 on success, 2 on bad usage, 1 on failure.
+"""`hrm-hf`: the command line. Each command exits 0 on success, 2 on bad usage, 1 on failure.
 
-The module of a command is loaded when that command is asked for, and what its work needs is imported inside it: help
-and usage errors load neither torch nor transformers.
+A command's module is loaded when the command is called, and each function imports what it needs: help and usage errors
+load neither torch nor transformers.
 """
 
 from importlib import import_module
@@ -13,31 +13,18 @@ from typer.core import TyperGroup
 from .._version import __version__
 
 
-# In the order of the help: the module of each, and the name there of its function or its group. No module is called
-# `app`: loading it would take the name of the command line below.
+# MODULE or MODULE:NAME of each command, in the order of the help. No module is called `app`: loading it would replace
+# the command line below.
 COMMANDS = {
-    "data": ("data", "app"),
-    "convert": ("convert", "convert"),
-    "eval": ("evaluate", "app"),
-    "export": ("export", "app"),
-    "solve": ("solve", "solve"),
-    "app": ("web_app", "show"),
-    "rlm": ("rlm", "rlm"),
-    "demo": ("demo", "demo"),
-    "demo-go": ("demo_go", "demo_go"),
-    "go": ("go", "go"),
-    "push": ("hub", "push"),
-    "pull": ("hub", "pull"),
-    "slurm": ("slurm", "slurm"),
-    "preflight": ("preflight", "preflight"),
-    "recommend": ("recommend", "recommend"),
-    "launch": ("launch", "launch"),
-    "serve": ("serve", "serve"),
-}
+    "data": "data:app", "convert": "convert", "eval": "evaluate:app", "export": "convert:app", "solve": "solve",
+    "app": "serve:show", "rlm": "rlm", "demo": "demo", "demo-go": "demo:demo_go", "go": "go", "push": "hub:push",
+    "pull": "hub:pull", "slurm": "launch:slurm", "preflight": "launch:preflight", "recommend": "launch:recommend",
+    "launch": "launch", "serve": "serve",
+}  # fmt: skip
 
 
 class CommandsWhenNeeded(TyperGroup):
-    """The group of all commands; `commands` has a command from the moment when `get_command` was asked for it."""
+    """Group of all commands, each loaded when `get_command` asks for it."""
 
     def __init__(self, **attributes: Any):
         super().__init__(**attributes)
@@ -50,14 +37,14 @@ class CommandsWhenNeeded(TyperGroup):
 
 
 def _load(name: str) -> Any:
-    """A command, or a group of commands, as click has it."""
-    module, attribute = COMMANDS[name]
-    module = import_module(f".{module}", __name__)
-    found, around = getattr(module, attribute), typer.Typer()
+    """Return a command, or a group of commands, as an object of click."""
+    place, _, attribute = COMMANDS[name].partition(":")
+    module, around = import_module(f".{place}", __name__), typer.Typer()
+    found = getattr(module, attribute or name)
     if isinstance(found, typer.Typer):
         around.add_typer(found, name=name)
     else:
-        around.command(name, context_settings=getattr(module, "CONTEXT", None))(found)
+        around.command(name, context_settings=module.CONTEXT if name == "launch" else None)(found)
     return typer.main.get_group(around).commands[name]
 
 

@@ -1,11 +1,15 @@
-"""`hrm-hf convert`: checkpoints of the original puzzle and language models to ours, and of HRM and TRM back."""
+"""`hrm-hf convert` and `hrm-hf export`: checkpoints of the original code, and formats of other runtimes."""
 
 from pathlib import Path
-from typing import Any
 
+import typer
+
+from ..export.options import ExportGguf, ExportOnnx, ExportTorch
 from ..puzzles.data_options import TEXT, ConvertCheckpoint
-from .options import takes
-from .report import report, usage_errors
+from .command import report, takes, validate_model
+
+
+app = typer.Typer(no_args_is_help=True, help="Write models in the formats of other runtimes.")
 
 
 @takes(ConvertCheckpoint)
@@ -19,32 +23,69 @@ def convert(options: ConvertCheckpoint, as_json: bool):
     from ..io.usage import as_usage_errors
 
     src = options.src
-    with usage_errors():
-        if options.revision is None and not Path(src).exists() and ("/" not in src or is_below_here(src)):
-            raise ModelError(f"{src} does not exist; expected a checkpoint folder, or OWNER/NAME on the Hub")
-        from ..hub import hub_address, pull_address
+    if options.revision is None and not Path(src).exists() and ("/" not in src or is_below_here(src)):
+        raise ModelError(f"{src} does not exist; expected a checkpoint folder, or OWNER/NAME on the Hub")
+    from ..hub import hub_address, pull_address
 
-        address = as_usage_errors(hub_address, src, options.revision)
-        if address is not None:
-            find_model(address.repo_id)
-    if address is not None and (options.architecture in TEXT or options.to_original):
-        src = pull_address(address)
-    report(_converted(options, src), as_json)
-
-
-def _converted(options: ConvertCheckpoint, src: str | Path) -> dict[str, Any]:
+    address = as_usage_errors(hub_address, src, options.revision)
+    if address is not None:
+        find_model(address.repo_id)
+        if options.architecture in TEXT or options.to_original:
+            src = pull_address(address)
     if options.architecture == "rlm_mhc":
         from ..text.convert_rlm_mhc import convert_rlm_mhc
 
-        return convert_rlm_mhc(Path(src), options.out)
-    if options.architecture == "hrm_lm":
+        result = convert_rlm_mhc(Path(src), options.out)
+    elif options.architecture == "hrm_lm":
         from ..text.convert_hrm_lm import convert_hrm_text1
 
-        return convert_hrm_text1(Path(src), options.out)
-    from ..puzzles.convert import convert_original, convert_to_original
+        result = convert_hrm_text1(Path(src), options.out)
+    elif options.to_original:
+        from ..puzzles.convert import convert_to_original
 
-    if options.to_original:
-        with usage_errors():
-            return convert_to_original(src, options.out, options.step or 0, options.architecture)
-    names = ("seq_len", "step", "vocab_size", "config", "revision")
-    return convert_original(src, options.out, options.architecture, **{name: getattr(options, name) for name in names})
+        result = convert_to_original(src, options.out, options.step or 0, options.architecture)
+    else:
+        from ..puzzles.convert import convert_original
+
+        given = {name: getattr(options, name) for name in ("seq_len", "step", "vocab_size", "config", "revision")}
+        result = convert_original(src, options.out, options.architecture, **given)
+    report(result, as_json)
+
+
+@app.command()
+@takes(ExportGguf)
+def gguf(options: ExportGguf, as_json: bool):
+    """Write a GGUF file for llama.cpp, with the tokenizer in it.
+
+    Example: hrm-hf export gguf runs/go-unified --out go-unified.gguf --dtype q8_0
+    """
+    validate_model(options.model)
+    from ..export.gguf import export_gguf
+
+    report(export_gguf(**vars(options)), as_json)
+
+
+@app.command()
+@takes(ExportOnnx)
+def onnx(options: ExportOnnx, as_json: bool):
+    """Write ONNX graphs, and for adaptive halting a loop that needs ONNX Runtime and numpy only.
+
+    Example: hrm-hf export onnx runs/sudoku_demo --out sudoku_onnx --check
+    """
+    validate_model(options.model)
+    from ..export.onnx import export_onnx
+
+    report(export_onnx(**vars(options)), as_json)
+
+
+@app.command("torch")
+@takes(ExportTorch)
+def torch_(options: ExportTorch, as_json: bool):
+    """Write a torch.export archive, which torch runs without this package.
+
+    Example: hrm-hf export torch runs/sudoku_demo --out sudoku.pt2 --check
+    """
+    validate_model(options.model)
+    from ..export.torch_export import export_torch
+
+    report(export_torch(**vars(options)), as_json)

@@ -1,13 +1,13 @@
-"""`hrm-hf demo`: learn Sudoku from nothing, save, and solve held-out boards in fresh processes."""
+"""`hrm-hf demo` and `hrm-hf demo-go`: train a small model from nothing on the CPU, and use it."""
 
 import json
 import sys
 
 import typer
 
+from ..golang.options import DemoGo
 from ..puzzles.options import RunDemo
-from .options import takes
-from .report import usage_errors
+from .command import takes
 
 
 @takes(RunDemo)
@@ -18,9 +18,23 @@ def demo(options: RunDemo, as_json: bool):
     """
     from ..puzzles.demo import run_demo
 
-    with usage_errors():
-        result = run_demo(options, sys.stderr if as_json else None)
+    result = run_demo(options, sys.stderr if as_json else None)
     if as_json:
         typer.echo(json.dumps(result))
     if not result["same"]:
         raise typer.Exit(1)
+
+
+@takes(DemoGo)
+def demo_go(options: DemoGo, as_json: bool):
+    """Train the nano Go coder on the CPU, then plan, write, validate and repair held-out functions with it.
+
+    Example: hrm-hf demo-go --minutes 45
+
+    Example: hrm-hf demo-go --source ~/go/src --minutes 5 --vocab-size 4096
+    """
+    from ..golang.demo import run_demo
+
+    result = run_demo(options, sys.stderr if as_json else None)
+    if as_json:
+        typer.echo(json.dumps(result))

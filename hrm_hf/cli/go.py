@@ -9,8 +9,7 @@ import typer
 
 from ..golang.options import WriteGo
 from ..io.usage import counted
-from .options import takes
-from .report import usage_errors, validate_model, write_json
+from .command import takes, validate_model, write_json
 
 
 @takes(WriteGo)
@@ -28,8 +27,7 @@ def go(options: WriteGo, as_json: bool):
 
     shown: list[str] = []
     live = options.stream if options.stream is not None else sys.stdout.isatty() and not (as_json or options.repair)
-    with usage_errors():
-        prompts, result = generate_code(options, (lambda *piece: _stream(*piece, shown)) if live else None)
+    prompts, result = generate_code(options, (lambda *piece: _stream(*piece, shown)) if live else None)
     if options.out:
         write_json(asdict(result), options.out)
     if as_json:

@@ -8,8 +8,7 @@ import typer
 
 from ..hub.options import PullOptions, PushOptions
 from ..io.usage import counted
-from .options import takes
-from .report import report
+from .command import report, takes
 
 
 @takes(PushOptions)

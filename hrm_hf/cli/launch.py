@@ -1,18 +1,24 @@
-"""`hrm-hf launch`, which is also `python training/launch.py`: plan a training run for this machine, and start it."""
+"""`hrm-hf launch`, `recommend`, `preflight` and `slurm`: plan a training run, and start it here or on a cluster."""
 
 import json
 import shlex
+import shutil
+import subprocess
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from ..io.usage import counted
-from ..launch.options import LaunchOptions
-from .options import takes
-from .report import usage_errors
+from ..io.options import option
+from ..io.usage import UsageError, counted
+from ..launch.options import LaunchOptions, PreflightOptions, RecommendOptions
+from ..launch.slurm import SlurmJob
+from .command import takes
 
 
-CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}  # flags that are not ours are run_clm.py's
+# Settings of the command `launch`, in training/launch.py too: flags that are not ours are run_clm.py's.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": True}
 Verbose = Annotated[bool, typer.Option("--verbose", help="Show each device and each term of the memory.")]
 
 
@@ -28,15 +34,14 @@ def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_jso
     """
     from ..launch.run import plan_run, start
 
-    with usage_errors():
-        plan = plan_run(options, context.args)
-    typer.echo(json.dumps(plan.to_dict(), indent=1) if as_json else describe(plan, verbose))
+    plan = plan_run(options, context.args)
+    typer.echo(json.dumps(plan.to_dict(), indent=1) if as_json else _plan_text(plan, verbose))
     if not options.dry_run:
         start(plan)
 
 
-def describe(plan, verbose: bool = False) -> str:
-    """The plan in lines of text; `verbose` adds every device and every term of the memory."""
+def _plan_text(plan, verbose: bool) -> str:
+    """Describe a plan in lines of text; `verbose` adds every device and every term of the memory."""
     device, count = plan.devices[0], len(plan.devices)
     assumed = " (not all of them are here)" if plan.hypothetical else ""
     capability = f", capability {device.capability[0]}.{device.capability[1]}" if device.kind == "cuda" else ""
@@ -62,10 +67,117 @@ def describe(plan, verbose: bool = False) -> str:
         lines |= {f"  device {i}": f"{item.name}, {_gib(item.memory)}" for i, item in enumerate(plan.devices)}
         lines |= {f"  {term}": _gib(size) for term, size in plan.memory.items()}
     width = max(map(len, lines))
-    return (
-        "\n".join(f"{name.ljust(width)}  {text}" for name, text in lines.items()) + "\n\n" + shlex.join(plan.command)
-    )
+    return "\n".join([*(f"{name.ljust(width)}  {text}" for name, text in lines.items()), "", shlex.join(plan.command)])
 
 
 def _gib(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
+
+
+@takes(RecommendOptions)
+def recommend(options: RecommendOptions, as_json: bool):
+    """Settings that fit into a memory: the guide's table, what was measured, and the command lines.
+
+    Example: hrm-hf recommend --memory 4GB
+    """
+    from ..launch.recommend import recommend as advise
+
+    advice = advise(options)
+    typer.echo(json.dumps(asdict(advice), indent=1) if as_json else _advice_text(advice))
+
+
+def _advice_text(advice) -> str:
+    from ..launch.memory import in_words
+
+    lines = [
+        f"memory     {in_words(advice.memory)}, of which {in_words(advice.usable)} for a step "
+        f"({in_words(advice.memory - advice.usable)} kept: context, libraries, fragments)"
+    ]
+    lines.append(f"measured   {advice.measured_on}")
+    if advice.guide:
+        size = advice.guide.size(advice.guide_batch)
+        read = "" if advice.guide_batch <= advice.guide.measured_batch else ", read off the line"
+        share = f"{size / advice.usable:.1%} of it" if size <= advice.usable else "MORE THAN THERE IS"
+        lines.append(f"guide      {advice.guide.title}, batch {advice.guide_batch}: {in_words(size)}{read}, {share}")
+    best = advice.best
+    size = in_words(best.size(best.largest_batch))
+    lines += [f"what fits  {best.title}, batch {best.largest_batch}: {size}", ""]
+    width = max(len(row.name) for row in advice.rows)
+    lines.append(f"{'preset'.ljust(width)}  {'always':>10}  {'an example':>10}  largest batch here")
+    for row in advice.rows:
+        fits = row.largest_batch or "none"
+        lines.append(f"{row.name.ljust(width)}  {in_words(row.fixed):>10}  {in_words(row.per_example):>10}  {fits}")
+    for name, command in advice.commands.items():
+        lines += ["", f"{name}:", f"  {command}"]
+    return "\n".join(lines)
+
+
+@takes(PreflightOptions)
+def preflight(options: PreflightOptions, as_json: bool):
+    """Check versions, GPUs, NCCL and gloo, port, disk, network, Slurm, compiler and threads; status 1 if any fails.
+
+    Example: srun --ntasks-per-node 1 hrm-hf preflight --processes 4 --port 29501 --out $SCRATCH/runs --require-gpu
+    """
+    from ..launch.preflight import run_checks
+
+    checks = run_checks(options)
+    failed = [check for check in checks if check.status == "fail"]
+    if as_json:
+        typer.echo(json.dumps({"ready": not failed, "checks": [asdict(check) for check in checks]}, indent=1))
+    else:
+        typer.echo(_checks_text(checks))
+    if failed:
+        raise typer.Exit(1)
+
+
+def _checks_text(checks) -> str:
+    """Return the table of checks, each with its fix below it."""
+    width = max(len(check.name) for check in checks)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.status:4}  {check.name.ljust(width)}  {check.found}")
+        if check.fix:
+            lines.append(f"{'':{width + 8}}-> {check.fix}")
+    count = {status: sum(check.status == status for check in checks) for status in ("ok", "note", "fail")}
+    return "\n".join([*lines, "", ", ".join(f"{number} {status}" for status, number in count.items())])
+
+
+@dataclass(kw_only=True)
+class SlurmCommand(SlurmJob):
+    """A job, and where its script goes."""
+
+    out: str | None = option("File to write; standard output by default.", None)
+    submit: bool = option("Give it to sbatch, from the current folder.", False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.submit and self.out:
+            raise UsageError("either writes a file or submits; leave out --out or --submit", "--submit")
+        if self.submit and self.log_dir is None:
+            self.log_dir = "logs/slurm"
+
+
+@takes(SlurmCommand)
+def slurm(job: SlurmCommand, as_json: bool):
+    """Write an sbatch script, or submit it with --submit. docs/hpc.md is the guide.
+
+    Example: hrm-hf slurm multi_node --nodes 4 --account m1234 --cluster perlmutter --out job.sbatch
+    """
+    if job.submit and not shutil.which("sbatch"):
+        raise OSError("sbatch is not on the PATH: submit on a login node of the cluster, or write the file with --out")
+    if job.log_dir:
+        Path(job.log_dir).mkdir(parents=True, exist_ok=True)
+    if job.submit:
+        answer = subprocess.run(["sbatch"], input=job.text(), capture_output=True, text=True)
+        if answer.returncode:
+            raise RuntimeError(f"sbatch rejected the job: {answer.stderr.strip()}")
+        result = {"sbatch": answer.stdout.strip(), "log_dir": job.log_dir}
+        words = "{sbatch}; log: {log_dir}".format(**result)
+    elif job.out:
+        out = Path(job.out)
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(job.text())
+        words, result = f"written: {out}; submit it from the checkout with: sbatch {out}", {"out": str(out)}
+    else:
+        words, result = job.text().rstrip("\n"), {"script": job.text()}
+    typer.echo(json.dumps(result) if as_json else words)

@@ -9,8 +9,7 @@ import typer
 
 from ..io.usage import UsageError, counted
 from ..text.options import RlmOptions
-from .options import takes
-from .report import usage_errors, validate_model
+from .command import takes, validate_model
 
 
 @takes(RlmOptions)
@@ -23,16 +22,14 @@ def rlm(options: RlmOptions, as_json: bool):
 
     executor = InProcessExecutor(unsafe=True) if options.unsafe_in_process else MontyExecutor()
     validate_model(options.model, "LANGUAGE_MODEL")
-    with usage_errors():
-        context = read_context(options.context_file)
+    context = read_context(options.context_file)
     from transformers import pipeline
 
     from ..hub.kinds import LANGUAGE_MODEL, load_config
     from ..io.evaluation import chosen_device
 
-    with usage_errors():
-        load_config(options.model, LANGUAGE_MODEL, adapters=True)
-        device = chosen_device(options.device)
+    load_config(options.model, LANGUAGE_MODEL, adapters=True)
+    device = chosen_device(options.device)
     ask = pipeline("recursive-text-generation", model=options.model, executor=executor, device=device)
     result = ask(options.question, context, trajectory=options.out, **options.caps)
     if as_json:
@@ -45,24 +42,20 @@ def rlm(options: RlmOptions, as_json: bool):
 
 
 def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
-    """The content of a file: text, JSON by its suffix .json, or a list of JSON lines by .jsonl.
+    """Return the content of a file: text, JSON by its suffix .json, or a list of JSON lines by .jsonl.
 
     Raises:
         ValueError: the file is not what its suffix says; names the file and the line.
     """
-    from ..io.files import load_json, parse_json
+    from ..io.files import load_json, numbered_lines, parse_json
 
+    if not path.is_file():
+        raise UsageError(f"{path}: does not exist", "--context-file")
+    if path.suffix == ".json":
+        return load_json(path)
+    if path.suffix == ".jsonl":
+        return [parse_json(line, place) for place, line in numbered_lines(path)]
     try:
-        content = path.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UsageError(f"{path}: does not exist", "--context-file") from error
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path} is no UTF-8 text (byte {error.start})") from error
-    if path.suffix not in (".json", ".jsonl"):
-        return content
-    if path.suffix == ".json":
-        if not content.strip():
-            raise ValueError(f"{path} is empty; expected JSON")
-        return load_json(path)
-    lines = enumerate(content.splitlines(), start=1)
-    return [parse_json(line.encode(), f"{path}, line {number}") for number, line in lines if line.strip()]

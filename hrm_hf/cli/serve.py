@@ -1,10 +1,79 @@
-"""`hrm-hf serve`: a causal LM over HTTP; the server is `hrm_hf.text.serving`."""
+"""`hrm-hf app` and `hrm-hf serve`: a web page for trained models, and an HTTP server for a language model."""
 
+import socket
+from dataclasses import dataclass
 from pathlib import Path
 
+import typer
+
+from ..io.options import Options, option
 from ..text.options import ServeOptions
-from .options import takes
-from .report import usage_errors, validate_model
+from .command import takes, validate_model
+
+
+@dataclass(kw_only=True)
+class AppOptions(Options):
+    """Options of `hrm-hf app`."""
+
+    models: list[str] = option(
+        "Checkpoint folders, or models on the Hub; a tab for each. By default the puzzle solvers that come with "
+        "hrm_hf.",
+        [],
+        argument=True,
+    )
+    host: str = option("Address to listen on; 0.0.0.0 is every one.", "127.0.0.1")
+    port: int = option("Port to listen on.", 7860, min=1, max=65535)
+    share: bool = option("Also a public link through Gradio's servers.", False)
+    allow_host: list[str] = option(
+        "A further name of this server, as in the Host header, or *.NAME. Several times.", []
+    )
+    max_upload_mb: int = option("Most megabytes of an uploaded file.", 32, min=1)
+    device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
+    open_browser: bool = option("Open the page in a browser.", False, flags=("--open",))
+
+
+@takes(AppOptions, json=False)
+def show(options: AppOptions):
+    """Show trained models on a web page: boards step by step, text by depth, Go code, mHC gains, cosmology.
+
+    Example: hrm-hf app runs/sudoku_demo runs/hrm_lm --open
+    """
+    from ..puzzles.options import SHIPPED, shipped_model
+
+    models = options.models or [shipped_model(task) for task in SHIPPED]
+    for name in models:
+        validate_model(name)
+    from ..app import build_app, launch, validate_gradio
+    from ..io.http_guards import is_known_host, validate_allowed
+
+    validate_gradio()
+    hosts = validate_allowed(options.allow_host)
+    if not is_known_host(options.host, ()):
+        hosts.append(options.host.lower())
+    validate_port(options.host, options.port)
+    demo = build_app(models, device=options.device)
+    typer.echo(f"listening on http://{options.host}:{options.port} (end with Ctrl-C)")
+    launch(
+        demo,
+        share=options.share,
+        allow_hosts=hosts,
+        max_upload_bytes=options.max_upload_mb * 2**20,
+        server_name=options.host,
+        server_port=options.port,
+        inbrowser=options.open_browser,
+    )
+
+
+def validate_port(host: str, port: int) -> None:
+    """Raise ValueError if the port is taken, before models are loaded for a minute."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise ValueError(
+                f"cannot listen on {host}:{port} ({error.strerror}); choose another with --port or --host"
+            ) from error
 
 
 @takes(ServeOptions, json=False)
@@ -19,9 +88,8 @@ def serve(options: ServeOptions):
     validate_extra("serve", "serving needs fastapi, uvicorn and openai", "fastapi", "uvicorn", "openai")
     from ..hub.kinds import LANGUAGE_MODEL, load_config
 
-    with usage_errors():
-        if Path(options.model).is_dir():
-            load_config(options.model, LANGUAGE_MODEL, adapters=True)
+    if Path(options.model).is_dir():
+        load_config(options.model, LANGUAGE_MODEL, adapters=True)
     from ..text.serving import make_server
 
     make_server(options).run()

@@ -8,8 +8,7 @@ import typer
 
 from ..io.usage import counted
 from ..puzzles.options import SolvePuzzles
-from .options import takes
-from .report import usage_errors, validate_model, write_json
+from .command import takes, validate_model, write_json
 
 
 MAX_PROBLEMS = 3  # shown per puzzle; --json has all
@@ -28,8 +27,7 @@ def solve(options: SolvePuzzles, as_json: bool):
     validate_model(options.model, "PUZZLE_SOLVER")
     from ..puzzles.solve import solve_puzzles, text_board
 
-    with usage_errors():
-        results, config = solve_puzzles(options)
+    results, config = solve_puzzles(options)
     if options.out and not options.plot:
         write_json(results, options.out)
     if as_json:

@@ -6,7 +6,7 @@ defaults, bounds and help texts. Imports nothing heavy, so that `--help` stays f
         data: str = option("Data set to count.", argument=True)
         limit: int | None = option("Only the first rows.", None, min=1)
 
-`hrm_hf.cli.options.takes` makes a command of such a class, and `parse_command` reads one from a line of text.
+`hrm_hf.cli.command.takes` makes a command of such a class, and `parse_command` reads one from a line of text.
 """
 
 import argparse

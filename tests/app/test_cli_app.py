@@ -7,7 +7,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.cli.web_app import validate_port
+from hrm_hf.cli.serve import validate_port
 from hrm_hf.puzzles.options import shipped_model
 
 

@@ -1,15 +1,23 @@
-"""Make a command of a dataclass of options, so that no name, default or help text is written twice."""
+"""What the commands share: options from a dataclass, usage errors, and results on the screen."""
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from subprocess import CalledProcessError
 from typing import Annotated, Any, get_type_hints
 
 import typer
 
 from ..io.options import Options, flag
-from .report import AsJson, usage_errors
+
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+WRITTEN = ("results", "plot", "plots", "card")  # files that an evaluation has made
 
 
 def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[Callable], Callable]:
@@ -34,8 +42,7 @@ def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[
         def command(**given: Any) -> Any:
             shown = {name: given.pop(name) for name in screen}
             with usage_errors():
-                built = options(**given)
-            return function(built, **shown)
+                return function(options(**given), **shown)
 
         parameters = [_parameter(each, hints[name]) for name, each in fields.items()]
         parameters += [
@@ -66,3 +73,57 @@ def _parameter(field: dataclasses.Field, hint: Any) -> inspect.Parameter:
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, info]
     )
+
+
+@contextmanager
+def usage_errors() -> Iterator[None]:
+    """Exit with status 2 for bad usage, and with the status of a program that failed."""
+    from ..io.model_names import ModelError
+    from ..io.usage import UsageError
+
+    try:
+        yield
+    except ModelError as error:  # one line: how the command is used has nothing to do with it
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except UsageError as error:
+        raise typer.BadParameter(str(error), param_hint=error.option) from error
+    except CalledProcessError as error:  # the program has printed what is wrong
+        raise typer.Exit(error.returncode) from error
+
+
+def validate_model(name: str, kind: str | None = None) -> None:
+    """Raise ModelError for a model that does not exist or is of another kind by its config.json; load nothing heavy.
+
+    Args:
+        kind: name in `hrm_hf.hub.kinds`, such as LANGUAGE_MODEL.
+    """
+    from ..io.model_names import find_model
+
+    find_model(name)
+    if kind:
+        from ..hub import kinds
+
+        kinds.validate_kind(name, getattr(kinds, kind))
+
+
+def report(result: dict[str, Any], as_json: bool, on_screen: dict[str, Any] | None = None) -> None:
+    """Print a result in the first process: as JSON with --json, else a line per entry.
+
+    Args:
+        on_screen: entries to print without --json, above the files that an evaluation has written; all by default.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        return
+    if as_json:
+        typer.echo(json.dumps(result))
+        return
+    if on_screen is not None:
+        result = on_screen | {name: result[name] for name in WRITTEN if name in result}
+    typer.echo("\n".join(f"{key}: {value}" for key, value in result.items()))
+
+
+def write_json(result: Any, out: Path) -> None:
+    """Write a command's result into a file, and make its folder."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps(result) + "\n", encoding="utf-8")

@@ -95,13 +95,13 @@ COSMOLOGY = {
     "head_auto_classes": (AutoModelForImageClassification,),
     "pipeline": "cosmology-regression",
     "feature_extractor": CosmoMapFeatureExtractor,
-    "app_tabs": (("Cosmology", "hrm_hf.app.cosmology_tab:cosmology_tab"),),
+    "app_tabs": (("Cosmology", "hrm_hf.app.maps_tab:cosmology_tab"),),
 }
 MASS_MAPS = {
     "head_auto_classes": (AutoModelForImageToImage,),
     "pipeline": "mass-mapping",
     "feature_extractor": CosmoMapFeatureExtractor,
-    "app_tabs": (("Mass map", "hrm_hf.app.mass_map_tab:mass_map_tab"),),
+    "app_tabs": (("Mass map", "hrm_hf.app.maps_tab:mass_map_tab"),),
 }
 
 # These pipelines travel with checkpoints, so they cannot register themselves as the others do.
@@ -253,7 +253,7 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
             RlmMhcConfig,
             RlmMhcModel,
             RlmMhcForCausalLM,
-            **LANGUAGE | {"app_tabs": (*LANGUAGE["app_tabs"], ("mHC", "hrm_hf.app.mhc_tab:mhc_tab"))},
+            **LANGUAGE | {"app_tabs": (*LANGUAGE["app_tabs"], ("mHC", "hrm_hf.app.text_tab:mhc_tab"))},
             classifiers=(RlmMhcForSequenceClassification, RlmMhcForTokenClassification),
             abilities=("hyper_connections",),
             memory_shape="hrm_hf.launch.memory:streams_shape",

@@ -7,6 +7,7 @@ One tab for what each model does; nothing that a page shows comes from another m
 imported when an app is built. `space.py` packages the same app as a Space.
 """
 
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,15 +21,15 @@ if TYPE_CHECKING:
 def build_app(
     models: list[str], title: str = "Recursive reasoning models", device: str | None = None
 ) -> "gradio.Blocks":
-    """A page with the tabs of all models.
+    """Build a page with the tabs of all models.
 
     Args:
         models: checkpoint folders, or names on the Hub.
-        device: where the models run, as "cpu" or "cuda"; the best there is by default.
+        device: device of the models, such as "cpu" or "cuda"; the best available by default.
 
     Raises:
-        ImportError: without gradio.
-        ValueError: no model; a ModelError for one that is nowhere, an adapter, or without a tab. None is loaded then.
+        ImportError: gradio is not installed.
+        ValueError: no model; a ModelError for a missing model, an adapter, or a model without a tab.
     """
     validate_gradio()
     from .build import build
@@ -43,14 +44,14 @@ def launch(
     max_upload_bytes: int | None = None,
     **options: Any,
 ) -> tuple:
-    """Serves a page of `build_app`, with its styles, and bounds what is sent to it (`limits.py`).
+    """Serve a page of `build_app`, with its styles, and bound what may be sent to it (`limits.py`).
 
     Args:
-        share: also a public link through Gradio's servers.
-        allow_hosts: names of this server beside localhost, addresses in digits, the link of `share` and, on a Space,
-            its own name; `*.NAME` for all below one. Requests to other names are refused.
-        max_upload_bytes: of an uploaded file; 32 MiB by default.
-        options: others of `gradio.Blocks.launch`.
+        share: whether to open a public link through Gradio's servers.
+        allow_hosts: further names of this server, or `*.NAME`; localhost, IP addresses, the link of `share` and the
+            host of a Space are always allowed. Requests to other names are rejected.
+        max_upload_bytes: largest uploaded file; 32 MiB by default.
+        options: further options of `gradio.Blocks.launch`.
     """
     from .limits import UPLOAD_BYTES, WAITING, launch_options
     from .style import CSS, THEME
@@ -63,9 +64,7 @@ def launch(
 
 
 def validate_gradio() -> None:
-    """Raises ImportError with the way to install gradio where it is missing, and keeps it from reporting usage."""
-    import os
-
+    """Raise ImportError if gradio is not installed, and keep it from reporting usage."""
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")
     validate_extra("app", "the app needs gradio", "gradio")
 

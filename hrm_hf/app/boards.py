@@ -98,19 +98,13 @@ def _cell(task: PuzzleTask, given: bool, token: int) -> tuple[str, str, list[str
 
 
 def _legend(kind: str) -> str:
+    ring = "box-shadow: inset 0 0 0 2px"
     marks = {
-        "symbols": (
-            ("background: #e3e8ee", "given"),
-            ("background: #ffffff", "filled in"),
-            ("background: #ffe08a", "changed in this step"),
-            ("background: #f6b3ab", "breaks a rule"),
-        ),
-        "colors": (
-            ("box-shadow: inset 0 0 0 2px #f5c518", "changed in this step"),
-            ("box-shadow: inset 0 0 0 2px #e0201b", "breaks a rule"),
-        ),
-    }[kind]
-    items = "".join(f'<span><i style="{style}"></i>{words}</span>' for style, words in marks)
+        "symbols": {"background: #e3e8ee": "given", "background: #ffffff": "filled in",
+                    "background: #ffe08a": "changed in this step", "background: #f6b3ab": "breaks a rule"},
+        "colors": {f"{ring} #f5c518": "changed in this step", f"{ring} #e0201b": "breaks a rule"},
+    }[kind]  # fmt: skip
+    items = "".join(f'<span><i style="{style}"></i>{words}</span>' for style, words in marks.items())
     return f'<div class="hrm-legend">{items}</div>'
 
 

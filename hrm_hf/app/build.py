@@ -1,20 +1,37 @@
-"""From the names of models to a page: each model gets the tabs that its row of the registry names."""
+"""From the names of models to a page: each model gets the tabs of its registry row, below what is known about it.
 
+Cards and recipes are files that a stranger may have written: of a card only text, lists, tables and links are shown,
+no HTML and no pictures, which would be fetched from elsewhere.
+"""
+
+import html
+import math
+import re
+import textwrap
 from pathlib import Path
 
 import gradio as gr
+import torch
+from markdown_it import MarkdownIt
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, pipeline
 
+from ..export.gguf_tokenizer import find_file
+from ..hub.cards import CARD_FILE, read_run, training_data
 from ..hub.kinds import load_config
 from ..io.evaluation import chosen_device
 from ..io.model_names import ModelError
 from ..registry import ARCHITECTURES, architecture_of, load_function
-from .about import model_html
-from .limits import CACHE_SECONDS
-from .messages import PAGE_EVENT
+from .limits import CACHE_SECONDS, PAGE_EVENT
 
 
 PUZZLE_NAMES = {"sudoku": "Sudoku", "maze": "Maze", "arc": "ARC", "generic": "Puzzle"}
+MAX_DATA_WORDS = 300  # characters
+SAMPLING_ERRORS = 5.0  # that two fresh draws of a weight may differ by: one pair in a million does by more
+ROUNDING = 1e-6
+UNTRAINED = (
+    '<span class="hrm-badge bad">untrained</span> Its weights are as they were drawn at random: what it answers means '
+    "nothing."
+)
 
 
 def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks:
@@ -53,10 +70,9 @@ def _short_names(models: list[str]) -> list[str]:
 
 
 def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> list[gr.State]:
-    """Loads a model and adds the tabs that its row names; `short` tells models of one kind apart.
+    """Load a model and add its tabs, titled with `short`; return a state of each tab.
 
-    Each tab has a state that becomes true when the tab is first shown to a visitor, and runs its example then: not all
-    tabs at once, since a model answers one question at a time.
+    The state becomes true when a visitor first opens the tab, which then runs its example.
     """
     row = architecture_of(config)
     if AutoModelForCausalLM in row.head_auto_classes:
@@ -75,3 +91,99 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> l
         tab.select(lambda: True, None, shown, **PAGE_EVENT)
         states.append(shown)
     return states
+
+
+def model_html(name: str, short: str, model: PreTrainedModel) -> str:
+    """The lines of a tab on its model, as HTML.
+
+    Args:
+        name: checkpoint folder or name on the Hub. short: what the page calls it.
+    """
+    kind, size = html.escape(model.config.model_type), f"{model.num_parameters():,}"
+    trained = training_html(name, model)
+    parts = [f"<p><b>{html.escape(short)}</b>: <code>{kind}</code>, {size} parameters. {trained}</p>"]
+    card = card_html(name)
+    hub = ""
+    if not Path(name).is_dir():
+        address = html.escape(f"https://huggingface.co/{name}")
+        hub = f'<p><a href="{address}" target="_blank" rel="noopener noreferrer">{html.escape(name)}</a></p>'
+    if card or hub:
+        parts.append(f"<details><summary>Model card</summary>{hub}{card}</details>")
+    else:
+        parts.append("<p>It has no model card.</p>")
+    return f'<div class="hrm-about">{"".join(parts)}</div>'
+
+
+def training_html(name: str, model: PreTrainedModel) -> str:
+    """The data and steps of a model by its folder; by its weights, whether it was trained at all."""
+    files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
+    try:
+        recipe, results = read_run(Path(files[0]).parent)
+        data, started_from = training_data(recipe)
+    except (ValueError, OSError):  # a recipe that no run wrote may have a name longer than a path
+        return "How it was trained cannot be read from its recipe.yaml and results.json."
+    if not data or results.get("steps") == 0:
+        return UNTRAINED if is_untrained(model) else "How it was trained is not stated."
+    words = f"Trained on {' and '.join(map(_code, data))}"
+    if isinstance(steps := results.get("steps"), int):
+        words += f", {steps:,} {'step' if steps == 1 else 'steps'}"
+    return words + (f", from the weights of {_code(started_from)}." if started_from else ".")
+
+
+def _code(words: str) -> str:
+    """Words as code that breaks between them only: an option's dashes stay with it."""
+    spans = (f"<span>{html.escape(word)}</span>" for word in textwrap.shorten(words, MAX_DATA_WORDS).split())
+    return f"<code>{' '.join(spans)}</code>"
+
+
+def is_untrained(model: PreTrainedModel) -> bool:
+    """Whether every weight is as the architecture draws it: with that mean and spread, or that constant.
+
+    Training moves the constants at its first step (heads of zeros, norms of ones) and the spread of most matrices
+    within some hundred.
+    """
+    if getattr(model, "is_quantized", False):  # nobody quantises a random draw, and its weights are no plain tensors
+        return False
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        fresh = dict(type(model)(model.config).named_parameters())
+    return all(
+        _same_draw(weight.detach().cpu().double(), fresh[name].detach().double())
+        for name, weight in model.named_parameters()
+    )
+
+
+def _same_draw(weight: torch.Tensor, fresh: torch.Tensor) -> bool:
+    count, spread = fresh.numel(), fresh.std(correction=0).item()
+    mean_apart = abs(weight.mean() - fresh.mean()).item()
+    spread_apart = abs(weight.std(correction=0).item() - spread)
+    return (
+        mean_apart <= SAMPLING_ERRORS * spread * math.sqrt(2 / count) + ROUNDING
+        and spread_apart <= SAMPLING_ERRORS * spread / math.sqrt(count) + ROUNDING
+    )
+
+
+def card_html(name: str) -> str:
+    """The text of a model's card; "" if it has none."""
+    file = find_file(name, CARD_FILE)
+    if file is None:
+        return ""
+    text = Path(file).read_text(encoding="utf-8", errors="replace")
+    text = re.sub(r"\A---\n.*?\n---\n", "", text, count=1, flags=re.DOTALL)
+    return _markdown().render(re.sub(r"<!--.*?-->", "", text, flags=re.DOTALL))
+
+
+def _markdown() -> MarkdownIt:
+    """Markdown whose HTML stays text, whose pictures are their captions, and whose links open elsewhere."""
+    reader = MarkdownIt("commonmark", {"html": False}).enable("table")
+
+    def caption(self, tokens, index, options, env) -> str:
+        return html.escape(f"(picture: {tokens[index].content})") if tokens[index].content else ""
+
+    def link(self, tokens, index, options, env) -> str:
+        tokens[index].attrs |= {"target": "_blank", "rel": "noopener noreferrer"}
+        return self.renderToken(tokens, index, options, env)
+
+    reader.add_render_rule("image", caption)
+    reader.add_render_rule("link_open", link)
+    return reader

@@ -11,8 +11,7 @@ from ..golang.options import WriteGo
 from ..golang.validators.go_validators import VALIDATOR_CHOICES, best_validator
 from ..models.processing_hrm_go_coder import Feedback
 from ..models.refinement_hrm_go_coder import Attempt, RefinementOutput
-from .limits import MAX_SEED, MAX_TEXT, checked
-from .messages import MODEL_EVENT, PAGE_EVENT
+from .limits import MAX_SEED, MAX_TEXT, ask
 
 
 EXAMPLES = (
@@ -25,9 +24,6 @@ STOPPED = {
     "iterations": "no attempt was left",
     "context": "the stream is full",
 }
-
-
-# ---------------------------------------------------------------------------------------------------- logic
 
 
 @functools.cache
@@ -87,14 +83,8 @@ def _code(code: str, feedback: Feedback | None) -> str:
     return "\n".join(lines)
 
 
-# ---------------------------------------------------------------------------------------------------- page
-
-
 def go_tab(coder, tokenizer, shown: gr.State) -> None:
-    """Adds the components and events of one model to the page that is being built.
-
-    Its example runs when the state `shown` changes.
-    """
+    """Add the components and events of a model to the page; its example runs when `shown` changes."""
     config = coder.config
     with gr.Row():
         with gr.Column(scale=4, min_width=340):
@@ -106,7 +96,10 @@ def go_tab(coder, tokenizer, shown: gr.State) -> None:
             )
             start = gr.Button("Write", variant="primary")
             with gr.Row():
-                examples = [gr.Button(name, size="sm", min_width=60) for name, _, _ in EXAMPLES]
+                examples = [
+                    (gr.Button(name, size="sm", min_width=60), lambda given=given: given, [task, signature])
+                    for name, *given in EXAMPLES
+                ]
             with gr.Accordion("Options", open=False):
                 with gr.Row():
                     kind = gr.Dropdown([*VALIDATOR_CHOICES, "none"], label="Validator")
@@ -133,11 +126,8 @@ def go_tab(coder, tokenizer, shown: gr.State) -> None:
         result = write_tasks(coder, tokenizer, validator, options, tasks_of(options))
         return words, attempts_html(result), gr.Code(result.codes[0], visible=True)
 
+    def refused(words):
+        return ["", words, gr.Code("", visible=False)]
+
     controls = [task, signature, kind, attempts, threshold, budget, temperature, seed]
-    refused = lambda words: ["", words, gr.Code("", visible=False)]  # noqa: E731
-    asked = {"fn": checked(show, controls, refused), "inputs": controls, "outputs": [note, cards, chosen]}
-    asked |= MODEL_EVENT
-    start.click(**asked, api_name="write_go")
-    shown.change(**asked, **PAGE_EVENT)
-    for (_, *given), button in zip(EXAMPLES, examples):
-        button.click(lambda given=given: given, None, [task, signature], **PAGE_EVENT).then(**asked, **PAGE_EVENT)
+    ask(show, controls, [note, cards, chosen], refused, start, shown, "write_go", examples)

@@ -1,9 +1,12 @@
-"""Bounds of what may be sent to the page, by its own controls or past them through its API.
+"""Events of the page: bounds of what may be sent, by its controls or its API, and messages instead of tracebacks.
 
 Gradio checks that a slider's value is in its range and a choice is one of its list, but not that a number is one (NaN
 is in every range), how long a text is, or who asks.
 """
 
+import functools
+import html
+import inspect
 import math
 import os
 from collections.abc import Callable, Sequence
@@ -13,7 +16,6 @@ import gradio as gr
 from starlette.middleware import Middleware
 
 from ..io.http_guards import BodyLimit, HostGuard
-from .messages import with_messages
 
 
 MAX_TEXT = 20_000  # characters of a prompt or a task
@@ -27,12 +29,44 @@ WAITING = 32  # events in the queue
 SESSIONS = 256  # visitors whose boards are kept
 CACHE_SECONDS = 3600  # after which uploaded files are deleted
 SHARED = "*.gradio.live"  # where --share makes the page known
+EXPECTED = (ValueError, OSError, RuntimeError, ImportError)
+TITLE = "Not possible"
+# Events that ask a model run one at a time, in all tabs together. A question asked while an earlier answer is still to
+# come, such as that of the example, is answered next.
+MODEL_EVENT: dict[str, Any] = {"concurrency_limit": 1, "concurrency_id": "models", "trigger_mode": "always_last"}
+PAGE_EVENT: dict[str, Any] = {"api_visibility": "private"}  # events that only serve the page are not part of its API
+
+
+def ask(
+    handler: Callable,
+    inputs: Any,
+    outputs: Any,
+    refused: Callable[[str], list],
+    start: gr.Button,
+    shown: gr.State,
+    api_name: str,
+    examples: Sequence[tuple[gr.Button, Callable, Any]] = (),
+) -> list:
+    """Add and return the events that ask a model: a button, the tab's first display, and the examples.
+
+    Args:
+        refused: as in `checked`.
+        shown: state that changes when the tab is first displayed.
+        examples: buttons, each with the function whose values it puts into some inputs first.
+    """
+    asked = {"fn": checked(handler, inputs, refused), "inputs": inputs, "outputs": outputs, **MODEL_EVENT}
+    events = [start.click(**asked, api_name=api_name), shown.change(**asked, **PAGE_EVENT)]
+    for button, values, filled in examples:
+        events.append(button.click(values, None, filled, **PAGE_EVENT).then(**asked, **PAGE_EVENT))
+    return events
 
 
 def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> Callable:
-    """An event handler that looks at the values of its inputs first; what is wrong is a message on the page.
+    """Return an event handler that checks its inputs first, and shows expected errors as warnings.
 
-    `refused` is that of `with_messages`.
+    Args:
+        refused: function from HTML that says why to the values of the outputs: the answer to an earlier question must
+            not stand next to a question that has none.
     """
     components = list(inputs) if isinstance(inputs, Sequence) else [inputs]
 
@@ -40,11 +74,38 @@ def checked(handler: Callable, inputs: Any, refused: Callable[[str], list]) -> C
         for component, value in zip(components, values, strict=True):
             validate_value(component, value)
 
-    return with_messages(handler, refused, validate)
+    if inspect.isgeneratorfunction(handler):
+
+        @functools.wraps(handler)
+        def streamed(*args: Any):
+            try:
+                validate(args)
+                yield from handler(*args)
+            except EXPECTED as error:
+                yield refused(_warn(error))
+
+        return streamed
+
+    @functools.wraps(handler)
+    def called(*args: Any):
+        try:
+            validate(args)
+            return handler(*args)
+        except EXPECTED as error:
+            return refused(_warn(error))
+
+    return called
+
+
+def _warn(error: Exception) -> str:
+    """Show an error's message, and return it as HTML; it may quote what somebody typed."""
+    words = html.escape(str(error))
+    gr.Warning(words, title=TITLE)
+    return f'<p class="hrm-refused"><b>{TITLE}:</b> {words}</p>'
 
 
 def validate_value(component: Any, value: Any) -> None:
-    """Raises ValueError for a value that the component could not have given."""
+    """Raise ValueError for a value that the component could not have sent."""
     name = getattr(component, "label", None) or "the input"
     if isinstance(component, (gr.Slider, gr.Number)):
         low, high = component.minimum, component.maximum
@@ -71,7 +132,7 @@ def _range(low: float | None, high: float | None) -> str:
 
 
 def own_uploads(component: Any) -> Any:
-    """The same component, which takes files that were sent to the page and no addresses of files elsewhere."""
+    """Return the component, made to take files that were sent to the page and to reject addresses."""
     move, move_later = component.move_resource_to_block_cache, component.async_move_resource_to_block_cache
 
     def refuse(path: Any) -> None:
@@ -91,7 +152,7 @@ def own_uploads(component: Any) -> Any:
 
 
 def launch_options(share: bool, allow_hosts: Sequence[str], max_upload_bytes: int) -> dict[str, Any]:
-    """Options of `gradio.Blocks.launch` that bound what it takes, and from whom."""
+    """Return options of `gradio.Blocks.launch` that bound what it takes, and from whom."""
     hosts = [*allow_hosts, *([SHARED] if share else []), *filter(None, [os.environ.get("SPACE_HOST")])]
     middleware = [
         Middleware(HostGuard, allowed=hosts),

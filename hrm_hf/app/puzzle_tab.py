@@ -19,8 +19,7 @@ from ..puzzles.options import SolveOptions
 from ..puzzles.pipeline import PuzzleSolvingPipeline
 from ..puzzles.tasks import SudokuTask
 from .boards import SolvedBoard, board_html, board_size, box_edges, caption, confidence_chart
-from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, checked
-from .messages import MODEL_EVENT, PAGE_EVENT
+from .limits import MAX_CELL_TEXT, MAX_PUZZLE_TEXT, MAX_SEED, PAGE_EVENT, ask
 
 
 OPTIONS = {  # of `SolveOptions`, those with a control; lowest, highest and step of a slider
@@ -74,15 +73,8 @@ show();
 """
 
 
-# ---------------------------------------------------------------------------------------------------- logic
-
-
 def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
-    """Typed text in a form that the pipeline reads; the pipeline then says what is wrong with it.
-
-    Raises:
-        ValueError: a Sudoku cell with a word, ARC text that is no JSON, or token ids that are no numbers.
-    """
+    """Return typed text in a form that the pipeline reads, and then validates."""
     name = solver.puzzle_task.name
     if name == "sudoku":
         cells = solver.puzzle_task.seq_len
@@ -118,14 +110,11 @@ def _digit(cell: str, place: str) -> int | str:
 
 
 def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options: Any) -> list[SolvedBoard]:
-    """Solves what was typed and keeps every step; one board, or one for each test input of an ARC task.
+    """Solve what was typed and keep every step: one board, or one per test input of an ARC task.
 
     Args:
         value: cells of a Sudoku, "" for a blank; or the text of another puzzle.
-        options: of the pipeline: max_steps, votes, restarts, noise, halt, prefer_valid, seed, ...
-
-    Raises:
-        ValueError: what was typed is no puzzle of this model, or an option is out of range.
+        options: of the pipeline.
     """
     puzzle = solver.read_puzzle(read_board(solver, value))
     result = solver(puzzle, return_trajectory=True, **options)
@@ -184,14 +173,8 @@ def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
     return board_html(task, board, step), caption(task, board, step), confidence_chart(board.confidences, step)
 
 
-# ---------------------------------------------------------------------------------------------------- page
-
-
 def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
-    """Adds the components and events of one model to the page that is being built.
-
-    Its example runs when the state `shown` changes.
-    """
+    """Add the components and events of a model to the page; its example runs when `shown` changes."""
     task = solver.puzzle_task
     boards = gr.State([])
     with gr.Row():
@@ -200,8 +183,12 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
             with gr.Row():
                 solve = gr.Button("Solve", variant="primary", min_width=120)
                 clear = gr.Button("Clear", min_width=120)
+            names = ["Easy example", "Medium example", "Hard example"]
             with gr.Row():
-                levels = [gr.Button(name, size="sm", min_width=90) for name in _level_names(task.name)]
+                examples = [
+                    (gr.Button(name, size="sm", min_width=90), functools.partial(_any_example, solver, level), board)
+                    for level, name in enumerate(["Example"] if task.name in ("arc", "generic") else names)
+                ]
             options = solve_controls(solver.model.config)
         with gr.Column(scale=6, min_width=420):
             answer_board = gr.HTML(INVITATION, elem_classes="shown-board")
@@ -220,22 +207,16 @@ def puzzle_tab(solver: PuzzleSolvingPipeline, shown: gr.State) -> None:
 
     def solve_typed(typed: list[str] | str, *values: Any) -> list:
         found = solve_board(solver, typed, **given_options(dict(zip(options, values))))
-        return [found, *_opened(task, found, 0)]
+        return [found, *_opened(task, found)]
 
-    inputs = [board, *options.values()]
-    asked = {"fn": checked(solve_typed, inputs, _no_answer), "inputs": inputs, "outputs": everything, **MODEL_EVENT}
-    solve.click(**asked, api_name="solve")
-    shown.change(**asked, **PAGE_EVENT)
-    show, played, opened = (functools.partial(each, task) for each in (_shown, _played, _opened_by_name))
+    ask(solve_typed, [board, *options.values()], everything, _no_answer, solve, shown, "solve", examples)
+    show, played, opened = (functools.partial(each, task) for each in (_shown, _played, _opened))
     step.input(show, [boards, which, step], view, show_progress="hidden", **PAGE_EVENT)
     which.input(opened, [boards, which], everything[1:], **PAGE_EVENT)
     play.click(played, [boards, which], [step, *view], show_progress="hidden", **PAGE_EVENT)
     empty = f"() => Array({task.seq_len}).fill('')" if task.name == "sudoku" else "() => ''"
     clear.click(None, None, board, js=empty, **PAGE_EVENT)  # in the browser, so that nobody types meanwhile
     clear.click(_no_answer, None, everything, **PAGE_EVENT)
-    for level, button in enumerate(levels):
-        draw = functools.partial(_any_example, solver, level)
-        button.click(draw, None, board, **PAGE_EVENT).then(**asked, **PAGE_EVENT)
 
 
 def _no_answer(words: str = INVITATION) -> list:
@@ -243,7 +224,8 @@ def _no_answer(words: str = INVITATION) -> list:
     return [[], *hidden, gr.Textbox("", visible=False), words, "", ""]
 
 
-def _opened(task, found: Sequence[SolvedBoard], index: int) -> list:
+def _opened(task, found: Sequence[SolvedBoard], name: str = "1") -> list:
+    index = int(name) - 1
     last = found[index].last_step
     names = [str(number + 1) for number in range(len(found))]
     return [
@@ -253,10 +235,6 @@ def _opened(task, found: Sequence[SolvedBoard], index: int) -> list:
         gr.Textbox(answer_text(task.name, found[index].result), visible=True),
         *show_step(task, found[index], last),
     ]
-
-
-def _opened_by_name(task, found: Sequence[SolvedBoard], name: str) -> list:
-    return _opened(task, found, int(name) - 1)
 
 
 def _shown(task, found: Sequence[SolvedBoard], name: str | None, number: int):
@@ -274,24 +252,15 @@ def _any_example(solver: PuzzleSolvingPipeline, level: int) -> list[str] | str:
     return example(solver, level, time.time_ns() % MAX_EXAMPLE_SEED)
 
 
-def _level_names(task_name: str) -> tuple[str, ...]:
-    return ("Example",) if task_name in ("arc", "generic") else ("Easy example", "Medium example", "Hard example")
-
-
 def _board_input(solver: PuzzleSolvingPipeline):
     task = solver.puzzle_task
     first = first_example(solver)
     if task.name == "sudoku":
         return sudoku_input(task, first, elem_classes="sudoku-input")
     return gr.Textbox(
-        first,
-        label="Puzzle",
-        info=HINTS[task.name],
-        lines=10,
-        max_lines=MOST_LINES,
-        max_length=MAX_PUZZLE_TEXT,
+        first, label="Puzzle", info=HINTS[task.name], lines=10, max_lines=MOST_LINES, max_length=MAX_PUZZLE_TEXT,
         elem_classes="puzzle-text hrm-mono",
-    )
+    )  # fmt: skip
 
 
 def solve_controls(config) -> dict[str, gr.components.Component]:
@@ -324,11 +293,10 @@ def given_options(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:
-    """A Sudoku board to type into; arrow keys move, and a whole puzzle can be pasted into any cell.
+    """Return a Sudoku board to type into; arrow keys move, and a complete puzzle can be pasted into any cell.
 
-    Its value is a list with the text of each cell, row after row, "" for a blank.
-
-    A function, since a subclass of a component has Gradio write a stub file beside its module.
+    Its value is a list with the text of each cell, row by row, "" for a blank. It is not a subclass of a component
+    because Gradio would write a stub file next to its module.
     """
     rows, columns = task.grid_shape
     inputs = "".join(
@@ -337,11 +305,5 @@ def sudoku_input(task: SudokuTask, value: list[str], **options) -> gr.HTML:
         for row in range(rows)
         for column in range(columns)
     )
-    return gr.HTML(
-        value,
-        html_template=f'<div class="hrm-board symbols" style="{board_size(rows, columns)}">{inputs}</div>'
-        + SUDOKU_HINT,
-        js_on_load=SUDOKU_SCRIPT,
-        apply_default_css=False,
-        **options,
-    )
+    template = f'<div class="hrm-board symbols" style="{board_size(rows, columns)}">{inputs}</div>{SUDOKU_HINT}'
+    return gr.HTML(value, html_template=template, js_on_load=SUDOKU_SCRIPT, apply_default_css=False, **options)

@@ -55,7 +55,7 @@ parameters; one tab for each model.
 
 
 def write_space(folder: str | Path, models: list[str], title: str | None = None, embed: bool = False) -> Path:
-    """Writes a Space that shows models, and returns its folder.
+    """Write a Space that shows models, and return its folder.
 
     Args:
         folder: new, or empty.
@@ -64,10 +64,9 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
         embed: copy the checkpoints of local folders into the Space.
 
     Raises:
-        ValueError: no model, a local folder without `embed`, two folders of one name, or no name of a repository.
-        FileExistsError: the folder holds something.
-        FileNotFoundError: a folder without a checkpoint.
-        ImportError: gradio, or another requirement, is not installed here, so that its version is unknown.
+        ValueError: no model, a local folder without `embed`, two folders of one name, or an invalid repository name.
+        FileExistsError: the folder is not empty.
+        ImportError: gradio or another requirement is not installed here, so its version is unknown.
     """
     validate_gradio()
     folder = Path(folder)
@@ -96,7 +95,10 @@ def write_space(folder: str | Path, models: list[str], title: str | None = None,
     shutil.copytree(
         str(files(PACKAGE)), folder / PACKAGE, ignore=shutil.ignore_patterns("__pycache__", "*.pyc", "*.pyi")
     )
-    (folder / "app.py").write_text(_app_text(models, local, title), encoding="utf-8")
+    shown = [
+        f'str(HERE / "{MODELS}" / {local[name].resolve().name!r})' if name in local else repr(name) for name in models
+    ]
+    (folder / "app.py").write_text(APP.format(title=title, models=", ".join(shown)), encoding="utf-8")
     (folder / "requirements.txt").write_text(requirements, encoding="utf-8")
     (folder / "README.md").write_text(_readme(on_hub, title), encoding="utf-8")
     return folder
@@ -109,13 +111,6 @@ def _copy(contents: dict[str, Path | bytes], target: Path) -> None:
             (target / name).write_bytes(source)
         else:
             shutil.copyfile(source, target / name)
-
-
-def _app_text(models: list[str], local: dict[str, Path], title: str) -> str:
-    names = [
-        f'str(HERE / "{MODELS}" / {local[name].resolve().name!r})' if name in local else repr(name) for name in models
-    ]
-    return APP.format(title=title, models=", ".join(names))
 
 
 def _pins() -> str:
@@ -132,15 +127,9 @@ def _pins() -> str:
 
 def _readme(on_hub: list[str], title: str) -> str:
     metadata = SpaceCardData(
-        title=title,
-        sdk="gradio",
-        sdk_version=version("gradio"),
-        python_version=f"{sys.version_info.major}.{sys.version_info.minor}",
-        app_file="app.py",
-        license="apache-2.0",
-        models=on_hub or None,
-        colorFrom="blue",
-        colorTo="gray",
-    ).to_yaml()
+        title=title, sdk="gradio", sdk_version=version("gradio"), app_file="app.py", license="apache-2.0",
+        python_version=f"{sys.version_info.major}.{sys.version_info.minor}", models=on_hub or None,
+        colorFrom="blue", colorTo="gray",
+    ).to_yaml()  # fmt: skip
     what = " and ".join(f"[{name}](https://huggingface.co/{name})" for name in on_hub) or f"the models in `{MODELS}/`"
     return README.format(metadata=metadata, title=title, what=what, package=PACKAGE)

@@ -8,7 +8,7 @@ import every
 import pytest
 import torch
 
-from hrm_hf.app.about import card_html, is_untrained, model_html, training_html
+from hrm_hf.app.build import card_html, is_untrained, model_html, training_html
 from hrm_hf.puzzles.options import SHIPPED, shipped_model
 from hrm_hf.registry import AutoModelForPuzzleSolving
 

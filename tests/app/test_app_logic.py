@@ -13,13 +13,20 @@ from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmCosmoConfig
 from hrm_hf.app import build_app
 from hrm_hf.app.boards import SolvedBoard, board_html, caption, confidence_chart
-from hrm_hf.app.cosmology_tab import map_image, sample_map
 from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of
-from hrm_hf.app.messages import with_messages
-from hrm_hf.app.mhc_tab import gain_image, gain_rows, prompt_gains
-from hrm_hf.app.posteriors import infer, posterior_image, posterior_rows, read_map, true_values
+from hrm_hf.app.limits import checked
+from hrm_hf.app.maps_tab import infer, map_image, posterior_image, posterior_rows, read_map, sample_map, true_values
 from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
-from hrm_hf.app.text_tab import depth_color, text_html, text_pieces, token_depths, write
+from hrm_hf.app.text_tab import (
+    depth_color,
+    gain_image,
+    gain_rows,
+    prompt_gains,
+    text_html,
+    text_pieces,
+    token_depths,
+    write,
+)
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.golang.generate import tasks_of, write_tasks
 from hrm_hf.golang.options import WriteGo
@@ -366,13 +373,13 @@ def test_expected_errors_become_warnings_without_markup_and_clear_the_outputs(mo
     def refused(words):
         return [words, None]
 
-    page, answer = with_messages(failing, refused)("<b>")
+    page, answer = checked(failing, [None], refused)("<b>")
     assert page == '<p class="hrm-refused"><b>Not possible:</b> &lt;b&gt; is wrong</p>' and answer is None
-    first, (page, answer) = with_messages(streaming, refused)("x")
+    first, (page, answer) = checked(streaming, [None], refused)("x")
     assert first == "first" and "gone" in page and answer is None
     assert said == ["&lt;b&gt; is wrong", "gone"]
     with pytest.raises(ZeroDivisionError):
-        with_messages(lambda: 1 / 0, refused)()
+        checked(lambda: 1 / 0, [], refused)()
 
 
 def test_each_kind_of_model_gets_its_tabs(checkpoints):

@@ -5,16 +5,16 @@ import pytest
 from transformers import pipeline
 
 from hrm_hf.app import build_app
-from hrm_hf.app.mass_map_tab import (
+from hrm_hf.app.maps_tab import (
     SIGMA_E,
     error_remark,
     galaxies_of_training,
+    infer,
     map_errors,
     maps_image,
     sample_shear,
     segments_image,
 )
-from hrm_hf.app.posteriors import infer
 from hrm_hf.cosmology import plots
 from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns
 from hrm_hf.models.configuration_hrm_mass_mapping import HrmMassMappingConfig

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from hrm_hf.app.posteriors import summary as remarks
+from hrm_hf.app.maps_tab import summary as remarks
 from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows
 from hrm_hf.cosmology.dataset.rows import MapSet
 from hrm_hf.cosmology.evaluation import summary

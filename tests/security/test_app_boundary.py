@@ -333,7 +333,7 @@ CARDS = {
 
 @pytest.mark.parametrize("name", CARDS)
 def test_a_card_brings_no_markup_and_fetches_nothing(name, tmp_path):
-    from hrm_hf.app.about import card_html
+    from hrm_hf.app.build import card_html
 
     (tmp_path / "README.md").write_text(CARDS[name], encoding="utf-8")
     tags = re.findall(r"<[^>]*>", card_html(str(tmp_path)))
@@ -356,7 +356,7 @@ RECIPES = {
 
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_that_no_run_wrote_is_no_failure_of_the_page(name, tmp_path):
-    from hrm_hf.app.about import training_html
+    from hrm_hf.app.build import training_html
 
     model = every.model("hrm_puzzle")
     model.save_pretrained(tmp_path)

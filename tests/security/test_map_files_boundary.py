@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from hrm_hf.app.limits import UPLOAD_PIXELS
-from hrm_hf.app.posteriors import read_map
+from hrm_hf.app.maps_tab import read_map
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 
 

@@ -1,11 +1,9 @@
 """Model cards with results.
 
-A card is made once from the template of its architecture (`model_cards/<model_type>.md`, jinja). After that only three
-parts of it are ours: the `model-index` of its metadata, which holds every result; the table between two markers, which
-is made from the `model-index`; and between two others, how the model was trained, read from `recipe.yaml`,
-`results.json` and the files of the data builders. Nothing is made up: what they do not state is left out, and licenses
-are "not stated". Anything else that people write into a card stays. Results are also written as
-`.eval_results/*.yaml`, the newer form of the Hub.
+A card is made once from the template of its architecture (`model_cards/<model_type>.md`, jinja). Later, three parts of
+it are ours: the `model-index` of its metadata, which holds every result; the table of results between two markers; and
+the table of the training between two others, from `recipe.yaml`, `results.json` and the data builders' files. The rest
+stays as people write it. Results are also written as `.eval_results/*.yaml`, the newer form of the Hub.
 """
 
 import json
@@ -43,38 +41,17 @@ NO_QUALITIES = (
 
 
 def record_evaluation(
-    folder: str | Path, metrics: dict[str, Any], dataset: str, split: str, parameters: int, **settings: Any
+    folder: str | Path, metrics: dict[str, Any], dataset: str, split: str, parameters: int | None, **settings: Any
 ) -> Path:
-    """Records what an evaluation returned in a checkpoint's card: qualities as results, how it was solved as settings.
+    """Record an evaluation in the card of a checkpoint folder, making the card if there is none; return its path.
 
-    `metrics` are those of `evaluate_puzzles`, or of `Trainer.evaluate` with or without their `eval_`.
-    """
-    metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
-    settings = {name: metrics[name] for name in SOLVING_SETTINGS if name in metrics} | settings
-    qualities = {name: value for name, value in metrics.items() if name not in (*settings, *NO_QUALITIES)}
-    return update_model_card(folder, qualities, dataset, split, settings, parameters)
-
-
-def update_model_card(
-    folder: str | Path,
-    metrics: dict[str, Any],
-    dataset: str,
-    split: str = "test",
-    settings: dict[str, Any] | None = None,
-    parameters: int | None = None,
-) -> Path:
-    """Records results in the card of a checkpoint folder, making the card if there is none.
+    A result with the same data set, split, settings and metric is replaced; all others stay.
 
     Args:
-        folder: with config.json.
-        metrics: name and value; only numbers are recorded.
+        metrics: name -> value, with or without the `eval_` of `Trainer.evaluate`; only numbers are recorded.
         dataset: path or Hub name of the data. Of a local path only the last part is recorded.
-        settings: how the numbers were got (max_steps, halt, votes, ...). A result with the same data set, split,
-            settings and metric is replaced; all others stay.
-        parameters: for a new card; those of the config's model if None.
-
-    Returns:
-        The path of the card. The results are in `.eval_results/` too.
+        parameters: number of parameters for a new card; counted if None.
+        settings: how the metrics were computed; those of SOLVING_SETTINGS are taken from `metrics`.
 
     Raises:
         FileNotFoundError: `folder` has no config.json.
@@ -82,9 +59,10 @@ def update_model_card(
     """
     from huggingface_hub import EvalResult, ModelCard
 
+    metrics = {name.removeprefix("eval_"): value for name, value in metrics.items()}
+    settings = {name: metrics[name] for name in SOLVING_SETTINGS if name in metrics} | settings
     folder = Path(folder)
-    path = folder / CARD_FILE
-    config = _config(folder)
+    path, config = folder / CARD_FILE, _config(folder)
     row = architecture_of(config)
     card = ModelCard.load(path) if path.exists() else ModelCard(new_card_text(folder, parameters))
     dataset = Path(dataset).resolve().name if Path(dataset).exists() else dataset
@@ -100,24 +78,48 @@ def update_model_card(
             metric_args=settings or None,
         )
         for name, value in metrics.items()
-        if isinstance(value, (int, float)) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and name not in (*settings, *NO_QUALITIES)
     ]
     old = [result for result in card.data.eval_results or [] if not any(map(result.is_equal_except_value, new))]
     card.data.model_name = card.data.model_name or folder.resolve().name
-    card.data.eval_results = old + new
-    card.text = with_results_table(card.text, results_table(card.data.eval_results))
+    results = card.data.eval_results = old + new
+    known = dict.fromkeys(filter(None, (known_source(result.dataset_type) for result in results)))
+    if START not in card.text:
+        card.text = f"{card.text.rstrip()}\n\n## Results\n\n{START}\n{END}\n"
+    card.text = _between(card.text, START, END, _render("_results.md", results=results, licenses=list(known)))
     if TRAINING_START in card.text:
         table = _render("_training.md", config=config, **training_context(folder))
         card.text = _between(card.text, TRAINING_START, TRAINING_END, table)
     card.save(path)
-    write_eval_results(folder, card.data.eval_results)
+    _write_eval_results(folder / RESULTS_FOLDER, results)
     return path
 
 
-def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
-    """The template of the folder's architecture, filled from its config and from what its training left behind.
+def _write_eval_results(folder: Path, results: list) -> None:
+    """Write `EvalResult`s as DATA.yaml, a file per data set; the Hub shows those of its benchmarks."""
+    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
 
-    Raises: as `update_model_card`.
+    entries: dict[str, list[EvalResultEntry]] = {}
+    for result in results:
+        notes = {"split": result.dataset_split, **(result.metric_args or {})}
+        entry = EvalResultEntry(
+            dataset_id=result.dataset_type,
+            task_id=result.metric_type,
+            value=result.metric_value,
+            dataset_revision=result.dataset_revision,
+            notes=", ".join(f"{name}={value}" for name, value in notes.items()),
+        )
+        entries.setdefault(result.dataset_type, []).append(entry)
+    folder.mkdir(exist_ok=True)
+    for name, of_one_set in entries.items():
+        text = yaml.safe_dump(eval_result_entries_to_yaml(of_one_set), sort_keys=False)
+        (folder / f"{re.sub(r'[^A-Za-z0-9._-]+', '--', name)}.yaml").write_text(text, encoding="utf-8")
+
+
+def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
+    """Return the template of the folder's architecture, filled from its config and training files.
+
+    Raises: as `record_evaluation`.
     """
     from huggingface_hub import ModelCard, ModelCardData
 
@@ -126,12 +128,13 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     template = resource("model_cards") / f"{config.model_type}.md"
     if not template.is_file():
         raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
-    row, license = architecture_of(config), license_of_checkpoint(folder)
+    row, base = architecture_of(config), read_run(folder)[0].get("model_name_or_path")
+    license = license_of(folder, levels=0)
     metadata = ModelCardData(
-        license=(license or UNKNOWN_LICENSE).lower(),
+        license=license.lower(),
         pipeline_tag=row.task_of(config),
         datasets=hub_datasets(folder) or None,
-        base_model=base_model(folder),
+        base_model=base if base and _on_hub(base) else None,
     )
     card = ModelCard.from_template(
         metadata,
@@ -142,7 +145,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
         name=folder.resolve().name,
         parameters=f"{_count_parameters(config) if parameters is None else parameters:,}",
         data=data_licenses(folder),
-        license=license,
+        license=None if license == UNKNOWN_LICENSE else license,
         license_not_stated=LICENSE_NOT_STATED,
         training_markers=(TRAINING_START, TRAINING_END),
         results_markers=(START, END),
@@ -153,7 +156,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
 
 
 def card_for_repository(folder: str | Path, repo_id: str) -> str:
-    """The folder's card, or a new one, whose examples load `repo_id` where they name the folder."""
+    """Return the folder's card, or a new one, whose examples load `repo_id` instead of the folder."""
     from huggingface_hub import ModelCard
 
     folder = Path(folder)
@@ -163,47 +166,6 @@ def card_for_repository(folder: str | Path, repo_id: str) -> str:
         card.text = card.text.replace(json.dumps(name), f'"{repo_id}"')
         card.text = card.text.replace(f"hrm-hf solve {shlex.quote(name)} ", f"hrm-hf solve {repo_id} ")
     return str(card)
-
-
-def write_eval_results(folder: str | Path, results: list) -> list[Path]:
-    """Writes `EvalResult`s as `.eval_results/DATA.yaml`, one file for each data set, and returns their paths.
-
-    The Hub shows those of data sets that it knows as benchmarks; the task of an entry is the name of its metric.
-    """
-    from huggingface_hub import EvalResultEntry, eval_result_entries_to_yaml
-
-    entries: dict[str, list[EvalResultEntry]] = {}
-    for result in results:
-        notes = [f"split={result.dataset_split}"] if result.dataset_split else []
-        notes += [f"{name}={setting}" for name, setting in (result.metric_args or {}).items()]
-        entry = EvalResultEntry(
-            dataset_id=result.dataset_type,
-            task_id=result.metric_type,
-            value=result.metric_value,
-            dataset_revision=result.dataset_revision,
-            notes=", ".join(notes) or None,
-        )
-        entries.setdefault(result.dataset_type, []).append(entry)
-    written = []
-    for name, of_one_set in entries.items():
-        path = Path(folder) / RESULTS_FOLDER / f"{re.sub(r'[^A-Za-z0-9._-]+', '--', name)}.yaml"
-        path.parent.mkdir(exist_ok=True)
-        path.write_text(yaml.safe_dump(eval_result_entries_to_yaml(of_one_set), sort_keys=False), encoding="utf-8")
-        written.append(path)
-    return written
-
-
-def results_table(results: list) -> str:
-    """A Markdown table of `EvalResult`s, in their order; licenses of known test sets below it."""
-    known = dict.fromkeys(filter(None, (known_source(result.dataset_type) for result in results)))
-    return _render("_results.md", results=results, licenses=list(known))
-
-
-def with_results_table(text: str, table: str) -> str:
-    """The text of a card with `table` between the markers; a card without markers gets a section at its end."""
-    if START in text and END in text:
-        return _between(text, START, END, table)
-    return f"{text.rstrip()}\n\n## Results\n\n{START}\n{table}\n{END}\n"
 
 
 def _between(text: str, start: str, end: str, content: str) -> str:
@@ -220,7 +182,7 @@ def _config(folder: Path):
 
 
 def _count_parameters(config) -> int:
-    """Of the model that a config describes: without the buffers (puzzle table, initial states) in its weights file."""
+    """Count the parameters of a config's model; its buffers (puzzle table, initial states) are not among them."""
     import torch
 
     heads = {head.__name__: head for head in ARCHITECTURES[type(config)].heads.values()}
@@ -237,15 +199,9 @@ def _environment() -> "jinja2.Environment":
     """Return the templates of cards."""
     import jinja2
 
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(resource("model_cards")),
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.filters |= {
-        "python": json.dumps, "shell": shlex.quote, "thousands": "{:,}".format, "zip": zip,
-    }  # fmt: skip
+    options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
+    environment = jinja2.Environment(loader=jinja2.FileSystemLoader(resource("model_cards")), **options)
+    environment.filters |= {"python": json.dumps, "shell": shlex.quote, "thousands": "{:,}".format, "zip": zip}
     return environment
 
 
@@ -253,12 +209,12 @@ def _environment() -> "jinja2.Environment":
 
 
 def read_run(folder: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Recipe and results of a checkpoint folder; what is not there, or belongs to another tool, is empty."""
+    """Return recipe and results of a checkpoint folder; {} for a missing file, or one of another tool."""
     return _read(folder / "recipe.yaml", yaml.safe_load), _read(folder / "results.json", json.loads)
 
 
 def training_context(folder: Path) -> dict[str, Any]:
-    """Values of `_training.md`: recipe and results without what is empty, and which files the folder has."""
+    """Return the values of `_training.md`: recipe and results without empty entries, and the folder's files."""
     recipe, results = ({k: v for k, v in run.items() if v not in (None, "")} for run in read_run(folder))
     return {
         "recipe": recipe,
@@ -269,13 +225,13 @@ def training_context(folder: Path) -> dict[str, Any]:
 
 
 def data_licenses(folder: Path) -> list[tuple[str, str]]:
-    """Name and license of everything that the model was trained on."""
-    recipe, _ = read_run(folder)
-    return list(dict.fromkeys(row for source in training_sources(recipe) for row in _licenses_of(source)))
+    """Return name and license of each data set that the model was trained on."""
+    sources = training_sources(read_run(folder)[0])
+    return list(dict.fromkeys(row for source in sources for row in _licenses_of(source)))
 
 
 def training_sources(recipe: dict[str, Any]) -> list[str]:
-    """Paths and names of training data; `hrm-hf data ...` stands for what that command generates."""
+    """Return paths and names of training data, or the `hrm-hf data` command that generates them."""
     if not recipe.get("build_data"):
         listed = recipe.get("train_data") or []
         listed = [listed] if isinstance(listed, str) else listed
@@ -289,7 +245,7 @@ def training_sources(recipe: dict[str, Any]) -> list[str]:
 
 
 def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
-    """Words for the data of a run, commands that generated them or names, and the weights that it started from.
+    """Return the names of a run's data, or the commands that generated them, and the weights that it started from.
 
     Raises:
         ValueError: a recipe that none of our scripts wrote.
@@ -307,24 +263,9 @@ def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
 
 
 def hub_datasets(folder: Path) -> list[str]:
-    """Names of the data sets of the Hub that the model was trained on."""
-    recipe, _ = read_run(folder)
-    names = [
-        source.removeprefix(HUB_PREFIX).partition(":")[0] for source in training_sources(recipe) if _on_hub(source)
-    ]
-    return list(dict.fromkeys(names))
-
-
-def base_model(folder: Path) -> str | None:
-    """Name on the Hub of the weights that training started from."""
-    name = read_run(folder)[0].get("model_name_or_path")
-    return name if name and _on_hub(name) else None
-
-
-def license_of_checkpoint(folder: Path) -> str | None:
-    """SPDX name of the LICENSE file in the folder, None without one or for one that is not recognized."""
-    license = license_of(folder, levels=0)
-    return None if license == UNKNOWN_LICENSE else license
+    """Return the names of the Hub's data sets that the model was trained on."""
+    sources = filter(_on_hub, training_sources(read_run(folder)[0]))
+    return list(dict.fromkeys(source.removeprefix(HUB_PREFIX).partition(":")[0] for source in sources))
 
 
 def _read(file: Path, load: Callable[[str], Any]) -> dict[str, Any]:
@@ -338,49 +279,35 @@ def _read(file: Path, load: Callable[[str], Any]) -> dict[str, Any]:
 
 
 def _on_hub(source: str) -> bool:
-    """Whether a name is one of the Hub; `runs/model` beside a folder `runs` is a path, even if it is gone."""
+    """Return whether a name is one of the Hub; `runs/model` beside a folder `runs` is a path, even if it is gone."""
     if source.startswith("hrm-hf ") or not is_hub_source(source):
         return False
     return source.startswith(HUB_PREFIX) or Path(source).parts[0] not in os.listdir()
 
 
 def _without_folders(path: str | None) -> str | None:
-    """A name of the Hub as it is, of a path the last part: where somebody's files lie is nobody's business."""
+    """Return a name of the Hub as it is, and the last part of a path: a card must not publish local folders."""
     return path if not path or _on_hub(path) else Path(path).name
 
 
 def _licenses_of(source: str) -> list[tuple[str, str]]:
     if source.startswith("hrm-hf data "):
         return [_generated(source)]
-    known = known_source(source)
-    if known:
+    unknown, path = (_without_folders(source), NOT_STATED), Path(source)
+    if known := known_source(source):
         return [known]
-    beside = _counted_licenses(Path(source)) or _sources_of_puzzles(Path(source)) or _generated_maps(Path(source))
-    return beside or [(_without_folders(source), NOT_STATED)]
-
-
-def _counted_licenses(file: Path) -> list[tuple[str, str]]:
-    """Reads the licenses that `hrm-hf data go` counted in its records."""
-    counted = _read(file.parent / "report.json", json.loads).get("licences")
-    if not isinstance(counted, dict):
-        return []
-    return [(file.name, ", ".join(f"{name} ({count:,} records of the set)" for name, count in counted.items()))]
-
-
-def _sources_of_puzzles(folder: Path) -> list[tuple[str, str]]:
-    """Reads the sources that `hrm-hf data sudoku`, `maze` and `arc` noted."""
-    info = _read(folder / "puzzle.json", json.loads)
+    counted = _read(path.parent / "report.json", json.loads).get("licences")  # by `hrm-hf data go`
+    if isinstance(counted, dict):
+        licenses = ", ".join(f"{name} ({count:,} records of the set)" for name, count in counted.items())
+        return [(path.name, licenses)]
+    if "generator_version" in _read(path / "cosmology.json", json.loads):
+        return [_generated("hrm-hf data cosmology")]
+    info = _read(path / "puzzle.json", json.loads)
     options = info.get("options", {})
     if options.get("source") == "generate":
         return [_generated(f"hrm-hf data {info['task']}")]
-    sources = options.get("sources", [options["source"]] if "source" in options else [])
-    return [known_source(str(source)) or (_without_folders(str(source)), NOT_STATED) for source in sources]
-
-
-def _generated_maps(folder: Path) -> list[tuple[str, str]]:
-    """Whether `hrm-hf data cosmology` simulated the maps; of maps that it read, nothing is known."""
-    simulated = "generator_version" in _read(folder / "cosmology.json", json.loads)
-    return [_generated("hrm-hf data cosmology")] if simulated else []
+    sources = map(str, options.get("sources") or filter(None, [options.get("source")]))
+    return [known_source(each) or (_without_folders(each), NOT_STATED) for each in sources] or [unknown]
 
 
 def _generated(command: str) -> tuple[str, str]:

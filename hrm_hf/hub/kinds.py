@@ -21,13 +21,13 @@ IS_ADAPTER = "is a PEFT adapter; merge it first (merge_and_unload) and save the 
 
 @dataclass(frozen=True)
 class Kind:
-    """Models that a command can do something with.
+    """A kind of model that some commands take.
 
     Attributes:
-        title: in a message, as "a puzzle solver".
-        commands: that take such a model.
+        title: its name in a message, such as "a puzzle solver".
+        commands: the commands that take such a model.
         auto_class: name of the Auto class that loads its head, in the registry and in `auto_map` of a config.json.
-        ability: in `registry.ABILITIES`, of the architectures that are meant where an Auto class loads others too.
+        ability: entry of `registry.ABILITIES` that the architecture needs too, if any.
     """
 
     title: str
@@ -36,12 +36,12 @@ class Kind:
     ability: str | None = None
 
     def has(self, row: ArchitectureSpec) -> bool:
-        """Whether an architecture of this package is of this kind."""
+        """Return whether an architecture of this package is of this kind."""
         loaded_by = {auto_class.__name__ for auto_class in row.head_auto_classes}
         return self.auto_class in loaded_by and (self.ability is None or self.ability in row.abilities)
 
     def takes(self, config: PreTrainedConfig) -> bool:
-        """Whether a model is of this kind; language models may also be transformers' own."""
+        """Return whether a model is of this kind; language models may also be transformers' own."""
         from transformers import AutoModelForCausalLM
 
         from ..registry import architecture_of
@@ -65,13 +65,9 @@ GO_CODER = Kind("a Go coder", "go and eval go", "AutoModelForCausalLM", "refinem
 
 
 def validate_kind(name: str, wanted: Kind) -> None:
-    """Refuses a folder whose config.json says that other Auto classes load the model than that of a kind.
+    """Raise ModelError for a folder whose config.json is unreadable or names the Auto classes of another kind.
 
-    Nothing heavy is loaded for it. A config.json that names no such class, and a model on the Hub, are left to
-    `load_config`.
-
-    Raises:
-        ModelError: another kind, or a config.json that cannot be read.
+    Loads nothing heavy. A config.json that names no such class, and a model on the Hub, are left to `load_config`.
     """
     file = Path(name, CONFIG)
     if not file.is_file():
@@ -88,14 +84,14 @@ def validate_kind(name: str, wanted: Kind) -> None:
 
 
 def load_config(name: str, wanted: Kind | None = None, adapters: bool = False) -> PreTrainedConfig:
-    """The config of a folder or a model on the Hub, whose weights are not looked at.
+    """Return the config of a folder or a model on the Hub.
 
     Args:
-        wanted: what the model has to be; None for any.
-        adapters: take a PEFT adapter, whose config is that of its base.
+        wanted: kind that the model must be of; None for any.
+        adapters: accept a PEFT adapter, and return the config of its base.
 
     Raises:
-        ModelError: no such model, an adapter unless `adapters`, a config that cannot be read, or another kind.
+        ModelError: no such model, an adapter unless `adapters`, an unreadable config, or another kind.
     """
     find_model(name)
     adapter = Path(name, ADAPTER_CONFIG)

@@ -1,9 +1,7 @@
-"""Complete checkpoints: a manifest with checksums, written last, and the check that every file is as it was written.
+"""Complete checkpoints: a manifest with the size and SHA-256 of every file, written last, and checked before loading.
 
-A run killed while it saves leaves a folder without a manifest; a disk or a copy that lost or changed bytes leaves a
-file of another size or another SHA-256. Both are recognized before anything is loaded. The manifest also says which
-run wrote the checkpoint. It protects from corruption, not from people: whoever can change a file can write a new
-manifest.
+A run killed while it saves leaves no manifest; a faulty disk or copy leaves a file that differs from it. The manifest
+also names the run. It protects from corruption, not from people: whoever can change a file can write a new manifest.
 """
 
 import contextlib
@@ -14,9 +12,8 @@ import pickle
 import zipfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError
@@ -57,21 +54,15 @@ class CheckpointError(ValueError):
     """A checkpoint that is corrupted, or that is not one of this run."""
 
 
-@dataclass
-class Manifest:
-    """The files of a checkpoint, and the run that wrote it.
-
-    Attributes:
-        files: name relative to the folder -> size in bytes, and SHA-256 in hex.
-        run_id: of the run that wrote it; None if that is not known.
-    """
+class Manifest(NamedTuple):
+    """Size in bytes and SHA-256 in hex of each file by its name in the folder, and the run that wrote them."""
 
     files: dict[str, tuple[int, str]]
     run_id: str | None = None
 
 
 def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
-    """Lists every file of `folder` with its size and checksum; the last thing written to a checkpoint."""
+    """List every file of `folder` with its size and checksum, as the last step of saving a checkpoint."""
     folder = Path(folder)
     files = [file for file in sorted(folder.rglob("*")) if file.is_file() and not file.name.startswith(MANIFEST)]
     # Read back at once, while the files are still in the page cache: see benchmarks/package/checkpoints.py.
@@ -86,7 +77,7 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
 
 
 def read_manifest(folder: str | Path) -> Manifest:
-    """The manifest of a checkpoint. Raises CheckpointError if it is missing, broken or names what it must not."""
+    """Return the manifest of a checkpoint. Raise CheckpointError if it is missing, broken or invalid."""
     file = Path(folder) / MANIFEST
     if not file.is_file():
         raise CheckpointError(f"{MANIFEST} is missing, so the run was stopped while it saved")
@@ -104,48 +95,37 @@ def read_manifest(folder: str | Path) -> Manifest:
         )
     files = {}
     for name, entry in content["files"].items():
-        if not isinstance(entry, dict) or not isinstance(entry.get("sha256"), str):
-            raise CheckpointError(f"{MANIFEST} has no size and sha256 of {name!r}")
-        files[_validate_name(name)] = _validate_size(name, entry.get("size")), entry["sha256"]
-    return Manifest(files, content["run"] if isinstance(content.get("run"), str) else None)
+        path, size = PurePosixPath(name), entry.get("size")
+        if not name or set("\0\\") & set(name) or path.is_absolute() or ".." in path.parts:
+            raise CheckpointError(f"{MANIFEST} names {name[:100]!r}, which is no file of this folder")
+        if type(size) is not int or size < 0:
+            raise CheckpointError(
+                f"{MANIFEST}: {name[:100]!r} has size={str(size)[:40]!r}; expected a number of bytes"
+            )
+        files[name] = size, entry.get("sha256")
+    return Manifest(files, content.get("run"))
 
 
 def _own_checksum(content: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _validate_name(name: str) -> str:
-    path = PurePosixPath(name)
-    if not name or "\0" in name or "\\" in name or path.is_absolute() or ".." in path.parts:
-        raise CheckpointError(f"{MANIFEST} names {name[:100]!r}, which is no file of this folder")
-    return name
-
-
-def _validate_size(name: str, size: Any) -> int:
-    if type(size) is not int or size < 0:
-        raise CheckpointError(f"{MANIFEST} says that {name[:100]!r} has {str(size)[:40]!r} bytes; expected a number")
-    return size
-
-
 def checksums(files: list[Path]) -> list[str]:
-    """SHA-256 of each file, some at a time: hashing releases the interpreter."""
+    """Return the SHA-256 of each file, computed in threads: hashing releases the interpreter."""
     with ThreadPoolExecutor(min(HASHED_AT_ONCE, os.cpu_count() or 1)) as pool:
         return list(pool.map(_checksum, files))
 
 
 def _checksum(file: Path) -> str:
-    digest, buffer = hashlib.sha256(), bytearray(2**20)
     with open(file, "rb", buffering=0) as stream:
-        while count := stream.readinto(buffer):
-            digest.update(memoryview(buffer)[:count])
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str]:
-    """Says what is wrong with a checkpoint folder, one line per file; an empty list if it is complete.
+    """Return what is wrong with a checkpoint folder, a line per file; an empty list if it is complete.
 
     Args:
-        with_checksums: also reads every file of the right size; without, sizes alone are compared.
+        with_checksums: compare the content of every file, not only its size.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -169,19 +149,18 @@ def find_corruption(folder: str | Path, with_checksums: bool = True) -> list[str
         return [*found.values(), f"a file cannot be read ({error})"]
     for name, checksum in zip(to_read, read):
         if checksum != files[name][1]:
-            found[name] = f"{name} has other content than was written (sha256 {checksum[:8]}..., "
-            found[name] += f"{files[name][1][:8]}... expected)"
+            found[name] = f"{name} has other content than was written (sha256 {checksum[:8]}...)"
     return [found[name] for name in files if name in found]
 
 
 def list_checkpoints(output_dir: str | Path) -> list[Path]:
-    """The checkpoint folders of a run, oldest first."""
+    """Return the checkpoint folders of a run, oldest first."""
     folders = [f for f in Path(output_dir).glob("checkpoint-*") if f.name.rsplit("-", 1)[1].isdigit()]
     return sorted(folders, key=lambda folder: int(folder.name.rsplit("-", 1)[1]))
 
 
 def run_id_of(folder: str | Path) -> str | None:
-    """The run that wrote a checkpoint; None if that cannot be told."""
+    """Return the run that wrote a checkpoint, or None without a readable manifest."""
     try:
         return read_manifest(folder).run_id
     except (CheckpointError, OSError):
@@ -189,22 +168,20 @@ def run_id_of(folder: str | Path) -> str | None:
 
 
 def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str | None:
-    """The checkpoint to resume from.
+    """Return the checkpoint to resume from, or None for a fresh start.
 
     Args:
-        wanted: None or False for a fresh start; True or "last" for the newest; "last-complete" for the newest that is
-            complete, or a fresh start if there is none, so that one command line starts a run and continues it; or a
-            folder.
+        wanted: None or False for a fresh start; True or "last" for the newest; "last-complete" for the newest complete
+            one, or a fresh start if there is none, so that one command starts a run and continues it; or a folder.
 
     Raises:
-        FileNotFoundError: there is no last.
-        CheckpointError: the checkpoint is corrupted. The message says how, and names the newest complete one.
+        FileNotFoundError: "last" is wanted, and there is no checkpoint.
+        CheckpointError: the checkpoint is corrupted; the message names the newest complete one.
     """
     if wanted is None or wanted is False:
         return None
     wanted = "last" if wanted is True or wanted == "True" else str(wanted)
     available = list_checkpoints(output_dir)
-    # One after another, as each is read: most runs need only the newest.
     complete = (folder for folder in reversed(available) if not find_corruption(folder))
     if wanted == "last-complete":
         newest = next(complete, None)
@@ -213,22 +190,19 @@ def resolve_checkpoint(output_dir: str | Path, wanted: str | bool | None) -> str
         raise FileNotFoundError(f"no checkpoint to resume from in {output_dir}")
     folder = available[-1] if wanted == "last" else Path(wanted)
     if found := find_corruption(folder):
-        newest = next(complete, None)
-        mend = (
-            f"resume from the newest complete one, {newest}, with --resume_from_checkpoint last-complete"
-            if newest
-            else "no complete checkpoint is left; start the run anew"
-        )
-        raise CheckpointError(f"checkpoint {folder} is corrupted: {'; '.join(found)}. Nothing was loaded; {mend}.")
+        fix = "no complete checkpoint is left; start the run again"
+        if newest := next(complete, None):
+            fix = f"resume from the newest complete one, {newest}, with --resume_from_checkpoint last-complete"
+        raise CheckpointError(f"checkpoint {folder} is corrupted: {'; '.join(found)}. Nothing was loaded; {fix}.")
     return str(folder)
 
 
 @contextlib.contextmanager
 def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator[None]:
-    """Inside, what goes wrong in reading a checkpoint becomes a CheckpointError that names the folder and `what`.
+    """Turn errors of reading a checkpoint inside the block into a CheckpointError that names the folder and `what`.
 
     Args:
-        values_too: also ValueErrors; without, they are taken for messages of this package, which say all of that.
+        values_too: include ValueErrors, which may otherwise be messages of this package.
     """
     try:
         yield
@@ -247,7 +221,7 @@ def readable(folder: str | Path, what: str, values_too: bool = True) -> Iterator
 
 
 class _PlainMetadata(pickle.Unpickler):
-    """Reads what torch.distributed.checkpoint says of shards, and nothing that could run code."""
+    """Reads the metadata of torch.distributed.checkpoint, and nothing that could run code."""
 
     def find_class(self, module: str, name: str) -> Any:
         torchs_own = module == "torch" and isinstance(getattr(torch, name, None), torch.dtype)
@@ -257,14 +231,14 @@ class _PlainMetadata(pickle.Unpickler):
 
 
 def validate_plain_metadata(folder: str | Path) -> None:
-    """Raises CheckpointError if the metadata of sharded weights (FSDP), which torch unpickles whole, hold code."""
+    """Raise CheckpointError if the metadata of sharded weights (FSDP), which torch unpickles, hold code."""
     for file in sorted(Path(folder).rglob(SHARD_METADATA)):
         with readable(folder, str(file.relative_to(folder))), open(file, "rb") as stream:
             _PlainMetadata(stream).load()
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether an error says that no memory was left, of the device or of the machine."""
+    """Return whether an error means that the device or the machine ran out of memory."""
     return isinstance(error, (MemoryError, torch.OutOfMemoryError)) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )

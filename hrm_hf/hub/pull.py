@@ -1,7 +1,7 @@
 """Pull a repository at one commit by huggingface_hub, and verify every file against the digests of the Hub.
 
-A pull into a folder downloads into a hidden sibling and renames it at the end, so no half model ever has the final
-name. An interrupted pull continues from there when the same command runs again.
+A pull into a folder downloads into a hidden sibling and renames it at the end, so the final name always stands for a
+complete model. The same command continues an interrupted pull.
 """
 
 import errno
@@ -11,8 +11,8 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from huggingface_hub import HfApi, constants, get_token, parse_hf_uri
 from huggingface_hub.errors import (
@@ -36,8 +36,7 @@ class HubError(OSError):
     """A push or pull that failed; the message says why and what to do."""
 
 
-@dataclass
-class PullResult:
+class PullResult(NamedTuple):
     """A folder that holds a repository at `commit`; each of its files matches the digest of the Hub."""
 
     path: Path
@@ -46,8 +45,7 @@ class PullResult:
     bytes: int
 
 
-@dataclass(frozen=True)
-class HubAddress:
+class HubAddress(NamedTuple):
     """A model on the Hub; `path` is a file or folder in it ("" for all), and `revision` is None for main."""
 
     repo_id: str
@@ -60,10 +58,6 @@ class HubAddress:
 
 def hub_address(text: str, revision: str | None = None) -> HubAddress | None:
     """Parse OWNER/NAME, OWNER/NAME/FILE or the URL of either; return None for a path on this machine.
-
-    Args:
-        text: is a path if it exists here or begins with ".", "/", "~" or a local folder.
-        revision: branch, tag or sha.
 
     Raises:
         ValueError: another host, no valid name, two revisions, or a revision of a path.
@@ -107,12 +101,11 @@ def pull_checkpoint(
             huggingface_hub if None.
         revision: branch, tag or sha; main by default.
         token: the one you are logged in with if None.
-        choose: takes the names of all files and returns the ones to download; all if None.
+        choose: function from the names of all files to those to download; all if None.
 
     Raises:
         ValueError: `out` holds something else.
-        HubError: the Hub rejected the request or could not be reached, the disk is full, or a file does not match its
-            digest.
+        HubError: the download failed, or a file does not match its digest.
     """
     validate_repo_id(repo_id)
     api, folder = HfApi(token=token), None if out is None else Path(out).expanduser().absolute()
@@ -122,7 +115,7 @@ def pull_checkpoint(
         names = names if choose is None else list(choose(names))
         patterns = [glob.escape(name) for name in names]
         if folder is None:
-            # By the name of the revision, so that the cache remembers the commit for use without a connection.
+            # With the revision's name, so that the cache knows its commit offline.
             folder = Path(api.snapshot_download(repo_id, revision=revision, allow_patterns=patterns))
             commit = folder.name
             _verify(api, folder, repo_id, commit, names)
@@ -154,11 +147,9 @@ def verify_checkpoint(
         HubError: files are missing, extra, or differ; the message names them.
     """
     folder = Path(folder).expanduser().absolute()
+    revision = revision or _pull_record(folder).get("commit")
     if revision is None:
-        record = _pull_record(folder)
-        if record is None:
-            raise ValueError(f"revision=None: {folder} was not made by a pull; give the revision to compare with")
-        revision = record["commit"]
+        raise ValueError(f"revision=None: {folder} was not made by a pull; give the revision to compare with")
     with hub_errors("pull", repo_id, revision, token):
         api = HfApi(token=token)
         commit = api.model_info(repo_id, revision=revision).sha
@@ -199,81 +190,61 @@ def _is_new(folder: Path, repo_id: str, commit: str) -> bool:
     record = _pull_record(folder)
     if record == {"repo_id": repo_id, "commit": commit}:
         return False
-    held = "other files" if record is None else f"{record['repo_id']} at {record['commit']}"
+    held = f"{record['repo_id']} at {record['commit']}" if record else "other files"
     raise ValueError(f"out={folder}: holds {held}; choose a new folder, or delete it")
 
 
-def _pull_record(folder: Path) -> dict[str, str] | None:
+def _pull_record(folder: Path) -> dict[str, str]:
+    """Return repository and commit of a pulled folder; {} for another one."""
     file = folder / PULL_RECORD
-    return json.loads(file.read_text()) if file.is_file() else None
-
-
-# ---- errors ----
+    return json.loads(file.read_text()) if file.is_file() else {}
 
 
 @contextmanager
 def hub_errors(action: str, repo_id: str, revision: str | None = None, token: str | None = None) -> Iterator[None]:
-    """Turn what huggingface_hub raises inside the block into a `HubError` of one sentence.
-
-    Args:
-        action: "push" or "pull".
-    """
+    """Turn errors of huggingface_hub inside the block into a `HubError` of one sentence; `action` is push or pull."""
     try:
         yield
     except HubError:
         raise
     except (HTTPError, OSError, RuntimeError) as error:
-        has_token = bool(token or get_token())
-        causes = (_explained(cause, action, repo_id, revision, has_token) for cause in _causes(error))
-        said = next(filter(None, causes), None)
-        if said is None:
-            raise
-        raise HubError(said) from error
-
-
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield the error and the errors it was raised from: the library wraps those of its threads."""
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+        cause: BaseException | None = error
+        while cause is not None:  # the library wraps the errors of its threads
+            if said := _explained(cause, action, repo_id, revision, has_token=bool(token or get_token())):
+                raise HubError(said) from error
+            cause = cause.__cause__ or cause.__context__
+        raise
 
 
 def _explained(error: BaseException, action: str, repo_id: str, revision: str | None, has_token: bool) -> str | None:
     kept = "readers still see the old files" if action == "push" else "what was downloaded is kept"
-    again = f"{kept}. Run the same command again"
+    again, log_in = f"{kept}. Run the same command again", "`hf auth login`, or set HF_TOKEN"
     match error:
         case OfflineModeIsEnabled():
             return f"HF_HUB_OFFLINE is set: unset it to {action}"
         case LocalTokenNotFoundError():
-            return f"there is no token, and this {action} needs one: `hf auth login`, or set HF_TOKEN"
+            return f"there is no token, and this {action} needs one: {log_in}"
         case GatedRepoError():
             return f"{repo_id} is gated: ask for access on its page, with the account of your token"
         case RevisionNotFoundError():
             return f"{repo_id} has no revision {revision!r}; expected a branch, a tag or the sha of a commit"
         case RepositoryNotFoundError() if not has_token:
-            return f"{repo_id} does not exist, or is private and there is no token: `hf auth login`, or set HF_TOKEN"
+            return f"{repo_id} does not exist, or is private and there is no token: {log_in}"
         case RepositoryNotFoundError():
             return f"{repo_id} does not exist, or is private and your token may not read it; check name and token"
         case HfHubHTTPError():
-            return _rejected(error, action, repo_id, again)
+            status, why = error.response.status_code, error.server_message or "no reason given"
+            verb = "write to" if action == "push" else "read"
+            propose = ", or propose it with --create-pr (create_pr)" if "create_pr" in why else ""
+            said = {
+                401: f"the Hub rejected the token ({why}): it is wrong or was revoked. {log_in}",
+                403: f"your token may not {verb} {repo_id} ({why}): use one with the role write and access{propose}",
+                412: f"somebody else has changed {repo_id} during the push ({why}); nothing was committed. Push again",
+            }
+            return said.get(status, f"the Hub rejected the {action} of {repo_id} with {status}: {why}; {again}")
         case HTTPError():
             return f"the connection to {constants.ENDPOINT} failed ({type(error).__name__}: {error}); {again}"
         case OSError(errno=errno.ENOSPC | errno.EDQUOT):
             where = f" of {error.filename}" if error.filename else ""
             return f"the disk{where} is full ({error.strerror}); what is there is kept. Free some space and run again"
     return None
-
-
-def _rejected(error: HfHubHTTPError, action: str, repo_id: str, again: str) -> str:
-    status, said = error.response.status_code, error.server_message or "no reason given"
-    if status == 401:
-        return f"the Hub rejected the token ({said}): it is wrong or was revoked. `hf auth login`, or set HF_TOKEN"
-    if status == 403:
-        verb = "write to" if action == "push" else "read"
-        propose = ", or propose it with --create-pr (create_pr)" if "create_pr" in said else ""
-        return f"your token may not {verb} {repo_id} ({said}): use one with the role write and access{propose}"
-    if status == 412:
-        return f"somebody else has changed {repo_id} during the push ({said}); nothing was committed. Push again"
-    if status == 429 or status >= 500:
-        return f"the Hub answered {status} ({said}); {again}"
-    return f"the Hub rejected the {action} of {repo_id} with {status}: {said}"

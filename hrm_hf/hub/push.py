@@ -1,9 +1,8 @@
 """Push a complete checkpoint, or a Space, to the Hub in one commit.
 
-`checkpoint_contents` checks the weights, picks the files that belong to a model, and adds what makes it complete: the
-code of the architecture as it is in this package, every head in `auto_map`, a model card, generation config, feature
-extractor, the license of the code. Nothing is written into the folder. Readers of the Hub see the old model or the new
-one; with `create_pr` the commit is a pull request, and main stays until somebody merges it.
+`checkpoint_contents` validates the weights, picks the files of a model, and adds what makes it complete: the code of
+the architecture and its license, every head in `auto_map`, a model card, generation config, feature extractor. The
+folder itself is not changed. Readers of the Hub see the old model or the new one.
 """
 
 import json
@@ -16,7 +15,7 @@ from filecmp import cmp
 from fnmatch import fnmatch
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, ModelCard, constants, get_token
 from huggingface_hub.errors import RepositoryNotFoundError
@@ -63,6 +62,15 @@ class Contents:
     left_out: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
+    def add(self, name: str, file: Path, problem: str | None) -> None:
+        """Add a file, unless its name tells of secrets. Raise ValueError for a `problem` of `folder_files`."""
+        if problem:
+            raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
+        if file.name in SECRETS_FILES:
+            self.left_out[name] = "may hold a secret, by its name"
+        else:
+            self.files[name] = file
+
     @property
     def sizes(self) -> dict[str, int]:
         return {
@@ -71,12 +79,8 @@ class Contents:
         }
 
 
-@dataclass
-class PushResult:
-    """A commit: address of the repository or pull request, sha, names and bytes of the files, notes.
-
-    `revision` names the branch or pull request that has the commit: main, refs/pr/1, ...
-    """
+class PushResult(NamedTuple):
+    """A commit: address of the repository or pull request, sha, names and bytes of the files, notes, revision."""
 
     url: str
     commit: str
@@ -86,21 +90,18 @@ class PushResult:
     revision: str = "main"
 
 
-# ---- push ----
-
-
 def push_checkpoint(folder: str | Path, repo_id: str, *, token: str | None = None, **options: Any) -> PushResult:
-    """Upload a complete checkpoint in one commit; the folder itself is not changed.
+    """Upload a complete checkpoint in one commit.
 
     Args:
-        folder: of a saved model, a finished run or a PEFT adapter.
+        folder: folder of a saved model, a finished run or a PEFT adapter.
         repo_id: OWNER/NAME; the repository is created if it does not exist.
         token: the one you are logged in with if None.
         options: other fields of `PushOptions`.
 
     Raises:
-        FileNotFoundError, ValueError: the checkpoint is incomplete, or `repo_id` is no name; nothing was uploaded.
-        HubError: the Hub rejected the push, or could not be reached. Readers see nothing of an unfinished push.
+        FileNotFoundError, ValueError: the checkpoint is incomplete, or `repo_id` is invalid; nothing was uploaded.
+        HubError: the Hub rejected the push, or could not be reached; readers see the old files.
     """
     target = PushOptions(sources=[str(folder)], repo_id=repo_id, **options)
     contents = checkpoint_contents(folder, repo_id, target.license, target.with_training_state, target.include)
@@ -110,8 +111,7 @@ def push_checkpoint(folder: str | Path, repo_id: str, *, token: str | None = Non
 def push_space(folder: str | Path, repo_id: str, *, token: str | None = None, **options: Any) -> PushResult:
     """Upload the folder of a Gradio Space (see `hrm_hf.app.space.write_space`) in one commit.
 
-    Arguments and errors as in `push_checkpoint`; also ValueError if README.md does not say `sdk: gradio`, or its
-    app_file is missing.
+    Arguments and errors as in `push_checkpoint`; also ValueError if README.md does not name Gradio and an app file.
     """
     target = PushOptions(sources=[str(folder)], repo_id=repo_id, space=True, **options)
     return commit_contents(space_contents(folder), target, token)
@@ -130,15 +130,10 @@ def space_contents(folder: str | Path) -> Contents:
         raise ValueError(f"{folder} has no {app_file}, which its {CARD_FILE} names as the program to run")
     contents = Contents()
     for name, (file, problem) in folder_files(folder).items():
-        parts = name.split("/")
-        if set(parts) & set(SPACE_IGNORED):
-            contents.left_out[f"{parts[0]}/"] = "made by programs"
-        elif parts[-1] in SECRETS_FILES:
-            contents.left_out[name] = "may hold a secret; a Space has its own settings for those"
-        elif problem:
-            raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
+        if set(SPACE_IGNORED) & set(name.split("/")):
+            contents.left_out[name.partition("/")[0] + "/"] = "made by programs"
         else:
-            contents.files[name] = file
+            contents.add(name, file, problem)
     contents.notes += validate_no_secrets(contents.files)
     return contents
 
@@ -149,6 +144,10 @@ def commit_contents(contents: Contents, target: PushOptions, token: str | None =
         raise HubError("there is no token, and a push needs one: `hf auth login`, or set HF_TOKEN")
     name = "the demo" if target.space else Path(target.sources[0]).resolve().name
     api, message = HfApi(token=token), target.message or f"Upload {name} with hrm_hf"
+    operations: list[CommitOperationAdd | CommitOperationDelete] = [
+        CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
+        for name, source in sorted(contents.files.items())
+    ]
     with hub_errors("push", target.repo_id, target.revision, token):
         if not (target.create_pr or target.to_pull_request):
             sdk = "gradio" if target.space else None
@@ -156,72 +155,52 @@ def commit_contents(contents: Contents, target: PushOptions, token: str | None =
             if target.revision not in (None, "main"):
                 api.create_branch(**target.repository, branch=target.revision, exist_ok=True)
         head = _head(api, target)
+        if not target.space and any(map(_is_weights, contents.files)):
+            there = {file.rfilename for file in head.siblings or []} - contents.files.keys()
+            operations += map(CommitOperationDelete, sorted(filter(_is_weights, there)))
         commit = api.create_commit(
-            **target.repository, operations=_operations(contents, head), commit_message=message,
-            revision=target.revision, create_pr=target.create_pr, parent_commit=head.sha,
+            **target.repository, operations=operations, commit_message=message, revision=target.revision,
+            create_pr=target.create_pr, parent_commit=head.sha,
         )  # fmt: skip
     revision = commit.pr_revision or target.revision or "main"
     url = f"{api.endpoint}/{'spaces/' if target.space else ''}{target.repo_id}"
     notes = list(contents.notes)
     if revision.startswith(PULL_REQUEST):
-        number = revision.removeprefix(PULL_REQUEST)
+        number, kind = revision.removeprefix(PULL_REQUEST), "--repo-type space " if target.space else ""
         url = f"{url}/discussions/{number}"
-        notes.append(_how_to_try(number, target))
+        see = f"{'hf download' if target.space else 'hrm-hf pull'} {kind}{target.repo_id} --revision {revision}"
+        notes.append(
+            f"pull request {number}: main stays as it is until it is merged. See it with `{see}`, push more with "
+            f"--revision {revision}, merge it with `hf discussions merge {kind}{target.repo_id} {number}`"
+        )
     elif target.create_pr:
         notes.append("nothing differs from main, so no pull request was opened")
     return PushResult(url, commit.oid, sorted(contents.files), sum(contents.sizes.values()), notes, revision)
 
 
 def _head(api: HfApi, target: PushOptions) -> ModelInfo | SpaceInfo:
-    """Return the commit that a push starts from. HubError where a pull request cannot be opened or has ended."""
+    """Return the commit that a push starts from. Raise HubError if a pull request cannot be opened or has ended."""
     try:
         head = api.repo_info(**target.repository, revision=target.revision)
     except RepositoryNotFoundError as error:
         if not (target.create_pr or target.to_pull_request):
             raise
         raise HubError(
-            f"{target.repo_id} does not exist, or your token may not read it, and a pull request needs a "
-            "repository: check the name and the token, or push without --create-pr (create_pr) to create it"
+            f"{target.repo_id} does not exist, or your token may not read it, and a pull request needs a repository: "
+            "check the name and the token, or push without --create-pr (create_pr) to create it"
         ) from error
     if target.to_pull_request:
         number = int(target.revision.removeprefix(PULL_REQUEST))
         status = api.get_discussion_details(target.repo_id, number, repo_type=target.repository["repo_type"]).status
         if status in ("closed", "merged"):
             raise HubError(
-                f"pull request {number} of {target.repo_id} is {status}, so nobody would see the commit; open a "
-                "new one with --create-pr (create_pr)"
+                f"pull request {number} of {target.repo_id} is {status}; open a new one with --create-pr (create_pr)"
             )
     return head
 
 
-def _operations(contents: Contents, head: ModelInfo | SpaceInfo) -> list[CommitOperationAdd | CommitOperationDelete]:
-    """Add all files of `contents`, and for a model delete weights of `head` that would be read with the new ones."""
-    operations: list[CommitOperationAdd | CommitOperationDelete] = [
-        CommitOperationAdd(name, source if isinstance(source, bytes) else str(source))
-        for name, source in sorted(contents.files.items())
-    ]
-    if isinstance(head, ModelInfo) and any(map(_is_weights, contents.files)):
-        there = {file.rfilename for file in head.siblings or []} - contents.files.keys()
-        operations += [CommitOperationDelete(name) for name in sorted(filter(_is_weights, there))]
-    return operations
-
-
 def _is_weights(name: str) -> bool:
     return any(fnmatch(name, pattern) for pattern in WEIGHT_PATTERNS)
-
-
-def _how_to_try(number: str, target: PushOptions) -> str:
-    """Return the commands to see a pull request, add to it and merge it."""
-    space = "--repo-type space " if target.space else ""
-    pull = f"hf download {space}{target.repo_id}" if space else f"hrm-hf pull {target.repo_id}"
-    revision = f"--revision {PULL_REQUEST}{number}"
-    return (
-        f"pull request {number}: main stays as it is until it is merged. See it with `{pull} {revision}`, push more "
-        f"to it with {revision}, merge it on its page or with `hf discussions merge {space}{target.repo_id} {number}`"
-    )
-
-
-# ---- which files ----
 
 
 def checkpoint_contents(
@@ -231,12 +210,12 @@ def checkpoint_contents(
     with_training_state: bool = False,
     include: Iterable[str] = (),
 ) -> Contents:
-    """Return the files that a push of `folder` to `repo_id` consists of; arguments as in `PushOptions`.
+    """Return the files of a push of `folder` to `repo_id`; arguments as in `PushOptions`.
 
     Raises:
-        FileNotFoundError: no folder, or not a model's.
+        FileNotFoundError: no folder of a model.
         ValueError: weights are missing, truncated or not safetensors; a language model has no tokenizer; there is
-            neither a card nor a template for one; a file holds a token or key; a file is a link to another place.
+            neither a card nor a template for one; a file holds a secret, or is a link to a file outside the folder.
     """
     folder = Path(folder)
     found = own_files(folder, with_training_state, include)
@@ -253,14 +232,11 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
     found, include = Contents(), tuple(include)
     for name, (file, problem) in folder_files(folder).items():
         state = any(fnmatch(name, pattern) for pattern in TRAINING_STATE)
-        wanted = name in weights or any(_fits(name, pattern) for pattern in MODEL_FILES)
+        wanted = name in weights or any(
+            fnmatch(name, pattern) for pattern in MODEL_FILES if name.count("/") == pattern.count("/")
+        )
         if (with_training_state if state else wanted) or any(fnmatch(name, pattern) for pattern in include):
-            if problem:
-                raise ValueError(f"{file} {problem}; nothing was uploaded. Copy the file there, or delete it")
-            if file.name in SECRETS_FILES:
-                found.left_out[name] = "may hold a secret, by its name"
-            else:
-                found.files[name] = file
+            found.add(name, file, problem)
         elif problem:
             found.left_out[name] = problem
         elif not name.endswith(".py"):  # the package's own code travels; see `_add_code`
@@ -269,19 +245,18 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
     return found
 
 
-def _fits(name: str, pattern: str) -> bool:
-    return name.count("/") == pattern.count("/") and fnmatch(name, pattern)
-
-
 def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
-    """Return name -> path of each file below a folder, and why it must not be pushed (None if it may).
+    """Return each file below a folder by its name, and why it must not be pushed (None if it may).
 
-    A link may lead to a file in the folder, or to where the cache of huggingface_hub keeps the content of a snapshot.
-    Links to folders are not entered.
+    A link may lead to a file of the folder or, from a snapshot in the cache of huggingface_hub, to a blob there. Links
+    to folders are not followed.
     """
-    allowed, found = _own_places(folder), {}
+    own, found = Path(os.path.realpath(folder)), {}
+    allowed, repository = [own], own.parent.parent
+    if own.parent.name == "snapshots" and repository.parent == Path(os.path.realpath(constants.HF_HUB_CACHE)):
+        allowed += [repository / "blobs", repository.parent / "blobs"]  # of the repository, and shared by several
     for path in sorted(folder.rglob("*")):
-        name, problem = path.relative_to(folder).as_posix(), None
+        problem = None
         if path.is_symlink():
             target = Path(os.path.realpath(path))
             if target.is_dir():
@@ -291,29 +266,12 @@ def folder_files(folder: Path) -> dict[str, tuple[Path, str | None]]:
             elif not any(target.is_relative_to(place) for place in allowed):
                 problem = "is a link to a file outside of the folder, which is not followed"
         if path.is_file() or problem:
-            found[name] = (path, problem)
+            found[path.relative_to(folder).as_posix()] = (path, problem)
     return found
 
 
-def _own_places(folder: Path) -> list[Path]:
-    """Return the folders in which the content of a folder's files may lie."""
-    own = Path(os.path.realpath(folder))
-    repository = own.parent.parent
-    if own.parent.name != "snapshots" or repository.parent != Path(os.path.realpath(constants.HF_HUB_CACHE)):
-        return [own]
-    # A snapshot in the cache: its files are links to blobs of the repository, or to blobs that repositories share.
-    return [own, repository / "blobs", repository.parent / "blobs"]
-
-
-# ---- weights ----
-
-
 def validate_weights(folder: str | Path) -> list[Path]:
-    """Return the weight files of a checkpoint folder, after checking that each is complete.
-
-    Raises:
-        FileNotFoundError, ValueError: as in `checkpoint_contents`.
-    """
+    """Return the weight files of a checkpoint folder. Raise as `checkpoint_contents` unless each is complete."""
     folder = Path(folder)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} is no folder; expected the folder of a saved model")
@@ -329,11 +287,6 @@ def validate_weights(folder: str | Path) -> list[Path]:
         return [folder / WEIGHTS]
     if not (folder / INDEX).exists():
         raise ValueError(f"{folder} has neither {WEIGHTS} nor {INDEX}; save the model again with save_pretrained")
-    return [folder / INDEX, *_shards(folder)]
-
-
-def _shards(folder: Path) -> list[Path]:
-    """Return the shards that the index names. Raises ValueError unless each is complete and holds its tensors."""
     try:
         weight_map: dict[str, str] = json.loads((folder / INDEX).read_text())["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
@@ -346,19 +299,16 @@ def _shards(folder: Path) -> list[Path]:
                 f"{file} lacks {len(absent)} tensors of {INDEX}, such as {min(absent)}: two saves are mixed; save the "
                 "model again into an empty folder"
             )
-    return shards
+    return [folder / INDEX, *shards]
 
 
 def _tensors_of(file: Path) -> set[str]:
-    """Return the names of a file's tensors. Raises ValueError if it is missing, truncated or not safetensors."""
+    """Return the names of a file's tensors. Raise ValueError if it is missing, truncated or not safetensors."""
     try:
         with safe_open(file, "pt") as opened:
             return set(opened.keys())
     except (OSError, SafetensorError) as error:
         raise ValueError(f"{file} is missing, truncated or not safetensors ({error}); save the model again") from error
-
-
-# ---- what makes a checkpoint complete ----
 
 
 def _complete(contents: Contents, folder: Path) -> None:
@@ -385,39 +335,29 @@ def _complete(contents: Contents, folder: Path) -> None:
 
 
 def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig) -> None:
-    """Add the modules of the architecture, what config.json says of them, and the license of the code."""
-    modules = code_files(type(config))
-    contents.files |= modules
-    other = [
-        name for name, file in modules.items() if (folder / name).exists() and not cmp(folder / name, file, False)
-    ]
-    if other:
+    """Add the modules of the architecture, their names to config.json, and the license of the code."""
+    row, modules = ARCHITECTURES[type(config)], set()
+    for cls in filter(None, (type(config), row.base, row.head, row.feature_extractor)):
+        file = sys.modules[cls.__module__].__file__
+        modules |= {file, *get_relative_import_files(file)}
+    added = {Path(file).name: Path(file) for file in sorted(modules)}
+    contents.files |= added
+    if other := [name for name in added if (folder / name).exists() and not cmp(folder / name, added[name], False)]:
         contents.notes.append(f"{', '.join(other)}: as in this version of the package, not as in the folder")
     others = [file.name for file in sorted(folder.glob("*.py")) if file.name not in contents.files]
     contents.left_out |= dict.fromkeys(others, "no code of this architecture; --include adds it")
-    head = ARCHITECTURES[type(config)].head
     content = json.loads((folder / CONFIG).read_text())
-    said = {"auto_map": head._auto_map}
-    if head._custom_pipelines and content.get("architectures") == [head.__name__]:
-        said["custom_pipelines"] = head._custom_pipelines
+    said = {"auto_map": row.head._auto_map}
+    if row.head._custom_pipelines and content.get("architectures") == [row.head.__name__]:
+        said["custom_pipelines"] = row.head._custom_pipelines
     if content != content | said:
         contents.files[CONFIG] = (json.dumps(content | said, indent=2) + "\n").encode()
         contents.notes.append(f"{CONFIG}: names every head and the pipeline of the code ({', '.join(said)})")
     contents.files[CODE_LICENSE] = code_license()
 
 
-def code_files(config_class: type) -> dict[str, Path]:
-    """Return name and path of each module that a checkpoint of the architecture carries."""
-    row = ARCHITECTURES[config_class]
-    found = set()
-    for cls in filter(None, (config_class, row.base, row.head, row.feature_extractor)):
-        file = sys.modules[cls.__module__].__file__
-        found |= {file, *get_relative_import_files(file)}
-    return {Path(file).name: Path(file) for file in sorted(found)}
-
-
 def code_license() -> bytes:
-    """Return the license of the code in a checkpoint; the card names the license of the weights."""
+    """Return the license of the code in a checkpoint; the card names that of the weights."""
     return (
         "The Python files (*.py) beside this file come from the package hrm_hf and are under the license below.\n"
         "It is the license of the code alone. That of the weights is named in the metadata of README.md; where none\n"
@@ -443,10 +383,9 @@ def _add_card(contents: Contents, folder: Path, repo_id: str, license: str | Non
 
 
 def complete_push(folder: str, repo_id: str) -> None:
-    """Add the license of the code to what `model.push_to_hub` has saved, and our card instead of the library's.
+    """Add the license of the code to the files of `model.push_to_hub`, and our card instead of the library's.
 
-    A card that the repository had before stays; tags that the caller gave go over to the new one. Raises ValueError
-    for a token or a key in one of the files.
+    A card that the repository had before stays, and so do the caller's tags. Raise ValueError for a secret in a file.
     """
     path, tags = Path(folder, CARD_FILE), []
     Path(folder, CODE_LICENSE).write_bytes(code_license())

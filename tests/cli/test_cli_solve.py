@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.cli import app
-from hrm_hf.hub.cards import END, START, new_card_text, update_model_card
+from hrm_hf.hub.cards import END, START, new_card_text, record_evaluation
 from hrm_hf.puzzles import maze, sudoku
 from hrm_hf.puzzles.arc import build_arc, save_arc_dataset
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
@@ -241,7 +241,7 @@ def test_a_new_card_states_the_architecture(model_class, config_class, words, da
 
 def test_a_card_that_people_wrote_gets_a_section_at_its_end(model):
     (model / "README.md").write_text("---\nlicense: mit\n---\n\n# Mine\n\nWords.\n")
-    update_model_card(model, {"exact_accuracy": 0.5}, "data/sudoku")
+    record_evaluation(model, {"exact_accuracy": 0.5}, "data/sudoku", "test", 1)
     loaded = ModelCard.load(model / "README.md")
     assert loaded.text.strip().startswith("# Mine\n\nWords.\n\n## Results") and "| 0.5 |" in loaded.text
     assert loaded.data.license == "mit" and loaded.data.eval_results[0].metric_value == 0.5
@@ -249,4 +249,4 @@ def test_a_card_that_people_wrote_gets_a_section_at_its_end(model):
 
 def test_a_card_without_a_model_is_refused(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"no config\.json"):
-        update_model_card(tmp_path, {"exact_accuracy": 1.0}, "data")
+        record_evaluation(tmp_path, {"exact_accuracy": 1.0}, "data", "test", 1)

@@ -594,7 +594,7 @@ def test_without_any_checkpoint_there_is_nothing_to_resume(checkpoints, tmp_path
         stop_before_manifest(folder)
     for folder in (checkpoints, tmp_path / "empty"):
         assert resolve_checkpoint(folder, "last-complete") is None
-    with pytest.raises(ValueError, match="no complete checkpoint is left; start the run anew"):
+    with pytest.raises(ValueError, match="no complete checkpoint is left"):
         resolve_checkpoint(checkpoints, "last")
     with pytest.raises(ValueError, match="checkpoint-77 does not exist"):
         resolve_checkpoint(checkpoints, str(checkpoints / "checkpoint-77"))

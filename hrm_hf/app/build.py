@@ -15,7 +15,7 @@ import torch
 from markdown_it import MarkdownIt
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig, PreTrainedModel, pipeline
 
-from ..export.gguf_tokenizer import find_file
+from ..export.checkpoint import find_file
 from ..hub.cards import CARD_FILE, read_run, training_data
 from ..hub.kinds import load_config
 from ..io.evaluation import chosen_device

@@ -1,4 +1,4 @@
-"""Shared by the writers of other formats: what is read and what is written is complete, or there is an error."""
+"""Read complete checkpoints and write complete files and folders, for the exporters of other formats."""
 
 import os
 import shutil
@@ -9,22 +9,24 @@ from typing import Any
 
 from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils import cached_file
 
 from ..hub.kinds import IS_ADAPTER
 from ..hub.manifests import MANIFEST, find_corruption
-from .gguf_tokenizer import find_file
+
+
+def find_file(model: str, name: str) -> str | None:
+    """Return the path of a file of a model, in its folder or from the Hub; None if it does not exist."""
+    return cached_file(
+        model, name, _raise_exceptions_for_missing_entries=False, _raise_exceptions_for_connection_errors=False
+    )
 
 
 def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: Any) -> PreTrainedModel:
-    """The model in eval mode, with every weight from its checkpoint and none left over.
-
-    Args:
-        model: folder or Hub name.
-        auto_class: what loads it.
-        options: of `from_pretrained`; dtype="auto" if it is not among them.
+    """Load a model in eval mode; `options` are those of `from_pretrained`.
 
     Raises:
-        ValueError: a corrupted checkpoint, one that does not fit its config, or an adapter.
+        ValueError: a corrupted checkpoint, missing or unexpected weights, or an adapter.
     """
     if (Path(model) / MANIFEST).is_file() and (found := find_corruption(model)):
         raise ValueError(f"checkpoint {model} is corrupted: {'; '.join(found)}. Nothing was written")
@@ -47,7 +49,7 @@ def load_model(model: str, auto_class: Any = AutoModelForCausalLM, **options: An
 
 @contextmanager
 def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> Iterator[Path]:
-    """A file beside `out` that becomes `out` if all goes well, and goes away if not."""
+    """Yield a file next to `out` that replaces `out` at the end, and is deleted after an error."""
     if out.is_dir():
         raise IsADirectoryError(f"{out} is a folder; expected the name of a file to write, such as {out}/{example}")
     if out.exists() and not force:
@@ -63,9 +65,9 @@ def complete_or_nothing(out: Path, force: bool, example: str = "model.gguf") -> 
 
 @contextmanager
 def complete_folder_or_nothing(out: Path, force: bool) -> Iterator[Path]:
-    """A folder beside `out` whose files move to `out` if all goes well; it goes away if not.
+    """Yield a folder next to `out` whose files move to `out` at the end; it is deleted after an error.
 
-    With `force` files of the same names in `out` are overwritten, others stay.
+    With `force`, files of the same names in `out` are overwritten, others stay.
     """
     if out.exists() and not out.is_dir():
         raise FileExistsError(f"{out} is a file; expected the name of a folder to write")

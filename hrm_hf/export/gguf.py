@@ -1,55 +1,34 @@
-"""Checkpoints written as GGUF files, which llama.cpp and what is built on it read.
+"""Checkpoints written as GGUF files, which llama.cpp and the programs built on it read.
 
     export_gguf("go-unified", "go-unified.gguf", dtype="q8_0")
 
-llama.cpp computes the architectures that it knows and no others, so a model can be exported if it is one of them in
-all but name. The unified Go coder has the shape of a Llama and becomes `llama`; plain Llama and GPT-2 become `llama`
-and `gpt2`. Tensors keep their values; two things move: rows of q and k go from transformers' half-split rotary order
-to interleaved pairs, and GPT-2's weights are transposed to (out, in). Tokenizers are byte-level BPE, whose ids
-llama.cpp reproduces; others are refused.
+llama.cpp computes the architectures that it knows and no others. The unified Go coder has the shape of a Llama and
+becomes `llama`; plain Llama and GPT-2 become `llama` and `gpt2`. Tensors keep their values; rows of q and k go from
+transformers' half-split rotary order to interleaved pairs, and GPT-2's weights are transposed to (out, in).
 
 Left out: the two-stack Go coder, whose cross-attention no architecture of llama.cpp has; recurrent models; adapters;
-quantization below 8 bits, which llama.cpp's own `llama-quantize` does to our files. Nothing is ever unpickled.
+tokenizers other than byte-level BPE; quantization below 8 bits, which `llama-quantize` does to our files.
 """
 
+import itertools
+import json
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from huggingface_hub import ModelCard
-from transformers import GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
+from transformers import AutoTokenizer, GPT2Config, LlamaConfig, PreTrainedConfig, PreTrainedModel
 
 from ..hub.kinds import load_config
 from ..io.usage import validate_extra
 from ..registry import architecture_of, load_function
-from .checkpoint import complete_or_nothing, load_model
-from .gguf_tokenizer import add_vocabulary, find_file, gguf_vocabulary, load_tokenizer
+from .checkpoint import complete_or_nothing, find_file, load_model
 
 
-LLAMA_BLOCK = {
-    "input_layernorm": "attn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "post_attention_layernorm": "ffn_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
-GPT2_BLOCK = {
-    "ln_1": "attn_norm",
-    "attn.c_attn": "attn_qkv",
-    "attn.c_proj": "attn_output",
-    "ln_2": "ffn_norm",
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-}
 GPT2_SETTINGS = {
     "activation_function": ("gelu_new", "gelu_pytorch_tanh", "gelu_fast"),
     "scale_attn_weights": (True,),
@@ -68,6 +47,8 @@ LLAMA_SETTINGS = {
 # Rounding moves the argmax between near ties only; a wrong layout leaves some per cent of agreement.
 LEAST_AGREEMENT = 0.5
 GO_UNIFIED = 'HrmGoCoderConfig.from_preset("unified")'
+# Runtimes stop at the end of the Go coder's attempt, which a validator's verdict follows. They do not print its text.
+END_OF_ATTEMPT = "</CODE>"
 # Go with tabs, other alphabets, numbers, runs of blanks and the Go coder's tags: where tokenizers come apart.
 CHECK_TEXTS = (
     "func readFile(path string) ([]byte, error) {\n\tf, err := os.Open(path)\n\tif err != nil {\n\t\treturn nil, err\n"
@@ -84,18 +65,14 @@ def export_gguf(
 ) -> dict[str, Any]:
     """Write a model and its tokenizer to one GGUF file; either the complete file or none.
 
-    Arguments as `options.ExportGguf`. Vectors and GPT-2's positions stay f32; with q8_0, matrices whose rows are no
-    multiple of 32 long become f16. With `check` see `compare_with_llama_cpp`, which runs before `out` is there.
-
-    Returns:
-        What was written, and with `check` what was compared.
+    Arguments as `options.ExportGguf`. Vectors and GPT-2's positions stay f32; with q8_0, matrices whose row length is
+    not a multiple of 32 become f16. With `check`, `compare_with_llama_cpp` runs before `out` appears.
 
     Raises:
         FileExistsError: `out` exists.
         ImportError: the gguf package is missing, or with `check` llama-cpp-python.
-        OSError: no safetensors in the model.
         ValueError: no such model, another architecture or kind of tokenizer, a corrupted checkpoint, or with `check`
-            a file that llama.cpp reads otherwise. Nothing is written then.
+            a file that llama.cpp computes differently.
     """
     validate_extra("gguf", "writing GGUF files needs gguf", "gguf")
     if check and find_spec("llama_cpp") is None:  # in no extra: it is compiled when it is installed
@@ -106,7 +83,7 @@ def export_gguf(
         tokenizer = load_tokenizer(str(model))
         vocabulary = gguf_vocabulary(tokenizer, config.vocab_size)
         network = load_model(str(model))
-        tensors = gguf_tensors(network)
+        tensors = gguf_tensors(network, layout)
         kept_f16 = _write(unfinished, str(model), config, layout, vocabulary, tensors, dtype)
         result = {
             "out": str(out),
@@ -124,15 +101,8 @@ def export_gguf(
     return result
 
 
-@dataclass(frozen=True)
-class Layout:
-    """How llama.cpp computes an architecture.
-
-    Attributes:
-        architecture: its name in llama.cpp.
-        layers: number of layers.
-        expected: settings of the config that llama.cpp computes -> values that mean it.
-    """
+class Layout(NamedTuple):
+    """An architecture of llama.cpp: its name, the number of layers, and the values of settings that it computes."""
 
     architecture: str
     layers: int
@@ -140,11 +110,7 @@ class Layout:
 
 
 def layout_of(config: PreTrainedConfig, model: str) -> Layout:
-    """The layout of a model named `model`.
-
-    Raises:
-        ValueError: llama.cpp would compute the model differently, or not at all; says why and what can be exported.
-    """
+    """Return the layout of a model. Raise ValueError if llama.cpp would compute it differently, or not at all."""
     row = architecture_of(config)
     if row is not None and row.gguf_layout:
         layout = load_function(row.gguf_layout)(config, model)
@@ -152,8 +118,8 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
         layout = LAYOUTS[type(config)](config)
     else:
         raise ValueError(
-            f"{model} is a {config.model_type}, which no architecture of llama.cpp computes, so no runtime could read "
-            f"the file. Exportable are hrm_go_coder of the preset `unified` ({GO_UNIFIED}), llama and gpt2"
+            f"{model} is a {config.model_type}, which no architecture of llama.cpp computes. Exportable are "
+            f"hrm_go_coder of the preset `unified` ({GO_UNIFIED}), llama and gpt2"
         )
     for name, expected in layout.expected.items():
         if (value := _setting(config, name)) not in expected:
@@ -162,12 +128,11 @@ def layout_of(config: PreTrainedConfig, model: str) -> Layout:
 
 
 def go_coder_layout(config: PreTrainedConfig, model: str) -> Layout:
-    """One stack of the Go coder is a Llama. Raises ValueError for a model of two stacks."""
+    """Return the layout of one stack of the Go coder, a Llama. Raise ValueError for a model of two stacks."""
     if not config.unified:
         raise ValueError(
-            f"{model} is a two-stack hrm_go_coder: its generator attends to the states of the planner, and llama.cpp "
-            "has no architecture with cross-attention to a second stack under rotary positions. Train the preset "
-            f"`unified` ({GO_UNIFIED}), which has one stack in the shape of a Llama, and export that"
+            f"{model} is a two-stack hrm_go_coder, and llama.cpp has no architecture with cross-attention to a second "
+            f"stack under rotary positions. Train the preset `unified` ({GO_UNIFIED}), which has the shape of a Llama"
         )
     return Layout("llama", config.planner_layers, LLAMA_SETTINGS | {"planner_cycles": (1,)})
 
@@ -179,22 +144,25 @@ LAYOUTS: dict[type[PreTrainedConfig], Callable[[Any], Layout]] = {
 }
 
 
-def gguf_tensors(network: PreTrainedModel) -> dict[str, np.ndarray]:
-    """The weights by GGUF's names, f32, as llama.cpp orders them.
+def gguf_tensors(network: PreTrainedModel, layout: Layout) -> dict[str, np.ndarray]:
+    """Return the weights under GGUF's names, in f32 and in llama.cpp's order of rows.
 
     Raises:
         ValueError: a tensor that GGUF has no name for, or one that is not finite.
     """
+    from gguf import MODEL_ARCH, get_tensor_name_map
+
     config, state = network.config, network.state_dict()
     if config.tie_word_embeddings:
         state.pop("lm_head.weight")
+    names = get_tensor_name_map(MODEL_ARCH[layout.architecture.upper()], layout.layers)
     tensors = {}
     for name, tensor in state.items():
         if not torch.isfinite(tensor).all():
             raise ValueError(
                 f"{name} has values that are not finite; the checkpoint is corrupted or training diverged"
             )
-        target = gguf_name(name)
+        target = names.get_name(name.replace("model.planner.", "model."), (".weight", ".bias"))
         if target is None:
             raise ValueError(f"GGUF has no name for the tensor {name} {tuple(tensor.shape)} of this model")
         array = tensor.float().numpy()
@@ -207,31 +175,10 @@ def gguf_tensors(network: PreTrainedModel) -> dict[str, np.ndarray]:
     return tensors
 
 
-def gguf_name(name: str) -> str | None:
-    """GGUF's name of one of our tensors, None if it has none."""
-    whole = {
-        "lm_head.weight": "output.weight",
-        "model.embed_tokens.weight": "token_embd.weight",
-        "model.norm.weight": "output_norm.weight",
-        "model.planner.norm.weight": "output_norm.weight",
-        "transformer.wte.weight": "token_embd.weight",
-        "transformer.wpe.weight": "position_embd.weight",
-        "transformer.ln_f.weight": "output_norm.weight",
-        "transformer.ln_f.bias": "output_norm.bias",
-    }
-    if name in whole:
-        return whole[name]
-    match = re.fullmatch(r"(?:model\.(?:planner\.)?layers|transformer\.h)\.(\d+)\.(.+)\.(weight|bias)", name)
-    block = GPT2_BLOCK if name.startswith("transformer.") else LLAMA_BLOCK
-    if match is None or match[2] not in block:
-        return None
-    return f"blk.{match[1]}.{block[match[2]]}.{match[3]}"
-
-
 def interleave_rotary(weight: np.ndarray, heads: int) -> np.ndarray:
-    """Rows of a q or k projection, [heads * head_dim, width], from half-split to interleaved rotary order.
+    """Reorder the rows of a q or k projection, [heads * head_dim, width], from half-split to interleaved rotary order.
 
-    transformers turns dimension i of a head with i + head_dim/2, llama.cpp's `llama` 2i with 2i + 1.
+    transformers rotates dimension i of a head with i + head_dim/2, llama.cpp's `llama` 2i with 2i + 1.
     """
     rows, width = weight.shape
     return weight.reshape(heads, 2, rows // heads // 2, width).swapaxes(1, 2).reshape(rows, width)
@@ -239,14 +186,10 @@ def interleave_rotary(weight: np.ndarray, heads: int) -> np.ndarray:
 
 @torch.no_grad()
 def compare_with_llama_cpp(path: str | Path, network: PreTrainedModel, tokenizer: Any) -> dict[str, Any]:
-    """Loads a GGUF file in llama.cpp and compares ids and logits with transformers' on CHECK_TEXTS.
-
-    Returns:
-        compared_tokens, argmax_agreement (0..1, of logits), max_logit_difference, max_logit (both absolute).
+    """Load a GGUF file in llama.cpp and compare ids and logits with transformers' on CHECK_TEXTS.
 
     Raises:
-        ValueError: other ids for a text, with tags as tags or as characters; or another model: the argmax agrees at
-            less than half of the positions.
+        ValueError: llama.cpp gives other ids, or the argmax of the logits agrees at less than half of the positions.
     """
     import llama_cpp
 
@@ -298,15 +241,10 @@ def _setting(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _write(
-    path: Path,
-    model: str,
-    config: PreTrainedConfig,
-    layout: Layout,
-    vocabulary: dict[str, Any],
-    tensors: dict[str, np.ndarray],
-    dtype: str,
-) -> int:
-    """Writes the file; returns how many matrices became f16 because q8_0 could not hold them."""
+    path: Path, model: str, config: PreTrainedConfig, layout: Layout, vocabulary: dict[str, Any],
+    tensors: dict[str, np.ndarray], dtype: str,
+) -> int:  # fmt: skip
+    """Write the file; return how many matrices became f16 because q8_0 could not hold them."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(path, layout.architecture)
@@ -324,7 +262,7 @@ def _write(
 
 
 def _add_description(writer: Any, model: str) -> None:
-    """The name, and the license that the model card states."""
+    """Add the name, and the license that the model card states."""
     writer.add_type("model")
     writer.add_name(Path(model).resolve().name if Path(model).exists() else model.rpartition("/")[2])
     card = find_file(model, "README.md")
@@ -357,7 +295,7 @@ def _add_shape(writer: Any, config: PreTrainedConfig, layout: Layout, dtype: str
 
 
 def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
-    """Adds a tensor in its type; True if it is f16 for want of rows that q8_0 can cut in blocks."""
+    """Add a tensor in its type; return True if it is f16 because q8_0 cannot cut its rows into blocks."""
     from gguf import GGMLQuantizationType
     from gguf.quants import quantize
 
@@ -369,3 +307,111 @@ def _add_tensor(writer: Any, name: str, tensor: np.ndarray, dtype: str) -> bool:
         raise ValueError(f"{name} has values beyond f16's {np.finfo(np.float16).max}; export with --dtype bf16 or f32")
     writer.add_tensor(name, quantize(tensor, kind), raw_dtype=kind)
     return falls_back
+
+
+def load_tokenizer(model: str) -> Any:
+    """Return the tokenizer saved with a model. Raise ValueError if there is none, or it cannot be read."""
+    if find_file(model, "tokenizer.json") is None:
+        raise ValueError(
+            f"{model} has no tokenizer.json, and a GGUF file holds the tokenizer too; save it with the model: "
+            "tokenizer.save_pretrained(folder)"
+        )
+    try:
+        return AutoTokenizer.from_pretrained(model)
+    except Exception as error:  # the Rust library raises Exception itself for a broken file
+        raise ValueError(f"the tokenizer of {model} cannot be read: {error}") from error
+
+
+def gguf_vocabulary(tokenizer: Any, vocab_size: int) -> dict[str, Any]:
+    """Return the fields of a GGUF file that describe a tokenizer.
+
+    llama.cpp knows a tokenizer's way of splitting and normalizing by its name only, so everything but byte-level BPE
+    split as GPT-2 does, its "gpt-2", is rejected.
+
+    Args:
+        vocab_size: rows of the embedding; ids beyond the tokenizer's become unused tokens.
+
+    Raises:
+        ValueError: llama.cpp would give other ids.
+    """
+    from gguf import TokenType
+
+    backend = json.loads(tokenizer.backend_tokenizer.to_str())
+    _validate_byte_level(backend)
+    tokens_by_id = {index: token for token, index in backend["model"]["vocab"].items()}
+    types_by_id = dict.fromkeys(tokens_by_id, TokenType.NORMAL)
+    for added in backend["added_tokens"]:
+        tokens_by_id[added["id"]] = added["content"]
+        types_by_id[added["id"]] = TokenType.CONTROL if added["special"] else TokenType.USER_DEFINED
+    if max(tokens_by_id) >= vocab_size:
+        raise ValueError(
+            f"the tokenizer has ids up to {max(tokens_by_id)}, the model embeds {vocab_size}: they do not belong "
+            "together, or the model needs resize_token_embeddings and training"
+        )
+    if tokenizer.eos_token_id is None:
+        raise ValueError("the tokenizer has no eos token, and llama.cpp would stop at id 11; set tokenizer.eos_token")
+    add_bos, add_eos = _added_around(tokenizer)
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in backend["model"]["merges"]]
+    return {
+        "tokens": [tokens_by_id.get(index, f"[UNUSED{index}]") for index in range(vocab_size)],
+        "types": [int(types_by_id.get(index, TokenType.UNUSED)) for index in range(vocab_size)],
+        "merges": merges,
+        "add_bos": add_bos,
+        "add_eos": add_eos,
+        "bos": tokenizer.bos_token_id,
+        "eos": tokenizer.eos_token_id,
+        "pad": tokenizer.pad_token_id,
+        "unk": tokenizer.unk_token_id,
+        "eot": next((added["id"] for added in backend["added_tokens"] if added["content"] == END_OF_ATTEMPT), None),
+        "chat_template": tokenizer.chat_template,
+    }
+
+
+def add_vocabulary(writer: Any, vocabulary: dict[str, Any]) -> None:
+    """Add the fields of `gguf_vocabulary` to a GGUFWriter."""
+    writer.add_tokenizer_model("gpt2")
+    writer.add_tokenizer_pre("gpt-2")
+    writer.add_token_list(vocabulary["tokens"])
+    writer.add_token_types(vocabulary["types"])
+    writer.add_token_merges(vocabulary["merges"])
+    writer.add_add_bos_token(vocabulary["add_bos"])
+    writer.add_add_eos_token(vocabulary["add_eos"])
+    for name in ("bos", "eos", "pad", "unk", "eot"):
+        if vocabulary[name] is not None:
+            getattr(writer, f"add_{name}_token_id")(vocabulary[name])
+    template = vocabulary["chat_template"]
+    if isinstance(template, dict):
+        template = [{"name": name, "template": text} for name, text in template.items()]
+    if template:
+        writer.add_chat_template(template)
+
+
+def _validate_byte_level(backend: dict[str, Any]) -> None:
+    """Raise ValueError for anything but byte-level BPE after GPT-2's split."""
+    model, split, normalizer = backend["model"], backend["pre_tokenizer"] or {}, backend["normalizer"] or {}
+    wrong = [f"{name}={model[name]}" for name in ("byte_fallback", "ignore_merges", "dropout") if model.get(name)]
+    if model["type"] != "BPE":
+        wrong.append(f"model={model['type']}")
+    if normalizer:
+        wrong.append(f"normalizer={normalizer['type']}")
+    if split.get("type") != "ByteLevel":
+        wrong.append(f"pre_tokenizer={split.get('type')}")
+    elif split["add_prefix_space"] or not split.get("use_regex", True):
+        wrong.append(f"add_prefix_space={split['add_prefix_space']}, use_regex={split.get('use_regex', True)}")
+    for added in backend["added_tokens"]:
+        blanks = [name for name in ("lstrip", "rstrip", "single_word") if added[name]]
+        wrong += [f"{blanks[0]} of the added token {added['content']!r}"] if blanks else []
+    if wrong:
+        raise ValueError(
+            "the tokenizer is not byte-level BPE as GPT-2's, the only kind exported here, and llama.cpp would give "
+            f"other ids: {'; '.join(wrong)}. `hrm-hf data go-tokenizer` trains one"
+        )
+
+
+def _added_around(tokenizer: Any) -> tuple[bool, bool]:
+    """Return whether a plain call puts bos before and eos after a text."""
+    plain, full = tokenizer.encode("x", add_special_tokens=False), tokenizer.encode("x")
+    for bos, eos in itertools.product((False, True), repeat=2):
+        if full == [tokenizer.bos_token_id] * bos + plain + [tokenizer.eos_token_id] * eos:
+            return bos, eos
+    raise ValueError(f"the tokenizer makes {plain} into {full}; a GGUF file can only say bos before and eos after")

@@ -1,4 +1,4 @@
-"""Models as graphs of tensors: one exporter for each kind of model, which `torch_export.py` and `onnx.py` write.
+"""Models as graphs of tensors, for `torch_export.py` and `onnx.py`: one exporter for each kind of model.
 
 A graph has no loop that depends on data, so it is the part that a loop repeats:
 
@@ -31,12 +31,12 @@ REGRESSION_FIELDS = {"posterior_mean": "reported_means", "posterior_std": "repor
 
 @dataclass
 class Graph:
-    """A module whose forward takes and returns tensors alone, with what an exporter must know.
+    """A module whose forward takes and returns tensors.
 
     Attributes:
         inputs: example tensors by name, in the order of the forward.
-        axes: for each input its dynamic axes and their names.
-        outputs: names of what the forward returns.
+        axes: the dynamic axes of each input, with their names.
+        outputs: names of the returned tensors.
     """
 
     module: nn.Module
@@ -49,8 +49,8 @@ class Exporter:
     """The graphs of one kind of model, and inputs to try them on.
 
     Attributes:
-        settings: fields of the config that users of the graphs must know.
-        has_loop: halting happens outside the graphs, in a class of `onnx_runtime.py`.
+        settings: fields of the config that users of the graphs need.
+        has_loop: whether halting happens outside the graphs, in a class of `onnx_runtime.py`.
     """
 
     settings: tuple[str, ...] = ()
@@ -60,23 +60,23 @@ class Exporter:
         self.config = config
 
     def graphs(self, model: PreTrainedModel) -> dict[str, Graph]:
-        """The graphs of a float32 model in eval mode; "model" is the main one."""
+        """Return the graphs of a float32 model in eval mode; "model" is the main one."""
         raise NotImplementedError
 
     def random_inputs(self, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
-        """Valid inputs of the main graph, seeded."""
+        """Return seeded, valid inputs of the main graph."""
         raise NotImplementedError
 
     def settings_of(self, model: PreTrainedModel) -> dict[str, Any]:
-        """Settings that loops and users of the outputs must know."""
+        """Return the settings that loops and users of the outputs need."""
         return {name: getattr(self.config, name) for name in self.settings}
 
     def same_steps(self, folder: str | Path, model: PreTrainedModel) -> float:
-        """Share of the rows of `loop_inputs` for which the exported loop takes as many steps as the model."""
+        """Return the share of `loop_inputs` rows that take as many steps in the exported loop as in the model."""
         raise NotImplementedError
 
     def loop_inputs(self) -> dict[str, torch.Tensor]:
-        """Inputs of a whole run of the loop."""
+        """Return inputs of the complete loop."""
         inputs = self.random_inputs(rows=8, seed=2)
         return {name: inputs[name] for name in inputs.keys() & {"input_ids", "puzzle_identifiers", "pixel_values"}}
 
@@ -115,8 +115,7 @@ class PuzzleExporter(Exporter):
         for name in ("noise_scale", "random_initial_states"):
             if getattr(self.config, name, 0):
                 raise ValueError(
-                    f"{name}={getattr(self.config, name)}: a model that draws random numbers gives other answers each "
-                    "time, which no check of an export can compare; there is no export of it"
+                    f"{name}={getattr(self.config, name)}: a model that draws random numbers has no export"
                 )
         inputs = self.random_inputs()
         outputs = ["logits", "q_halt_logits", "q_continue_logits", "next_z_H", "next_z_L"]
@@ -268,7 +267,7 @@ class RecurrentRegressionExporter(RegressionExporter):
 
 
 def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
-    """The exporter of an architecture. Raises ValueError for one without, or for a quantized model, named `model`."""
+    """Return the exporter of an architecture. Raise ValueError for one without, or for a quantized model."""
     row = architecture_of(config)
     if row is None or row.exporter is None:
         known = ", ".join(one.model_type for one in ARCHITECTURES.values() if one.exporter)
@@ -279,11 +278,7 @@ def exporter_of(config: PreTrainedConfig, model: str) -> Exporter:
 
 
 def graphs(model: PreTrainedModel) -> dict[str, Graph]:
-    """The graphs of a float32 model in eval mode; "model" is the main one.
-
-    Raises:
-        ValueError: another architecture, or a model that is not in float32.
-    """
+    """Return the graphs of a float32 model in eval mode; "model" is the main one. Raise ValueError for another."""
     exporter = exporter_of(model.config, type(model).__name__)
     if model.training or {parameter.dtype for parameter in model.parameters()} != {torch.float32}:
         raise ValueError("the model must be in float32 and in eval mode: model.float().eval()")
@@ -291,5 +286,5 @@ def graphs(model: PreTrainedModel) -> dict[str, Graph]:
 
 
 def random_inputs(config: PreTrainedConfig, rows: int = 3, seed: int = 0) -> dict[str, torch.Tensor]:
-    """Valid inputs of the main graph of a model, seeded."""
+    """Return seeded, valid inputs of the main graph of a model."""
     return exporter_of(config, config.model_type).random_inputs(rows, seed)

@@ -22,8 +22,7 @@ from transformers import PreTrainedModel
 from .._version import __version__
 from ..io.files import IDENTIFIERS_FILE
 from ..io.usage import validate_extra
-from .checkpoint import complete_folder_or_nothing
-from .gguf_tokenizer import find_file
+from .checkpoint import complete_folder_or_nothing, find_file
 from .graphs import Graph, exporter_of, graphs
 from .torch_export import compare, describe, export_graph, load_exportable
 
@@ -42,12 +41,9 @@ def export_onnx(
 ) -> dict[str, Any]:
     """Write a folder with the graphs of a model; either all of them or none. Arguments as `options.ExportOnnx`.
 
-    model.onnx (with model.onnx.data next to it above 1.5 GB), for `hrm_cosmo` stem.onnx and segment.onnx too,
+    The folder holds model.onnx (with model.onnx.data above 1.5 GB), for `hrm_cosmo` also stem.onnx and segment.onnx,
     config.json, the files of tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs, outputs, shapes,
-    settings of halting), and onnx_runtime.py where there is a loop to run.
-
-    Returns:
-        What was written, and with `check` the largest differences on other inputs.
+    settings of halting), and onnx_runtime.py if there is a loop to run.
 
     Raises:
         FileExistsError: `out` is not empty, or a file.
@@ -82,22 +78,17 @@ def export_onnx(
 
 
 def write_graph(graph: Graph, file: Path, opset: int, meta: dict[str, Any]) -> None:
-    """One ONNX file, checked by onnx; `meta` goes into it. Raises ValueError if onnx cannot convert to `opset`."""
+    """Write one ONNX file with `meta` in it. Raise ValueError if onnx cannot convert it to `opset`."""
     import onnx
 
     logging.disable(logging.WARNING)  # remarks on packages that are not needed and constants that stay
     try:
         with warnings.catch_warnings(action="ignore"):
             program = torch.onnx.export(
-                export_graph(graph),
-                (),
-                dynamo=True,
-                verbose=False,
-                opset_version=opset,
-                input_names=list(graph.inputs),
-                output_names=graph.outputs,
+                export_graph(graph), (), dynamo=True, verbose=False, opset_version=opset,
+                input_names=list(graph.inputs), output_names=graph.outputs,
                 dynamic_shapes=tuple(graph.axes[name] for name in graph.inputs),
-            )
+            )  # fmt: skip
     finally:
         logging.disable(logging.NOTSET)
     written = program.model.opset_imports[""]
@@ -120,13 +111,9 @@ def _meta(network: PreTrainedModel, parts: dict[str, Graph], opset: int) -> dict
 
 
 def compare_with_onnxruntime(folder: str | Path, network: PreTrainedModel) -> dict[str, Any]:
-    """Compares the graph and, where there is one, the adaptive loop with torch on random inputs.
+    """Compare the graph and, if there is one, the adaptive loop with torch; see `torch_export.compare`.
 
-    Returns:
-        What `torch_export.compare` returns, and with a loop `same_steps`, the share of rows that took as many steps.
-
-    Raises:
-        ValueError: the graph computes another model.
+    A loop adds `same_steps`, the share of rows that took as many steps.
     """
     import onnxruntime
 

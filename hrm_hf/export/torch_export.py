@@ -81,10 +81,7 @@ def load_exportable(model: str) -> PreTrainedModel:
 def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
     """Write the main graph of a model as a `torch.export` archive; either the complete file or none.
 
-    Arguments as `options.ExportTorch`; with `check` the file is read back and compared before `out` is there.
-
-    Returns:
-        What was written, and with `check` the largest differences on other inputs.
+    Arguments as `options.ExportTorch`; with `check` the file is read back and compared before `out` appears.
 
     Raises:
         FileExistsError: `out` exists.
@@ -123,10 +120,7 @@ def describe(graph: Graph) -> dict[str, Any]:
 
 @torch.no_grad()
 def compare(network: PreTrainedModel, run: Any, rows: int = 4) -> dict[str, Any]:
-    """Compares the main graph, computed by `run(inputs) -> tensors`, with the model on random inputs of other size.
-
-    Returns:
-        max_difference: of each output, absolute. argmax_agreement: of logits, 0..1.
+    """Compare the main graph, computed by `run(inputs) -> tensors`, with the model on random inputs of other size.
 
     Raises:
         ValueError: an output differs by more than TOLERANCE of its largest value.

@@ -14,8 +14,7 @@ from tokenizers.models import BPE, WordLevel
 from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
 
 from hrm_hf import HrmGoCoderConfig, HrmGoCoderForCausalLM
-from hrm_hf.export.gguf import CHECK_TEXTS, export_gguf, interleave_rotary
-from hrm_hf.export.gguf_tokenizer import gguf_vocabulary
+from hrm_hf.export.gguf import CHECK_TEXTS, export_gguf, gguf_vocabulary, interleave_rotary
 from hrm_hf.golang.data.tokenizer import train_on_texts, wrap_backend
 
 

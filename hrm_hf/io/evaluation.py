@@ -1,7 +1,4 @@
-"""What every evaluation has: options, checks before it works for minutes, and the file that keeps its result.
-
-What a model or a data set holds is checked where it is read.
-"""
+"""What all evaluations share: options, checks of paths before minutes of work, and the file with the results."""
 
 import json
 import os
@@ -33,17 +30,15 @@ class EvaluationOptions(Options):
 
 
 def validate_evaluation(model: str, out: Path | None, update_card: bool) -> None:
-    """Raises UsageError for a card or an output that cannot be written."""
-    if update_card and not Path(model).is_dir():
-        raise UsageError(f"{model} is no local folder; its card cannot be written", "--update-card")
-    if update_card and not os.access(model, os.W_OK):
-        raise UsageError(f"{model} cannot be written, so its card neither", "--update-card")
+    """Raise UsageError for a card or an output that cannot be written."""
+    if update_card and not (Path(model).is_dir() and os.access(model, os.W_OK)):
+        raise UsageError(f"{model} is no local folder that can be written; its card is in it", "--update-card")
     if out is not None:
         validate_output(out)
 
 
 def validate_output(out: Path) -> None:
-    """Raises UsageError where no folder `out` can be made or written; makes nothing."""
+    """Raise UsageError if the folder `out` cannot be made or written; make nothing."""
     nearest = next(folder for folder in (out, *out.absolute().parents) if folder.exists())
     if not nearest.is_dir():
         raise UsageError(f"{nearest} is a file; expected a folder to write", "--out")
@@ -52,24 +47,20 @@ def validate_output(out: Path) -> None:
 
 
 def validate_data(data: str, what: str) -> None:
-    """Raises UsageError for a path that is no folder, and for a word that is neither one nor OWNER/NAME."""
+    """Raise UsageError for anything but a folder or OWNER/NAME."""
     if is_no_folder(data) or not ("/" in data or Path(data).is_dir()):
         raise UsageError(f"{data} is no folder; expected a {what} (or OWNER/NAME on the Hub); hrm-hf data builds it")
 
 
 def validate_files(files: list[Path] | None, option: str) -> None:
-    """Raises UsageError for a folder where a file is expected."""
+    """Raise UsageError for a folder instead of a file."""
     for file in files or []:
         if file.is_dir():
             raise UsageError(f"{file} is a folder; expected a file of JSON Lines", option)
 
 
 def chosen_device(name: str | None) -> str:
-    """The device to work on: `name`, or the best there is.
-
-    Raises:
-        UsageError: this machine, or this build of torch, has no such device.
-    """
+    """Return the device `name`, or the best available. Raise UsageError if this machine or build of torch lacks it."""
     import torch
 
     accelerator = torch.accelerator.current_accelerator(check_available=True)
@@ -88,7 +79,7 @@ def chosen_device(name: str | None) -> str:
 
 
 def write_results(result: dict[str, Any], out: Path) -> dict[str, str]:
-    """Writes results.json into the folder `out`, which is made, and returns its name as "results"."""
+    """Write results.json into the folder `out`, making the folder, and return its path as "results"."""
     out.mkdir(parents=True, exist_ok=True)
     file = out / RESULTS_FILE
     file.write_text(json.dumps(result, indent=1))

@@ -29,11 +29,11 @@ TEMPORARY = ".tmp"  # ends the name of a file that is being written
 
 
 class BadLineError(ValueError):
-    """A line, or a row, that is not a text. The message names the place and the mend."""
+    """A line or row that is not a text; the message names the place and the fix."""
 
 
 def is_hub_source(source: str) -> bool:
-    """Whether a source is a data set of the Hub: said by `hub:`, or shaped OWNER/NAME[:CONFIG] and not a path."""
+    """Return whether a source is a data set of the Hub: `hub:...`, or OWNER/NAME[:CONFIG] that is not a path."""
     if source.startswith(HUB_PREFIX):
         return True
     name = source.partition(":")[0]
@@ -42,12 +42,7 @@ def is_hub_source(source: str) -> bool:
 
 
 def local_files(source: str) -> list[Path]:
-    """The files of a path, sorted; folders are searched to the bottom.
-
-    Raises:
-        FileNotFoundError: no such file or folder.
-        ValueError: unknown kind of file, or a folder without known files.
-    """
+    """Return the sorted files of a path, recursively. Raise for a missing path or one without known files."""
     path = Path(source).expanduser()
     if path.is_dir():
         files = sorted(file for file in path.rglob("*") if file.is_file() and file_kind(file) is not None)
@@ -65,7 +60,7 @@ def local_files(source: str) -> list[Path]:
 
 
 def file_kind(path: Path) -> str | None:
-    """The kind of a file by its name, without .gz; None for an unknown one."""
+    """Return the kind of a file by its name, without .gz; None for an unknown kind."""
     suffix = Path(path.name.removesuffix(".gz")).suffix.lower()
     if suffix in (*JSON_KINDS, *TEXT_KINDS):
         return suffix
@@ -73,12 +68,7 @@ def file_kind(path: Path) -> str | None:
 
 
 def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
-    """("FILE, line N", line) for each line that is not empty.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: a broken gzip file.
-    """
+    """Yield ("FILE, line N", line) for each line that is not empty."""
     if not Path(path).is_file():
         raise FileNotFoundError(f"{path} does not exist; expected a file of JSON lines (.jsonl or .jsonl.gz)")
     for number, line in read_lines(path):
@@ -87,11 +77,7 @@ def numbered_lines(path: str | Path) -> Iterator[tuple[str, bytes]]:
 
 
 def json_object(line: bytes, place: str) -> dict[str, Any]:
-    """The object of a line.
-
-    Raises:
-        BadLineError: it holds no JSON object; names the place.
-    """
+    """Return the JSON object of a line. Raise `BadLineError`, which names the place, for anything else."""
     value = parse_json(line, place)
     if not isinstance(value, dict):
         raise BadLineError(f"{place}: {shorten(value)}; expected a JSON object")
@@ -99,7 +85,7 @@ def json_object(line: bytes, place: str) -> dict[str, Any]:
 
 
 def decode_text(line: bytes, place: str) -> str:
-    """UTF-8 bytes as text. Raises `BadLineError` that names the place and the byte."""
+    """Decode UTF-8. Raise `BadLineError`, which names the place and the byte."""
     try:
         return line.decode()
     except UnicodeDecodeError as error:
@@ -110,7 +96,7 @@ def decode_text(line: bytes, place: str) -> str:
 
 
 def parse_json(line: bytes, place: str) -> Any:
-    """The value of a line. Raises `BadLineError` that names the place and the character."""
+    """Return the JSON value of a line. Raise `BadLineError`, which names the place and the character."""
     text = decode_text(line.rstrip(b"\r\n"), place)
     try:
         return json.loads(text)
@@ -123,7 +109,7 @@ def parse_json(line: bytes, place: str) -> Any:
 
 
 def shorten(value: Any) -> str:
-    """The repr of a value for an error message, at most 100 characters."""
+    """Return the repr of a value for an error message, at most 100 characters."""
     try:
         text = repr(value[:200] if isinstance(value, str) else value)
     except (ValueError, RecursionError):  # an integer of thousands of digits, lists in lists
@@ -132,7 +118,7 @@ def shorten(value: Any) -> str:
 
 
 def load_split(path: str | Path, split: str, streaming: bool = False) -> "Dataset | IterableDataset":
-    """One split of a data set that this package built, from its folder (`data/SPLIT-00000.parquet`) or the Hub.
+    """Load a split of a data set of this package, from its folder (`data/SPLIT-00000.parquet`) or the Hub.
 
     Raises:
         ValueError: no such split in the folder, or a file that cannot be read.
@@ -150,7 +136,7 @@ def load_split(path: str | Path, split: str, streaming: bool = False) -> "Datase
         # Only the file asked for: converting a large train split for the sake of the test split takes minutes.
         return load_dataset("parquet", data_files={split: file}, split=split, streaming=streaming)
     except (DatasetGenerationError, ValueError) as error:  # a corrupted file, or one without rows
-        raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set anew") from error
+        raise ValueError(f"{file} cannot be read, or holds no row ({error}); build the data set again") from error
 
 
 def open_unpacked(path: str | Path) -> BinaryIO:
@@ -203,13 +189,9 @@ def csv_rows(path: str | Path) -> Iterator[tuple[int, list[str]]]:
 
 @contextmanager
 def complete_file(file: Path) -> Iterator[BinaryIO]:
-    """A stream to write `file` with, which appears under its name when all of it is on the disk.
-
-    Raises:
-        OSError: the disk is full, for example; nothing is left, and what stood under the name before still does.
-    """
+    """Yield a stream that replaces `file` at the end; after an error, the old file stays."""
     file.parent.mkdir(parents=True, exist_ok=True)
-    # The process id: two builds of one folder, a job and its impatient twin, do not write to one file.
+    # With the process id: two builds of one folder do not write to one file.
     temporary = file.with_name(f".{file.name}.{os.getpid()}{TEMPORARY}")
     try:
         with open(temporary, "wb") as stream:
@@ -222,6 +204,6 @@ def complete_file(file: Path) -> Iterator[BinaryIO]:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Writes a small file completely or not at all."""
+    """Write a small file completely or not at all."""
     with complete_file(file) as stream:
         stream.write(text.encode())

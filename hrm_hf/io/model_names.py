@@ -1,7 +1,7 @@
 """A model as a command line names it: a folder of this machine, or OWNER/NAME on the Hub.
 
-`find_model` says at once where there is none. A library that loads a name tries the Hub again and again instead, also
-for what is meant as a path, and for a minute where there is no connection. Nothing heavy is imported for it.
+`find_model` reports a missing model at once, without heavy imports. The libraries ask the Hub for any name, paths
+included, and retry for a minute without a connection.
 """
 
 import difflib
@@ -17,36 +17,32 @@ EXPECTED = "expected the folder of a model, or OWNER/NAME on the Hub"
 
 
 class ModelError(UsageError):
-    """The model that was named is not there, or is of another kind; the message is one line."""
+    """A named model that does not exist or is of another kind; the message is one line."""
 
 
 def is_path(name: str) -> bool:
-    """Whether a name means a place on this machine and not OWNER/NAME on the Hub.
+    """Return whether a name means a path of this machine and not OWNER/NAME on the Hub.
 
-    It exists, begins as a path does (".", "/", "~"), has more parts than a name on the Hub, or begins with a folder
-    that is here (`runs/...`).
+    A path exists, starts with ".", "/", "~" or a local folder (`runs/...`), or has more parts than a name on the Hub.
     """
     return name.count("/") > 1 or is_below_here(name)
 
 
 def is_below_here(text: str) -> bool:
-    """The same of what may also be a file on the Hub, OWNER/NAME/FILE."""
+    """Return the same for a name that may also be a file on the Hub, OWNER/NAME/FILE."""
     owner, slash, _ = text.partition("/")
     return text[:1] in "./~" or Path(text).exists() or (bool(slash) and Path(owner).is_dir())
 
 
 def is_no_folder(name: str) -> bool:
-    """Whether this is a path, and not of a folder: it must not be looked up as a name on the Hub."""
+    """Return whether this is a path, but not of a folder: it must not be looked up on the Hub."""
     return is_path(name) and not Path(name).is_dir()
 
 
 def find_model(name: str) -> None:
-    """Makes sure that there is a model of that name: here, in the cache of huggingface_hub, or on the Hub.
+    """Raise ModelError if no model has that name: here, in the cache of huggingface_hub, or on the Hub.
 
     The Hub is asked once, and not at all with HF_HUB_OFFLINE.
-
-    Raises:
-        ModelError: there is none, or the Hub cannot be asked; says what was found and what was expected.
     """
     folder = Path(name)
     if folder.is_dir():
@@ -60,14 +56,7 @@ def find_model(name: str) -> None:
 
 
 def _find_on_hub(name: str) -> None:
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
-    from huggingface_hub.errors import (
-        EntryNotFoundError,
-        GatedRepoError,
-        HFValidationError,
-        HTTPError,
-        RepositoryNotFoundError,
-    )
+    from huggingface_hub import constants, errors, get_hf_file_metadata, hf_hub_url, try_to_load_from_cache
 
     try:
         if any(isinstance(try_to_load_from_cache(name, config), str) for config in CONFIGS):
@@ -78,16 +67,16 @@ def _find_on_hub(name: str) -> None:
                 f"ask the Hub; {EXPECTED}"
             )
         get_hf_file_metadata(hf_hub_url(name, CONFIG), timeout=HUB_SECONDS)
-    except (GatedRepoError, EntryNotFoundError):
-        return  # it is there; what it lacks, or who may read it, is said by who loads it
-    except HFValidationError as error:
+    except (errors.GatedRepoError, errors.EntryNotFoundError):
+        return  # it exists; the library that loads it reports the rest
+    except errors.HFValidationError as error:
         raise ModelError(f"{name!r} is no folder here and no name on the Hub; {EXPECTED}") from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise ModelError(
             f"{name} is no folder here, and on the Hub there is no such model, or it is private (`hf auth login`, or "
             f"set HF_TOKEN); {EXPECTED}"
         ) from error
-    except (HTTPError, OSError) as error:
+    except (errors.HTTPError, OSError) as error:
         said = " ".join(str(error).split())[:120]
         raise ModelError(
             f"{name} is no folder here, and the Hub ({constants.ENDPOINT}) cannot be asked for it "
@@ -96,7 +85,7 @@ def _find_on_hub(name: str) -> None:
 
 
 def _nearest(folder: Path) -> str:
-    """Something like it in the nearest folder above that exists."""
+    """Return a hint at a model of a similar name in the same folder."""
     above = next((each for each in folder.parents if each.is_dir()), None)
     if above is None or folder.parent != above:
         return ""
@@ -106,7 +95,7 @@ def _nearest(folder: Path) -> str:
 
 
 def _checkpoints(folder: Path) -> str:
-    """Names the newest checkpoint that a run which did not end has left."""
+    """Return a hint at the newest checkpoint of an unfinished run."""
     steps = [each.name for each in folder.glob("checkpoint-*") if (each / CONFIG).is_file()]
     newest = max(steps, key=lambda name: int(name.rpartition("-")[2]) if name[11:].isdecimal() else -1, default=None)
     return f" (of its checkpoints {os.path.join(folder, newest)} is the newest)" if newest else ""

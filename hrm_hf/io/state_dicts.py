@@ -1,9 +1,8 @@
-"""Weights of other projects' checkpoints: read as plain tensors, or refused.
+"""Read the weights of other projects' checkpoints as plain tensors, without running their code.
 
-A file holds a state_dict, or the whole state of a training with the model's state_dict in it, and then perhaps an
-average of its weights and the run's configuration. Nothing is unpickled but tensors and plain values: of the classes
-that such files are known to mention (configurations of OmegaConf, arrays of NumPy, a carry) only the fields are kept,
-as those of an object without methods; any other class is refused.
+A file holds a state_dict, or a training state with one, perhaps an average of its weights, and the
+run's configuration. Only tensors and plain values are unpickled: objects of the classes in INERT (configurations of
+OmegaConf, arrays of NumPy, carries) are reduced to their fields, and any other class is rejected.
 """
 
 import pickle
@@ -47,19 +46,13 @@ class _Inert:
         self.fields = state if isinstance(state, dict) else {}
 
 
-def read_state_dict(file: Path, wrappers: re.Pattern) -> dict[str, torch.Tensor]:
-    """The tensors of `read_stored_model`."""
-    return read_stored_model(file, wrappers).state
-
-
 def read_stored_model(file: Path, wrappers: re.Pattern) -> StoredModel:
-    """The model of a safetensors file, of `torch.save(model.state_dict())`, or of a training state. Runs no code.
+    """Read a model from a safetensors file, from `torch.save(model.state_dict())`, or from a training state.
 
-    Of a training state with an average of weights (`ema`) the average is taken, for which it was made, and from the
-    model what is not averaged.
+    An average of weights (`ema`) in a training state replaces the weights that it averages.
 
     Args:
-        wrappers: what wrapping modules put into names, and is removed.
+        wrappers: prefixes of wrapping modules, which are removed from names.
 
     Raises:
         ValueError: a corrupted file, one that holds other objects or no tensors, or names that coincide without

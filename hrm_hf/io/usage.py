@@ -14,11 +14,7 @@ from typing import Any, TextIO
 
 
 class UsageError(ValueError):
-    """Options that are wrong, or that do not fit together: exit status 2 of a command, where other errors are 1.
-
-    Attributes:
-        option: the option or argument that is meant, where the message does not say it.
-    """
+    """Wrong or conflicting options: exit status 2 of a command, not 1. `option` names the one that is meant."""
 
     def __init__(self, message: str, option: str | None = None):
         super().__init__(message)
@@ -26,11 +22,7 @@ class UsageError(ValueError):
 
 
 def parse_memory(text: str) -> int:
-    """`24GB`, `24GiB`, `24` or `800MB` as bytes. GPUs are sold in binary gigabytes, so both spellings mean those.
-
-    Raises:
-        ValueError: another form, or no memory at all.
-    """
+    """Return `24GB`, `24GiB`, `24` or `800MB` as bytes, in binary units. Raise ValueError for other forms."""
     match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([GM])?i?B?", text.strip(), re.IGNORECASE)
     if not match or float(match[1]) == 0:
         raise ValueError(f"memory {text!r} is not of the form 24GB or 800MB")
@@ -38,11 +30,7 @@ def parse_memory(text: str) -> int:
 
 
 def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Calls a function whose ValueErrors can only come from the options.
-
-    Raises:
-        UsageError: instead of such a ValueError.
-    """
+    """Call a function whose ValueErrors can only come from the options, and raise them as UsageError."""
     try:
         return function(*args, **kwargs)
     except ValueError as error:
@@ -50,11 +38,7 @@ def as_usage_errors(function: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 def run_process(*command: object, out: TextIO | None = None) -> None:
-    """Runs a program, whose output goes where ours does, or to `out`.
-
-    Raises:
-        CalledProcessError: it failed; has its status.
-    """
+    """Run a program, with its output in ours or in `out`. Raise CalledProcessError if it fails."""
     subprocess.run([str(part) for part in command], check=True, stdout=out)
 
 
@@ -64,13 +48,13 @@ def counted(number: int, noun: str, plural: str | None = None) -> str:
 
 
 def validate_extra(extra: str, need: str, *modules: str, instead: str = "") -> None:
-    """Raises ImportError, which names the extra to install, unless all modules can be imported.
+    """Raise ImportError, which names the extra to install, unless all modules can be imported.
 
     Args:
-        extra: of `options.extras_require` in setup.cfg.
-        need: what needs which packages, as "ONNX export needs onnx and onnxruntime".
+        extra: extra of setup.cfg.
+        need: which feature needs which packages, such as "ONNX export needs onnx and onnxruntime".
         modules: names of the top-level modules of these packages.
-        instead: what can be done without them.
+        instead: alternative without them.
     """
     if any(find_spec(module) is None for module in modules):
         raise ImportError(f'{need}: pip install "hrm_hf[{extra}]"{instead and f", or {instead}"}')

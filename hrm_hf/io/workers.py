@@ -1,4 +1,4 @@
-"""Processes that make the parts of a data set, each with one thread."""
+"""Worker processes that build the parts of a data set, each with one thread."""
 
 import os
 import signal
@@ -11,17 +11,15 @@ THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"
 
 
 def usable_cores() -> int:
-    """The processors that this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def worker_pool(workers: int, module: str) -> ProcessPoolExecutor:
-    """Worker processes with a single thread of numpy each.
-
-    A program that calls this needs `if __name__ == "__main__"`, as every one that uses `multiprocessing`.
+    """Start worker processes with a single thread of numpy each. Programs need `if __name__ == "__main__"`.
 
     Args:
-        module: name of the module whose functions they will run; it is imported once for all where that is possible.
+        module: name of the module whose functions run there; imported once for all workers if possible.
     """
     # Not "fork": this process may have threads. A fork server imports the package once, for all of its workers.
     context = get_context("forkserver" if "forkserver" in get_all_start_methods() else "spawn")
@@ -45,6 +43,6 @@ def _start_worker() -> None:
 
 
 def _die_with_parent() -> None:
-    """A pool's worker waits for work for ever, even of a parent that was killed."""
+    """End a worker when its parent was killed; a pool's worker would wait for work forever."""
     parent_process().join()
     os._exit(1)

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ..io.state_dicts import read_state_dict
+from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_lm import HrmLmConfig
 from ..models.modeling_hrm_lm import HrmLmForCausalLM
 
@@ -80,7 +80,7 @@ def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
     """
     weights_file = find_weights(Path(src))
     original = _read_config(weights_file.parent / "config.json")
-    state = read_state_dict(weights_file, WRAPPERS)
+    state = read_stored_model(weights_file, WRAPPERS).state
     config = hrm_lm_config(original, state, weights_file)
     model = HrmLmForCausalLM(config)
     tensors, taken = _our_tensors(state, config)

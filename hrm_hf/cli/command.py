@@ -27,11 +27,11 @@ def takes(options: type[Options], json: bool = True, **extra: Any) -> Callable[[
         @takes(EvaluatePuzzles)
         def puzzles(options: EvaluatePuzzles, as_json: bool):
 
+    Usage errors, of the options or of the function, exit with status 2.
+
     Args:
-        options: dataclass with fields made by `hrm_hf.io.options.option`.
-        extra: annotations of flags that belong to the screen only, by name, each an `Annotated` whose flag is off by
-            default. The function receives them by keyword.
         json: whether the command has `--json`, which the function receives as `as_json`.
+        extra: further flags, off by default, that the function receives by keyword; each an `Annotated`.
     """
     hints = get_type_hints(options)
     fields = {each.name: each for each in dataclasses.fields(options)}

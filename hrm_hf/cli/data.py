@@ -85,13 +85,12 @@ def maze(options: BuildMaze, as_json: bool):
 @app.command()
 @takes(BuildCosmology)
 def cosmology(options: BuildCosmology, as_json: bool):
-    """Build a cosmology data set, or finish one that was interrupted: the same command again makes what is missing.
+    """Build a cosmology data set, or finish an interrupted one: the same command builds what is missing.
 
-    The maps depend on the settings and the seed alone, not on --workers; a larger set begins with a smaller one.
+    The maps depend only on the settings and the seed, not on --workers; a larger set begins with a smaller one.
 
-    Maps of kind des have four planes of sources and noise like DES Y3, unless options say otherwise. The figures are
-    approximate: rounded after Myles et al. 2021 (arXiv 2012.08566) and Gatti et al. 2021 (arXiv 2011.03408), and not
-    checked against their tables. The mask is random, and only there with --mask-fraction.
+    Maps of kind des have four source planes and noise like DES Y3, approximately: rounded after arXiv 2012.08566 and
+    2011.03408. --mask-fraction adds a random mask.
 
     Example: hrm-hf data cosmology --samples 8000 --test-samples 1000 --workers 4 --out data/kappa64
 
@@ -105,9 +104,7 @@ def cosmology(options: BuildCosmology, as_json: bool):
     try:
         report(build_maps(options), as_json)
     except KeyboardInterrupt as error:
-        typer.echo(
-            f"interrupted; finished shards in {options.out} are kept, the same command makes the others", err=True
-        )
+        typer.echo(f"interrupted; finished shards in {options.out} are kept; run the same command again", err=True)
         raise typer.Exit(130) from error
 
 
@@ -116,14 +113,11 @@ def cosmology(options: BuildCosmology, as_json: bool):
 def cosmology_files(options: BuildFromFiles, as_json: bool):
     """Cut maps out of local files: DES Y3 mass maps (HEALPix), FITS images, Quijote cubes. Nothing is downloaded.
 
-    With --labels and a --test-share below 1 the data set is trained on and evaluated like one of `data cosmology`;
-    without labels its maps can be given to a trained model, no more. A command that was interrupted is finished by
-    the same one: finished shards are kept.
+    With --labels and a --test-share below 1 the data set serves training like one of `data cosmology`; without labels
+    its maps can only be given to a trained model. The same command finishes an interrupted build.
 
-    --observable shear makes what a survey would see of maps of convergence: shear with noise and a mask, and the
-    convergence beside it. Patches are sheared by the mass around them too: a FITS image gives the patch in its middle,
-    half as wide as the image. With the default margin 18 % of the shear's rms is missing in patches of 5 degrees, 9 %
-    but for a constant; with --margin 1 10 and 4 %. Quijote's cubes are no convergence, and rejected.
+    --observable shear turns maps of convergence into shear with noise and a mask, and keeps the convergence. The mass
+    around a patch shears it too, so a FITS image gives the patch in its middle; --margin sets the width around it.
 
     Example: hrm-hf data cosmology-files kappa_bin1.fits kappa_bin2.fits --mask mask.fits --out data/des_y3
 
@@ -183,14 +177,14 @@ def go_prompts(options: BuildGoPrompts, as_json: bool):
 
 
 def _report_go(result: dict[str, Any], as_json: bool) -> None:
-    """Print a report: --json all of it, else a line per entry without the options."""
-    report(result if as_json else {key: _line(key, each) for key, each in result.items() if key != "options"}, as_json)
-
-
-def _line(key: str, value: Any) -> Any:
-    if key in ("not_read", "left_out"):
-        return ", ".join(f"{count} {reason}" for reason, count in value["counts"].items()) or "nothing"
-    return ", ".join(f"{name} {number}" for name, number in value.items()) if isinstance(value, dict) else value
+    """Print a report: all of it with --json, else a line per entry without the options."""
+    lines = {key: value for key, value in result.items() if key != "options"}
+    for key, value in lines.items():
+        if key in ("not_read", "left_out"):
+            lines[key] = ", ".join(f"{count} {reason}" for reason, count in value["counts"].items()) or "nothing"
+        elif isinstance(value, dict):
+            lines[key] = ", ".join(f"{name} {number}" for name, number in value.items())
+    report(result, as_json, lines)
 
 
 @app.command()

@@ -49,7 +49,7 @@ def _stream(prompt: str, text: str, shown: list[str]) -> None:
 
 
 def _show(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
-    """Show all attempts; `streamed` if the prompt and the first code are on the screen already."""
+    """Show all attempts, a repair also as a diff; `streamed` if the prompt and the first code are on the screen."""
     typer.echo("\n") if streamed else typer.secho(f"\n# {prompt}", bold=True)
     for number, attempt in enumerate(attempts, start=1):
         plan = attempt.plan
@@ -57,20 +57,14 @@ def _show(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
         for step in plan["steps"]:
             typer.echo(f"  - {step}")
         if number > 1 or not streamed:
-            typer.echo("\n".join(_written(attempts, number)))
+            typer.echo(attempt.code)
+        if number > 1:
+            before, names = attempts[number - 2].code, (f"attempt {number - 1}", f"attempt {number}")
+            difference = difflib.unified_diff(before.split("\n"), attempt.code.split("\n"), *names, lineterm="")
+            typer.echo("\n".join(difference))
         typer.echo(f"validator: {_verdict(attempt.feedback)}")
         typer.echo(f"decision: {attempt.decision} (P(DONE) {attempt.done_probability:.2f})\n")
     typer.echo(f"{counted(len(attempts), 'attempt')}, stopped by: {stopped}")
-
-
-def _written(attempts: list, number: int) -> list[str]:
-    """An attempt's code; a repair also as its difference from the attempt before."""
-    attempt = attempts[number - 1]
-    shown = [attempt.code]
-    if number > 1:
-        before, names = attempts[number - 2].code, (f"attempt {number - 1}", f"attempt {number}")
-        shown += difflib.unified_diff(before.split("\n"), attempt.code.split("\n"), *names, lineterm="")
-    return shown
 
 
 def _verdict(feedback) -> str:

@@ -42,10 +42,9 @@ def launch(options: LaunchOptions, context: typer.Context, verbose: bool, as_jso
 
 def _plan_text(plan, verbose: bool) -> str:
     """Describe a plan in lines of text; `verbose` adds every device and every term of the memory."""
-    device, count = plan.devices[0], len(plan.devices)
+    device, count, used = plan.devices[0], len(plan.devices), sum(plan.memory.values())
     assumed = " (not all of them are here)" if plan.hypothetical else ""
     capability = f", capability {device.capability[0]}.{device.capability[1]}" if device.kind == "cuda" else ""
-    used = sum(plan.memory.values())
     lines = {
         "devices": f"{count} x {device.name}, {_gib(device.memory)}{capability}{assumed}",
         "model": plan.model + (f", {counted(plan.parameters, 'parameter')}" if plan.parameters else ""),
@@ -91,9 +90,9 @@ def _advice_text(advice) -> str:
 
     lines = [
         f"memory     {in_words(advice.memory)}, of which {in_words(advice.usable)} for a step "
-        f"({in_words(advice.memory - advice.usable)} kept: context, libraries, fragments)"
+        f"({in_words(advice.memory - advice.usable)} kept: context, libraries, fragments)",
+        f"measured   {advice.measured_on}",
     ]
-    lines.append(f"measured   {advice.measured_on}")
     if advice.guide:
         size = advice.guide.size(advice.guide_batch)
         read = "" if advice.guide_batch <= advice.guide.measured_batch else ", read off the line"

@@ -53,15 +53,8 @@ def show(options: AppOptions):
     validate_port(options.host, options.port)
     demo = build_app(models, device=options.device)
     typer.echo(f"listening on http://{options.host}:{options.port} (end with Ctrl-C)")
-    launch(
-        demo,
-        share=options.share,
-        allow_hosts=hosts,
-        max_upload_bytes=options.max_upload_mb * 2**20,
-        server_name=options.host,
-        server_port=options.port,
-        inbrowser=options.open_browser,
-    )
+    where = {"server_name": options.host, "server_port": options.port, "inbrowser": options.open_browser}
+    launch(demo, share=options.share, allow_hosts=hosts, max_upload_bytes=options.max_upload_mb * 2**20, **where)
 
 
 def validate_port(host: str, port: int) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import typer
@@ -34,10 +35,7 @@ def solve(options: SolvePuzzles, as_json: bool):
         typer.echo(json.dumps(results))
         return
 
-    def board(grid: list[list]) -> str:
-        return text_board(grid, config)
-
-    typer.echo("\n\n".join(_describe(board, result) for result in results))
+    typer.echo("\n\n".join(_describe(partial(text_board, config=config), result) for result in results))
     if len(results) > 1:
         typer.echo(_summary(results))
     if options.out:
@@ -65,27 +63,20 @@ def _status(answer: dict[str, Any]) -> str:
         parts.append(f"{answer['votes']['agree']} of {answer['votes']['of']} votes")
     if answer["valid"] and "attempts" not in answer:
         parts.append("obeys the rules")
-    if "search" in answer:
-        parts.append(_search_status(answer["search"]))
+    if search := answer.get("search"):
+        how = "search found that there is no solution" if search["complete"] else "search was stopped"
+        nodes = f"{counted(search['nodes'], 'node')}, {search['nodes_without_model']:,} without the model"
+        parts.append(f"{'found by search' if search['solved'] else how} ({nodes})")
     if "correct" in answer:
         parts.append("correct" if answer["correct"] else "not the given solution")
     return ", ".join(parts)
 
 
-def _search_status(search: dict[str, Any]) -> str:
-    nodes = f"{counted(search['nodes'], 'node')}, {search['nodes_without_model']:,} without the model"
-    if search["solved"]:
-        return f"found by search ({nodes})"
-    return f"search {'found that there is no solution' if search['complete'] else 'was stopped'} ({nodes})"
-
-
 def _summary(results: list[dict[str, Any]]) -> str:
-    parts = [
-        counted(len(results), "puzzle"),
-        f"{sum(r['steps'] for r in results) / len(results):.2f} steps on average",
-    ]
-    for name, words in (("valid", "valid"), ("correct", "correct")):
+    steps = sum(result["steps"] for result in results) / len(results)
+    parts = [counted(len(results), "puzzle"), f"{steps:.2f} steps on average"]
+    for name in ("valid", "correct"):
         known = [result[name] for result in results if result.get(name) is not None]
         if known:
-            parts.append(f"{sum(known)} of {len(known)} {words}")
+            parts.append(f"{sum(known)} of {len(known)} {name}")
     return "\n" + ", ".join(parts)

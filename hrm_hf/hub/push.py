@@ -1,8 +1,8 @@
 """Push a complete checkpoint, or a Space, to the Hub in one commit.
 
-`checkpoint_contents` validates the weights, picks the files of a model, and adds what makes it complete: the code of
-the architecture and its license, every head in `auto_map`, a model card, generation config, feature extractor. The
-folder itself is not changed. Readers of the Hub see the old model or the new one.
+`checkpoint_contents` validates the weights, picks the files of a model, and adds the code of this package with its
+license, and what the folder lacks of a model card, generation config and feature extractor. The folder itself is not
+changed. Readers of the Hub see the old model or the new one.
 """
 
 import json
@@ -11,7 +11,6 @@ import sys
 import tempfile
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from filecmp import cmp
 from fnmatch import fnmatch
 from importlib.resources import files
 from pathlib import Path
@@ -21,7 +20,7 @@ from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi, Mo
 from huggingface_hub.errors import RepositoryNotFoundError
 from huggingface_hub.hf_api import ModelInfo, SpaceInfo
 from safetensors import SafetensorError, safe_open
-from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedConfig
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 from transformers.dynamic_module_utils import get_relative_import_files
 
 from ..io.model_names import ADAPTER_CONFIG, CONFIG
@@ -239,7 +238,7 @@ def own_files(folder: Path, with_training_state: bool = False, include: Iterable
             found.add(name, file, problem)
         elif problem:
             found.left_out[name] = problem
-        elif not name.endswith(".py"):  # the package's own code travels; see `_add_code`
+        elif not name.endswith(".py"):  # `_complete` adds the package's own code
             group = name.split("/")[0] + "/" if "/" in name else name
             found.left_out[group] = ONLY_WITH_STATE if state else NO_PART
     return found
@@ -312,11 +311,14 @@ def _tensors_of(file: Path) -> set[str]:
 
 
 def _complete(contents: Contents, folder: Path) -> None:
-    """Add code, heads, generation config and feature extractor of an architecture of this package."""
+    """Add the code of an architecture with its license, and a missing generation config or feature extractor."""
     config = AutoConfig.from_pretrained(folder)
     row = ARCHITECTURES.get(type(config))
     if row:
-        _add_code(contents, folder, config)
+        for cls in filter(None, (type(config), row.base, row.head, row.feature_extractor)):
+            file = sys.modules[cls.__module__].__file__
+            contents.files |= {Path(each).name: Path(each) for each in (file, *get_relative_import_files(file))}
+        contents.files[CODE_LICENSE] = code_license()
     if (row and AutoModelForCausalLM in row.heads) or type(config) in AutoModelForCausalLM._model_mapping:
         if not {"tokenizer.json", "tokenizer_config.json"} & contents.files.keys():
             raise ValueError(
@@ -332,28 +334,6 @@ def _complete(contents: Contents, folder: Path) -> None:
             row.feature_extractor.from_config(config).save_pretrained(scratch)
             contents.files["preprocessor_config.json"] = Path(scratch, "preprocessor_config.json").read_bytes()
         contents.notes.append("preprocessor_config.json: made from config.json")
-
-
-def _add_code(contents: Contents, folder: Path, config: PreTrainedConfig) -> None:
-    """Add the modules of the architecture, their names to config.json, and the license of the code."""
-    row, modules = ARCHITECTURES[type(config)], set()
-    for cls in filter(None, (type(config), row.base, row.head, row.feature_extractor)):
-        file = sys.modules[cls.__module__].__file__
-        modules |= {file, *get_relative_import_files(file)}
-    added = {Path(file).name: Path(file) for file in sorted(modules)}
-    contents.files |= added
-    if other := [name for name in added if (folder / name).exists() and not cmp(folder / name, added[name], False)]:
-        contents.notes.append(f"{', '.join(other)}: as in this version of the package, not as in the folder")
-    others = [file.name for file in sorted(folder.glob("*.py")) if file.name not in contents.files]
-    contents.left_out |= dict.fromkeys(others, "no code of this architecture; --include adds it")
-    content = json.loads((folder / CONFIG).read_text())
-    said = {"auto_map": row.head._auto_map}
-    if row.head._custom_pipelines and content.get("architectures") == [row.head.__name__]:
-        said["custom_pipelines"] = row.head._custom_pipelines
-    if content != content | said:
-        contents.files[CONFIG] = (json.dumps(content | said, indent=2) + "\n").encode()
-        contents.notes.append(f"{CONFIG}: names every head and the pipeline of the code ({', '.join(said)})")
-    contents.files[CODE_LICENSE] = code_license()
 
 
 def code_license() -> bytes:

@@ -16,10 +16,10 @@ from .._version import __version__
 # MODULE or MODULE:NAME of each command, in the order of the help. No module is called `app`: loading it would replace
 # the command line below.
 COMMANDS = {
-    "data": "data:app", "convert": "convert", "eval": "evaluate:app", "export": "convert:app", "solve": "solve",
-    "app": "serve:show", "rlm": "rlm", "demo": "demo", "demo-go": "demo:demo_go", "go": "go", "push": "hub:push",
-    "pull": "hub:pull", "slurm": "launch:slurm", "preflight": "launch:preflight", "recommend": "launch:recommend",
-    "launch": "launch", "serve": "serve",
+    "data": "data:app", "convert": "convert", "eval": "evaluate:app", "export": "convert:app", "solve": "ask:solve",
+    "app": "serve:show", "rlm": "ask:rlm", "demo": "demo", "demo-go": "demo:demo_go", "go": "ask:go",
+    "push": "hub:push", "pull": "hub:pull", "slurm": "launch:slurm", "preflight": "launch:preflight",
+    "recommend": "launch:recommend", "launch": "launch", "serve": "serve",
 }  # fmt: skip
 
 

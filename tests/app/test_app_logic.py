@@ -12,11 +12,21 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, pipeline
 from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmCosmoConfig
 from hrm_hf.app import build_app
-from hrm_hf.app.boards import SolvedBoard, board_html, caption, confidence_chart
 from hrm_hf.app.go_tab import attempts_html, validator_of, verdict_of
 from hrm_hf.app.limits import checked
 from hrm_hf.app.maps_tab import infer, map_image, posterior_image, posterior_rows, read_map, sample_map, true_values
-from hrm_hf.app.puzzle_tab import answer_text, example, first_example, read_board, show_step, solve_board
+from hrm_hf.app.puzzle_tab import (
+    SolvedBoard,
+    answer_text,
+    board_html,
+    caption,
+    confidence_chart,
+    example,
+    first_example,
+    read_board,
+    show_step,
+    solve_board,
+)
 from hrm_hf.app.text_tab import (
     depth_color,
     gain_image,

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.cli.rlm import read_context
+from hrm_hf.cli.ask import read_context
 from hrm_hf.golang.data.pull_requests import pull_request_records
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.data.sources import Dropped

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 import hrm_hf  # noqa: F401 - registers the task
 from hrm_hf import RlmPipeline
 from hrm_hf.cli import app
-from hrm_hf.cli.rlm import read_context
+from hrm_hf.cli.ask import read_context
 from hrm_hf.text.rlm.chat import ChatModel
 from hrm_hf.text.rlm.executors import InProcessExecutor
 from hrm_hf.text.rlm.prompts import parse_reply

@@ -1,0 +1,201 @@
+"""`hrm-hf solve`, `go` and `rlm`: ask a model for the answer to a puzzle, for Go code, or about a long file."""
+
+import difflib
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ..golang.options import WriteGo
+from ..io.usage import UsageError, counted
+from ..puzzles.options import SolvePuzzles
+from ..text.options import RlmOptions
+from .command import takes, validate_model, write_json
+
+
+MAX_PROBLEMS = 3  # shown per puzzle; --json has all
+
+
+@takes(SolvePuzzles)
+def solve(options: SolvePuzzles, as_json: bool):
+    """Solve puzzles with a trained model; answers that break the rules say so.
+
+    Example: hrm-hf solve 53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79
+
+    Example: hrm-hf solve runs/sudoku_demo --file puzzles.csv --votes 8 --max-steps 32
+
+    With --search the answer is no longer the model's: it is found by the rules, which the model helps.
+    """
+    validate_model(options.model, "PUZZLE_SOLVER")
+    from ..puzzles.solve import solve_puzzles, text_board
+
+    results, config = solve_puzzles(options)
+    if options.out and not options.plot:
+        write_json(results, options.out)
+    if as_json:
+        typer.echo(json.dumps(results))
+        return
+
+    typer.echo("\n\n".join(_puzzle_text(partial(text_board, config=config), result) for result in results))
+    if len(results) > 1:
+        typer.echo(_summary(results))
+    if options.out:
+        typer.echo(f"written: {options.out}")
+
+
+def _puzzle_text(board: Callable[[list[list]], str], result: dict[str, Any]) -> str:
+    lines = []
+    tests = result.get("tests", [result])
+    for i, answer in enumerate(tests):
+        lines += [f"test input {i + 1}:"] if len(tests) > 1 else []
+        lines += [board(answer["grid"]), _status(answer)]
+        if answer["violations"]:
+            more = len(answer["violations"]) - MAX_PROBLEMS
+            problems = "; ".join(answer["violations"][:MAX_PROBLEMS]) + (f"; and {more} more" if more > 0 else "")
+            lines.append(f"breaks the rules: {problems}")
+        for attempt in answer.get("attempts", [])[1:]:
+            lines += ["second attempt:", board(attempt)]
+    return "\n".join(lines)
+
+
+def _status(answer: dict[str, Any]) -> str:
+    parts = [counted(answer["steps"], "step"), f"confidence {answer['confidence']:.3f}"]
+    if answer["votes"]["of"] > 1:
+        parts.append(f"{answer['votes']['agree']} of {answer['votes']['of']} votes")
+    if answer["valid"] and "attempts" not in answer:
+        parts.append("obeys the rules")
+    if search := answer.get("search"):
+        how = "search found that there is no solution" if search["complete"] else "search was stopped"
+        nodes = f"{counted(search['nodes'], 'node')}, {search['nodes_without_model']:,} without the model"
+        parts.append(f"{'found by search' if search['solved'] else how} ({nodes})")
+    if "correct" in answer:
+        parts.append("correct" if answer["correct"] else "not the given solution")
+    return ", ".join(parts)
+
+
+def _summary(results: list[dict[str, Any]]) -> str:
+    steps = sum(result["steps"] for result in results) / len(results)
+    parts = [counted(len(results), "puzzle"), f"{steps:.2f} steps on average"]
+    for name in ("valid", "correct"):
+        known = [result[name] for result in results if result.get(name) is not None]
+        if known:
+            parts.append(f"{sum(known)} of {len(known)} {name}")
+    return "\n" + ", ".join(parts)
+
+
+@takes(WriteGo)
+def go(options: WriteGo, as_json: bool):
+    """Plan, write, validate and repair Go code.
+
+    Example: hrm-hf go runs/go_demo "Abs returns the absolute value of x." --prefix "func Abs(x int) int {"
+
+    Example: hrm-hf go runs/go_demo --records data/go/test.jsonl --repair
+    """
+    validate_model(options.model, "GO_CODER")
+    if options.stream and as_json:
+        raise typer.BadParameter("cannot be combined with --json", param_hint="--stream")
+    from ..golang.generate import generate_code
+
+    shown: list[str] = []
+    live = options.stream if options.stream is not None else sys.stdout.isatty() and not (as_json or options.repair)
+    prompts, result = generate_code(options, (lambda *piece: _stream(*piece, shown)) if live else None)
+    if options.out:
+        write_json(asdict(result), options.out)
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+        return
+    if not prompts:
+        typer.echo("the model repaired none of its failures")
+    for prompt, attempts, stopped in zip(prompts, result.attempts, result.stopped):
+        _show_attempts(prompt, attempts, stopped, streamed=bool(shown))
+
+
+def _stream(prompt: str, text: str, shown: list[str]) -> None:
+    """Show a piece of the first attempt, under its prompt."""
+    if not shown:
+        typer.secho(f"\n# {prompt}", bold=True)
+    shown.append(text)
+    typer.echo(text, nl=False)
+    sys.stdout.flush()
+
+
+def _show_attempts(prompt: str, attempts: list, stopped: str, streamed: bool) -> None:
+    """Show all attempts, a repair also as a diff; `streamed` if the prompt and the first code are on the screen."""
+    typer.echo("\n") if streamed else typer.secho(f"\n# {prompt}", bold=True)
+    for number, attempt in enumerate(attempts, start=1):
+        plan = attempt.plan
+        typer.echo(f"plan {number}: {plan['intent']} {', '.join(plan['targets'])}")
+        for step in plan["steps"]:
+            typer.echo(f"  - {step}")
+        if number > 1 or not streamed:
+            typer.echo(attempt.code)
+        if number > 1:
+            before, names = attempts[number - 2].code, (f"attempt {number - 1}", f"attempt {number}")
+            difference = difflib.unified_diff(before.split("\n"), attempt.code.split("\n"), *names, lineterm="")
+            typer.echo("\n".join(difference))
+        typer.echo(f"validator: {_verdict(attempt.feedback)}")
+        typer.echo(f"decision: {attempt.decision} (P(DONE) {attempt.done_probability:.2f})\n")
+    typer.echo(f"{counted(len(attempts), 'attempt')}, stopped by: {stopped}")
+
+
+def _verdict(feedback) -> str:
+    if feedback is None:
+        return "none"
+    if not feedback.failed:
+        return "no complaint"
+    where = "" if feedback.line is None else f", line {feedback.line}"
+    return f"{feedback.category}{where}: {feedback.message}"
+
+
+@takes(RlmOptions)
+def rlm(options: RlmOptions, as_json: bool):
+    """Answer a question about a file that is too long to read: the model writes code that looks into it.
+
+    Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
+    """
+    from ..text.rlm.executors import InProcessExecutor, MontyExecutor
+
+    executor = InProcessExecutor(unsafe=True) if options.unsafe_in_process else MontyExecutor()
+    validate_model(options.model, "LANGUAGE_MODEL")
+    context = read_context(options.context_file)
+    from transformers import pipeline
+
+    from ..hub.kinds import LANGUAGE_MODEL, load_config
+    from ..io.evaluation import chosen_device
+
+    load_config(options.model, LANGUAGE_MODEL, adapters=True)
+    device = chosen_device(options.device)
+    ask = pipeline("recursive-text-generation", model=options.model, executor=executor, device=device)
+    result = ask(options.question, context, trajectory=options.out, **options.caps)
+    if as_json:
+        typer.echo(json.dumps(asdict(result)))
+        return
+    typer.echo(result.answer)
+    counts = {"turn": result.turns, "sub-call": result.sub_calls, "token": result.tokens}
+    said = ", ".join(counted(number, noun) for noun, number in counts.items())
+    typer.echo(f"({result.stop_reason}; {said})", err=True)
+
+
+def read_context(path: Path) -> str | list[Any] | dict[str, Any]:
+    """Return the content of a file: text, JSON by its suffix .json, or a list of JSON lines by .jsonl.
+
+    Raises:
+        ValueError: the file is not what its suffix says; names the file and the line.
+    """
+    from ..io.files import load_json, numbered_lines, parse_json
+
+    if not path.is_file():
+        raise UsageError(f"{path}: does not exist", "--context-file")
+    if path.suffix == ".json":
+        return load_json(path)
+    if path.suffix == ".jsonl":
+        return [parse_json(line, place) for place, line in numbered_lines(path)]
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is no UTF-8 text (byte {error.start})") from error

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import typer
 
-from ..export.options import ExportGguf, ExportOnnx, ExportTorch
+from ..export import ExportGguf, ExportOnnx, ExportTorch
 from ..puzzles.data_options import TEXT, ConvertCheckpoint
 from .command import report, takes, validate_model
 

@@ -65,7 +65,7 @@ def export_gguf(
 ) -> dict[str, Any]:
     """Write a model and its tokenizer to one GGUF file; either the complete file or none.
 
-    Arguments as `options.ExportGguf`. Vectors and GPT-2's positions stay f32; with q8_0, matrices whose row length is
+    Arguments as `ExportGguf`. Vectors and GPT-2's positions stay f32; with q8_0, matrices whose row length is
     not a multiple of 32 become f16. With `check`, `compare_with_llama_cpp` runs before `out` appears.
 
     Raises:

@@ -39,7 +39,7 @@ COPIED = (
 def export_onnx(
     model: str | Path, out: str | Path, opset: int = 18, force: bool = False, check: bool = False
 ) -> dict[str, Any]:
-    """Write a folder with the graphs of a model; either all of them or none. Arguments as `options.ExportOnnx`.
+    """Write a folder with the graphs of a model; either all of them or none. Arguments as `ExportOnnx`.
 
     The folder holds model.onnx (with model.onnx.data above 1.5 GB), for `hrm_cosmo` also stem.onnx and segment.onnx,
     config.json, the files of tokenizer, feature extractor or puzzle identifiers, onnx.json (inputs, outputs, shapes,

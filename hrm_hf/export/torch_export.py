@@ -81,7 +81,7 @@ def load_exportable(model: str) -> PreTrainedModel:
 def export_torch(model: str | Path, out: str | Path, force: bool = False, check: bool = False) -> dict[str, Any]:
     """Write the main graph of a model as a `torch.export` archive; either the complete file or none.
 
-    Arguments as `options.ExportTorch`; with `check` the file is read back and compared before `out` appears.
+    Arguments as `ExportTorch`; with `check` the file is read back and compared before `out` appears.
 
     Raises:
         FileExistsError: `out` exists.

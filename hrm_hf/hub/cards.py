@@ -13,7 +13,7 @@ import shlex
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -22,9 +22,6 @@ from ..registry import ARCHITECTURES, architecture_of, load_function
 from ..resources import resource
 from .licenses import NOT_STATED, UNKNOWN_LICENSE, known_source, license_of
 
-
-if TYPE_CHECKING:
-    import jinja2
 
 CARD_FILE, RESULTS_FOLDER = "README.md", ".eval_results"
 START, END = "<!-- hrm_hf results -->", "<!-- end of hrm_hf results -->"
@@ -128,12 +125,13 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
     template = resource("model_cards") / f"{config.model_type}.md"
     if not template.is_file():
         raise ValueError(f"there is no card template for model type {config.model_type!r} ({template})")
-    row, base = architecture_of(config), read_run(folder)[0].get("model_name_or_path")
-    license = license_of(folder, levels=0)
+    row, recipe, license = architecture_of(config), read_run(folder)[0], license_of(folder, levels=0)
+    base, sources = recipe.get("model_name_or_path"), training_sources(recipe)
+    datasets = dict.fromkeys(source.removeprefix(HUB_PREFIX).partition(":")[0] for source in filter(_on_hub, sources))
     metadata = ModelCardData(
         license=license.lower(),
         pipeline_tag=row.task_of(config),
-        datasets=hub_datasets(folder) or None,
+        datasets=list(datasets) or None,
         base_model=base if base and _on_hub(base) else None,
     )
     card = ModelCard.from_template(
@@ -144,7 +142,7 @@ def new_card_text(folder: str | Path, parameters: int | None = None) -> str:
         task=row.task_of(config),
         name=folder.resolve().name,
         parameters=f"{_count_parameters(config) if parameters is None else parameters:,}",
-        data=data_licenses(folder),
+        data=list(dict.fromkeys(row for source in sources for row in _licenses_of(source))),
         license=None if license == UNKNOWN_LICENSE else license,
         license_not_stated=LICENSE_NOT_STATED,
         training_markers=(TRAINING_START, TRAINING_END),
@@ -195,8 +193,8 @@ def _render(template: str, **values: Any) -> str:
 
 
 @cache
-def _environment() -> "jinja2.Environment":
-    """Return the templates of cards."""
+def _environment() -> Any:
+    """Return the jinja2 environment of the card templates."""
     import jinja2
 
     options = {"trim_blocks": True, "lstrip_blocks": True, "keep_trailing_newline": True}
@@ -222,12 +220,6 @@ def training_context(folder: Path) -> dict[str, Any]:
         "started_from": _without_folders(recipe.get("model_name_or_path")),
         "files": os.listdir(folder),
     }
-
-
-def data_licenses(folder: Path) -> list[tuple[str, str]]:
-    """Return name and license of each data set that the model was trained on."""
-    sources = training_sources(read_run(folder)[0])
-    return list(dict.fromkeys(row for source in sources for row in _licenses_of(source)))
 
 
 def training_sources(recipe: dict[str, Any]) -> list[str]:
@@ -260,12 +252,6 @@ def training_data(recipe: dict[str, Any]) -> tuple[list[str], str | None]:
     started_from = recipe.get("model_name_or_path")
     sources = list(dict.fromkeys(sources))  # two files of one name in two folders
     return sources, _without_folders(str(started_from)) if started_from else None
-
-
-def hub_datasets(folder: Path) -> list[str]:
-    """Return the names of the Hub's data sets that the model was trained on."""
-    sources = filter(_on_hub, training_sources(read_run(folder)[0]))
-    return list(dict.fromkeys(source.removeprefix(HUB_PREFIX).partition(":")[0] for source in sources))
 
 
 def _read(file: Path, load: Callable[[str], Any]) -> dict[str, Any]:

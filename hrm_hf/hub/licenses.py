@@ -1,7 +1,6 @@
-"""Licenses, as far as they can be told: of a folder by its license file, of well-known data sets by their names.
+"""Recognize the license of a folder by its license file, and those of well-known data sets by their names.
 
-This is what a model card says about data; it is no legal advice, and what is not recognized is "unknown" or "not
-stated". Licenses of Go records are in the records themselves.
+Model cards state these licenses; they are no legal advice. Licenses of Go records are in the records themselves.
 """
 
 import re
@@ -46,7 +45,7 @@ KNOWN = (
 
 
 def license_of(folder: str | Path, levels: int = 2) -> str:
-    """SPDX name of the license file in a folder or up to `levels` above it, or "unknown"."""
+    """Return the SPDX name of the license file in a folder or up to `levels` above it, or "unknown"."""
     folder = Path(folder).resolve()
     for place in (folder, *folder.parents[:levels]):
         for name in LICENSE_FILES:
@@ -57,12 +56,12 @@ def license_of(folder: str | Path, levels: int = 2) -> str:
 
 
 def license_of_text(text: str) -> str:
-    """SPDX name of a license by a sentence that only this license has, or "unknown"."""
+    """Return the SPDX name of a license by a sentence that only this license has, or "unknown"."""
     if named := SPDX.search(text):
         return named[1]
     return next((name for name, sentence in LICENSE_SENTENCES if re.search(sentence, text)), UNKNOWN_LICENSE)
 
 
 def known_source(source: str) -> tuple[str, str] | None:
-    """Name and license of a data set by its path or name; None for one that is not known."""
+    """Return name and license of a data set by its path or name; None for an unknown one."""
     return next(((name, license) for words, name, license in KNOWN if re.search(words, source, re.IGNORECASE)), None)

@@ -27,7 +27,6 @@ CARRY_FILE = "act_state_{}.pt"  # of a process of a puzzle run: its carry, and w
 # All that our trainers add to the library's training state, as patterns: what a push leaves behind unless it is asked.
 STATE_FILES = (MANIFEST, WEIGHT_AVERAGE_FILE, RAW_WEIGHTS_FILE, NONFINITE_FILE, CARRY_FILE.format("*"))
 
-FORMAT = 2
 HASHED_AT_ONCE = 4  # files; more would only make a disk seek
 SHARD_METADATA = ".metadata"
 METADATA_CLASSES = {
@@ -70,7 +69,7 @@ def write_manifest(folder: str | Path, run_id: str | None = None) -> None:
         file.relative_to(folder).as_posix(): {"size": file.stat().st_size, "sha256": checksum}
         for file, checksum in zip(files, checksums(files))
     }
-    content = {"version": FORMAT, "run": run_id, "files": entries}
+    content = {"run": run_id, "files": entries}
     unfinished = folder / f"{MANIFEST}.tmp"
     unfinished.write_text(json.dumps({**content, "sha256": _own_checksum(content)}, indent=1), encoding="utf-8")
     os.replace(unfinished, folder / MANIFEST)
@@ -87,12 +86,8 @@ def read_manifest(folder: str | Path) -> Manifest:
         raise CheckpointError(f"{MANIFEST} is broken ({error})") from error
     if not isinstance(content, dict) or not isinstance(content.get("files"), dict):
         raise CheckpointError(f"{MANIFEST} is {json.dumps(content)[:40]}; expected a list of files")
-    claimed = content.pop("sha256", None)
-    if content.get("version") != FORMAT or claimed != _own_checksum(content):
-        raise CheckpointError(
-            f"{MANIFEST} is not as it was written (version {content.get('version')!r}, {FORMAT} expected, or another "
-            "checksum)"
-        )
+    if content.pop("sha256", None) != _own_checksum(content):
+        raise CheckpointError(f"{MANIFEST} is not as it was written: its own checksum differs")
     files = {}
     for name, entry in content["files"].items():
         path, size = PurePosixPath(name), entry.get("size")

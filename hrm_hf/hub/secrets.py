@@ -1,11 +1,10 @@
 """Find tokens, keys and passwords in files before a push, with detect-secrets.
 
 Only detectors that know a secret by its form are used: detectors of entropy or variable names would report every
-tokenizer. Nothing is sent anywhere to check a secret. Of safetensors only the header is searched, and of files of
-torch everything but the tensors. Compressed, encrypted or encoded content is not searched.
+tokenizer. Nothing is sent anywhere. Only the header of safetensors is searched, and torch's files without their
+tensors. Compressed, encrypted or encoded content is not searched.
 """
 
-import json
 import re
 import zipfile
 from collections.abc import Iterator
@@ -67,13 +66,9 @@ MORE_PATTERNS = {
 
 
 def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
-    """Raise ValueError for a file that holds a token, a key or a password.
+    """Raise ValueError for a file or content that holds a token, a key or a password.
 
-    Args:
-        files: name in the repository -> file or content.
-
-    Returns:
-        A note if detect-secrets is not installed; then only your own token is searched for.
+    Without detect-secrets only your own token is searched for, and a note is returned.
     """
     token = get_token()
     for name, source in files.items():
@@ -86,11 +81,7 @@ def validate_no_secrets(files: dict[str, Path | bytes]) -> list[str]:
 
 
 def secret_in(name: str, source: Path | bytes, token: str | None = None) -> str | None:
-    """Return the kind of secret in a file, or None.
-
-    Args:
-        token: your own, which is searched for in any form.
-    """
+    """Return the kind of secret in a file, or None; `token` is your own."""
     with BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as stream:
         for block in _blocks(name, stream, source):
             if token and token.encode() in block:
@@ -120,8 +111,7 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
     if name.endswith(".safetensors") and isinstance(source, Path):
         try:
             with safe_open(source, "pt") as opened:
-                # Unescaped, with each text on its own line.
-                texts = [*opened.keys(), *_texts_in(opened.metadata() or {})]
+                texts = [*opened.keys(), *(f"{key}: {value}" for key, value in (opened.metadata() or {}).items())]
             yield BytesIO("\n".join(texts).encode("utf-8", "replace"))
             return
         except SafetensorError:
@@ -137,17 +127,6 @@ def _streams(name: str, file: BinaryIO, source: Path | bytes) -> Iterator[Binary
                 return
     file.seek(0)
     yield file
-
-
-def _texts_in(metadata: dict[str, str]) -> Iterator[str]:
-    """Yield each entry as `key: value`, and the entries of a value that is a JSON mapping likewise."""
-    for key, value in metadata.items():
-        yield f"{key}: {value}"
-        if value.startswith("{"):
-            try:
-                yield from _texts_in({name: str(inner) for name, inner in json.loads(value).items()})
-            except ValueError:
-                pass
 
 
 @cache

@@ -35,7 +35,7 @@ UNTRAINED = (
 
 
 def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks:
-    """See `hrm_hf.app.build_app`."""
+    """Build the page of `hrm_hf.app.build_app`."""
     if not models:
         raise ValueError("no model given; expected checkpoint folders or names on the Hub")
     configs = [_config(name) for name in models]  # of all, before one is loaded
@@ -54,7 +54,7 @@ def build(models: list[str], title: str, device: str | None = None) -> gr.Blocks
 
 
 def _config(name: str) -> PreTrainedConfig:
-    """That of a model with a tab. Raises ModelError for anything else."""
+    """Return the config of a model with a tab. Raise ModelError for another model."""
     config = load_config(name)
     row = architecture_of(config)
     if row is None or not row.app_tabs:
@@ -64,7 +64,7 @@ def _config(name: str) -> PreTrainedConfig:
 
 
 def _short_names(models: list[str]) -> list[str]:
-    """The last part of each name, or all of it where two models share that."""
+    """Return the last part of each name, or the complete name if two models share that part."""
     short = [Path(name).resolve().name if Path(name).is_dir() else Path(name).name for name in models]
     return [last if short.count(last) == 1 else name for name, last in zip(models, short)]
 
@@ -94,11 +94,7 @@ def _add_tabs(name: str, config: PreTrainedConfig, short: str, device: str) -> l
 
 
 def model_html(name: str, short: str, model: PreTrainedModel) -> str:
-    """The lines of a tab on its model, as HTML.
-
-    Args:
-        name: checkpoint folder or name on the Hub. short: what the page calls it.
-    """
+    """Return what a tab says of its model as HTML. `name` is a folder or a name on the Hub, `short` its title."""
     kind, size = html.escape(model.config.model_type), f"{model.num_parameters():,}"
     trained = training_html(name, model)
     parts = [f"<p><b>{html.escape(short)}</b>: <code>{kind}</code>, {size} parameters. {trained}</p>"]
@@ -115,7 +111,7 @@ def model_html(name: str, short: str, model: PreTrainedModel) -> str:
 
 
 def training_html(name: str, model: PreTrainedModel) -> str:
-    """The data and steps of a model by its folder; by its weights, whether it was trained at all."""
+    """Return the data and steps of a model as HTML; without them, whether its weights were trained at all."""
     files = [find_file(name, file) for file in ("config.json", "recipe.yaml", "results.json")]
     try:
         recipe, results = read_run(Path(files[0]).parent)
@@ -131,18 +127,17 @@ def training_html(name: str, model: PreTrainedModel) -> str:
 
 
 def _code(words: str) -> str:
-    """Words as code that breaks between them only: an option's dashes stay with it."""
+    """Return words as code that breaks only between words: an option's dashes stay with it."""
     spans = (f"<span>{html.escape(word)}</span>" for word in textwrap.shorten(words, MAX_DATA_WORDS).split())
     return f"<code>{' '.join(spans)}</code>"
 
 
 def is_untrained(model: PreTrainedModel) -> bool:
-    """Whether every weight is as the architecture draws it: with that mean and spread, or that constant.
+    """Return whether every weight has the mean and spread, or the constant, of a fresh draw.
 
-    Training moves the constants at its first step (heads of zeros, norms of ones) and the spread of most matrices
-    within some hundred.
+    Training moves the constants (heads of zeros, norms of ones) at its first step.
     """
-    if getattr(model, "is_quantized", False):  # nobody quantises a random draw, and its weights are no plain tensors
+    if getattr(model, "is_quantized", False):  # its weights are no plain tensors
         return False
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -164,7 +159,7 @@ def _same_draw(weight: torch.Tensor, fresh: torch.Tensor) -> bool:
 
 
 def card_html(name: str) -> str:
-    """The text of a model's card; "" if it has none."""
+    """Return the text of a model's card as HTML; "" without a card."""
     file = find_file(name, CARD_FILE)
     if file is None:
         return ""
@@ -174,7 +169,7 @@ def card_html(name: str) -> str:
 
 
 def _markdown() -> MarkdownIt:
-    """Markdown whose HTML stays text, whose pictures are their captions, and whose links open elsewhere."""
+    """Return a Markdown parser that keeps HTML as text, and shows captions instead of pictures."""
     reader = MarkdownIt("commonmark", {"html": False}).enable("table")
 
     def caption(self, tokens, index, options, env) -> str:

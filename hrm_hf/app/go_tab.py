@@ -28,7 +28,7 @@ STOPPED = {
 
 @functools.cache
 def validator_of(kind: str) -> tuple[Any, str]:
-    """A validator and what is to be said of it. "auto" takes go/parser where Go is, else tree-sitter, else none."""
+    """Return a validator and its description. "auto" takes go/parser, else tree-sitter, else none."""
     if kind == "none":
         return None, "No validator: the model alone decides."
     try:
@@ -41,7 +41,7 @@ def validator_of(kind: str) -> tuple[Any, str]:
 
 
 def attempts_html(result: RefinementOutput) -> str:
-    """The attempts of the only prompt as cards: plan, code with the line of its error marked, verdict, decision."""
+    """Return the attempts of the only prompt as cards: plan, code with its error marked, verdict, decision."""
     attempts = result.attempts[0]
     repeats = [index > 0 and attempt.plan == attempts[index - 1].plan for index, attempt in enumerate(attempts)]
     cards = [_card(number, *pair) for number, pair in enumerate(zip(attempts, repeats), start=1)]
@@ -66,7 +66,7 @@ def _card(number: int, attempt: Attempt, same_plan: bool) -> str:
 
 
 def verdict_of(feedback: Feedback | None) -> tuple[str, str]:
-    """The words of a validator, and "passed", "failed" or "" (it did not look)."""
+    """Return the words of a validator, and "passed", "failed" or "" (not checked)."""
     if feedback is None:
         return "there was no validator", ""
     if not feedback.failed:

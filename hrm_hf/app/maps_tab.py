@@ -110,13 +110,13 @@ def validate_fits(path: str) -> None:
 def infer(
     regressor: CosmologyRegressionPipeline, item: dict, max_steps: int | None, halt: str, **options: Any
 ) -> dict[str, Any]:
-    """The pipeline's result for one map, with samples; `options` are the pipeline's."""
+    """Return the pipeline's result for one map, with samples; `options` are the pipeline's."""
     depth = {"max_steps": max_steps, "halt": halt} if max_steps is not None else {}
     return regressor(item, num_samples=SAMPLES, return_samples=True, **depth, **options)
 
 
 def posterior_rows(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> list[list[str]]:
-    """A row for each parameter, as COLUMNS."""
+    """Return a row for each parameter, as COLUMNS."""
     rows = []
     for name in names:
         found = result[name]
@@ -127,19 +127,19 @@ def posterior_rows(result: dict[str, Any], names: list[str], truth: dict[str, fl
 
 
 def true_values(omega_m: float, sigma_8: float) -> dict[str, float]:
-    """The parameters that a generated map was made of, and S_8."""
+    """Return the parameters of a generated map, and S_8."""
     return {"omega_m": omega_m, "sigma_8": sigma_8, "s_8": sigma_8 * (omega_m / 0.3) ** 0.5}
 
 
 def posterior_image(result: dict[str, Any], names: list[str], truth: dict[str, float]) -> Image.Image:
-    """Corner plot of the samples: histograms, 68 and 95 % regions, true values as dashes and crosses."""
+    """Draw a corner plot of the samples: histograms, 68 and 95 % regions, true values as dashes and crosses."""
     figure = corner_figure(names, [(result["samples"], truth)])
     figure.suptitle("Posterior: regions of 68 and 95 %" + (", true values" if truth else ""), fontsize="medium")
     return figure_image(figure)
 
 
 def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
-    """Remarks as HTML: segments used, whether the map's amplitude is that of training, and whether the map is."""
+    """Return remarks as HTML: segments used, and how the map differs from those of training."""
     words = f"{result['steps']} {'segment' if result['steps'] == 1 else 'segments'} used."
     if config.pixel_std:
         observed = item["map"] if "mask" not in item else item["map"][:, item["mask"]]
@@ -157,7 +157,7 @@ def summary(config, item: dict[str, np.ndarray], result: dict[str, Any]) -> str:
 
 
 def parameter_sliders(config) -> tuple[gr.Slider, gr.Slider]:
-    """Omega_m and sigma_8 of a map that is drawn, within the model's prior."""
+    """Add sliders for Omega_m and sigma_8 of a drawn map, within the model's prior."""
     bounds = FALLBACK_BOUNDS | dict(zip(config.target_names, config.prior_bounds or ()))
     return (
         gr.Slider(*bounds["omega_m"], value=0.31, step=0.005, label="Omega_m"),
@@ -166,7 +166,7 @@ def parameter_sliders(config) -> tuple[gr.Slider, gr.Slider]:
 
 
 def seed_field() -> gr.Number:
-    """The seed of a map that is drawn."""
+    """Add the field for the seed of a drawn map."""
     return gr.Number(0, label="Seed", precision=0, minimum=0, maximum=MAX_SEED)
 
 
@@ -190,7 +190,7 @@ def map_controls(config, start: str, upload: str, sliders: tuple[gr.Slider, ...]
 
 
 def posterior_outputs() -> tuple[gr.Image, gr.HTML, gr.Dataframe]:
-    """Corner plot, remarks and table of a posterior."""
+    """Add the corner plot, remarks and table of a posterior."""
     corner = figure_output("Posterior", elem_classes="cosmology-posterior", height=560)
     said = gr.HTML(elem_classes="caption")
     return corner, said, gr.Dataframe(headers=COLUMNS, interactive=False, label="Posterior in numbers")
@@ -252,7 +252,7 @@ def sample_map(
 
 
 def map_image(item: dict[str, np.ndarray]) -> Image.Image:
-    """The channels of a map beside each other, in the unit of the data; what is not observed stays white."""
+    """Draw the channels of a map side by side, in the unit of the data; masked pixels stay white."""
     maps, mask = np.asarray(item["map"]), item.get("mask")
     shown = maps if mask is None else np.where(mask, maps, np.nan)
     names = ["Convergence"] if len(maps) == 1 else [f"Channel {number}" for number in range(1, len(maps) + 1)]
@@ -332,14 +332,14 @@ def galaxies_of_training(config) -> int:
 
 
 def map_errors(maps: np.ndarray, kappa: np.ndarray, where: np.ndarray | None = None) -> np.ndarray:
-    """Errors [N] of maps [N, P, S, S] over the rms of the one truth [P, S, S], in the pixels `where` [S, S] or all."""
+    """Return errors [N] of maps [N, P, S, S] over the rms of the truth [P, S, S], in the pixels `where` [S, S]."""
     pairs = MassMaps(np.broadcast_to(kappa, maps.shape), maps)
     error, signal = squared_errors(pairs, None if where is None else where[None])
     return np.sqrt(error / signal)
 
 
 def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
-    """Truth, if there is one, |shear|, map and uncertainty of each plane; where shear is hidden it stays blank."""
+    """Draw truth (if known), |shear|, map and uncertainty of each plane; hidden shear stays blank."""
     size = item["map"].shape[-1]
     estimate, std = (result[name].reshape(-1, size, size) for name in ("kappa", "kappa_std"))
     observed = shear_amplitude(np.asarray(item["map"]), item.get("mask"))
@@ -357,7 +357,7 @@ def maps_image(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.nd
 
 
 def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Image:
-    """The first plane of the map after each segment that was used, with its error where there is a truth."""
+    """Draw the first plane of the map after each used segment, with its error if the truth is known."""
     segments = result["segment_maps"][: result["steps"]]  # those after a halt repeat the last one
     titles = [f"Segment {number}" for number in range(1, len(segments) + 1)]
     if kappa is not None:
@@ -369,7 +369,7 @@ def segments_image(result: dict[str, Any], kappa: np.ndarray | None) -> Image.Im
 
 
 def error_remark(item: dict[str, np.ndarray], result: dict[str, Any], kappa: np.ndarray) -> str:
-    """How far the map is from the truth, as HTML."""
+    """Return the error of the map as HTML."""
     last = result["segment_maps"][-1:]
     words = f"Error of the map: {map_errors(last, kappa)[0]:.3f} of its own rms"
     if "mask" in item and not item["mask"].all():

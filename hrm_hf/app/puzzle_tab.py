@@ -101,7 +101,7 @@ class SolvedBoard:
 
 
 def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
-    """The board after a step: what was given, filled in, changed by this step, and what breaks the rules.
+    """Return the board after a step: given, filled and changed cells, and those that break a rule.
 
     A given cell is never marked as changed: a model that changes it breaks a rule.
     """
@@ -127,12 +127,12 @@ def board_html(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def board_size(rows: int, columns: int) -> str:
-    """The style of a board's size in cells; a narrow page makes them smaller."""
+    """Return the style of a board's cells; a narrow page makes them smaller."""
     return f"--columns: {columns}; --most: {min(MAX_CELL, BOARD_PIXELS // max(rows, columns))}px"
 
 
 def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
-    """Classes of a cell at the lower or right edge of its Sudoku box, inside the board."""
+    """Return the classes of a cell at the lower or right edge of its Sudoku box, inside the board."""
     if task.name != "sudoku":
         return []
     (box_rows, box_columns), (rows, columns) = task.board.box_shape, task.grid_shape
@@ -142,7 +142,7 @@ def box_edges(task: PuzzleTask, row: int, column: int) -> list[str]:
 
 
 def _cell(task: PuzzleTask, given: bool, token: int) -> tuple[str, str, list[str]]:
-    """Text, style and classes of a cell."""
+    """Return text, style and classes of a cell."""
     if task.name == "maze":
         letter = {maze.START: "S", maze.GOAL: "G"}.get(token, "")
         return letter, f"background: {MAZE_COLORS[min(token, maze.VOCAB_SIZE - 1)]}", []
@@ -166,7 +166,7 @@ def _legend(kind: str) -> str:
 
 
 def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
-    """Caption of a step, as Markdown: its confidence, and which rules the answer breaks."""
+    """Return the caption of a step as Markdown: its confidence, and the rules that the answer breaks."""
     if not step:
         return "**The puzzle**, before the first step."
     parts = [f"**Step {step} of {board.last_step}**", f"confidence {board.confidences[step - 1]:.3f}"]
@@ -186,7 +186,7 @@ def caption(task: PuzzleTask, board: SolvedBoard, step: int) -> str:
 
 
 def confidence_chart(confidences: Sequence[float], step: int) -> str:
-    """sigmoid(q_halt) after each step as bars, the shown step in color; SVG."""
+    """Draw sigmoid(q_halt) after each step as bars (SVG), with the shown step in color."""
     width, height, left, top = 460, 92, 34, 8
     base = height - 18
     slot = min(60, (width - left - 6) / len(confidences))
@@ -240,7 +240,7 @@ def read_board(solver: PuzzleSolvingPipeline, value: list[str] | str) -> Any:
 
 
 def _digit(cell: str, place: str) -> int | str:
-    """A number stays whole: the pipeline takes strings of several characters for rows."""
+    """Return a number as an int: the pipeline takes strings of several characters for rows."""
     cell = cell.strip() or "."
     if cell.isascii() and cell.isdigit():
         return int(cell)
@@ -265,14 +265,14 @@ def solve_board(solver: PuzzleSolvingPipeline, value: list[str] | str, **options
 
 
 def answer_text(task_name: str, result: dict[str, Any]) -> str:
-    """The answer as text that can be read, copied and typed in again."""
+    """Return the answer as text that can be typed in again."""
     if task_name == "sudoku":
         return "\n".join("".join(map(str, row)) for row in result["grid"])
     return result["text"]
 
 
 def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] | str:
-    """Tokens [S] as they would be typed; the inverse of `read_board` for all tasks but ARC."""
+    """Return tokens [S] as typed text, the inverse of `read_board` for all tasks but ARC."""
     task = solver.puzzle_task
     if task.name == "sudoku":
         return [str(digit) if digit else "" for row in task.grid(tokens) for digit in row]
@@ -280,7 +280,7 @@ def typed_value(solver: PuzzleSolvingPipeline, tokens: np.ndarray) -> list[str] 
 
 
 def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] | str:
-    """A puzzle for the input, from easy (level 0) to hard (2); the same for the same seed."""
+    """Return a seeded puzzle for the input, from easy (level 0) to hard (2)."""
     task = solver.puzzle_task
     if task.name == "arc":
         return json.dumps(ARC_EXAMPLE)
@@ -297,7 +297,7 @@ def example(solver: PuzzleSolvingPipeline, level: int, seed: int) -> list[str] |
 
 
 def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
-    """The hardest of three examples that the model answers by the rules; the easiest if there is none, or no rules."""
+    """Return the hardest of three examples that the model answers by the rules; by default the easiest."""
     for level in (2, 1):
         if not solver.puzzle_task.has_rules:
             break
@@ -308,7 +308,7 @@ def first_example(solver: PuzzleSolvingPipeline) -> list[str] | str:
 
 
 def show_step(task, board: SolvedBoard, step: int) -> tuple[str, str, str]:
-    """Board, caption and chart of a step."""
+    """Return board, caption and chart of a step."""
     step = min(max(int(step), 0), board.last_step)
     return board_html(task, board, step), caption(task, board, step), confidence_chart(board.confidences, step)
 
@@ -404,7 +404,7 @@ def _board_input(solver: PuzzleSolvingPipeline):
 
 
 def solve_controls(config) -> dict[str, gr.components.Component]:
-    """A control for each of the `OPTIONS`, by name, with the help text of its field."""
+    """Add a control for each of the `OPTIONS`, with the help text of its field, and return them by name."""
     usual = {"max_steps": config.halt_max_steps, "noise": 0 if config.draws_random_numbers else DEFAULT_NOISE}
     controls = {}
     with gr.Accordion("Options", open=False):
@@ -424,7 +424,7 @@ def solve_controls(config) -> dict[str, gr.components.Component]:
 
 
 def given_options(values: dict[str, Any]) -> dict[str, Any]:
-    """The options of the pipeline that the values of the controls mean; sliders may give whole numbers as floats."""
+    """Return the options of the pipeline from the values of the controls; sliders may give integers as floats."""
     whole = {each.name for each in fields(SolveOptions) if each.type in (int, int | None)}
     options = {name: int(value) if name in whole else value for name, value in values.items()}
     if options["restarts"] == 1:

@@ -114,7 +114,7 @@ def _copy(contents: dict[str, Path | bytes], target: Path) -> None:
 
 
 def _pins() -> str:
-    """Requirements in the versions that are installed, without local labels such as +cpu."""
+    """Return the requirements in the installed versions, without local labels such as +cpu."""
     lines = []
     for name in REQUIREMENTS:
         try:

@@ -96,7 +96,7 @@ CSS = """
 
 
 def figure_output(label: str, **options: Any) -> gr.Image:
-    """Where a figure is shown. Its label is read aloud only: it would lie on the figure, which has a title."""
+    """Add the image of a figure. Its label is for screen readers: the figure has a title."""
     classes = f"hrm-figure {options.pop('elem_classes', '')}".split()
     return gr.Image(
         label=label, show_label=False, type="pil", format="png", buttons=["download", "fullscreen"],
@@ -105,7 +105,7 @@ def figure_output(label: str, **options: Any) -> gr.Image:
 
 
 def figure_image(figure) -> Image.Image:
-    """A matplotlib figure as an image of 110 dots an inch."""
+    """Return a matplotlib figure as an image of 110 dots per inch."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     FigureCanvasAgg(figure)

@@ -30,12 +30,10 @@ PROMPTS = ("ROMEO:\n", "To be, or not to be,", "Once upon a time")
 
 
 def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[int]]:
-    """Yields the ids of prompt and text so far, after every few tokens.
+    """Yield the ids of prompt and text so far, after every few tokens.
 
-    The same ids as one call of `model.generate` after `torch.manual_seed(options.seed)`.
-
-    Raises:
-        ValueError: an empty prompt, or one that leaves no room for the new tokens.
+    The ids equal those of one call of `model.generate` after `torch.manual_seed(options.seed)`. A prompt that is empty
+    or leaves no room for the new tokens is a ValueError.
     """
     ids = encode_prompt(model, tokenizer, prompt)
     room = model.config.max_position_embeddings - ids.shape[1]
@@ -64,7 +62,7 @@ def write(model, tokenizer, prompt: str, options: WriteText) -> Iterator[list[in
 
 
 def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
-    """Ids [1, S] on the model's device. Raises ValueError for a prompt without tokens."""
+    """Return ids [1, S] on the model's device. Raise ValueError for a prompt without tokens."""
     ids = tokenizer(prompt, return_tensors="pt").input_ids.long()
     if not ids.numel():
         raise ValueError("the prompt is empty; write how the text begins")
@@ -73,7 +71,7 @@ def encode_prompt(model, tokenizer, prompt: str) -> torch.Tensor:
 
 @torch.no_grad()
 def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
-    """Segments that each token took (`halt_steps`); None for models that do not halt."""
+    """Return the segments that each token took (`halt_steps`); None for models that do not halt."""
     if not architecture_of(model).halts:
         return None
     output = model(torch.tensor([ids], device=model.device), use_cache=False, **options.thinking)
@@ -81,7 +79,7 @@ def token_depths(model, ids: list[int], options: WriteText) -> list[int] | None:
 
 
 def read_threshold(text: str | None) -> float | None:
-    """A typed threshold; None for the default of the criterion. Raises ValueError for what is no number."""
+    """Return a typed threshold; None for the default of the criterion. Raise ValueError for anything but a number."""
     try:
         found = float(text) if text and text.strip() else None
         if found is not None and not math.isfinite(found):
@@ -92,7 +90,7 @@ def read_threshold(text: str | None) -> float | None:
 
 
 def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
-    """(text, first token, behind the last token) of the shortest runs of tokens that are whole characters."""
+    """Return (text, start, stop) of the shortest runs of tokens that are complete characters."""
     pieces, start = [], 0
     for stop in range(1, len(ids) + 1):
         text = tokenizer.decode(ids[start:stop])
@@ -104,7 +102,7 @@ def text_pieces(tokenizer, ids: list[int]) -> list[tuple[str, int, int]]:
 
 
 def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] | None, most: int) -> str:
-    """Prompt and text, colored by depth; the title of a piece says its segments."""
+    """Return prompt and text as HTML, colored by depth; the title of a piece is its segments."""
     spans = []
     for text, start, stop in text_pieces(tokenizer, ids):
         classes, style, title = ["prompt"] if start < prompt_tokens else [], "", ""
@@ -118,7 +116,7 @@ def text_html(tokenizer, ids: list[int], prompt_tokens: int, depths: list[int] |
 
 
 def depth_color(depth: int, most: int) -> str:
-    """From pale (one segment) to dark (all of them)."""
+    """Return a color from pale (one segment) to dark (all of them)."""
     share = min(1.0, (depth - 1) / max(most - 1, 1))
     return "#" + "".join(f"{round(low + share * (high - low)):02x}" for low, high in zip(SHALLOW, DEEP))
 
@@ -217,10 +215,9 @@ def _thinking(model) -> list:
 
 
 def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
-    """The dicts of `get_detailed_mhc_metrics` for the tokens of a prompt, two for each layer that runs.
+    """Return the dicts of `get_detailed_mhc_metrics` for the tokens of a prompt, two per layer.
 
-    Raises:
-        ValueError: an empty prompt or one too long, or a model whose hyper-connections are switched off.
+    An empty prompt, one that is too long, and a model without hyper-connections are ValueErrors.
     """
     ids = encode_prompt(model, tokenizer, prompt)
     if ids.shape[1] > model.config.max_position_embeddings:
@@ -234,7 +231,7 @@ def prompt_gains(model, tokenizer, prompt: str) -> list[dict]:
 
 
 def gain_rows(sites: list[dict]) -> list[list[Any]]:
-    """One row for each layer, as COLUMNS: the gains that `get_mhc_metrics` gives, and those of the product so far."""
+    """Return a row per layer, as COLUMNS: the gains of `get_mhc_metrics`, and those of the product so far."""
     rows = []
     for attention, feed_forward in zip(sites[::2], sites[1::2]):
         own = [max(site["forward"], site["backward"]) for site in (attention, feed_forward)]
@@ -245,13 +242,13 @@ def gain_rows(sites: list[dict]) -> list[list[Any]]:
 
 
 def gain_summary(sites: list[dict]) -> str:
-    """The gains in words, as HTML."""
+    """Return the gains in words, as HTML."""
     most = max(max(site["composite_forward"], site["composite_backward"]) for site in sites)
     return f"<p>Largest gain of the product of all maps: {most:.6g} (1: a signal neither grows nor fades).</p>"
 
 
 def gain_image(sites: list[dict], product: bool) -> Image.Image:
-    """Row and column gains of each site's own map, or of the product of all maps up to it."""
+    """Draw row and column gains of each site's own map, or of the product of all maps up to it."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(5.4, 3.6), layout="constrained")

@@ -72,7 +72,7 @@ def _options(
 
 
 def main() -> None:
-    """Entry point: an expected failure is one line on stderr and exit status 1, not a traceback."""
+    """Run the command line; an expected failure is one line on stderr and exit status 1."""
     from ..io.usage import one_line_errors
 
     with one_line_errors():

@@ -59,7 +59,7 @@ class OnnxPuzzleSolver:
         min_confidence: float = 0.0,
         halt: str = "q",
     ) -> OnnxPuzzleSolution:
-        """Runs ACT steps until every row has its answer.
+        """Run ACT steps until every row has its answer.
 
         Args:
             input_ids: token ids [B, S]. puzzle_identifiers: [B], 0 if absent.
@@ -151,7 +151,7 @@ class OnnxCosmoRegressor:
     def predict(
         self, pixel_values: np.ndarray, max_steps: int | None = None, halt: str = "adaptive"
     ) -> OnnxCosmoPosterior:
-        """The posteriors of maps [B, C, S, S], scaled as preprocessor_config.json says.
+        """Return the posteriors of maps [B, C, S, S], which are scaled as in preprocessor_config.json.
 
         Args:
             max_steps: most segments; those of the model's config by default.
@@ -188,7 +188,7 @@ class OnnxCosmoRegressor:
 
 
 def open_graph(path: str | Path, name: str, **session: Any) -> tuple[onnxruntime.InferenceSession, dict]:
-    """A session of the file `name` in a folder, or of the file itself, and what `hrm-hf export onnx` wrote into it."""
+    """Open the file `name` in a folder, or the file itself; return the session and its metadata."""
     file = Path(path) / name if Path(path).is_dir() else Path(path)
     if not file.is_file():
         raise FileNotFoundError(f"{file} does not exist; write it with `hrm-hf export onnx MODEL --out FOLDER`")

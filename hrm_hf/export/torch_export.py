@@ -25,7 +25,7 @@ TOLERANCE = 1e-3  # of the largest value of an output; float32 in another order 
 
 
 def export_graph(graph: Graph) -> ExportedProgram:
-    """The graph as a program of ATen operators alone, whose dynamic axes take any size of at least 1."""
+    """Export a graph as a program of ATen operators, whose dynamic axes take any size of at least 1."""
     dims = {name: Dim(name, min=1) for axes in graph.axes.values() for name in axes.values()}
     shapes = tuple({axis: dims[name] for axis, name in graph.axes[key].items()} for key in graph.inputs)
     with torch.no_grad():
@@ -37,7 +37,7 @@ def export_graph(graph: Graph) -> ExportedProgram:
 
 
 def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """As the operator in `hyper_connections`, of operators that every runtime has."""
+    """Compute the operator of `hyper_connections` with operators that every runtime has."""
     comb, sums = torch.softmax(logits, dim=1) + eps, []
     for step in range(2 * iterations - 1):
         total = comb.sum(dim=step % 2, keepdim=True) + eps
@@ -47,7 +47,7 @@ def _sinkhorn(logits: torch.Tensor, iterations: int, eps: float) -> tuple[torch.
 
 
 def _running_maximum(values: torch.Tensor, dim: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """`cummax` along the last axis of integers [B, T], with T * T comparisons a row."""
+    """Compute `cummax` along the last axis of integers [B, T], with T * T comparisons per row."""
     if values.dim() != 2 or dim not in (1, -1):
         raise NotImplementedError(f"cummax of {values.dim()} axes along axis {dim}; expected [B, T] along the last")
     steps = torch.arange(values.shape[1], device=values.device)
@@ -70,7 +70,7 @@ REPLACED = {
 
 
 def load_exportable(model: str) -> PreTrainedModel:
-    """A checkpoint in float32, activations too (`forward_dtype` is dropped). Raises ValueError, see `load_model`."""
+    """Load a checkpoint in float32, activations too (`forward_dtype` is dropped); errors as in `load_model`."""
     config = load_config(model)
     exporter_of(config, model)
     if config.to_dict().get("forward_dtype"):
@@ -110,7 +110,7 @@ def export_torch(model: str | Path, out: str | Path, force: bool = False, check:
 
 
 def describe(graph: Graph) -> dict[str, Any]:
-    """Outputs, and inputs with type and shape, where a dynamic axis has its name."""
+    """Return outputs, and inputs with type and shape, with the names of dynamic axes."""
     inputs = []
     for name, value in graph.inputs.items():
         shape = [graph.axes[name].get(axis, size) for axis, size in enumerate(value.shape)]

@@ -57,12 +57,12 @@ class PushOptions(Options):
 
     @property
     def to_pull_request(self) -> bool:
-        """Whether the revision is a pull request."""
+        """Return whether the revision is a pull request."""
         return (self.revision or "").startswith(PULL_REQUEST)
 
     @property
     def repository(self) -> dict[str, str]:
-        """Arguments of HfApi."""
+        """Return arguments of HfApi."""
         return {"repo_id": self.repo_id, "repo_type": "space" if self.space else "model"}
 
 

@@ -16,7 +16,7 @@ def validate_allowed(names: Sequence[str]) -> list[str]:
 
 
 def is_known_host(host: str, allowed: Sequence[str]) -> bool:
-    """Whether a host without port is an IP address, localhost or one of `allowed` (names, or `*.NAME`)."""
+    """Return whether a host without port is an IP address, localhost or one of `allowed` (names, or `*.NAME`)."""
     host = host.lower().rstrip(".")
     try:
         return bool(ipaddress.ip_address(host.strip("[]")))

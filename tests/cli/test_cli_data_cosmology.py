@@ -89,4 +89,4 @@ def test_ctrl_c_says_how_to_go_on(tmp_path, monkeypatch):
 
     monkeypatch.setattr(cosmology_build, "write_shard", interrupted)
     result = call("--samples", 4, "--size", 16, "--out", tmp_path, code=130)
-    assert "the same command makes the others" in result.output
+    assert "run the same command again" in result.output

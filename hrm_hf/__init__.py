@@ -6,7 +6,7 @@ from importlib import import_module
 from ._version import __version__  # noqa: F401 - part of the package
 
 
-# Beside the classes of every architecture, which are those of `registry.py`.
+# The names besides the classes of every architecture, which are those of `registry.py`.
 _MODULES = {
     "ActCarry": "models.act",
     "AutoModelForPuzzleSolving": "registry",
@@ -32,16 +32,8 @@ def __getattr__(name: str):
         return sorted([*_MODULES, *_classes(), "__version__"])
     if name in _MODULES:
         return getattr(import_module(f".{_MODULES[name]}", __name__), name)
-    if not name.startswith("_"):
-        if name[0].isupper():
-            if name in (classes := _classes()):
-                return classes[name]
-        else:
-            try:
-                return import_module(f".{name}", __name__)  # a part of the package, as hrm_hf.registry
-            except ModuleNotFoundError as error:
-                if error.name != f"{__name__}.{name}":
-                    raise
+    if name[0].isupper() and name in (classes := _classes()):
+        return classes[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

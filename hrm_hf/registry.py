@@ -1,8 +1,7 @@
-"""The one table of architectures: a row says all that the rest of the package and the Hub must know of a model.
+"""The table of architectures: a row has all that the rest of the package and the Hub must know of a model.
 
-Whoever needs to treat architectures differently asks for a field of the row (`architecture_of`), never for the name of
-a model type. A row is data; where code of a higher room is meant, it is named as "module:function" and loaded when it
-is needed.
+Code that treats architectures differently asks for a field of the row (`architecture_of`), never for the name of a
+model type. A row is data; it references code in a higher layer as "module:function", which is loaded on use.
 """
 
 from collections import OrderedDict
@@ -90,7 +89,7 @@ LANGUAGE = {
     "app_tabs": (("Text", "hrm_hf.app.text_tab:text_tab"),),
     "exporter": "hrm_hf.export.graphs:LanguageModelExporter",
 }
-# No Auto class is for regression from images: that for classification has regression as a problem type.
+# There is no Auto class for regression from images; the one for classification has regression as a problem type.
 COSMOLOGY = {
     "head_auto_classes": (AutoModelForImageClassification,),
     "pipeline": "cosmology-regression",
@@ -104,13 +103,7 @@ MASS_MAPS = {
     "app_tabs": (("Mass map", "hrm_hf.app.maps_tab:mass_map_tab"),),
 }
 
-# These pipelines travel with checkpoints, so they cannot register themselves as the others do.
-MAP_PIPELINES = {
-    COSMOLOGY["pipeline"]: (CosmologyRegressionPipeline, AutoModelForImageClassification),
-    MASS_MAPS["pipeline"]: (MassMappingPipeline, AutoModelForImageToImage),
-}
-
-# What loads the classifiers of a row, in their order, and the pipelines that serve them.
+# The Auto classes of the classifiers of a row, in their order, and the pipelines that serve them.
 CLASSIFIERS = {
     AutoModelForSequenceClassification: "text-classification",
     AutoModelForTokenClassification: "token-classification",
@@ -128,10 +121,7 @@ ABILITIES = {
 
 @dataclass(frozen=True)
 class ArchitectureSpec:
-    """One architecture.
-
-    What is None or empty is not offered for it, and who asks for it gets an error that says so. Modules that stay in
-    float32 are named by the model itself (`_keep_in_fp32_modules`), because they travel with its code.
+    """One architecture; features whose field is None or empty are not offered for it.
 
     Attributes:
         config: its configuration class; the model type is the class's.
@@ -141,12 +131,12 @@ class ArchitectureSpec:
         pipeline: name of the pipeline that serves it, which is also the task on its card.
         classifiers: heads on the same body that label texts and tokens, loaded by `CLASSIFIERS`.
         feature_extractor: what `AutoFeatureExtractor` loads for it.
-        modules_to_save: names of modules that an adapter holds a trained copy of, because they are small and have to
-            follow the body: heads that read its states, the puzzle table, batch norms with their running statistics.
+        modules_to_save: names of small modules that an adapter trains and saves as a copy: heads that read the states
+            of the body, the puzzle table, batch norms with their running statistics.
         abilities: names in `ABILITIES`.
         quantizable: False for a body of convolutions, which bitsandbytes does not quantize.
-        app_tabs: titles and "module:function" of what the app shows: of a pipeline, or of a causal language model and
-            its tokenizer; and of the state that changes when the tab is first shown.
+        app_tabs: titles and "module:function" of the app's tabs: of a pipeline, or of a causal language model and its
+            tokenizer; and of the state that changes when the tab is first shown.
         exporter: "module:class", an `hrm_hf.export.graphs.Exporter`, for ONNX and torch.export.
         gguf_layout: "module:function" of a config and a name, to `hrm_hf.export.gguf.Layout`.
         memory_shape: "module:function" of a config, to fields of `hrm_hf.launch.memory.ModelShape`.
@@ -181,13 +171,13 @@ class ArchitectureSpec:
         return own | dict(zip(CLASSIFIERS, self.classifiers))
 
     def task_of(self, config: PreTrainedConfig) -> str:
-        """The pipeline that serves the checkpoint of a config: of its classifier, where it is one."""
+        """Return the pipeline that serves the checkpoint of a config, which may be a classifier's."""
         tasks = {head.__name__: task for head, task in zip(self.classifiers, CLASSIFIERS.values())}
         return next((tasks[name] for name in config.architectures or () if name in tasks), self.pipeline)
 
     @property
     def halts(self) -> bool:
-        """Whether inputs take different numbers of steps or segments, up to `halt_max_steps` of the config."""
+        """Whether inputs take different numbers of steps, up to `halt_max_steps` of the config."""
         return "halt_max_steps" in {field.name for field in fields(self.config)}
 
 
@@ -270,25 +260,20 @@ ARCHITECTURES: dict[type[PreTrainedConfig], ArchitectureSpec] = {
 
 
 def architecture_of(thing: Any) -> ArchitectureSpec | None:
-    """The row of a config, of a model or of a model type; None for what is not of this package."""
+    """Return the row of a config, a model or a model type; None for other packages' models."""
     config = getattr(thing, "config", thing)
     model_type = config if isinstance(config, str) else getattr(config, "model_type", None)
     return next((row for row in ARCHITECTURES.values() if row.model_type == model_type), None)
 
 
-def model_types_of(pipeline: str) -> str:
-    """The architectures that a pipeline serves, for a message: "hrm_puzzle or trm_puzzle"."""
-    return " or ".join(row.model_type for row in ARCHITECTURES.values() if row.pipeline == pipeline)
-
-
 def has_ability(model: Any, ability: str) -> bool:
-    """Whether the architecture of a model, which an adapter may be around, can do what a name in `ABILITIES` says."""
+    """Return whether the architecture of a model, with or without adapter, has an ability of `ABILITIES`."""
     row = architecture_of(model)
     return row is not None and ability in row.abilities
 
 
 def load_function(name: str) -> Callable[..., Any]:
-    """The function or class that a row names as "module:function"."""
+    """Load the function or class that a row names as "module:function"."""
     module, function = name.split(":")
     return getattr(import_module(module), function)
 
@@ -313,8 +298,11 @@ def _register() -> None:
         if row.feature_extractor:
             AutoFeatureExtractor.register(row.config, row.feature_extractor, exist_ok=True)
             row.feature_extractor.register_for_auto_class("AutoFeatureExtractor")
-    for task, (pipeline, auto_class) in MAP_PIPELINES.items():
-        PIPELINE_REGISTRY.register_pipeline(task, pipeline, pt_model=(auto_class,), type="image")
+    # These pipelines travel with checkpoints, so they cannot register themselves as the others do.
+    for maps, pipeline in ((COSMOLOGY, CosmologyRegressionPipeline), (MASS_MAPS, MassMappingPipeline)):
+        PIPELINE_REGISTRY.register_pipeline(
+            maps["pipeline"], pipeline, pt_model=maps["head_auto_classes"], type="image"
+        )
 
 
 def _code_name(cls: type) -> str:

@@ -14,8 +14,7 @@ if __name__ == "__main__":  # before the imports below
     start_script()
 
 from hrm_hf.io.usage import one_line_errors
-from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
-from hrm_hf.puzzles.run import PuzzleRun
+from hrm_hf.puzzles.trainer import PuzzleDataArguments, PuzzleRun, PuzzleTrainingArguments
 from hrm_hf.trainer.run import run_training
 
 

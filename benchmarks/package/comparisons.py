@@ -34,8 +34,7 @@ from transformers.utils import is_flash_attn_2_available
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments, MassMapTrainingArguments
 from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.trainer import CausalLMTrainer
 

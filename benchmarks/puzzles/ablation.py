@@ -21,11 +21,10 @@ import torch
 from transformers import PrinterCallback, TrainerCallback, set_seed
 
 from hrm_hf import AutoModelForPuzzleSolving
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.build import ensure_built
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.trainer.recipes import ModelArguments, build_config, library_versions
 
 from ..report import machine, make_parser, write_report

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from hrm_hf.puzzles.sudoku_generation import generate_portions
-from hrm_hf.puzzles.sudoku_symmetry import canonical_forms
+from hrm_hf.puzzles.sudoku_generation import canonical_forms, generate_portions
 
 from ..report import machine, make_parser, write_report
 from .plain_sudoku import masks_to_board, rate, search

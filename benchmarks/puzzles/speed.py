@@ -18,8 +18,7 @@ import torch
 from transformers import TrainerCallback
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
 from hrm_hf.trainer.recipes import library_versions
 

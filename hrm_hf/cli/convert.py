@@ -5,7 +5,7 @@ from pathlib import Path
 import typer
 
 from ..export import ExportGguf, ExportOnnx, ExportTorch
-from ..puzzles.data_options import TEXT, ConvertCheckpoint
+from ..puzzles.options import TEXT, ConvertCheckpoint
 from .command import report, takes, validate_model
 
 

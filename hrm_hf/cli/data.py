@@ -6,7 +6,7 @@ import typer
 
 from ..cosmology.options import BuildCosmology, BuildFromFiles
 from ..golang.data.options import BuildGo, BuildGoPrompts, BuildGoTokenizer
-from ..puzzles.data_options import BuildArc, BuildMaze, BuildSudoku, ExportPuzzles, ImportPuzzles
+from ..puzzles.options import BuildArc, BuildMaze, BuildSudoku, ExportPuzzles, ImportPuzzles
 from ..text.options import BuildReasoning
 from .command import report, takes
 

@@ -16,7 +16,7 @@ def demo(options: RunDemo, as_json: bool):
 
     Example: hrm-hf demo --model trm
     """
-    from ..puzzles.demo import run_demo
+    from ..puzzles.solve import run_demo
 
     result = run_demo(options, sys.stderr if as_json else None)
     if as_json:

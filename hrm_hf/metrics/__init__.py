@@ -1,0 +1,69 @@
+"""Our metrics as Spaces: `evaluate.load("owner/name")` reads a module from a Space of the Hub.
+
+A Space has the module, what it needs, and the small page of the `evaluate` library on which people try it.
+"""
+
+import shutil
+from pathlib import Path
+
+from .._version import __version__
+
+
+HERE = Path(__file__).parent
+METRICS = sorted(folder.name for folder in HERE.iterdir() if (folder / f"{folder.name}.py").is_file())
+EXTRAS = {"go_code": "[go]"}
+
+CARD = """---
+title: {title}
+sdk: gradio
+app_file: app.py
+pinned: false
+license: apache-2.0
+tags:
+- evaluate
+- metric
+---
+
+# {title}
+
+{text}
+
+```python
+import evaluate
+
+metric = evaluate.load("OWNER/{name}")
+print(metric.inputs_description)
+```
+
+Needs `hrm_hf{extra}` {version} or newer.
+"""
+
+APP = """import evaluate
+from evaluate.utils import launch_gradio_widget
+
+
+launch_gradio_widget(evaluate.load("./{name}.py"))
+"""
+
+
+def write_metric_space(name: str, folder: str | Path) -> Path:
+    """Writes a metric as the folder of a Space, which `hrm-hf push --space FOLDER OWNER/{name}` uploads.
+
+    Raises:
+        ValueError: there is no such metric.
+        FileExistsError: `folder` holds something.
+    """
+    if name not in METRICS:
+        raise ValueError(f"there is no metric {name!r}; there are {', '.join(METRICS)}")
+    folder, source = Path(folder), HERE / name / f"{name}.py"
+    if folder.exists() and any(folder.iterdir()):
+        raise FileExistsError(f"{folder} is not empty; choose another folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copy(source, folder)
+    text, extra = source.read_text().split('"""')[1].strip(), EXTRAS.get(name, "")
+    title = name.replace("_", " ").capitalize()
+    fields = {"title": title, "name": name, "text": text, "extra": extra, "version": __version__}
+    (folder / "README.md").write_text(CARD.format(**fields))
+    (folder / "requirements.txt").write_text(f"hrm_hf{extra}>={__version__}\nevaluate\ngradio\n")
+    (folder / "app.py").write_text(APP.format(name=name))
+    return folder

@@ -1,9 +1,8 @@
 """Adaptive computation time (ACT) with a persistent carry: its state, its halting rules, its losses.
 
-What every architecture here shares: a batch of slots, each working on one example over several calls of the model.
-A slot whose example has halted takes the next example at the following call. Pure functions on tensors; no model and
-no trainer. B is the number of slots, S the positions, V the vocabulary, T the positions of the latent states, D their
-width.
+Each slot of a batch works on one example over several calls of the model; after its example has halted, it takes the
+next one at the following call. B is the number of slots, S the positions, V the vocabulary, T the positions of the
+latent states, D their width.
 
 Source: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734, section 2 (ACT, Q-learning head);
 Prieto et al. 2025, arXiv 2501.04697 (stablemax).
@@ -37,25 +36,17 @@ class ActCarry:
     current_data: dict[str, torch.Tensor] = field(default_factory=dict)
 
     def to_tensors(self) -> dict[str, torch.Tensor]:
-        """A flat dict of tensors, as safetensors stores it."""
+        """Return a flat dict of tensors, as safetensors stores it."""
         tensors = {name: getattr(self, name) for name in ("z_H", "z_L", "steps", "halted")}
         tensors.update({f"current_data.{name}": value for name, value in self.current_data.items()})
         return {name: value.detach().contiguous() for name, value in tensors.items()}
 
     @classmethod
     def from_tensors(cls, tensors: dict[str, torch.Tensor], device: torch.device | str = "cpu") -> "ActCarry":
-        """The inverse of `to_tensors`. Raises KeyError naming what is missing."""
-        missing = {"z_H", "z_L", "steps", "halted"} - tensors.keys()
-        if missing:
-            raise KeyError(f"not a saved carry: missing {sorted(missing)}, found {sorted(tensors)}")
+        """Invert `to_tensors`."""
         prefix = "current_data."
         data = {name[len(prefix) :]: value.to(device) for name, value in tensors.items() if name.startswith(prefix)}
         return cls(*(tensors[name].to(device) for name in ("z_H", "z_L", "steps", "halted")), current_data=data)
-
-    def select(self, rows: torch.Tensor) -> "ActCarry":
-        """The carry of some slots only. `rows` is an index [N] or a mask [B]."""
-        data = {name: value[rows] for name, value in self.current_data.items()}
-        return ActCarry(self.z_H[rows], self.z_L[rows], self.steps[rows], self.halted[rows], data)
 
 
 # For torch.export, which takes and returns containers that it knows alone.
@@ -63,16 +54,14 @@ torch.export.register_dataclass(ActCarry, serialized_type_name=f"{ActCarry.__mod
 
 
 def replace_rows(rows: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """`new` in the rows of a mask, bool [B], and `old` in the others; both [B, ...]."""
+    """Take `new` in the rows of a mask, bool [B], and `old` in the others; both [B, ...]."""
     return torch.where(rows.view(-1, *[1] * (old.dim() - 1)), new, old)
 
 
 def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """Steps and data after halted slots took the row of `incoming` at their own position.
+    """Return steps, int32 [B], and data after halted slots took the row of `incoming` at their position, at step 0.
 
-    Returns:
-        steps int32 [B] (0 where refilled) and the new current_data. Rows offered to busy slots are not used; offering
-        them again is the caller's business.
+    Rows offered to busy slots are not used; the caller offers them again.
     """
     halted = carry.halted
     data = {name: replace_rows(halted, incoming[name].to(old.dtype), old) for name, old in carry.current_data.items()}
@@ -80,32 +69,28 @@ def refill(carry: ActCarry, incoming: dict[str, torch.Tensor]) -> tuple[torch.Te
 
 
 def exploration_min_steps(steps: torch.Tensor, halt_max_steps: int, exploration_prob: float) -> torch.Tensor:
-    """Random minimum number of ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
+    """Draw the minimum number of ACT steps per slot, int32 [B]: 2..halt_max_steps with `exploration_prob`, else 0.
 
-    Sampled afresh at every step, the Bernoulli before the integer, as the original does.
+    As in the original, it is drawn at every step, the Bernoulli before the integer.
     """
     explore = torch.rand(steps.shape, device=steps.device) < exploration_prob
     return explore * torch.randint_like(steps, low=2, high=halt_max_steps + 1)
 
 
 def wants_to_halt(q_halt: torch.Tensor, q_continue: torch.Tensor | None) -> torch.Tensor:
-    """The halting preference, bool [B]: HRM compares the two Q values, TRM (no continue value) the sign of q_halt."""
+    """Return the halting preference, bool [B]: HRM compares the two Q values, TRM has the sign of q_halt alone."""
     return q_halt > 0 if q_continue is None else q_halt > q_continue
 
 
 def continue_target(next_q_halt: torch.Tensor, next_q_continue: torch.Tensor, last: torch.Tensor) -> torch.Tensor:
-    """Bootstrapped target of the continue value [B] from the Q values of the following step (HRM paper, eq. 8)."""
+    """Return the bootstrapped target of the continue value [B] from the next step's Q values (HRM paper, eq. 8)."""
     return torch.sigmoid(torch.where(last, next_q_halt, torch.maximum(next_q_halt, next_q_continue)))
 
 
 def stablemax_cross_entropy(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """-log(s(x_label) / sum s(x)) with s(x) = x + 1 for x >= 0, else 1 / (1 - x); zero where labels are ignored.
 
-    Args:
-        logits: [..., V] of any float dtype. labels: [...].
-
-    Returns:
-        [...] in float64, or in float32 on a device without float64 (MPS).
+    Of logits [..., V] and labels [...], in float64, or in float32 on a device without float64 (MPS).
     """
     logits = logits.to(torch.float32 if logits.device.type == "mps" else torch.float64)
     s = torch.where(logits < 0, 1 / (1 - logits + 1e-30), logits + 1)
@@ -126,18 +111,18 @@ LOSSES = {"stablemax": stablemax_cross_entropy, "softmax": softmax_cross_entropy
 
 
 def sequence_correctness(logits: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Correct positions [B] and labelled positions [B]. A row without labels has 0 of 0 right, so counts as exact."""
+    """Count correct and labelled positions, [B] each. A row without labels has 0 of 0 right, so it is exact."""
     mask = labels != IGNORE_INDEX
     return (mask & (logits.argmax(dim=-1) == labels)).sum(-1), mask.sum(-1)
 
 
 def row_mean_loss(loss: torch.Tensor, num_labels: torch.Tensor) -> torch.Tensor:
-    """Sum over rows of the mean over labelled positions. loss [B, S], num_labels [B]; a scalar."""
+    """Sum over rows the mean over labelled positions of a loss [B, S] with num_labels [B]."""
     return (loss / num_labels.clamp_min(1).unsqueeze(-1)).sum()
 
 
 def halting_loss(q_logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Binary cross entropy with logits, summed over all slots. Both [B]; a scalar."""
+    """Sum the binary cross entropy of logits and targets [B] over all slots."""
     return F.binary_cross_entropy_with_logits(q_logits, target.to(q_logits.dtype), reduction="sum")
 
 
@@ -148,7 +133,7 @@ def halted_metrics(
     num_labels: torch.Tensor,
     q_halt: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Sums over the slots that halted in this call and have labels; divide by `count` to report. All inputs [B]."""
+    """Sum metrics over the slots that halted in this call and have labels; all inputs [B]. Divide by `count`."""
     valid = halted & (num_labels > 0)
     exact = num_correct == num_labels
     return {

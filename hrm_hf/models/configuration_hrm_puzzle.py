@@ -23,6 +23,9 @@ from .bounds import (
 from .modeling_utils import PresetsMixin
 
 
+SMALL = {"H_layers": 1, "L_layers": 1, "num_attention_heads": 1, "expansion": 2}
+
+
 @strict
 class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of the Hierarchical Reasoning Model, ACT-v1 (Wang et al. 2025, arXiv 2506.21734).
@@ -89,14 +92,8 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         "hrm-27m-sudoku-full": {
             "L_cycles": 8, "halt_max_steps": 8, "pos_encodings": "learned", "loss_type": "softmax",
         },
-        "hrm-small": {
-            "hidden_size": 32, "puzzle_emb_ndim": 32, "H_layers": 1, "L_layers": 1, "num_attention_heads": 1,
-            "expansion": 2,
-        },
-        "hrm-ultra-small": {
-            "hidden_size": 16, "puzzle_emb_ndim": 16, "H_layers": 1, "L_layers": 1, "num_attention_heads": 1,
-            "expansion": 2,
-        },
+        "hrm-small": {**SMALL, "hidden_size": 32, "puzzle_emb_ndim": 32},
+        "hrm-ultra-small": {**SMALL, "hidden_size": 16, "puzzle_emb_ndim": 16},
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
@@ -106,10 +103,9 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     def validate_architecture(self):
         """Part of `@strict` validation: relations between fields."""
-        if self.hidden_size % self.num_attention_heads:
-            raise ValueError(
-                f"hidden_size={self.hidden_size} is not a multiple of num_attention_heads={self.num_attention_heads}"
-            )
+        width, heads = self.hidden_size, self.num_attention_heads
+        if width % heads:
+            raise ValueError(f"hidden_size={width} is not a multiple of num_attention_heads={heads}")
         self._validate_choice("pos_encodings", ("rope", "rope2d", "learned", "none"))
         if self.rotary_parts and self.head_dim % (2 * self.rotary_parts):
             raise ValueError(
@@ -126,10 +122,8 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     def validate_puzzle_row(self):
         if self.puzzle_emb_ndim > self.prefix_len * self.hidden_size:
-            raise ValueError(
-                f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {self.prefix_len} slots of "
-                f"hidden_size={self.hidden_size}"
-            )
+            room = f"{self.prefix_len} slots of hidden_size={self.hidden_size}"
+            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim} does not fit into {room}")
 
     def _validate_choice(self, name: str, allowed: tuple):
         if getattr(self, name) not in allowed:
@@ -141,15 +135,13 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def rotary_parts(self) -> int:
-        """Parts of a head that turn each by a coordinate of its own: 1 with "rope", 2 with "rope2d", else none."""
+        """Parts of a head that turn by different coordinates: 1 with "rope", 2 with "rope2d", else none."""
         return {"rope": 1, "rope2d": 2}.get(self.pos_encodings, 0)
 
     @property
     def prefix_len(self) -> int:
         """Number P of slots in front of the tokens that hold the puzzle embedding."""
-        if self.puzzle_emb_ndim == 0:
-            return 0
-        return self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size)
+        return self.puzzle_emb_ndim and (self.puzzle_emb_len or -(-self.puzzle_emb_ndim // self.hidden_size))
 
     @property
     def max_position_embeddings(self) -> int:
@@ -158,7 +150,7 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     @property
     def halt_confidence(self) -> float:
-        """Least sigmoid(q_halt) at which a row may stop, whatever is asked for."""
+        """Least sigmoid(q_halt) at which a row may stop; settings can only raise it."""
         return 0.0
 
     @property

@@ -94,7 +94,7 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     @property
     def prefix_len(self) -> int:
-        """None: the puzzle's row is added to every position."""
+        """No slots: the puzzle's row is added to every position."""
         return 0
 
     @property
@@ -116,27 +116,20 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     @property
     def symbol_kinds(self) -> int:
-        """Rows of the token table: padding, empty and all others, or every symbol.
-
-        Without special symbols: empty cell, another symbol is given, this symbol is given.
-        """
+        """Rows of the token table: padding, empty and all others (or empty, other, this is given); or every symbol."""
         return min(SPECIAL_SYMBOLS + 1, self.vocab_size) if self.equivariant_symbols else self.vocab_size
 
     def validate_puzzle_row(self):
         if self.puzzle_emb_ndim not in (0, self.hidden_size + self.state_symbols):
-            raise ValueError(
-                f"puzzle_emb_ndim={self.puzzle_emb_ndim} is neither 0 nor hidden_size + symbols of the state = "
-                f"{self.hidden_size + self.state_symbols}, a vector for all symbols and a number for each"
-            )
+            width = f"hidden_size + symbols of the state = {self.hidden_size + self.state_symbols}"
+            raise ValueError(f"puzzle_emb_ndim={self.puzzle_emb_ndim} is neither 0 nor {width}")
 
     def validate_mixing(self):
         """Part of `@strict` validation: what each mixer needs."""
         self._validate_choice("mixing", ("attention", "mlp_t", "units", "neighbours"))
         if self.mixing != "attention" and (self.add_tokens or self.rotary_parts):
-            raise ValueError(
-                f"mixing={self.mixing!r} has no extra tokens and turns nothing: set add_tokens=0 (it is "
-                f"{self.add_tokens}) and pos_encodings='none' or 'learned' (it is {self.pos_encodings!r})"
-            )
+            given = f"add_tokens={self.add_tokens}, pos_encodings={self.pos_encodings!r}"
+            raise ValueError(f"mixing={self.mixing!r}: {given}: must be 0 and 'none' or 'learned'")
         if self.mixing in ("units", "neighbours") and self.grid_shape is None:
             raise ValueError(f"mixing={self.mixing!r} needs grid_shape, the rows and columns of the board")
         if self.mixing == "units" and (
@@ -146,20 +139,15 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
                 f"mixing='units' needs a box_shape that divides grid_shape={self.grid_shape}; it is {self.box_shape}"
             )
         if not self.special_symbols and not (self.equivariant_symbols and self.state_symbols > 0):
-            raise ValueError(
-                "special_symbols=False needs equivariant_symbols=True and a vocab_size above "
-                f"{SPECIAL_SYMBOLS}; they are {self.equivariant_symbols} and {self.vocab_size}"
-            )
+            given = f"equivariant_symbols={self.equivariant_symbols}, vocab_size={self.vocab_size}"
+            raise ValueError(f"special_symbols=False: {given}: must be True and above {SPECIAL_SYMBOLS}")
 
     def validate_states(self):
         """Part of `@strict` validation: what one state does not have."""
         plain = {"update_rate": 1, "noise_scale": 0, "random_initial_states": False, "H_init_std": 1, "L_init_std": 1}
         given = [f"{name}={getattr(self, name)}" for name, value in plain.items() if getattr(self, name) != value]
         if given and not self.two_states:
-            raise ValueError(
-                f"{', '.join(given)}: the fields of EqR are for models of two states; set two_states=True, or leave "
-                "them at their defaults"
-            )
+            raise ValueError(f"{', '.join(given)}: fields of EqR are for models of two states; set two_states=True")
 
 
 __all__ = ["SeRrmPuzzleConfig"]

@@ -40,7 +40,6 @@ from .puzzle_layers import (
     truncated_normal_,
     truncated_normal_like,
 )
-from .puzzle_table import PuzzleEmbedding, PuzzleTableMixin
 from .solving_puzzle import PuzzleSolverMixin
 
 
@@ -48,6 +47,95 @@ if TYPE_CHECKING:
     from .pipeline_puzzle import PuzzlePipeline  # noqa: F401 - so that it travels
 
 MAX_BLOCKS_IN_ONE_GRAPH = 32
+
+
+class PuzzleEmbedding(nn.Module):
+    """Table of one row per puzzle identifier, trained sparsely by sign descent.
+
+    The table is a buffer: it is no parameter, so that the dense optimizer, DDP and the moving average of weights leave
+    its (possibly a million) rows alone. In training, the rows in use are a leaf of the graph; their gradient arrives
+    as a sparse `table.grad`, which is what `hrm_hf.trainer.optim.SignSGD` reads.
+    """
+
+    def __init__(self, num_puzzles: int, ndim: int):
+        super().__init__()
+        self.weight = nn.Buffer(torch.zeros(num_puzzles, ndim))
+
+    def _apply(self, fn, recurse=True):
+        """Move the table in place, as torch moves parameters: an optimizer may hold it already."""
+        table = self.weight
+        super()._apply(fn, recurse)
+        if self.weight is not table and not table.is_meta and not self.weight.is_meta:
+            table.data, self.weight = self.weight.data, table
+        return self
+
+    def forward(self, puzzle_identifiers: torch.Tensor) -> torch.Tensor:
+        """Return rows [B, ndim] of the identifiers [B]; ValueError for one outside the table, on an eager CPU."""
+        if puzzle_identifiers.device.type == "cpu" and not torch.compiler.is_compiling():
+            low, high = (value.item() for value in torch.aminmax(puzzle_identifiers))
+            if low < 0 or high >= len(self.weight):
+                raise ValueError(f"puzzle identifiers span {low}..{high}; the table has {len(self.weight)} rows")
+        rows = self.weight[puzzle_identifiers]
+        if self.training and torch.is_grad_enabled():
+            table, ids = self.weight, puzzle_identifiers.long()
+            rows = rows.detach().requires_grad_()
+            rows.register_post_accumulate_grad_hook(lambda leaf: _add_sparse_grad(table, ids, leaf.grad))
+        return rows
+
+
+def _add_sparse_grad(table: torch.Tensor, ids: torch.Tensor, grad: torch.Tensor) -> None:
+    sparse = torch.sparse_coo_tensor(ids.unsqueeze(0), grad.to(table.dtype), table.shape, check_invariants=False)
+    table.grad = sparse if table.grad is None else table.grad + sparse
+
+
+class PuzzleTableMixin:
+    """Count, resize and reset the puzzle table `self.model.puzzle_emb` of a head; new puzzles need new rows."""
+
+    def num_parameters(
+        self, only_trainable: bool = False, exclude_embeddings: bool = False, include_puzzle_table: bool = False
+    ) -> int:
+        """Count parameters as in transformers, on request with the puzzle table, which is a buffer."""
+        total = super().num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings)
+        if include_puzzle_table and self.model.puzzle_emb is not None:
+            total += self.model.puzzle_emb.weight.numel()
+        return total
+
+    def resize_puzzle_embeddings(self, num_puzzles: int) -> None:
+        """Change the number of puzzle identifiers; new rows start at the mean of the present ones."""
+        table = self._puzzle_table()
+        if num_puzzles < 1:
+            raise ValueError(f"num_puzzles={num_puzzles}: must be at least 1, the row of the blank identifier")
+        new = table.mean(0, keepdim=True).expand(max(0, num_puzzles - len(table)), -1)
+        self.model.puzzle_emb.weight = nn.Buffer(torch.cat((table[:num_puzzles], new)))
+        self.config.num_puzzle_identifiers = num_puzzles
+
+    def reset_puzzle_embeddings(self) -> None:
+        """Set every row to the mean of the table, as TRM does before fine-tuning on new puzzles."""
+        table = self._puzzle_table()
+        table.copy_(table.mean(0, keepdim=True).expand_as(table))
+
+    def adapt_puzzle_embeddings(self, num_puzzles: int, how: str) -> None:
+        """Fit the table to a data set of `num_puzzles` identifiers before fine-tuning.
+
+        `how` is "keep" for the same identifiers, "reset" for new puzzles, or "extend" to add rows for more.
+        """
+        if self.model.puzzle_emb is None:
+            return
+        present = self.config.num_puzzle_identifiers
+        if how == "reset" or (how == "extend" and num_puzzles >= present):
+            self.resize_puzzle_embeddings(num_puzzles)
+            if how == "reset":
+                self.reset_puzzle_embeddings()
+        elif how != "keep" or num_puzzles != present:
+            raise ValueError(
+                f"puzzle_embeddings={how!r}: the model has {present} puzzle identifiers, the data {num_puzzles}; use "
+                '"reset" for new puzzles, "extend" if the data add puzzles to the known ones, "keep" for the same'
+            )
+
+    def _puzzle_table(self) -> torch.Tensor:
+        if self.model.puzzle_emb is None:
+            raise ValueError("puzzle_emb_ndim=0: this model has no puzzle table")
+        return self.model.puzzle_emb.weight
 
 
 @dataclass
@@ -128,11 +216,11 @@ class PuzzlePreTrainedModel(CheckpointCodeMixin, PreTrainedModel):
 
     @property
     def compute_dtype(self) -> torch.dtype:
-        """dtype of activations: `config.forward_dtype`, or that of the weights."""
+        """Return the dtype of activations: `config.forward_dtype`, or that of the weights."""
         return getattr(torch, self.config.forward_dtype) if self.config.forward_dtype else self.dtype
 
     def wants_hidden_states(self, asked: bool | None) -> bool:
-        """Whether a call asks for them, or else the config."""
+        """Return whether the call asks for hidden states, or else the config."""
         return self.config.output_hidden_states if asked is None else asked
 
 
@@ -171,7 +259,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         self.embed.tokens = value
 
     def puzzle_rows(self, puzzle_identifiers: torch.Tensor | None, batch_size: int) -> torch.Tensor | None:
-        """Rows [B, puzzle_emb_ndim] of the table; identifier 0 (blank) if none are given."""
+        """Return rows [B, puzzle_emb_ndim] of the table; of identifier 0 (blank) if none are given."""
         if self.puzzle_emb is None:
             return None
         if puzzle_identifiers is None:
@@ -179,10 +267,10 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         return self.puzzle_emb(puzzle_identifiers)
 
     def fresh_states(self, x: torch.Tensor, noise: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
-        """`initial_states`; `noise` is the std of a normal added to each.
+        """Return `initial_states` with normal noise of this std.
 
-        The head asks for them between two calls of this module, when accelerate may have H_init and L_init elsewhere
-        (`offload_buffers`); its hook fetches them as for a call.
+        The head calls this between two calls of the module, when accelerate may have offloaded H_init and L_init; its
+        hook fetches them as for a call.
         """
         hook = getattr(self, "_hf_hook", None)
         fetched = hook is not None and any(buffer.is_meta for buffer in self.buffers(recurse=False))
@@ -196,7 +284,7 @@ class PuzzleReasoner(PuzzlePreTrainedModel):
         return z_H, z_L
 
     def initial_states(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """z_H and z_L of fresh rows, like x [B, T, D]."""
+        """Return z_H and z_L of fresh rows, like x [B, T, D]."""
         return self.H_init.to(x).expand_as(x), self.L_init.to(x).expand_as(x)
 
     @can_return_tuple
@@ -286,7 +374,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         puzzle_identifiers: torch.Tensor | None = None,
         labels: torch.Tensor | None = None,
     ) -> ActCarry:
-        """A carry of B halted slots, so that the next call starts every row on the data offered to it."""
+        """Return a carry of B halted slots; the next call starts every row on the data offered to it."""
         batch_size = input_ids.shape[0]
         z_H, z_L = (
             torch.zeros(shape, dtype=self.compute_dtype, device=input_ids.device)
@@ -369,18 +457,15 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
         return ActCarry(z_H.detach(), z_L.detach(), steps, halted, data), outputs, (z_L, z_H)
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """Fewest ACT steps of each slot in training, int32 [B]; some slots explore further than they would."""
+        """Draw the fewest ACT steps of each slot in training, int32 [B]; some slots explore further."""
         return exploration_min_steps(carry.steps, self.config.halt_max_steps, self.config.halt_exploration_prob)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
-        """Logits [B, S, V] of a state."""
+        """Return logits [B, S, V] of a state."""
         return self.lm_head(z_H[:, self.config.prefix_len :])
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """q_halt and q_continue, float32 [B], read from the first position of z_H [B, T, D].
-
-        `logits` of that state, if they are at hand, spare a model that judges by them a second `read_out`.
-        """
+        """Return q_halt and q_continue, float32 [B], of z_H [B, T, D]; a model may judge by the `logits` of z_H."""
         return self.q_head(z_H[:, 0]).float().unbind(-1)
 
     def _losses_and_metrics(self, outputs, labels, halted, steps) -> dict[str, Any]:
@@ -394,18 +479,16 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             losses["q_halt_loss"] = halting_loss(q_halt, num_correct == num_labels) / batch_size
             losses["loss"] = lm_loss + 0.5 * losses["q_halt_loss"]
         if "target_q_continue" in outputs:
-            losses["q_continue_loss"] = (
-                halting_loss(outputs["q_continue_logits"], outputs["target_q_continue"]) / batch_size
-            )
-            losses["loss"] = losses["loss"] + 0.5 * losses["q_continue_loss"]
+            continue_loss = halting_loss(outputs["q_continue_logits"], outputs["target_q_continue"]) / batch_size
+            losses |= {"q_continue_loss": continue_loss, "loss": losses["loss"] + 0.5 * continue_loss}
         return {**losses, "metrics": metrics}
 
     def compile_act_step(self, **kwargs: Any) -> None:
-        """Compiles what a training step repeats; keyword arguments are those of `torch.compile`.
+        """Compile what a training step repeats; keyword arguments are those of `torch.compile`.
 
         A small model becomes one graph. A large one is compiled per level, because the time to compile grows with the
-        number of inlined blocks (95 s against 28 s for HRM's 48 on two cores) and the calls between levels no longer
-        matter. `solve` stays uncompiled: its batch shrinks at every step.
+        number of inlined blocks (95 s against 28 s for HRM's 48 on two cores). `solve` stays uncompiled: its batch
+        shrinks at every step.
         """
         kwargs = {"dynamic": False, **kwargs}
         if self.config.draws_random_numbers and self.device.type == "cpu":
@@ -419,7 +502,7 @@ class PuzzleSolvingHead(PuzzleTableMixin, PuzzleSolverMixin, PuzzlePreTrainedMod
             level.compile(fullgraph=True, **kwargs)
 
     def optimizer_groups(self) -> list[dict[str, Any]]:
-        """Parameter groups of a trainer: all trainable weights, and the sparsely trained puzzle table."""
+        """Return parameter groups of a trainer: all trainable weights, and the sparsely trained puzzle table."""
         groups = [{"name": "dense", "params": [p for p in self.parameters() if p.requires_grad]}]
         if self.model.puzzle_emb is not None:
             groups.append({"name": "puzzle_emb", "params": [self.model.puzzle_emb.weight], "sparse_rows": True})

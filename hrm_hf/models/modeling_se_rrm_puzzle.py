@@ -104,7 +104,7 @@ class SymbolBlock(PuzzleBlock):
         return self.transition(rms_norm(by_position + attended, self.eps).transpose(1, 2))
 
     def transition(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The SwiGLU of a block and the norm after it, [B, V, T, D]."""
+        """Apply the SwiGLU of a block and the norm after it, [B, V, T, D]."""
         flat = hidden_states.flatten(0, 1)  # three axes: the 8-bit product of bitsandbytes takes no more
         return rms_norm(hidden_states + self.mlp(flat).unflatten(0, hidden_states.shape[:2]), self.eps)
 
@@ -133,9 +133,8 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
         super().__init__(config)
         if not config.two_states:
             self.L_init = None
-        self.L_level = ReasoningLevel(
-            config, config.L_layers, SymbolBlock if config.mixing == "attention" else SymbolMeanBlock
-        )
+        block = SymbolBlock if config.mixing == "attention" else SymbolMeanBlock
+        self.L_level = ReasoningLevel(config, config.L_layers, block)
         self.post_init()
 
     def initial_states(self, x):
@@ -156,10 +155,9 @@ class SeRrmPuzzleModel(EquilibriumReasoner):
 
 
 def canonical_symbols(input_ids: torch.Tensor, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """New names of the symbols of each board [B, S] by first occurrence, absent ones last; special ones keep theirs.
+    """Rename the symbols of each board [B, S] by first occurrence, absent ones last; special ones keep their names.
 
-    Returns:
-        int64 [B, vocab_size] each: the new name of every symbol, and the symbol of every new name.
+    Returns the new name of every symbol, and the symbol of every new name, int64 [B, vocab_size] each.
     """
     symbols = torch.arange(vocab_size, device=input_ids.device)
     here = F.pad(input_ids.unsqueeze(1) == symbols.unsqueeze(1), (0, 1), value=True)  # [B, V, S + 1]
@@ -180,11 +178,8 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
 
     def make_heads(self, config: SeRrmPuzzleConfig) -> None:
         V, D = config.state_symbols, config.hidden_size
-        self.lm_head = (
-            CastedLinear(D, 1, bias=False)
-            if config.equivariant_symbols
-            else CastedLinear(V * D, config.vocab_size, bias=False)
-        )
+        sizes = (D, 1) if config.equivariant_symbols else (V * D, config.vocab_size)
+        self.lm_head = CastedLinear(*sizes, bias=False)
 
     def read_out(self, z_H: torch.Tensor) -> torch.Tensor:
         z_H = z_H[:, :, : self.config.seq_len].contiguous()  # else frozen weights change how torch multiplies
@@ -195,7 +190,7 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         return self.lm_head(z_H.transpose(1, 2).flatten(2))
 
     def q_values(self, z_H: torch.Tensor, logits: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
-        """q_halt, float32 [B], whose sigmoid is the least over cells of the largest probability; and zeros."""
+        """Return q_halt, float32 [B], whose sigmoid is the least over cells of the largest probability; and zeros."""
         with torch.no_grad():
             logits = self.read_out(z_H) if logits is None else logits
             least = logits.float().softmax(-1).amax(-1).amin(-1)
@@ -210,12 +205,10 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         until: Settles | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """As `PuzzleSolverMixin.run`, on boards whose symbols are renamed by their first occurrence.
+        """Run as `PuzzleSolverMixin.run`, on boards whose symbols are renamed by their first occurrence.
 
-        Two boards that differ by a permutation of symbols therefore map to the same tensor, and their answers and
-        logits differ by that permutation exactly. (Two symbols that a board lacks differ by rounding at most.)
-
-        A puzzle table tells symbols apart, since its rows have a number for each: boards then keep their names.
+        Boards that differ by a permutation of symbols map to the same tensor, and their answers and logits differ by
+        that permutation exactly. A puzzle table tells symbols apart: boards then keep their names.
         """
         if not self.config.equivariant_symbols or self.model.puzzle_emb is not None:
             return super().run(input_ids, puzzle_identifiers, settings, until, return_trajectory)
@@ -226,12 +219,11 @@ class SeRrmPuzzleForSolving(PuzzleSolvingHead):
         solution.predictions = to_old.gather(1, solution.predictions)
         solution.logits = solution.logits.gather(2, to_new.unsqueeze(1).expand_as(solution.logits))
         if solution.trajectory is not None:
-            steps = len(solution.trajectory)
-            solution.trajectory = to_old.expand(steps, -1, -1).gather(2, solution.trajectory)
+            solution.trajectory = to_old.expand(len(solution.trajectory), -1, -1).gather(2, solution.trajectory)
         return solution
 
     def sample_min_steps(self, carry: ActCarry) -> torch.Tensor:
-        """A row halts at a step with `halt_exploration_prob`: int32 [B], 0 where it does, else halt_max_steps."""
+        """Halt each row at a step with `halt_exploration_prob`: int32 [B], 0 where it does, else halt_max_steps."""
         goes_on = torch.rand(carry.steps.shape, device=carry.steps.device) >= self.config.halt_exploration_prob
         return goes_on * torch.full_like(carry.steps, self.config.halt_max_steps)
 

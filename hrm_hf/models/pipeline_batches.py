@@ -11,8 +11,7 @@ import torch
 class OwnBatchesMixin:
     """For a `transformers.Pipeline` with `_run(batch, forward_params, postprocess_params)`, which yields results.
 
-    The library's own iteration would look for a tokenizer that pads. What is saved has the pipeline's code because the
-    code of the model names it. Nothing is loaded beside the model but what a pipeline asks for.
+    The library's own iteration would look for a tokenizer that pads.
     """
 
     _load_tokenizer = False
@@ -26,7 +25,7 @@ class OwnBatchesMixin:
         self.model.eval()
 
     def save_pretrained(self, save_directory, **kwargs: Any) -> None:
-        """As in transformers."""
+        """Save the model, whose code brings the pipeline's, and the feature extractor."""
         self.model.save_pretrained(save_directory, **kwargs)
         if self.feature_extractor is not None:
             self.feature_extractor.save_pretrained(save_directory, **kwargs)
@@ -40,7 +39,7 @@ class OwnBatchesMixin:
         forward_params,
         postprocess_params,
     ) -> Iterator[dict[str, Any]]:
-        """Yields results in the order of `inputs`, `batch_size` preprocessed inputs at a time."""
+        """Yield results in the order of `inputs`, `batch_size` preprocessed inputs at a time."""
         batch: list[dict] = []
         for item in inputs:
             batch.append(self.preprocess(item, **preprocess_params))
@@ -51,13 +50,13 @@ class OwnBatchesMixin:
             yield from self._run(batch, forward_params, postprocess_params)
 
     def run_single(self, inputs: Any, preprocess_params, forward_params, postprocess_params) -> dict[str, Any]:
-        """The result of one input."""
+        """Return the result of one input."""
         return next(self.get_iterator([inputs], 0, 1, preprocess_params, forward_params, postprocess_params))
 
 
 @contextmanager
 def seeded(device: torch.device, *seed: int) -> Iterator[None]:
-    """Random numbers of `device` and of the CPU that depend on `seed` alone; those of the caller are left alone."""
+    """Seed the random numbers of `device` and of the CPU in a block; those of the caller stay as they are."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(int(np.random.SeedSequence(seed).generate_state(1)[0]))
         yield

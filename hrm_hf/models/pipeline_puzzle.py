@@ -3,9 +3,8 @@
     solve = pipeline(model="org/hrm-sudoku", trust_remote_code=True)
     solve("53..7....6..195....98....6.8...6...34..8.3..17...2...6.6....28....419..5....8..79")["text"]
 
-What travels with a checkpoint is the notation of boards and what `model.solve` does by itself. All that needs the
-rules or the symmetries of a task is in the package's pipeline of the same name: checked answers, votes, search, files,
-ARC tasks. There `import hrm_hf` takes that one.
+It knows the notation of boards and `model.solve`. The package's pipeline of the same name adds all that needs the
+rules or the symmetries of a task: checked answers, votes, search, files, ARC tasks.
 """
 
 import math
@@ -66,7 +65,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {}, {name: value for name, value in {**given, "seed": seed}.items() if value is not None}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solves one puzzle, or a list, generator or `Dataset` of them; see the class."""
+        """Solve one puzzle, or a list, generator or `Dataset` of them; see the class."""
         if isinstance(inputs, torch.Tensor):
             inputs = inputs.tolist()
         if isinstance(inputs, (list, tuple)):
@@ -76,11 +75,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return super().__call__(inputs, **kwargs)
 
     def preprocess(self, input_: Any) -> dict[str, torch.Tensor]:
-        """`input_ids` int64 [1, S] and `puzzle_identifiers` [1] of one puzzle.
-
-        Raises:
-            ValueError: a number of cells, a cell, a row of the puzzle table or a key that the model does not know.
-        """
+        """Return `input_ids` int64 [1, S] and `puzzle_identifiers` [1] of one puzzle."""
         config = self.model.config
         item = dict(input_) if isinstance(input_, dict) else {"puzzle": input_}
         row = int(item.pop("puzzle_identifier", 0))
@@ -99,7 +94,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {"input_ids": torch.tensor([tokens]), "puzzle_identifiers": torch.tensor([row])}
 
     def _flat(self, item: Any) -> list:
-        """The cells of a board, of a row, or of a part of these."""
+        """List the cells of a board, of a row, or of a part of these."""
         if isinstance(item, str):  # open cells of a maze are spaces
             return list(item.replace("\n", "") if self.model.config.task == "maze" else "".join(item.split()))
         if isinstance(item, (list, tuple)):
@@ -118,7 +113,7 @@ class PuzzlePipeline(OwnBatchesMixin, Pipeline):
         return {"tokens": solution.predictions, "steps": solution.steps, "q_halt": solution.q_halt.float()}
 
     def postprocess(self, model_outputs: dict[str, torch.Tensor]) -> dict[str, Any]:
-        """The answer as rows and as a string, with its steps and its confidence."""
+        """Return the answer as rows and as a string, with its steps and its confidence."""
         grid = model_outputs["tokens"].reshape(self.grid_shape).tolist()
         if self.cells:  # a larger vocabulary may yield tokens that are no cell: shown as padding
             grid = [[self.cells[token if token < len(self.cells) else 0] for token in row] for row in grid]

@@ -30,16 +30,16 @@ REDRAWS = 3
 
 
 def truncated_normal_(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Fills `tensor` with a normal truncated at two of its own scales whose standard deviation really is `std`."""
+    """Fill `tensor` with a normal truncated at two of its own scales, with standard deviation `std`."""
     scale = std / TRUNCATED_STD
     return init.trunc_normal_(tensor, mean=0.0, std=scale, a=-2 * scale, b=2 * scale)
 
 
 def truncated_normal_like(tensor: torch.Tensor, std: float) -> torch.Tensor:
-    """Draws of the distribution of `truncated_normal_`, in a form that compiles to fast code.
+    """Draw from the distribution of `truncated_normal_`, in a form that compiles to fast code.
 
-    What lies beyond two scales is drawn anew, up to three times; of 230,000 numbers one is beyond even then, and cut
-    off. (The inverse of the error function, which would be exact, takes a compiled step longer than a pass on a CPU.)
+    Numbers beyond two scales are redrawn up to three times; one of 230,000 is beyond even then, and clamped. (The
+    inverse of the error function, which would be exact, takes a compiled step longer than a pass on a CPU.)
     """
     draw = torch.randn_like(tensor, dtype=torch.float32)
     for _ in range(REDRAWS):
@@ -54,7 +54,7 @@ def rms_norm(hidden_states: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 def swiglu_width(size: int, expansion: float) -> int:
-    """Hidden width of a SwiGLU over an axis of `size`: two thirds of the expansion, up to a multiple of 256."""
+    """Return the hidden width of a SwiGLU: two thirds of `expansion * size`, up to a multiple of 256."""
     return -(-round(expansion * size * 2 / 3) // 256) * 256
 
 
@@ -67,16 +67,15 @@ class CastedLinear(nn.Linear):
 
 
 def linear_class(config: HrmPuzzleConfig) -> type[nn.Linear]:
-    """The blocks' linear layers: `CastedLinear`, but plain linear layers where the config has a quantization_config.
+    """Return the blocks' linear class: `CastedLinear`, or nn.Linear where the config has a quantization_config.
 
-    bitsandbytes replaces nn.Linear and none of its subclasses: blocks of the other kind would silently stay as they
-    are. What it puts in their place follows the dtype of its input by itself.
+    bitsandbytes replaces nn.Linear and none of its subclasses; its layers follow the dtype of their input.
     """
     return CastedLinear if getattr(config, "quantization_config", None) is None else nn.Linear
 
 
 class QHead(CastedLinear):
-    """Q values of halting (row 0) and continuing (row 1). A class of its own because it starts at 0 with bias -5."""
+    """Q values of halting (row 0) and continuing (row 1); they start at 0 with bias -5."""
 
 
 class PuzzleAttention(nn.Module):
@@ -104,7 +103,7 @@ class PuzzleAttention(nn.Module):
         rotary: tuple[torch.Tensor, torch.Tensor] | None,
         num_queries: int | None = None,
     ) -> torch.Tensor:
-        """hidden_states [B, T, D] to [B, num_queries or T, D]: only the first `num_queries` positions ask."""
+        """Map hidden_states [B, T, D] to [B, num_queries or T, D], of the first `num_queries` positions."""
         heads = self.num_heads
         qkv = self.qkv_proj(hidden_states).unflatten(-1, (3 * heads, self.head_dim))
         query_key, value = qkv.split((2 * heads, heads), dim=2)
@@ -147,7 +146,7 @@ class PuzzleBlock(GradientCheckpointingLayer):
         self.mlp = SwiGLU(config.hidden_size, config, getattr(config, "intermediate_size", None))
 
     def mix_positions(self, config: HrmPuzzleConfig, layer_idx: int) -> None:
-        """Builds what exchanges information between positions; attention here."""
+        """Build the layer that exchanges information between positions; attention here."""
         self.self_attn = PuzzleAttention(config, layer_idx)
 
     def forward(
@@ -192,13 +191,10 @@ def one_step_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """H_cycles of L_cycles low-level updates and one high-level update each; only the last of both has a gradient.
+    """Run H_cycles of L_cycles low-level updates and one high-level update; the last of each has a gradient.
 
-    Args:
-        cycles: (H_cycles, L_cycles). x, z_H, z_L: [B, T, D]. num_queries: positions of the last z_H; all by default.
-
-    Returns:
-        The new z_H and z_L. Source: section 2 of the HRM paper, "one-step gradient".
+    x, z_H and z_L are [B, T, D]; `num_queries` limits the positions of the last z_H. Source: section 2 of the HRM
+    paper, "one-step gradient".
     """
     H_cycles, L_cycles = cycles
     with torch.no_grad():
@@ -221,9 +217,9 @@ def last_cycle_gradient(
     z_L: torch.Tensor,
     num_queries: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """H_cycles of L_cycles updates of z_L and one of z_H by the same level; only the last cycle has a gradient.
+    """Run H_cycles of L_cycles updates of z_L and one of z_H by the same level; only the last cycle has a gradient.
 
-    Arguments and result are those of `one_step_gradient`. Source: the TRM paper, arXiv 2510.04871.
+    See `one_step_gradient`. Source: the TRM paper, arXiv 2510.04871.
     """
     H_cycles, L_cycles = cycles
 
@@ -252,13 +248,13 @@ class PuzzleInputEmbedding(nn.Module):
             self.sin = nn.Buffer(torch.empty(shape), persistent=False)
 
     def make_tables(self, config: HrmPuzzleConfig) -> None:
-        """Builds the trained vectors of tokens and positions."""
+        """Build the trained vectors of tokens and positions."""
         self.tokens = nn.Embedding(config.vocab_size, config.hidden_size)
         if config.pos_encodings == "learned":
             self.positions = nn.Embedding(config.max_position_embeddings, config.hidden_size)
 
     def coordinates(self) -> list[torch.Tensor]:
-        """By what the parts of a head turn at each position, [T] each: its number, or row and column of its cell."""
+        """Return by what the parts of a head turn at each position, [T] each: number, or row and column."""
         config = self.config
         if config.pos_encodings == "rope":
             return [torch.arange(config.prefix_len + config.seq_len)]
@@ -282,7 +278,7 @@ class PuzzleInputEmbedding(nn.Module):
     def forward(
         self, input_ids: torch.Tensor, puzzle_rows: torch.Tensor | None, dtype: torch.dtype
     ) -> tuple[torch.Tensor, tuple[torch.Tensor, torch.Tensor] | None]:
-        """Returns x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, 1, head_dim] in float32, or None."""
+        """Return x [B, T, D] in `dtype` and the rotary tables (cos, sin) [1, T, 1, head_dim] in float32, or None."""
         config = self.config
         self.validate_length(input_ids)
         x = self.tokens(input_ids).to(dtype)
@@ -296,11 +292,11 @@ class PuzzleInputEmbedding(nn.Module):
         return math.sqrt(config.hidden_size) * x, self.rotary()
 
     def rotary(self) -> tuple[torch.Tensor, torch.Tensor] | None:
-        """The tables for the attention of a pass."""
+        """Return the tables for the attention of a pass."""
         return (self.cos, self.sin) if self.config.rotary_parts else None
 
     def validate_length(self, input_ids: torch.Tensor) -> None:
-        """Raises ValueError for anything but [batch, seq_len]."""
+        """Raise ValueError for anything but [batch, seq_len]."""
         if input_ids.dim() != 2 or input_ids.shape[1] != self.config.seq_len:
             raise ValueError(f"input_ids has shape {list(input_ids.shape)}; expected [batch, {self.config.seq_len}]")
 
@@ -326,7 +322,7 @@ class UnitMeans(nn.Module):
         self.members = nn.Buffer(torch.empty(sum(self.counts), rows * columns), persistent=False)
 
     def member_table(self) -> torch.Tensor:
-        """float32 [units, S]: 1 where a cell is in a unit; rows, then columns, then boxes."""
+        """Return float32 [units, S], 1 where a cell is in a unit; rows, then columns, then boxes."""
         (rows, columns), (box_rows, box_columns) = self.grid_shape, self.box_shape
         cells = torch.arange(rows * columns)
         row, column = cells // columns, cells % columns

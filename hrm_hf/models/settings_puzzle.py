@@ -17,13 +17,11 @@ class SolveSettings:
     """How a puzzle model solves a batch of boards; each field's metadata has its help and its inclusive bounds.
 
     Notes:
-        min_confidence: preferring to halt means that the answer is more likely right than not. A higher bar buys
-            accuracy with steps.
+        min_confidence: a model prefers to halt when the answer is more likely right than not; a higher bar trades
+            steps for accuracy.
         halt: with "fixed", all boards take `max_steps`, as in the original's evaluation.
-        noise: std of a normal added to the latent states. The default is 0.2 with restarts, unless the model itself
-            draws random numbers.
-        restarts: as many run at a time as boards were given, or `model.boards_per_call` if that is more. A board
-            whose answer no further run can change gets no further run.
+        noise: the default is 0.2 with restarts, unless the model itself draws random numbers.
+        restarts: a board whose answer no further run can change gets no further run.
         choose: see `AnswerPool`. With "rules", a run ends at the first step whose answer the rules accept.
         exit_when_still: compared with `PuzzleSolution.residual`, with halt="fixed" too. With noise at every step, no
             state is stiller than the noise.

@@ -34,11 +34,10 @@ class PuzzleSolution:
     Attributes:
         predictions: token ids [B, S]. steps: ACT steps used [B]. q_halt: logit [B] of the answer being right.
         logits: [B, S, V] of the answer.
-        trajectory: predictions after each step [steps, B, S] if asked for; a finished row repeats its answer.
-        q_trajectory: q_halt after each step [steps, B], likewise.
-        residual: [B], how much the last steps moved the state, where the choice or an exit asks for it: the mean over
-            the last three steps of ||z_t - z_{t-1}|| / ||z_t|| (z_H).
-        steps_of_all_runs: ACT steps [B] of all restarts of a board, those of the answer included.
+        trajectory, q_trajectory: predictions [steps, B, S] and q_halt [steps, B] after each step, on request; a
+            finished row repeats its answer.
+        residual: [B], the mean over the last three steps of ||z_t - z_{t-1}|| / ||z_t|| (z_H), if a setting needs it.
+        steps_of_all_runs: ACT steps [B] of all restarts of a board.
     """
 
     predictions: torch.Tensor
@@ -52,19 +51,19 @@ class PuzzleSolution:
 
     @classmethod
     def empty(cls, boards: torch.Tensor, x: torch.Tensor, vocab_size: int, residual: bool) -> "PuzzleSolution":
-        """A solution of boards [B, S] to be filled in, with the dtype and device of their embedding x."""
+        """Return a solution of boards [B, S] to fill in, with the dtype and device of their embedding x."""
         numbers = x.new_zeros(len(boards), dtype=torch.float32)
         logits = x.new_empty((*boards.shape, vocab_size))
         predictions = torch.empty_like(boards, dtype=torch.long)
         return cls(predictions, numbers.int(), numbers, logits, residual=numbers.clone() if residual else None)
 
     def select(self, rows: torch.Tensor) -> "PuzzleSolution":
-        """The answers of an index [N] of rows."""
+        """Return the answers of an index [N] of rows."""
         return _each_field(lambda value, axis: value.index_select(axis, rows), self)
 
 
 class AnswerPool:
-    """Answers of several runs, of which those are kept that may still win.
+    """Answers of several runs to boards [B, S]; those that can no longer win are dropped.
 
     An answer that the rules accept beats every other. Among equals in that, `choose` decides:
 
@@ -72,11 +71,6 @@ class AnswerPool:
     - "residual": the smallest residual;
     - "vote": the answer that most runs gave, between equal counts that of the highest q_halt;
     - "rules": the first that the rules accept, and where they accept none, the highest q_halt.
-
-    Args:
-        input_ids: the boards, [B, S].
-        first: answers of the first run, one for each board.
-        accepts: the rules; without them no answer is better than another by them.
     """
 
     def __init__(self, input_ids: torch.Tensor, first: PuzzleSolution, choose: str, accepts: Accepts | None = None):
@@ -88,7 +82,7 @@ class AnswerPool:
         self.add(torch.arange(len(input_ids), device=input_ids.device), first)
 
     def add(self, boards: torch.Tensor, found: PuzzleSolution) -> None:
-        """Takes the answers of another run, in the order of runs, to an index [N] of boards."""
+        """Add the answers of another run, in the order of runs, to an index [N] of boards."""
         accepted = torch.zeros_like(boards, dtype=torch.bool)
         if self.accepts is not None:
             accepted = self.accepts(self.input_ids[boards], found.predictions)
@@ -99,7 +93,7 @@ class AnswerPool:
         self._drop_losers()
 
     def undecided(self, runs_left: int) -> torch.Tensor:
-        """Index of the boards whose answer `runs_left` more runs might change."""
+        """Return the index of the boards whose answer `runs_left` more runs might change."""
         everything = torch.arange(len(self.input_ids), device=self.boards.device)
         if runs_left == 0:
             return everything[:0]
@@ -115,11 +109,11 @@ class AnswerPool:
         return everything
 
     def solution(self) -> PuzzleSolution:
-        """The answer to each board."""
+        """Return the answer to each board."""
         return replace(self.found.select(self._best()), steps_of_all_runs=self.steps)
 
     def _drop_losers(self) -> None:
-        """Keeps the best answer to each board, or in a vote the surest of each group of equal answers."""
+        """Keep the best answer to each board, or in a vote the surest of each group of equal answers."""
         names = self.boards.unsqueeze(1)
         if self.choose == "vote":
             names = torch.cat((names, self.found.predictions), dim=1)
@@ -130,11 +124,11 @@ class AnswerPool:
         self.found = self.found.select(kept)
 
     def _best(self) -> torch.Tensor:
-        """Index [B] of the answer that stands for each board."""
+        """Return the index [B] of the best answer to each board."""
         return _first_of_each(self.boards, self._order())
 
     def _order(self) -> torch.Tensor:
-        """Index of all answers, best first; equals in the order of runs."""
+        """Return the index of all answers, best first; equals in the order of runs."""
         score = -self.found.residual if self.choose == "residual" else self.found.q_halt
         if self.choose == "rules":
             score = score.masked_fill(self.accepted, torch.inf)
@@ -145,7 +139,7 @@ class AnswerPool:
 
 
 def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
-    """For each group number of `groups` [N], ascending, the entry that `order` [N] names first."""
+    """Return for each number in `groups` [N], ascending, the entry that `order` [N] names first."""
     order = order[torch.argsort(groups[order], stable=True)]
     sorted_groups = groups[order]
     first = torch.ones_like(sorted_groups, dtype=torch.bool)
@@ -154,7 +148,7 @@ def _first_of_each(groups: torch.Tensor, order: torch.Tensor) -> torch.Tensor:
 
 
 def _joined(one: PuzzleSolution, other: PuzzleSolution) -> PuzzleSolution:
-    """The answers of both, those of `one` first; the shorter trajectories repeat their last step."""
+    """Join the answers of both, those of `one` first; the shorter trajectories repeat their last step."""
     if one.trajectory is not None:
         length = max(len(one.trajectory), len(other.trajectory))
         one, other = _lengthened(one, length), _lengthened(other, length)
@@ -167,7 +161,7 @@ def _lengthened(found: PuzzleSolution, length: int) -> PuzzleSolution:
 
 
 def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution) -> PuzzleSolution:
-    """`change(value, axis of the rows, values of others)` of each field that has a value."""
+    """Return `change(value, axis of the rows, values of others)` of each field that has a value."""
     changed = {}
     for name in (field.name for field in fields(found)):
         if (value := getattr(found, name)) is not None:
@@ -177,7 +171,7 @@ def _each_field(change: Callable, found: PuzzleSolution, *others: PuzzleSolution
 
 
 def relative_change(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """||new - old|| / ||new|| of each row, float32 [N] of states [N, ...]."""
+    """Return ||new - old|| / ||new|| of each row, float32 [N] of states [N, ...]."""
     new, old = new.float().flatten(1), old.float().flatten(1)
     return torch.linalg.vector_norm(new - old, dim=1) / torch.linalg.vector_norm(new, dim=1).clamp_min(1e-12)
 
@@ -187,10 +181,9 @@ class PuzzleSolverMixin:
 
     @property
     def boards_per_call(self) -> int:
-        """Boards that `solve` is best given at a time, so that votes and restarts fit into memory.
+        """Return how many boards `solve` is best given at a time.
 
-        On a CPU as many as have 4 MiB of state, which stays in its cache (25 boards of 9 x 9 for a width of 512, or
-        with a symbol axis for one of 48); elsewhere 65,536 cells.
+        On a CPU, boards with 4 MiB of state, which stays in its cache; elsewhere 65,536 cells, which fit into memory.
         """
         if self.device.type != "cpu":
             return max(1, TOKENS_PER_CALL // self.config.seq_len)
@@ -206,17 +199,13 @@ class PuzzleSolverMixin:
         return_trajectory: bool = False,
         **settings: Any,
     ) -> PuzzleSolution:
-        """Runs ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
+        """Run ACT steps until every row has its answer; a finished row leaves the batch and costs nothing more.
 
         Args:
             input_ids: [B, S]. puzzle_identifiers: [B], 0 if absent.
             accepts: tells which answers obey the rules of the task: these then beat all others.
             return_trajectory: keep the predictions after every step.
             settings: fields of `SolveSettings`, such as max_steps, min_steps, halt, restarts.
-
-        Raises:
-            TypeError: an unknown setting.
-            ValueError: a setting that is out of range, or restarts that would all give the same.
         """
         settings = SolveSettings(**settings).resolved(self.config)
         if settings.choose == "rules" and accepts is None:
@@ -250,12 +239,7 @@ class PuzzleSolverMixin:
         until: Settles | None = None,
         return_trajectory: bool = False,
     ) -> PuzzleSolution:
-        """One run of `solve` on boards [N, S].
-
-        Args:
-            settings: resolved ones; their `noise` is that of this run.
-            until: a row stops at the first step whose answer this accepts.
-        """
+        """Run resolved settings once on boards [N, S]; a row also stops when `until` accepts its answer."""
         puzzle_rows = self.model.puzzle_rows(puzzle_identifiers, len(input_ids))
         x, rotary = self.model.embed(input_ids, puzzle_rows, self.compute_dtype)
         z_H, z_L = self.model.fresh_states(x, settings.noise)
@@ -292,15 +276,8 @@ class PuzzleSolverMixin:
             solution.trajectory, solution.q_trajectory = map(torch.stack, zip(*after_steps))
         return solution
 
-    def _stops(
-        self,
-        settings: SolveSettings,
-        step: int,
-        q_halt: torch.Tensor,
-        q_continue: torch.Tensor,
-        moves: torch.Tensor,
-    ) -> torch.Tensor:
-        """Whether rows stop after a step by the model's preference or because their states are still, bool [N]."""
+    def _stops(self, settings, step: int, q_halt, q_continue, moves) -> torch.Tensor:
+        """Return which rows stop after a step by the model's preference or as their states are still, bool [N]."""
         stops = torch.zeros_like(q_halt, dtype=torch.bool)
         if settings.halt == "q":
             prefers = wants_to_halt(q_halt, q_continue if self.has_continue_value else None)

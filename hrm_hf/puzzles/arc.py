@@ -5,38 +5,39 @@
     save_arc_dataset(splits, info, tasks, "data/arc1")
 
 Each task is augmented by the eight symmetries and permutations of the colors 1..9 (0, the background, stays), and
-every augmentation is a puzzle with an identifier of its own. Sources are read in `arc_tasks`; tokens, and the names
-of augmentations, are in `arc_grids`.
+every augmentation is a puzzle with an identifier of its own.
 
 What differs from the original builders: randomness is drawn per task, from the seed and the task's name, and tasks are
-sorted, so identifiers do not depend on directory order, hash seed, machine, or which other tasks are present. A task
-that is both trained and evaluated is an error.
+sorted, so identifiers do not depend on directory order, hash seed, machine, or which other tasks are present.
 """
 
 import atexit
 import hashlib
 import json
+import logging
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from ..io.files import load_json
 from .arc_grids import (
     FRAME,
     NUM_COLORS,
+    NUM_DIHEDRAL,
     SEQ_LEN,
     VOCAB_SIZE,
     apply_augmentation,
+    dihedral,
     encode_pair,
     identifier_name,
     parse_identifier,
     place_grid,
 )
-from .arc_tasks import ArcTask, Pair, fingerprint, parse_task, task_to_json
-from .augment import NUM_DIHEDRAL, dihedral
 from .dataset import (
     BLANK_IDENTIFIER,
     IDENTIFIERS_FILE,
@@ -52,18 +53,230 @@ from .dataset import (
 if TYPE_CHECKING:
     import datasets
 
+logger = logging.getLogger(__name__)
+
+EVALUATED_SUBSETS = ("evaluation",)
+KAGGLE_SUFFIX = "_challenges"
 TRIALS_PER_AUGMENTATION = 5
 TEST_PUZZLES_FILE = "test_puzzles.json"
 CHUNK_PUZZLES = 2048
+
+
+class Pair(NamedTuple):
+    """One demonstration or question: grids of colors 0..9, uint8 [rows, columns]; a hidden output is None."""
+
+    input: np.ndarray
+    output: np.ndarray | None
+
+
+@dataclass(frozen=True)
+class ArcTask:
+    """One task. `evaluated`: its test pairs form the test split; otherwise all its pairs are trained on."""
+
+    name: str
+    train: tuple[Pair, ...]
+    test: tuple[Pair, ...]
+    evaluated: bool
+    source: str
+
+
+def read_tasks(sources: Iterable[str | Path], evaluate: Sequence[str] = EVALUATED_SUBSETS) -> list[ArcTask]:
+    """Read tasks from bundles, folders and Kaggle files, sorted by name.
+
+    A source is one of
+
+    - a bundle `{subset: {name: task}}`, a `{name: task}` or a single task, as .json or .json.gz;
+    - a folder of one JSON per task (the subset is the folder that holds the file: training/, evaluation/, ...);
+    - a Kaggle file `..._training_challenges.json` with its `..._solutions.json`, or a folder of such files.
+
+    `source:training,evaluation` takes only these subsets of a source.
+
+    Test pairs of the subsets `evaluate` form the test split; all other subsets are trained on. Of a task that recurs
+    within one role the last source's version is used, with a warning. Another warning names trained tasks that have
+    the pairs of an evaluated one.
+
+    Raises:
+        FileNotFoundError: a source does not exist.
+        ValueError: a malformed task, an unknown subset, or a task that is trained and evaluated at once.
+    """
+    roles: dict[bool, dict[str, ArcTask]] = {True: {}, False: {}}
+    recurring, subsets = set(), set()
+    for source in sources:
+        path, wanted = _split_selector(source)
+        content = _read_source(path)
+        for subset in wanted or sorted(content):
+            if subset not in content:
+                raise ValueError(f"{path} has no subset {subset!r}; it has {sorted(content)}")
+            subsets.add(subset)
+            tasks = roles[subset in evaluate]
+            for name, (raw, where) in content[subset].items():
+                recurring.update([name] if name in tasks else [])
+                tasks[name] = parse_task(raw, name, evaluated=subset in evaluate, where=where, source=path.name)
+    if unknown := set(evaluate) - subsets:
+        raise ValueError(
+            f"no source has the subset {sorted(unknown)} to be evaluated; the sources have {sorted(subsets)}. "
+            "Name one of them, or evaluate nothing (evaluate=(), --train-only)"
+        )
+    _validate_no_leaks(roles)
+    _warn_of_copies(roles)
+    if recurring:
+        logger.warning("%d tasks recur; the last source's version is used: %s", len(recurring), _some(recurring))
+    return sorted([*roles[True].values(), *roles[False].values()], key=lambda task: task.name)
+
+
+def parse_task(raw: Any, name: str, evaluated: bool = True, where: str = "task", source: str = "") -> ArcTask:
+    """Check one task `{"train": [{"input", "output"}, ...], "test": [...]}` and make its grids arrays.
+
+    ValueErrors name `where` (the file), the task, the pair, and the expectation.
+    """
+    where = f"{where}: task {name!r}"
+    if not isinstance(raw, dict) or not all(isinstance(raw.get(part), list) for part in ("train", "test")):
+        found = sorted(raw) if isinstance(raw, dict) else type(raw).__name__
+        raise ValueError(f"{where} must have 'train' and 'test' lists of pairs; found {found}")
+    if name == BLANK_IDENTIFIER or "|||" in name or parse_identifier(name)[0] != name:
+        raise ValueError(f"{where} is named like an identifier of an augmentation; rename it")
+    pairs = {
+        part: tuple(_pair(raw_pair, f"{where}, {part} pair {i}") for i, raw_pair in enumerate(raw[part]))
+        for part in ("train", "test")
+    }
+    if not (all if evaluated else any)(pairs.values()):
+        raise ValueError(f"{where} is empty: an evaluated task needs train and test pairs, another one any pair")
+    trained = (*pairs["train"], *(() if evaluated else pairs["test"]))
+    if hidden := sum(pair.output is None for pair in trained):
+        raise ValueError(f"{where} has {hidden} pairs to train on without 'output'; add solutions or evaluate it")
+    return ArcTask(name, pairs["train"], pairs["test"], evaluated, source)
+
+
+def task_to_json(task: ArcTask) -> dict[str, list[dict[str, list]]]:
+    """Return the task as its JSON file had it, without hidden outputs."""
+    names = Pair._fields
+    return {
+        part: [{name: grid.tolist() for name, grid in zip(names, pair) if grid is not None} for pair in pairs]
+        for part, pairs in (("train", task.train), ("test", task.test))
+    }
+
+
+def _split_selector(source: str | Path) -> tuple[Path, list[str] | None]:
+    if Path(source).exists():
+        return Path(source), None
+    path, separator, subsets = str(source).rpartition(":")
+    if separator and Path(path).exists():
+        return Path(path), subsets.split(",")
+    raise FileNotFoundError(f"{source} does not exist; expected a file, a folder, or PATH:SUBSET,SUBSET")
+
+
+def _read_source(path: Path) -> dict[str, dict[str, tuple[Any, str]]]:
+    """{subset: {name: (raw task, the file it came from)}}"""
+    if path.is_file():
+        return _read_file(path)
+    kaggle = sorted(path.glob(f"*{KAGGLE_SUFFIX}.json"))
+    if kaggle:
+        return {subset: tasks for file in kaggle for subset, tasks in _read_file(file).items()}
+    content: dict[str, dict[str, tuple[Any, str]]] = {}
+    for file in sorted(path.rglob("*.json")):
+        tasks = content.setdefault(file.parent.name, {})
+        if file.stem in tasks:
+            raise ValueError(f"{file}: subset {file.parent.name!r} already has a task {file.stem!r}")
+        tasks[file.stem] = (load_json(file), str(file))
+    if not content:
+        raise ValueError(
+            f"{path} holds no .json files; expected folders of tasks, or Kaggle files *{KAGGLE_SUFFIX}.json"
+        )
+    return content
+
+
+def _read_file(file: Path) -> dict[str, dict[str, tuple[Any, str]]]:
+    stem = file.name.split(".json")[0]
+    raw = load_json(file)
+    if not isinstance(raw, dict) or not raw:
+        raise ValueError(f"{file} must hold a JSON object of tasks; it holds {str(raw)[:40]}")
+    if stem.endswith(KAGGLE_SUFFIX):
+        _add_solutions(raw, file)
+        subsets = {stem.removesuffix(KAGGLE_SUFFIX).rpartition("_")[2]: raw}
+    elif "train" in raw or "test" in raw:
+        subsets = {file.resolve().parent.name: {stem: raw}}
+    elif all(isinstance(value, dict) and ("train" in value or "test" in value) for value in raw.values()):
+        subsets = {stem: raw}
+    else:
+        subsets = raw
+    for subset, tasks in subsets.items():
+        if not isinstance(tasks, dict):
+            raise ValueError(f"{file}: subset {subset!r} must be an object {{name: task}}; it is {str(tasks)[:40]}")
+    return {subset: {name: (task, str(file)) for name, task in tasks.items()} for subset, tasks in subsets.items()}
+
+
+def _add_solutions(tasks: dict[str, Any], challenges: Path) -> None:
+    """Put the outputs of Kaggle's solutions file, where there is one, into the test pairs of `tasks`."""
+    file = challenges.with_name(challenges.name.replace(KAGGLE_SUFFIX, "_solutions"))
+    if not file.exists():
+        return
+    solutions = load_json(file)
+    for name, task in tasks.items():
+        tests, outputs = task.get("test", []), solutions.get(name, [])
+        if len(tests) != len(outputs):
+            counts = f"{len(outputs)} solutions; {challenges.name} has {len(tests)} tests"
+            raise ValueError(f"{file}: task {name!r} has {counts}")
+        task["test"] = [{**pair, "output": output} for pair, output in zip(tests, outputs)]
+
+
+def _pair(raw: Any, where: str) -> Pair:
+    if not isinstance(raw, dict) or "input" not in raw:
+        raise ValueError(f"{where} must be an object with 'input' and 'output'; it is {str(raw)[:40]}")
+    output = raw.get("output")
+    return Pair(_grid(raw["input"], f"{where}, input"), None if output is None else _grid(output, f"{where}, output"))
+
+
+def _grid(raw: Any, where: str) -> np.ndarray:
+    """A checked grid, uint8 [rows, columns]."""
+    rows = raw.tolist() if isinstance(raw, np.ndarray) else raw
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, list) and row for row in rows):
+        raise ValueError(f"{where} must be a list of rows, each a list of colors; it is {str(raw)[:40]}")
+    widths = {len(row) for row in rows}
+    if len(widths) > 1:
+        raise ValueError(f"{where} is ragged: its rows have {sorted(widths)} cells; all rows must be equally long")
+    if max(len(rows), *widths) > FRAME:
+        raise ValueError(f"{where} is {len(rows)} x {len(rows[0])}; at most {FRAME} x {FRAME} fit")
+    for color in (color for row in rows for color in row):
+        if type(color) is not int or not 0 <= color < NUM_COLORS:
+            raise ValueError(f"{where} holds the color {color!r}; expected a whole number from 0 to 9")
+    return np.array(rows, dtype=np.uint8)
+
+
+def _validate_no_leaks(roles: dict[bool, dict[str, ArcTask]]) -> None:
+    if leaks := sorted(roles[True].keys() & roles[False].keys()):
+        trained, evaluated = (roles[role][leaks[0]].source for role in (False, True))
+        raise ValueError(
+            f"{len(leaks)} evaluated tasks are also trained on: {_some(leaks)} ({leaks[0]} is trained from {trained} "
+            f"and evaluated from {evaluated}); take one of ARC-AGI-1 and 2, or select subsets with PATH:SUBSET"
+        )
+
+
+def _warn_of_copies(roles: dict[bool, dict[str, ArcTask]]) -> None:
+    """Warn of trained copies of evaluated tasks; they stay, because published metrics include one."""
+    evaluated = {fingerprint([*task.train, *task.test]): task.name for task in roles[True].values()}
+    for name, task in roles[False].items():
+        if twin := evaluated.get(fingerprint([*task.train, *task.test])):
+            text = "the answers of the evaluated task %s are trained on: task %s of %s is the same under another name"
+            logger.warning(text, twin, name, task.source)
+
+
+def fingerprint(pairs: Sequence[Pair]) -> bytes:
+    """Return bytes that are equal for two tasks, or variants, with the same pairs in any order."""
+    texts = [[b"" if grid is None else bytes(grid.shape) + grid.tobytes() for grid in pair] for pair in pairs]
+    return b"".join(sorted(hashlib.sha256(b"|".join(pair)).digest() for pair in texts))
+
+
+def _some(names: Collection[str], count: int = 5) -> str:
+    return ", ".join(sorted(names)[:count]) + (", ..." if len(names) > count else "")
 
 
 # Augmentations
 
 
 def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str, list[Pair]]]:
-    """Yields `(identifier name, train pairs then test pairs)`: the task, then up to `num_aug` distinct variants.
+    """Yield `(identifier name, train pairs then test pairs)`: the task, then up to `num_aug` distinct variants.
 
-    Draws at most 5 * num_aug variants, so a task with few distinct ones yields fewer.
+    It draws at most 5 * num_aug variants, so a task with few distinct ones yields fewer.
     """
     pairs = [*task.train, *task.test]
     yield task.name, pairs
@@ -84,7 +297,7 @@ def augmentations(task: ArcTask, num_aug: int, seed: int) -> Iterator[tuple[str,
 
 
 def _task_rng(seed: int, name: str, purpose: str) -> np.random.Generator:
-    """A generator of its own for each task and purpose; sha256 because `hash()` differs between processes."""
+    """Return a generator for each task and purpose; sha256 because `hash()` differs between processes."""
     digest = hashlib.sha256(f"{purpose}:{name}".encode()).digest()
     return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, int.from_bytes(digest, "little")])))
 
@@ -98,18 +311,16 @@ def build_arc(
     seed: int = 42,
     cache_dir: str | Path | None = None,
 ) -> tuple["datasets.DatasetDict", PuzzleInfo]:
-    """Augments and encodes tasks; the rows go to Arrow files, so memory does not grow with their number.
+    """Augment and encode tasks; the rows go to Arrow files, so memory does not grow with their number.
 
     The train split holds all pairs of trained tasks and the train pairs of evaluated ones, each pair shifted by a
     random offset except one per puzzle; the test split holds the test pairs of evaluated tasks, in all augmentations,
     unshifted. Identifiers count from 1 over the sorted tasks and their augmentations.
 
     Args:
-        tasks: from `read_tasks`.
-        num_aug: variants per task besides the original.
-        seed: of augmentations and offsets.
-        cache_dir: where the Arrow files go; a folder in the `datasets` cache that is removed at exit by default. Full
-            ARC needs about 8 GB: set HF_DATASETS_CACHE to choose another disk.
+        tasks: from `read_tasks`. num_aug: variants per task besides the original. seed: of variants and offsets.
+        cache_dir: for the Arrow files; by default a folder in the `datasets` cache (HF_DATASETS_CACHE) that is removed
+            at exit. Full ARC needs about 8 GB.
 
     Raises:
         ValueError: no tasks, or a negative `num_aug` or `seed`.
@@ -145,7 +356,7 @@ def build_arc(
 
 
 def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str, Any]:
-    """Returns the options that identify a build, for `puzzle.json`, before its rows are made."""
+    """Return the options that identify a build, for `puzzle.json`."""
     if num_aug < 0 or seed < 0:
         raise ValueError(f"num_aug is {num_aug} and seed {seed}; neither may be negative")
     if not tasks:
@@ -162,7 +373,7 @@ def build_options(tasks: Sequence[ArcTask], num_aug: int, seed: int) -> dict[str
 def save_arc_dataset(
     splits: "datasets.DatasetDict", info: PuzzleInfo, tasks: Sequence[ArcTask], out: str | Path
 ) -> Path:
-    """`save_puzzle_dataset`, and `test_puzzles.json` beside it: the evaluated tasks unchanged, for voting."""
+    """Save the data set, and the evaluated tasks as `test_puzzles.json` beside it, for voting."""
     folder = save_puzzle_dataset(splits, info, out)
     puzzles = {task.name: task_to_json(task) for task in tasks if task.evaluated}
     (folder / TEST_PUZZLES_FILE).write_text(json.dumps(puzzles))
@@ -170,15 +381,12 @@ def save_arc_dataset(
 
 
 def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -> dict[str, dict[str, np.ndarray]]:
-    """Model inputs of one task, for inference: no offsets, one row per pair.
+    """Return `{"train": {"input_ids", "labels"}, "test": {...}}` of one task for inference, int64 [pairs, 900].
 
     Args:
         task: an `ArcTask`, or the JSON object `{"train": [...], "test": [...]}`; test outputs may be missing.
         identifier: name of the augmentation to show the task in (see `task_identifiers`); None for the original.
-
-    Returns:
-        `{"train": {"input_ids", "labels"}, "test": {...}}`, arrays int64 [pairs, 900]; -100 where nothing is known.
-        `undo_augmentation(crop_prediction(row), identifier)` turns a prediction into a grid.
+            `undo_augmentation(crop_prediction(row), identifier)` turns a prediction into a grid.
     """
     if not isinstance(task, ArcTask):
         task = parse_task(task, "task")
@@ -194,7 +402,7 @@ def encode_task(task: ArcTask | dict[str, Any], identifier: str | None = None) -
 
 
 def task_identifiers(task_name: str, identifiers: Sequence[str]) -> dict[int, str]:
-    """`{puzzle identifier: name}` of all augmentations of a task known to a data set or checkpoint."""
+    """Return `{puzzle identifier: name}` of all augmentations of a task known to a data set or checkpoint."""
     return {i: name for i, name in enumerate(identifiers) if i and parse_identifier(name)[0] == task_name}
 
 
@@ -223,7 +431,7 @@ class _SplitWriter:
             self._flush()
 
     def end_group(self) -> None:
-        """The task is done; a split that got none of its pairs does not count it."""
+        """End a task, which counts as a group if the split got pairs of it."""
         self.groups += self.puzzles > self.puzzles_at_last_group
         self.puzzles_at_last_group = self.puzzles
 
@@ -246,7 +454,7 @@ class _SplitWriter:
 
 
 def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int, int]]:
-    """A random corner for each pair, shared by its input and output; one random pair stays at (0, 0)."""
+    """Draw a random corner for each pair, shared by its input and output; one random pair stays at (0, 0)."""
     fixed = rng.integers(len(pairs))
     room = FRAME - np.array([np.maximum(pair.input.shape, pair.output.shape) for pair in pairs])
     corners = rng.integers(0, room + 1)
@@ -258,7 +466,7 @@ def _offsets(pairs: Sequence[Pair], rng: np.random.Generator) -> list[tuple[int,
 
 
 def card_context(config: Any, folder: Path) -> dict[str, str]:
-    """`known_task`, for the example in the card of an ARC model: a task that has rows in its puzzle table."""
+    """Return `known_task`, a task in the puzzle table, for the example in the card of an ARC model."""
     file = folder / IDENTIFIERS_FILE
     names = json.loads(file.read_text(encoding="utf-8")) if config.task == "arc" and file.exists() else []
     return {"known_task": parse_identifier(names[1])[0] if len(names) > 1 else "task"}

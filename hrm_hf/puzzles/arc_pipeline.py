@@ -1,28 +1,164 @@
-"""ARC as a puzzle task: one task is several questions, and its views are augmentations that the model was trained on.
+"""ARC as a puzzle task: one task is several questions, its views are augmentations of training, and answers vote.
 
 A puzzle model reads the demonstrations of a task from its *row of the puzzle table*, learned in training, not from the
-input. A task that the model never trained on therefore has no row. It is answered with the blank row, with a warning,
-and such answers are not to be expected to be right.
+input. A task that the model never trained on has no row: it gets the blank row, a warning, and hardly a right answer.
 """
 
+import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import fsum
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ..io.files import load_json
-from .arc import augmentations, encode_task, task_identifiers
-from .arc_grids import FRAME, SEQ_LEN, VOCAB_SIZE, apply_augmentation, crop_prediction, encode_grid, undo_augmentation
-from .arc_tasks import parse_task
-from .arc_voting import ATTEMPTS, ArcVoting
+from .arc import TEST_PUZZLES_FILE, augmentations, encode_task, parse_task, task_identifiers
+from .arc_grids import (
+    FRAME,
+    SEQ_LEN,
+    VOCAB_SIZE,
+    apply_augmentation,
+    crop_prediction,
+    encode_grid,
+    parse_identifier,
+    undo_augmentation,
+)
 from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, PAD_ID
-from .tasks import Ballot, Candidate, MazeTask, Puzzle, PuzzleTask, SudokuTask, ballots
+from .tasks import Ballot, Candidate, MazeTask, Puzzle, PuzzleTask, SudokuTask, ballots, sigmoid
 
 
 logger = logging.getLogger(__name__)
+
+PASS_AT = (1, 2, 5, 10, 100, 1000)
+ATTEMPTS = 2
+
+GridKey = tuple[tuple[int, ...], bytes]
+
+
+class RankedAnswer(NamedTuple):
+    """An answer that got votes: colors uint8 [rows, columns], number of votes, mean sigmoid(q_halt)."""
+
+    grid: np.ndarray
+    votes: int
+    mean_q: float
+
+
+class ArcVoting:
+    """Collect predictions on the test split of an ARC data set, let them vote, and score them as HRM and TRM do.
+
+        votes = ArcVoting(load_test_puzzles("data/arc1"), load_puzzle_info("data/arc1").identifiers)
+        votes.update(input_ids, puzzle_identifiers, predictions, q_halt_logits)   # per batch, epoch or checkpoint
+        votes.result()["trm/pass@2"]
+
+    Every row predicts an augmented answer. Undone, equal answers to one question are votes for it, ranked by number of
+    votes, then by mean sigmoid(q_halt). Votes accumulate over all calls of `update`. "hrm" counts a task if all its
+    test inputs are right; "trm" (and Kaggle) gives each task the fraction of its test inputs that are right.
+
+    Args:
+        test_puzzles: `{task name: {"train": ..., "test": [{"input", "output"}, ...]}}`; outputs may be missing.
+        identifiers: names of the puzzle identifiers, position 0 is blank.
+    """
+
+    def __init__(self, test_puzzles: dict[str, dict[str, Any]], identifiers: Sequence[str]):
+        self.test_puzzles = test_puzzles
+        self.identifiers = identifiers
+        # votes[task][question][answer] = sigmoid(q_halt) of each vote
+        self.votes: dict[str, dict[GridKey, dict[GridKey, list[float]]]] = {
+            name: {_key(pair["input"]): {} for pair in task["test"]} for name, task in test_puzzles.items()
+        }
+
+    def update(
+        self, input_ids: np.ndarray, puzzle_identifiers: np.ndarray, predictions: np.ndarray, q_halt_logits: np.ndarray
+    ) -> int:
+        """Add the votes of n rows and return their number; rows with the blank identifier (padding) have none.
+
+        Tokens are [n, 900], the others [n]. ValueError: an identifier is unknown, q is NaN, or an input is no test
+        input of its task.
+        """
+        kept = np.flatnonzero(puzzle_identifiers)
+        if np.isnan(q_halt_logits[kept]).any():
+            raise ValueError("q_halt_logits holds NaN, which cannot rank answers; has the model diverged?")
+        for i, q in zip(kept, sigmoid(q_halt_logits[kept])):
+            identifier, known = int(puzzle_identifiers[i]), len(self.identifiers)
+            if not 0 < identifier < known:
+                raise ValueError(f"puzzle identifier {identifier} is unknown; this data set has 1 to {known - 1}")
+            name = self.identifiers[identifier]
+            task = parse_identifier(name)[0]
+            question = _key(undo_augmentation(crop_prediction(input_ids[i]), name))
+            if question not in self.votes.get(task, {}):
+                raise ValueError(
+                    f"row {i}: its input is no test input of task {task!r} under identifier {name!r}; expected rows "
+                    f"of the test split, and identifiers and {TEST_PUZZLES_FILE} of the same data set"
+                )
+            answer = _key(undo_augmentation(crop_prediction(predictions[i]), name))
+            self.votes[task][question].setdefault(answer, []).append(float(q))
+        return len(kept)
+
+    def replace_votes(self, parts: Sequence[dict[str, dict[GridKey, dict[GridKey, list[float]]]]]) -> None:
+        """Replace the votes by those of `parts`, the `votes` of several objects for the same puzzles."""
+        votes = {task: {question: {} for question in questions} for task, questions in self.votes.items()}
+        for part in parts:
+            for task, questions in part.items():
+                for question, answers in questions.items():
+                    for answer, confidences in answers.items():
+                        votes[task][question].setdefault(answer, []).extend(confidences)
+        self.votes = votes
+
+    def candidates(self, task: str, test_index: int) -> list[RankedAnswer]:
+        """Rank the answers to one test input: more votes, then higher mean q, then a fixed order of the grids."""
+        tallies = self.votes[task][_key(self.test_puzzles[task]["test"][test_index]["input"])]
+        # fsum does not depend on the order of votes, and so not on who has counted which.
+        found = [(len(qs), fsum(qs) / len(qs), answer) for answer, qs in tallies.items()]
+        ranked = sorted(found, key=lambda one: (-one[0], -one[1], one[2]))
+        grids = [np.frombuffer(cells, dtype=np.uint8).reshape(shape) for _, _, (shape, cells) in ranked]
+        return [RankedAnswer(grid, count, mean_q) for grid, (count, mean_q, _) in zip(grids, ranked)]
+
+    def result(self, ks: Sequence[int] = PASS_AT) -> dict[str, float]:
+        """Return hrm/pass@k and trm/pass@k of the tasks with solutions, and numbers of tasks and test inputs.
+
+        A test input without votes is wrong. ValueError if no task has solutions.
+        """
+        solved = [name for name, task in self.test_puzzles.items() if all("output" in pair for pair in task["test"])]
+        if not solved:
+            raise ValueError("no task has solutions to score against")
+        ranks = {name: self._ranks(name) for name in solved}
+        scores = {}
+        for k in ks:
+            right = [task_ranks < k for task_ranks in ranks.values()]
+            scores[f"hrm/pass@{k}"] = float(np.mean([hits.all() for hits in right]))
+            scores[f"trm/pass@{k}"] = float(np.mean([hits.mean() for hits in right]))
+        inputs = [votes for name in solved for votes in self.votes[name].values()]
+        return {
+            **scores,
+            "tasks": len(solved),
+            "test_inputs": sum(len(task_ranks) for task_ranks in ranks.values()),
+            "test_inputs_without_votes": sum(not votes for votes in inputs),
+        }
+
+    def _ranks(self, task: str) -> np.ndarray:
+        """Return the rank of the right answer to each test input (0 is best, infinity if absent)."""
+        ranks = []
+        for i, pair in enumerate(self.test_puzzles[task]["test"]):
+            right = _key(pair["output"])
+            places = [n for n, found in enumerate(self.candidates(task, i)) if _key(found.grid) == right]
+            ranks.append(places[0] if places else np.inf)
+        return np.array(ranks)
+
+
+def load_test_puzzles(path: str | Path) -> dict[str, dict[str, Any]]:
+    """Read `test_puzzles.json` of an ARC data set folder."""
+    file = Path(path) / TEST_PUZZLES_FILE
+    if not file.exists():
+        raise FileNotFoundError(f"{file} is missing; `hrm-hf data arc` writes it beside the data set")
+    return json.loads(file.read_text())
+
+
+def _key(grid: Any) -> GridKey:
+    array = np.asarray(grid, dtype=np.uint8)
+    return array.shape, array.tobytes()
 
 
 @dataclass(frozen=True)
@@ -96,23 +232,17 @@ class ArcTaskSolving(PuzzleTask):
         if known:
             views = [ArcView(name, identifier) for identifier, name in list(known.items())[:votes]]
             if len(views) < votes:
-                logger.warning(
-                    "votes=%d, but the model knows %d augmentations of task %s", votes, len(views), puzzle.name
-                )
+                text = "votes=%d, but the model knows %d augmentations of task %s"
+                logger.warning(text, votes, len(views), puzzle.name)
             return views
         if self.config.puzzle_emb_ndim and self.config.num_puzzle_identifiers > 1:
-            logger.warning(
-                "task %r has no row in this model's puzzle table%s: the blank row is used, and a right answer is not "
-                "to be expected. Train on the task's examples first, and give the task its name in %s",
-                puzzle.name,
-                "" if self.identifiers else f" (there is no {IDENTIFIERS_FILE} beside the checkpoint)",
-                IDENTIFIERS_FILE,
-            )
+            text = "task %r has no row in the puzzle table (see %s): a right answer is unlikely; train on its examples"
+            logger.warning(text, puzzle.name, IDENTIFIERS_FILE)
         variants = augmentations(puzzle.source, votes - 1, int(rng.integers(2**31)))
         return [ArcView(name, 0) for name, _ in variants]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """As ARC scores are computed: by the number of votes, then by mean confidence (`ArcVoting`)."""
+        """Rank by the number of votes, then by mean confidence, as ARC scores are computed (`ArcVoting`)."""
         grid = crop_prediction(puzzle.questions[question])
         voting = ArcVoting({puzzle.name: {"test": [{"input": grid}]}}, [BLANK_IDENTIFIER, puzzle.name])
         count = len(candidates)
@@ -140,7 +270,7 @@ class ArcTaskSolving(PuzzleTask):
 
 
 def puzzle_task(config, identifiers: Sequence[str] | None = None) -> PuzzleTask:
-    """The task of a model's config. `identifiers`: names of the rows of its puzzle table, for ARC.
+    """Return the task of a model's config; for ARC, `identifiers` names the rows of the puzzle table.
 
     Raises:
         ValueError: the task is unknown, or the config's sizes are not those of the task.

@@ -1,8 +1,4 @@
-"""Puzzle data sets from beginning to end: options, a builder, a folder, and a report of what is in it.
-
-These functions are the commands `hrm-hf data sudoku`, `maze`, `arc`, `import` and `export`, and what a recipe's
-`build_data` calls.
-"""
+"""The commands `hrm-hf data sudoku`, `maze`, `arc`, `import` and `export`, also called by a recipe's `build_data`."""
 
 import time
 from collections.abc import Callable
@@ -13,16 +9,12 @@ from ..io.evaluation import validate_data
 from ..io.options import Options, parse_command
 from ..io.usage import UsageError, as_usage_errors
 from ..io.workers import usable_cores
-from .data_options import BuildArc, BuildMaze, BuildPuzzles, BuildSudoku, ExportPuzzles, ImportPuzzles
 from .dataset import INFO_FILE, PuzzleInfo, load_puzzle_dataset, load_puzzle_info, save_puzzle_dataset
+from .options import BuildArc, BuildMaze, BuildPuzzles, BuildSudoku, ExportPuzzles, ImportPuzzles
 
 
 def ensure_built(path: str | None, command: str | None) -> None:
-    """Build the data set at `path` with the arguments of `hrm-hf data`, unless it exists.
-
-    Raises:
-        ValueError: it does not exist and there is no command to build it.
-    """
+    """Build the data set at `path` with the arguments of `hrm-hf data`, unless it exists."""
     if path is None:
         raise ValueError("no data set: give --data_path, a puzzle data set's folder or its name on the Hub")
     if (Path(path) / INFO_FILE).exists():
@@ -39,11 +31,11 @@ def ensure_built(path: str | None, command: str | None) -> None:
 
 def build_arc(options: BuildArc) -> dict[str, Any]:
     """Build ARC-AGI or ConceptARC with augmentations; `test_puzzles.json` for voting is written beside it."""
-    from . import arc, arc_tasks
+    from . import arc
 
     started = time.perf_counter()
     try:
-        tasks = arc_tasks.read_tasks(options.sources, () if options.train_only else options.evaluate.split(","))
+        tasks = arc.read_tasks(options.sources, () if options.train_only else options.evaluate.split(","))
     except FileNotFoundError as error:
         raise UsageError(str(error)) from error
     _validate_place(options.out, arc.build_options(tasks, options.num_aug, options.seed))

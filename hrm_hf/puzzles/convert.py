@@ -31,40 +31,67 @@ from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.files import load_json, load_yaml
 from ..io.state_dicts import read_stored_model
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
-from .data_options import WITH_WAY_BACK
+from . import original_config as original
 from .dataset import IDENTIFIERS_FILE
 from .npy_layout import guess_task
-from .original_config import (
-    ARCHITECTURES,
-    CONFIG_FILE,
-    arch_of_preset,
-    config_fields,
-    data_folders,
-    find_sizes,
-    original_arch,
-    presets_of,
-    with_arch,
-)
-from .original_tensors import (
-    BATCH_COPIES,
-    ORIGINAL_PREFIX,
-    WRAPPERS,
-    original_name,
-    our_tensors,
-    se_rrm_tensors,
-)
+from .options import WITH_WAY_BACK
 
 
 logger = logging.getLogger(__name__)
 
 STEP = re.compile(r"step_(\d+)")
 WEIGHTS = re.compile(r".+\.(?:safetensors|pt|pth|ckpt|bin)|[^.]*step_[^.]*")  # other names of weights
-# What the original's evaluate.py wants to find besides `arch`: its published Sudoku recipe, to be edited for training.
-ORIGINAL_RUN_FIELDS = {
-    "global_batch_size": 768, "epochs": 20000, "eval_interval": 2000, "lr": 1e-4, "lr_min_ratio": 1.0,
-    "lr_warmup_steps": 2000, "weight_decay": 1.0, "beta1": 0.9, "beta2": 0.95, "puzzle_emb_lr": 1e-4,
-    "puzzle_emb_weight_decay": 1.0, "seed": 0,
-}  # fmt: skip
+ORIGINAL_PREFIX = "model.inner."  # the loss head and the ACT wrapper
+# What wraps the model: these two, torch.compile (which may also have wrapped a part of it) and DDP.
+WRAPPERS = re.compile(r"^(?:_orig_mod\.|module\.|model\.|inner\.)*|(?<=\.)_orig_mod\.")
+BATCH_COPIES = re.compile(r"puzzle_emb\.local_(?:weights|ids)")  # of a training batch, which some runs saved
+TENSOR_NAMES = {
+    "embed_tokens.embedding_weight": "model.embed.tokens.weight",
+    "embed_pos.embedding_weight": "model.embed.positions.weight",
+    "puzzle_emb.weights": "model.puzzle_emb.weight",
+}
+ORIGINAL_NAMES = {ours: original for original, ours in TENSOR_NAMES.items()}
+HEADS = ("lm_head.", "q_head.")
+
+# SE-RRM: our tables, and the original's tensors that are their rows in this order.
+SE_RRM_TABLES = {
+    "model.embed.tokens.weight": ("embed_special_tokens", "embed_symbol_tokens", "embed_symbols"),  # [1, V, 1, D]
+    "model.embed.extra.weight": ("add_tokens_special", "add_tokens"),  # [1, V, add_tokens, D]
+    "model.embed.positions.weight": ("pos_embedding",),  # [1, 1, S, D]
+}
+SE_RRM_NAMES = {"Z_init": "H_init", ".attn.": ".self_attn.", ".attn_t.": ".symbol_attn."}
+
+
+def our_name(original: str) -> str:
+    """Return our name of a tensor of HRM, TRM or EqR, with or without its wrappers' prefixes."""
+    unwrapped = WRAPPERS.sub("", original)
+    return TENSOR_NAMES.get(unwrapped, unwrapped if unwrapped.startswith(HEADS) else f"model.{unwrapped}")
+
+
+def original_name(ours: str) -> str:
+    """Return the name under which the original's loss head saves one of our tensors; inverts `our_name`."""
+    return ORIGINAL_PREFIX + ORIGINAL_NAMES.get(ours, ours.removeprefix("model."))
+
+
+def se_rrm_tensors(state: dict[str, torch.Tensor], num_heads: int, pos_encodings: str) -> dict[str, torch.Tensor]:
+    """Return tensors of SE-RRM, or their gradients, under our names and in our layout.
+
+    Its attention over positions (of `num_heads`) with "rope2d" turns the quarters of a head by row, column, row,
+    column; ours turns them by row, row, column, column. So rows of the projections of queries and keys change places.
+    """
+    state = {WRAPPERS.sub("", name): tensor for name, tensor in state.items()}
+    ours = {}
+    for table, parts in SE_RRM_TABLES.items():
+        if rows := [state.pop(part) for part in parts if part in state]:
+            ours[table] = torch.cat([part.flatten(0, -2) for part in rows])
+    for name, tensor in state.items():
+        if pos_encodings == "rope2d" and name.endswith(".attn.qkv_proj.weight"):
+            quarters = tensor.unflatten(0, (3, num_heads, 4, -1))
+            tensor = torch.cat((quarters[:2, :, [0, 2, 1, 3]], quarters[2:])).flatten(0, 3)
+        for theirs, here in SE_RRM_NAMES.items():
+            name = name.replace(theirs, here)
+        ours[our_name(name)] = tensor
+    return ours
 
 
 # Original to ours
@@ -80,19 +107,14 @@ def convert_original(
     config: str | Path | None = None,
     revision: str | None = None,
 ) -> dict[str, Any]:
-    """Convert a checkpoint of the original code into a folder that `from_pretrained` reads.
+    """Convert a checkpoint of the original code into a folder that `from_pretrained` reads, and report on it.
 
-    Arguments as `data_options.ConvertCheckpoint`. Of a model of the Hub only the files above are fetched, into the
-    cache.
-
-    Returns:
-        What was converted: file, sizes, where `seq_len` is from, number of parameters.
+    Arguments as `options.ConvertCheckpoint`. Of a model of the Hub only the files above are fetched.
 
     Raises:
         FileNotFoundError: no weights, or no configuration.
         HubError: the Hub refused, or could not be reached.
-        ValueError: an unreadable file, an architecture that cannot be expressed, or tensors that do not fit, all of
-            which are named. Nothing is written then.
+        ValueError: an unreadable file, an architecture that we do not have, or tensors that do not fit.
     """
     address = hub_address(str(src), revision)
     weights_file, commit = (find_weights(Path(src), step), None) if address is None else _fetch(address, step)
@@ -102,11 +124,12 @@ def convert_original(
 
     table = state.get("puzzle_emb.weights")
     rows, columns = table.shape if table is not None and table.dim() == 2 else (1, 0)
-    fields = config_fields({"puzzle_emb_ndim": columns} | run["arch"], architecture, place)
-    *sizes, seq_len_from = find_sizes(seq_len, vocab_size, state, fields, run, architecture)
-    our_config = _our_config(run["arch"], fields, sizes, rows, architecture, place)
+    fields = original.config_fields({"puzzle_emb_ndim": columns} | run["arch"], architecture, place)
+    *sizes, seq_len_from = original.find_sizes(seq_len, vocab_size, state, fields, run, architecture)
+    fields |= {"num_puzzle_identifiers": rows, **dict(zip(("seq_len", "vocab_size"), sizes))}
+    our_config = _our_config(fields, run["arch"], architecture, place)
     model = _load(state, our_config, architecture, f"{weights_file} and {place}")
-    identifiers = _find_identifiers(weights_file.parent, data_folders(run), our_config)
+    identifiers = _find_identifiers(weights_file.parent, original.data_folders(run), our_config)
     model.save_pretrained(out)
     if identifiers is not None:
         shutil.copyfile(identifiers, Path(out) / IDENTIFIERS_FILE)
@@ -132,18 +155,14 @@ def convert_original(
 
 
 def find_weights(src: Path, step: int | None = None) -> Path:
-    """The weights file: `src` itself, or in the folder `src` the one that `_choose_weights` takes."""
+    """Find the weights file: `src` itself, or the file of the folder `src` that `_choose_weights` takes."""
     if src.is_file():
         return src
     return src / _choose_weights([path.name for path in src.iterdir() if path.is_file()], str(src), step)
 
 
 def _choose_weights(names: list[str], place: str, step: int | None = None) -> str:
-    """Of files below a folder, its `step_N` of the largest N, else `checkpoint`, else the only one of weights.
-
-    Raises:
-        FileNotFoundError: there is none, or there are several; the message names them.
-    """
+    """Choose of the files below a folder `step_N` of the largest N, else `checkpoint`, else the only weights file."""
     here = sorted(name for name in names if "/" not in name)
     steps = {int(found[1]): name for name in here if (found := STEP.fullmatch(name))}
     if step is not None and step not in steps:
@@ -160,13 +179,12 @@ def _choose_weights(names: list[str], place: str, step: int | None = None) -> st
 
 
 def _config_names(weights: str) -> list[str]:
-    """Names of a configuration beside a weights file, the likeliest first."""
-    stem = Path(weights).stem
-    return [f"{stem}.yaml", f"{stem}.yml", CONFIG_FILE, "config.yaml"]
+    """List names of a configuration beside a weights file, the likeliest first."""
+    return [f"{Path(weights).stem}.yaml", f"{Path(weights).stem}.yml", original.CONFIG_FILE, "config.yaml"]
 
 
 def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
-    """The weights file in the cache, with what belongs to it beside it, and the commit."""
+    """Fetch weights, configuration and identifiers into the cache; return the weights file and the commit."""
     weights = None
 
     def choose(names: list[str]) -> list[str]:
@@ -188,23 +206,23 @@ def _fetch(address: HubAddress, step: int | None) -> tuple[Path, str]:
 def _find_run(
     weights: Path, config: str | Path | None, stored: dict[str, Any] | None, architecture: str
 ) -> tuple[dict[str, Any], str | Path]:
-    """The run's configuration, and where it stands: as told, beside the weights, or stored with them."""
+    """Find the run's configuration and its place: as given, beside the weights, or stored with them."""
     if config is not None and not Path(config).is_file():
-        return {"arch": arch_of_preset(str(config), architecture)}, f"preset {config}"
+        return {"arch": original.arch_of_preset(str(config), architecture)}, f"preset {config}"
     beside = [weights.with_name(name) for name in _config_names(weights.name)] if config is None else [Path(config)]
     if found := next((file for file in beside if file.is_file()), None):
-        return with_arch(load_yaml(found), str(found)), found
+        return original.with_arch(load_yaml(found), str(found)), found
     if stored is not None:
         place = f"the configuration in {weights}"
-        return with_arch(stored, place), place
+        return original.with_arch(stored, place), place
     raise FileNotFoundError(
-        f"{weights.with_name(CONFIG_FILE)} is missing, and shapes alone do not tell the cycles; pass --config FILE or "
-        f"one of our presets: {', '.join(presets_of(architecture))}"
+        f"{weights.with_name(original.CONFIG_FILE)} is missing, and shapes alone do not tell the cycles; pass "
+        f"--config FILE or one of our presets: {', '.join(original.presets_of(architecture))}"
     )
 
 
 def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -> Path | None:
-    """identifiers.json of the checkpoint, or of the one data folder it names; checked against the table's size."""
+    """Find identifiers.json of the checkpoint or of its only data folder, with a name for each row of the table."""
     rows = config.num_puzzle_identifiers if config.puzzle_emb_ndim else 0
     for file in (place / IDENTIFIERS_FILE for place in (folder, *(data if len(data) == 1 else []))):
         if not file.is_file():
@@ -227,37 +245,29 @@ def _find_identifiers(folder: Path, data: list[Path], config: HrmPuzzleConfig) -
 # Model
 
 
-def _our_config(
-    arch: dict[str, Any], fields: dict[str, Any], sizes: list[int], rows: int, architecture: str, place: str | Path
-) -> HrmPuzzleConfig:
-    seq_len, vocab_size = sizes
+def _our_config(fields: dict[str, Any], arch: dict[str, Any], architecture: str, place: Any) -> HrmPuzzleConfig:
+    seq_len, vocab_size = fields["seq_len"], fields["vocab_size"]
     if architecture == "se_rrm" and fields["puzzle_emb_ndim"]:  # there it only says that there is a table
         fields["puzzle_emb_ndim"] = fields["hidden_size"] + vocab_size
     task, grid_shape, box_shape = guess_task(seq_len, vocab_size)
-    if task == "generic":
-        grid = [arch.get("board_height"), arch.get("board_width")]
-        if None in grid or math.prod(grid) != seq_len:
-            square = fields["pos_encodings"] == "rope2d" and grid_shape[0] > 1
-            grid = list(grid_shape) if square else None
-        board = {"grid_shape": grid}
-    else:
-        board = {"task": task, "grid_shape": list(grid_shape), "box_shape": box_shape and list(box_shape)}
-    known = {"seq_len": seq_len, "vocab_size": vocab_size, "num_puzzle_identifiers": rows}
+    board = (arch.get("board_height"), arch.get("board_width"))
+    if task == "generic" and None not in board and math.prod(board) == seq_len:
+        grid_shape = board
+    fields |= {"task": task, "grid_shape": list(grid_shape), "box_shape": box_shape and list(box_shape)}
     try:
-        return ARCHITECTURES[architecture].config(**fields, **board, **known)
+        return original.ARCHITECTURES[architecture].config(**fields)
     except StrictDataclassError as error:
         raise ValueError(f"{place}: {str(error).splitlines()[-1].strip()}") from error
 
 
 def _load(state: dict[str, torch.Tensor], config: HrmPuzzleConfig, architecture: str, files: str) -> torch.nn.Module:
-    """The model with these tensors in float32. Raises one ValueError that lists all that do not fit."""
+    """Return the model with these tensors in float32. One ValueError lists all that do not fit."""
     with torch.device("meta"):
-        model = ARCHITECTURES[architecture].model(config)
+        model = original.ARCHITECTURES[architecture].model(config)
     try:
+        ours = {our_name(name): tensor for name, tensor in state.items()}
         if architecture == "se_rrm":
             ours = se_rrm_tensors(state, config.num_attention_heads, config.pos_encodings)
-        else:
-            ours = our_tensors(state)
         # Initial states are stored in forward_dtype: float32 holds the same values, and the forward casts them back.
         model.load_state_dict({name: value.float().contiguous() for name, value in ours.items()}, assign=True)
     except (RuntimeError, IndexError) as error:  # IndexError: of a product of shapes
@@ -273,12 +283,12 @@ def convert_to_original(
 ) -> dict[str, Any]:
     """Write one of our checkpoints as the original's `step_N`, `all_config.yaml` and `identifiers.json`.
 
-    Weights are float32 and the initial states in the forward's dtype, as the original saves them. all_config.yaml has
-    the published training fields besides `arch`, because the original's evaluate.py asks for them; edit the data path.
+    Weights are float32 and the initial states in the forward's dtype, as the original saves them. The original's
+    evaluate.py also reads training fields of all_config.yaml: they get its defaults; edit the data path.
 
     Args:
         src: folder of a puzzle head. out: folder to write. step: N of `step_N`.
-        architecture: "hrm" or "trm" to insist on one; None takes what the checkpoint is.
+        architecture: "hrm" or "trm" to insist on one.
 
     Raises:
         ModelError: no puzzle model.
@@ -288,12 +298,12 @@ def convert_to_original(
 
     load_config(str(src), PUZZLE_SOLVER)
     model = AutoModelForPuzzleSolving.from_pretrained(src)
-    config = model.config
-    key = next((key for key in WITH_WAY_BACK if ARCHITECTURES[key].config is type(config)), None)
-    if key is None or key != (architecture or key):
-        expected = architecture or "hrm or trm"
+    config, keys = model.config, (architecture,) if architecture else WITH_WAY_BACK
+    key = next((key for key in keys if original.ARCHITECTURES[key].config is type(config)), None)
+    if key not in WITH_WAY_BACK:
+        expected = " or ".join(keys)
         raise ValueError(f"{src} is a {config.model_type!r}; expected {expected}, there is no way back to others")
-    arch = original_arch(config, key, model.compute_dtype)
+    arch = original.original_arch(config, key, model.compute_dtype)
 
     state = {original_name(name): tensor.to(torch.float32) for name, tensor in model.state_dict().items()}
     for name in ("H_init", "L_init"):
@@ -302,7 +312,8 @@ def convert_to_original(
     out, identifiers = Path(out), Path(src) / IDENTIFIERS_FILE
     out.mkdir(parents=True, exist_ok=True)
     torch.save(state, out / f"step_{step}")
-    (out / CONFIG_FILE).write_text(yaml.safe_dump({"arch": arch, **data, **ORIGINAL_RUN_FIELDS}, sort_keys=False))
+    run = {name: default for name, (default, _) in original.RUN_KEYS.items() if type(default) in (int, float)}
+    (out / original.CONFIG_FILE).write_text(yaml.safe_dump({"arch": arch, **data, **run}, sort_keys=False))
     if identifiers.is_file():
         shutil.copyfile(identifiers, out / IDENTIFIERS_FILE)
     return {

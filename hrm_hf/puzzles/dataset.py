@@ -43,7 +43,7 @@ class PuzzleInfo:
         box_shape: rows and columns of a Sudoku box; None for other tasks.
         identifiers: name of each puzzle identifier; entry 0 is "<blank>".
         options: how the set was built (source, seed, counts), kept for the data card.
-        repeated: how many rows of the source repeat others, by what was done with them.
+        repeated: how many rows of the source were removed for which reason.
     """
 
     task: str
@@ -69,11 +69,11 @@ class PuzzleInfo:
         return len(self.identifiers)
 
     def identifiers_json(self) -> str:
-        """Content of `identifiers.json`, which travels with a checkpoint: its puzzle table is keyed by it."""
+        """Return the content of `identifiers.json`, which travels with a checkpoint for its puzzle table."""
         return json.dumps(self.identifiers)
 
     def config_fields(self) -> dict[str, Any]:
-        """The fields of a puzzle model's config that the data decide."""
+        """Return the fields of a puzzle model's config that the data decide."""
         return {
             "task": self.task,
             "grid_shape": list(self.grid_shape),
@@ -85,38 +85,28 @@ class PuzzleInfo:
 
 
 def _two_sides(name: str, sides: Any) -> tuple[int, int]:
-    whole = isinstance(sides, (list, tuple)) and all(type(side) is int and 1 <= side <= MAX_SIDE for side in sides)
-    if not whole or len(sides) != 2:
+    if not isinstance(sides, (list, tuple)) or [type(s) is int and 1 <= s <= MAX_SIDE for s in sides] != [True, True]:
         raise ValueError(f"{name} is {str(sides)[:60]}; expected two whole numbers from 1 to {MAX_SIDE}")
     return tuple(sides)
 
 
 def puzzle_features(seq_len: int, **extra: str) -> "datasets.Features":
-    """Features of a puzzle row: token grids as fixed-length int8 lists, and the indices that group the rows.
+    """Return the features of a puzzle row: token grids as int8 lists, and the indices that group the rows.
 
-    `labels` holds -100 where nothing is to be predicted. `extra` names additional scalar columns and their dtype,
-    for example `rating="float32"`.
+    `labels` holds -100 where nothing is to be predicted. `extra` has the dtypes of more scalar columns, for example
+    `rating="float32"`.
     """
     from datasets import Features, List, Value
 
-    grid = List(Value("int8"), length=seq_len)
-    return Features(
-        {
-            "input_ids": grid,
-            "labels": grid,
-            "puzzle_identifiers": Value("int32"),
-            "puzzle_index": Value("int32"),
-            "group_index": Value("int32"),
-            **{name: Value(dtype) for name, dtype in extra.items()},
-        }
-    )
+    grids = dict.fromkeys(ROW_COLUMNS[:2], List(Value("int8"), length=seq_len))
+    scalars = dict.fromkeys(ROW_COLUMNS[2:], "int32") | extra
+    return Features(grids | {name: Value(dtype) for name, dtype in scalars.items()})
 
 
 def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path) -> Path:
-    """Writes `splits` and `info` as the folder described above and returns its path.
+    """Write `splits` and `info` as the folder described above and return its path.
 
-    Raises:
-        FileExistsError: `out` already holds a puzzle data set made with other options (nothing is overwritten).
+    FileExistsError: `out` already holds a puzzle data set made with other options.
     """
     out = Path(out)
     info_path = out / INFO_FILE
@@ -135,10 +125,13 @@ def save_puzzle_dataset(splits: "datasets.DatasetDict", info: PuzzleInfo, out: s
 
 
 def load_puzzle_info(path: str | Path) -> PuzzleInfo:
-    """Reads `puzzle.json` and `identifiers.json` from a local folder or a Hub data set repository."""
+    """Read `puzzle.json` and `identifiers.json` from a local folder or a Hub data set repository."""
     folder = Path(path)
     if not folder.is_dir():
-        folder = _download_sidecars(str(path))
+        from huggingface_hub import snapshot_download
+
+        sidecars = [INFO_FILE, IDENTIFIERS_FILE]
+        folder = Path(snapshot_download(str(path), repo_type="dataset", allow_patterns=sidecars))
     for name in (INFO_FILE, IDENTIFIERS_FILE):
         if not (folder / name).exists():
             raise FileNotFoundError(
@@ -155,7 +148,7 @@ def load_puzzle_info(path: str | Path) -> PuzzleInfo:
 
 
 def load_puzzle_dataset(path: str | Path, split: str, streaming: bool = False):
-    """Loads one split of a puzzle data set from a local folder or the Hub."""
+    """Load one split of a puzzle data set from a local folder or the Hub."""
     return load_split(path, split, streaming)
 
 
@@ -165,12 +158,6 @@ def _info_to_json(info: PuzzleInfo) -> dict[str, Any]:
         del fields["repeated"]
     del fields["identifiers"]  # kept in a file of its own, as in the original layout
     return fields
-
-
-def _download_sidecars(repo_id: str) -> Path:
-    from huggingface_hub import snapshot_download
-
-    return Path(snapshot_download(repo_id, repo_type="dataset", allow_patterns=[INFO_FILE, IDENTIFIERS_FILE]))
 
 
 def _data_card(splits, info: PuzzleInfo) -> str:

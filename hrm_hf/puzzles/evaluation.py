@@ -1,12 +1,14 @@
 """Evaluation of puzzle models: accuracy per ACT step, halting, calibration of q_halt, and obedience to the rules.
 
 One pass over the data in one halting mode. With halt="fixed" the accuracy per step is that of the model at each step;
-with halt="q" it is that of the answers standing at each step, where finished puzzles keep theirs, and the average of
-steps is what adaptive computation costs. The data are arrays: a trainer calls this as well as the command line.
+with halt="q" finished puzzles keep their answers, and the average of steps is the cost of adaptive computation. Shares
+of puzzles come with their Wilson interval of 95 %, as NAME_interval: [low, high]; the accuracy of cells has none,
+because the cells of a puzzle are not independent trials.
 """
 
+import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -25,30 +27,23 @@ from ..models.pipeline_batches import seeded
 from ..models.settings_puzzle import SolveSettings
 from ..models.solving_puzzle import PuzzleSolution
 from ..registry import AutoModelForPuzzleSolving
+from ..trainer.logging import wilson_interval
 from ..trainer.plots import plot_evaluation
 from ..trainer.recipes import library_versions
-from .accuracy import (
-    IGNORE_LABEL,
-    accuracies,
-    accuracy_by_difficulty,
-    calibration,
-    correct_cells,
-    share_of,
-    with_bounds,
-)
-from .arc_pipeline import puzzle_task
-from .arc_voting import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles
-from .dataset import PuzzleInfo, load_puzzle_dataset, load_puzzle_info
+from .arc_pipeline import TEST_PUZZLES_FILE, ArcVoting, load_test_puzzles, puzzle_task
+from .dataloader import PuzzleRows
+from .dataset import IGNORE_LABEL, PuzzleInfo, load_puzzle_dataset, load_puzzle_info
 from .npy_layout import is_original, read_original
 from .options import BoardOptions, EvaluatePuzzles, values_of
-from .search import search_sudoku, validate_searchable
 from .sudoku_rules import BLANK
-from .tasks import PuzzleTask, sigmoid
+from .tasks import PuzzleTask, search_sudoku, sigmoid, validate_searchable
 
 
 DIFFICULTY_COLUMNS = ("rating", "path_length")
 ALWAYS_TOLD = ("max_steps", "min_steps", "min_confidence", "halt")
-VOTING_PASS_AT = (1, 2, 5, 10, 100, 1000)
+MOST_VALUES = 36  # of a measure of difficulty that are bins of their own
+NUM_BINS = 8  # of one with more values, each with about as many puzzles
+CALIBRATION_BINS = 10  # of confidence
 
 # Rows of a batch as int64 tensors on the CPU (input_ids, puzzle_identifiers), and what the model made of them.
 OnBatch = Callable[[torch.Tensor, torch.Tensor, PuzzleSolution], None]
@@ -67,24 +62,22 @@ def evaluate_puzzles(
     difficulty: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Solves puzzles with known answers and measures how well; numbers, lists and strings only, ready for JSON.
+    """Solve puzzles with known answers and return metrics, ready for JSON.
 
     Args:
         model: a puzzle-solving head; it is put into eval mode and back.
-        input_ids, labels: token ids [N, S], numpy arrays, tensors or lists; labels are -100 where ignored. Rows
-            without labels are solved, but not scored.
+        input_ids, labels: token ids [N, S]; labels are -100 where ignored. Rows without labels are not scored.
         puzzle_identifiers: [N]; 0 if None.
-        batch_size: puzzles at a time; those of `model.boards_per_call` by default.
+        batch_size: puzzles at a time; `model.boards_per_call` by default.
         progress: a progress bar; None shows it on a terminal only.
         on_batch: called with every batch's input_ids, puzzle_identifiers and `PuzzleSolution`, for voting.
         shared: all processes of the group call this with the same arguments; each solves every N-th batch (and calls
-            `on_batch` with it), and all return the metrics of all rows, which are those of one process.
+            `on_batch` with it), and all return the metrics of all rows.
         difficulty: measures of difficulty by name, a number for each row [N].
         options: of `BoardOptions`. With choose="rules" the model is told which of its answers are right.
 
     Returns:
-        count, cell_accuracy, exact_accuracy (see `accuracy.py`); NAME_interval: [low, high], the Wilson interval of
-        95 %, with each share of puzzles;
+        count, cell_accuracy, exact_accuracy (see `accuracies`);
         exact_accuracy_per_step [max_steps]; average_steps; steps_histogram [max_steps], puzzles by steps used;
         q_halt_accuracy: how often q_halt >= 0 agrees with the answer being right;
         reliability: confidence sigmoid(q_halt) against accuracy in 10 bins, and ece, the mean gap over puzzles;
@@ -92,7 +85,7 @@ def evaluate_puzzles(
         valid_fraction, for Sudoku and mazes: answers that obey the rules; search_exact_accuracy and the nodes of the
         search (mean and most), with the model and without it, after a search;
         puzzles_per_second (of solving alone, by all processes); by_difficulty, a table of `accuracy_by_difficulty` for
-        each measure, if there are any; and the settings: those of halting, and others that are not the default.
+        each measure; and the settings of halting, and others that are not the default.
 
     Raises:
         TypeError: an unknown option.
@@ -105,10 +98,13 @@ def evaluate_puzzles(
         options = options.replace(max_steps=model.config.halt_max_steps)
     if options.search:
         validate_searchable(model.config.task)
-    arrays, task = _checked(model, input_ids, labels, puzzle_identifiers), _task_with_rules(model.config)
+    arrays = _checked(model.config, input_ids, labels, puzzle_identifiers)
+    # Other tasks have no rules here: that an answer of ARC is a grid says nothing about it.
+    task = (puzzle_task if model.config.task in ("sudoku", "maze") else PuzzleTask)(model.config)
     batch_size = batch_size or model.boards_per_call
     starts = range(0, len(arrays[0]), batch_size)
-    rank, processes = _place_in_group() if shared else (0, 1)
+    state = PartialState() if shared else None
+    rank, processes = (state.process_index, state.num_processes) if state else (0, 1)
     hide_bar = None if progress is None else not progress
     parts, seconds, was_training = [], 0.0, model.training
     model.eval()
@@ -133,10 +129,8 @@ def evaluate_puzzles(
     return {**_metrics(columns, seconds, difficulty or {}), **told}
 
 
-def _columns(
-    task: PuzzleTask, options: BoardOptions, rows: list[torch.Tensor], solution: PuzzleSolution
-) -> dict[str, np.ndarray]:
-    """What there is to know of each row of a batch, [n, ...]."""
+def _columns(task: PuzzleTask, options: BoardOptions, rows: list, solution: PuzzleSolution) -> dict[str, np.ndarray]:
+    """Return the columns [n, ...] that the metrics of a batch are computed from."""
     batch, labels, _ = rows
     predictions = solution.predictions.cpu()
     num_correct, num_labels = correct_cells(predictions, labels)
@@ -171,7 +165,7 @@ def _searched(question: np.ndarray, labels: np.ndarray, scores: np.ndarray) -> t
 
 
 def _gathered(parts: list[dict], seconds: float, count: int, processes: int) -> tuple[dict[str, np.ndarray], float]:
-    """Columns of all rows in their order, from the batches of all processes, and the time of the slowest process."""
+    """Return the columns of all rows, from the batches of all processes, and the time of the slowest process."""
     by_process, times = [parts], [seconds]
     if processes > 1:
         by_process, times = (gather_object([value]) for value in (parts, seconds))
@@ -183,17 +177,13 @@ def _metrics(columns: dict[str, np.ndarray], seconds: float, difficulty: Mapping
     result = accuracies(columns["num_correct"], columns["num_labels"])
     rows, scored = len(columns["num_labels"]), columns["num_labels"] > 0
     columns = {name: value[scored] for name, value in columns.items()}
-    right, steps, max_steps = (
-        columns["num_correct"] == columns["num_labels"],
-        columns["steps"],
-        columns["exact"].shape[1],
-    )
+    right, steps = columns["num_correct"] == columns["num_labels"], columns["steps"]
     per_step = [share_of("of_step", exact) for exact in columns["exact"].T]
     result |= {
         "exact_accuracy_per_step": [step["of_step"] for step in per_step],
         "exact_accuracy_per_step_interval": [step["of_step_interval"] for step in per_step],
         "average_steps": float(steps.mean()),
-        "steps_histogram": np.bincount(steps, minlength=max_steps + 1)[1:].tolist(),
+        "steps_histogram": np.bincount(steps, minlength=len(per_step) + 1)[1:].tolist(),
         **share_of("q_halt_accuracy", (columns["q_halt"] >= 0) == right),
         **calibration(sigmoid(columns["q_halt"]), right),
     }
@@ -211,54 +201,109 @@ def _metrics(columns: dict[str, np.ndarray], seconds: float, difficulty: Mapping
     return {**result, "by_difficulty": tables} if tables else result
 
 
-def _place_in_group() -> tuple[int, int]:
-    """The number of this process, and how many there are; the group is made if it is not there."""
-    state = PartialState()
-    return state.process_index, state.num_processes
-
-
-def _task_with_rules(config) -> PuzzleTask:
-    """The task; ARC and those of your own have no rules here: that an answer is a grid says nothing about it."""
-    return puzzle_task(config) if config.task in ("sudoku", "maze") else PuzzleTask(config)
-
-
-def _checked(model, input_ids, labels, puzzle_identifiers) -> list[Any]:
-    arrays = [value if isinstance(value, torch.Tensor) else np.asarray(value) for value in (input_ids, labels)]
-    expected = (len(arrays[0]), model.config.seq_len)
+def _checked(config, input_ids, labels, puzzle_identifiers) -> list[np.ndarray]:
+    count = len(input_ids)
+    identifiers = np.zeros(count, dtype=np.int64) if puzzle_identifiers is None else np.asarray(puzzle_identifiers)
+    arrays, expected = [np.asarray(input_ids), np.asarray(labels), identifiers], (count, config.seq_len)
     for name, array in zip(("input_ids", "labels"), arrays):
-        if tuple(array.shape) != expected:
-            raise ValueError(f"{name} has shape {tuple(array.shape)}; expected {expected} (rows, config.seq_len)")
-    if not expected[0]:
+        if array.shape != expected:
+            raise ValueError(f"{name} has shape {array.shape}; expected {expected} (rows, config.seq_len)")
+    if not count:
         raise ValueError("there are no puzzles to evaluate")
-    identifiers = (
-        np.zeros(expected[0], dtype=np.int64) if puzzle_identifiers is None else np.asarray(puzzle_identifiers)
-    )
-    if len(identifiers) != expected[0]:
-        raise ValueError(f"{len(identifiers)} puzzle_identifiers for {expected[0]} rows; expected one for each")
-    limits = [("input_ids", arrays[0], model.config.vocab_size)]
-    if model.config.puzzle_emb_ndim:
-        limits.append(("puzzle_identifiers", identifiers, model.config.num_puzzle_identifiers))
-    for name, values, limit in limits:
-        if int(values.max()) >= limit:
-            raise ValueError(
-                f"{name} hold {int(values.max())}: the model's are below {limit}; use data like those that it was "
-                "trained on"
-            )
-    return [*arrays, identifiers]
+    if len(identifiers) != count:
+        raise ValueError(f"{len(identifiers)} puzzle_identifiers for {count} rows; expected one for each")
+    limits = (config.vocab_size, config.num_puzzle_identifiers if config.puzzle_emb_ndim else math.inf)
+    for name, values, limit in zip(("input_ids", "puzzle_identifiers"), (arrays[0], identifiers), limits):
+        if values.max() >= limit:
+            raise ValueError(f"{name} hold {values.max()}: must be below {limit}; use data made for the model")
+    return arrays
+
+
+def correct_cells(predictions: Any, labels: Any) -> tuple[Any, Any]:
+    """Count correct and labelled cells of token ids [..., S], both numpy arrays or both tensors; -100 is no label."""
+    labelled = labels != IGNORE_LABEL
+    return ((predictions == labels) & labelled).sum(-1), labelled.sum(-1)
+
+
+def accuracies(num_correct: Sequence[int] | np.ndarray, num_labels: Sequence[int] | np.ndarray) -> dict[str, float]:
+    """Return cell_accuracy, exact_accuracy and count of rows from the numbers [N] of `correct_cells`.
+
+    Cell accuracy is the mean over rows of each row's share, as in the original. Rows without labels do not count;
+    ValueError if there are no others.
+    """
+    num_correct, num_labels = np.asarray(num_correct), np.asarray(num_labels)
+    kept = num_labels > 0
+    if not kept.any():
+        raise ValueError(f"none of {len(kept)} rows has a label (all are {IGNORE_LABEL}); there is nothing to score")
+    share = num_correct[kept] / num_labels[kept]
+    return {
+        "cell_accuracy": float(share.mean()),
+        **share_of("exact_accuracy", num_correct[kept] == num_labels[kept]),
+        "count": int(kept.sum()),
+    }
+
+
+def share_of(name: str, flags: Any) -> dict[str, Any]:
+    """Return `{name: share of true ones, name_interval: [low, high]}` of bool [N], N at least 1."""
+    right = int(np.sum(flags))
+    return {name: right / len(flags), f"{name}_interval": list(wilson_interval(right, len(flags)))}
+
+
+def accuracy_by_difficulty(difficulty: np.ndarray, right: np.ndarray) -> list[dict[str, Any]]:
+    """Return the exact accuracy in bins of a measure of difficulty, easiest first.
+
+    Up to `MOST_VALUES` values are a bin each; more are put into at most `NUM_BINS` bins of about equal counts.
+
+    Args:
+        difficulty: a number for each puzzle [N]. right: whether it was solved, bool [N].
+
+    Returns:
+        `[{"low", "high", "count", "exact_accuracy", "exact_accuracy_interval"}, ...]`; both ends occur in the bin.
+    """
+    difficulty = np.asarray(difficulty, dtype=float)
+    lowest = np.unique(difficulty)
+    if len(lowest) > MOST_VALUES:
+        lowest = np.unique(np.quantile(difficulty, np.arange(NUM_BINS) / NUM_BINS, method="higher"))
+    bins = np.searchsorted(lowest, difficulty, side="right") - 1
+    table = []
+    for inside in (bins == number for number in range(len(lowest))):
+        ends = {"low": float(difficulty[inside].min()), "high": float(difficulty[inside].max())}
+        table.append({**ends, "count": int(inside.sum()), **share_of("exact_accuracy", right[inside])})
+    return table
+
+
+def with_bounds(metrics: dict[str, Any]) -> dict[str, Any]:
+    """Add exact_accuracy_low and _high to metrics, for logs and cards, which hold numbers only."""
+    bounds = metrics.get("exact_accuracy_interval") or ()
+    return metrics | dict(zip(("exact_accuracy_low", "exact_accuracy_high"), bounds))
+
+
+def calibration(confidence: np.ndarray, right: np.ndarray, num_bins: int = CALIBRATION_BINS) -> dict[str, Any]:
+    """Return a reliability table and the expected calibration error of confidences [N] of answers `right`, bool [N].
+
+    They are `{"reliability": [{"low", "high", "count", "confidence", "accuracy", "accuracy_interval"}, ...], "ece"}`;
+    empty bins have no means.
+    """
+    bins = np.minimum((confidence * num_bins).astype(int), num_bins - 1)
+    table, error = [], 0.0
+    for i in range(num_bins):
+        inside = bins == i
+        row = {"low": i / num_bins, "high": (i + 1) / num_bins, "count": int(inside.sum())}
+        means = (float(confidence[inside].mean()), float(right[inside].mean())) if inside.any() else (None, None)
+        interval = wilson_interval(int(right[inside].sum()), row["count"])
+        row |= {"confidence": means[0], "accuracy": means[1], "accuracy_interval": interval and list(interval)}
+        table.append(row)
+        error += abs(means[0] - means[1]) * row["count"] if inside.any() else 0.0
+    return {"reliability": table, "ece": error / len(confidence)}
 
 
 # ---- a checkpoint on a data set ----
 
 
 def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[str, Any]:
-    """Evaluates a saved model on a data set, with pass@K by voting for ARC.
+    """Evaluate a saved model on a data set, with pass@K by voting for ARC; return the content of results.json.
 
-    Args:
-        shared: all processes that torchrun has started call this and share the rows. All return the result; the first
-            one writes.
-
-    Returns:
-        What results.json holds, and the names of the files that were written.
+    With `shared`, all processes that torchrun has started call this and share the rows; the first one writes.
 
     Raises:
         UsageError: a device that is not here, or not one for each process, or data without a measure of difficulty.
@@ -269,16 +314,20 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
     device = chosen_device(options.device)
     info, dataset = _open(options.data, options.split)
     _validate_fit(config, info, options.model, options.data)
-    rows = _load_rows(dataset, options.limit, f"{options.data}, split {options.split!r}")
-    difficulty = _difficulty(rows, info) if options.by_difficulty else None
-    voting = _voting(options.data, info)
+    if options.limit:
+        dataset = dataset.select(range(min(options.limit, len(dataset))))
+    rows = PuzzleRows(dataset)
+    difficulty = _difficulty(dataset, rows, info) if options.by_difficulty else None
+    voting = None
+    if info.task == "arc" and Path(options.data, TEST_PUZZLES_FILE).exists():
+        voting = ArcVoting(load_test_puzzles(options.data), info.identifiers)
     with _process_group(device, shared) as (device, is_first):
         network = AutoModelForPuzzleSolving.from_pretrained(options.model).to(device).eval()
         metrics = evaluate_puzzles(
             network,
-            rows["input_ids"],
-            rows["labels"],
-            rows["puzzle_identifiers"],
+            rows.input_ids,
+            rows.labels,
+            rows.puzzle_identifiers,
             batch_size=options.batch_size,
             progress=None if is_first else False,
             on_batch=partial(_vote, voting) if voting else None,
@@ -289,7 +338,7 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
         if voting and shared:
             voting.replace_votes(gather_object([voting.votes]))
     if voting:
-        metrics |= voting.result(VOTING_PASS_AT)
+        metrics |= voting.result()
     result = {
         "task": info.task,
         "model": options.model,
@@ -303,7 +352,7 @@ def evaluate_checkpoint(options: EvaluatePuzzles, shared: bool = False) -> dict[
 
 
 def _written(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, str]:
-    """Writes what was asked for, and returns the names of the files."""
+    """Write the files that were asked for, and return their names."""
     written, data, split, metrics = {}, options.data, options.split, result["metrics"]
     if options.out:
         written = write_results(result, options.out)
@@ -318,7 +367,7 @@ def _written(result: dict[str, Any], options: EvaluatePuzzles) -> dict[str, str]
 
 @contextmanager
 def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
-    """The device of this process and whether it is the first; a group that is made here ends with the block."""
+    """Yield the device of this process and whether it is the first; a group that is made here ends with the block."""
     if not shared:
         yield device, True
         return
@@ -334,21 +383,16 @@ def _process_group(device: str, shared: bool) -> Iterator[tuple[str, bool]]:
 
 
 def _validate_fit(config, info: PuzzleInfo, model: str, data: str) -> None:
-    """A model for puzzles meets only data of its own shape and table."""
-    wanted, names = info.config_fields(), ["seq_len", "vocab_size"]
+    names = ["seq_len", "vocab_size"]
     names += ["task"] if config.task != "generic" else []
     names += ["num_puzzle_identifiers"] if config.puzzle_emb_ndim else []
-    wrong = [
-        f"{name}: {getattr(config, name)} and {wanted[name]}"
-        for name in names
-        if getattr(config, name) != wanted[name]
-    ]
-    if wrong:
+    pairs = [(name, getattr(config, name), info.config_fields()[name]) for name in names]
+    if wrong := [f"{name}: {ours} and {theirs}" for name, ours, theirs in pairs if ours != theirs]:
         raise ValueError(f"{model} was not made for {data}; model and data differ in {'; '.join(wrong)}")
 
 
 def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
-    """A data set's description and one split, from our layout or from the original's arrays as they are."""
+    """Open a data set's description and one split, in our layout or the original's."""
     if not is_original(data):
         info = load_puzzle_info(data)
         return info, load_puzzle_dataset(data, split)
@@ -358,44 +402,15 @@ def _open(data: str, split: str) -> tuple[PuzzleInfo, Any]:
     return info, splits[split]
 
 
-def _load_rows(dataset, limit: int | None, where: str) -> dict[str, Any]:
-    """Columns of the split as numpy arrays; int8 for tokens, so that a large ARC split fits."""
-    dataset = dataset.select(range(min(limit, len(dataset)))) if limit else dataset
-    names = ["input_ids", "labels", "puzzle_identifiers"]
-    difficulty = [name for name in DIFFICULTY_COLUMNS if name in dataset.column_names]
-    if missing := [name for name in names if name not in dataset.column_names]:
-        raise ValueError(
-            f"{where}: no column {', '.join(missing)}, it has {', '.join(dataset.column_names)}; "
-            "build the data set anew with hrm-hf data"
-        )
-    if not len(dataset):
-        raise ValueError(f"{where} holds no puzzle")
-    return dataset.select_columns(names + difficulty).with_format("numpy")[:]
-
-
-def _difficulty(rows: dict[str, Any], info: PuzzleInfo) -> dict[str, Any]:
-    """The column that says how hard each row is.
-
-    Raises:
-        UsageError: nothing does.
-    """
-    found = {name: rows[name] for name in DIFFICULTY_COLUMNS if name in rows}
+def _difficulty(dataset, rows: PuzzleRows, info: PuzzleInfo) -> dict[str, Any]:
+    """Return columns that say how hard each row is; UsageError if there are none."""
+    found = {name: np.asarray(dataset[name][:]) for name in DIFFICULTY_COLUMNS if name in dataset.column_names}
     if info.task == "sudoku":
-        found["clues"] = (np.asarray(rows["input_ids"]) > BLANK).sum(axis=1)
+        found["clues"] = (rows.input_ids > BLANK).sum(axis=1)
     if not found:
-        raise UsageError(
-            f"the data are of task {info.task!r} without a column {' or '.join(DIFFICULTY_COLUMNS)}: nothing says how "
-            "hard a puzzle is",
-            "--by-difficulty",
-        )
+        text = f"the data (task {info.task!r}) have no column {' or '.join(DIFFICULTY_COLUMNS)}"
+        raise UsageError(f"{text}: nothing says how hard a puzzle is", "--by-difficulty")
     return found
-
-
-def _voting(data: str, info: PuzzleInfo) -> ArcVoting | None:
-    """Votes are possible for ARC with `test_puzzles.json` beside the data."""
-    if info.task != "arc" or not Path(data, TEST_PUZZLES_FILE).exists():
-        return None
-    return ArcVoting(load_test_puzzles(data), info.identifiers)
 
 
 def _vote(voting: ArcVoting, input_ids, puzzle_identifiers, solution: PuzzleSolution) -> None:

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from .augment import NUM_DIHEDRAL, dihedral
+from .arc_grids import NUM_DIHEDRAL, dihedral
 from .dataset import PuzzleInfo
-from .readers import PuzzleTable, make_split
-from .sources import HeldOut, PuzzleRules, read_unique
+from .readers import HeldOut, PuzzleRules, PuzzleTable, make_split, read_unique
 
 
 if TYPE_CHECKING:
@@ -43,10 +42,7 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
         grid_shape: rows and columns; needed for one-line strings and flat tokens that are not square.
 
     Returns:
-        Tokens, int8 [rows, columns].
-
-    Raises:
-        ValueError: a wrong number of cells, rows of different lengths, an illegal character or token.
+        Tokens, int8 [rows, columns]; ValueError for an illegal number of cells, character or token.
     """
     if isinstance(maze, str) and "\n" in maze:
         maze = maze.strip("\n").split("\n")
@@ -72,18 +68,12 @@ def encode(maze: Maze, grid_shape: tuple[int, int] | None = None) -> np.ndarray:
         side = round(tokens.size**0.5)
         grid_shape = tokens.shape if tokens.ndim == 2 else (side, side)
     if tokens.size != grid_shape[0] * grid_shape[1]:
-        raise ValueError(
-            f"a maze of {tokens.size} cells is no {grid_shape[0]} x {grid_shape[1]} grid; give grid_shape"
-        )
+        raise ValueError(f"a maze of {tokens.size} cells is no {'{} x {}'.format(*grid_shape)} grid; give grid_shape")
     return tokens.astype(np.int8).reshape(grid_shape)
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
-    """The characters of a token array, row after row without line ends; a predicted PAD is shown as `?`.
-
-    Raises:
-        ValueError: a token outside the vocabulary.
-    """
+    """Return the characters of a token array, row after row without line ends; a predicted PAD is shown as `?`."""
     flat = np.asarray(tokens).reshape(-1)
     for position in np.flatnonzero((flat < PAD) | (flat >= VOCAB_SIZE))[:1]:
         raise ValueError(f"token {flat[position]} at position {position + 1}; expected 0 to {VOCAB_SIZE - 1}")
@@ -124,13 +114,9 @@ def distances(open_cells: np.ndarray, start: tuple[int, int]) -> tuple[np.ndarra
 
 
 def mark_shortest_path(maze: np.ndarray) -> np.ndarray | None:
-    """Marks a shortest path from S to G; among several, the last step comes from above, left, right, below, in order.
+    """Mark a shortest path from S to G in tokens [rows, columns]; None if no path exists.
 
-    Args:
-        maze: tokens [rows, columns] with one START and one GOAL.
-
-    Returns:
-        Tokens of the solution, or None if no path exists.
+    Among several, the last step comes from above, left, right, below, in order.
     """
     (start,), (goal,) = (list(zip(*np.nonzero(maze == token))) for token in (START, GOAL))
     steps, _ = distances(maze != WALL, start)
@@ -152,15 +138,10 @@ def _mark(maze: np.ndarray, steps: np.ndarray, goal: tuple[int, int]) -> np.ndar
 def validate_solution(
     puzzle: Maze, solution: Maze, grid_shape: tuple[int, int] | None = None, shortest: bool = True
 ) -> list[str]:
-    """Lists what is wrong with `solution` as an answer to `puzzle`; an empty list means it is valid.
+    """List the faults of `solution` as an answer to `puzzle`, both in any form that `encode` reads.
 
-    Args:
-        puzzle, solution: mazes in any form that `encode` reads.
-        grid_shape: as for `encode`.
-        shortest: also require that the path is a shortest one and that no cell beside it is marked.
-
-    Raises:
-        ValueError: as `encode`, or the puzzle has not exactly one S and one G.
+    With `shortest` the path must be a shortest one, and no other cell may be marked. ValueError: as `encode`, or the
+    puzzle does not have one S and one G.
     """
     maze, answer = encode(puzzle, grid_shape), encode(solution, grid_shape)
     if maze.shape != answer.shape:
@@ -186,7 +167,7 @@ def validate_solution(
 
 
 def endpoints(maze: np.ndarray) -> tuple[tuple[int, int], tuple[int, int]]:
-    """Row and column of S and of G. Raises ValueError unless there is one of each."""
+    """Return row and column of S and of G; ValueError unless there is one of each."""
     starts, goals = (np.argwhere(maze == token) for token in (START, GOAL))
     if len(starts) != 1 or len(goals) != 1:
         raise ValueError(f"the puzzle has {len(starts)} S and {len(goals)} G; expected one of each")
@@ -203,22 +184,19 @@ def generate(
     openings: float = DEFAULT_OPENINGS,
     exclude: set[bytes] | None = None,
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yields mazes that have exactly one shortest path; the same ones for the same arguments on every machine.
+    """Yield mazes with exactly one shortest path, and their solutions, tokens int8 [height, width].
 
     Rooms on every second row and column are joined to a tree by a random depth-first walk; then some of the remaining
     walls between rooms are opened, so that several ways lead to the goal. Start and goal are drawn among the open
-    cells that have a unique shortest path of the wanted length between them. No maze is a symmetry of another.
+    cells that have a unique shortest path of the wanted length between them. No maze is a symmetry of another. The
+    same arguments give the same mazes on every machine.
 
     Args:
         height, width: rows and columns, at least 3.
-        num_mazes: how many.
         seed: seed of a Philox generator, or a sequence of seeds.
         min_path_length: fewest steps from S to G. For 30x30 and the default openings, 110 resembles the hard Hub set.
-        openings: share of the walls left between neighbouring rooms that is opened, 0 (a perfect maze) to 1.
+        openings: share of the walls left between neighboring rooms that is opened, 0 (a perfect maze) to 1.
         exclude: keys (`symmetry_key`) of mazes that must not come; keys of new mazes are added to it.
-
-    Yields:
-        Puzzle and solution, tokens int8 [height, width].
 
     Raises:
         RuntimeError: no maze with such a path was found.
@@ -240,12 +218,12 @@ def generate(
 
 
 def symmetry_key(maze: np.ndarray) -> bytes:
-    """The same bytes for all eight symmetries of a maze, and different ones for other mazes of the same size."""
+    """Return bytes that are equal for all eight symmetries of a maze, and for no other maze of the same size."""
     return min(dihedral(maze, transform).tobytes() for transform in range(NUM_DIHEDRAL))
 
 
 def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generator) -> np.ndarray:
-    """A maze without start and goal, tokens int8 [rows, columns]."""
+    """Return a maze without start and goal, tokens int8 [rows, columns]."""
     rooms = [(side + 1) // 2 for side in grid_shape]
     joined, walls = _join_rooms(*rooms, rng)
     opened = rng.permutation(len(walls))[: round(openings * len(walls))]
@@ -259,7 +237,7 @@ def _carve(grid_shape: tuple[int, int], openings: float, rng: np.random.Generato
 
 
 def _join_rooms(rows: int, columns: int, rng: np.random.Generator):
-    """Spans a grid of rooms by a depth-first walk; returns the pairs of rooms that it joins, and those it does not."""
+    """Span a grid of rooms by a depth-first walk; return the pairs of rooms that it joins, and the other pairs."""
     visited = np.zeros((rows, columns), dtype=bool).tolist()
     first = (int(rng.integers(rows)), int(rng.integers(columns)))
     visited[first[0]][first[1]] = True
@@ -283,7 +261,7 @@ def _join_rooms(rows: int, columns: int, rng: np.random.Generator):
 
 
 def _place_endpoints(maze: np.ndarray, min_path_length: int, rng: np.random.Generator):
-    """Puzzle and solution with a unique shortest path that is long enough; (None, None) if no goal has one."""
+    """Return puzzle and solution with a unique shortest path that is long enough, or (None, None)."""
     cells = np.argwhere(maze == OPEN)
     for start in cells[rng.permutation(len(cells))[:STARTS_PER_MAZE]]:
         steps, paths = distances(maze == OPEN, tuple(start))
@@ -307,10 +285,7 @@ def generated_mazes(
     aug: bool = False,
     seed: int = 0,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Generate a data set in which no test maze is a symmetry of a training maze.
-
-    Arguments as `data_options.BuildMaze`; errors as `generate`.
-    """
+    """Generate a data set in which no test maze is a symmetry of a training maze; see `options.BuildMaze`."""
     if aug:
         _validate_square((height, width))
     parts, seen = {}, set()
@@ -331,18 +306,13 @@ def mazes_from_source(
     test_size: int | None = None,
     test_share: float | None = None,
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
-    """Read a data set from a file, a folder or the Hub (see `readers`).
+    """Read a data set from a file, a folder or the Hub (see `readers`); arguments as `options.BuildMaze`.
 
-    Every row is checked: walls, S and G must be those of the puzzle, and the marked cells must connect S and G. That
-    the path is a shortest one is not required here. Arguments as `data_options.BuildMaze`; `min_path_length` counts
-    marked steps and holds for both splits.
-
-    Args:
-        grid_shape: rows and columns; None for square mazes.
+    In every row, walls, S and G must be those of the puzzle, and the marked cells must connect S and G; the path need
+    not be a shortest one. `min_path_length` counts marked steps and holds for both splits.
 
     Raises:
-        FileNotFoundError, ValueError: as `sources.read_unique`; or a row that is no maze, a solution that
-            does not fit its puzzle, or an option that leaves no rows.
+        FileNotFoundError, ValueError: as `read_unique`; or an invalid row, or an option that leaves no rows.
     """
 
     def rules(train: PuzzleTable) -> PuzzleRules:
@@ -370,9 +340,7 @@ def mazes_from_source(
 
 def _validate_square(grid_shape: tuple[int, int]) -> None:
     if grid_shape[0] != grid_shape[1]:
-        raise ValueError(
-            f"aug needs a square grid, since it turns mazes; this one is {grid_shape[0]} x {grid_shape[1]}"
-        )
+        raise ValueError(f"aug needs a square grid, since it turns mazes; this one is {'{} x {}'.format(*grid_shape)}")
 
 
 def _square_side(table: PuzzleTable) -> tuple[int, int]:
@@ -385,7 +353,7 @@ def _square_side(table: PuzzleTable) -> tuple[int, int]:
 
 
 def _parse(table: PuzzleTable, grid_shape: tuple[int, int]) -> np.ndarray:
-    """Puzzles and solutions, tokens [2, rows, height, width], every row checked."""
+    """Return puzzles and solutions, tokens [2, rows, height, width], with every row checked."""
     alphabet = {character: token for token, character in enumerate(CHARSET, start=1)}
     cells = grid_shape[0] * grid_shape[1]
     grids = np.stack([table.codes(column, cells, alphabet).reshape(-1, *grid_shape) for column in (0, 1)])

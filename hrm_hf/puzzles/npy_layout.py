@@ -1,4 +1,4 @@
-"""The original HRM/TRM layout on disk (a folder of .npy arrays), read into our rows and written back.
+"""Read the original HRM/TRM layout on disk (a folder of .npy arrays) into our rows, and write it back.
 
     identifiers.json                       list of names; position = puzzle identifier, position 0 "<blank>"
     {train,test}/dataset.json              pad_id, ignore_label_id, vocab_size, seq_len, sets, counts
@@ -19,15 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ..io.files import load_json
-from .dataset import (
-    BLANK_IDENTIFIER,
-    IDENTIFIERS_FILE,
-    IGNORE_LABEL,
-    INFO_FILE,
-    PAD_ID,
-    ROW_COLUMNS,
-    PuzzleInfo,
-)
+from .dataset import BLANK_IDENTIFIER, IDENTIFIERS_FILE, IGNORE_LABEL, INFO_FILE, PAD_ID, ROW_COLUMNS, PuzzleInfo
 from .readers import make_split
 
 
@@ -51,14 +43,11 @@ def is_original(path: str | Path) -> bool:
 
 
 def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.DatasetDict", PuzzleInfo]:
-    """Read a folder that the original HRM or TRM builders wrote.
-
-    The task is guessed from the shapes: S 81 with 11 tokens is Sudoku, S 900 with 6 tokens a maze and with 12 tokens
-    ARC; everything else is "generic", on a square board if S is a square and on 1 x S if not.
+    """Read a folder that the original HRM or TRM builders wrote; `guess_task` tells its task.
 
     Args:
         path: folder with `identifiers.json`, `train/` and/or `test/`.
-        only: a split; no other arrays than its folder's are read.
+        only: a split, to read the arrays of its folder alone.
 
     Raises:
         FileNotFoundError: a file of the layout is missing.
@@ -76,14 +65,10 @@ def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.
     first = next(iter(metas.values()))
     for name in ("seq_len", "vocab_size", "ignore_label_id"):
         if any(meta[name] != first[name] for meta in metas.values()):
-            raise ValueError(
-                f"{path}: {name} differs between train and test; it must be the same in every {META_FILE}"
-            )
+            raise ValueError(f"{path}: {name} must be the same in every {META_FILE}; it differs")
     splits = DatasetDict()
     for folder, meta in metas.items():
-        if only is not None and folder != only.partition("_")[0]:
-            continue
-        for set_name in meta["sets"]:
+        for set_name in meta["sets"] if only is None or folder == only.partition("_")[0] else ():
             split = folder if set_name == DEFAULT_SET else f"{folder}_{set_name}"
             splits[split] = _rows_of_set(_read_set(path / folder, set_name, meta), meta, split)
     task, grid_shape, box_shape = guess_task(first["seq_len"], first["vocab_size"])
@@ -93,14 +78,11 @@ def read_original(path: str | Path, only: str | None = None) -> tuple["datasets.
 
 
 def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | Path) -> Path:
-    """Write `splits` in the original layout, readable by the original HRM and TRM loaders, and return its path.
-
-    The split "train" becomes `train/` with set "all", "test_hard" becomes `test/` with set "hard". Columns other
-    than the five of `ROW_COLUMNS` (a Sudoku rating, say) have no place in that layout and are not written.
+    """Write `splits` in the original layout and return its path; columns beyond `ROW_COLUMNS` are left out.
 
     Raises:
         FileExistsError: `out` already holds such a data set.
-        ValueError: a split is named otherwise, rows of a puzzle or group are not neighbors, or a label equals
+        ValueError: a split has another name, rows of a puzzle or group are not neighbors, or a label equals
             `ignore_label_id` although it is to be predicted.
     """
     out = Path(out)
@@ -122,17 +104,19 @@ def write_original(splits: "datasets.DatasetDict", info: PuzzleInfo, out: str | 
             sum(len(arrays[name]) for arrays in arrays_of_sets.values())
             for name in ("inputs", "puzzle_identifiers", "group_indices")
         )
-        meta = {"pad_id": PAD_ID, "ignore_label_id": ignore_id, "blank_identifier_id": 0}
-        meta |= {"vocab_size": info.vocab_size, "seq_len": info.seq_len, "sets": list(arrays_of_sets)}
-        meta |= {"num_puzzle_identifiers": info.num_puzzle_identifiers, "total_groups": groups - len(arrays_of_sets)}
-        meta |= {"mean_puzzle_examples": rows / max(puzzles, 1), "total_puzzles": puzzles}
+        meta = {
+            "pad_id": PAD_ID, "ignore_label_id": ignore_id, "blank_identifier_id": 0, "vocab_size": info.vocab_size,
+            "seq_len": info.seq_len, "sets": list(arrays_of_sets), "total_puzzles": puzzles,
+            "num_puzzle_identifiers": info.num_puzzle_identifiers, "total_groups": groups - len(arrays_of_sets),
+            "mean_puzzle_examples": rows / max(puzzles, 1),
+        }  # fmt: skip
         (out / folder / META_FILE).write_text(json.dumps(meta))
     (out / IDENTIFIERS_FILE).write_text(json.dumps(info.identifiers))
     return out
 
 
 def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tuple[int, int] | None]:
-    """Task, grid shape and box shape that `seq_len` and `vocab_size` stand for."""
+    """Guess task, grid shape and box shape; "generic" boards are square if they can be, else 1 x seq_len."""
     task = next((task for task, sizes in TASKS.items() if sizes == (seq_len, vocab_size)), "generic")
     side = math.isqrt(seq_len)
     return task, (side, side) if side * side == seq_len else (1, seq_len), (3, 3) if task == "sudoku" else None
@@ -144,8 +128,8 @@ def guess_task(seq_len: int, vocab_size: int) -> tuple[str, tuple[int, int], tup
 def _read_meta(folder: Path, num_identifiers: int) -> dict[str, Any]:
     file = folder / META_FILE
     meta = load_json(file)
-    expected = {"pad_id": PAD_ID, "blank_identifier_id": 0, "num_puzzle_identifiers": num_identifiers}
-    for name, value in expected.items():
+    expected = ("pad_id", PAD_ID), ("blank_identifier_id", 0), ("num_puzzle_identifiers", num_identifiers)
+    for name, value in expected:
         if meta.get(name) != value:
             raise ValueError(f"{file}: {name}={meta.get(name)}: must be {value} ({IDENTIFIERS_FILE} and our layout)")
     for name, most in (("vocab_size", MAX_TOKEN + 1), ("seq_len", math.inf)):
@@ -207,11 +191,7 @@ def _rows_of_set(arrays: dict[str, np.ndarray], meta: dict[str, Any], split: str
 
 
 def _set_of_rows(split: "datasets.Dataset", name: str, seq_len: int, ignore_id: int | None) -> dict[str, np.ndarray]:
-    """The five arrays of one set.
-
-    Raises:
-        ValueError: an index falls, an identifier or a group changes inside a puzzle, or a label has no place.
-    """
+    """Return the five arrays of one set; ValueError for rows that the layout cannot hold."""
     table = split.with_format("arrow")[:]
     labels, inputs = (
         table[column].combine_chunks().flatten().to_numpy(zero_copy_only=False).reshape(len(table), seq_len)

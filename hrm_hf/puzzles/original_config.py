@@ -1,8 +1,7 @@
 """Configurations of the original HRM, TRM, EqR and SE-RRM code as fields of ours, and the way back for HRM and TRM.
 
 Input: the all_config.yaml that a run saves, with the architecture under `arch`; that section alone, as in the
-originals' config/arch/*.yaml; the same below one more key, or under `arch.value` as W&B writes it. Sizes that it does
-not tell come from the weights or the data, see `find_sizes`.
+originals' config/arch/*.yaml; the same below one more key, or under `arch.value` as W&B writes it.
 """
 
 import logging
@@ -19,13 +18,13 @@ from ..models.configuration_trm_puzzle import TrmPuzzleConfig
 from ..models.modeling_hrm_puzzle import HrmPuzzleForSolving
 from ..models.modeling_se_rrm_puzzle import SeRrmPuzzleForSolving
 from ..models.modeling_trm_puzzle import TrmPuzzleForSolving
-from .npy_layout import META_FILE, TASKS
+from .npy_layout import FOLDERS, META_FILE, TASKS
 
 
 logger = logging.getLogger(__name__)
 
 CONFIG_FILE = "all_config.yaml"
-# Fields of `arch` with an example of their type. Those of OPTIONAL and of the families have the original's defaults.
+# Fields of `arch`: examples of the required ones, and the original's defaults of the others.
 REQUIRED = {
     "H_cycles": 2, "L_cycles": 2, "H_layers": 4, "L_layers": 4, "hidden_size": 512, "num_heads": 8, "expansion": 4.0,
     "pos_encodings": "rope", "halt_max_steps": 16, "halt_exploration_prob": 0.1,
@@ -47,13 +46,37 @@ LOSS_NAME = "losses@ACTLossHead"  # of all of them
 LOSS_SUFFIX = "_cross_entropy"
 DEFAULT_LOSS = "stablemax" + LOSS_SUFFIX
 REFERENCE = re.compile(r"\$\{(?:\.|arch\.)?(\w+)\}")  # of one field to another, as in "${.hidden_size}"
+NUMBER = re.compile(r"[+-]?\d+(?:\.\d*)?e[+-]?\d+", re.I)  # YAML 1.1 reads 1e-5 as text
+
+# Keys of a run besides `arch` with the original's defaults, and the options of run_puzzle.py that take the value as
+# it is, or in words what becomes of it.
+RUN_KEYS = {
+    "data_path": ("data/arc-aug-1000", "--data_path, after `hrm-hf data import` if need be"),
+    "global_batch_size": (768, "global_batch_size"),
+    "epochs": (100_000, "--max_steps"),
+    "eval_interval": (10_000, "--eval_steps, --save_steps"),
+    "checkpoint_every_eval": (True, "--save_strategy steps or no"),
+    "lr": (1e-4, "learning_rate"),
+    "lr_min_ratio": (1.0, "lr_min_ratio"),
+    "lr_warmup_steps": (2000, "warmup_steps"),
+    "beta1": (0.9, "adam_beta1"),
+    "beta2": (0.95, "adam_beta2"),
+    "weight_decay": (0.1, "weight_decay"),
+    "puzzle_emb_lr": (1e-2, "puzzle_emb_lr"),
+    "puzzle_emb_weight_decay": (0.1, "puzzle_emb_weight_decay"),
+    "seed": (0, "seed"),
+    "project_name": (None, "WANDB_PROJECT, and a folder of checkpoints/"),
+    "run_name": (None, "--run_name, and a folder in that one"),
+    "checkpoint_path": (None, "--output_dir"),
+    "eval_save_outputs": ("[]", "hrm-hf eval puzzles --out"),
+}
 
 
 class Architecture(NamedTuple):
-    """Our classes, the name the original gives its model (`arch.name` is `module@class`), and its fields.
+    """An original architecture: our classes, its `arch.name` (`module@class`), and its fields.
 
     Attributes:
-        positions: its `pos_encodings`; another one is `other_positions` there, or an error if that is None.
+        positions: its `pos_encodings`; it reads any other as `other_positions`, or rejects it if that is None.
         optional: fields of `arch` besides `REQUIRED`, with their defaults.
         implied: fields of ours that are the same in each of its models.
     """
@@ -88,7 +111,7 @@ ARCHITECTURES = {
 
 
 def with_arch(run: Any, place: str) -> dict[str, Any]:
-    """A configuration with its architecture under `arch`, wherever it stood; references within it are replaced.
+    """Return a configuration with its architecture under `arch`, references and numbers in text resolved.
 
     Raises:
         ValueError: there is no architecture, or a reference leads to no field; names `place`.
@@ -99,79 +122,64 @@ def with_arch(run: Any, place: str) -> dict[str, Any]:
     if arch is None:
         raise ValueError(f"{place}: there is no section `arch`; use the {CONFIG_FILE} that the original saved")
     arch = arch["value"] if isinstance(arch.get("value"), dict) else arch
-    resolved = {}
+    resolved = dict(arch)
     for name, value in arch.items():
-        reference = REFERENCE.fullmatch(value) if isinstance(value, str) else None
-        if reference and reference[1] not in arch:
-            raise ValueError(f"{place}: arch.{name}={value!r}: there is no such field of arch; it has {sorted(arch)}")
-        resolved[name] = arch[reference[1]] if reference else value
+        if isinstance(value, str) and (reference := REFERENCE.fullmatch(value)):
+            if reference[1] not in arch:
+                raise ValueError(f"{place}: arch.{name}={value!r}: arch has no such field; it has {sorted(arch)}")
+            resolved[name] = arch[reference[1]]
+        elif isinstance(value, str) and NUMBER.fullmatch(value):
+            resolved[name] = float(value)
     return {**run, "arch": resolved}
 
 
 def data_folders(run: dict[str, Any]) -> list[Path]:
-    """Data folders that a configuration names, relative to the working folder.
-
-    HRM: data_path, TRM and SE-RRM: data_paths, EqR: dataset.data_path.
-    """
-    dataset = run.get("dataset")
-    named = run.get("data_paths") or run.get("data_path")
-    named = named or (dataset.get("data_path") if isinstance(dataset, dict) else None) or []
+    """List the data folders that a configuration names: `data_path`, `data_paths` or (EqR) `dataset.data_path`."""
+    dataset = run["dataset"] if isinstance(run.get("dataset"), dict) else {}
+    named = run.get("data_paths") or run.get("data_path") or dataset.get("data_path") or []
     return [Path(path) for path in ([named] if isinstance(named, str) else named)]
 
 
 def config_fields(arch: dict[str, Any], architecture: str, place: str | Path) -> dict[str, Any]:
-    """Fields of our config from the original's `arch` section; `place` is named in errors.
+    """Return fields of our config from the original's `arch` section; errors name `place`.
 
     `puzzle_emb_ndim` is the original's: for SE-RRM only whether there is a table.
 
     Raises:
-        ValueError: missing or malformed fields, another architecture, or a mode the original itself cannot run.
+        ValueError: missing fields, another architecture, or a mode that the original itself cannot run.
     """
     family = ARCHITECTURES[architecture]
     _validate_name(arch, architecture, place)
     if architecture == "trm" and not arch.get("no_ACT_continue", True):
-        raise ValueError(
-            f"{place}: arch.no_ACT_continue=False: the original TRM cannot run it; set True (halts by q_halt alone)"
-        )
+        raise ValueError(f"{place}: arch.no_ACT_continue=False: the original TRM cannot run it; set it to true")
     if missing := sorted(REQUIRED.keys() - arch.keys()):
         raise ValueError(f"{place}: arch lacks {missing}")
     if ignored := sorted(arch.keys() - _fields_of(architecture).keys() - READ_APART):
         logger.warning("%s: fields of arch that our %s does not have are ignored: %s", place, architecture, ignored)
-    positions = arch["pos_encodings"]
-    if positions is None and "none" in family.positions:
-        positions = "none"
-    elif positions not in family.positions:
-        positions = family.other_positions or positions
-    arch = {**family.optional, **arch, "pos_encodings": positions}
-    fields = {
-        OUR_NAMES.get(name, name): parse_field(arch[name], type(example), name, place)
-        for name, example in _fields_of(architecture).items()
-    } | family.implied
-    rope_theta = parse_field(arch.get("rope_theta", 10000.0), float, "rope_theta", place)
-    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": rope_theta}
-    loss = arch.get("loss")
-    loss_type = loss.get("loss_type", DEFAULT_LOSS) if isinstance(loss, dict) else DEFAULT_LOSS
-    fields["loss_type"] = str(loss_type).removesuffix(LOSS_SUFFIX)
-    return fields
+    arch = {**family.optional, **arch, "pos_encodings": arch["pos_encodings"] or "none"}
+    if arch["pos_encodings"] not in family.positions and family.other_positions:
+        arch["pos_encodings"] = family.other_positions
+    fields = {OUR_NAMES.get(name, name): arch[name] for name in _fields_of(architecture)} | family.implied
+    fields["rope_parameters"] = {"rope_type": "default", "rope_theta": arch.get("rope_theta", 10000.0)}
+    loss = arch["loss"] if isinstance(arch.get("loss"), dict) else {}
+    return fields | {"loss_type": str(loss.get("loss_type", DEFAULT_LOSS)).removesuffix(LOSS_SUFFIX)}
 
 
 def presets_of(architecture: str) -> list[str]:
-    """Names of our presets that are of an original's architecture: EqR is a TRM, and theirs stand together."""
-    family = ARCHITECTURES[architecture]
-    drawn = family.implied.get("random_initial_states", False)
-    presets = {name: family.config.from_preset(name) for name in family.config.presets()}
-    return [name for name, config in presets.items() if getattr(config, "random_initial_states", False) == drawn]
+    """List our presets of an original's architecture; those of TRM and EqR belong to one config class."""
+    config, implied = ARCHITECTURES[architecture].config, ARCHITECTURES[architecture].implied
+    drawn = {name: getattr(config.from_preset(name), "random_initial_states", False) for name in config.presets()}
+    return [name for name in drawn if drawn[name] == implied.get("random_initial_states", False)]
 
 
 def arch_of_preset(name: str, architecture: str) -> dict[str, Any]:
-    """The `arch` section of one of our presets, for weights that came without a configuration."""
+    """Return the `arch` section of one of our presets, for weights that came without a configuration."""
     if name not in presets_of(architecture):
         raise ValueError(f"config={name}: must be a file or a preset ({', '.join(presets_of(architecture))})")
     config = ARCHITECTURES[architecture].config.from_preset(name)
     arch = {each: getattr(config, OUR_NAMES.get(each, each)) for each in _fields_of(architecture)}
-    if config.forward_dtype is None:
-        del arch["forward_dtype"]  # as the originals compute
-    return arch | {"seq_len": config.seq_len, "vocab_size": config.vocab_size, "loss": {"loss_type": config.loss_type}}
+    arch |= {"seq_len": config.seq_len, "vocab_size": config.vocab_size, "loss": {"loss_type": config.loss_type}}
+    return {each: value for each, value in arch.items() if value is not None}  # forward_dtype: as the originals
 
 
 def _fields_of(architecture: str) -> dict[str, Any]:
@@ -179,30 +187,15 @@ def _fields_of(architecture: str) -> dict[str, Any]:
 
 
 def _validate_name(arch: dict[str, Any], architecture: str, place: str | Path) -> None:
-    """ValueError for the name of another architecture that we know; a warning for one that we do not."""
+    """Raise ValueError for the name of another known architecture; warn about an unknown name."""
     known = {family.original_name.split("@")[1]: key for key, family in ARCHITECTURES.items()}
     class_name = str(arch.get("name", "")).split("@")[-1]
     key = known.get(class_name)
     if key not in (None, architecture):
         raise ValueError(f"{place}: arch.name={arch['name']!r}: is {key!r}; use hrm-hf convert {key}")
     if class_name and key is None:
-        logger.warning(
-            "%s: arch.name=%r is not the original's %s. It is converted if all tensors fit, but it may compute "
-            "otherwise: compare the accuracy (hrm-hf eval puzzles) with the published one",
-            place, arch["name"], ARCHITECTURES[architecture].original_name,
-        )  # fmt: skip
-
-
-def parse_field(value: Any, kind: type, name: str, place: str | Path) -> Any:
-    """A value of `arch.NAME` as its type; ValueError if it is of another. YAML reads 1e-5 as text."""
-    if kind is float and isinstance(value, (int, float, str)) and not isinstance(value, bool):
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    elif type(value) is kind:
-        return value
-    raise ValueError(f"{place}: arch.{name}={value!r}: must be of type {kind.__name__}")
+        text = "%s: arch.name=%r is unknown, and may compute other values: compare the accuracy with the published one"
+        logger.warning(text, place, arch["name"])
 
 
 # Sizes
@@ -216,47 +209,39 @@ def find_sizes(
     run: dict[str, Any],
     architecture: str,
 ) -> tuple[int, int, str]:
-    """Cells and tokens of a puzzle, and where the cells are from.
+    """Find the cells and tokens of a puzzle, and name the source of the cells.
 
-    As given, else of the weights, the configuration, its data folder, or the only task that agrees.
-
+    The sizes are those given, else of the weights, the configuration, its data folder, or the only task that agrees.
     A task that only the vocabulary tells is a guess, and a warning: 12 tokens need not be ARC's 900 cells.
-
-    Args:
-        seq_len, vocab_size: as given.
-        state: tensors by the original's names, without wrappers.
-        fields: ours, as `config_fields` returns them. run: the configuration.
+    `state` has the original's names without wrappers, `fields` are those of `config_fields`.
 
     Raises:
         ValueError: a size is unknown.
     """
     arch, data = run["arch"], data_folders(run)
     of_weights, tokens, tensor = _sizes_of_weights(state, fields, architecture)
-    cells = [("--seq-len", seq_len), (tensor, of_weights), ("arch.seq_len", arch.get("seq_len"))]
+    cells = [("--seq-len", seq_len), (tensor, of_weights)]
     told = arch.get("vocab_size") or tokens
-    if tokens and told != tokens:
-        logger.warning(
-            "the configuration has vocab_size=%d, the weights %d: it is not of these weights, and its seq_len is not "
-            "used. Give the right one with --config", told, tokens,
-        )  # fmt: skip
-        cells.pop()
+    if tokens in (None, told):
+        cells.append(("arch.seq_len", arch.get("seq_len")))
+    else:
+        logger.warning("the configuration has vocab_size=%d, the weights %d: its seq_len is not used", told, tokens)
     vocab_size = vocab_size or tokens or told
     if fields["pos_encodings"] == "rope2d" and arch.get("board_height"):
         cells.append(("arch.board_height", arch["board_height"] * arch["board_width"]))
-    described = (folder / split / META_FILE for folder in data for split in ("train", "test"))
+    described = (folder / split / META_FILE for folder in data for split in FOLDERS)
     if file := next((file for file in described if file.is_file()), None):
         meta = load_json(file)
         if vocab_size in (None, meta["vocab_size"]):
             vocab_size = meta["vocab_size"]
             cells.append((str(file), meta["seq_len"]))
         else:
-            logger.warning("%s has vocab_size=%s, the checkpoint %d: it is not used", file, meta["vocab_size"],
-                           vocab_size)  # fmt: skip
-    place, seq_len = next(((place, count) for place, count in cells if count), ("", None))
+            text = "%s has vocab_size=%s, the checkpoint %d: it is not used"
+            logger.warning(text, file, meta["vocab_size"], vocab_size)
+    place, seq_len = next((each for each in cells if each[1]), ("", None))
     if seq_len and vocab_size:
         return seq_len, vocab_size, place
-    known = (seq_len, vocab_size)
-    fitting = [task for task, sizes in TASKS.items() if all(k in (None, size) for k, size in zip(known, sizes))]
+    fitting = [task for task, (s, v) in TASKS.items() if seq_len in (None, s) and vocab_size in (None, v)]
     named = [task for task in fitting if any(task in folder.name.lower() for folder in data)]
     if len(named or fitting) != 1:
         raise ValueError(
@@ -266,17 +251,15 @@ def find_sizes(
     task = (named or fitting)[0]
     cells, tokens = TASKS[task]
     if not named:
-        logger.warning(
-            "vocab_size=%s is that of %s, so seq_len=%d and vocab_size=%d are a guess. If these are other puzzles, "
-            "convert again with --seq-len N", vocab_size, task, cells, tokens,
-        )  # fmt: skip
+        text = "vocab_size=%s is that of %s, so seq_len=%d is a guess; for other puzzles convert with --seq-len N"
+        logger.warning(text, tokens, task, cells)
     return cells, tokens, place or f"data folder or vocabulary of {task}"
 
 
 def _sizes_of_weights(
     state: dict[str, torch.Tensor], fields: dict[str, Any], architecture: str
 ) -> tuple[int | None, int | None, str]:
-    """Cells, tokens and the tensor with the cells: not the cells where positions are rotary, nor tokens of SE-RRM."""
+    """Cells, tokens and the tensor that tells the cells; None where no tensor has a size (rotary positions, say)."""
 
     def size(name: str, axis: int) -> int | None:
         return state[name].shape[axis] if name in state else None
@@ -285,10 +268,9 @@ def _sizes_of_weights(
         columns = size("puzzle_emb.weights", 1)
         tokens = size("embed_symbols", 1) or (columns and columns - fields["hidden_size"])
         return size("pos_embedding", 2), tokens, "pos_embedding"
-    prefix = fields["puzzle_emb_ndim"] and (
-        fields.get("puzzle_emb_len") or -(-fields["puzzle_emb_ndim"] // fields["hidden_size"])
-    )
-    name = next((name for name in state if name.endswith("mlp_t.gate_up_proj.weight")), "embed_pos.embedding_weight")
+    ndim, mixing = fields["puzzle_emb_ndim"], "mlp_t.gate_up_proj.weight"
+    prefix = ndim and (fields.get("puzzle_emb_len") or -(-ndim // fields["hidden_size"]))
+    name = next((name for name in state if name.endswith(mixing)), "embed_pos.embedding_weight")
     positions = size(name, 0 if name.startswith("embed_pos") else 1)
     return positions and positions - prefix, size("embed_tokens.embedding_weight", 0), name
 
@@ -297,7 +279,7 @@ def _sizes_of_weights(
 
 
 def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype) -> dict[str, Any]:
-    """The original's `arch` section; the inverse of `config_fields`.
+    """Return the original's `arch` section, the inverse of `config_fields`.
 
     Raises:
         ValueError: fields that the original cannot express.
@@ -316,6 +298,5 @@ def original_arch(config: HrmPuzzleConfig, architecture: str, dtype: torch.dtype
         raise ValueError(f"the original {architecture} cannot express: {found}")
     arch = {"name": family.original_name, "loss": {"name": LOSS_NAME, "loss_type": config.loss_type + LOSS_SUFFIX}}
     arch |= {name: getattr(config, OUR_NAMES.get(name, name)) for name in _fields_of(architecture)}
-    arch["forward_dtype"] = str(dtype).removeprefix("torch.")
-    arch["rope_theta"] = config.rope_parameters["rope_theta"]
+    arch |= {"forward_dtype": str(dtype)[len("torch.") :], "rope_theta": config.rope_parameters["rope_theta"]}
     return arch | ({"no_ACT_continue": True} if architecture == "trm" else {})

@@ -9,9 +9,7 @@ Three ways to spend more compute on a puzzle, all of them inference only:
 - `votes`: the puzzle is shown in several symmetric views, and the answers, brought back, vote;
 - `restarts`: runs with noise on the latent states, of which `choose` takes the best (for each view, if both).
 
-And one that is no longer the model's own answer: `search`, for Sudoku (`search.py`).
-
-What a puzzle looks like, its rules and its symmetries are in `tasks.py` and `arc_pipeline.py`.
+And one that is no longer the model's own answer: `search`, for Sudoku.
 """
 
 from collections.abc import Iterator
@@ -24,14 +22,14 @@ from transformers import Pipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 from transformers.utils import cached_file
 
-from ..io.files import csv_rows, json_object, load_json, numbered_lines
+from ..io.files import json_object, load_json, numbered_lines
 from ..models.pipeline_batches import OwnBatchesMixin, seeded
 from ..registry import AutoModelForPuzzleSolving
 from .arc_pipeline import puzzle_task
 from .dataset import IDENTIFIERS_FILE
 from .options import SolveOptions, shipped_model
-from .search import searched_answer, validate_searchable
-from .tasks import QUESTION_NAMES, Candidate, Puzzle
+from .readers import csv_dicts
+from .tasks import QUESTION_NAMES, Candidate, Puzzle, searched_answer, validate_searchable
 
 
 TABLE_KINDS = (".csv", ".jsonl", ".csv.gz", ".jsonl.gz")
@@ -89,7 +87,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return views, options if return_trajectory is None else {**options, "return_trajectory": return_trajectory}, {}
 
     def __call__(self, inputs: Any, **kwargs: Any) -> dict[str, Any] | list[dict[str, Any]] | Iterator:
-        """Solves one puzzle, or a list, file, generator or `Dataset` of them; see the class for all parameters."""
+        """Solve one puzzle, or a list, file, generator or `Dataset` of them; see the class for all parameters."""
         if isinstance(inputs, (np.ndarray, torch.Tensor)):
             inputs = inputs.tolist()
         if isinstance(inputs, (str, Path)) and (rows := read_puzzle_file(inputs)) is not None:
@@ -103,7 +101,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
         return super().__call__(inputs, **kwargs)
 
     def read_puzzle(self, item: Any, place: str = "") -> Puzzle:
-        """Reads one puzzle in any form listed above; pipelines take the result too. `place` goes into errors."""
+        """Read one puzzle in any form listed above; pipelines take the result too. `place` goes into errors."""
         if isinstance(item, Puzzle):
             return item
         try:
@@ -112,7 +110,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             raise ValueError(f"{place}{error}") from error
 
     def preprocess(self, input_: Any, votes: int = 1, seed: int = 0) -> dict[str, Any]:
-        """Reads a puzzle and shows it in its views: "input_ids" int64 [views * Q, S], "puzzle_identifiers"."""
+        """Read a puzzle and show it in its views: "input_ids" int64 [views * Q, S], "puzzle_identifiers"."""
         puzzle = self.read_puzzle(input_)
         views = self.puzzle_task.views(puzzle, votes, np.random.default_rng(seed))
         shown = np.concatenate([view.show(puzzle.questions) for view in views])
@@ -139,7 +137,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
             start = stop
 
     def _solve_rows(self, rows: dict[str, torch.Tensor], arguments: dict[str, Any]) -> list[Candidate]:
-        """Answers to the views, in pieces that are fast and fit into memory."""
+        """Answer the views in pieces that are fast and fit into memory."""
         count = self.model.boards_per_call
         candidates: list[Candidate] = []
         for start in range(0, len(rows["input_ids"]), count):
@@ -163,7 +161,7 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
     def postprocess(
         self, model_outputs: dict[str, Any], prefer_valid: bool = False, search: bool = False
     ) -> dict[str, Any]:
-        """Undoes the views and lets them vote, or order the guesses of a search."""
+        """Undo the views and let them vote, or order the guesses of a search."""
         puzzle, views = model_outputs["puzzle"], model_outputs["views"]
         num_questions = len(puzzle.questions)
         chosen: list[list[Candidate]] = [[] for _ in range(num_questions)]
@@ -183,19 +181,17 @@ class PuzzleSolvingPipeline(OwnBatchesMixin, Pipeline):
 
 
 def load_identifiers(model) -> list[str] | None:
-    """Names of the rows of a model's puzzle table, from `identifiers.json` beside its checkpoint; None without it."""
+    """Load the names of the rows of a model's puzzle table from beside its checkpoint; None without the file."""
     name = model.name_or_path
-    if not name:
-        return None
-    file = cached_file(name, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
+    file = name and cached_file(name, IDENTIFIERS_FILE, _raise_exceptions_for_missing_entries=False)
     return load_json(file) if file else None
 
 
 def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
-    """Rows of a .csv or .jsonl file, or the tasks of an ARC bundle; None if `path` is a puzzle, not such a file.
+    """Read rows of a .csv or .jsonl file, or the tasks of an ARC bundle; None if `path` is a puzzle.
 
     Raises:
-        FileNotFoundError: the path ends like a file but is none.
+        FileNotFoundError: the path ends like a file but there is none.
         ValueError: the file has no puzzle column, or no rows.
     """
     text = str(path)
@@ -209,7 +205,7 @@ def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
             return None
         return [{"name": name, **task} for name, task in content.items()]
     if ".csv" in Path(path).name:
-        rows = _csv_table(path)
+        rows = [row for _, row in csv_dicts(path)]
     else:
         rows = [json_object(line, place) for place, line in numbered_lines(path)]
     if not rows:
@@ -217,14 +213,6 @@ def read_puzzle_file(path: str | Path) -> list[dict[str, Any]] | None:
     if not set(QUESTION_NAMES) & set(rows[0]):
         raise ValueError(f"{path} has the columns {list(rows[0])}; expected one of {list(QUESTION_NAMES)}")
     return rows
-
-
-def _csv_table(path: str | Path) -> list[dict[str, Any]]:
-    (_, header), *rows = [*csv_rows(path)] or [(1, [])]
-    for number, row in rows:
-        if len(row) not in (0, len(header)):
-            raise ValueError(f"{path}, line {number}: {len(row)} fields; expected {len(header)} as in line 1")
-    return [dict(zip(header, row)) for _, row in rows if row]
 
 
 def _candidate(output: dict[str, np.ndarray], row: int) -> Candidate:

@@ -1,8 +1,8 @@
-"""Pictures of a board over the ACT steps: how an answer takes shape.
+"""Plots of a board over the ACT steps: `.png` has one board per step, `.gif` is an animation.
 
-`.png` gives small multiples, one board per step; `.gif` an animation. Sudoku boards show their boxes, clues bold;
-mazes and ARC grids are colored. Amber marks a cell that changed in this step, but never a given one; red one that is
-wrong by the known solution, or, without one, a changed clue or a clash with another cell of its unit.
+Sudoku boards show their boxes, clues bold; mazes and ARC grids are colored. Amber marks a cell that changed in this
+step, but never a given one; red marks a cell that is wrong by the known solution, or, without one, a changed clue or a
+clash with another cell of its unit.
 """
 
 import io
@@ -41,7 +41,7 @@ def plot_trajectory(
     solution: Sequence[int] | np.ndarray | None = None,
     title: str = "",
 ) -> Path:
-    """Draws a puzzle and the answer after each ACT step.
+    """Draw a puzzle and the answer after each ACT step, and return `path`.
 
     Args:
         puzzle: tokens [S].
@@ -50,12 +50,6 @@ def plot_trajectory(
         path: `.png` (the puzzle and at most 15 steps, evenly chosen, the last one included) or `.gif` (all steps).
         confidences: sigmoid(q_halt) [steps], shown in the headings.
         solution: the right answer, tokens [S]; -100 where unknown.
-
-    Returns:
-        `path`.
-
-    Raises:
-        ValueError: another ending of `path`, or shapes that disagree.
     """
     path = Path(path)
     if path.suffix not in (".png", ".gif"):
@@ -158,9 +152,9 @@ class _Boards:
 
 
 def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray:
-    """Cells that a step changed, bool [S]; `states` [1 + steps, S] are the puzzle and the answer after each step.
+    """Return the cells that a step changed, bool [S], of `states` [1 + steps, S]: puzzle and answers.
 
-    The first step changes all that it fills in, so it marks none. A given cell is right or wrong, but not changed.
+    The first step fills everything in, so it marks none. A given cell is right or wrong, but not changed.
     """
     if step < 2:
         return np.zeros(states.shape[1], dtype=bool)
@@ -168,7 +162,7 @@ def changed_cells(task: PuzzleTask, states: np.ndarray, step: int) -> np.ndarray
 
 
 def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Cells of an answer (tokens [S]) that break the rules of the task, where it has rules for cells; bool [S]."""
+    """Return the cells of an answer (tokens [S]) that break the rules of the task, bool [S]."""
     if task.name == "sudoku":
         return _clashes(tokens, puzzle, task.board)
     if task.name == "maze":
@@ -177,7 +171,7 @@ def wrong_cells(task: PuzzleTask, puzzle: np.ndarray, tokens: np.ndarray) -> np.
 
 
 def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.ndarray:
-    """Cells that change a clue, hold no digit, or repeat a digit of their unit without being a clue; bool [S]."""
+    """Return the cells that change a clue, hold no digit, or repeat a digit of their unit, bool [S]."""
     clue = puzzle > BLANK
     wrong = (clue & (tokens != puzzle)) | (tokens <= BLANK) | (tokens >= board.vocab_size)
     for _, cells in board.units:
@@ -188,7 +182,7 @@ def _clashes(tokens: np.ndarray, puzzle: np.ndarray, board: SudokuShape) -> np.n
 
 
 def used_window(states: np.ndarray, shape: tuple[int, int]) -> tuple[int, int]:
-    """Rows and columns of the frame that hold anything in any state, so that small ARC grids are drawn large."""
+    """Return the rows and columns of the frame that any state uses, so that small ARC grids are drawn large."""
     used = ((states != 0) & (states != EOS_ID) & (states < COLOR_OFFSET + NUM_COLORS)).any(axis=0).reshape(shape)
     if not used.any():
         return shape

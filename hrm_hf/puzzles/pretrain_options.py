@@ -5,12 +5,12 @@
     arguments(recipe)   of run_puzzle.py
 
 The keys and defaults are those of the original's cfg_pretrain.yaml and arch/hrm_v1.yaml. An epoch is one puzzle of
-every group; `epoch_steps` has the original's rule that turns epochs into steps. Left out: Hydra itself (composition,
-sweeps, interpolation).
+every group. Left out: Hydra itself (composition, sweeps, interpolation).
 """
 
 import difflib
 import hashlib
+import itertools
 import json
 import math
 import shlex
@@ -23,57 +23,26 @@ from huggingface_hub.errors import StrictDataclassError
 from ..io.files import load_json, load_yaml
 from ..models.configuration_hrm_puzzle import HrmPuzzleConfig
 from ..resources import ROOT, typed_path
+from . import original_config as original
 from .dataset import INFO_FILE, load_puzzle_dataset
 from .npy_layout import META_FILE
-from .original_config import (
-    ARCHITECTURES,
-    CONFIG_FILE,
-    DEFAULT_LOSS,
-    LOSS_NAME,
-    OPTIONAL,
-    OUR_NAMES,
-    REQUIRED,
-    config_fields,
-    data_folders,
-)
 
 
 SCRIPT = ROOT / "training" / "run_puzzle.py"
 
-# Keys with the original's defaults, and the options of run_puzzle.py that take the value as it is, or in words what
-# becomes of it.
-RUN_KEYS = {
-    "data_path": ("data/arc-aug-1000", "--data_path, after `hrm-hf data import` if need be"),
-    "global_batch_size": (768, "global_batch_size"),
-    "epochs": (100_000, "--max_steps"),
-    "eval_interval": (10_000, "--eval_steps, --save_steps"),
-    "checkpoint_every_eval": (True, "--save_strategy steps or no"),
-    "lr": (1e-4, "learning_rate"),
-    "lr_min_ratio": (1.0, "lr_min_ratio"),
-    "lr_warmup_steps": (2000, "warmup_steps"),
-    "beta1": (0.9, "adam_beta1"),
-    "beta2": (0.95, "adam_beta2"),
-    "weight_decay": (0.1, "weight_decay"),
-    "puzzle_emb_lr": (1e-2, "puzzle_emb_lr"),
-    "puzzle_emb_weight_decay": (0.1, "puzzle_emb_weight_decay"),
-    "seed": (0, "seed"),
-    "project_name": (None, "WANDB_PROJECT, and a folder of checkpoints/"),
-    "run_name": (None, "--run_name, and a folder in that one"),
-    "checkpoint_path": (None, "--output_dir"),
-    "eval_save_outputs": ("[]", "hrm-hf eval puzzles --out"),
-}
-ARCH_NAME = ARCHITECTURES["hrm"].original_name
+ARCH_NAME = original.ARCHITECTURES["hrm"].original_name
 # puzzle_emb_ndim: the hidden size. forward_dtype: bfloat16, where the machine has it.
-ARCH = REQUIRED | OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None, "name": ARCH_NAME, "rope_theta": 10000.0}
-ARCH |= {"loss.name": LOSS_NAME, "loss.loss_type": DEFAULT_LOSS}
-DEFAULTS = {name: default for name, (default, _) in RUN_KEYS.items()} | {f"arch.{key}": ARCH[key] for key in ARCH}
+ARCH = original.REQUIRED | original.OPTIONAL | {"puzzle_emb_ndim": None, "forward_dtype": None}
+ARCH |= {"name": ARCH_NAME, "rope_theta": 10000.0}
+ARCH |= {"loss.name": original.LOSS_NAME, "loss.loss_type": original.DEFAULT_LOSS}
+DEFAULTS = {name: default for name, (default, _) in original.RUN_KEYS.items()}
+DEFAULTS |= {f"arch.{key}": value for key, value in ARCH.items()}
 OPTIONAL_KEYS = {"eval_interval", *(name for name, default in DEFAULTS.items() if default is None)}
 POSITIVE = ("global_batch_size", "epochs", "eval_interval", "lr", "puzzle_emb_lr")
 # Options of run_puzzle.py that a key of the original decides.
 DECIDED_BY_KEY = {"output_dir": "checkpoint_path", "data_path": "data_path", "recipe": "the keys themselves"}
 
-# What builds the counterpart of a data set the original's guides name. How the guide's "small" set was drawn is not
-# documented; ours is 16 hard Sudokus, and 500 held out, that come with the repository.
+# Builds the counterpart of a data set that the original's guides name; "small" is 16 hard Sudokus of ours.
 BUILDERS = {
     "sudoku-extreme-small": "sudoku --source {root}training/recipes/data/sudoku_hard_small.csv --test-size 500",
     "sudoku-extreme-1k-aug-1000": "sudoku --source hub:sapientinc/sudoku-extreme --subsample-size 1000 --num-aug 1000",
@@ -104,22 +73,19 @@ def arguments(recipe: dict[str, Any]) -> list[str]:
 
 
 def project_name(options: dict[str, Any]) -> str:
-    """The W&B project of a run, and a folder of its checkpoints."""
+    """Return the W&B project of a run, which also names a folder of its checkpoints."""
     return options["project_name"] or f"{Path(options['data_path']).name.capitalize()} ACT-torch"
 
 
 def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
-    """Parse options by key, every key of the original present, and the flags for run_puzzle.py that follow.
-
-    `key=value` (with Hydra's `+` or `++` before it if you like), then, from the first word in `--`, our own flags.
+    """Parse `key=value` (or `+key=value`) into options with every key of the original, and the flags that follow.
 
     Raises:
         ValueError: an unknown key with the nearest valid one, a value of the wrong type or sign, a key given twice.
     """
     own, flags = _split_flags(words)
     for word in flags:
-        name = word.removeprefix("--").partition("=")[0].replace("-", "_")
-        if name in DECIDED_BY_KEY:
+        if (name := word.removeprefix("--").partition("=")[0].replace("-", "_")) in DECIDED_BY_KEY:
             raise ValueError(f"--{name} is decided by {DECIDED_BY_KEY[name]}; give that as key=value instead")
     given: dict[str, Any] = {}
     for word in own:
@@ -131,10 +97,8 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
                 raise ValueError(f"arch={text}: the original HRM has hrm_v1 alone; for TRM see training/recipes/trm_*")
             continue
         if name not in DEFAULTS:
-            nearest = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0.4)
-            raise ValueError(
-                f"unknown key {name!r}" + (f"; did you mean {nearest[0]!r}?" if nearest else "") + " (all: --help)"
-            )
+            nearest = difflib.get_close_matches(name, DEFAULTS, n=1, cutoff=0)[0]
+            raise ValueError(f"unknown key {name!r}; did you mean {nearest!r}? (all: --help)")
         if name in given:
             raise ValueError(f"{name} is given twice, as {given[name]} and as {text}")
         given[name] = _value(name, text)
@@ -148,17 +112,14 @@ def parse_command(words: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
 def epoch_steps(
     epochs: int, eval_interval: int | None, groups: int, mean_examples: float, batch: int
 ) -> tuple[int, int]:
-    """Steps of the complete run, and of the epochs between two evaluations, by the original's rule.
-
-    Each interval ends with its last full batch.
+    """Return the steps of the run and of an interval between evaluations, which ends with its last full batch.
 
     Raises:
         ValueError: the interval does not divide the epochs, or has not even one full batch.
     """
     interval = epochs if eval_interval is None else eval_interval
     if epochs % interval:
-        divisors = [n for n in range(1, epochs + 1) if epochs % n == 0]
-        nearest = min(divisors, key=lambda n: abs(n - interval))
+        nearest = min((n for n in range(1, epochs + 1) if epochs % n == 0), key=lambda n: abs(n - interval))
         raise ValueError(f"eval_interval={interval}: must divide epochs={epochs}; the nearest that does is {nearest}")
     between = int(interval * groups * mean_examples / batch)
     if between < 1:
@@ -167,11 +128,7 @@ def epoch_steps(
 
 
 def data_size(path: str | Path) -> DataSize:
-    """Read how large the train split at `path` is, in the original's layout or in ours.
-
-    Raises:
-        FileNotFoundError: there is no data set; the message has the command that builds its counterpart.
-    """
+    """Read how large the train split at `path` is, in the original's layout or in ours."""
     path = Path(path)
     if (path / INFO_FILE).exists():
         train = load_puzzle_dataset(path, "train")
@@ -189,16 +146,15 @@ def data_size(path: str | Path) -> DataSize:
 
 def build_command(path: Path) -> str:
     """The `hrm-hf data` command for the counterpart of the data set that should be at `path`."""
-    arguments = BUILDERS.get(path.name, "sudoku|maze|arc ...")
-    root = typed_path(ROOT)
-    return f"hrm-hf data {arguments.format(root='' if root == '.' else root + '/')} --out {shlex.quote(str(path))}"
+    root = "" if typed_path(ROOT) == "." else f"{typed_path(ROOT)}/"
+    arguments = BUILDERS.get(path.name, "sudoku|maze|arc ...").format(root=root)
+    return f"hrm-hf data {arguments} --out {shlex.quote(str(path))}"
 
 
 def machine(environ: Mapping[str, str]) -> dict[str, Any]:
     """Return the options of run_puzzle.py that the machine and environment variables decide.
 
-    The original compiles on CUDA unless DISABLE_COMPILE is set, whatever its value, and computes in bfloat16. We
-    compile wherever there is a compiler, and leave bfloat16 to GPUs that have it.
+    As the original, it compiles unless DISABLE_COMPILE is set to anything, and computes in bfloat16, where it can.
     """
     import torch
 
@@ -222,13 +178,10 @@ def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) 
     """Translate a run of the original into the recipe of run_puzzle.py.
 
     Args:
-        options: from `parse_command`.
-        size: of the train split.
-        here: from `machine`.
+        options: from `parse_command`. size: of the train split. here: from `machine`.
 
     Raises:
-        ValueError: an architecture that cannot be (heads that do not divide the hidden size, say), or epochs that
-            cannot be evaluated at the interval.
+        ValueError: an invalid architecture, or epochs that cannot be evaluated at the interval.
     """
     batch = options["global_batch_size"]
     steps, between = epoch_steps(options["epochs"], options["eval_interval"], size.groups, size.mean_examples, batch)
@@ -236,16 +189,16 @@ def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) 
     # The same name for the same command, so that a run resumes in its own folder and all processes agree on it.
     run_name = options["run_name"] or f"{ARCH_NAME.split('@')[1]} {_digest(options)}"
     folder = Path(options["checkpoint_path"] or Path("checkpoints", project_name(options), run_name))
-    recipe: dict[str, Any] = {"model_type": HrmPuzzleConfig.model_type}
-    if changed := _architecture(options):
+    changed, recipe = _architecture(options), {"model_type": HrmPuzzleConfig.model_type, "data_path": str(data)}
+    if changed:
         recipe["config_overrides"] = changed
-    recipe["data_path"] = str(data)
     if size.fingerprint:
         recipe["data_path"] = str(folder.parent / f"data-{size.fingerprint}")
         recipe["build_data"] = shlex.join(["import", str(data)])
-    recipe |= {"output_dir": str(folder), "max_steps": steps}
-    recipe |= {ours: options[name] for name, (_, ours) in RUN_KEYS.items() if ours.isidentifier()}
+    recipe |= {ours: options[name] for name, (_, ours) in original.RUN_KEYS.items() if ours.isidentifier()}
     recipe |= {
+        "output_dir": str(folder),
+        "max_steps": steps,
         "per_device_eval_batch_size": min(max(64, batch), 512),
         "eval_strategy": "steps",
         "eval_steps": between,
@@ -258,18 +211,17 @@ def original_run(options: dict[str, Any], size: DataSize, here: dict[str, Any]) 
 
 
 def keys_help() -> str:
-    """Every key with its default and what it becomes here, one a line."""
-    arch = {f"arch.{key}": f"config field {OUR_NAMES.get(key, key).removeprefix('loss.')}" for key in ARCH}
-    ours = {name: f"--{text}" if text.isidentifier() else text for name, (_, text) in RUN_KEYS.items()} | arch
+    """List every key with its default and what it becomes here, one a line."""
+    arch = {f"arch.{key}": f"config field {original.OUR_NAMES.get(key, key).removeprefix('loss.')}" for key in ARCH}
+    ours = {name: f"--{text}" if text.isidentifier() else text for name, (_, text) in original.RUN_KEYS.items()} | arch
     return "\n".join(f"  {name}={_as_typed(DEFAULTS[name])}".ljust(74) + f"  {ours[name]}" for name in DEFAULTS)
 
 
 def evaluation_arguments(words: Sequence[str]) -> list[str]:
-    """Arguments of `hrm-hf` for `checkpoint=... [--flags of eval puzzles]`; converts model and data where it must.
+    """Return arguments of `hrm-hf` for `checkpoint=... [--flags of eval puzzles]`; convert the model if need be.
 
     `checkpoint` is one of our run folders (or a checkpoint-N in one), or the original's `step_N` or its folder. The
-    data are those of the run: our recipe.yaml or the original's all_config.yaml names them. All ACT steps are taken
-    (`--halt fixed`), as the original does, unless the flags say otherwise.
+    run's recipe.yaml or all_config.yaml names the data. As in the original, all ACT steps are taken (`--halt fixed`).
 
     Raises:
         ValueError: another key, or none.
@@ -279,34 +231,29 @@ def evaluation_arguments(words: Sequence[str]) -> list[str]:
     given = dict(word.partition("=")[::2] for word in own)
     if set(given) != {"checkpoint"}:
         raise ValueError(f"{own}: must be checkpoint=FOLDER; for other data use hrm-hf eval puzzles MODEL DATA")
-    checkpoint = Path(given["checkpoint"])
+    checkpoint, data = Path(given["checkpoint"]), None
     if (checkpoint / "config.json").exists():
-        files = [file for file in (checkpoint / "recipe.yaml", checkpoint.parent / "recipe.yaml") if file.exists()]
-        model, data = checkpoint, Path(load_yaml(files[0])["data_path"]) if files else None
+        model, recipes = checkpoint, [folder / "recipe.yaml" for folder in (checkpoint, checkpoint.parent)]
+        data = next((load_yaml(file)["data_path"] for file in recipes if file.exists()), None)
     else:
         from .convert import convert_original, find_weights
 
         weights = find_weights(checkpoint)
         model = weights.with_name(f"hrm_hf-{weights.name}")
         convert_original(weights, model, "hrm")
-        data = next(iter(data_folders(load_yaml(weights.with_name(CONFIG_FILE)))), None)
-        if data is not None:
-            data_size(data)  # or the command that builds it
+        for data in original.data_folders(load_yaml(weights.with_name(original.CONFIG_FILE)))[:1]:
+            data_size(data)  # raises with the command that builds it
     if data is None:
         raise FileNotFoundError(f"checkpoint={checkpoint}: nothing names its data; use hrm-hf eval puzzles MODEL DATA")
-    halt = [] if any(flag.partition("=")[0] == "--halt" for flag in flags) else ["--halt", "fixed"]
-    return ["eval", "puzzles", str(model), str(data), *halt, *flags]
+    return ["eval", "puzzles", str(model), str(data), "--halt", "fixed", *flags]
 
 
 def _architecture(options: dict[str, Any]) -> dict[str, Any]:
-    """Config fields that differ from the config's defaults. Built once here, so that a bad one is an error now."""
-    loss = {"loss_type": options["arch.loss.loss_type"]}
-    arch = {"puzzle_emb_ndim": options["arch.hidden_size"], "loss": loss}
-    for key in ARCH:
-        if options[f"arch.{key}"] is not None and not key.startswith("loss."):
-            arch[key] = options[f"arch.{key}"]
-    fields = config_fields(arch, "hrm", "arch")
-    fields["forward_dtype"] = options["arch.forward_dtype"]
+    """Return config fields that differ from the defaults, after a config was built of them: bad ones raise now."""
+    arch = {key: options[f"arch.{key}"] for key in ARCH if not key.startswith("loss.")}
+    arch["loss"] = {"loss_type": options["arch.loss.loss_type"]}
+    arch["puzzle_emb_ndim"] = arch["hidden_size"] if arch["puzzle_emb_ndim"] is None else arch["puzzle_emb_ndim"]
+    fields = original.config_fields(arch, "hrm", "arch")
     try:
         default = HrmPuzzleConfig()
         HrmPuzzleConfig(**fields)
@@ -316,35 +263,31 @@ def _architecture(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def _split_flags(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The words of the original, and ours, which begin with the first that starts with a hyphen."""
-    start = next((at for at, word in enumerate(words) if word.startswith("-")), len(words))
-    return list(words[:start]), list(words[start:])
+    """Split the original's words from our flags, which begin with the first word that starts with a hyphen."""
+    own = list(itertools.takewhile(lambda word: not word.startswith("-"), words))
+    return own, list(words[len(own) :])
 
 
 def _value(name: str, text: str) -> Any:
-    """The value of a key by the type of its default; numbers may be written 1e-4, which YAML would take for text."""
+    """Parse the value of a key by the type of its default; YAML would read 1e-4 as text."""
     kind = int if name == "arch.puzzle_emb_ndim" else type(DEFAULTS[name])
-    missing = text.lower() in ("null", "none", "~", "")
-    if missing and name in OPTIONAL_KEYS:
-        return None
-    if kind in (str, type(None)) and not missing:
+    if text.lower() in ("null", "none", "~", ""):
+        if name in OPTIONAL_KEYS:
+            return None
+    elif kind in (str, type(None)):
         return text.strip("'\"")
-    if kind is bool:
-        value = {"true": True, "false": False}.get(text.lower())
-    else:
-        try:
-            value = float(text)
-        except ValueError:
-            value = math.nan
-        value = int(value) if kind is int and value.is_integer() else value
-    if type(value) is not kind or not 0 <= value < math.inf or (value == 0 and name in POSITIVE):
+    try:
+        value = {"true": True, "false": False}[text.lower()] if kind is bool else float(text)
+        valid = kind(value) == value and 0 <= value < math.inf and (value > 0 or name not in POSITIVE)
+    except (KeyError, ValueError, OverflowError):  # OverflowError: int(inf)
+        valid = False
+    if not valid:
         bound = "above 0" if name in POSITIVE else "not negative"
         raise ValueError(f"{name}={text}: must be of type {kind.__name__} and {bound}, such as {DEFAULTS[name]}")
-    return value
+    return kind(value)
 
 
 def _as_typed(value: Any) -> str:
-    """As one would type it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, dict):

@@ -1,12 +1,18 @@
-"""Reads the question/answer files of the Sudoku and maze builders, and makes rows of a puzzle data set of them.
+"""Read the question/answer files of the Sudoku and maze builders, and make rows of a puzzle data set of them.
 
 A source is a file (`.csv`, `.jsonl`, `.parquet`; the first two also as `.gz`), a folder with `train.*` and `test.*`,
 or a data set of the Hub written `hub:OWNER/NAME`. Every source has one string column with puzzles and one with
-solutions, named as in `COLUMN_NAMES`, and optionally a number column `rating`. What the strings mean is the builders'
-business.
+solutions, named as in `COLUMN_NAMES`, and optionally a number column `rating`.
+
+`read_unique` also removes rows: no puzzle is in two splits or twice in one. Of equal puzzles (the givens of a Sudoku;
+walls, S and G of a maze) the first stays, and one in the test split before one in training. Equal puzzles with
+different solutions are an error. Training puzzles with a symmetric copy in the test split are removed, too; copies
+within a split stay.
 """
 
-from collections.abc import Iterable, Iterator
+import hashlib
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -29,7 +35,7 @@ FILE_KINDS = (".csv", ".jsonl", ".parquet")
 
 @dataclass
 class PuzzleTable:
-    """Puzzles and solutions as text, with enough memory of their origin to name a faulty row.
+    """Puzzles and solutions as text, with the places of their rows for error messages.
 
     Attributes:
         name: file, or `hub:NAME`, as it is shown in errors.
@@ -50,22 +56,16 @@ class PuzzleTable:
         return len(self.questions)
 
     def place(self, row: int) -> str:
-        """Names a row for an error message: by its line in a text file, else by its index from 0."""
+        """Name a row by its line in a text file, else by its index from 0."""
         return f"{self.name}, row {row}" if self.lines[row] is None else f"{self.name}, line {self.lines[row]}"
 
     def codes(self, column: int, length: int, alphabet: dict[str, int]) -> np.ndarray:
-        """Translates a column into numbers.
+        """Translate a column into numbers, uint8 [rows, length]; ValueError for another length or character.
 
         Args:
             column: 0 for puzzles, 1 for solutions.
             length: characters that every string must have.
             alphabet: number of each legal character.
-
-        Returns:
-            uint8 [rows, length].
-
-        Raises:
-            ValueError: a string of another length or with another character, named with its place.
         """
         texts = self.answers if column else self.questions
         where = f"column {self.columns[column]!r}"
@@ -89,10 +89,7 @@ class PuzzleTable:
 
 
 def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
-    """Reads a source and returns its tables by split name: "train" and, where there is one, "test".
-
-    Args:
-        source: file, folder with `train.*` and `test.*`, or `hub:OWNER/NAME`.
+    """Read a source and return its tables by split name: "train" and, where there is one, "test".
 
     Raises:
         FileNotFoundError: no such file, or a folder without `train.*`.
@@ -107,15 +104,16 @@ def read_splits(source: str | Path) -> dict[str, PuzzleTable]:
 
 
 def read_table(path: str | Path) -> PuzzleTable:
-    """Reads one file; errors as in `read_splits`."""
+    """Read one file; errors as in `read_splits`."""
     path = Path(path)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; expected a file, a folder with train.* files, or hub:NAME")
     kind = Path(path.name.removesuffix(".gz")).suffix
     if kind == ".csv":
-        return _table(str(path), _csv_rows(path))
+        return _table(str(path), csv_dicts(path))
     if kind == ".jsonl":
-        return _table(str(path), _jsonl_rows(path))
+        lines = numbered_lines(path)
+        return _table(str(path), ((int(where.rpartition(" ")[2]), json_object(line, where)) for where, line in lines))
     if kind == ".parquet" and path.suffix != ".gz":
         import pyarrow as pa
         import pyarrow.parquet
@@ -125,6 +123,152 @@ def read_table(path: str | Path) -> PuzzleTable:
         except pa.ArrowException as error:
             raise ValueError(f"{path}: cannot be read as Parquet ({error})") from error
     raise ValueError(f"{path}: unknown kind of file {path.suffix!r}; expected .csv[.gz], .jsonl[.gz] or .parquet")
+
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class PuzzleRules:
+    """How a task reads its tables.
+
+    Attributes:
+        parse: puzzles and solutions of a table, [rows, cells] each; raises ValueError for an invalid row.
+        canonical_forms: of puzzles and solutions [rows, cells]: equal for symmetric copies, and for these only.
+    """
+
+    parse: Callable[[PuzzleTable], tuple[np.ndarray, np.ndarray]]
+    canonical_forms: Callable[[np.ndarray, np.ndarray], Iterable]
+
+    def forms_of(self, split: "PuzzleSplit") -> list[bytes]:
+        """Compute the canonical forms of a split's puzzles, once."""
+        if split.forms is None:
+            split.forms = [bytes(form) for form in self.canonical_forms(split.questions, split.answers)]
+        return split.forms
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Which rows of a source without a test split become one: the last `size`, or a `share` by `place_of_form`.
+
+    A share depends on neither order nor number of the rows, a smaller one is part of a larger one, and symmetric
+    copies are on one side.
+    """
+
+    size: int | None = None
+    share: float | None = None
+
+
+@dataclass
+class PuzzleSplit:
+    """One split of a source: the table of its rows, and their tokens or digits, [rows, cells]."""
+
+    table: PuzzleTable
+    questions: np.ndarray
+    answers: np.ndarray
+    places: np.ndarray = field(default=None)  # rows of the table
+    forms: list[bytes] | None = None  # see PuzzleRules
+
+    def __post_init__(self):
+        self.places = np.arange(len(self.questions)) if self.places is None else self.places
+
+    def place(self, row: int) -> str:
+        return self.table.place(int(self.places[row]))
+
+    def take(self, rows: np.ndarray) -> "PuzzleSplit":
+        ratings = self.table.ratings
+        # The table keeps its rows, which name places; ratings belong to the rows that stay.
+        table = replace(self.table, ratings=None if ratings is None else ratings[rows])
+        forms = self.forms and [self.forms[row] for row in rows]
+        return PuzzleSplit(table, self.questions[rows], self.answers[rows], self.places[rows], forms)
+
+
+def read_unique(
+    source: str | Path,
+    held_out: HeldOut,
+    rules: Callable[[PuzzleTable], "PuzzleRules"],
+) -> tuple[dict[str, PuzzleSplit], dict[str, int]]:
+    """Return the splits of a source without equal rows, and how many rows were removed for which reason.
+
+    Args:
+        source: as for `read_splits`.
+        held_out: for a source without a test split, the rows that become one.
+        rules: of the training table, whose first puzzle may tell a size.
+
+    Raises:
+        FileNotFoundError, ValueError: as `read_splits`; or equal puzzles with different solutions.
+    """
+    tables = read_splits(source)
+    game = rules(tables["train"])
+    splits = {name: PuzzleSplit(table, *game.parse(table)) for name, table in tables.items()}
+    repeated: dict[str, int] = {}
+    _remove_equal(splits, repeated)
+    splits = _hold_out(splits, held_out, game, source)
+    if "test" in splits and len(splits["train"].questions):
+        _remove_copies(splits, game, repeated)
+    if not len(splits["train"].questions):
+        raise ValueError(f"every training puzzle of {source} is a copy of one in its test split; nothing is left")
+    for what, count in repeated.items():
+        logger.warning("%s: %d rows %s", source, count, what)
+    return splits, repeated
+
+
+def _remove_equal(splits: dict[str, PuzzleSplit], repeated: dict[str, int]) -> None:
+    originals, seen = dict(splits), {}
+    for name in sorted(splits):  # test before train
+        part, stays = splits[name], np.ones(len(splits[name].questions), dtype=bool)
+        for row, question in enumerate(part.questions):
+            first, at = seen.setdefault(question.tobytes(), (name, row))
+            if (first, at) == (name, row):
+                continue
+            if (originals[first].answers[at] != part.answers[row]).any():
+                text = f"{part.place(row)}: the puzzle of {originals[first].place(at)} with another solution"
+                raise ValueError(f"{text}; fix or remove a row")
+            stays[row] = False
+            reason = f"equal to another in {name}" if first == name else "in train and equal to one in test"
+            repeated[f"{reason}, left out"] = repeated.get(f"{reason}, left out", 0) + 1
+        if not stays.all():
+            splits[name] = part.take(np.flatnonzero(stays))
+
+
+def place_of_form(form: bytes) -> float:
+    """Return the place of a canonical form in [0, 1): the first 53 bits of its BLAKE2b digest of 8 bytes."""
+    return (int.from_bytes(hashlib.blake2b(form, digest_size=8).digest(), "big") >> 11) / 2**53
+
+
+def _hold_out(splits: dict[str, PuzzleSplit], held_out: HeldOut, rules: PuzzleRules, source) -> dict[str, PuzzleSplit]:
+    if held_out.size is not None and held_out.share is not None:
+        raise ValueError(f"test_share={held_out.share}: test_size={held_out.size} is given too; remove one")
+    if held_out.size is None and held_out.share is None:
+        return splits
+    option = "--test-size" if held_out.share is None else "--test-share"
+    if "test" in splits:
+        count = len(splits["test"].questions)
+        raise ValueError(f"{source} has a test split of its own ({count} rows); leave out {option}")
+    train, rows = splits["train"], len(splits["train"].questions)
+    if held_out.share is None:
+        if not 0 < held_out.size < rows:
+            raise ValueError(f"test_size={held_out.size}: must be in [1, {rows - 1}], as {source} has {rows} rows")
+        in_test = np.arange(rows) >= rows - held_out.size
+    else:
+        if not 0 < held_out.share < 1:
+            raise ValueError(f"test_share={held_out.share}: must be between 0 and 1")
+        in_test = np.array([place_of_form(form) < held_out.share for form in rules.forms_of(train)])
+        if in_test.all() or not in_test.any():
+            raise ValueError(
+                f"test_share={held_out.share}: puts {in_test.sum()} of the {rows} rows of {source} into the test "
+                "split; use another share"
+            )
+    return {"train": train.take(np.flatnonzero(~in_test)), "test": train.take(np.flatnonzero(in_test))}
+
+
+def _remove_copies(splits: dict[str, PuzzleSplit], rules: PuzzleRules, repeated: dict[str, int]) -> None:
+    """Remove training puzzles with a symmetric copy in the test split."""
+    known = set(rules.forms_of(splits["test"]))
+    stays = np.array([form not in known for form in rules.forms_of(splits["train"])])
+    if not stays.all():
+        repeated["in train and symmetric copies of puzzles in test, left out"] = int((~stays).sum())
+        splits["train"] = splits["train"].take(np.flatnonzero(stays))
 
 
 def make_split(
@@ -193,7 +337,8 @@ def _find_columns(names: list[str], place: str) -> tuple[str, str]:
     raise ValueError(f"{place}: missing column; it has {list(names)}, expected {expected}")
 
 
-def _csv_rows(path: Path) -> Iterator[tuple[int, dict[str, str]]]:
+def csv_dicts(path: str | Path) -> Iterator[tuple[int, dict[str, str]]]:
+    """Yield the line number and the fields by name of each row of a CSV file."""
     rows = csv_rows(path)
     _, header = next(rows, (1, []))
     for number, row in rows:

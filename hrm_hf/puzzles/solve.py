@@ -1,16 +1,22 @@
-"""Solves puzzles as people give them: as arguments, in files or on stdin, and shows the boards as text."""
+"""Solve puzzles given as arguments, in files or on stdin; and the Sudoku demo: train, save, and solve again."""
 
 from __future__ import annotations
 
 import json
+import shlex
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+import yaml
 
 from ..hub.kinds import PUZZLE_SOLVER, load_config
 from ..io.evaluation import chosen_device
-from ..io.usage import UsageError
-from .options import SolveOptions, SolvePuzzles, values_of
+from ..io.usage import UsageError, run_process
+from ..resources import resource
+from .options import RunDemo, SolveOptions, SolvePuzzles, values_of
 
 
 if TYPE_CHECKING:
@@ -18,15 +24,12 @@ if TYPE_CHECKING:
 
 
 def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrainedConfig]:
-    """Solves puzzles by the pipeline "puzzle-solving".
-
-    Returns:
-        The results, and the config of the model.
+    """Solve puzzles by the pipeline "puzzle-solving"; return the results and the config of the model.
 
     Raises:
         UsageError: several puzzles to plot.
-        ModelError: a model that is nowhere, or of another kind.
-        ValueError: no puzzle, or what cannot be read as one, by its number.
+        ModelError: a missing model, or one of another kind.
+        ValueError: no puzzle, or an unreadable one, by its number.
     """
     load_config(options.model, PUZZLE_SOLVER, adapters=True)
     from transformers import pipeline  # seconds, which the check above spares
@@ -51,26 +54,23 @@ def solve_puzzles(options: SolvePuzzles) -> tuple[list[dict[str, Any]], PreTrain
 
 
 def _gather(puzzles: list[str], file: Path | None, solver) -> list[Any]:
-    """All puzzles of the arguments, of `file` and of stdin."""
+    """Collect all puzzles of the arguments, of `file` and of stdin."""
     from .pipeline import read_puzzle_file
 
     inputs: list[Any] = []
-    for puzzle in puzzles:
+    for puzzle in [*puzzles, *([] if file is None else [str(file)])]:
         if puzzle == "-":
             inputs += puzzles_of_text(sys.stdin.read(), solver.puzzle_task)
         else:
             rows = read_puzzle_file(puzzle)
             inputs += [puzzle] if rows is None else rows
-    if file is not None:
-        rows = read_puzzle_file(file)
-        inputs += [str(file)] if rows is None else rows
     if not inputs:
         raise ValueError("no puzzle given, or stdin holds none")
     return inputs
 
 
 def puzzles_of_text(text: str, task) -> list[Any]:
-    """Puzzles of stdin: JSON (one puzzle, or a list of them), or blocks of lines with empty lines between.
+    """Split stdin into puzzles: JSON (one puzzle, or a list of them), or blocks of lines with empty lines between.
 
     The lines of a block are puzzles if they have as many cells as a puzzle has, else they are the rows of one puzzle.
     """
@@ -89,7 +89,7 @@ def puzzles_of_text(text: str, task) -> list[Any]:
 
 
 def text_board(grid: list[list], config) -> str:
-    """A board as text: Sudoku with box lines, mazes and ARC as they are, tokens in columns."""
+    """Show a board as text: Sudoku with box lines, mazes and ARC as they are, tokens in columns."""
     if config.task != "sudoku":
         width = max((len(str(cell)) for row in grid for cell in row), default=1)
         separator = "" if config.task == "maze" else " "
@@ -106,3 +106,63 @@ def text_board(grid: list[list], config) -> str:
         lines.append("| " + " | ".join(boxes) + " |")
         lines += [rule] if (i + 1) % box_rows == 0 else []
     return "\n".join(lines)
+
+
+def run_demo(options: RunDemo, said: TextIO | None = None) -> dict[str, Any]:
+    """Train, evaluate and use a small Sudoku solver on the CPU, and report on it.
+
+    Args:
+        said: the stream for its text and that of the programs it starts; standard output if None.
+
+    Returns:
+        The folder, the exact accuracy on held-out boards, that of the saved model in a fresh process, and whether they
+        are the same. CalledProcessError if a step fails.
+    """
+    training = resource("training")
+    recipe = training / "recipes" / f"sudoku_demo_{options.model}.yaml"
+    tell = partial(print, file=said, flush=True)  # in order with what the processes say
+    run = partial(run_process, out=said)
+    fields = yaml.safe_load(recipe.read_text())
+    folder, data = str(options.out or fields["output_dir"]), fields["data_path"]
+    tell(
+        f"Training as {recipe.name} says; boards are made first, unless {data} has them. In the lines of progress, "
+        "'exact' is the share of\ntraining boards that were solved entirely."
+    )
+    flags = ["--output_dir", folder, *_compiler_flags(tell), *shlex.split(options.extra)]
+    run(sys.executable, training / "run_puzzle.py", "--recipe", recipe, *flags)
+    tool = [sys.executable, "-m", "hrm_hf.cli"]
+    rows = ["--max-steps", str(fields["eval_max_steps"])]
+    if "max_eval_samples" in fields:
+        rows += ["--limit", str(fields["max_eval_samples"])]
+    tell("\nA fresh process loads the checkpoint and repeats the evaluation, all ACT steps for every board:")
+    run(*tool, "eval", "puzzles", folder, data, *rows, "--halt", "fixed", "--out", f"{folder}/eval_fixed")
+    results = [json.loads(Path(each, "results.json").read_text()) for each in (folder, f"{folder}/eval_fixed")]
+    trained, reloaded = (result["metrics"]["exact_accuracy"] for result in results)
+    same = trained == reloaded
+    tell(f"exact accuracy after reload: {reloaded:.1%}, {'the same' if same else f'but {trained:.1%} before'}")
+    tell("\nThe same with adaptive halting:")
+    run(*tool, "eval", "puzzles", folder, data, *rows, "--min-steps", "6", "--out", f"{folder}/eval_adaptive")
+    tell("\nAnother process solves one of them through the pipeline:")
+    run(*tool, "solve", folder, _held_out_board(data), "--out", f"{folder}/board.gif")
+    return {"out": folder, "exact_accuracy": trained, "exact_accuracy_reloaded": reloaded, "same": same}
+
+
+def _compiler_flags(tell: Callable[[str], None]) -> list[str]:
+    """Flags of a machine without a compiler."""
+    import torch  # seconds, in which what was told before can be read
+
+    from ..trainer import validate_compiler
+
+    try:
+        validate_compiler(torch.device("cpu"))
+    except RuntimeError as error:
+        tell(f"Training without torch.compile, more slowly: {error}")
+        return ["--torch_compile", "false"]
+    return []
+
+
+def _held_out_board(data: str) -> str:
+    from .dataset import load_puzzle_dataset
+    from .sudoku_rules import decode
+
+    return decode(load_puzzle_dataset(data, "test")[0]["input_ids"])

@@ -2,7 +2,7 @@
 
 Tokens, options and the order of the augmentation's draws are those of the original HRM. Deliberately different: every
 random draw depends on a seed, source rows are checked, and an augmented training puzzle never has the solution of a
-test puzzle (with 4x4 boards it otherwise would: only 288 solved grids exist).
+test puzzle.
 """
 
 from collections.abc import Sequence
@@ -12,14 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 from tqdm import tqdm
 
-from .data_options import DEFAULT_CLUES
 from .dataset import PuzzleInfo
-from .readers import PuzzleTable, make_split
-from .sources import HeldOut, PuzzleRules, PuzzleSplit, read_unique
-from .sudoku_generation import Puzzles, all_grids_4x4, generate_portions, rng_of
+from .options import DEFAULT_CLUES
+from .readers import HeldOut, PuzzleRules, PuzzleSplit, PuzzleTable, make_split, read_unique
+from .sudoku_generation import Puzzles, all_grids_4x4, canonical_forms, generate_portions, rng_of
 from .sudoku_rules import BOX_SHAPES, DIGIT_OFFSET, SudokuShape, obey_rules, sudoku_shape, validate_solution
 from .sudoku_solver import rate_boards
-from .sudoku_symmetry import canonical_forms
 
 
 if TYPE_CHECKING:
@@ -33,15 +31,11 @@ _SPLIT_STREAM, _TEST_STREAM, _TRAIN_STREAM, _AUGMENT_STREAM, _SUBSAMPLE_STREAM =
 
 
 def random_symmetries(shape: SudokuShape, count: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw `count` symmetries of Sudoku.
+    """Draw `count` symmetries: names of digits, uint8 [count, size + 1], and sources of cells, int [count, cells].
 
     The draws, in the original's order: a permutation of the digits; transposition with probability 1/2 (only where
-    boxes are square, since it would turn 2x3 boxes into 3x2); the order of the bands and of the rows in each; the
-    order of the stacks and of the columns in each.
-
-    Returns:
-        Names of the digits, uint8 [count, size + 1], of which 0 stays 0; and where each cell comes from, int [count,
-        cells]. The new board is `digits[board[cells]]`.
+    boxes are square); the order of the bands and of the rows in each; the order of the stacks and of the columns in
+    each. The new board is `digits[board[cells]]`.
     """
     n, (box_rows, box_cols) = shape.size, shape.box_shape
     digits = np.zeros((count, n + 1), dtype=np.uint8)
@@ -61,21 +55,21 @@ def augment(
 
 
 def moved_cells(rows: np.ndarray, columns: np.ndarray, transposed: np.ndarray) -> np.ndarray:
-    """Where each cell of a symmetric board comes from, int [count, n * n], from orders of lines [count, n]."""
+    """Return the source of each cell of a symmetric board, int [count, n * n], from orders of lines [count, n]."""
     n, rows, columns = rows.shape[1], rows[:, :, None], columns[:, None, :]
     source = np.where(transposed[:, None, None], columns * n + rows, rows * n + columns)
     return source.reshape(len(source), n * n)
 
 
 def _random_lines(n: int, box: int, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Random orders of `n` lines that keep the lines of a band together, int [count, n]."""
+    """Draw orders of `n` lines that keep the lines of a band together, int [count, n]."""
     bands = rng.permuted(np.tile(np.arange(n // box), (count, 1)), axis=1)
     within = rng.permuted(np.tile(np.arange(box), (count * (n // box), 1)), axis=1).reshape(count, n // box, box)
     return (bands[:, :, None] * box + within).reshape(count, n)
 
 
 def _augment_all(boards, solutions, num_aug: int, seed: int, forbidden: set[bytes]):
-    """Each puzzle followed by `num_aug` symmetries of it whose solutions are not in `forbidden`."""
+    """Follow each puzzle by `num_aug` symmetries of it whose solutions are not in `forbidden`."""
     rng = rng_of((seed, _AUGMENT_STREAM))
     rows, cells = boards.shape
     new_boards, new_solutions = np.empty((2, rows, num_aug + 1, cells), dtype=np.uint8)
@@ -110,11 +104,8 @@ def generated_sudoku(
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
     """Generate a data set whose train and test puzzles share no solution grid, and are no copies of one another.
 
-    Arguments as `data_options.BuildSudoku`; clues and workers also as `generate_portions`. No generated puzzle is a
-    copy of one of `mix`.
-
-    Raises:
-        FileNotFoundError, ValueError, RuntimeError: as `generate_portions` and `sudoku_from_source`.
+    Arguments as `options.BuildSudoku`; clues and workers, and errors, also as `generate_portions`. No generated puzzle
+    is a copy of one of `mix`.
     """
     clues = DEFAULT_CLUES[sudoku_shape(size).size] if clues is None else clues
     train_how, test_how, grids = {}, {}, None
@@ -162,12 +153,11 @@ def sudoku_from_source(
 ) -> "tuple[datasets.DatasetDict, PuzzleInfo]":
     """Read a data set from a file, a folder or the Hub (see `readers`); compute the ratings that it lacks.
 
-    Arguments as `data_options.BuildSudoku`. Augmented puzzles inherit the rating; `min_difficulty` holds for both
-    splits, `subsample_size` for training.
+    Arguments as `options.BuildSudoku`. Augmented puzzles inherit the rating; `min_difficulty` holds for both splits,
+    `subsample_size` for training.
 
     Raises:
-        FileNotFoundError, ValueError: as `sources.read_unique`; or a row that is no board, a solution that breaks the
-            rules or its puzzle's clues, or an option that leaves no rows.
+        FileNotFoundError, ValueError: as `read_unique`; or an invalid row, or an option that leaves no rows.
     """
     splits, repeated = read_unique(
         source, HeldOut(test_size, test_share), lambda train: _rules(size or _board_size(train))
@@ -194,7 +184,7 @@ def _rules(size: int) -> PuzzleRules:
 
 
 def _parse(table: PuzzleTable, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
-    """Boards and solutions, uint8 [rows, cells], every row checked against the rules."""
+    """Return boards and solutions, uint8 [rows, cells], every row checked against the rules."""
     alphabet = {".": 0} | {str(digit): digit for digit in range(shape.size + 1)}
     boards, solutions = (table.codes(column, shape.cells, alphabet) for column in (0, 1))
     for row in np.flatnonzero(~obey_rules(boards, solutions))[:1]:

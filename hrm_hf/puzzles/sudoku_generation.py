@@ -14,10 +14,9 @@ from typing import NamedTuple
 import numpy as np
 
 from ..io.workers import worker_pool
-from .sources import place_of_form
-from .sudoku_rules import sudoku_shape
+from .readers import place_of_form
+from .sudoku_rules import SudokuShape, sudoku_shape
 from .sudoku_solver import dig, random_grids, rate_boards, search
-from .sudoku_symmetry import canonical_forms
 
 
 # Fewest clues of any puzzle with one solution (9x9: McGuire et al., 2012).
@@ -30,13 +29,7 @@ POOL_PAYS = 2 * PORTION  # attempts ahead from which the seconds until processes
 
 
 class Puzzles(NamedTuple):
-    """Puzzles as arrays.
-
-    Attributes:
-        boards, solutions: uint8 [puzzles, cells], 0 for a blank.
-        ratings: `rate` of each, float32 [puzzles].
-        forms: `canonical_forms`, uint8 [puzzles, cells].
-    """
+    """Boards (0 for a blank), solutions and `canonical_forms`, uint8 [puzzles, cells], and ratings, float32."""
 
     boards: np.ndarray
     solutions: np.ndarray
@@ -45,14 +38,14 @@ class Puzzles(NamedTuple):
 
 
 def rng_of(seed: int | Sequence[int], *key: int) -> np.random.Generator:
-    """The random stream of a seed, or of one of its parts."""
+    """Return the random stream of a seed, or of one of its parts."""
     return np.random.Generator(np.random.Philox(np.random.SeedSequence(seed, spawn_key=key)))
 
 
 def generate(
     size: int, num_puzzles: int, clues: int | Sequence[int], seed: int | Sequence[int] = 0, **options: object
 ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Yield puzzle and solution, uint8 [size * size] each, of `generate_portions`; arguments and errors as there."""
+    """Yield puzzle and solution, uint8 [size * size] each, of `generate_portions`."""
     portions = generate_portions(size, num_puzzles, clues, seed, **options)
     return (pair for portion in portions for pair in zip(portion.boards, portion.solutions))
 
@@ -77,13 +70,12 @@ def generate_portions(
 
     Args:
         size: 4, 6 or 9.
-        clues: number of given cells, or the lowest and highest number, drawn uniformly for each attempt. An attempt
-            that does not come down to its number is given up, so of a range that starts below 25 (9x9) the lowest
-            numbers are rarer than the others.
+        clues: number of given cells, or the lowest and highest number, drawn uniformly for each attempt. Attempts
+            that do not reach their number are dropped, so numbers below 25 (9x9) are rarer than the others.
         seed: seed of a Philox generator, or a sequence of seeds.
         grids: digits [G, 16] to draw from, 4x4 only; all 288 if None.
         exclude: solutions (bytes of a uint8 board) that must not be used.
-        exclude_forms: canonical forms (bytes) of puzzles of which no symmetric copy must come.
+        exclude_forms: canonical forms (bytes) of puzzles whose symmetric copies must not come.
         share: only puzzles whose `place_of_form` is in this range, its end not included.
         workers: processes that draw portions, started only if there is enough to draw; 1 is this process. A program
             that asks for more needs `if __name__ == "__main__"`.
@@ -146,7 +138,7 @@ def all_grids_4x4() -> np.ndarray:
 
 
 class _Stream(NamedTuple):
-    """All that decides the puzzles of a stream."""
+    """Everything that decides the puzzles of a stream."""
 
     size: int
     low: int
@@ -155,7 +147,7 @@ class _Stream(NamedTuple):
     grids: np.ndarray | None
 
     def draw(self, number: int) -> tuple[int, Puzzles]:
-        """The number of attempts of one portion, and its puzzles."""
+        """Return the number of attempts of one portion, and its puzzles."""
         attempts = FIRST_PORTIONS[number] if number < len(FIRST_PORTIONS) else PORTION
         rng = rng_of(self.seed, number)
         if self.grids is None:
@@ -168,3 +160,105 @@ class _Stream(NamedTuple):
         boards, solutions = boards[reached], solutions[reached]
         ratings, forms = rate_boards(boards).astype(np.float32), canonical_forms(boards, solutions)
         return attempts, Puzzles(boards, solutions, ratings, forms)
+
+
+BATCH = 1024  # puzzles at once: some dozens of arrangements of each are in memory
+
+
+def canonical_forms(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
+    """Return the canonical copy of each puzzle: equal for symmetric copies, and for these only.
+
+    The symmetries rename digits, reorder bands, stacks, and the lines in each, and, where boxes are square, transpose:
+    2 * 6^8 * 9! for 9x9. The canonical form is the copy with the smallest solution, read row by row, and among those
+    the one whose clues come last. It is found without trying all: the first row of the smallest solution is 1 2 3 ...,
+    and its second row says how two rows of a band permute the columns, which happens in few ways (`_pairs_of_rows`).
+    Only the pairs of rows of the smallest kind are written out and compared. Arrays are uint8 [puzzles, cells].
+    """
+    boards, solutions = np.asarray(boards, dtype=np.uint8), np.asarray(solutions, dtype=np.uint8)
+    if not len(boards):
+        return boards
+    shape = sudoku_shape(int(boards.shape[1] ** 0.5))
+    starts = range(0, len(boards), BATCH)
+    return np.concatenate([_canonical(boards[at : at + BATCH], solutions[at : at + BATCH], shape) for at in starts])
+
+
+def _canonical(boards: np.ndarray, solutions: np.ndarray, shape: SudokuShape) -> np.ndarray:
+    n, box_rows = shape.size, shape.box_shape[0]
+    pairs = _pairs_of_rows(n)
+    grids = (solutions - 1).reshape(-1, n, n)
+    given = (boards != 0).reshape(-1, n, n)
+    if box_rows == n // box_rows:  # square boxes: the transposed board is a copy too
+        grids, given = (np.stack([some, some.swapaxes(1, 2)], axis=1) for some in (grids, given))
+    else:
+        grids, given = grids[:, None], given[:, None]
+    columns_of = np.argsort(grids, axis=-1)  # [puzzles, views, rows, digits]: where each digit of a row is
+
+    # Each row as the first, each other row of its band as the second.
+    first = np.repeat(np.arange(n), box_rows - 1)
+    second = np.array([row // box_rows * box_rows + other for row in range(n) for other in range(box_rows)
+                       if other != row % box_rows])  # fmt: skip
+    permutations = np.take_along_axis(columns_of[:, :, first], grids[:, :, second].astype(np.intp), axis=-1)
+    entries = np.searchsorted(pairs.codes, permutations @ pairs.powers)  # [puzzles, views, pairs]
+    kinds = pairs.kinds[entries]
+    puzzle, view, pair = np.nonzero(kinds == kinds.min(axis=(1, 2), keepdims=True))
+    entry = entries[puzzle, view, pair]
+    times = pairs.counts[entry]
+    nth = np.arange(times.sum()) - np.repeat(np.cumsum(times) - times, times)
+    order = pairs.orders[np.repeat(pairs.starts[entry], times) + nth]  # [arrangements, size]
+    puzzle, view, row = (np.repeat(part, times) for part in (puzzle, view, first[pair]))
+
+    names = np.argsort(order, axis=1)[np.arange(len(order))[:, None], columns_of[puzzle, view, row]].astype(np.uint8)
+    turned = np.take_along_axis(grids[puzzle, view], order[:, None, :], axis=2).reshape(len(order), -1)
+    turned = np.take_along_axis(names, turned.astype(np.intp), axis=1).reshape(-1, n, n)
+    # The rows of a band and the bands by their first cells: so the first row stays first, and the second is second.
+    start = turned[:, :, 0].astype(np.intp)
+    of_band = np.repeat(start.reshape(len(start), -1, box_rows).min(axis=2), box_rows, axis=1)
+    rows = np.argsort(of_band * n + start, axis=1)[:, :, None]
+    turned = np.take_along_axis(turned, rows, axis=1).reshape(-1, n * n)
+    shown = np.take_along_axis(given[puzzle, view], order[:, None, :], axis=2)
+    shown = np.take_along_axis(shown, rows, axis=1).reshape(-1, n * n)
+    # Of each puzzle's arrangements the one with the smallest grid, and then the smallest marks of clues.
+    cells = np.concatenate([turned, shown], axis=1, dtype=np.uint8) + np.uint8(1)
+    ascending = np.lexsort((cells.view(f"S{2 * n * n}").reshape(-1), puzzle))
+    best = ascending[np.flatnonzero(np.diff(puzzle[ascending], prepend=-1))]
+    return np.where(shown[best], turned[best] + 1, 0).astype(np.uint8)
+
+
+class _Pairs(NamedTuple):
+    """Kinds of a second row under a first one, by its code, and the orders of columns that make it smallest.
+
+    A pair of rows is a permutation of the columns: for each, the one where the first row has the second row's digit.
+    """
+
+    codes: np.ndarray  # scalar products of the permutations with `powers`, int64 [pairs], ascending
+    kinds: np.ndarray  # rank of the smallest second row that the pair can be turned into [pairs]
+    starts: np.ndarray  # of the pair's entries in `orders` [pairs]
+    counts: np.ndarray  # [pairs]
+    orders: np.ndarray  # columns in their new order [entries, size]
+    powers: np.ndarray  # [size]
+
+
+@lru_cache
+def _pairs_of_rows(size: int) -> _Pairs:
+    """Build the table for boards of a size: 12,096 pairs of rows of 9x9 boards."""
+    box_cols = sudoku_shape(size).box_shape[1]
+    lines, stack = np.arange(size), np.arange(size) // box_cols
+    all_orders = np.array(list(itertools.permutations(lines.tolist())), dtype=np.int64)
+    by_stack = stack[all_orders].reshape(len(all_orders), -1, box_cols)
+    orders = all_orders[(by_stack == by_stack[:, :, :1]).all(axis=(1, 2))]  # those that keep stacks together
+    powers = size ** np.arange(size - 1, -1, -1, dtype=np.int64)
+    found: set[int] = set()
+    codes, kinds, entries = [], [], []
+    for smallest in all_orders[(stack[all_orders] != stack).all(axis=1)]:  # no column stays in its stack
+        if int(smallest @ powers) in found:
+            continue
+        # All that can be turned into this one, which is smaller than they are, since permutations come in order.
+        turned = np.take_along_axis(orders, smallest[np.argsort(orders, axis=1)], axis=1)
+        codes.append(turned @ powers)
+        kinds.append(np.full(len(orders), len(kinds)))
+        entries.append(orders)
+        found.update(codes[-1].tolist())
+    code, kind, order = (np.concatenate(part) for part in (codes, kinds, entries))
+    ascending = np.argsort(code, kind="stable")
+    code, first, counts = np.unique(code[ascending], return_index=True, return_counts=True)
+    return _Pairs(code, kind[ascending][first], first, counts, order[ascending], powers)

@@ -44,22 +44,15 @@ class SudokuShape:
 
 @lru_cache
 def sudoku_shape(size: int) -> SudokuShape:
-    """The geometry for `size` (4, 6 or 9), computed once."""
+    """Return the geometry for `size` (4, 6 or 9), computed once."""
     return SudokuShape(size)
 
 
 def to_board(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
-    """Reads a board from a string (`.` or `0` is blank; white space is skipped), rows of digits, or a flat list.
+    """Read a board from a string (`.` or `0` is blank; white space is skipped), rows of digits, or a flat list.
 
-    Args:
-        puzzle: 16, 36 or 81 cells.
-        size: expected size; found from the number of cells if None.
-
-    Returns:
-        uint8 [size * size], 0 for a blank.
-
-    Raises:
-        ValueError: wrong number of cells, an illegal character, or a digit above the size.
+    Return uint8 [size * size], 0 for a blank. ValueError: a number of cells other than 16, 36 or 81 (or of `size`), an
+    illegal character, or a digit above the size.
     """
     if isinstance(puzzle, str):
         cells: list[Any] = list("".join(puzzle.split()))
@@ -85,17 +78,15 @@ def _to_digit(cell: Any, index: int, size: int) -> int:
 
 
 def encode(puzzle: Puzzle, size: int | None = None) -> np.ndarray:
-    """Tokens int8 [size * size] of a board in any form that `to_board` reads; errors as there."""
+    """Return tokens int8 [size * size] of a board in any form that `to_board` reads; errors as there."""
     return to_board(puzzle, size).astype(np.int8) + DIGIT_OFFSET
 
 
 def decode(tokens: Sequence[int] | np.ndarray) -> str:
-    """The board of a token array as a string, `.` for a blank.
+    """Return the board of a token array as a string, `.` for a blank.
 
     A predicted PAD is shown as a blank too: a model may emit it, and `validate_solution` then reports the cell.
-
-    Raises:
-        ValueError: no board has this number of cells, or a token lies outside the vocabulary.
+    ValueError: a wrong number of cells, or a token outside the vocabulary.
     """
     flat = np.asarray(tokens).reshape(-1)
     sizes = {n**2: n for n in BOX_SHAPES}
@@ -108,13 +99,7 @@ def decode(tokens: Sequence[int] | np.ndarray) -> str:
 
 
 def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
-    """Lists what is wrong with `solution` as an answer to `puzzle`; an empty list means it is valid.
-
-    Both in any form that `to_board` reads (tokens must be decoded first).
-
-    Raises:
-        ValueError: `puzzle` or `solution` is no board, or their sizes differ.
-    """
+    """List the faults of `solution` as an answer to `puzzle`, both in any form that `to_board` reads."""
     clues = to_board(puzzle)
     shape = sudoku_shape(int(len(clues) ** 0.5))
     answer = to_board(solution, shape.size)
@@ -128,7 +113,7 @@ def validate_solution(puzzle: Puzzle, solution: Puzzle) -> list[str]:
 
 
 def obey_rules(boards: np.ndarray, solutions: np.ndarray) -> np.ndarray:
-    """Whether each of `solutions` obeys the rules and the clues of `boards` (digits [rows, cells] both), bool [rows].
+    """Return which of `solutions` obey the rules and the clues of `boards` (digits [rows, cells] both), bool [rows].
 
     Numbers that are no digits count as blanks.
     """

@@ -17,14 +17,14 @@ COMPACT = 0.75  # lanes are moved together when this share of them is still busy
 
 
 class Found(NamedTuple):
-    """Result of `search`.
+    """Result of `search`, for each board.
 
     Attributes:
         solutions: uint8 [boards, limit, cells] in the order of the search; 0 where there are fewer.
-        counts: number of solutions, at most the limit, int64 [boards].
-        nodes: boards looked at, the puzzle itself and one for each digit that was tried, int64 [boards].
-        failed: guesses that led to no solution, before the search ended, int64 [boards].
-        complete: False where the search stopped at `max_nodes`, bool [boards].
+        counts: number of solutions, at most the limit.
+        nodes: boards looked at, the puzzle itself and one for each digit that was tried.
+        failed: guesses that led to no solution, before the search ended.
+        complete: False where the search stopped at `max_nodes`.
     """
 
     solutions: np.ndarray
@@ -83,7 +83,7 @@ def search(
 
 
 def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
-    """The bit of the digit to try, uint16 [k]: the lowest, or the one with the highest of `scores` [k, digits]."""
+    """Return the bit of the digit to try, uint16 [k]: the lowest, or the one with the highest score [k, digits]."""
     if scores is None:
         return masks & -masks
     allowed = (masks[:, None] >> np.arange(scores.shape[1], dtype=np.uint16)) & 1
@@ -91,35 +91,27 @@ def _first_digit(masks: np.ndarray, scores: np.ndarray | None) -> np.ndarray:
 
 
 def rate_boards(boards: np.ndarray) -> np.ndarray:
-    """Difficulty of boards uint8 [boards, cells], int64 [boards]: guesses of `search` that failed before a solution.
-
-    -1 for a board without a solution.
-    """
+    """Rate boards uint8 [boards, cells] by the failed guesses of `search` before a solution; -1 without a solution."""
     found = search(boards)
     return np.where(found.counts, found.failed, -1)
 
 
 def candidates(boards: np.ndarray) -> np.ndarray:
-    """Masks uint16 [cells, boards] of boards uint8 [boards, cells]: a blank allows every digit."""
+    """Return masks uint16 [cells, boards] of boards uint8 [boards, cells]; a blank allows every digit."""
     size = int(boards.shape[1] ** 0.5)
     masks = np.where(boards == 0, (1 << size) - 1, 1 << (boards.astype(np.int64) - 1).clip(0))
     return np.ascontiguousarray(masks.T.astype(np.uint16))
 
 
 def to_digits(masks: np.ndarray) -> np.ndarray:
-    """Boards uint8 [boards, cells] of masks [cells, boards] with one digit in each cell."""
+    """Return boards uint8 [boards, cells] of masks [cells, boards] with one digit in each cell."""
     return np.bitwise_count(masks - np.uint16(1)).T.astype(np.uint8) + np.uint8(1)
 
 
 def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Apply one round of naked and hidden singles.
+    """Apply one round of naked and hidden singles to candidates uint16 [cells, boards].
 
-    Args:
-        masks: candidates uint16 [cells, boards].
-
-    Returns:
-        The candidates that are left; which boards contradict the rules, bool [boards]; and which had more than one
-        candidate in some cell of `masks`, bool [boards].
+    Return the remaining candidates, which boards contradict the rules, and which had a choice, bool [boards] each.
     """
     several = masks & (masks - np.uint16(1))
     once, twice = _once_and_twice(masks, shape)
@@ -135,7 +127,7 @@ def propagate(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.nda
 
 
 def _once_and_twice(masks: np.ndarray, shape: SudokuShape) -> tuple[np.ndarray, np.ndarray]:
-    """Digits that occur at least once and at least twice in each unit, uint16 [units, boards]."""
+    """Return the digits that occur at least once and at least twice in each unit, uint16 [units, boards]."""
     units = shape.cells_of_unit
     once, twice = masks[units[0]], np.zeros((units.shape[1], masks.shape[1]), dtype=np.uint16)
     for cells in units[1:]:
@@ -168,7 +160,7 @@ class Lanes:
         self.stack = np.empty((cells, lanes, cells), dtype=np.uint16)
 
     def advance(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Lanes (indices) that met a contradiction, that are solved, and that need a guess."""
+        """Return lanes (indices) that met a contradiction, that are solved, and that need a guess."""
         if self.waits.sum() < COMPACT * len(self.waits):
             self._drop_idle_lanes()
         left, dead, is_open = propagate(self.masks, self.shape)
@@ -177,7 +169,7 @@ class Lanes:
         return np.flatnonzero(dead & self.waits), np.flatnonzero(at_rest & ~is_open), np.flatnonzero(at_rest & is_open)
 
     def open_cells(self, lanes: np.ndarray) -> np.ndarray:
-        """The first cell with the fewest candidates, but more than one, of each lane [k]."""
+        """Return the first cell with the fewest candidates, but more than one, of each lane [k]."""
         counts = np.bitwise_count(self.masks[:, lanes])
         return np.where(counts > 1, counts, 255).argmin(axis=0)
 
@@ -190,7 +182,7 @@ class Lanes:
         self.depth[lanes] += 1
 
     def back_track(self, lanes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Take up what was kept last. Returns the lanes that go on, and those that have nothing left to try."""
+        """Restore the last kept boards; return the lanes that go on, and those with nothing left to try."""
         goes_on = self.depth[lanes] > 0
         lanes, ended = lanes[goes_on], lanes[~goes_on]
         self.depth[lanes] -= 1
@@ -239,12 +231,11 @@ def dig(solutions: np.ndarray, orders: np.ndarray, targets: np.ndarray) -> tuple
     A cell may be emptied exactly if no other digit there leads to a solution.
 
     Args:
-        solutions: uint8 [boards, cells].
-        orders: the cells in the order of their trials [boards, cells].
-        targets: clues to come down to [boards].
+        solutions: uint8 [boards, cells]. orders: the cells in the order of their trials [boards, cells].
+        targets: wanted numbers of clues [boards].
 
     Returns:
-        Boards uint8 [boards, cells], 0 for a blank; and which of them came down to their target, bool [boards].
+        Boards uint8 [boards, cells], 0 for a blank; and which of them reached their target, bool [boards].
     """
     number, cells = solutions.shape
     left = candidates(solutions)  # of the board as it stands

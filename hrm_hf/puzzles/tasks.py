@@ -1,8 +1,7 @@
 """The tasks of puzzle models: reading puzzles, showing answers, their rules, and their symmetries.
 
-Sudoku, mazes and tokens of your own are here; ARC with its augmentations is in `arc_pipeline.py`, and so is
-`puzzle_task(config)`, which gives the object for `config.task`. Models are unknown here: tokens in, tokens out; S
-cells, V tokens, Q questions.
+ARC, and `puzzle_task(config)`, are in `arc_pipeline.py`. Models are unknown here: tokens in, tokens out; S cells, V
+tokens, Q questions.
 
 A *view* is a symmetric way to show a puzzle. An answer to a view, undone, is an answer to the puzzle.
 """
@@ -14,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from . import maze, sudoku, sudoku_rules
-from .augment import box_symmetries, dihedral
+from .arc_grids import box_symmetries, dihedral
 from .dataset import PAD_ID
 from .readers import COLUMN_NAMES
-from .sudoku_rules import BLANK, DIGIT_OFFSET
+from .sudoku_rules import BLANK, DIGIT_OFFSET, decode, to_board
+from .sudoku_solver import search
 
 
 QUESTION_NAMES, SOLUTION_NAMES = zip(*COLUMN_NAMES)
@@ -32,17 +32,17 @@ class View:
     identifier: int = 0
 
     def show(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens [..., S] of the puzzle as this view has them."""
+        """Return tokens [..., S] of the puzzle as this view has them."""
         return self.symbols[tokens[..., self.cells]]
 
     def undo(self, tokens: np.ndarray) -> np.ndarray:
-        """Tokens [..., S] of this view as the puzzle has them."""
+        """Return tokens [..., S] of this view as the puzzle has them."""
         original = np.empty_like(tokens)
         original[..., self.cells] = np.argsort(self.symbols)[tokens]
         return original
 
     def undo_scores(self, scores: np.ndarray) -> np.ndarray:
-        """Scores [S, V] of the tokens of this view as the puzzle has them."""
+        """Return scores [S, V] of the tokens of this view as the puzzle has them."""
         original = np.empty_like(scores)
         original[self.cells] = scores[:, self.symbols]
         return original
@@ -123,11 +123,7 @@ class PuzzleTask:
         return all(not isinstance(part, (dict, Puzzle)) and _length(part) < max(2, self.seq_len) for part in item)
 
     def read(self, item: Any) -> Puzzle:
-        """Reads one puzzle: cells in a form that `encode` knows, or a dict with a puzzle and maybe its solution.
-
-        Raises:
-            ValueError: wrong number of cells, or an illegal symbol.
-        """
+        """Read one puzzle: cells in a form that `encode` knows, or a dict with a puzzle and maybe its solution."""
         if not isinstance(item, dict):
             return Puzzle(self.encode(item)[None], [None])
         question = [item[name] for name in QUESTION_NAMES if name in item]
@@ -136,9 +132,8 @@ class PuzzleTask:
         solution = [item[name] for name in SOLUTION_NAMES if item.get(name) is not None and len(item[name])]
         identifier = int(item.get("puzzle_identifier", 0))
         if not 0 <= identifier < self.config.num_puzzle_identifiers:
-            raise ValueError(
-                f"puzzle_identifier is {identifier}; this model has 0 to {self.config.num_puzzle_identifiers - 1}"
-            )
+            most = self.config.num_puzzle_identifiers - 1
+            raise ValueError(f"puzzle_identifier is {identifier}; this model has 0 to {most}")
         solutions = [self.encode(solution[0], is_solution=True) if solution else None]
         return Puzzle(self.encode(question[0])[None], solutions, identifier)
 
@@ -167,31 +162,31 @@ class PuzzleTask:
         return "\n".join(" ".join(map(str, row)) for row in self.grid(tokens))
 
     def given(self, question: np.ndarray) -> np.ndarray:
-        """Cells of a question (tokens [S]) that an answer leaves as they are: clues, walls; bool [S]."""
+        """Return which cells of a question [S] an answer must keep (clues, walls), bool [S]."""
         return np.zeros(len(question), dtype=bool)
 
     def violations(self, question: np.ndarray, answer: np.ndarray) -> list[str]:
-        """Returns the rules of the task that `answer` to `question` (both tokens [S]) breaks."""
+        """List the rules of the task that `answer` to `question` (both tokens [S]) breaks."""
         return []
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """Which `answers` to `questions` (tokens [N, S] both) break no rule, bool [N]."""
+        """Return which `answers` to `questions` (tokens [N, S] both) break no rule, bool [N]."""
         return np.array([not self.violations(*pair) for pair in zip(questions, answers)], dtype=bool)
 
     # voting
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
-        """`votes` views of the puzzle; the first shows it as it is."""
+        """Return `votes` views of the puzzle; the first shows it as it is."""
         if votes > 1:
             raise ValueError(f'votes={votes}, but task="{self.name}" has no known symmetries; use restarts')
         return [View(np.arange(self.seq_len), np.arange(self.vocab_size), puzzle.identifier)]
 
     def rank(self, puzzle: Puzzle, question: int, candidates: list[Candidate]) -> list[Ballot]:
-        """Equal answers together, best first: by the sum of confidences, then by the first view that gave them."""
+        """Group equal answers, best first: by the sum of confidences, then by the first view that gave them."""
         return sorted(ballots(candidates).values(), key=lambda ballot: -ballot.weight)
 
     def result(self, puzzle: Puzzle, candidates: Sequence[list[Candidate]], prefer_valid: bool) -> dict[str, Any]:
-        """Returns the pipeline's result for a puzzle; `candidates` holds one list per question."""
+        """Return the pipeline's result for a puzzle; `candidates` holds one list per question."""
         return self._answer(puzzle, 0, candidates[0], prefer_valid)
 
     def _answer(self, puzzle: Puzzle, index: int, candidates: list[Candidate], prefer_valid: bool) -> dict[str, Any]:
@@ -234,8 +229,8 @@ class SudokuTask(PuzzleTask):
         self.grid_shape = (side, side)
         if self.board.cells != config.seq_len or config.vocab_size < self.board.vocab_size:
             raise ValueError(
-                f"the config says task='sudoku' with seq_len={config.seq_len}, vocab_size={config.vocab_size}; a "
-                f"board of {side} x {side} needs seq_len={self.board.cells}, vocab_size={self.board.vocab_size}"
+                f"seq_len={config.seq_len}, vocab_size={config.vocab_size}: task='sudoku' of {side} x {side} needs "
+                f"seq_len={self.board.cells}, vocab_size={self.board.vocab_size}"
             )
         if config.box_shape and tuple(config.box_shape) != self.board.box_shape:
             raise ValueError(f"the config has box_shape={config.box_shape}; expected {list(self.board.box_shape)}")
@@ -256,7 +251,7 @@ class SudokuTask(PuzzleTask):
         return sudoku_rules.validate_solution(self.text(question), self.text(answer))
 
     def obeys(self, questions: np.ndarray, answers: np.ndarray) -> np.ndarray:
-        """As `violations` says, fast enough to be asked after every step."""
+        """Judge as `violations`, fast enough to be asked after every step."""
         return sudoku_rules.obey_rules(questions.astype(int) - DIGIT_OFFSET, answers.astype(int) - DIGIT_OFFSET)
 
     def views(self, puzzle: Puzzle, votes: int, rng: np.random.Generator) -> list[View]:
@@ -271,7 +266,7 @@ class SudokuTask(PuzzleTask):
         ]
 
     def _legal(self, tokens: np.ndarray) -> np.ndarray:
-        """A vocabulary larger than the board's may yield tokens that are no digits: shown, and reported, as blanks."""
+        """Replace tokens that are no digits, from a vocabulary larger than the board's, by blanks."""
         return np.where(tokens < self.board.vocab_size, tokens, PAD_ID)
 
 
@@ -284,9 +279,7 @@ class MazeTask(PuzzleTask):
     def __init__(self, config):
         super().__init__(config)
         if config.vocab_size < maze.VOCAB_SIZE:
-            raise ValueError(
-                f"the config says task='maze' with vocab_size={config.vocab_size}; mazes have {maze.VOCAB_SIZE}"
-            )
+            raise ValueError(f"vocab_size={config.vocab_size}: task='maze' needs {maze.VOCAB_SIZE}")
         if not config.grid_shape:
             side = round(config.seq_len**0.5)
             if side**2 != config.seq_len:
@@ -330,7 +323,7 @@ class MazeTask(PuzzleTask):
 
 
 def ballots(candidates: Sequence[Candidate]) -> dict[bytes, Ballot]:
-    """Groups equal answers; the key is the bytes of the tokens as int64."""
+    """Group equal answers; the key is the bytes of the tokens as int64."""
     groups: dict[bytes, Ballot] = {}
     for candidate in candidates:
         groups.setdefault(candidate.tokens.astype(np.int64).tobytes(), Ballot()).members.append(candidate)
@@ -343,7 +336,58 @@ def sigmoid(logits: np.ndarray | float) -> np.ndarray:
 
 
 def _length(part: Any) -> int:
-    """Cells in an element of a list: a nested list counts what it holds."""
+    """Count the cells in an element of a list: a nested list counts its content."""
     if isinstance(part, (list, tuple)):
         return sum(_length(inner) if isinstance(inner, (list, tuple)) else 1 for inner in part)
     return len(part) if isinstance(part, str) else 1
+
+
+MAX_NODES = 100_000  # some minutes
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """Result of a search: the solution, int64 [S] or None; boards looked at; whether it ended below `MAX_NODES`."""
+
+    tokens: np.ndarray | None
+    nodes: int
+    complete: bool
+
+
+def search_sudoku(question: np.ndarray, scores: np.ndarray | None = None, max_nodes: int = MAX_NODES) -> SearchResult:
+    """Search the (first) solution of a Sudoku, tokens [S]. This is never the model's own answer.
+
+    The digits of a cell are tried by `scores` [S, V], highest first; ascending if None. A wrong order costs time only:
+    the model's worth is the number of nodes with it against those without.
+    """
+    board = to_board(decode(question))
+    first = 1 + DIGIT_OFFSET  # the token of digit 1
+    digits = None if scores is None else scores[None, :, first : first + round(len(board) ** 0.5)]
+    found = search(board[None], scores=digits, max_nodes=max_nodes)
+    tokens = found.solutions[0, 0].astype(np.int64) + DIGIT_OFFSET if found.counts[0] else None
+    return SearchResult(tokens, int(found.nodes[0]), bool(found.complete[0]))
+
+
+def validate_searchable(task_name: str) -> None:
+    """Raise ValueError for a task without such a search."""
+    if task_name != "sudoku":
+        hint = "; hrm_hf.puzzles.maze.mark_shortest_path needs no guess" if task_name == "maze" else ""
+        raise ValueError(f"search is for Sudoku; the task of this model is {task_name!r}{hint}")
+
+
+def searched_answer(task: PuzzleTask, puzzle: Puzzle, scores: np.ndarray) -> dict[str, Any]:
+    """Return entries of the pipeline's result that a search by the model's probabilities [S, V] changes."""
+    question, solution = puzzle.questions[0], puzzle.solutions[0]
+    found, plain = search_sudoku(question, scores), search_sudoku(question)
+    report = {
+        "solved": found.tokens is not None,
+        "complete": found.complete,
+        "nodes": found.nodes,
+        "nodes_without_model": plain.nodes,
+    }
+    if found.tokens is None:  # a board without a solution: the model's answer stays, with what is wrong with it
+        return {"search": report}
+    answer = {"grid": task.grid(found.tokens), "text": task.text(found.tokens), "valid": True, "violations": []}
+    if solution is not None:
+        answer["correct"] = bool((found.tokens == solution).all())
+    return {**answer, "search": report}

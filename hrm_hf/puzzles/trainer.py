@@ -1,26 +1,102 @@
-"""`PuzzleTrainer`: trains models with a carry, one ACT step an optimizer step.
+"""Train puzzle models: the options, `PuzzleTrainer`, and `PuzzleRun`, a run of `training/run_puzzle.py`.
 
-The carry persists from batch to batch, per process. The data come from a `CarryDataLoader`, which gives a slot its
-next example when the last one has halted. Puzzle rows are trained by sign descent, weights by another
-optimizer.
+One optimizer step is one ACT step on a carry that persists from batch to batch, per process. A `CarryDataLoader` gives
+a slot its next example when the last one has halted. Puzzle rows are trained by sign descent.
 """
 
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from transformers import PreTrainedModel, set_seed
 
+from ..hub.kinds import PUZZLE_SOLVER
 from ..hub.manifests import CARRY_FILE
+from ..io.usage import counted
 from ..models.act import ActCarry
+from ..models.modeling_utils import uncompiled
+from ..registry import AutoModelForPuzzleSolving
 from ..trainer.adapters import magnitudes, split_weight_decay_groups
+from ..trainer.arguments import HrmTrainingArguments
 from ..trainer.base import HrmTrainer
 from ..trainer.optim import CompositeOptimizer, SignSGD
-from .accuracy import with_bounds
-from .arguments import PuzzleTrainingArguments
-from .curriculum import DifficultyPool, LateStarts, run_ahead
-from .dataloader import CarryDataLoader, PuzzleRows
-from .random_symmetries import RandomSymmetries
+from ..trainer.plots import plot_evaluation, plot_training
+from ..trainer.recipes import build_config
+from ..trainer.run import TrainingRun
+from .build import ensure_built
+from .dataloader import CarryDataLoader, DifficultyPool, LateStarts, PuzzleRows, RandomSymmetries
+from .dataset import IDENTIFIERS_FILE, load_puzzle_dataset, load_puzzle_info
+from .evaluation import evaluate_puzzles, with_bounds
+
+
+DIFFICULTIES = ("uniform", "hard_first")
+
+
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
+@dataclass
+class PuzzleDataArguments:
+    """Which puzzles."""
+
+    data_path: str | None = _option(None, "Puzzle data set: folder or OWNER/NAME.")
+    build_data: str | None = _option(None, "Arguments of `hrm-hf data` that build data_path if it does not exist.")
+    train_split: str = _option("train", "Split to train on.")
+    eval_split: str | None = _option("test", "Split to evaluate on; empty for none.")
+    max_train_samples: int | None = _option(None, "Train on the first rows only.")
+    max_eval_samples: int | None = _option(None, "Evaluate on the first rows only.")
+    puzzle_embeddings: str = _option(
+        "keep", "With --model_name_or_path: keep the table, reset it (new puzzles), or extend it."
+    )
+    freeze_weights: bool = _option(False, "Train the puzzle table alone.")
+
+
+@dataclass
+class PuzzleTrainingArguments(HrmTrainingArguments):
+    """For models with a carry. The defaults are those of the original HRM's recipes."""
+
+    learning_rate: float = _option(1e-4, "Base learning rate of the weights.")
+    weight_decay: float = _option(1.0, "Weight decay, applied to every weight.")
+    warmup_steps: float = _option(2000, "Steps of linear warm-up.")
+    max_grad_norm: float = _option(0.0, "Gradient clipping; 0 for none.")
+    adam_atan2: bool = _option(True, "Train weights with AdamATan2; False takes --optim.")
+    lr_min_ratio: float | None = _option(1.0, "Cosine decay ends at this share of the learning rate; 1 is constant.")
+
+    puzzle_emb_lr: float = _option(1e-2, "Learning rate of puzzle rows (sign descent).")
+    puzzle_emb_weight_decay: float = _option(0.1, "Weight decay of the puzzle rows in use.")
+    augment: bool = _option(
+        False,
+        "Give every row a new random symmetry of its task each time it is trained on: Sudoku, mazes, and "
+        "ARC for models without a puzzle table.",
+    )
+    difficulty: str = _option(
+        "uniform",
+        '"hard_first": begin with the hardest quarter of the rows and come to all of them along '
+        '--difficulty_ramp; by the column "rating", else by the number of cells to fill. "uniform": all rows.',
+    )
+    difficulty_ramp: float = _option(0.5, "Share of the steps after which --difficulty makes no difference any more.")
+    late_starts: float = _option(
+        0.0,
+        "Share of the rows that run 1, 2, 4, ... or --late_start_max_steps ACT steps (drawn evenly) "
+        "without gradient before those that are trained on, so that a model learns to go on after many steps.",
+    )
+    late_start_max_steps: int = _option(32, "Most steps of --late_starts, a power of two.")
+    drop_unplaced_rows: bool = _option(False, "As the original: rows offered to busy slots are lost, not kept.")
+    eval_max_steps: int | None = _option(None, "Most ACT steps in evaluation; the config's halt_max_steps by default.")
+    eval_halt: str = _option("fixed", '"fixed" as the original, or "q" for adaptive halting.')
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.difficulty not in DIFFICULTIES:
+            raise ValueError(f"difficulty={self.difficulty!r} is not one of {', '.join(DIFFICULTIES)}")
+        if self.difficulty != "uniform" and self.difficulty_ramp == 0:
+            raise ValueError("difficulty_ramp=0: must be > 0; use --difficulty uniform to disable")
+        most = self.late_start_max_steps
+        if not isinstance(most, int) or most.bit_count() != 1:
+            raise ValueError(f"late_start_max_steps={most}: must be a power of two (1, 2, 4, ...)")
 
 
 class PuzzleTrainer(HrmTrainer):
@@ -44,10 +120,10 @@ class PuzzleTrainer(HrmTrainer):
     _resume_from: str | None = None
 
     def prepare_model(self, model: Any, args: PuzzleTrainingArguments) -> None:
-        """Turns --bf16 and --torch_compile into what models with a carry mean by them, and tells accelerate nothing.
+        """Apply --bf16 and --torch_compile to the model, without accelerate.
 
         Weights are cast to the dtype of the activations on use, so autocast would only change the arithmetic; and the
-        unit to compile is one ACT step without its random draws and sparse rows, not the whole forward.
+        unit to compile is one ACT step without its random draws and sparse rows.
         """
         if args.fp16:
             raise ValueError("--fp16 is not supported for models with a carry; use --bf16 or float32")
@@ -68,7 +144,7 @@ class PuzzleTrainer(HrmTrainer):
         self.args.ignore_data_skip = True  # the data loader restores its own position
 
     def create_optimizer(self, model=None) -> torch.optim.Optimizer:
-        """AdamATan2 or the library's optimizer; sign descent on the model's sparse rows, behind one interface."""
+        """Build AdamATan2 or the library's optimizer, and sign descent on the sparse rows, as one optimizer."""
         if self.optimizer is not None:
             return self.optimizer
         args = self.args
@@ -151,14 +227,11 @@ class PuzzleTrainer(HrmTrainer):
         return loss
 
     def _get_learning_rate(self) -> float:
-        """That of the weights; the puzzle table's group comes first."""
+        """Return the rate of the weights, whose group is last."""
         return self.optimizer.param_groups[-1]["lr"]
 
     def puzzles_begun(self) -> int | None:
-        """Puzzles that were given a slot since the run began, over all processes. A collective call.
-
-        None with `drop_unplaced_rows`, where rows are drawn that no slot takes.
-        """
+        """Count the puzzles that slots of all processes began; None with `drop_unplaced_rows`. A collective call."""
         if self.args.drop_unplaced_rows:
             return None
         begun = torch.tensor(int(self.stream.taken.sum()), device=self.args.device)
@@ -167,7 +240,7 @@ class PuzzleTrainer(HrmTrainer):
     # ---- logging ----
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """With the right epoch: the library starts that of a resumed run anew."""
+        """Log with the right epoch, which the library restarts in a resumed run."""
         if "loss" in logs:
             self.state.epoch = self.state.global_step / len(self.stream)
         super().log(logs, start_time)
@@ -184,24 +257,13 @@ class PuzzleTrainer(HrmTrainer):
     # ---- evaluation ----
 
     def evaluate(self, eval_dataset=None, ignore_keys=None, metric_key_prefix: str = "eval") -> dict[str, float]:
-        """`evaluate_puzzles`, whose rows all processes share, with averaged weights if there are any."""
+        """Run `evaluate_puzzles` on all processes, with averaged weights if there are any."""
         dataset = self.eval_dataset if eval_dataset is None else eval_dataset
         if dataset is None:
             raise ValueError("nothing to evaluate on: give eval_dataset (--eval_split in run_puzzle.py)")
         rows = dataset if isinstance(dataset, PuzzleRows) else PuzzleRows(dataset)
-        with self.train_metrics.paused():
-            metrics = self.last_evaluation = self._evaluate_rows(rows)
-        numbers = {n: v for n, v in with_bounds(metrics).items() if isinstance(v, (int, float))}
-        logged = {f"{metric_key_prefix}_{n}": v for n, v in numbers.items()}
-        self.log(logged)
-        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logged)
-        return logged
-
-    def _evaluate_rows(self, rows: PuzzleRows) -> dict[str, Any]:
-        from .evaluation import evaluate_puzzles
-
-        with self.averaged_weights():
-            return evaluate_puzzles(
+        with self.train_metrics.paused(), self.averaged_weights():
+            metrics = self.last_evaluation = evaluate_puzzles(
                 self.model,
                 rows.input_ids,
                 rows.labels,
@@ -211,6 +273,11 @@ class PuzzleTrainer(HrmTrainer):
                 halt=self.args.eval_halt,
                 shared=self.args.world_size > 1,
             )
+        numbers = {n: v for n, v in with_bounds(metrics).items() if isinstance(v, (int, float))}
+        logged = {f"{metric_key_prefix}_{n}": v for n, v in numbers.items()}
+        self.log(logged)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, logged)
+        return logged
 
     # ---- saving and resuming ----
 
@@ -224,8 +291,8 @@ class PuzzleTrainer(HrmTrainer):
         if not file.exists():
             saved = len(list(folder.glob(CARRY_FILE.format("*"))))
             raise ValueError(
-                f"{folder} holds the carry of {saved} processes, this run has {self.args.world_size}: resume with the "
-                "number of processes it was saved with, or start anew from its weights with --model_name_or_path"
+                f"{folder} holds the carry of {saved} processes, this run has {self.args.world_size}: resume with "
+                "the number of processes it was saved with, or start from its weights (--model_name_or_path)"
             )
         state = torch.load(file, weights_only=True)
         self.carry = ActCarry.from_tensors(state["carry"], self.args.device)
@@ -239,3 +306,112 @@ class PuzzleTrainer(HrmTrainer):
         if self.carry is not None:
             state = {"carry": self.carry.to_tensors(), "stream": self.stream.state_dict()}
             torch.save(state, os.path.join(output_dir, CARRY_FILE.format(self.args.process_index)))
+
+
+@torch.no_grad()
+@uncompiled
+def run_ahead(model: Any, carry: ActCarry, steps_ahead: torch.Tensor, batch: dict[str, torch.Tensor]) -> ActCarry:
+    """Run fresh rows some ACT steps without gradient, which do not count, and return the carry at 0 steps.
+
+    `steps_ahead` is int [B], 0 for rows that the next call of the model starts; rows of busy slots do not run.
+    Uncompiled, since the number of rows varies. `batch` has the arguments of the model's forward.
+    """
+    wanted = steps_ahead * carry.halted
+    rows = wanted.argsort(descending=True)[: int(wanted.count_nonzero())]
+    if not len(rows):
+        return carry
+    data = {name: value[rows] for name, value in batch.items()}
+    puzzle_rows = model.model.puzzle_rows(data["puzzle_identifiers"], len(rows))
+    x, rotary = model.model.embed(data["input_ids"], puzzle_rows, model.compute_dtype)
+    z_H, z_L = (z.clone() for z in model.model.fresh_states(x))
+    for step in range(int(wanted[rows[0]])):
+        n = int((wanted > step).sum())  # the first n rows go on
+        z_H[:n], z_L[:n] = model.model.reason(x[:n], rotary, z_H[:n], z_L[:n])
+    return ActCarry(
+        carry.z_H.index_copy(0, rows, z_H),
+        carry.z_L.index_copy(0, rows, z_L),
+        carry.steps.index_fill(0, rows, 0),
+        carry.halted.index_fill(0, rows, False),
+        {n: old.index_copy(0, rows, data[n].to(old.dtype)) for n, old in carry.current_data.items()},
+    )
+
+
+class PuzzleRun(TrainingRun):
+    """Trains a puzzle reasoner; `data_args` is a `PuzzleDataArguments`, `args` a `PuzzleTrainingArguments`."""
+
+    kind = PUZZLE_SOLVER
+
+    def validate_options(self) -> None:
+        if self.data_args.freeze_weights and self.tuning_args.adapts:
+            raise ValueError("freeze_weights trains the puzzle table alone, lora_rank adapters too: leave out one")
+
+    def load_data(self) -> None:
+        with self.args.main_process_first(desc="building the data set"):
+            ensure_built(self.data_args.data_path, self.data_args.build_data)
+        self.info = load_puzzle_info(self.data_args.data_path)
+        self.task = self.info.task
+        self.train = self._rows(self.data_args.train_split, self.data_args.max_train_samples)
+        self.validation = self._rows(self.data_args.eval_split, self.data_args.max_eval_samples)
+
+    def _rows(self, split: str | None, limit: int | None) -> PuzzleRows | None:
+        if not split:
+            return None
+        dataset = load_puzzle_dataset(self.data_args.data_path, split)
+        return PuzzleRows(dataset if limit is None else dataset.select(range(min(limit, len(dataset)))))
+
+    def load_model(self, quantized) -> PreTrainedModel:
+        set_seed(self.args.seed)
+        weights, attention = self.model_args.model_name_or_path, self.model_args.attn_implementation
+        if weights is None:
+            config = build_config(self.model_args, **self.info.config_fields())
+            model = AutoModelForPuzzleSolving.from_config(config, attn_implementation=attention)
+        else:
+            model = AutoModelForPuzzleSolving.from_pretrained(
+                weights, attn_implementation=attention, quantization_config=quantized
+            )
+            wanted, there = self.info.num_puzzle_identifiers, model.config.num_puzzle_identifiers
+            if self.tuning_args.saves_adapter and wanted != there:
+                raise ValueError(
+                    f"the data have {wanted} puzzle identifiers, the base has {there}, and no adapter fits a base "
+                    "with another table: give --merge_adapter true, or change the base's table before "
+                    "(--freeze_weights true)"
+                )
+            model.adapt_puzzle_embeddings(wanted, self.data_args.puzzle_embeddings)
+        if self.data_args.freeze_weights:
+            model.requires_grad_(False)
+        return model
+
+    def count_parameters(self, model: PreTrainedModel) -> dict[str, int]:
+        return {
+            "parameters": model.num_parameters(include_puzzle_table=True),
+            "parameters_without_puzzle_table": model.num_parameters(),
+        }
+
+    def describe(self) -> str:
+        held_out = len(self.validation) if self.validation else 0
+        return f"{self.task}: {counted(len(self.train), 'row')} to train on, {held_out:,} held out"
+
+    def save_options(self) -> None:
+        super().save_options()
+        (self.out / IDENTIFIERS_FILE).write_text(self.info.identifiers_json())
+
+    def make_trainer(self, model: Any) -> PuzzleTrainer:
+        return PuzzleTrainer(model, self.args, train_dataset=self.train, eval_dataset=self.validation)
+
+    def evaluate(self, trainer: PuzzleTrainer) -> dict[str, Any]:
+        self.puzzles = trainer.puzzles_begun()
+        return trainer.last_evaluation if super().evaluate(trainer) else {}
+
+    def results(self, trainer: PuzzleTrainer, metrics: dict[str, Any]):
+        return metrics, {"puzzles": self.puzzles}
+
+    def plot(self, trainer: PuzzleTrainer, metrics: dict[str, Any]) -> None:
+        plot_training(trainer.state.log_history, self.out / "training.png")
+        if metrics:
+            title = f"{self.task}, {metrics['count']} held-out puzzles"
+            plot_evaluation(metrics, self.out / "evaluation.png", title=title)
+
+    def card_entry(self, metrics: dict[str, Any]) -> dict[str, Any]:
+        size = self.parameters["parameters_without_puzzle_table"]
+        data, split = self.data_args.data_path, self.data_args.eval_split
+        return {"metrics": with_bounds(metrics), "dataset": data, "split": split, "parameters": size}

@@ -213,7 +213,7 @@ def bad(tmp_path_factory):
         ("puzzles empty.jsonl boards", 2, "empty.jsonl is no folder; expected the folder of a model"),
         ("puzzles adapter boards", 2, "adapter is a PEFT adapter; merge it first"),
         ("puzzles cosmo_cnn boards", 2, "is a model of type cosmo_cnn; expected a puzzle solver"),
-        ("puzzles solver no_labels", 1, "no column labels, it has input_ids"),
+        ("puzzles solver no_labels", 1, "lacks the columns ['labels']"),
         ("puzzles solver no_rows", 1, "holds no"),
         ("cosmo cosmo_cnn --data boards --device cuda:9", 2, "cuda:9 is not here"),
         ("cosmo cosmo_cnn --data boards --shift-data ./nothing", 2, "./nothing is no folder"),

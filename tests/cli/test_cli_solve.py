@@ -13,9 +13,8 @@ from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuz
 from hrm_hf.cli import app
 from hrm_hf.hub.cards import END, START, new_card_text, record_evaluation
 from hrm_hf.puzzles import maze, sudoku
-from hrm_hf.puzzles.arc import build_arc, save_arc_dataset
+from hrm_hf.puzzles.arc import build_arc, parse_task, save_arc_dataset
 from hrm_hf.puzzles.arc_pipeline import puzzle_task
-from hrm_hf.puzzles.arc_tasks import parse_task
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, save_puzzle_dataset
 from hrm_hf.puzzles.solve import puzzles_of_text, text_board
 

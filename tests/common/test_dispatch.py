@@ -15,7 +15,7 @@ from hrm_hf.registry import ARCHITECTURES
 PACKAGE = Path(hrm_hf.__file__).parent
 MODEL_TYPES = {row.model_type for row in ARCHITECTURES.values()}
 # Formats of other programs that happen to have the name of the architecture that they become.
-FORMATS = {"cli/convert.py", "puzzles/data_options.py"}
+FORMATS = {"cli/convert.py", "puzzles/options.py"}
 
 
 def dispatches(source: str) -> list[str]:

@@ -17,10 +17,9 @@ import transformers
 from safetensors.torch import load_file
 from tolerances import assert_copied, assert_equal_but_for_rounding
 
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 
 
 SAVED = Path(__file__).parents[1] / "fixtures" / "saved_earlier"

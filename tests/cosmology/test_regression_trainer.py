@@ -17,7 +17,7 @@ from hrm_hf.cosmology.dataset.collator import MapCollator
 from hrm_hf.cosmology.trainer import RegressionTrainer
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, list_checkpoints
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 
 

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, TrmPuzzleConfig, TrmPuzzleForSolving
-from hrm_hf.puzzles.original_tensors import our_name
+from hrm_hf.puzzles.convert import our_name
 
 
 COMPLETE = Path(__file__).parents[3] / "shared" / "golden"

@@ -24,10 +24,9 @@ from transformers import TrainerCallback
 from hrm_hf.golang.arguments import GoTrainingArguments
 from hrm_hf.golang.data.collator import GoCoderCollator
 from hrm_hf.golang.trainer import GoCoderTrainer
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.trainer import HrmTrainer
 from hrm_hf.trainer.preemption import exit_if_preempted
 

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 from hub_server import HubServer
 
-from hrm_hf.metrics.metric_space import METRICS, write_metric_space
+from hrm_hf import metrics
+from hrm_hf.metrics import METRICS, write_metric_space
 
 
-FOLDER = Path(sys.modules["hrm_hf.metrics.metric_space"].__file__).parent
+FOLDER = Path(metrics.__file__).parent
 
 
 def load(name):

@@ -9,7 +9,7 @@ from hrm_hf import TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.export.torch_export import export_torch
 from hrm_hf.models.act import ActCarry
 from hrm_hf.models.puzzle_layers import truncated_normal_like
-from hrm_hf.puzzles.original_tensors import our_name
+from hrm_hf.puzzles.convert import our_name
 
 
 VARIANTS = variants("eqr_tiny")

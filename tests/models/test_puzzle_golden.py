@@ -5,7 +5,7 @@ import pytest
 import torch
 from golden import BATCH_SIZE, CASES, HRM
 
-from hrm_hf.puzzles.original_tensors import original_name
+from hrm_hf.puzzles.convert import original_name
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD
 
 

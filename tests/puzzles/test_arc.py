@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hrm_hf.puzzles.arc import augmentations, build_arc, encode_task, save_arc_dataset, task_identifiers
+from hrm_hf.puzzles.arc import (
+    augmentations,
+    build_arc,
+    encode_task,
+    parse_task,
+    read_tasks,
+    save_arc_dataset,
+    task_identifiers,
+    task_to_json,
+)
 from hrm_hf.puzzles.arc_grids import (
     FRAME,
     apply_augmentation,
@@ -21,7 +30,6 @@ from hrm_hf.puzzles.arc_grids import (
     parse_identifier,
     undo_augmentation,
 )
-from hrm_hf.puzzles.arc_tasks import parse_task, read_tasks, task_to_json
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
 
 
@@ -165,7 +173,7 @@ def test_identifiers_do_not_depend_on_directory_order_or_hash_seed(tmp_path, bui
         # an empty parent package: `import hrm_hf` would load torch, seconds that this test does not need
         "import sys, types; sys.modules['hrm_hf'] = types.ModuleType('hrm_hf')\n"
         "sys.modules['hrm_hf'].__path__ = ['hrm_hf']; from hrm_hf.puzzles.arc import *\n"
-        "from hrm_hf.puzzles.arc_tasks import read_tasks\n"
+        "from hrm_hf.puzzles.arc import read_tasks\n"
         "for task in read_tasks(sys.argv[1:]): print(*(name for name, _ in augmentations(task, 4, 1)))"
     )
     other_seed = "2" if os.environ.get("PYTHONHASHSEED") == "1" else "1"  # unset means random in this process

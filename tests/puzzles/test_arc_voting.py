@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hrm_hf.puzzles.arc_grids import apply_augmentation, encode_grid, identifier_name
-from hrm_hf.puzzles.arc_voting import ArcVoting, load_test_puzzles
+from hrm_hf.puzzles.arc_pipeline import ArcVoting, load_test_puzzles
 
 
 QUESTION_A, QUESTION_B, QUESTION_C = [[1, 2, 3]], [[4], [5]], [[6, 6], [7, 0]]

@@ -12,9 +12,8 @@ import torch
 from datasets import Dataset
 from tolerances import assert_copied
 
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
-from hrm_hf.puzzles.curriculum import DifficultyPool, LateStarts, run_ahead
-from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleOrder, PuzzleRows
+from hrm_hf.puzzles.dataloader import CarryDataLoader, DifficultyPool, LateStarts, PuzzleOrder, PuzzleRows
+from hrm_hf.puzzles.trainer import PuzzleTrainingArguments, run_ahead
 
 
 ROWS, SEQ_LEN = 40, 8

@@ -196,8 +196,8 @@ def test_a_restored_stream_gives_the_batches_that_the_first_would_have_given(dro
 @pytest.mark.parametrize(
     ("other", "message"),
     [
-        ({"slots": 8}, r"made with slots=4, this run has 8: .*Resume with the same number of processes, batch size"),
-        ({"seed": 9}, r"made with seed=0, this run has 9: .*start anew from the saved weights"),
+        ({"slots": 8}, r"made with slots=4, this run has 8: .*resume with the same processes, batch size"),
+        ({"seed": 9}, r"made with seed=0, this run has 9: .*start from its weights"),
         ({"world_size": 2}, r"made with world_size=1, this run has 2: "),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from hrm_hf.cli import app
-from hrm_hf.puzzles import demo
+from hrm_hf.puzzles import solve
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def commands(monkeypatch):
             results = {"metrics": {"exact_accuracy": accuracies[len(called) - 1]}}
             Path(folder, "results.json").write_text(json.dumps(results))
 
-    monkeypatch.setattr(demo, "run_process", run)
-    monkeypatch.setattr(demo, "_held_out_board", lambda data: "53..7....")
+    monkeypatch.setattr(solve, "run_process", run)
+    monkeypatch.setattr(solve, "_held_out_board", lambda data: "53..7....")
     return called, accuracies
 
 

@@ -9,7 +9,7 @@ import started
 from script_runs import puzzle_boards, puzzle_weights
 from test_arc_voting import NAMES, OTHER, PUZZLES, QUESTION_A, QUESTION_B, RIGHT, WRONG, vote
 
-from hrm_hf.puzzles.arc_voting import ArcVoting
+from hrm_hf.puzzles.arc_pipeline import ArcVoting
 
 
 @pytest.fixture(scope="module")

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from benchmarks.puzzles import plain_sudoku
 from hrm_hf.cli import app
 from hrm_hf.puzzles import maze, sudoku, sudoku_generation, sudoku_rules
-from hrm_hf.puzzles.augment import dihedral
+from hrm_hf.puzzles.arc_grids import dihedral
 from hrm_hf.puzzles.dataset import load_puzzle_dataset, load_puzzle_info
-from hrm_hf.puzzles.sources import place_of_form
+from hrm_hf.puzzles.readers import place_of_form
+from hrm_hf.puzzles.sudoku_generation import canonical_forms
 from hrm_hf.puzzles.sudoku_solver import random_grids
-from hrm_hf.puzzles.sudoku_symmetry import canonical_forms
 
 
 HARD = Path(__file__).parents[3] / "shared/data/sudoku_hard.csv.gz"

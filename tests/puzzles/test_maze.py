@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from hrm_hf.cli import app
 from hrm_hf.puzzles import maze
-from hrm_hf.puzzles.augment import dihedral, inverse_dihedral
+from hrm_hf.puzzles.arc_grids import dihedral, inverse_dihedral
 
 
 PUZZLE = ["S  ", "#  ", "G  "]

@@ -29,8 +29,7 @@ from tolerances import assert_copied
 
 from hrm_hf import AutoModelForPuzzleSolving, TrmPuzzleConfig, TrmPuzzleForSolving
 from hrm_hf.models.act import ActCarry
-from hrm_hf.puzzles.convert import convert_original, convert_to_original
-from hrm_hf.puzzles.original_tensors import original_name
+from hrm_hf.puzzles.convert import convert_original, convert_to_original, original_name
 
 
 EQR = Case("eqr_tiny", "rope2d/", "eqr")

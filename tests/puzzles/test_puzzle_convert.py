@@ -11,8 +11,7 @@ from golden import CASES, HRM, TRM, TRM_MLP
 
 from hrm_hf import AutoModelForPuzzleSolving
 from hrm_hf.cli import main
-from hrm_hf.puzzles.convert import convert_original, convert_to_original
-from hrm_hf.puzzles.original_tensors import our_name
+from hrm_hf.puzzles.convert import convert_original, convert_to_original, our_name
 
 
 NAMES = {"hrm": "hrm.hrm_act_v1@HierarchicalReasoningModel_ACTV1"}
@@ -157,7 +156,7 @@ def test_a_missing_or_broken_config_is_named(write_original, tmp_path):
 @pytest.mark.parametrize(
     ("arch", "message"),
     [
-        ({"H_cycles": "two"}, "arch.H_cycles='two'"),
+        ({"H_cycles": "two"}, r"'H_cycles' expected int, got str \(value: 'two'\)"),
         ({"pos_encodings": "alibi"}, "pos_encodings='alibi' is not one of"),
         ({"num_heads": 3}, "hidden_size=64 is not a multiple of num_attention_heads=3"),
         ({"name": NAMES["trm"]}, "arch.name="),

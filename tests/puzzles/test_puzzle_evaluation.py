@@ -14,8 +14,14 @@ from benchmarks.puzzles import plain_sudoku
 from hrm_hf import HrmPuzzleConfig, HrmPuzzleForSolving, PuzzleSolution, metrics
 from hrm_hf.models.pipeline_batches import seeded
 from hrm_hf.puzzles import sudoku_generation
-from hrm_hf.puzzles.accuracy import accuracies, accuracy_by_difficulty, calibration, correct_cells, wilson_interval
-from hrm_hf.puzzles.evaluation import evaluate_puzzles
+from hrm_hf.puzzles.evaluation import (
+    accuracies,
+    accuracy_by_difficulty,
+    calibration,
+    correct_cells,
+    evaluate_puzzles,
+    wilson_interval,
+)
 from hrm_hf.trainer.plots import plot_evaluation
 
 

@@ -27,12 +27,11 @@ from hrm_hf.hub.manifests import (
     resolve_checkpoint,
     write_manifest,
 )
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleOrder, PuzzleRows
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.sudoku_rules import DIGIT_OFFSET, validate_solution
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.trainer import NonFiniteError
 from hrm_hf.trainer.optim import AdamATan2, CompositeOptimizer, SignSGD, WeightAverage
 
@@ -509,9 +508,7 @@ def test_evaluation_uses_averaged_weights_and_puts_the_raw_ones_back(make_traine
 @pytest.mark.parametrize("saves", ["steps", "best"])
 def test_the_best_checkpoint_is_restored_with_its_average(make_trainer, monkeypatch, tmp_path, saves):
     scores = iter([0.1, 0.9, 0.3])
-    monkeypatch.setattr(
-        "hrm_hf.puzzles.evaluation.evaluate_puzzles", lambda *_, **__: {"exact_accuracy": next(scores)}
-    )
+    monkeypatch.setattr("hrm_hf.puzzles.trainer.evaluate_puzzles", lambda *_, **__: {"exact_accuracy": next(scores)})
     trainer = make_trainer(
         max_steps=6, ema_rate=0.9, save_strategy=saves, save_steps=2, eval_strategy="steps", eval_steps=2,
         load_best_model_at_end=True, metric_for_best_model="exact_accuracy", greater_is_better=True,

@@ -10,11 +10,9 @@ import pytest
 import torch
 
 from hrm_hf.puzzles import maze
-from hrm_hf.puzzles.arc_grids import EOS_ID, FRAME, SEQ_LEN, crop_prediction, encode_pair
-from hrm_hf.puzzles.augment import NUM_DIHEDRAL, dihedral
-from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleRows
+from hrm_hf.puzzles.arc_grids import EOS_ID, FRAME, NUM_DIHEDRAL, SEQ_LEN, crop_prediction, dihedral, encode_pair
+from hrm_hf.puzzles.dataloader import CarryDataLoader, PuzzleRows, RandomSymmetries, random_keys
 from hrm_hf.puzzles.dataset import IGNORE_LABEL
-from hrm_hf.puzzles.random_symmetries import RandomSymmetries, random_keys
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.sudoku_generation import generate
 from hrm_hf.puzzles.sudoku_rules import BOX_SHAPES, DIGIT_OFFSET, validate_solution

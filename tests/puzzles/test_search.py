@@ -14,7 +14,7 @@ from hrm_hf.cli import app
 from hrm_hf.puzzles import maze, sudoku, sudoku_rules
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
 from hrm_hf.puzzles.evaluation import evaluate_puzzles
-from hrm_hf.puzzles.search import search_sudoku
+from hrm_hf.puzzles.tasks import search_sudoku
 
 
 # Rated boards of the Sudoku Exchange puzzle bank (public domain), with their solutions; none yields to singles. In the

@@ -32,10 +32,9 @@ from hrm_hf.hub.manifests import (
     validate_plain_metadata,
     write_manifest,
 )
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.trainer import NonFiniteError
 
 

@@ -15,7 +15,8 @@ from hrm_hf.cli.ask import read_context
 from hrm_hf.golang.data.pull_requests import pull_request_records
 from hrm_hf.golang.data.records import read_records
 from hrm_hf.golang.data.sources import Dropped
-from hrm_hf.puzzles import arc_tasks, maze, sudoku, sudoku_generation, sudoku_rules
+from hrm_hf.puzzles import maze, sudoku, sudoku_generation, sudoku_rules
+from hrm_hf.puzzles.arc import read_tasks
 from hrm_hf.puzzles.dataset import load_puzzle_info
 from hrm_hf.puzzles.npy_layout import read_original
 from hrm_hf.puzzles.pipeline import read_puzzle_file
@@ -52,7 +53,7 @@ def records(path):
 
 
 def arc(path):
-    return arc_tasks.read_tasks([path])
+    return read_tasks([path])
 
 
 def recipe(path):
@@ -248,5 +249,5 @@ def test_a_trained_arc_task_that_is_an_evaluated_one_under_another_name_is_named
     task = {"train": [pair], "test": [other]}
     bundle = {"training": {"a": task, "b": {"train": [other], "test": [other]}}, "evaluation": {"c": task}}
     (tmp_path / "arc.json").write_text(json.dumps(bundle))
-    assert [one.name for one in arc_tasks.read_tasks([tmp_path / "arc.json"])] == ["a", "b", "c"]
+    assert [one.name for one in read_tasks([tmp_path / "arc.json"])] == ["a", "b", "c"]
     assert "evaluated task c are trained on: task a of arc.json is the same under another name" in caplog.text

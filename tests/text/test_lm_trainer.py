@@ -22,7 +22,7 @@ from transformers import EarlyStoppingCallback, SchedulerType, Trainer, TrainerC
 
 from hrm_hf.hub.manifests import WEIGHT_AVERAGE_FILE, find_corruption, list_checkpoints, write_manifest
 from hrm_hf.models.configuration_hrm_lm import LOOP
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.trainer import CausalLMTrainer, compile_segment, segment_schedule
 from hrm_hf.trainer import NonFiniteError

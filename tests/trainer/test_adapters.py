@@ -24,10 +24,9 @@ from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
 from hrm_hf.golang.arguments import GoTrainingArguments
 from hrm_hf.golang.trainer import GoCoderTrainer
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, read_manifest
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
-from hrm_hf.puzzles.trainer import PuzzleTrainer
+from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.registry import architecture_of
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.trainer import CausalLMTrainer

@@ -14,7 +14,7 @@ from huggingface_hub.errors import StrictDataclassError
 from hrm_hf import HrmPuzzleConfig, TrmPuzzleConfig
 from hrm_hf.cli.data import app as data_app
 from hrm_hf.io.usage import UsageError
-from hrm_hf.puzzles.arguments import PuzzleDataArguments, PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleDataArguments, PuzzleTrainingArguments
 from hrm_hf.trainer.recipes import (
     ModelArguments,
     build_config,

@@ -6,7 +6,7 @@ import pytest
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments
 from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.puzzles.arguments import PuzzleTrainingArguments
+from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.post_training import SftArguments
 

@@ -1,7 +1,7 @@
 """pass@k of ARC-AGI as a module of the `evaluate` library: is the right grid among the first k guesses?
 
 Load it by the path of this folder, which needs no network: evaluate.load(".../hrm_hf/metrics/arc_pass_at_k").
-The guesses come ranked; `hrm_hf.puzzles.arc_voting.ArcVoting` ranks those of augmented puzzles by votes.
+The guesses come ranked; `hrm_hf.puzzles.arc_pipeline.ArcVoting` ranks those of augmented puzzles by votes.
 """
 
 # One import per line: the scanner of `evaluate` reads imports line by line.

@@ -8,7 +8,7 @@ import datasets
 import evaluate
 import numpy as np
 
-from hrm_hf.puzzles.accuracy import accuracies, correct_cells
+from hrm_hf.puzzles.evaluation import accuracies, correct_cells
 
 
 _DESCRIPTION = "Share of right cells, and share of puzzles with all cells right. Labels of -100 are ignored."

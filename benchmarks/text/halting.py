@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hrm_hf.models.early_exit import exit_class
+from hrm_hf.models.early_exit import EXIT_CRITERIA
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import interval, make_parser, write_report
@@ -245,7 +245,7 @@ def sweep(model, rows, args) -> list[dict]:
     finally:
         model.config.halt_margin = own_margin
     for name, (low, high) in ((name, SWEPT[name]) for name in exits):
-        spread = np.geomspace if math.isinf(exit_class(name).highest_threshold) else np.linspace
+        spread = np.geomspace if math.isinf(EXIT_CRITERIA[name].highest_threshold) else np.linspace
         for threshold in spread(low, high, args.points).tolist():
             add(name, threshold, exit_criterion=name, exit_threshold=threshold)
     for average in np.linspace(1, M, 2 * M - 1).tolist()[1:-1]:
@@ -335,7 +335,7 @@ def calibrate_exit(
     Raises:
         ValueError: a criterion without a threshold.
     """
-    kind = exit_class(criterion)
+    kind = EXIT_CRITERIA[criterion]
     if kind.default_threshold is None:
         raise ValueError(f"exit_criterion={criterion!r} has no threshold that could be chosen")
     is_probability = not math.isinf(kind.highest_threshold)

@@ -14,8 +14,13 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from hrm_hf import RlmMhcForCausalLM
-from hrm_hf.models.hyper_connections import HyperConnection
-from hrm_hf.models.stream_gains import backward_gain, composite_maps, forward_gain, min_column_sum
+from hrm_hf.models.hyper_connections import (
+    HyperConnection,
+    backward_gain,
+    composite_maps,
+    forward_gain,
+    min_column_sum,
+)
 from hrm_hf.trainer.recipes import library_versions
 
 from ..report import make_parser, write_report

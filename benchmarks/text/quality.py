@@ -183,7 +183,8 @@ def train_step(model, optimizer, ids, share: float, args, depth_warmup: float = 
     details, inputs = {}, {"input_ids": ids, "labels": ids if labels is None else labels}
     if config.model_type == "hrm_lm":
         growth = 1.0 if args.bp_warmup == 0 else min(1.0, share / args.bp_warmup)
-        details["bp_steps"] = config.fewest_bp_steps + round(growth * (config.bp_steps - config.fewest_bp_steps))
+        fewest = 1 if config.flat_loop else 2
+        details["bp_steps"] = fewest + round(growth * (config.bp_steps - fewest))
         segments = 1 if share < depth_warmup else None
         inputs["schedule"] = SegmentSchedule(details["bp_steps"], segments, halting=share >= args.halt_warmup)
     with autocast(args):

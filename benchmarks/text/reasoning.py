@@ -23,10 +23,10 @@ import torch
 from transformers import PreTrainedConfig
 
 from hrm_hf import HrmLmConfig
+from hrm_hf.registry import has_ability
 from hrm_hf.text.options import BuildReasoning
-from hrm_hf.text.reasoning.build import ReasoningInfo, describe_task, draw_split
-from hrm_hf.text.reasoning.evaluation import SPLITS, evaluate_rows, has_passes
-from hrm_hf.text.reasoning.rows import draw_rows
+from hrm_hf.text.reasoning.build import ReasoningInfo, describe_task, draw_rows, draw_split
+from hrm_hf.text.reasoning.evaluation import SPLITS, evaluate_rows
 from hrm_hf.text.reasoning.tasks import TASKS, WORDS, reasoning_tokenizer
 from hrm_hf.trainer.recipes import checked_overrides, library_versions
 
@@ -163,7 +163,7 @@ def train_one(name: str, config: PreTrainedConfig, args, info: ReasoningInfo, ro
 
 def settings(model, args) -> list[int | None]:
     """The model's own depth, and for a model that has others the numbers of --passes."""
-    numbers = [int(number) for number in args.passes.split(",")] if has_passes(model) else []
+    numbers = [int(number) for number in args.passes.split(",")] if has_ability(model, "recurrent_depth") else []
     return [None, *numbers]
 
 

@@ -158,9 +158,9 @@ def rlm(options: RlmOptions, as_json: bool):
 
     Example: hrm-hf rlm Qwen/Qwen3-8B --question "Who owes money to whom?" --context-file letters.txt
     """
-    from ..text.rlm.executors import InProcessExecutor, MontyExecutor
+    from ..text.rlm.executors import MontyExecutor
 
-    executor = InProcessExecutor(unsafe=True) if options.unsafe_in_process else MontyExecutor()
+    executor = MontyExecutor()  # before anything is loaded, because its package may be missing
     validate_model(options.model, "LANGUAGE_MODEL")
     context = read_context(options.context_file)
     from transformers import pipeline

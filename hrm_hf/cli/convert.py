@@ -32,14 +32,11 @@ def convert(options: ConvertCheckpoint, as_json: bool):
         find_model(address.repo_id)
         if options.architecture in TEXT or options.to_original:
             src = pull_address(address)
-    if options.architecture == "rlm_mhc":
-        from ..text.convert_rlm_mhc import convert_rlm_mhc
+    if options.architecture in TEXT:
+        from ..text.convert import convert_hrm_text1, convert_rlm_mhc
 
-        result = convert_rlm_mhc(Path(src), options.out)
-    elif options.architecture == "hrm_lm":
-        from ..text.convert_hrm_lm import convert_hrm_text1
-
-        result = convert_hrm_text1(Path(src), options.out)
+        converter = convert_hrm_text1 if options.architecture == "hrm_lm" else convert_rlm_mhc
+        result = converter(Path(src), options.out)
     elif options.to_original:
         from ..puzzles.convert import convert_to_original
 

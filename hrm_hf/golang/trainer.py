@@ -13,8 +13,7 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from ..models.processing_hrm_go_coder import Feedback
 from ..registry import has_ability
-from ..text.callbacks import LM_LOG_FORMAT
-from ..text.trainer import CausalLMTrainer
+from ..text.trainer import LM_LOG_FORMAT, CausalLMTrainer
 from .arguments import LOSS_WEIGHTS, GoTrainingArguments
 from .data.streams import GoStreamBuilder
 from .data.trajectories import failed_record

@@ -1,14 +1,15 @@
 """Ranges of config fields: data beside each field, checked whenever it is set.
 
-    H_layers: int = bounded(4, LAYERS)
+    H_layers: int = bounded(4, COUNT)
 
-A wrong value is then an error that names the field before anything is built from it. huggingface_hub's strict data
-classes run the validators at each assignment; `BoundedFields` gives them the names of their fields, and runs them once
-more at the end, because values given by another name of a field are not validated.
+A wrong value then raises an error that names the field. huggingface_hub's strict data classes run the validators at
+each assignment; `BoundedFields` gives them the names of their fields, and runs them once more at the end, because the
+strict classes do not validate values that are given by another name of a field.
 """
 
 import dataclasses
 from dataclasses import dataclass
+from functools import partial
 from math import inf
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -44,28 +45,20 @@ class Bound:
             raise ValueError(f"{self.name}={value!r}; expected a {kind} from {self.low:g} {upper}")
 
 
-def whole(low: int, high: float = inf, lists: tuple[int, int] | None = None) -> Bound:
-    """A bound of integers."""
-    return Bound(low, high, whole=True, lists=lists)
-
-
-def number(low: float, high: float = inf, lists: tuple[int, int] | None = None) -> Bound:
-    """A bound of integers and floats."""
-    return Bound(low, high, lists=lists)
+number, whole = Bound, partial(Bound, whole=True)
 
 
 def bounded(default: Any, bound: Bound) -> Any:
-    """A field of a config with its default and its bound."""
+    """Declare a field of a config with its default and its bound."""
     if isinstance(default, list):
         return dataclasses.field(default_factory=default.copy, metadata={"validator": bound})
     return dataclasses.field(default=default, metadata={"validator": bound})
 
 
 # What several configs have in common.
-LAYERS = CYCLES = STREAMS = WIDTH = HEADS = VOCABULARY = POSITIONS = whole(1)
-SOME_LAYERS = CHUNK = whole(0)  # SOME_LAYERS: of a stack that a model can do without
+COUNT, SOME = whole(1), whole(0)
 TOKEN_ID = whole(-1, lists=(0, 1024))
-PROBABILITY = EPSILON = number(0, 1)
+PROBABILITY = number(0, 1)
 SPREAD = number(1e-12)  # standard deviation of new weights; 0 would leave nothing to learn from
 LOSS_WEIGHT = number(0)
 ANY_NUMBER = number(-inf)
@@ -81,8 +74,8 @@ class BoundedFields:
                 field.metadata = MappingProxyType({**field.metadata, "validator": bound})
         super().__init_subclass__(*args, **kwargs)
 
-    # In the package, which sets it, `pipeline` takes the package's pipelines, and not what a checkpoint carries for
-    # processes without: that would have to be trusted first, and can do less.
+    # The package sets this, so that `pipeline` takes the package's pipelines. Those that a checkpoint carries for
+    # processes without the package would have to be trusted first, and can do less.
     _has_pipelines: ClassVar[bool] = False
 
     def __post_init__(self, **kwargs: Any):

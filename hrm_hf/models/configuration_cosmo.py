@@ -3,7 +3,7 @@
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .bounds import CHUNK, LOSS_WEIGHT, SPREAD, BoundedFields, bounded, number, whole
+from .bounds import LOSS_WEIGHT, SOME, SPREAD, BoundedFields, bounded, number, whole
 from .modeling_utils import PresetsMixin
 
 
@@ -45,7 +45,7 @@ class CosmoRegressionConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         "segment_means", "metrics", "hidden_states",
     ]  # fmt: skip
 
-    chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound
+    chunk_size_feed_forward: int = bounded(0, SOME)  # of the library; here for its bound
     image_size: int = bounded(64, whole(1, 65_536))
     num_channels: int = bounded(1, whole(1, 4096))
     mask_channel: bool = False

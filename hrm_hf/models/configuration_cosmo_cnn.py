@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .bounds import WIDTH, bounded, whole
+from .bounds import COUNT, bounded, whole
 from .configuration_cosmo import CosmoRegressionConfig
 
 
@@ -24,7 +24,7 @@ class CosmoCnnConfig(CosmoRegressionConfig):
 
     model_type = "cosmo_cnn"
 
-    embedding_size: int = bounded(24, WIDTH)
+    embedding_size: int = bounded(24, COUNT)
     hidden_sizes: list[int] | None = bounded(None, whole(1, 2**20, lists=(1, 16)))
     depths: list[int] | None = bounded(None, whole(1, 10_000, lists=(1, 16)))
     hidden_act: str = "relu"

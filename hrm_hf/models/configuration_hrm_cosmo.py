@@ -4,19 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .bounds import (
-    ANY_NUMBER,
-    CYCLES,
-    EPSILON,
-    HEADS,
-    LAYERS,
-    LOSS_WEIGHT,
-    PROBABILITY,
-    WIDTH,
-    bounded,
-    number,
-    whole,
-)
+from .bounds import ANY_NUMBER, COUNT, LOSS_WEIGHT, PROBABILITY, bounded, number, whole
 from .configuration_cosmo import CosmoRegressionConfig
 
 
@@ -62,17 +50,17 @@ class HrmCosmoConfig(CosmoRegressionConfig):
     statistics_dropout: float | int = bounded(0.3, PROBABILITY)
     max_map_distance: float | None = bounded(None, number(0, 1e9))
     pos_encodings: str = "none"
-    hidden_size: int = bounded(96, WIDTH)
-    num_attention_heads: int = bounded(4, HEADS)
+    hidden_size: int = bounded(96, COUNT)
+    num_attention_heads: int = bounded(4, COUNT)
     expansion: float | int = bounded(4.0, number(1e-6, 1e4))
-    H_layers: int = bounded(1, LAYERS)
-    L_layers: int = bounded(1, LAYERS)
-    H_cycles: int = bounded(2, CYCLES)
-    L_cycles: int = bounded(2, CYCLES)
-    halt_max_steps: int = bounded(4, CYCLES)
+    H_layers: int = bounded(1, COUNT)
+    L_layers: int = bounded(1, COUNT)
+    H_cycles: int = bounded(2, COUNT)
+    L_cycles: int = bounded(2, COUNT)
+    halt_max_steps: int = bounded(4, COUNT)
     halt_threshold: float | int = bounded(0.01, ANY_NUMBER)
     halt_loss_weight: float | int = bounded(0.1, LOSS_WEIGHT)
-    rms_norm_eps: float = bounded(1e-5, EPSILON)
+    rms_norm_eps: float = bounded(1e-5, PROBABILITY)
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "test": {

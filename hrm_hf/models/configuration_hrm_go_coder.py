@@ -6,23 +6,7 @@ from huggingface_hub.dataclasses import strict
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-from .bounds import (
-    CHUNK,
-    CYCLES,
-    EPSILON,
-    HEADS,
-    LAYERS,
-    LOSS_WEIGHT,
-    POSITIONS,
-    PROBABILITY,
-    TOKEN_ID,
-    VOCABULARY,
-    WIDTH,
-    BoundedFields,
-    bounded,
-    number,
-    whole,
-)
+from .bounds import COUNT, LOSS_WEIGHT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, bounded, number, whole
 from .modeling_utils import PresetsMixin
 from .processing_hrm_go_coder import BOS, DECISIONS, EOS, PAD, TOKEN_IDS
 
@@ -72,35 +56,35 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     base_model_pp_plan = None  # both stacks read the same embeddings, which no plan can name
 
     # Of the library; here for their bounds.
-    chunk_size_feed_forward: int = bounded(0, CHUNK)
-    num_key_value_heads: int | None = bounded(None, HEADS)
-    head_dim: int | None = bounded(None, WIDTH)
+    chunk_size_feed_forward: int = bounded(0, SOME)
+    num_key_value_heads: int | None = bounded(None, COUNT)
+    head_dim: int | None = bounded(None, COUNT)
     initializer_range: float = bounded(0.02, number(0, 1e3))
-    rms_norm_eps: float = bounded(1e-6, EPSILON)
+    rms_norm_eps: float = bounded(1e-6, PROBABILITY)
     attention_dropout: int | float | None = bounded(0.0, PROBABILITY)
     rope_parameters: RopeParameters | dict | None = None
     pretraining_tp: int | None = bounded(1, whole(0, 65_536))
-    vocab_size: int = bounded(50000, VOCABULARY)
-    hidden_size: int = bounded(256, WIDTH)
-    intermediate_size: int = bounded(704, WIDTH)
+    vocab_size: int = bounded(50000, COUNT)
+    hidden_size: int = bounded(256, COUNT)
+    intermediate_size: int = bounded(704, COUNT)
     num_hidden_layers: int = bounded(20, whole(0, 30_000))
-    num_attention_heads: int = bounded(8, HEADS)
-    max_position_embeddings: int = bounded(2048, POSITIONS)
+    num_attention_heads: int = bounded(8, COUNT)
+    max_position_embeddings: int = bounded(2048, COUNT)
     bos_token_id: int | None = bounded(TOKEN_IDS[BOS], TOKEN_ID)
     eos_token_id: int | list[int] | None = bounded(TOKEN_IDS[EOS], TOKEN_ID)
     pad_token_id: int | None = bounded(TOKEN_IDS[PAD], TOKEN_ID)
     tie_word_embeddings: bool = True
-    planner_layers: int = bounded(4, LAYERS)
+    planner_layers: int = bounded(4, COUNT)
     generator_layers: int = bounded(8, whole(0, 10_000))
-    planner_cycles: int = bounded(1, CYCLES)
-    generator_cycles: int = bounded(1, CYCLES)
+    planner_cycles: int = bounded(1, COUNT)
+    generator_cycles: int = bounded(1, COUNT)
     hidden_dropout: float | int = bounded(0.0, PROBABILITY)
     unified: bool = False
     tagged: bool = True
-    problem_budget: int = bounded(256, POSITIONS)
-    context_budget: int = bounded(512, POSITIONS)
-    plan_budget: int = bounded(512, POSITIONS)
-    code_budget: int = bounded(1024, POSITIONS)
+    problem_budget: int = bounded(256, COUNT)
+    context_budget: int = bounded(512, COUNT)
+    plan_budget: int = bounded(512, COUNT)
+    code_budget: int = bounded(1024, COUNT)
     max_refinement_iterations: int = bounded(5, whole(1, 5))
     refinement_threshold: float | int = bounded(0.9, PROBABILITY)
     repetition_guard: bool = True

@@ -3,15 +3,16 @@
 from typing import Any, ClassVar, Literal
 
 from huggingface_hub.dataclasses import strict
-from transformers import PreTrainedConfig
+from transformers import LlamaConfig, PreTrainedConfig
 
-from .bounds import ANY_NUMBER, LOSS_WEIGHT, PROBABILITY, SPREAD, TOKEN_ID, BoundedFields, bounded, number, whole
+from .bounds import ANY_NUMBER, COUNT, LOSS_WEIGHT, PROBABILITY, SOME, SPREAD, TOKEN_ID, BoundedFields, bounded, number
 from .modeling_utils import PresetsMixin
 
 
-COUNT, SOME = whole(1), whole(0)
-# A flat loop whose every pass can be the last, trained through all of them by the last one's loss. Its gate is trained
-# afterwards (`--train_gate_only`). How it was chosen: docs/architectures/hrm_lm.md.
+EXITS = Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"]
+STACKS = ("L_module", "H_module", "prelude", "coda")
+TP_PLAN = {**LlamaConfig.base_model_tp_plan, "layers.*.self_attn.gate_proj": "colwise"}
+# A flat loop trained by the loss of its last pass; its gate is trained afterwards (`--train_gate_only`).
 LOOP = {
     "num_h_layers": 0, "H_cycles": 1, "L_cycles": 1, "bp_steps": 1, "halt_max_steps": 4, "initial_state": "zero",
     "detach_between_segments": False, "deep_supervision": "last", "q_loss_weight": 0.0, "ponder_loss_weight": 0.0,
@@ -19,75 +20,43 @@ LOOP = {
 }  # fmt: skip
 
 
-def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], positions: int = 1024, **fields) -> dict:
+def sizes(width: int, heads: int, inner: int, layers: tuple[int, ...], **fields) -> dict:
     """Fields of a preset: `layers` are (high, low) of two stacks, or (prelude, loop, coda) of a flat loop."""
-    two, flat = ("num_h_layers", "num_l_layers"), ("prelude_layers", "num_l_layers", "coda_layers")
-    loop = LOOP if len(layers) == 3 else {}
-    blocks = dict(zip(flat if loop else two, layers))
+    flat = len(layers) == 3
+    names = ("prelude_layers", "num_l_layers", "coda_layers") if flat else ("num_h_layers", "num_l_layers")
     own = {"hidden_size": width, "num_attention_heads": heads, "intermediate_size": inner}
-    return {**loop, **own, **blocks, "max_position_embeddings": positions, **fields}
+    return {**(LOOP if flat else {}), **own, **dict(zip(names, layers)), **fields}
 
 
 @strict
 class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     r"""Configuration of `hrm_lm`: a causal language model that thinks in segments, with a halting decision per token.
 
-    Shapes and sizes:
-        vocab_size (50304), hidden_size (512), intermediate_size (1792): token ids, width D of the states and of the
-            SwiGLU.
-        num_h_layers, num_l_layers (3): blocks of the high- and of the low-level stack. Without a high-level stack
-            (num_h_layers=0, H_cycles=1) the model is a flat loop over the low-level stack, whose state is read out.
-        prelude_layers, coda_layers (0): blocks before and behind the recurrence, run once a token.
-        num_attention_heads (8), num_key_value_heads: query and key heads; None for as many key heads.
-        head_dim: None for hidden_size / num_attention_heads.
-        max_position_embeddings (1024), rope_parameters: longest context in tokens; rotary embedding of base 10000.
-    Block:
-        rms_norm_eps (1e-6), norm_affine (False): RMS norms, without gains by default.
-        norm_position ("pre_exit"): before each branch and once at the exit of a stack; "sandwich" behind each branch,
-            too; "post" after each residual sum.
-        attention_gate (True), qk_norm (False): sigmoid gate on the attention output; RMS norm of queries and keys.
-        hidden_act ("silu"), mlp_bias (False), attention_dropout, hidden_dropout (0.0): as in Llama; the latter on the
-            output of each branch.
-        initializer_range: std of weights; None for LeCun's 1 / sqrt(fan in).
-        embedding_scale: factor on embeddings; None for 1 / their std at the start.
+    Shapes and blocks (fields without a line here are Llama's):
+        num_h_layers, num_l_layers: blocks of the high- and the low-level stack; num_h_layers=0 is a flat loop over the
+            low-level stack. prelude_layers, coda_layers: blocks before and after them, run once a token.
+        norm_position: RMS norms before each branch and at the exit of a stack ("pre_exit"), also after each branch
+            ("sandwich"), or after each sum ("post"); norm_affine gives them gains.
+        attention_gate, qk_norm: sigmoid gate on the attention output; RMS norm of queries and keys.
+        initializer_range, embedding_scale: None for LeCun's 1 / sqrt(fan in), and for 1 / std of the embeddings.
     Recurrence:
-        H_cycles (2), L_cycles (3): high-level cycles a segment, low-level passes a cycle.
-        bp_steps (5): how many of the H_cycles * (L_cycles + 1) stack passes of a segment carry gradients: the last
-            ones of each stack, the high-level stack first, so at least 2; of a flat loop the last of its L_cycles
-            passes, at least 1. None for all of them.
-        detach_between_segments (True): stop gradients from one segment to the one before.
-        bp_segments: without that stop, only the last segments carry gradients; None for all.
-        initial_state ("fixed"): the low-level state before the first pass: a random vector that is not trained,
-            "learned", "zero", or "random": drawn for every token in training and the fixed vector in inference.
-        step_vectors (False): a vector for each pass, added to what the pass reads; zero at the start. A pass beyond
-            those of the config takes the last one's.
-        pass_gains (False): factors on both branches of each block in each pass; 1 at the start.
-        mhc_flows (1): of a flat loop, residual streams that hyper-connections mix between passes.
-        segment_sampling ("fixed"): segments in training are halt_max_steps. "lognormal_poisson" draws their number for
-            each forward, with that mean; no token halts then, and more segments can help in inference. "per_token"
-            draws one for each token, which halts there.
-        segment_sampling_sigma (0.5): spread of the logarithm of the Poisson rate.
-    Halting:
-        halt_max_steps (4), halt_min_steps (1): most and fewest segments of a token. A most of 1 builds no gate.
-        halt_exploration_prob (0.1): share of tokens that get a random minimum in training.
-        initial_halt_prob (0.05): probability that the gate of a new model halts after a segment.
-        halt_margin (0.0): a token halts if q_halt - q_continue is above it.
-        exit_criterion ("q"): what halts a token: "q", "cdf" (learned gate); "kl", "latent_diff", "second_diff",
-            "entropy_diff", "confidence" (training-free, in inference only); or "fixed" (never). Criteria that compare
-            next-token distributions read the state by the head alone, without the coda.
-        exit_threshold: of the criteria but "q"; None for the criterion's own default.
-        convergence_threshold (0.01): relative change of a state that counts as converged, in metrics only.
-        kv_layout ("per_segment"): keys and values of every visit of a layer (exact); "last_segment" those of the last
-            segment; "last_visit" one slot a layer. The last two are approximate and do not grow with M.
-    Losses:
-        lm_loss_weight (1.0), ds_loss_weight (1.0), q_loss_weight (0.1), ponder_loss_weight (3e-3): weights of the
-            next-token loss at the halting segment, deep supervision, halting values, and compute.
-        deep_supervision ("all"), ds_schedule ("linear"): all segments or the last; weight of segment m.
-        q_target ("loss_gain"): to halt is right if no later segment lowers the loss by loss_gain_threshold (0.05)
-            nats; "correct": if the most likely token is the right one.
-        halt_step_cost (0.1): price of one more segment, in units of the halting values (0 to 1).
-        ponder_type ("expected_steps"): see `early_exit`.
-        label_smoothing (0.0): in training only, never in a reported `lm_loss`.
+        H_cycles, L_cycles: high-level cycles a segment, low-level passes a cycle.
+        bp_steps: last stack passes of a segment that carry gradients, high-level stack first; None for all.
+        detach_between_segments: no gradients between segments; if False, only the last bp_segments carry gradients.
+        initial_state: of the low-level stack: "fixed" is an untrained random vector, "random" one for each token.
+        step_vectors, pass_gains: a vector added to the input of each pass; factors on its branches.
+        mhc_flows: of a flat loop, residual streams that hyper-connections mix between passes.
+        segment_sampling: segments in training: halt_max_steps, or drawn with that mean for each forward or token;
+            segment_sampling_sigma is the spread of the logarithm of the rate.
+    Halting; `early_exit` has the losses and their fields:
+        halt_max_steps, halt_min_steps: most and fewest segments of a token; a most of 1 builds no gate.
+        halt_exploration_prob: share of tokens that get a random minimum in training.
+        initial_halt_prob: probability that the gate of a new model halts after a segment.
+        exit_criterion, exit_threshold: what halts a token, by default at the criterion's own threshold; "q" halts if
+            q_halt - q_continue > halt_margin.
+        convergence_threshold: relative change of a state that counts as converged, in metrics only.
+        kv_layout: keys and values of each visit of a layer ("per_segment", exact), of the last segment, or one slot a
+            layer ("last_visit"); the latter two are approximate and do not grow with halt_max_steps.
     """
 
     model_type = "hrm_lm"
@@ -95,23 +64,8 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         "past_key_values", "lm_loss", "deep_supervision_loss", "q_halt_loss", "q_continue_loss", "ponder_loss",
         "q_logits", "halt_steps", "segment_logits", "metrics",
     ]  # fmt: skip
-    base_model_tp_plan = {
-        f"{stack}.layers.*.{linear}": plan
-        for stack in ("L_module", "H_module", "prelude", "coda")
-        for plan, linears in {
-            "colwise": [
-                *(f"self_attn.{name}_proj" for name in ("q", "k", "v", "gate")),
-                "mlp.gate_proj",
-                "mlp.up_proj",
-            ],
-            "rowwise": ["self_attn.o_proj", "mlp.down_proj"],
-        }.items()
-        for linear in linears
-    }
-    base_model_fsdp_plan = dict.fromkeys(
-        ("embed_tokens", "H_module.layers.*", "L_module.layers.*", "prelude.layers.*", "coda.layers.*"),
-        "free_full_weight",
-    )
+    base_model_tp_plan = {f"{stack}.{name}": rule for stack in STACKS for name, rule in TP_PLAN.items()}
+    base_model_fsdp_plan = dict.fromkeys(["embed_tokens", *(f"{s}.layers.*" for s in STACKS)], "free_full_weight")
 
     chunk_size_feed_forward: int = bounded(0, SOME)  # of the library; here for its bound
     vocab_size: int = bounded(50304, COUNT)
@@ -158,9 +112,7 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     halt_exploration_prob: float | int = bounded(0.1, PROBABILITY)
     initial_halt_prob: float | int = bounded(0.05, number(1e-6, 1 - 1e-6))
     halt_margin: float | int = bounded(0.0, ANY_NUMBER)
-    exit_criterion: Literal["q", "cdf", "kl", "latent_diff", "second_diff", "entropy_diff", "confidence", "fixed"] = (
-        "q"
-    )
+    exit_criterion: EXITS = "q"
     exit_threshold: float | int | None = bounded(None, ANY_NUMBER)
     convergence_threshold: float | int = bounded(1e-2, ANY_NUMBER)
     kv_layout: Literal["per_segment", "last_segment", "last_visit"] = "per_segment"
@@ -178,33 +130,30 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "hrm-lm-10m-byte": sizes(384, 6, 1024, (3, 3), vocab_size=264),
-        "hrm-lm-25m": sizes(384, 6, 1024, (2, 2), 512),
+        "hrm-lm-25m": sizes(384, 6, 1024, (2, 2), max_position_embeddings=512),
         "hrm-lm-50m": {},
         "hrm-lm-100m": sizes(768, 12, 2048, (4, 4)),
-        "hrm-lm-350m": sizes(1024, 16, 2816, (11, 11), 2048),
-        "hrm-lm-1b": sizes(1536, 12, 4096, (16, 16), 4096),
+        "hrm-lm-350m": sizes(1024, 16, 2816, (11, 11), max_position_embeddings=2048),
+        "hrm-lm-1b": sizes(1536, 12, 4096, (16, 16), max_position_embeddings=4096),
         "hrm-lm-loop-10m-byte": sizes(384, 6, 1024, (2, 2, 2), vocab_size=264),
-        "hrm-lm-loop-25m": sizes(384, 6, 1024, (1, 2, 1), 512),
+        "hrm-lm-loop-25m": sizes(384, 6, 1024, (1, 2, 1), max_position_embeddings=512),
         "hrm-lm-loop-50m": sizes(512, 8, 1792, (2, 2, 2)),
         "hrm-lm-loop-100m": sizes(768, 12, 2048, (2, 4, 2)),
     }
 
     def __post_init__(self, **kwargs):
-        if self.rope_parameters is None:
-            self.rope_parameters = {"rope_type": "default", "rope_theta": 10000.0}
-        if self.num_key_value_heads is None:
-            self.num_key_value_heads = self.num_attention_heads
-        if self.head_dim is None:
-            self.head_dim = self.hidden_size // self.num_attention_heads
+        self.rope_parameters = self.rope_parameters or {"rope_type": "default", "rope_theta": 10000.0}
+        self.num_key_value_heads = self.num_key_value_heads or self.num_attention_heads
+        self.head_dim = self.head_dim or self.hidden_size // self.num_attention_heads
+        self.bp_steps = self.bp_steps or self.stack_passes
         if self.embedding_scale is None:
-            std = self.hidden_size**-0.5 if self.initializer_range is None else self.initializer_range
-            self.embedding_scale = 1 / std
-        if self.bp_steps is None:
-            self.bp_steps = self.stack_passes
+            self.embedding_scale = 1 / (self.initializer_range or self.hidden_size**-0.5)
         super().__post_init__(**kwargs)
 
     def validate_architecture(self):
         """Part of `@strict` validation: relations between fields."""
+        if self.flat_loop and self.H_cycles != 1:
+            raise ValueError(f"H_cycles={self.H_cycles}: must be 1 without a high-level stack; set L_cycles instead")
         self.check_bp_steps(self.bp_steps)
         heads, key_heads = self.num_attention_heads, self.num_key_value_heads
         if heads % key_heads:
@@ -220,23 +169,14 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
 
     def check_bp_steps(self, bp_steps: int) -> None:
         """Raise ValueError for a number of stack passes with gradients that leaves a stack without any."""
-        if self.flat_loop and self.H_cycles != 1:
-            raise ValueError(f"H_cycles={self.H_cycles}: must be 1 without a high-level stack; set L_cycles instead")
-        if not self.fewest_bp_steps <= bp_steps <= self.stack_passes:
-            raise ValueError(
-                f"bp_steps={bp_steps}: must be in [{self.fewest_bp_steps}, {self.stack_passes}], up to the stack "
-                "passes of a segment; use None for all of them"
-            )
+        fewest, most = 1 if self.flat_loop else 2, self.stack_passes
+        if not fewest <= bp_steps <= most:
+            raise ValueError(f"bp_steps={bp_steps}: must be in [{fewest}, {most}]; use None for all stack passes")
 
     @property
     def flat_loop(self) -> bool:
         """Whether one stack is repeated, without a second one above it."""
         return self.num_h_layers == 0
-
-    @property
-    def fewest_bp_steps(self) -> int:
-        """Stack passes with gradients that leave no stack without any."""
-        return 1 if self.flat_loop else 2
 
     @property
     def stack_passes(self) -> int:

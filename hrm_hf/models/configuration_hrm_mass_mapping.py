@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .bounds import CYCLES, WIDTH, bounded, whole
+from .bounds import COUNT, bounded, whole
 from .configuration_cosmo import MassMappingConfig
 from .configuration_hrm_cosmo import HrmCosmoConfig
 
@@ -27,10 +27,10 @@ class HrmMassMappingConfig(MassMappingConfig, HrmCosmoConfig):
     model_type = "hrm_mass_mapping"
 
     padding_mode: str = "circular"
-    hidden_size: int = bounded(64, WIDTH)
-    H_cycles: int = bounded(1, CYCLES)
+    hidden_size: int = bounded(64, COUNT)
+    H_cycles: int = bounded(1, COUNT)
     cell_size: int = bounded(2, whole(1, 64))
-    cell_channels: int = bounded(32, WIDTH)
+    cell_channels: int = bounded(32, COUNT)
     num_proposals: int = bounded(4, whole(1, 1024))
     num_gain_nodes: int = bounded(16, whole(2, 65_536))
 

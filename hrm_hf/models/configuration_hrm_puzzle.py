@@ -5,21 +5,7 @@ from typing import Any, ClassVar
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-from .bounds import (
-    CHUNK,
-    CYCLES,
-    EPSILON,
-    HEADS,
-    LAYERS,
-    POSITIONS,
-    PROBABILITY,
-    VOCABULARY,
-    WIDTH,
-    BoundedFields,
-    bounded,
-    number,
-    whole,
-)
+from .bounds import COUNT, PROBABILITY, SOME, BoundedFields, bounded, number, whole
 from .modeling_utils import PresetsMixin
 
 
@@ -62,23 +48,23 @@ class HrmPuzzleConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
     ]  # fmt: skip
     attribute_map = {"num_heads": "num_attention_heads"}
 
-    chunk_size_feed_forward: int = bounded(0, CHUNK)  # of the library; here for its bound
-    vocab_size: int = bounded(11, VOCABULARY)
-    seq_len: int = bounded(81, POSITIONS)
-    hidden_size: int = bounded(512, WIDTH)
-    num_attention_heads: int = bounded(8, HEADS)
-    H_layers: int = bounded(4, LAYERS)
-    L_layers: int = bounded(4, LAYERS)
-    H_cycles: int = bounded(2, CYCLES)
-    L_cycles: int = bounded(2, CYCLES)
+    chunk_size_feed_forward: int = bounded(0, SOME)  # of the library; here for its bound
+    vocab_size: int = bounded(11, COUNT)
+    seq_len: int = bounded(81, COUNT)
+    hidden_size: int = bounded(512, COUNT)
+    num_attention_heads: int = bounded(8, COUNT)
+    H_layers: int = bounded(4, COUNT)
+    L_layers: int = bounded(4, COUNT)
+    H_cycles: int = bounded(2, COUNT)
+    L_cycles: int = bounded(2, COUNT)
     expansion: float | int = bounded(4.0, number(1e-6, 1e4))
     puzzle_emb_ndim: int = bounded(512, whole(0, 2**27))
     puzzle_emb_len: int = bounded(0, whole(0, 2**20))
     num_puzzle_identifiers: int = bounded(1, whole(0, 2**31))
     pos_encodings: str = "rope"
     rope_parameters: dict | None = None
-    rms_norm_eps: float = bounded(1e-5, EPSILON)
-    halt_max_steps: int = bounded(16, CYCLES)
+    rms_norm_eps: float = bounded(1e-5, PROBABILITY)
+    halt_max_steps: int = bounded(16, COUNT)
     halt_exploration_prob: float | int = bounded(0.1, PROBABILITY)
     loss_type: str = "stablemax"
     forward_dtype: str | None = None

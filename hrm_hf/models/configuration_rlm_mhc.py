@@ -7,11 +7,8 @@ from huggingface_hub.dataclasses import strict
 from transformers.modeling_rope_utils import RopeParameters
 from transformers.models.llama.configuration_llama import LlamaConfig
 
-from .bounds import ANY_NUMBER, PROBABILITY, TOKEN_ID, BoundedFields, bounded, number, whole
+from .bounds import ANY_NUMBER, COUNT, PROBABILITY, SOME, TOKEN_ID, BoundedFields, bounded, number
 from .modeling_utils import PresetsMixin
-
-
-COUNT, SOME = whole(1), whole(0)
 
 
 @strict

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .bounds import CYCLES, HEADS, LAYERS, PROBABILITY, WIDTH, bounded, whole
+from .bounds import COUNT, PROBABILITY, bounded, whole
 from .configuration_hrm_puzzle import EquilibriumConfig
 
 
@@ -55,17 +55,17 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
 
     model_type = "se_rrm_puzzle"
 
-    hidden_size: int = bounded(256, WIDTH)
-    num_attention_heads: int = bounded(4, HEADS)
+    hidden_size: int = bounded(256, COUNT)
+    num_attention_heads: int = bounded(4, COUNT)
     H_layers: int = bounded(0, whole(0, 10_000))
-    L_layers: int = bounded(2, LAYERS)
-    H_cycles: int = bounded(3, CYCLES)
-    L_cycles: int = bounded(6, CYCLES)
+    L_layers: int = bounded(2, COUNT)
+    H_cycles: int = bounded(3, COUNT)
+    L_cycles: int = bounded(6, COUNT)
     puzzle_emb_ndim: int = bounded(0, whole(0, 2**27))
     pos_encodings: str = "rope2d"
     grid_shape: list[int] | None = bounded([9, 9], whole(1, 2**30, lists=(2, 2)))
-    symbol_num_heads: int = bounded(2, HEADS)
-    symbol_head_dim: int = bounded(64, WIDTH)
+    symbol_num_heads: int = bounded(2, COUNT)
+    symbol_head_dim: int = bounded(64, COUNT)
     add_tokens: int = bounded(4, whole(0, 2**20))
     attention_dropout: float | int = bounded(0.0, PROBABILITY)
     halt_confidence: float | int = bounded(0.9, PROBABILITY)
@@ -73,8 +73,8 @@ class SeRrmPuzzleConfig(EquilibriumConfig):
     special_symbols: bool = True
     mixing: str = "attention"
     two_states: bool = False
-    intermediate_size: int | None = bounded(None, WIDTH)
-    position_intermediate_size: int | None = bounded(None, WIDTH)
+    intermediate_size: int | None = bounded(None, COUNT)
+    position_intermediate_size: int | None = bounded(None, COUNT)
 
     _presets: ClassVar[dict[str, dict[str, Any]]] = {
         "se-rrm-2m": {"attention_dropout": 0.2, "halt_exploration_prob": 0.05},

@@ -4,7 +4,7 @@ from typing import Any, ClassVar
 
 from huggingface_hub.dataclasses import strict
 
-from .bounds import CYCLES, LAYERS, bounded, whole
+from .bounds import COUNT, bounded, whole
 from .configuration_hrm_puzzle import EquilibriumConfig
 
 
@@ -28,9 +28,9 @@ class TrmPuzzleConfig(EquilibriumConfig):
     model_type = "trm_puzzle"
 
     H_layers: int = bounded(0, whole(0, 10_000))
-    L_layers: int = bounded(2, LAYERS)
-    H_cycles: int = bounded(3, CYCLES)
-    L_cycles: int = bounded(6, CYCLES)
+    L_layers: int = bounded(2, COUNT)
+    H_cycles: int = bounded(3, COUNT)
+    L_cycles: int = bounded(6, COUNT)
     puzzle_emb_len: int = bounded(16, whole(0, 2**20))
     mlp_t: bool = False
 

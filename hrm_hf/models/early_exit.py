@@ -1,20 +1,20 @@
 """Halting of single tokens in models that think in segments: exit criteria, and the losses that train the gate.
 
-A criterion is made anew for each forward and asked after each segment for every token by itself, from that token's
-own states only, so that a decision depends neither on later tokens nor on other rows. B rows, T tokens, V vocabulary.
+Each forward makes a criterion and asks it after each segment. It decides for a token from that token's own states
+only, so that a decision depends neither on later tokens nor on other rows. B rows, T tokens, V vocabulary.
 
 Losses (`segment_losses`): N labelled tokens, M segments that ran. a[n, m] = 1 while token n was thinking in segment
 m = 1..M; h_n is the segment it halted in. Every sum over tokens is divided by one number (the labelled tokens of the
 whole optimizer step), so that accumulation and data parallelism change nothing.
 
     lm_loss               = mean CE[n, h_n]
-    deep_supervision_loss = sum_m w_m mean a[n, m] CE[n, m] / sum_m w_m,   w_m = m or 1
+    deep_supervision_loss = sum_m w_m mean a[n, m] CE[n, m] / sum_m w_m,   w_m = m or 1 (ds_schedule)
     q_halt_loss           = mean BCE(q_halt[n, m]; R[n, m])
-    q_continue_loss       = mean BCE(q_cont[n, m]; max(s(q_halt[n, m+1]), s(q_cont[n, m+1])) - step cost)
+    q_continue_loss       = mean BCE(q_cont[n, m]; max(s(q_halt[n, m+1]), s(q_cont[n, m+1])) - halt_step_cost)
     ponder_loss           = E[m] / M, or KL(p || truncated geometric), or -H(p), with
                             p_m = lambda_m prod_{k<m} (1 - lambda_k), lambda = s(q_halt - q_cont), p_M the rest
 
-R = 1 where halting was right: the most likely token is the right one ("correct"), or no later segment was better by
+R = 1 where halting was right (q_target): the likeliest token is the right one ("correct"), or no later segment gained
 loss_gain_threshold nats ("loss_gain", known only where the token went on; to halt after segment M is right). s is the
 sigmoid. With "loss_gain" continuing tends to the value 1 - cost * (M - m): the gate is a threshold on the chance that
 there is nothing to gain.
@@ -37,7 +37,7 @@ from torch.utils.checkpoint import checkpoint
 from .act import IGNORE_INDEX
 
 
-LOGITS_AT_ONCE = 2**24  # values; more are computed in chunks, and anew in the backward pass
+LOGITS_AT_ONCE = 2**24  # values; more are computed in chunks, and again in the backward pass
 GEOMETRIC_PRIOR = 0.5  # chance to halt after each segment, of the "geometric_kl" ponder loss
 
 
@@ -57,158 +57,96 @@ class SegmentState:
     logits: Callable[[torch.Tensor], torch.Tensor] | None
 
 
-class ExitCriterion:
-    """Halts tokens by their states; each class below has `check` of a `SegmentState`, bool [B, T].
-
-    Attributes:
-        default_threshold: None for a criterion that has no threshold.
-        highest_threshold: largest value that has a meaning.
-        learned: whether it reads the halting head, which training teaches.
-        of_distributions: whether it reads the logits of every segment.
-
-    Args:
-        threshold: the default if not given.
-        margin: of "q", by how much halting has to be worth more.
-    """
+class ExitKind(NamedTuple):
+    """What is known of a criterion: its thresholds (default None: it has none), whether it reads the halting head,
+    which training teaches, and whether it reads the logits of every segment."""
 
     default_threshold: float | None = None
-    highest_threshold = torch.inf
-    learned = False
-    of_distributions = False
-
-    def __init__(self, threshold: float | None = None, margin: float = 0.0):
-        self.threshold = self.default_threshold if threshold is None else threshold
-        self.margin = margin
-        self.last: torch.Tensor | None = None
-
-    def check(self, state: SegmentState) -> torch.Tensor:
-        """bool [B, T], tokens that halt; here none."""
-        return torch.zeros(state.hidden.shape[:-1], dtype=torch.bool, device=state.hidden.device)
-
-    def since_last(self, value: torch.Tensor) -> torch.Tensor | None:
-        """The value [B, T, ...] of the segment before, None at first; `value` is kept for the next segment."""
-        last, self.last = self.last, value
-        return last
+    highest_threshold: float = torch.inf
+    learned: bool = False
+    of_distributions: bool = False
 
 
-class FixedExit(ExitCriterion):
-    """Never halts: every token gets all segments."""
+EXIT_CRITERIA = {
+    "q": ExitKind(learned=True),
+    "cdf": ExitKind(0.5, 1.0, learned=True),
+    "kl": ExitKind(1e-3, of_distributions=True),
+    "latent_diff": ExitKind(0.03),
+    "second_diff": ExitKind(0.05),
+    "entropy_diff": ExitKind(1e-3, of_distributions=True),
+    "confidence": ExitKind(0.9, 1.0, of_distributions=True),
+    "fixed": ExitKind(),
+}
 
 
-class QExit(ExitCriterion):
-    """Halts where the value of halting exceeds that of continuing by more than a margin."""
+class ExitCriterion:
+    """Halts tokens whose value (a method below, [B, T]) is under a threshold, or for a probability at least at it.
 
-    learned = True
+    "q" halts where the value of halting exceeds that of continuing by more than `margin`; "fixed" never halts.
+    """
 
-    def check(self, state: SegmentState) -> torch.Tensor:
-        return state.q_logits[..., 0] - state.q_logits[..., 1] > self.margin
-
-
-class CdfExit(ExitCriterion):
-    """Halts where the gate's probability of having halted by now, 1 - prod(1 - lambda), reaches the threshold."""
-
-    default_threshold = 0.5
-    highest_threshold = 1.0
-    learned = True
-    remaining: torch.Tensor | float = 1.0
+    def __init__(self, name: str, threshold: float | None = None, margin: float = 0.0):
+        if name not in EXIT_CRITERIA:
+            raise ValueError(f"exit_criterion={name!r} is not one of {tuple(EXIT_CRITERIA)}")
+        self.name, self.margin = name, margin
+        self.threshold = EXIT_CRITERIA[name].default_threshold if threshold is None else threshold
+        self.last: torch.Tensor | None = None  # of the segment before
 
     def check(self, state: SegmentState) -> torch.Tensor:
-        self.remaining = self.remaining * torch.sigmoid(state.q_logits[..., 1] - state.q_logits[..., 0])
-        return 1 - self.remaining >= self.threshold
+        """Return the tokens that halt, bool [B, T]."""
+        if self.name == "q":
+            return state.q_logits[..., 0] - state.q_logits[..., 1] > self.margin
+        value = None if self.name == "fixed" else getattr(self, f"_{self.name}")(state)
+        if value is None:
+            return torch.zeros(state.hidden.shape[:-1], dtype=torch.bool, device=state.hidden.device)
+        return value >= self.threshold if self.name in ("cdf", "confidence") else value < self.threshold
 
+    def _cdf(self, state: SegmentState) -> torch.Tensor:
+        """The gate's probability of having halted by now, 1 - prod(1 - lambda)."""
+        going_on = torch.sigmoid(state.q_logits[..., 1] - state.q_logits[..., 0])
+        self.last = going_on if self.last is None else self.last * going_on
+        return 1 - self.last
 
-class LatentDiffExit(ExitCriterion):
-    """Halts where the state changed by less than a share of its norm."""
+    def _latent_diff(self, state: SegmentState) -> torch.Tensor:
+        """The change of the state as a share of its norm."""
+        return relative_change(state.hidden, state.previous)
 
-    default_threshold = 0.03
-
-    def check(self, state: SegmentState) -> torch.Tensor:
-        return relative_change(state.hidden, state.previous) < self.threshold
-
-
-class SecondDiffExit(ExitCriterion):
-    """Halts where the last two changes of the state differ by less than a share of its norm; from segment 3 on."""
-
-    default_threshold = 0.05
-
-    def check(self, state: SegmentState) -> torch.Tensor:
+    def _second_diff(self, state: SegmentState) -> torch.Tensor | None:
+        """The difference of the last two changes of the state as a share of its norm, from segment 3 on."""
         if state.previous is None:
-            return super().check(state)
+            return None
         change = state.hidden - state.previous
-        last = self.since_last(change)
-        if last is None:
-            return super().check(state)
-        return (change - last).norm(dim=-1) < self.threshold * state.hidden.norm(dim=-1)
+        last, self.last = self.last, change
+        return None if last is None else (change - last).norm(dim=-1) / state.hidden.norm(dim=-1)
 
-
-class KlExit(ExitCriterion):
-    """Halts where KL(p_m || p_{m-1}) of the next-token distributions is below the threshold, in nats."""
-
-    default_threshold = 1e-3
-    of_distributions = True
-
-    def check(self, state: SegmentState) -> torch.Tensor:
+    def _kl(self, state: SegmentState) -> torch.Tensor | None:
+        """KL(p_m || p_{m-1}) of the next-token distributions, in nats."""
         now = state.logits(state.hidden).float().log_softmax(-1)
-        last = self.since_last(now)
-        return super().check(state) if last is None else (now.exp() * (now - last)).sum(-1) < self.threshold
+        last, self.last = self.last, now
+        return None if last is None else (now.exp() * (now - last)).sum(-1)
 
-
-class EntropyDiffExit(ExitCriterion):
-    """Halts where the entropy of the next-token distribution moved by less than the threshold, in nats."""
-
-    default_threshold = 1e-3
-    of_distributions = True
-
-    def check(self, state: SegmentState) -> torch.Tensor:
+    def _entropy_diff(self, state: SegmentState) -> torch.Tensor | None:
+        """The change of the entropy of the next-token distribution, in nats."""
         log_p = state.logits(state.hidden).float().log_softmax(-1)
         entropy = -(log_p.exp() * log_p).sum(-1)
-        last = self.since_last(entropy)
-        return super().check(state) if last is None else (entropy - last).abs() < self.threshold
+        last, self.last = self.last, entropy
+        return None if last is None else (entropy - last).abs()
 
-
-class ConfidenceExit(ExitCriterion):
-    """Halts where the most likely next token has at least this probability."""
-
-    default_threshold = 0.9
-    highest_threshold = 1.0
-    of_distributions = True
-
-    def check(self, state: SegmentState) -> torch.Tensor:
-        return state.logits(state.hidden).float().softmax(-1).amax(-1) >= self.threshold
+    def _confidence(self, state: SegmentState) -> torch.Tensor:
+        """The probability of the most likely next token."""
+        return state.logits(state.hidden).float().softmax(-1).amax(-1)
 
 
 class DrawnExit:
-    """Halts each token after a number of segments drawn before (`segment_sampling="per_token"`, in training).
-
-    Args:
-        segments: [B, T], from 1.
-    """
+    """Halts each token after its drawn number of segments [B, T], in training by `segment_sampling="per_token"`."""
 
     def __init__(self, segments: torch.Tensor):
         self.segments, self.done = segments, 0
 
     def check(self, state: SegmentState) -> torch.Tensor:
+        """Return the tokens that halt, bool [B, T]."""
         self.done += 1
         return self.segments <= self.done
-
-
-EXIT_CRITERIA: dict[str, type[ExitCriterion]] = {
-    "q": QExit,
-    "cdf": CdfExit,
-    "kl": KlExit,
-    "latent_diff": LatentDiffExit,
-    "second_diff": SecondDiffExit,
-    "entropy_diff": EntropyDiffExit,
-    "confidence": ConfidenceExit,
-    "fixed": FixedExit,
-}
-
-
-def exit_class(name: str) -> type[ExitCriterion]:
-    """The criterion of a name. Raises ValueError for an unknown one."""
-    if name not in EXIT_CRITERIA:
-        raise ValueError(f"exit_criterion={name!r} is not one of {tuple(EXIT_CRITERIA)}")
-    return EXIT_CRITERIA[name]
 
 
 def relative_change(hidden: torch.Tensor, previous: torch.Tensor | None) -> torch.Tensor:
@@ -246,27 +184,25 @@ def segment_losses(
     smoothing = config.label_smoothing if plan.training else 0.0
 
     logits = None if logits is None else logits[valid]
-    final = _token_losses(head, outputs.last_hidden_state[valid], target, smoothing, logits)
+    final_nll, final, final_correct = _token_losses(head, outputs.last_hidden_state[valid], target, smoothing, logits)
     M = len(states)
-    nll = [final.nll.detach()] * M
-    correct = [final.correct] * M
-    supervised = [_at(halted_in == m + 1, final.loss).sum() for m in range(M)]
+    nll, correct = [final_nll.detach()] * M, [final_correct] * M
+    supervised = [_at(halted_in == m + 1, final).sum() for m in range(M)]
     for m in range(M - 1):  # the tokens that went on; for the others this segment's state is the final one
         going_on = (halted_in > m + 1).nonzero().squeeze(-1)
         if not len(going_on):
             continue
-        part = _token_losses(head, states[m][valid][going_on], target[going_on], smoothing)
-        nll[m] = nll[m].index_copy(0, going_on, part.nll.detach())
-        correct[m] = correct[m].index_copy(0, going_on, part.correct)
-        supervised[m] = supervised[m] + part.loss.sum()
+        part_nll, part, part_correct = _token_losses(head, states[m][valid][going_on], target[going_on], smoothing)
+        nll[m] = nll[m].index_copy(0, going_on, part_nll.detach())
+        correct[m] = correct[m].index_copy(0, going_on, part_correct)
+        supervised[m] = supervised[m] + part.sum()
 
-    zero = final.loss.sum() * 0.0
-    terms = {"lm_loss": final.nll.sum() / num_items, "deep_supervision_loss": zero}
+    terms = {"lm_loss": final_nll.sum() / num_items, "deep_supervision_loss": final.sum() * 0.0}
     if config.deep_supervision == "all" and config.halt_max_steps > 1:
         # Weights of all M segments, whichever ran: how far other tokens think must not change a token's loss.
         weights = [m + 1.0 if config.ds_schedule == "linear" else 1.0 for m in range(max(M, config.halt_max_steps))]
         terms["deep_supervision_loss"] = sum(w * s for w, s in zip(weights, supervised)) / sum(weights) / num_items
-    loss = config.lm_loss_weight * final.loss.sum() / num_items
+    loss = config.lm_loss_weight * final.sum() / num_items
     loss = loss + config.ds_loss_weight * terms["deep_supervision_loss"]
 
     nll, correct = torch.stack(nll, dim=1), torch.stack(correct, dim=1)
@@ -344,16 +280,11 @@ def ponder_loss(config, q: torch.Tensor) -> torch.Tensor:
     return (p * (log_p - (prior / prior.sum()).log())).sum(1)
 
 
-class _TokenLosses(NamedTuple):
-    """Per token [n]: `nll` without smoothing, `loss` with it, and whether the likeliest token is the `correct` one."""
+def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor | None = None) -> tuple:
+    """Negative log-likelihood, the same with smoothing, and whether the likeliest token is right, of each token [n].
 
-    nll: torch.Tensor
-    loss: torch.Tensor
-    correct: torch.Tensor
-
-
-def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor | None = None) -> _TokenLosses:
-    """hidden [n, D], target [n]; `logits` [n, V] if they are at hand."""
+    hidden [n, D], target [n]; `logits` [n, V] if they are computed already.
+    """
 
     def of_logits(logits, target):
         log_p = logits.float().log_softmax(-1)
@@ -361,16 +292,14 @@ def _token_losses(head, hidden, target, smoothing: float, logits: torch.Tensor |
         loss = nll if smoothing == 0 else (1 - smoothing) * nll - smoothing * log_p.mean(-1)
         return nll, loss, logits.argmax(-1) == target
 
-    if logits is not None:
-        return _TokenLosses(*of_logits(logits, target))
     size = max(1, LOGITS_AT_ONCE // head.out_features)
-    if len(target) <= size:
-        return _TokenLosses(*of_logits(head(hidden), target))
+    if logits is not None or len(target) <= size:
+        return of_logits(head(hidden) if logits is None else logits, target)
     parts = [
         checkpoint(lambda h, t: of_logits(head(h), t), h, t, use_reentrant=False)
         for h, t in zip(hidden.split(size), target.split(size))
     ]
-    return _TokenLosses(*(torch.cat(part) for part in zip(*parts)))
+    return tuple(torch.cat(part) for part in zip(*parts))
 
 
 @torch.no_grad()

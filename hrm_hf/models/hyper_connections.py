@@ -17,7 +17,12 @@ residual maps: "birkhoff" (mHC-lite, arXiv 2601.05732), "identity" (H_res = I), 
 arXiv 2409.19606, without the tanh; it is there to show what the constraint prevents).
 
 Coefficients are computed in float32 (float64 for float64 streams) with autocast off; streams are mixed in their own
-dtype. Left out: fused GPU kernels, and a shorter way for the few tokens of a decoding step.
+dtype. There are no fused GPU kernels.
+
+Gains (`MhcMetricsMixin`) say how much a signal can grow on its way through the streams: forward the largest absolute
+row sum of H_res, backward the largest absolute column sum; both are 1 for a doubly stochastic map. Composite gains are
+those of the product of all maps up to a site. The maps of a model are averaged over tokens before sums are taken. The
+paper calls this "Amax Gain Magnitude"; the smallest column sum is ours, since a gain hides what fades.
 """
 
 import math
@@ -28,8 +33,7 @@ import torch
 from torch import nn
 
 
-RES_MODES = ("sinkhorn", "birkhoff", "identity", "unconstrained")
-MAX_BIRKHOFF_STREAMS = 4  # n! permutations: 24 for four streams, 40,320 for eight
+SITES = ("attention", "feed_forward")  # of hyper-connections in a layer, in the order they run
 
 
 class HyperConnection(nn.Module):
@@ -63,17 +67,9 @@ class HyperConnection(nn.Module):
         initializer_range: float = 0.02,
     ):
         super().__init__()
-        if res_mode not in RES_MODES:
-            raise ValueError(f"res_mode={res_mode!r} is not one of {RES_MODES}")
-        if res_mode == "birkhoff" and num_streams > MAX_BIRKHOFF_STREAMS:
-            raise ValueError(
-                f"num_streams={num_streams}: birkhoff mode needs num_streams! = {math.factorial(num_streams)} logits "
-                f"a token; use at most {MAX_BIRKHOFF_STREAMS} streams, or res_mode='sinkhorn'"
-            )
         self.hidden_size, self.num_streams = hidden_size, num_streams
         self.sinkhorn_iters, self.eps, self.norm_eps = sinkhorn_iters, eps, norm_eps
-        self.res_mode = res_mode
-        self.alpha_init, self.initializer_range = alpha_init, initializer_range
+        self.res_mode, self.alpha_init, self.initializer_range = res_mode, alpha_init, initializer_range
         n = num_streams
         comb_size = {"birkhoff": math.factorial(n), "identity": 0}.get(res_mode, n * n)
         self.sizes = [n, n, comb_size]
@@ -86,13 +82,16 @@ class HyperConnection(nn.Module):
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Fresh values of parameters and buffers by name: pre starts at 1/n, post at 1, a freely mixing H_res at I."""
+        """Return new values of parameters and buffers: pre starts at 1/n, post at 1, an unconstrained H_res at I."""
         n = self.num_streams
         base = torch.zeros_like(self.base)
         base[:n] = pre_bias(n)
         if self.res_mode == "unconstrained":
             base[2 * n :] = torch.eye(n).flatten()
-        constants = {"permutations": permutation_matrices(n)} if self.res_mode == "birkhoff" else {}
+        constants = {}
+        if self.res_mode == "birkhoff":  # every permutation matrix is a column
+            orders = torch.tensor(list(permutations(range(n))))
+            constants["permutations"] = nn.functional.one_hot(orders, n).flatten(1).T.float()
         # `fn` must not be zero: with equal bases nothing else would ever tell the streams apart.
         return constants | {
             "fn": torch.randn_like(self.fn) * self.initializer_range,
@@ -181,7 +180,7 @@ class HyperHead(nn.Module):
 
     @torch.no_grad()
     def initial_values(self) -> dict[str, torch.Tensor]:
-        """Fresh values by parameter name."""
+        """Return new values by parameter name."""
         return {
             "hc_fn": torch.randn_like(self.hc_fn) * self.initializer_range,
             "hc_base": torch.full_like(self.hc_base, pre_bias(len(self.hc_base))),
@@ -322,15 +321,9 @@ _sinkhorn.register_autograd(_differentiate, setup_context=_save)
 
 
 def without_autocast(x: torch.Tensor):
-    """A context in which autocast is off for the device of `x`."""
+    """Return a context in which autocast is off for the device of `x`."""
     device = x.device.type
     return torch.autocast(device, enabled=False) if torch.is_autocast_enabled(device) else nullcontext()
-
-
-def permutation_matrices(n: int) -> torch.Tensor:
-    """All n! permutation matrices in lexicographic order, each flattened to a column, [n * n, n!]."""
-    orders = torch.tensor(list(permutations(range(n))))
-    return torch.nn.functional.one_hot(orders, n).flatten(1).T.float()
 
 
 def pre_bias(n: int) -> float:
@@ -339,7 +332,96 @@ def pre_bias(n: int) -> float:
 
 
 def assign_initial_values(module: nn.Module) -> None:
-    """Writes `module.initial_values()` into its parameters and buffers, without gradient."""
+    """Write `module.initial_values()` into its parameters and buffers, without gradient."""
     with torch.no_grad():
         for name, value in module.initial_values().items():
             getattr(module, name).copy_(value)
+
+
+# Gains
+
+
+def forward_gain(matrix: torch.Tensor) -> torch.Tensor:
+    """Largest absolute row sum of [..., n, n]: the largest factor on a value going forward."""
+    return matrix.sum(-1).abs().amax(-1)
+
+
+def backward_gain(matrix: torch.Tensor) -> torch.Tensor:
+    """Largest absolute column sum of [..., n, n]: the largest factor on a gradient going backward."""
+    return matrix.sum(-2).abs().amax(-1)
+
+
+def min_column_sum(matrix: torch.Tensor) -> torch.Tensor:
+    """Smallest column sum of [..., n, n]: below 1, a stream that fades backward."""
+    return matrix.sum(-2).amin(-1)
+
+
+def composite_maps(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
+    """Running products H_l ... H_1, newest on the left, of maps [..., n, n] in the order they ran."""
+    products = [matrices[0]]
+    for matrix in matrices[1:]:
+        products.append(matrix @ products[-1])
+    return products
+
+
+class MhcMetricsMixin:
+    """Gains of a model whose layers have `attn_hc` and `ffn_hc`."""
+
+    def get_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[tuple[float, float]]:
+        """(gain of the attention's map, gain of the feed-forward's map) of each layer in the order they run.
+
+        Args:
+            input_ids: tokens [B, S] whose maps are averaged; without any, the static part of the maps.
+            inputs: further arguments of the forward; padding by `attention_mask` is left out of the average.
+
+        Returns:
+            [] without mHC. 1.0 is ideal, above 2.0 the training guide speaks of possible instability.
+        """
+        sites = self.get_detailed_mhc_metrics(input_ids, **inputs)
+        gains = [max(site["forward"], site["backward"]) for site in sites]
+        return list(zip(gains[::2], gains[1::2]))
+
+    def get_detailed_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[dict]:
+        """One dict for each site in the order they run, arguments as in `get_mhc_metrics`.
+
+        Keys: `layer`, `site` ("attention" or "feed_forward"); `forward`, `backward` (gains), `min_column` (smallest
+        column sum) and `largest_entry` of its own map; `composite_forward`, `composite_backward` and
+        `composite_min_column` of the product of all maps up to this one.
+        """
+        pairs = self._maps(input_ids, inputs)
+        if not pairs:
+            return []
+        products = composite_maps([matrix for matrix, _ in pairs])
+        sites = []
+        for index, ((matrix, weights), product) in enumerate(zip(pairs, products)):
+            site = {"layer": self.config.layer_order[index // 2], "site": SITES[index % 2]}
+            for prefix, maps in (("", matrix), ("composite_", product)):
+                mean = maps if weights is None else torch.einsum("bsij,bs->ij", maps, weights)
+                site |= {
+                    f"{prefix}forward": forward_gain(mean).item(),
+                    f"{prefix}backward": backward_gain(mean).item(),
+                    f"{prefix}min_column": min_column_sum(mean).item(),
+                }
+                site.setdefault("largest_entry", mean.abs().amax().item())
+            sites.append(site)
+        return sites
+
+    @torch.no_grad()
+    def _maps(self, input_ids, inputs) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """H_res of each site that runs, with the weights [B, S] of its tokens (None for static maps)."""
+        base = self.base_model
+        if not self.config.mhc_enabled:
+            return []
+        if input_ids is None and not inputs:
+            layers = [base.layers[layer] for layer in self.config.layer_order]
+            connections: list[HyperConnection] = [hc for layer in layers for hc in (layer.attn_hc, layer.ffn_hc)]
+            return [(connection.get_connection_matrix(), None) for connection in connections]
+        training = base.training
+        base.eval()  # no dropout, and no checkpointing, under which hooks see the maps twice
+        try:
+            matrices = base(input_ids, **inputs, use_cache=False, output_mhc_matrices=True).mhc_matrices
+        finally:
+            base.train(training)
+        mask = inputs.get("attention_mask")
+        weights = torch.ones(matrices[0].shape[:2], device=matrices[0].device) if mask is None else mask
+        return [(matrix, (weights / weights.sum()).to(matrix)) for matrix in matrices]

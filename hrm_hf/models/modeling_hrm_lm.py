@@ -10,12 +10,11 @@ with x the token embeddings, z_H = x and z_L a fixed random vector at the start.
 
     repeat L_cycles times:  z = L(z + x)
 
-Blocks of their own may come before it (the prelude, which makes x of the embeddings) and behind it (the coda, which
-reads the state that is left); passes may have vectors and gains of their own, and the state may be several streams
-that hyper-connections mix between passes. After segment m = 1..M every token has
-logits head(z_H) and two values (halt, continue) from its own state; a token that halts keeps z_H, z_L and its keys and
-values, in training as in decoding, and later tokens read those. Trained by a loss at every segment (deep supervision),
-with gradients through the last stack passes of a segment only.
+Further blocks may run before it (the prelude, which makes x of the embeddings) and after it (the coda, which reads the
+last state); passes may have their own vectors and gains, and hyper-connections may mix several streams between passes.
+After segment m = 1..M every token has logits head(z_H) and two values (halt, continue) from its own state. A token
+that halts keeps z_H, z_L, keys and values, in training as in decoding, and later tokens read those. Training has a
+loss at every segment (deep supervision) and gradients through the last stack passes of a segment only.
 
 Attention functions, rotary positions and the feed-forward network are transformers'. What differs from Llama: keys and
 values go to the slot of this visit (`recurrent_cache.py`), attention has a sigmoid gate, RMS norms have no gain, and a
@@ -24,10 +23,9 @@ stack ends in a norm.
 Sources: Wang et al. 2025, "Hierarchical Reasoning Model", arXiv 2506.21734 (recurrence, ACT); Sapient's HRM-Text
 (pre-norm stacks with one exit norm, gated attention, truncated gradients); Geiping et al. 2025, arXiv 2502.05171
 (prelude, loop and coda, sandwich norms, number of passes drawn at random, gradients through the last ones); Xie et al.
-2026, arXiv 2512.24880 (hyper-connections). Different from the 50M/100M models whose
-guide this architecture serves: attention is causal, halting works, is per token and so independent of later tokens
-and of other rows, labels are shifted once, one tied head serves all segments, and the loss of the halting values does
-not bend the language model.
+2026, arXiv 2512.24880 (hyper-connections). Different from the 50M/100M models of the training guide: attention is
+causal, halting works and is per token, so that neither later tokens nor other rows change it, labels are shifted once,
+one tied head serves all segments, and the halting loss does not backpropagate into the language model.
 """
 
 import math
@@ -42,10 +40,19 @@ from transformers import GenerationMixin, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache
 from transformers.masking_utils import create_causal_mask
-from transformers.modeling_layers import GenericForSequenceClassification, GenericForTokenClassification
+from transformers.modeling_layers import (
+    GenericForSequenceClassification,
+    GenericForTokenClassification,
+    GradientCheckpointingLayer,
+)
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
-from transformers.modeling_utils import slice_logits_to_keep
-from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS, slice_logits_to_keep
+from transformers.models.llama.modeling_llama import (
+    LlamaMLP,
+    LlamaRotaryEmbedding,
+    apply_rotary_pos_emb,
+    eager_attention_forward,
+)
 from transformers.processing_utils import Unpack
 from transformers.utils import can_return_tuple
 from transformers.utils.generic import TransformersKwargs, merge_with_config_defaults
@@ -53,7 +60,6 @@ from transformers.utils.output_capturing import capture_outputs
 
 from .configuration_hrm_lm import HrmLmConfig
 from .early_exit import segment_losses
-from .hrm_lm_layers import HrmLmAttention, HrmLmDecoderLayer, HrmLmQHead, HrmLmStack, rms_norm
 from .hyper_connections import HyperConnection
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .recurrent_cache import OnceCache, RecurrentCache, VisitedLayersMixin
@@ -61,8 +67,9 @@ from .segment_plan import SegmentPlan, SegmentSchedule, ThinkingTokens, plan_seg
 
 
 Q_INIT_BIAS = -5.0  # of the halting value, far from a decision (HRM paper)
-# Arguments of `plan_segments` that HrmLmModel takes by keyword.
+# Arguments of `plan_segments` that HrmLmModel takes by keyword, and what both outputs have.
 PLAN_ARGUMENTS = ("schedule", "num_segments", "exit_criterion", "exit_threshold", "logits_fn")
+COMMON = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_steps")
 
 
 @dataclass
@@ -102,6 +109,154 @@ class HrmLmCausalLMOutput(CausalLMOutputWithPast):
     halt_steps: torch.Tensor | None = None
     segment_logits: torch.Tensor | None = None
     metrics: dict[str, torch.Tensor] | None = None
+
+
+def rms_norm(config: HrmLmConfig, width: int) -> nn.RMSNorm:
+    """RMS norm of a width, with gains if the config asks for them."""
+    return nn.RMSNorm(width, eps=config.rms_norm_eps, elementwise_affine=config.norm_affine)
+
+
+class HrmLmAttention(nn.Module):
+    """Causal attention with rotary positions, grouped keys, and optionally a sigmoid gate and normalized queries."""
+
+    def __init__(self, config: HrmLmConfig, layer_idx: int):
+        super().__init__()
+        self.config = config
+        self.layer_idx = layer_idx
+        self.head_dim = config.head_dim
+        self.num_key_value_groups = config.num_attention_heads // config.num_key_value_heads
+        self.scaling = self.head_dim**-0.5
+        self.is_causal = True
+        width, kv_width = config.num_attention_heads * self.head_dim, config.num_key_value_heads * self.head_dim
+        self.q_proj = nn.Linear(config.hidden_size, width, bias=False)
+        self.k_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.v_proj = nn.Linear(config.hidden_size, kv_width, bias=False)
+        self.o_proj = nn.Linear(width, config.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(config.hidden_size, width, bias=False) if config.attention_gate else None
+        self.q_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
+        self.k_norm = rms_norm(config, self.head_dim) if config.qk_norm else None
+
+    def forward(
+        self,
+        hidden_states: torch.Tensor,
+        position_embeddings: tuple[torch.Tensor, torch.Tensor],
+        attention_mask: torch.Tensor | None,
+        key_values: RecurrentCache | OnceCache,
+        first_visit: int,
+        **kwargs: Unpack[TransformersKwargs],
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """hidden_states [B, T, D]; `first_visit` is the visit number of the first layer of this stack pass."""
+        input_shape = hidden_states.shape[:-1]
+        heads = (*input_shape, -1, self.head_dim)
+        query, key = self.q_proj(hidden_states).view(heads), self.k_proj(hidden_states).view(heads)
+        if self.q_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        value = self.v_proj(hidden_states).view(heads).transpose(1, 2)
+        query, key = apply_rotary_pos_emb(query.transpose(1, 2), key.transpose(1, 2), *position_embeddings)
+        key, value = key_values.update(key, value, first_visit + self.layer_idx)
+
+        attend = ALL_ATTENTION_FUNCTIONS.get_interface(self.config._attn_implementation, eager_attention_forward)
+        mixed, weights = attend(
+            self,
+            query,
+            key,
+            value,
+            attention_mask,
+            dropout=self.config.attention_dropout if self.training else 0.0,
+            scaling=self.scaling,
+            **kwargs,
+        )
+        mixed = mixed.reshape(*input_shape, -1)
+        if self.gate_proj is not None:
+            mixed = mixed * torch.sigmoid(self.gate_proj(hidden_states))
+        return self.o_proj(mixed), weights
+
+
+class HrmLmDecoderLayer(GradientCheckpointingLayer):
+    """Attention and SwiGLU, normalized before each branch ("pre_exit"), behind it, too ("sandwich"), or after each sum
+    ("post")."""
+
+    def __init__(self, config: HrmLmConfig, layer_idx: int):
+        super().__init__()
+        self.post_norm = config.norm_position == "post"
+        self.self_attn = HrmLmAttention(config, layer_idx)
+        self.mlp = LlamaMLP(config)
+        self.input_layernorm = rms_norm(config, config.hidden_size)
+        self.post_attention_layernorm = rms_norm(config, config.hidden_size)
+        self.branch_norms = None
+        if config.norm_position == "sandwich":
+            self.branch_norms = nn.ModuleList(rms_norm(config, config.hidden_size) for _ in range(2))
+        self.dropout = nn.Dropout(config.hidden_dropout)
+
+    def forward(
+        self, hidden_states: torch.Tensor, gains: torch.Tensor | None = None, **kwargs: Unpack[TransformersKwargs]
+    ) -> torch.Tensor:
+        """[B, T, D] to [B, T, D]. gains: [2], what is added to the factors 1 of both branches in this pass."""
+        if self.post_norm:
+            mixed, _ = self.self_attn(hidden_states, **kwargs)
+            hidden_states = self.input_layernorm(hidden_states + self._branch(mixed, 0, gains))
+            mixed = self.mlp(hidden_states)
+            return self.post_attention_layernorm(hidden_states + self._branch(mixed, 1, gains))
+        mixed, _ = self.self_attn(self.input_layernorm(hidden_states), **kwargs)
+        hidden_states = hidden_states + self._branch(mixed, 0, gains)
+        mixed = self.mlp(self.post_attention_layernorm(hidden_states))
+        return hidden_states + self._branch(mixed, 1, gains)
+
+    def _branch(self, output: torch.Tensor, branch: int, gains: torch.Tensor | None) -> torch.Tensor:
+        """A branch's output [B, T, D] as it is added to the residual stream."""
+        if self.branch_norms is not None:
+            output = self.branch_norms[branch](output)
+        if gains is not None:
+            output = output * (1 + gains[branch])
+        return self.dropout(output)
+
+
+class HrmLmStack(nn.Module):
+    """Blocks that are passed through one after another. The exit norm bounds a state that comes back many times.
+
+    Args:
+        num_passes: passes with parameters of their own: vectors that are added to what a pass reads, and gains of its
+            branches, as the config says. 0 for a stack that is passed through once.
+    """
+
+    def __init__(self, config: HrmLmConfig, num_layers: int, num_passes: int = 0):
+        super().__init__()
+        self.layers = nn.ModuleList(HrmLmDecoderLayer(config, index) for index in range(num_layers))
+        self.exit_norm = nn.Identity() if config.norm_position == "post" else rms_norm(config, config.hidden_size)
+        self.num_passes = num_passes
+        self.step_vectors, self.pass_gains = None, None
+        if config.step_vectors and num_passes:
+            self.step_vectors = nn.Parameter(torch.zeros(num_passes, config.hidden_size))
+        if config.pass_gains and num_passes:
+            self.pass_gains = nn.Parameter(torch.zeros(num_passes, num_layers, 2))
+
+    def forward(
+        self, hidden_states: torch.Tensor, pass_number: int = 0, **kwargs: Unpack[TransformersKwargs]
+    ) -> torch.Tensor:
+        """[B, T, D] to [B, T, D], in a pass counted from 0 over all segments."""
+        pass_number = min(pass_number, self.num_passes - 1)  # more passes than in training: as the last one
+        if self.step_vectors is not None:
+            hidden_states = hidden_states + self.step_vectors[pass_number]
+        if self.layers[0].gradient_checkpointing and torch.is_grad_enabled() and not hidden_states.requires_grad:
+            hidden_states.requires_grad_()  # a reentrant checkpoint gives no gradients where no input needs one
+        gains = [None] * len(self.layers) if self.pass_gains is None else self.pass_gains[pass_number]
+        for layer, layer_gains in zip(self.layers, gains):
+            hidden_states = layer(hidden_states, layer_gains, **kwargs)
+        return self.exit_norm(hidden_states)
+
+
+class HrmLmQHead(nn.Linear):
+    """Halting and continuing value of a token; a class of its own because of where it starts: at zero weights, and at
+    biases whose difference says `initial_halt_prob`.
+
+    In float32 at least: the values differ by less than bfloat16 resolves.
+    """
+
+    def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
+        """[B, T, D] to [B, T, 2]."""
+        dtype = torch.promote_types(hidden_states.dtype, torch.float32)
+        with torch.autocast(hidden_states.device.type, enabled=False):
+            return nn.functional.linear(hidden_states.to(dtype), self.weight.to(dtype), self.bias.to(dtype))
 
 
 class HrmLmPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, PreTrainedModel):
@@ -213,24 +368,29 @@ class HrmLmModel(HrmLmPreTrainedModel):
     ) -> HrmLmModelOutput:
         """Prelude, segments until every token has halted, coda."""
         x = self.embed(input_ids, inputs_embeds)
-        plan = plan or plan_segments(self.config, x, self.training, **_popped(kwargs, PLAN_ARGUMENTS))
+        given = {name: kwargs.pop(name) for name in PLAN_ARGUMENTS if name in kwargs}
+        plan = plan or plan_segments(self.config, x, self.training, **given)
         validate_call(self, kwargs)
         cache = plan.cache(past_key_values, use_cache)
         passes = self.pass_arguments(x, attention_mask, position_ids, cache, kwargs)
-        x = self.enter(x, cache, passes)
+        if self.prelude is not None:
+            x = self.prelude(x, key_values=OnceCache(cache, 0), first_visit=0, **passes)
         state = self.initial_state(x)
         tokens = ThinkingTokens.start(plan, x, attention_mask)
         hidden, key_values, held_for = x, None, tokens.held_for(cache)
+        compiled = self.training and cache is None and self.compiled_segment is not None
+        run = partial(self.compiled_segment, self) if compiled else self.segment
         for m in range(1, plan.segments + 1):
             key_values = RecurrentCache(self.config, cache, tokens.begin(m), key_values, held_for)
             with torch.set_grad_enabled(plan.has_gradients(m)):
-                new = self.run_segment(state, x, key_values, plan, passes)
+                new = run(state, x, key_values=key_values, bp_steps=plan.bp_steps, **passes)
             # `hidden` keeps the graph of the segment a token halted in; the states passed on are cut from it.
             previous, hidden = hidden, tokens.keep(self.read(new), hidden)
             state = tokens.next_state(new, state)
             if output_segment_hidden_states:
                 tokens.states.append(hidden)
-            if tokens.halt(m, hidden, previous, self.halting_values(hidden)):
+            q = None if self.q_head is None else self.q_head(hidden.detach())
+            if tokens.halt(m, hidden, previous, q):
                 break
         key_values.copy_to_later_segments()
         states = self.leave(tokens.states or [hidden], cache, passes)
@@ -260,22 +420,12 @@ class HrmLmModel(HrmLmPreTrainedModel):
         embeddings = self.rotary_emb(x, position_ids)
         return {"attention_mask": mask, "position_embeddings": embeddings, "position_ids": position_ids, **kwargs}
 
-    def enter(self, x: torch.Tensor, cache: Cache | None, passes: dict[str, Any]) -> torch.Tensor:
-        """[B, T, D], what the recurrence reads at every pass: embeddings, through the prelude if there is one."""
-        if self.prelude is None:
-            return x
-        return self.prelude(x, key_values=OnceCache(cache, 0), first_visit=0, **passes)
-
     def leave(self, states: list[torch.Tensor], cache: Cache | None, passes: dict[str, Any]) -> list[torch.Tensor]:
         """States of some segments behind the coda. Later tokens read the last one's keys and values."""
         if self.coda is None:
             return states
         key_values = OnceCache(cache, self.config.num_hidden_layers - self.config.coda_layers)
         return [self.coda(z, key_values=key_values, first_visit=0, **passes) for z in states]
-
-    def halting_values(self, hidden: torch.Tensor) -> torch.Tensor | None:
-        """[B, T, 2], cut from the graph of hidden [B, T, D]; None without a gate."""
-        return None if self.q_head is None else self.q_head(hidden.detach())
 
     def initial_state(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The state before the first pass: (z_H, z_L) [B, T, D], or (z,) of a flat loop, also streams [B, T, n, D]."""
@@ -292,13 +442,6 @@ class HrmLmModel(HrmLmPreTrainedModel):
     def read(self, state: tuple[torch.Tensor, ...]) -> torch.Tensor:
         """[B, T, D], what the head (or the coda) is given of a state."""
         return state[0] if self.connection is None else self.state_norm(state[0].mean(dim=-2))
-
-    def run_segment(self, state, x, key_values: RecurrentCache, plan: SegmentPlan, passes: dict[str, Any]):
-        """The state after one more segment, compiled in training if `compiled_segment` is set."""
-        run = self.segment
-        if self.training and key_values.cache is None and self.compiled_segment is not None:
-            run = partial(self.compiled_segment, self)
-        return run(state, x, key_values=key_values, bp_steps=plan.bp_steps, **passes)
 
     def segment(
         self, state: tuple[torch.Tensor, ...], x: torch.Tensor, bp_steps: int, **passes
@@ -387,7 +530,11 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
         """Next-token logits at each token's halting segment, and the losses if there are labels."""
         validate_call(self, kwargs)
         targets, num_items = _shifted(labels, kwargs), kwargs.pop("num_items_in_batch", None)
-        plan = self.plan(input_ids, inputs_embeds, schedule, num_segments, exit_criterion, exit_threshold)
+        tokens = input_ids if inputs_embeds is None else inputs_embeds
+        logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
+        plan = plan_segments(
+            self.config, tokens, self.training, schedule, num_segments, exit_criterion, exit_threshold, logits_fn
+        )
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:
             use_cache = bool(use_cache)  # by default none: it would keep M times the visits of every layer for nothing
@@ -402,15 +549,7 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
             terms = segment_losses(plan, self.lm_head, outputs, targets.to(logits.device), whole, num_items)
         if output_segment_logits:
             terms["segment_logits"] = torch.stack([self.lm_head(h) for h in outputs.segment_hidden_states], dim=1)
-        return HrmLmCausalLMOutput(**terms, logits=logits, **_common(outputs))
-
-    def plan(self, input_ids, inputs_embeds, schedule, num_segments, criterion, threshold) -> SegmentPlan:
-        """The plan of a forward, whose criteria may ask this head for logits."""
-        tokens = input_ids if inputs_embeds is None else inputs_embeds
-        logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
-        return plan_segments(
-            self.config, tokens, self.training, schedule, num_segments, criterion, threshold, logits_fn
-        )
+        return HrmLmCausalLMOutput(**terms, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
 
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:
@@ -419,17 +558,6 @@ def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tenso
     if shifted is None and labels is not None:
         shifted = nn.functional.pad(labels, (0, 1), value=-100)[..., 1:]
     return shifted
-
-
-def _common(outputs: HrmLmModelOutput) -> dict[str, Any]:
-    """What the head hands on of the base model's outputs."""
-    names = ("past_key_values", "hidden_states", "attentions", "q_logits", "halt_steps")
-    return {name: getattr(outputs, name) for name in names}
-
-
-def _popped(kwargs: dict[str, Any], names: tuple[str, ...]) -> dict[str, Any]:
-    """Removes what is given of `names` and returns it."""
-    return {name: kwargs.pop(name) for name in names if name in kwargs}
 
 
 class HrmLmForSequenceClassification(OwnModelMixin, GenericForSequenceClassification, HrmLmPreTrainedModel):

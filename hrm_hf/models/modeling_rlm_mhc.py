@@ -40,13 +40,13 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_rlm_mhc import RlmMhcConfig
-from .hyper_connections import HyperConnection, HyperHead, assign_initial_values
+from .hyper_connections import HyperConnection, HyperHead, MhcMetricsMixin, assign_initial_values
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .recurrent_cache import LayerCacheView, VisitedLayersMixin, layer_cache_view
-from .stream_gains import MhcMetricsMixin
 
 
 STREAM_DECAY = 0.6  # of the stream factors' initial values
+COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matrices")  # of both outputs
 
 
 @dataclass
@@ -115,19 +115,17 @@ class PlainConnection(nn.Module):
 
 
 def build_connection(config: RlmMhcConfig) -> HyperConnection | PlainConnection:
-    """The connection of a site by the config."""
+    """Build the connection of a site."""
     if not config.mhc_enabled:
         return PlainConnection()
-    return HyperConnection(
-        config.hidden_size,
-        config.mhc_flows,
-        sinkhorn_iters=config.mhc_sinkhorn_iters,
-        eps=config.mhc_eps,
-        norm_eps=config.rms_norm_eps,
-        res_mode=config.mhc_res_mode,
-        alpha_init=config.mhc_alpha_init,
-        initializer_range=config.initializer_range,
-    )
+    own = {"sinkhorn_iters": config.mhc_sinkhorn_iters, "res_mode": config.mhc_res_mode}
+    return HyperConnection(config.hidden_size, config.mhc_flows, **own, **shared_options(config))
+
+
+def shared_options(config: RlmMhcConfig) -> dict[str, float]:
+    """Return what connections and the head have in common."""
+    own = {"eps": config.mhc_eps, "norm_eps": config.rms_norm_eps, "alpha_init": config.mhc_alpha_init}
+    return own | {"initializer_range": config.initializer_range}
 
 
 class RlmMhcPreTrainedModel(CheckpointCodeMixin, VisitedLayersMixin, MhcMetricsMixin, PreTrainedModel):
@@ -173,21 +171,12 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         self.padding_idx = config.pad_token_id
         self.vocab_size = config.vocab_size
         self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size, self.padding_idx)
-        self.layers = nn.ModuleList(
-            [RlmMhcDecoderLayer(config, layer_idx) for layer_idx in range(config.num_hidden_layers)]
-        )
+        self.layers = nn.ModuleList(RlmMhcDecoderLayer(config, index) for index in range(config.num_hidden_layers))
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config=config)
         self.hc_head, self.stream_scale = None, None
         if config.mhc_enabled and config.mhc_reduce == "head":
-            self.hc_head = HyperHead(
-                config.hidden_size,
-                config.mhc_flows,
-                eps=config.mhc_eps,
-                norm_eps=config.rms_norm_eps,
-                alpha_init=config.mhc_alpha_init,
-                initializer_range=config.initializer_range,
-            )
+            self.hc_head = HyperHead(config.hidden_size, config.mhc_flows, **shared_options(config))
         if config.mhc_enabled and config.mhc_stream_init == "scaled":
             self.stream_scale = nn.Parameter(torch.empty(config.mhc_flows))
         if config.mhc_enabled:
@@ -210,16 +199,6 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
         if self.hc_head is not None:
             return self.hc_head(streams)
         return streams.mean(dim=-2) if self.config.mhc_reduce == "mean" else streams.sum(dim=-2)
-
-    def causal_mask(self, x: torch.Tensor, attention_mask, past_key_values: Cache | None, position_ids):
-        """The mask of transformers for embeddings x [B, S, C]."""
-        return create_causal_mask(
-            config=self.config,
-            inputs_embeds=x,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-            position_ids=position_ids,
-        )
 
     @merge_with_config_defaults
     @capture_outputs
@@ -244,8 +223,15 @@ class RlmMhcModel(RlmMhcPreTrainedModel):
             seen = past_key_values.get_seq_length() if past_key_values is not None else 0
             position_ids = (torch.arange(inputs_embeds.shape[1], device=inputs_embeds.device) + seen).unsqueeze(0)
 
+        mask = create_causal_mask(
+            config=self.config,
+            inputs_embeds=inputs_embeds,
+            attention_mask=attention_mask,
+            past_key_values=past_key_values,
+            position_ids=position_ids,
+        )
         passes = {
-            "attention_mask": self.causal_mask(inputs_embeds, attention_mask, past_key_values, position_ids),
+            "attention_mask": mask,
             "position_embeddings": self.rotary_emb(inputs_embeds, position_ids=position_ids),
             "position_ids": position_ids,
             "use_cache": use_cache,
@@ -297,41 +283,25 @@ class RlmMhcForCausalLM(RlmMhcPreTrainedModel, GenerationMixin):
         loss = None
         if labels is not None:
             loss = self.loss_function(logits=logits, labels=labels, vocab_size=self.config.vocab_size, **kwargs)
-        return RlmMhcOutput(
-            loss=loss,
-            logits=logits,
-            past_key_values=outputs.past_key_values,
-            hidden_states=outputs.hidden_states,
-            attentions=outputs.attentions,
-            streams=outputs.streams,
-            mhc_matrices=outputs.mhc_matrices,
-        )
+        return RlmMhcOutput(loss=loss, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
 
     @classmethod
     def from_llama(cls, llama: LlamaForCausalLM, **overrides) -> "RlmMhcForCausalLM":
-        """A model with the weights of `llama` whose logits equal Llama's, for further training with mHC.
+        """Make a model with the weights of `llama` whose logits equal Llama's, for further training with mHC.
 
         The maps start independent of the token (`scale` = 0): reading 1/n, writing 1, mixing doubly stochastic, so
-        that all streams stay equal. `scale` learns from the first step, because `fn` is random. `mhc_eps` is 0 here:
-        any other value takes its share from every row of H_res, and the result is equal only up to that.
-
-        Args:
-            llama: the model to start from; its weights are copied.
-            overrides: fields of `RlmMhcConfig`, such as `mhc_flows`. `mhc_reduce="sum"` and
-                `mhc_stream_init="scaled"` are refused: they change the size of the last state or of the streams.
+        that all streams stay equal. `scale` learns from the first step, because `fn` is random. `mhc_eps` is 0: any
+        other value takes its share from every row of H_res. `overrides` are fields of `RlmMhcConfig`.
 
         Raises:
-            ValueError: an override that makes equality impossible.
+            ValueError: `mhc_reduce="sum"` or `mhc_stream_init="scaled"`, which change the size of a state.
         """
         given = {"mhc_eps": 0.0, "mhc_alpha_init": 0.0, **overrides}
         for name, value in (("mhc_reduce", "sum"), ("mhc_stream_init", "scaled")):
             if given.get(name) == value:
                 raise ValueError(f"{name}={value!r} cannot reproduce Llama; leave it out of from_llama")
-        kept = {
-            name: value
-            for name, value in llama.config.to_dict().items()
-            if name not in ("model_type", "architectures", "transformers_version", "auto_map")
-        }
+        own = ("model_type", "architectures", "transformers_version", "auto_map")
+        kept = {name: value for name, value in llama.config.to_dict().items() if name not in own}
         model = cls(RlmMhcConfig(**{**kept, **given})).to(llama.device, llama.dtype).train(llama.training)
         for module in model.modules():
             if isinstance(module, (HyperConnection, HyperHead)):

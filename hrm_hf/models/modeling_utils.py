@@ -1,14 +1,11 @@
-"""Parts that every architecture shares beside its arithmetic: presets, checkpoints that carry their code, checks of
-calls, modules that stay in float32, and 4-bit weights on the CPU.
+"""Presets, checkpoints that carry their code, checks of calls, modules that stay in float32, 4-bit weights on the CPU.
 
-bitsandbytes 0.50 has three faults on the CPU, found by measurement; its GPU code has none of them.
+bitsandbytes 0.50 has three faults on the CPU; its GPU code has none of them.
 
-- Where the inputs of a linear layer are no multiple of the block (64), weights come back with a relative error of 0.2
-  to 0.6 instead of 0.09, without a message: the CPU's kernel begins a new block in each row. Read as one long row the
-  values are right.
-- On CPUs with AVX512-BF16, the first call in eval mode repacks weights for a bfloat16 product, which fails for inputs
-  that are no multiple of 64 and outputs that are no multiple of 32;
-- and a repacked layer passes no gradient on when training continues.
+- If the inputs of a linear layer are not a multiple of the block (64), weights come back with a relative error of 0.2
+  to 0.6 instead of 0.09: the kernel begins a new block in each row. Read as one long row the values are right.
+- With AVX512-BF16, the first call in eval mode repacks weights for a bfloat16 product, which fails for inputs that are
+  not a multiple of 64 and outputs that are not a multiple of 32. A repacked layer passes no gradient on.
 """
 
 import difflib
@@ -39,9 +36,9 @@ MISSPELT = 0.8  # likeness, of difflib, from which a name is another one with a 
 
 
 def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
-    """Checks what a causal language model's forward hands on to its layers.
+    """Check what a causal language model's forward hands on to its layers.
 
-    Names that are like no argument pass, as in transformers: serving engines and generation loops hand on their own.
+    Names unlike any argument pass, as in transformers: serving engines and generation loops hand on their own.
 
     Raises:
         TypeError: a misspelt keyword argument, which nothing reads.
@@ -61,14 +58,14 @@ def validate_call(model: nn.Module, kwargs: dict[str, Any]) -> None:
 
 @lru_cache  # a serving engine hands on the same names at every token
 def _meant(name: str, model_class: type) -> str | None:
-    """The argument of a forward that a name is like, if there is one."""
+    """Return the argument of a forward that a name is most like, None if it is unlike all of them."""
     recorded = [f"output_{one}" for one in model_class._can_record_outputs or ()]
     known = [*inspect.signature(model_class.forward).parameters, "labels", *LIBRARY_ARGUMENTS, *recorded]
     return next(iter(difflib.get_close_matches(name, known, n=1, cutoff=MISSPELT)), None)
 
 
 def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:
-    """Raises ValueError if attention weights are asked for, of a model that keeps none."""
+    """Raise ValueError if attention weights are asked for, of a model that keeps none."""
     if model.config.output_attentions if asked is None else asked:
         raise ValueError(
             f"output_attentions=True: {type(model).__name__} keeps no attention weights, since its layers run many "
@@ -79,8 +76,7 @@ def validate_no_attentions(model: nn.Module, asked: bool | None) -> None:
 class _Uncompiled(ContextDecorator):
     """Nothing is compiled while any thread is inside.
 
-    The compiler's stance belongs to the process. Were each thread to put back what it found, two that overlap would
-    leave everything uncompiled for good: so the last one out puts back what the first one in found.
+    The compiler's stance belongs to the process, so the last thread out restores what the first thread in found.
     """
 
     def __init__(self):
@@ -123,12 +119,10 @@ class PresetsMixin:
 class CheckpointCodeMixin:
     """For pretrained-model classes; `hrm_hf.registry` fills `_auto_map` with Auto class -> "module.Class".
 
-    `_custom_pipelines` is what config.json says of the pipeline that travels with a head: task -> "impl" (module and
-    class), "pt" (Auto classes of transformers), "type" of its inputs. Its module travels because that of the head
-    names it in an import, if only for type checkers.
-
-    It also fills `_complete_push`, which adds a model card and the code's license to a folder (argument 1) that goes
-    to a repository (2). Where the code runs without the package, a push has the library's card.
+    `_custom_pipelines` is config.json's entry for the pipeline that travels with a head: task -> "impl" (module and
+    class), "pt" (Auto classes of transformers), "type" of its inputs. The head's module imports the pipeline's, if
+    only for type checkers, so that it travels. `_complete_push` adds a model card and the code's license to a folder
+    (argument 1) before it is pushed to a repository (2); code without the package pushes the library's card.
     """
 
     _auto_map: dict[str, str] | None = None
@@ -186,10 +180,10 @@ class CheckpointCodeMixin:
 
 
 class OwnModelMixin:
-    """Before a generic head of transformers, which builds its model by AutoModel; `_model_class` is that model.
+    """Stands before a generic head of transformers, which builds its model, `_model_class`, by AutoModel.
 
-    AutoModel does not know the code that came with a checkpoint, and would ask whether to trust it once more. The
-    class of the config is another one each time the code is loaded, so it is told here.
+    AutoModel would ask again whether to trust the code of a checkpoint. The config's class is a new one each time that
+    code is loaded, so each head registers it.
     """
 
     _model_class: type
@@ -240,7 +234,7 @@ class Float32Linear(nn.Linear):
 
 
 def repair_4bit_layers(model: nn.Module) -> None:
-    """Keeps the 4-bit layers of a model that was just loaded off the kernels that fail; nothing for other models."""
+    """Keep the 4-bit layers of a model that was just loaded off the kernels that fail."""
     if not getattr(model, "is_loaded_in_4bit", False):
         return
     for module in model.modules():

@@ -24,8 +24,7 @@ from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 class LayerCacheView:
     """A cache seen from one visit of a layer: what the layer stores under its own index goes to the visit's slot.
 
-    Args:
-        read: gives what the layer is to see of keys or values [B, heads, S, head_dim]; all of them by default.
+    `read` gives what the layer is to see of keys or values [B, heads, S, head_dim]; all of them by default.
     """
 
     def __init__(self, cache: Cache, slot: int, read: Callable[[torch.Tensor], torch.Tensor] | None = None):
@@ -43,11 +42,7 @@ def layer_cache_view(cache: Cache | None, slot: int, read: Callable | None = Non
 
 
 class OnceCache:
-    """The keys and values of layers that are visited once a token: the prelude's and the coda's.
-
-    Args:
-        cache: where past tokens are kept, or None; first_slot: of these layers in it.
-    """
+    """The keys and values of layers that are visited once a token (prelude, coda), from `first_slot` of the cache."""
 
     def __init__(self, cache: Cache | None, first_slot: int):
         self.cache, self.first_slot = cache, first_slot
@@ -147,11 +142,11 @@ FOREIGN_CACHES = ("vllm", "sglang")
 
 
 class VisitedLayersMixin:
-    """For causal LMs whose layers are visited several times a token: no cache that has one place a layer.
+    """For causal LMs whose layers are visited several times a token: rejects caches that have one place a layer.
 
     Continuous batching, vLLM and SGLang keep keys and values by the layer's own number; visits of one layer would
-    overwrite each other, and the answer would be wrong without a word. Such a model must not say
-    `_supports_attention_backend` either; vLLM 0.33 asks for it, but takes models that do not say so too.
+    silently overwrite each other. Such a model must not set `_supports_attention_backend` either; vLLM 0.33 asks for
+    it, but also takes models without it.
     """
 
     @property

@@ -15,7 +15,7 @@ import torch
 from transformers.cache_utils import Cache, DynamicCache
 
 from .act import exploration_min_steps
-from .early_exit import DrawnExit, FixedExit, SegmentState, exit_class
+from .early_exit import EXIT_CRITERIA, DrawnExit, ExitCriterion, SegmentState
 
 
 # Limit of a drawn number of segments, times the mean: one draw must not fill the memory. In a large batch some token
@@ -46,14 +46,11 @@ class SegmentPlan:
     """Decisions of one forward.
 
     Attributes:
-        segments: most segments of this forward.
+        segments: most segments of this forward; drawn: whether their number was drawn.
         exit_rule: object with `check(SegmentState)`, bool [B, T].
         bp_steps: stack passes of a segment that carry gradients.
         without_gradients: number of first segments that carry none.
-        drawn: whether the number of segments was drawn.
         explores: whether tokens draw a minimum of segments.
-        training: whether the model trains.
-        gate_only: see `SegmentSchedule`.
         logits_fn: hidden states to next-token logits, for exit criteria of distributions.
     """
 
@@ -109,34 +106,30 @@ def plan_segments(
     """Plan a forward on `tokens` [B, T, ...], of which shape and device are read.
 
     Args:
-        config: an `HrmLmConfig`.
-        training: whether the model is in training mode.
         schedule: what training changes for a while.
         num_segments: most segments; the config's halt_max_steps by default, or in training what its segment_sampling
             draws.
         exit_criterion: a name in `EXIT_CRITERIA`, or an object with `check`; the config's by default. Criteria that
             need no training act in inference only; training then runs every segment.
-        exit_threshold: of the criterion.
         logits_fn: hidden states to logits, for the criteria that compare distributions.
 
     Raises:
         ValueError: a value that is out of range, an unknown criterion, or one that lacks `logits_fn`.
     """
-    schedule = SegmentSchedule() if schedule is None else schedule
+    schedule = schedule or SegmentSchedule()
     bp_steps = config.bp_steps if schedule.bp_steps is None else schedule.bp_steps
     config.check_bp_steps(bp_steps)
-    few = schedule.segments if training else None
     drawn = None
+    if num_segments is None and training:
+        num_segments = schedule.segments
+        drawn = drawn_segments(config, tokens) if num_segments is None else None
     if num_segments is None:
-        drawn = drawn_segments(config, tokens) if training and few is None else None
-        num_segments = (few or config.halt_max_steps) if drawn is None else int(drawn.max())
-    if num_segments < 1 or (few is not None and few < 1):
+        num_segments = config.halt_max_steps if drawn is None else int(drawn.max())
+    if num_segments < 1:
         raise ValueError(f"num_segments={num_segments}: must be at least 1")
     per_token = drawn is not None and drawn.dim() > 0
-    if per_token:
-        rule = DrawnExit(drawn)
-    else:
-        rule = exit_rule(config, exit_criterion, exit_threshold, logits_fn, training, schedule.halting)
+    rule = exit_rule(config, exit_criterion, exit_threshold, logits_fn, training, schedule.halting)
+    rule = DrawnExit(drawn) if per_token else rule
     return SegmentPlan(
         config,
         num_segments,
@@ -171,16 +164,17 @@ def exit_rule(config, criterion, threshold: float | None, logits_fn, training: b
     criterion = config.exit_criterion if criterion is None else criterion
     if not isinstance(criterion, str):
         return criterion
-    kind = exit_class(criterion)
+    rule = ExitCriterion(criterion, config.exit_threshold if threshold is None else threshold, config.halt_margin)
+    kind = EXIT_CRITERIA[criterion]
     may_halt = not training or (halting and kind.learned and config.segment_sampling == "fixed")
     if not may_halt or (kind.learned and config.halt_max_steps == 1):
-        kind = FixedExit
+        return ExitCriterion("fixed")
     if kind.of_distributions and logits_fn is None:
         raise ValueError(
             f"exit_criterion={criterion!r}: compares next-token distributions; call HrmLmForCausalLM, or give "
             "HrmLmModel a logits_fn"
         )
-    return kind(config.exit_threshold if threshold is None else threshold, config.halt_margin)
+    return rule
 
 
 @dataclass
@@ -221,7 +215,7 @@ class ThinkingTokens:
 
         Keys are held from within a segment, which a checkpoint inside a compiled segment does not allow.
         """
-        alone = cache is None and isinstance(self.plan.exit_rule, FixedExit) and _all(self.active)
+        alone = cache is None and getattr(self.plan.exit_rule, "name", None) == "fixed" and _all(self.active)
         return 0 if alone else max(self.plan.segments, self.plan.config.halt_max_steps)
 
     def begin(self, segment: int) -> torch.Tensor | None:

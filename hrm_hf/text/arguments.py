@@ -1,7 +1,7 @@
 """Options of a run on text: documents or prompts with answers, and the training of causal language models."""
 
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from ..trainer.arguments import CarrylessTrainingArguments, split_names
 
@@ -10,25 +10,27 @@ from ..trainer.arguments import CarrylessTrainingArguments, split_names
 LR_MULTIPLIERS = {"planner": 1.2, "generator": 0.8, "refinement": 1.0, "shared": 1.0}
 
 
+def _option(default: Any, help: str) -> Any:
+    return field(default=default, metadata={"help": help})
+
+
 @dataclass
 class AnswerDataArguments:
-    """Which rows a model is trained on. Prompts and answers are described in `text/answers.py`."""
+    """Which rows a model is trained on. Prompts and answers are described in `text/sources.py`."""
 
     train_data: list[str] = field(
         default_factory=list,
         metadata={"help": "Data to train on: files, folders, or OWNER/NAME:CONFIG of the Hub; with commas."},
     )
     eval_data: list[str] = field(default_factory=list, metadata={"help": "Held-out data, as --train_data."})
-    train_split: str = field(default="train", metadata={"help": "Split of Hub data sets to train on."})
-    eval_split: str = field(default="validation", metadata={"help": "Split of Hub data sets in --eval_data."})
-    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first documents only."})
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Evaluate on the first documents only; of a stream, hold them out."}
+    train_split: str = _option("train", "Split of Hub data sets to train on.")
+    eval_split: str = _option("validation", "Split of Hub data sets in --eval_data.")
+    max_train_samples: int | None = _option(None, "Train on the first documents only.")
+    max_eval_samples: int | None = _option(None, "Evaluate on the first documents only; of a stream, hold them out.")
+    tokenizer_name: str | None = _option(
+        None, "byte, or a tokenizer of the Hub or a folder; that of the weights by default."
     )
-    tokenizer_name: str | None = field(
-        default=None, metadata={"help": "byte, or a tokenizer of the Hub or a folder; that of the weights by default."}
-    )
-    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+    data_cache_dir: str | None = _option(None, "Where converted data are kept.")
 
     def __post_init__(self):
         self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
@@ -41,48 +43,42 @@ class AnswerDataArguments:
 class LmDataArguments(AnswerDataArguments):
     """Which text, and how it becomes rows of tokens: .jsonl, .txt, .parquet, .gz or folders, see `text/sources.py`."""
 
-    validation_split_percentage: float = field(
-        default=5.0, metadata={"help": "Without --eval_data: share of each source's end that is held out; 0 for none."}
+    validation_split_percentage: float = _option(
+        5.0, "Without --eval_data: share of each source's end that is held out; 0 for none."
     )
     mix_probabilities: list[str] = field(
         default_factory=list,
         metadata={"help": "Share of each source of --train_data, e.g. 0.7,0.3; without, one after another."},
     )
-    mix_stopping: str = field(
-        default="first_exhausted",
-        metadata={"help": "Mixing ends when the first source does, or (all_exhausted) repeats them until the last."},
+    mix_stopping: str = _option(
+        "first_exhausted", "Mixing ends when the first source does, or (all_exhausted) repeats them until the last."
     )
-    text_column: str = field(default="text", metadata={"help": "JSON key or column that holds the text."})
-    document_separator: str | None = field(
-        default=None, metadata={"help": "Line that separates documents of a plain text, e.g. <|endoftext|>."}
+    text_column: str = _option("text", "JSON key or column that holds the text.")
+    document_separator: str | None = _option(
+        None, "Line that separates documents of a plain text, e.g. <|endoftext|>."
     )
-    on_bad_line: str = field(default="stop", metadata={"help": "Unreadable lines: stop, or skip and count them."})
-    min_text_length: int | None = field(default=None, metadata={"help": "Drop documents of fewer characters."})
-    max_text_length: int | None = field(default=None, metadata={"help": "Longest document in characters."})
-    long_texts: str = field(default="drop", metadata={"help": "Above --max_text_length: drop the document or cut it."})
-    deduplicate: str = field(
-        default="none", metadata={"help": "Remove documents seen before: none, exact, or near (needs datasketch)."}
+    on_bad_line: str = _option("stop", "Unreadable lines: stop, or skip and count them.")
+    min_text_length: int | None = _option(None, "Drop documents of fewer characters.")
+    max_text_length: int | None = _option(None, "Longest document in characters.")
+    long_texts: str = _option("drop", "Above --max_text_length: drop the document or cut it.")
+    deduplicate: str = _option("none", "Remove documents seen before: none, exact, or near (needs datasketch).")
+    near_duplicate_threshold: float = _option(
+        0.8, "Similarity (Jaccard, five-word sequences) from which documents are the same."
     )
-    near_duplicate_threshold: float = field(
-        default=0.8, metadata={"help": "Similarity (Jaccard, five-word sequences) from which documents are the same."}
-    )
-    streaming: bool = field(default=False, metadata={"help": "Read training data while training; needs --max_steps."})
-    shuffle_buffer: int = field(default=1000, metadata={"help": "Rows among which a stream is shuffled; 0 for none."})
-    block_size: int = field(default=1024, metadata={"help": "Tokens of a row."})
-    chunk_overlap: int = field(default=0, metadata={"help": "Tokens that a row repeats from the last, as context."})
-    drop_last_block: bool = field(default=False, metadata={"help": "Leave out the last row if it is not full."})
-    document_mask: bool = field(
-        default=False, metadata={"help": "Documents in one row do not see each other (models with position_ids)."}
-    )
-    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenise."})
-    prompt: str | None = field(default=None, metadata={"help": "Continue this text at the end of the run."})
-    prompt_new_tokens: int = field(default=200, metadata={"help": "Tokens of that continuation."})
+    streaming: bool = _option(False, "Read training data while training; needs --max_steps.")
+    shuffle_buffer: int = _option(1000, "Rows among which a stream is shuffled; 0 for none.")
+    block_size: int = _option(1024, "Tokens of a row.")
+    chunk_overlap: int = _option(0, "Tokens that a row repeats from the last, as context.")
+    drop_last_block: bool = _option(False, "Leave out the last row if it is not full.")
+    document_mask: bool = _option(False, "Documents in one row do not see each other (models with position_ids).")
+    preprocessing_num_workers: int | None = _option(None, "Processes that tokenise.")
+    prompt: str | None = _option(None, "Continue this text at the end of the run.")
+    prompt_new_tokens: int = _option(200, "Tokens of that continuation.")
 
     def __post_init__(self):
         super().__post_init__()
         self.mix_probabilities = [float(value) for value in split_names(self.mix_probabilities)]
         self._validate_choices()
-        self._validate_mixing()
         self._validate_numbers()
 
     def _validate_choices(self):
@@ -103,16 +99,12 @@ class LmDataArguments(AnswerDataArguments):
                 "--eval_data, hold out documents with --max_eval_samples, or none with --validation_split_percentage 0"
             )
 
-    def _validate_mixing(self):
-        shares = self.mix_probabilities
-        if shares and len(shares) != len(self.train_data):
-            raise ValueError(
-                f"mix_probabilities has {len(shares)} values for {len(self.train_data)} sources: {self.train_data}"
-            )
+    def _validate_numbers(self):
+        shares, sources = self.mix_probabilities, len(self.train_data)
+        if shares and len(shares) != sources:
+            raise ValueError(f"mix_probabilities has {len(shares)} values for {sources} sources: {self.train_data}")
         if shares and (min(shares) <= 0 or abs(sum(shares) - 1) > 1e-6):
             raise ValueError(f"mix_probabilities={shares} must be positive and add up to 1, not {sum(shares):g}")
-
-    def _validate_numbers(self):
         if not 0 <= self.validation_split_percentage < 100:
             raise ValueError(f"validation_split_percentage={self.validation_split_percentage} is outside 0..100")
         if not 0 < self.near_duplicate_threshold <= 1:
@@ -121,13 +113,9 @@ class LmDataArguments(AnswerDataArguments):
             if getattr(self, name) is not None and getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.chunk_overlap < self.block_size:
-            raise ValueError(
-                f"chunk_overlap={self.chunk_overlap} is not from 0 to {self.block_size - 1}, a row less one"
-            )
+            raise ValueError(f"chunk_overlap={self.chunk_overlap} is not from 0 to {self.block_size - 1}")
         if None not in (self.min_text_length, self.max_text_length) and self.min_text_length > self.max_text_length:
-            raise ValueError(
-                f"min_text_length={self.min_text_length} is above max_text_length={self.max_text_length}: nothing fits"
-            )
+            raise ValueError(f"min_text_length={self.min_text_length} is above max_text_length={self.max_text_length}")
 
 
 @dataclass
@@ -140,35 +128,27 @@ class LmTrainingArguments(CarrylessTrainingArguments):
 
     best_metric: ClassVar[str] = "eval_lm_loss"  # without label smoothing and auxiliary losses
 
-    learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate; lower it for fine-tuning."})
-    weight_decay: float = field(
-        default=0.1, metadata={"help": "Weight decay of matrices and embeddings; biases, norms and scales have none."}
-    )
-    warmup_steps: float = field(default=1000, metadata={"help": "Steps of linear warm-up, or their share if below 1."})
+    learning_rate: float = _option(3e-4, "Peak learning rate; lower it for fine-tuning.")
+    weight_decay: float = _option(0.1, "Weight decay of matrices and embeddings; biases, norms and scales have none.")
+    warmup_steps: float = _option(1000, "Steps of linear warm-up, or their share if below 1.")
 
-    lr_multipliers: str | None = field(
-        default=None,
-        metadata={
-            "help": "Learning rates of a model's groups over --learning_rate, e.g. planner=1.2,generator=0.8; what is "
-            "not named has 1. By default planner 1.2 and generator 0.8, for models with these groups."
-        },
+    lr_multipliers: str | None = _option(
+        None,
+        "Learning rates of a model's groups over --learning_rate, e.g. planner=1.2,generator=0.8; what is "
+        "not named has 1. By default planner 1.2 and generator 0.8, for models with these groups.",
     )
-    bp_warmup_ratio: float = field(
-        default=0.2,
-        metadata={"help": "Share of the run over which the back-prop depth grows to the config's bp_steps."},
+    bp_warmup_ratio: float = _option(
+        0.2, "Share of the run over which the back-prop depth grows to the config's bp_steps."
     )
-    halt_warmup_ratio: float = field(
-        default=0.5,
-        metadata={"help": "Share of the run in which every token gets all segments; then the halting gate decides."},
+    halt_warmup_ratio: float = _option(
+        0.5, "Share of the run in which every token gets all segments; then the halting gate decides."
     )
 
-    depth_warmup_ratio: float = field(
-        default=0.0,
-        metadata={"help": "Share of the run in which every token gets one segment, at the price of a plain model."},
+    depth_warmup_ratio: float = _option(
+        0.0, "Share of the run in which every token gets one segment, at the price of a plain model."
     )
-    train_gate_only: bool = field(
-        default=False,
-        metadata={"help": "Freeze the language model, and teach its halting gate when all segments have run."},
+    train_gate_only: bool = _option(
+        False, "Freeze the language model, and teach its halting gate when all segments have run."
     )
 
     def __post_init__(self):

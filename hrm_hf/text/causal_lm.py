@@ -1,8 +1,7 @@
 """Tokenizer, config and weights of a causal language model, from the options of a run.
 
-Any model type of transformers and ours goes through here: what a fresh model takes from the tokenizer and from the
-length of the rows is decided in one place, and a model and a tokenizer that do not fit are an error, not a crash in
-the first batch.
+Any model type of transformers and ours goes through here. A fresh model takes its vocabulary from the tokenizer and
+its positions from the length of the rows. A model and a tokenizer that do not fit are an error.
 """
 
 from dataclasses import fields
@@ -30,15 +29,10 @@ POSITIONS = "max_position_embeddings"
 
 
 def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> PreTrainedTokenizerBase:
-    """The tokenizer of a run.
+    """Load the tokenizer of a run: "byte", a folder, a tokenizer of the Hub, or by default that of the weights.
 
-    A tokenizer for a fresh model that pads with EOS, or not at all (GPT-2), gets a padding token of its own: with
-    padding and EOS the same, models of the Llama kind never train the embedding of EOS. The tokenizer of saved weights
-    stays as it is.
-
-    Args:
-        name: "byte", a folder, or a tokenizer of the Hub; None for the one that lies beside the weights.
-        model_name_or_path: the weights, None for a fresh model.
+    A tokenizer for a fresh model that pads with EOS, or not at all (GPT-2), gets its own padding token: if padding and
+    EOS were the same, models of the Llama kind would never train the embedding of EOS.
 
     Raises:
         ValueError: neither a name nor weights.
@@ -69,7 +63,7 @@ def load_tokenizer(name: str | None, model_name_or_path: str | None = None) -> P
 def causal_lm_config(
     arguments: ModelArguments, tokenizer: PreTrainedTokenizerBase, block_size: int
 ) -> PreTrainedConfig:
-    """The config of a fresh model: preset, then vocabulary and special tokens of the tokenizer, then overrides.
+    """Make the config of a fresh model: preset, then vocabulary and special tokens of the tokenizer, then overrides.
 
     The number of positions is at least `block_size`.
 
@@ -93,8 +87,7 @@ def causal_lm_config(
     name = config.attribute_map.get(POSITIONS, POSITIONS)
     if name in checked_overrides(type(config), arguments.config_overrides):
         raise ValueError(
-            f"config_overrides has {name}={positions}, fewer than the block_size={block_size} tokens of a row; raise "
-            "one or lower the other"
+            f"config_overrides has {name}={positions}, fewer than the block_size={block_size} tokens of a row"
         )
     return build_config(arguments, **from_data, **{name: block_size})
 
@@ -106,7 +99,7 @@ def load_causal_lm(
     seed: int = 0,
     quantization_config: BitsAndBytesConfig | None = None,
 ) -> PreTrainedModel:
-    """A fresh model from a config, or saved weights with overrides applied to their config.
+    """Make a fresh model from a config, or load weights with overrides applied to their config.
 
     Weights are in float32, unless a `quantization_config` says that they stay frozen, under an adapter.
 
@@ -147,7 +140,7 @@ def load_causal_lm(
 def continue_text(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, prompt: str, new_tokens: int, seed: int = 0
 ) -> str:
-    """A sampled continuation of a text (temperature 0.8, the 50 likeliest tokens), with the prompt in front.
+    """Sample a continuation of a text (temperature 0.8, the 50 likeliest tokens), with the prompt in front.
 
     It is shorter if the model ends the document, or if its positions end; of a long prompt the model sees the end.
     """

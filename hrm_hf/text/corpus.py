@@ -1,16 +1,28 @@
 """From the data options of a run to packed training and validation rows: sources, filters, hold-out, mixing, packing.
 
-The order matters and is: read, remove what is unreadable, too short, too long or a duplicate, hold out validation
-documents, mix, take the first `max_*_samples`, tokenise, pack. Nothing here splits data among processes: rows that are
-not streamed are shared out by accelerate's sampler, streams by its dispatching loader, each exactly once.
+The order matters: read, remove what is unreadable, too short, too long or a duplicate, hold out validation documents,
+mix, take the first `max_*_samples`, tokenize, pack. Nothing here splits data among processes: accelerate's sampler
+does so for rows that are not streamed, its dispatching loader for streams, each exactly once.
+
+Packing closes each document with EOS, concatenates, and cuts into rows of `block_size` tokens. No token is lost: the
+last, shorter block is padded with labels of -100, and blocks of a stream are cut from the complete stream, not from
+each batch of it. Labels are the inputs; models shift them. There is no attention mask: padding stands only at the end
+of the last block, where a causal model cannot see it. With an overlap each block begins with the last tokens of the
+block before. They are context only (label -100), so each token is still predicted exactly once.
 """
 
+import itertools
+import os
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ..io.files import is_hub_source
+from ..models.processing_hrm_go_coder import is_go_tokenizer
 from .filters import BATCH_ROWS, TextFilter, duplicate_finder, slice_texts
-from .packing import Packing, pack_documents, pack_stream, tokenize_documents
 from .sources import open_source
 
 
@@ -19,6 +31,44 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from .arguments import LmDataArguments
+
+IGNORED = -100
+STREAM_BATCH = 64  # documents of a stream that are tokenized at once; how long they are is not known before
+PACKER_VERSION = 1  # part of the cache key; raise it when the same documents give other blocks
+
+
+@dataclass(frozen=True)
+class Packing:
+    """How a stream of tokens is cut.
+
+    Attributes:
+        block_size: tokens of a row.
+        pad_token_id: fills the last row.
+        overlap: tokens that a row shares with the row before.
+        drop_last_block: leave out the last row if it is not full.
+        document_mask: add `position_ids` that restart at each document. Without an attention mask transformers' models
+            take that as packed documents, which do not see each other; the first token of a document then has no
+            context and no label.
+    """
+
+    block_size: int
+    pad_token_id: int
+    overlap: int = 0
+    drop_last_block: bool = False
+    document_mask: bool = False
+
+    @classmethod
+    def of(cls, options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> "Packing":
+        """The packing of a run. Without a padding token EOS fills the last row, whose filling has no labels."""
+        pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+        return cls(options.block_size, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
+
+    def features(self):
+        """The columns of a packed data set."""
+        from datasets import Features, List, Value
+
+        names = ["input_ids", "labels"] + ["position_ids"] * self.document_mask
+        return Features({name: List(Value("int32"), length=self.block_size) for name in names})
 
 
 @dataclass
@@ -52,7 +102,9 @@ class TextCorpus:
 
     def report(self) -> dict[str, Any]:
         """Everything countable, for results.json."""
-        filtered = {name: {"filtered": one.report(), "bad_lines": one.bad_lines} for name, one in self.filters.items()}
+        filtered = {
+            name: {"filtered": dict(one.counts), "bad_lines": one.bad_lines} for name, one in self.filters.items()
+        }
         return {
             name: {**self.sizes.get(name, {}), **filtered.get(name, {})}
             for name in ("train", "validation")
@@ -60,7 +112,7 @@ class TextCorpus:
         }
 
     def describe(self) -> str:
-        """The same for people: a line for each split and each kind of removal."""
+        """Return the same for people: a line for each split and each kind of removal."""
         lines = [
             f"{name}: " + ", ".join(f"{key.replace('_', ' ')} {round(value, 3):,}" for key, value in size.items())
             for name, size in self.sizes.items()
@@ -73,16 +125,11 @@ class TextCorpus:
 
 
 def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase", seed: int = 0) -> TextCorpus:
-    """The packed data of a run.
-
-    Args:
-        options: see `LmDataArguments`.
-        tokenizer: with an EOS token.
-        seed: of mixing and of a stream's shuffling.
+    """Return the packed data of a run; `seed` is that of mixing and of a stream's shuffling.
 
     Raises:
-        FileNotFoundError, BadLineError: see `text_sources.open_source`.
-        ValueError: nothing to train on, or everything filtered out; the message says by which filter.
+        FileNotFoundError, BadLineError: see `open_source`.
+        ValueError: a tokenizer without EOS, nothing to train on, or everything filtered out, and by which filter.
     """
     if not options.train_data:
         raise ValueError(
@@ -109,13 +156,9 @@ def load_text_corpus(options: "LmDataArguments", tokenizer: "PreTrainedTokenizer
 def load_evaluation_text(
     options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase", last_percentage: float | None = None
 ) -> TextCorpus:
-    """The packed rows of `options.eval_data` alone, as `validation`; `train` is None.
+    """Return the packed rows of `options.eval_data` alone, as `validation`; `train` is None.
 
-    Args:
-        options, tokenizer: as for `load_text_corpus`.
-        last_percentage: only what a run that trains on these sources holds out of each (`hold_out`).
-
-    Raises: as `load_text_corpus`.
+    With `last_percentage`, take only what a run that trains on these sources holds out of each. Raises as above.
     """
     from datasets import concatenate_datasets
 
@@ -126,7 +169,8 @@ def load_evaluation_text(
     if last_percentage is not None:
         rows = [hold_out(one, last_percentage)[1] for one in rows]
     rows = _first(concatenate_datasets(rows), options.max_eval_samples)
-    corpus.validation = _pack_rows(rows, "validation", corpus, options, tokenizer, _packing(options, tokenizer))
+    packing = Packing.of(options, tokenizer)
+    corpus.validation = _pack_rows(rows, "validation", corpus, options, tokenizer, packing)
     return corpus
 
 
@@ -136,13 +180,8 @@ def _validate_eos(tokenizer: "PreTrainedTokenizerBase") -> None:
 
 
 def _filter(options: "LmDataArguments", seen) -> TextFilter:
-    return TextFilter(
-        min_length=options.min_text_length,
-        max_length=options.max_text_length,
-        long_texts=options.long_texts,
-        on_bad_line=options.on_bad_line,
-        is_duplicate=seen,
-    )
+    lengths = options.min_text_length, options.max_text_length, options.long_texts
+    return TextFilter(*lengths, options.on_bad_line, is_duplicate=seen)
 
 
 def _open(source: str, split: str, options: "LmDataArguments", streaming: bool):
@@ -184,12 +223,10 @@ def _materialize(stream: "IterableDataset", count: int) -> "Dataset":
 
 
 def hold_out(rows: "Dataset", percentage: float) -> tuple["Dataset", "Dataset"]:
-    """Splits documents into training and validation: the last ones, with at least `percentage` % of the characters.
+    """Split documents into training and validation: the last ones, with at least `percentage` % of the characters.
 
     Documents stay whole, except that a single one is cut at a line break.
     """
-    import numpy as np
-
     if len(rows) == 1:
         text = rows[0]["text"]
         cut = text.find("\n", int(len(text) * (1 - percentage / 100))) + 1
@@ -216,7 +253,7 @@ def _mix(parts: list, options: "LmDataArguments", seed: int):
 def _pack(mixed, held_out: list, options, tokenizer, seed: int, filters: dict[str, TextFilter]) -> TextCorpus:
     from datasets import concatenate_datasets
 
-    packing = _packing(options, tokenizer)
+    packing = Packing.of(options, tokenizer)
     corpus = TextCorpus(train=None, validation=None, filters=filters)
     if held_out:
         rows = _first(concatenate_datasets(held_out), options.max_eval_samples)
@@ -232,12 +269,6 @@ def _pack(mixed, held_out: list, options, tokenizer, seed: int, filters: dict[st
         rows = _first(mixed, options.max_train_samples)
         corpus.train = _pack_rows(rows, "train", corpus, options, tokenizer, packing)
     return corpus
-
-
-def _packing(options: "LmDataArguments", tokenizer: "PreTrainedTokenizerBase") -> Packing:
-    # A tokenizer without padding can be fine-tuned with: what fills the last row has no labels.
-    pad = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
-    return Packing(options.block_size, pad, options.chunk_overlap, options.drop_last_block, options.document_mask)
 
 
 def _first(rows, count: int | None):
@@ -277,3 +308,130 @@ def _validate_first_document(stream: "IterableDataset", text_filter: TextFilter)
     _validate_documents(found is not None, "the training data", text_filter)
     text_filter.counts.clear()
     text_filter.bad_lines.clear()
+
+
+# ---- packing ----
+
+
+def tokenize_documents(
+    texts: "Dataset | IterableDataset", tokenizer: "PreTrainedTokenizerBase", num_proc: int | None = None
+) -> "Dataset | IterableDataset":
+    """Tokenize the column `text` to `input_ids` (int32 [length], EOS included), `num_tokens` and `num_bytes` (UTF-8).
+
+    The tokenizer adds what it adds by itself (Llama's BOS, for instance); EOS is appended if it does not.
+    """
+    from datasets import Features, IterableDataset, List, Value
+    from datasets.fingerprint import Hasher
+
+    options: dict[str, Any] = {
+        "batched": True,
+        "remove_columns": ["text"],
+        "features": Features(
+            {"input_ids": List(Value("int32")), "num_tokens": Value("int64"), "num_bytes": Value("int64")}
+        ),
+        "fn_kwargs": {"tokenizer": tokenizer},
+    }
+    if isinstance(texts, IterableDataset):
+        return texts.map(_tokenize, **options, batch_size=STREAM_BATCH)
+    options["batch_size"] = options["writer_batch_size"] = BATCH_ROWS
+    # A fast tokenizer hashes differently after its first use; its JSON does not.
+    tokenizer_json = tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer)
+    key = Hasher.hash((PACKER_VERSION, texts._fingerprint, tokenizer_json, tokenizer.eos_token_id))
+    return texts.map(_tokenize, **options, num_proc=num_proc, new_fingerprint=key, desc="Tokenizing")
+
+
+def _tokenize(batch: dict[str, list[str]], tokenizer) -> dict[str, list]:
+    eos = tokenizer.eos_token_id
+    # verbose: a document may be longer than the model's context, it is cut into blocks afterwards
+    # A file that mentions a tag of the Go coder's stream must not become a stream.
+    options = {"split_special_tokens": True} if is_go_tokenizer(tokenizer) else {}
+    rows = tokenizer(batch["text"], return_attention_mask=False, verbose=False, **options)["input_ids"]
+    rows = [ids if ids and ids[-1] == eos else [*ids, eos] for ids in rows]
+    return {
+        "input_ids": rows,
+        "num_tokens": [len(ids) for ids in rows],
+        "num_bytes": [len(text.encode()) for text in batch["text"]],
+    }
+
+
+def pack_documents(documents: "Dataset", packing: Packing, cache_dir: str | None = None) -> "Dataset":
+    """Write the blocks of a tokenized data set once to the cache of `datasets`, and map them from there."""
+    from datasets import Dataset, config
+    from datasets.arrow_writer import ArrowWriter
+    from datasets.fingerprint import Hasher
+    from tqdm.auto import tqdm
+
+    key = Hasher.hash((PACKER_VERSION, documents._fingerprint, packing))
+    path = Path(cache_dir or config.HF_DATASETS_CACHE) / "hrm_hf_packed" / f"{key}.arrow"
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Written under another name first: a run that is killed leaves no file that looks finished.
+        unfinished = path.with_suffix(f".{os.getpid()}.unfinished")
+        with ArrowWriter(features=packing.features(), path=str(unfinished)) as writer:
+            bar = tqdm(_token_arrays(documents), total=len(documents), desc="Packing documents", disable=None)
+            blocks = pack_tokens(bar, packing)
+            while chunk := list(itertools.islice(blocks, 1000)):  # whole tables: 50 times as fast as row by row
+                writer.write_table(_table(chunk, packing))
+            writer.finalize()
+        unfinished.rename(path)
+    return Dataset.from_file(str(path))
+
+
+def _table(blocks: list[dict[str, np.ndarray]], packing: Packing):
+    import pyarrow as pa
+
+    columns = {name: np.concatenate([block[name] for block in blocks]) for name in packing.features()}
+    arrays = [pa.FixedSizeListArray.from_arrays(pa.array(flat), packing.block_size) for flat in columns.values()]
+    return pa.Table.from_arrays(arrays, names=list(columns)).cast(packing.features().arrow_schema)
+
+
+def pack_stream(documents: "IterableDataset", packing: Packing) -> "IterableDataset":
+    """Return the blocks of a tokenized stream, in one shard: accelerate splits it among processes."""
+    from datasets import IterableDataset
+
+    return IterableDataset.from_generator(
+        _generate_blocks, features=packing.features(), gen_kwargs={"documents": documents, "packing": packing}
+    )
+
+
+def _generate_blocks(documents: "IterableDataset", packing: Packing) -> Iterator[dict[str, np.ndarray]]:
+    return pack_tokens(_token_arrays(documents), packing)
+
+
+def _token_arrays(documents: "Dataset | IterableDataset") -> Iterator[np.ndarray]:
+    for batch in documents.with_format("numpy").iter(1000):
+        for ids in batch["input_ids"]:
+            yield ids.astype(np.int32)
+
+
+def pack_tokens(documents: Iterable[np.ndarray], packing: Packing) -> Iterator[dict[str, np.ndarray]]:
+    """Yield the blocks of documents, int32 [length] with EOS, as columns of int32 [block_size]."""
+    size = packing.block_size
+    tokens, is_first = np.empty(0, np.int32), np.empty(0, bool)
+    context = 0  # tokens at the start of the next block that the block before has predicted
+    for document in documents:
+        tokens = np.concatenate([tokens, document])
+        is_first = np.concatenate([is_first, np.arange(len(document)) == 0])
+        while len(tokens) >= size:
+            yield _block(tokens[:size], is_first[:size], context, packing)
+            context = packing.overlap
+            tokens, is_first = tokens[size - context :], is_first[size - context :]
+    if len(tokens) > context and not packing.drop_last_block:
+        yield _block(tokens, is_first, context, packing)
+
+
+def _block(tokens: np.ndarray, is_first: np.ndarray, context: int, packing: Packing) -> dict[str, np.ndarray]:
+    length, size = len(tokens), packing.block_size
+    input_ids = np.full(size, packing.pad_token_id, np.int32)
+    labels = np.full(size, IGNORED, np.int32)
+    input_ids[:length] = tokens
+    labels[context:length] = tokens[context:]
+    if not packing.document_mask:
+        return {"input_ids": input_ids, "labels": labels}
+    starts = np.zeros(size, bool)
+    starts[:length] = is_first
+    starts[length : length + 1] = True  # padding is a document of its own
+    labels[starts] = IGNORED
+    index = np.arange(size, dtype=np.int32)
+    position_ids = index - np.maximum.accumulate(np.where(starts, index, 0))
+    return {"input_ids": input_ids, "labels": labels, "position_ids": position_ids.astype(np.int32)}

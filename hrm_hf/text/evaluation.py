@@ -38,10 +38,7 @@ CARD_METRICS = ("lm_loss", "perplexity", "bits_per_byte", "token_accuracy", "ave
 
 
 def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
-    """Evaluate perplexity, bits per byte and average segments on text.
-
-    Returns:
-        The content of results.json, and the names of the files that were written.
+    """Evaluate perplexity, bits per byte and average segments on text; return results.json and written files.
 
     Raises:
         UsageError: a device that is not here, or options that do not fit the model.
@@ -53,10 +50,13 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
         raise UsageError(f"device={device}: choose a GPU with CUDA_VISIBLE_DEVICES", "--device")
     thinking = {"num_segments": options.num_segments} if options.num_segments else {}
     thinking |= options.halting
-    _validate_kind(options.model, thinking)
+    config = load_config(options.model, LANGUAGE_MODEL)
     words = load_tokenizer(options.tokenizer, options.model)
-    network = _load(options.model, len(words), thinking)
-    length = _block_size(network, words, options.block_size, options.model)
+    network = _load(options.model, config, words, thinking)
+    room = model_positions(network, words)
+    length = options.block_size or min(room, MAX_BLOCK_SIZE)
+    if length > room:
+        raise UsageError(f"{length} tokens; {options.model} has {room} positions", "--block-size")
     if options.overlap >= length:
         raise UsageError(f"overlap={options.overlap}: must be below the {length} tokens of a row", "--overlap")
     text = LmDataArguments(
@@ -91,37 +91,26 @@ def evaluate_checkpoint(options: EvaluateLm) -> dict[str, Any]:
     return result | written
 
 
-def _validate_kind(name: str, thinking: dict[str, Any]) -> None:
-    """Raise ValueError where a model without segments is told how long to think."""
-    config = load_config(name, LANGUAGE_MODEL)
+def _load(name: str, config, tokenizer: PreTrainedTokenizerBase, thinking: dict[str, Any]) -> PreTrainedModel:
+    """Load a model that thinks as it is told. Raise ValueError if it cannot, or does not fit the tokenizer."""
     if thinking and not has_ability(config, "recurrent_depth"):
         flags = ", ".join("--" + field.replace("_", "-") for field in thinking)
         raise ValueError(f"{name} is a model of type {config.model_type}, which has no segments; leave out {flags}")
-
-
-def _load(name: str, vocabulary: int, thinking: dict[str, Any]):
     network = AutoModelForCausalLM.from_pretrained(name).eval()
     # On the loaded model: with one segment from the start it would have no gate.
     for field, value in thinking.items():
         setattr(network.config, {"num_segments": "halt_max_steps"}.get(field, field), value)
     embeddings = network.get_input_embeddings().num_embeddings
-    if embeddings < vocabulary:
+    if embeddings < len(tokenizer):
         raise ValueError(
-            f"{name} has {embeddings} embeddings, the tokenizer {vocabulary} tokens; use the tokenizer that the "
+            f"{name} has {embeddings} embeddings, the tokenizer {len(tokenizer)} tokens; use the tokenizer that the "
             "weights were trained with"
         )
     return network
 
 
-def _block_size(network, words, asked: int | None, name: str) -> int:
-    room = model_positions(network, words)
-    if asked and asked > room:
-        raise UsageError(f"{asked} tokens; {name} has {room} positions", "--block-size")
-    return asked or min(room, MAX_BLOCK_SIZE)
-
-
 def model_positions(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """Most tokens of one sequence."""
+    """Return the most tokens of one sequence."""
     return getattr(model.config, "max_position_embeddings", None) or tokenizer.model_max_length
 
 

@@ -71,17 +71,12 @@ class TextFilter:
         return self.max_length is not None and len(text) > self.max_length
 
     def apply(self, rows: "Dataset") -> "Dataset":
-        """The documents of a source that stay, as a column `text`."""
-        from datasets.utils.logging import is_progress_bar_enabled
-        from tqdm.auto import tqdm
-
+        """Return the documents of a source that stay, as a column `text`."""
         keep, start = [], 0
-        with tqdm(total=len(rows), desc="Choosing documents", disable=not is_progress_bar_enabled()) as bar:
-            for batch in rows.iter(BATCH_ROWS):
-                pairs = enumerate(zip(batch["text"], batch["error"]), start)
-                keep += [row for row, (text, error) in pairs if self(text, error)]
-                start += len(batch["text"])
-                bar.update(len(batch["text"]))
+        for batch in rows.iter(BATCH_ROWS):
+            pairs = enumerate(zip(batch["text"], batch["error"]), start)
+            keep += [row for row, (text, error) in pairs if self(text, error)]
+            start += len(batch["text"])
         rows = rows.remove_columns("error")
         return self._cut(rows if len(keep) == len(rows) else rows.select(keep))
 
@@ -94,10 +89,6 @@ class TextFilter:
         if self.max_length is None or self.long_texts == "drop":
             return rows
         return rows.map(slice_texts, batched=True, fn_kwargs={"start": 0, "stop": self.max_length})
-
-    def report(self) -> dict[str, int]:
-        """Counts as plain numbers, for results.json."""
-        return dict(self.counts)
 
     def explain(self) -> str:
         """Says what was removed and why, for the error of a run without documents."""
@@ -117,51 +108,42 @@ def slice_texts(batch: dict[str, list[str]], start: int, stop: int) -> dict[str,
 
 
 def duplicate_finder(kind: str, threshold: float = 0.8) -> Callable[[str], bool] | None:
-    """A function that says whether it has seen a text, or one like it, before.
+    """Return a function that says whether it has seen a text, or one like it, before; None for kind "none".
 
-    Args:
-        kind: "none", "exact", or "near" for texts whose sets of five-word sequences overlap (Jaccard) by at least
-            about `threshold`.
+    Kind "near" finds texts whose sets of five-word sequences overlap (Jaccard) by about `threshold` or more.
 
     Raises:
         ImportError: "near" without the datasketch package.
     """
-    if kind == "none":
-        return None
-    return _exact_finder() if kind == "exact" else _near_finder(threshold)
-
-
-def _exact_finder() -> Callable[[str], bool]:
+    if kind == "near":
+        return _near_finder(threshold)
     seen: set[bytes] = set()
 
     def is_duplicate(text: str) -> bool:
-        digest = hashlib.blake2b(text.encode(), digest_size=16).digest()
-        known = digest in seen
-        seen.add(digest)
-        return known
+        known = len(seen)
+        seen.add(hashlib.blake2b(text.encode(), digest_size=16).digest())
+        return len(seen) == known
 
-    return is_duplicate
+    return is_duplicate if kind == "exact" else None
 
 
 def _near_finder(threshold: float) -> Callable[[str], bool]:
-    validate_extra(
-        "dedup", "near-duplicate removal needs datasketch", "datasketch", instead="give --deduplicate exact"
-    )
+    what = "near-duplicate removal needs datasketch"
+    validate_extra("dedup", what, "datasketch", instead="give --deduplicate exact")
     from datasketch import MinHash, MinHashLSH
 
-    index = MinHashLSH(threshold=threshold, num_perm=128)
+    index, sketches = MinHashLSH(threshold=threshold, num_perm=128), []
 
     def is_duplicate(text: str) -> bool:
         sketch = MinHash(num_perm=128)
         sketch.update_batch(shingles(text))
-        # The index proposes candidates; the sketches decide, so that the threshold is what it says.
-        if any(sketch.jaccard(kept) >= threshold for kept in map(sketches.__getitem__, index.query(sketch))):
+        # The index proposes candidates; the sketches decide, so that the threshold is exact.
+        if any(sketch.jaccard(sketches[kept]) >= threshold for kept in index.query(sketch)):
             return True
         sketches.append(sketch)
         index.insert(len(sketches) - 1, sketch)
         return False
 
-    sketches: list[MinHash] = []
     return is_duplicate
 
 

@@ -99,14 +99,10 @@ class EvaluateReasoning(EvaluationOptions, ThinkingOptions):
     def __post_init__(self) -> None:
         super().__post_init__()
         validate_data(self.data, "data set of `hrm-hf data reasoning`")
-        parts = self.passes.split(",") if self.passes else []
-        if not all(part.strip().isdecimal() and int(part) >= 1 for part in parts):
+        parts = [part.strip() for part in self.passes.split(",")] if self.passes else []
+        if not all(part.isdecimal() and int(part) >= 1 for part in parts):
             raise UsageError(f"passes={self.passes!r}: must be numbers from 1 with commas, as 1,2,4,8", "--passes")
-
-    @property
-    def numbers(self) -> list[int]:
-        """The numbers of `passes`, ascending."""
-        return sorted({int(part) for part in self.passes.split(",")}) if self.passes else []
+        self.numbers = sorted({int(part) for part in parts})
 
 
 @dataclass(kw_only=True)
@@ -172,12 +168,6 @@ class RlmCaps(Options):
         "Of the run; the last tenth is kept for an answer asked for at the end.", 600.0, min=0.001
     )
     max_output_chars: int = option("Printed characters that the model is shown after each turn.", 20_000, min=1)
-    max_answer_chars: int = option(
-        "Characters of the answer; a longer one is rejected, and the model told.", 1_000_000, min=1
-    )
-    max_prompt_chars: int = option(
-        "Characters of the prompts of one sub-call, before they are tokenized.", 20_000_000, min=1
-    )
     batch_size: int = option("Prompts of llm_query_batched in one call of generate.", 16, min=1)
     seed: int = option("Seed of sampling, and of `random` in the REPL.", 0, min=0)
 
@@ -191,7 +181,6 @@ class RlmOptions(RlmCaps):
     context_file: Path = option("Text, or .json (a list or dict), or .jsonl (a list).")
     out: Path | None = option("Write every turn to this .jsonl file.", None)
     device: str | None = option("cpu, cuda, mps, ...; the best there is by default.", None)
-    unsafe_in_process: bool = option("Run the model's code in this process, without isolation.", False)
 
     @property
     def caps(self) -> dict[str, Any]:

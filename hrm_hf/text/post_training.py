@@ -1,16 +1,15 @@
 """Supervised fine-tuning, preferences and rewards by TRL on the causal language models of the package.
 
-TRL's trainers run on our models as they are. What they would get wrong, or leave out, is here:
+TRL's trainers run on our models as they are. This module adds what they would get wrong or leave out:
 
-- `SftTrainer` learns by the loss of the model, with the terms of halting, deep supervision and plans. TRL computes the
-  likelihood of the tokens by itself and never asks for it.
-- `DpoTrainer` and `GrpoTrainer` weigh texts by their likelihood, which must be that of the text as it is written. In
-  training `hrm_lm` explores other depths than a token would take, drawn anew in each call: here it halts as in
-  inference. The halting and refinement heads get no loss and stay as they are.
-- GRPO of the Go coder trains plan and code: `generate` hides a plan, and the likelihood of code without the plan that
-  it was written after is another one. Completions are plain continuations of the stream, up to </CODE>.
-- All save complete checkpoints, stop for signals and write our card, as `HrmTrainer` does, whose optimizers and
-  averages of weights they lack.
+- `SftTrainer` learns by the model's loss, with the terms of halting, deep supervision and plans. TRL computes the
+  likelihood of the tokens itself and ignores that loss.
+- `DpoTrainer` and `GrpoTrainer` weigh texts by their likelihood as they are written. In training `hrm_lm` explores
+  random depths in each call: here it halts as in inference. The halting and refinement heads get no loss and stay.
+- GRPO of the Go coder trains plan and code: `generate` hides a plan, and code has another likelihood without its plan.
+  Completions are plain continuations of the stream, up to </CODE>.
+- All save complete checkpoints, stop for signals and write our card, as `HrmTrainer` does. They lack its optimizers
+  and averages of weights.
 
 Sources: Rafailov et al. 2023, arXiv 2305.18290 (DPO); Shao et al. 2024, arXiv 2402.03300 (GRPO).
 """
@@ -33,11 +32,11 @@ from trl import DPOConfig, DPOTrainer, GRPOConfig, GRPOTrainer, SFTConfig, SFTTr
 from ..hub.cards import CARD_FILE, new_card_text
 from ..hub.kinds import LANGUAGE_MODEL
 from ..io.usage import counted
-from ..models.early_exit import exit_class
+from ..models.early_exit import EXIT_CRITERIA
 from ..models.generation_hrm_go_coder import END_CODE, GoCoderGenerationMixin
 from ..models.processing_hrm_go_coder import is_go_tokenizer
 from ..registry import ARCHITECTURES, has_ability
-from ..trainer.adapters import TuningArguments, modules_to_save
+from ..trainer.adapters import modules_to_save
 from ..trainer.arguments import CheckedArguments
 from ..trainer.plots import plot_reward_training
 from ..trainer.preemption import PreemptionCallback
@@ -45,8 +44,8 @@ from ..trainer.pushing import PushesToHub
 from ..trainer.recipes import ModelArguments, save_recipe
 from ..trainer.run import TrainingRun
 from ..trainer.saving import CompleteCheckpoints
-from .answers import is_conversation, load_answers
 from .causal_lm import load_causal_lm, load_tokenizer
+from .sources import is_conversation, load_answers
 
 
 REFERENCE_ADAPTER = "ref"  # TRL's copy of an adapter that DPO starts from
@@ -100,24 +99,15 @@ class SftTrainer(PostTraining, SFTTrainer):
         loss, outputs = super(SFTTrainer, self).compute_loss(
             model, {**inputs, "use_cache": False}, return_outputs=True, num_items_in_batch=num_items_in_batch
         )
-        self._note_terms(
-            {name: value for name, value in outputs.items() if name.endswith("_loss")}, num_items_in_batch
-        )
+        if terms := {name: value.detach().float() for name, value in outputs.items() if name.endswith("_loss")}:
+            # For the log. Sums over the tokens of a step are divided by their number: its parts add up to the term.
+            parts = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
+            shared = num_items_in_batch is not None and self.args.average_tokens_across_devices
+            values = self.accelerator.reduce(torch.stack([*terms.values()]), "sum" if shared else "mean")
+            noted = self._metrics["train" if self.model.training else "eval"]
+            for name, value in zip(terms, values.tolist()):
+                noted[name].append(value * parts)
         return (loss, outputs) if return_outputs else loss
-
-    def _note_terms(self, terms: dict[str, torch.Tensor], num_items_in_batch: torch.Tensor | None) -> None:
-        """For the log: the terms of the loss over all processes, of which each has its share."""
-        if not terms:
-            return
-        # Sums over the tokens of a whole step are divided by their number: its parts add up to the term.
-        parts = self.current_gradient_accumulation_steps if num_items_in_batch is not None else 1
-        shared = num_items_in_batch is not None and self.args.average_tokens_across_devices
-        values = self.accelerator.reduce(
-            torch.stack([value.detach().float() for value in terms.values()]), "sum" if shared else "mean"
-        )
-        noted = self._metrics["train" if self.model.training else "eval"]
-        for name, value in zip(terms, values.tolist()):
-            noted[name].append(value * parts)
 
 
 class DpoTrainer(PostTraining, DPOTrainer):
@@ -150,31 +140,30 @@ class GrpoTrainer(PostTraining, GRPOTrainer):
 
 
 def _weigh_as_written(trainer: DpoTrainer | GrpoTrainer) -> None:
-    """Likelihoods are those of inference, and what gets no loss is not trained.
+    """Take likelihoods as in inference, and freeze what gets no loss.
 
     Raises:
         ValueError: an exit criterion that looks at distributions, which TRL never makes.
     """
     model = unwrap_peft_model(trainer.model)
-    if has_ability(model, "recurrent_depth") and exit_class(model.config.exit_criterion).of_distributions:
+    if has_ability(model, "recurrent_depth") and EXIT_CRITERIA[model.config.exit_criterion].of_distributions:
         raise ValueError(
-            f"exit_criterion={model.config.exit_criterion!r} compares distributions at every segment, which TRL does "
-            "not make; train with another, e.g. --config_overrides exit_criterion=q"
+            f"exit_criterion={model.config.exit_criterion!r}: TRL does not compare distributions at every segment; "
+            "train with another, e.g. --config_overrides exit_criterion=q"
         )
-    reference = (
-        [] if trainer.ref_model is None else [unwrap_peft_model(trainer.accelerator.unwrap_model(trainer.ref_model))]
-    )
-    for one in (model, *reference):
-        one.base_model.register_forward_pre_hook(_as_in_inference)
-    unused = modules_to_save(model)
+    model.base_model.register_forward_pre_hook(_as_in_inference)
+    if trainer.ref_model is not None:
+        reference = unwrap_peft_model(trainer.accelerator.unwrap_model(trainer.ref_model))
+        reference.base_model.register_forward_pre_hook(_as_in_inference)
+    unused = set(modules_to_save(model))
     for name, parameter in trainer.model.named_parameters():
-        if not set(unused).isdisjoint(name.split(".")):
+        if not unused.isdisjoint(name.split(".")):
             parameter.requires_grad_(False)
 
 
 def _as_in_inference(body: torch.nn.Module, args: tuple) -> None:
-    """Before each call, as trainers switch training on in each step. The parts of the body are left alone: TRL has an
-    option for their dropout, and they save memory in training."""
+    """Switch training off before each call, as trainers switch it on in each step. Submodules keep their mode: TRL
+    has an option for their dropout, and they save memory in training."""
     body.training = False
 
 
@@ -198,22 +187,19 @@ class PostTrainingRun(TrainingRun):
     trainer_class: type[PostTraining]
 
     def validate_options(self) -> None:
-        _validate_effects(self.task, self.model_args, self.args, self.tuning_args)
+        _validate_effects(self.task, self.model_args, self.args, self.tuning_args.adapts)
         if self.task != "sft" and self.model_args.model_name_or_path is None:
             raise ValueError(f"{self.task} changes a model that already writes: say which with --model_name_or_path")
 
     def load_data(self) -> None:
         data_args = self.data_args
         self.tokenizer = load_tokenizer(data_args.tokenizer_name, self.model_args.model_name_or_path)
-        options = {"kind": self.task, "cache_dir": data_args.data_cache_dir}
+        read = functools.partial(load_answers, kind=self.task, cache_dir=data_args.data_cache_dir)
         with self.args.main_process_first(desc="reading rows"):
-            self.train = load_answers(
-                data_args.train_data, split=data_args.train_split, limit=data_args.max_train_samples, **options
-            )
+            self.train = read(data_args.train_data, split=data_args.train_split, limit=data_args.max_train_samples)
             if data_args.eval_data:
-                self.validation = load_answers(
-                    data_args.eval_data, split=data_args.eval_split, limit=data_args.max_eval_samples, **options
-                )
+                most = data_args.max_eval_samples
+                self.validation = read(data_args.eval_data, split=data_args.eval_split, limit=most)
         _validate_text(self.task, self.train, self.tokenizer, self.args)
 
     def load_model(self, quantized) -> PreTrainedModel:
@@ -311,30 +297,28 @@ class GrpoRun(PostTrainingRun):
         plot_reward_training(trainer.state.log_history, self.out / "training.png")
 
 
-def _validate_effects(
-    kind: str, model_args: ModelArguments, args: TrainingArguments, tuning_args: TuningArguments
-) -> None:
-    """Options of TRL that are for another way of loading a model, or that its trainer never reads."""
+def _validate_effects(kind: str, model_args: ModelArguments, args: TrainingArguments, adapts: bool) -> None:
+    """Reject options of TRL that are for another way of loading a model, or that its trainer never reads."""
     if args.model_init_kwargs:
         raise ValueError(
             f"model_init_kwargs={args.model_init_kwargs}: the model is loaded by other options; give "
             "--config_overrides, --attn_implementation or --load_in"
         )
     if args.label_smoothing_factor:
-        instead = "--label_smoothing" if kind == "dpo" else "--config_overrides label_smoothing=... where it has one"
+        instead = {"dpo": "give --label_smoothing", "grpo": "leave it out"}
         raise ValueError(
-            f"label_smoothing_factor={args.label_smoothing_factor} does not reach the loss"
-            + ("; leave it out" if kind == "grpo" else f" that is trained with; give {instead}")
+            f"label_smoothing_factor={args.label_smoothing_factor}: does not reach the loss; "
+            + instead.get(kind, "give --config_overrides label_smoothing=... for a model that has it")
         )
-    if kind == "grpo" and args.beta and model_args.config_overrides and not tuning_args.adapts:
+    if kind == "grpo" and args.beta and model_args.config_overrides and not adapts:
         raise ValueError(
-            f"beta={args.beta} compares with a reference that TRL loads as it was saved, without config_overrides; "
-            "save a checkpoint with those fields, train an adapter (--lora_rank), or give --beta 0"
+            f"beta={args.beta}: TRL loads the reference as it was saved, without config_overrides; save a checkpoint "
+            "with those fields, train an adapter (--lora_rank), or give --beta 0"
         )
 
 
 def _validate_text(kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase, args: TrainingArguments) -> None:
-    """Messages need a template that ends an answer as the model will be asked to end it."""
+    """Reject messages unless a chat template ends an answer as the model will be asked to end it."""
     if not is_conversation(rows):
         return
     if tokenizer.chat_template is None:
@@ -343,23 +327,22 @@ def _validate_text(kind: str, rows: Dataset, tokenizer: PreTrainedTokenizerBase,
         return
     if is_go_tokenizer(tokenizer):
         raise ValueError(
-            "the rows are messages, which have no plan, and the Go coder writes code after a plan; give texts: "
-            'prompts "<PROBLEM>...</PROBLEM><PLAN>" and answers "...</PLAN><CODE>...</CODE>", or train on records '
-            "with run_go_coder.py"
+            "the rows are messages, which have no plan, and the Go coder writes code after a plan; give prompts "
+            '"<PROBLEM>...</PROBLEM><PLAN>" and answers "...</PLAN><CODE>...</CODE>", or train by run_go_coder.py'
         )
     turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
     text = tokenizer.apply_chat_template(turns, tokenize=False)
     if kind == "sft" and (end := args.eos_token or tokenizer.eos_token) not in text:
         raise ValueError(
-            f"the chat template ends an answer with {text[-12:]!r} and not with {end!r}: the model would never learn "
-            "to stop; name the token that an answer ends with in --eos_token"
+            f"the chat template ends an answer with {text[-12:]!r} and not with {end!r}, so the model would never "
+            "learn to stop; name the token that ends an answer in --eos_token"
         )
 
 
 def _validate_positions(
     kind: str, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, rows: Dataset, args: TrainingArguments
 ) -> None:
-    limit = getattr(model.config, "max_position_embeddings", None)  # none of our business where there is no limit
+    limit = getattr(model.config, "max_position_embeddings", None)
     if limit is None:
         return
     if kind != "grpo":
@@ -372,6 +355,6 @@ def _validate_positions(
     longest = max(len(ids) for ids in tokenizer(list(prompts))["input_ids"])
     if longest + args.max_completion_length > limit:
         raise ValueError(
-            f"the longest prompt has {longest} tokens, which with max_completion_length={args.max_completion_length} "
-            f"is above the {limit} positions of the model; lower it, or leave out such prompts"
+            f"max_completion_length={args.max_completion_length}: the longest prompt has {longest} tokens, and both "
+            f"together are above the {limit} positions of the model; lower it, or drop such prompts"
         )

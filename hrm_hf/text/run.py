@@ -1,19 +1,30 @@
 """`CausalLMRun`: a run of `training/run_clm.py`."""
 
 import inspect
+from dataclasses import fields
+from itertools import islice
+from pathlib import Path
 from typing import Any
 
-from transformers import PreTrainedModel, default_data_collator
+import torch
+from accelerate.utils import extract_model_from_parallel
+from datasets import Dataset, concatenate_datasets
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, TrainerCallback, default_data_collator
 
 from ..hub.kinds import LANGUAGE_MODEL
+from ..io.files import load_split
 from ..registry import has_ability
 from ..trainer.plots import plot_lm_training
 from ..trainer.run import TrainingRun
-from .callbacks import MhcMonitorCallback
+from .arguments import AnswerDataArguments, LmDataArguments
 from .causal_lm import continue_text, load_causal_lm, load_tokenizer
-from .corpus import load_text_corpus
-from .reasoning.corpus import is_reasoning_data, load_reasoning_corpus
+from .corpus import TextCorpus, load_text_corpus
+from .reasoning.build import FILLING, INFO_FILE, load_reasoning_info, validate_vocabulary
 from .trainer import CausalLMTrainer
+
+
+# Options of a run on text that reasoning data have too, besides those of answers; the others are about documents.
+REASONING_OPTIONS = ("block_size", "prompt", "prompt_new_tokens", "validation_split_percentage")
 
 
 class CausalLMRun(TrainingRun):
@@ -90,3 +101,96 @@ class CausalLMRun(TrainingRun):
         else:
             data, split = self.data_args.train_data[0], f"last {self.data_args.validation_split_percentage:g} %"
         return {"metrics": metrics, "dataset": data, "split": split, **self.parameters}
+
+
+class MhcMonitorCallback(TrainerCallback):
+    """Logs the gains of a model's hyper-connections on a held batch whenever the trainer logs.
+
+    `mhc/amax_pre` and `mhc/amax_post` are the largest gains of an attention's and of a feed-forward's map,
+    `mhc/amax_composite` is the gain of the product of all maps. 1 is ideal; above 2 signals grow with depth.
+
+    Args:
+        trainer: whose log the values go to; a callback has no other way to every reporter.
+        batch: arguments of the model's forward, such as `input_ids` [B, S]; None takes the first four rows of the
+            training data, read apart from the training loop so that its order of rows stays as it is.
+    """
+
+    def __init__(self, trainer: CausalLMTrainer, batch: dict[str, torch.Tensor] | None = None):
+        self.trainer, self.batch = trainer, batch
+
+    def on_train_begin(self, args, state, control, train_dataloader=None, **kwargs):
+        if self.batch is None:
+            self.batch = dict(train_dataloader.collate_fn(list(islice(iter(train_dataloader.dataset), 4))))
+
+    def on_step_end(self, args, state, control, model=None, **kwargs):
+        if not control.should_log:
+            return
+        model = extract_model_from_parallel(model, keep_torch_compile=False)
+        inputs = {
+            name: value.to(model.device)
+            for name, value in self.batch.items()
+            if name in ("input_ids", "attention_mask", "position_ids")
+        }
+        sites = model.get_detailed_mhc_metrics(**inputs)
+        if not sites:
+            return
+        gains = [max(site["forward"], site["backward"]) for site in sites]
+        composite = max(sites[-1]["composite_forward"], sites[-1]["composite_backward"])
+        parts = {"mhc/amax_pre": max(gains[::2]), "mhc/amax_post": max(gains[1::2])}
+        self.trainer.log(parts | {"mhc/amax_composite": composite})
+        control.should_log = True  # logging switched it off, but the trainer's own line is still to come
+
+
+# ---- reasoning data: rows with labels of their own, which are not packed ----
+
+
+def is_reasoning_data(sources: list[str]) -> bool:
+    """Whether sources are folders of `hrm-hf data reasoning`. Raises ValueError if some are, and others are text."""
+    found = [(Path(source) / INFO_FILE).is_file() for source in sources]
+    if any(found) and not all(found):
+        text = sources[found.index(False)]
+        raise ValueError(f"{text} is no reasoning data set, as the others are; train on text and on those apart")
+    return any(found)
+
+
+def load_reasoning_corpus(options: LmDataArguments, tokenizer: PreTrainedTokenizerBase) -> TextCorpus:
+    """The rows of all sources; validation rows are the split `--eval_split` of `--eval_data`, or of the training data.
+
+    Raises:
+        ValueError: an option that these data do not have, a tokenizer of other words, or rows longer than block_size.
+    """
+    usual = LmDataArguments()
+    shared = {option.name for option in fields(AnswerDataArguments)}.union(REASONING_OPTIONS)
+    for name in {option.name for option in fields(options)} - shared:
+        if (value := getattr(options, name)) != getattr(usual, name):
+            raise ValueError(f"{name}={value!r}: has no effect on a reasoning data set; leave it out")
+    for source in options.train_data:
+        validate_vocabulary(tokenizer, source)
+    corpus = TextCorpus(train=None, validation=None)
+    corpus.train = _reasoning_rows(options.train_data, options.train_split, options.max_train_samples, "train", corpus)
+    sizes = {source: load_reasoning_info(source).rows for source in options.train_data}
+    held_out = options.eval_data or [source for source in sizes if sizes[source].get(options.eval_split, 1)]
+    if held_out and options.validation_split_percentage:
+        corpus.validation = _reasoning_rows(
+            held_out, options.eval_split, options.max_eval_samples, "validation", corpus
+        )
+    corpus.row_length = max(size["row_length"] for size in corpus.sizes.values())
+    if corpus.row_length > options.block_size:
+        raise ValueError(
+            f"block_size={options.block_size} is less than the {corpus.row_length} tokens of a row; raise it"
+        )
+    return corpus
+
+
+def _reasoning_rows(sources: list[str], split: str, most: int | None, name: str, corpus: TextCorpus) -> Dataset:
+    parts = [load_split(source, split).select_columns(["input_ids", "labels"]) for source in sources]
+    length = max(len(part[0]["input_ids"]) for part in parts)
+
+    def fill(row: dict[str, list[int]]) -> dict[str, list[int]]:
+        return {name: row[name] + [FILLING[name]] * (length - len(row[name])) for name in row}
+
+    rows = concatenate_datasets([part.map(fill) for part in parts])
+    rows = (rows if most is None else rows.select(range(min(most, len(rows))))).with_format("torch")
+    answers = int(sum((batch["labels"][:, 1:] >= 0).sum() for batch in rows.iter(1000)))
+    corpus.sizes[name] = {"rows": len(rows), "row_length": length, "answers": answers}
+    return rows

@@ -8,6 +8,7 @@ belongs in a gateway in front: users, TLS, time limits, queues. For throughput t
 import asyncio
 import json
 import socket
+from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 import transformers
@@ -26,10 +27,6 @@ from .options import ServeOptions
 
 NEW_TOKENS = 1024  # of an answer, where the request does not say
 BODY_SECONDS, HEADER_BYTES, CONNECTIONS = 30, 2**14, 256
-THEIRS = (
-    "attn_implementation", "chat_template_kwargs", "compile", "continuous_batching", "default_seed", "device", "dtype",
-    "enable_cors", "host", "log_level", "port", "quantization", "reasoning", "trust_remote_code",
-)  # fmt: skip
 
 
 # ---- fields of a request: every other field is rejected by name ----
@@ -238,7 +235,8 @@ def make_server(options: ServeOptions) -> uvicorn.Server:
     for row in ARCHITECTURES.values():
         if AutoModelForCausalLM in row.heads:
             setattr(transformers, row.head.__name__, row.head)
-    theirs = {name: getattr(options, name) for name in THEIRS}
+    names = [each.name for each in fields(options)]
+    theirs = {name: getattr(options, name) for name in names[names.index("host") :]}
     app = _Unstarted(force_model=options.model, non_blocking=True, **theirs).server.config.app
     for kind in (HTTPException, ValueError, Exception):  # a ValueError of generate is about the request
         app.add_exception_handler(kind, _answer_error)

@@ -1,14 +1,26 @@
-"""Documents from files, folders and the Hub: each source becomes a data set of rows {"text", "error"}.
+"""Documents and answers from files, folders and the Hub.
+
+`open_source` makes of each source a data set of rows {"text", "error"}.
 
 A source is a JSON Lines file (`.jsonl`, `.json`), a plain text (`.txt`, `.text`, `.md`), either also as `.gz`, a
 `.parquet` file, a folder of these, or a data set of the Hub, `OWNER/NAME` or `OWNER/NAME:CONFIG`; `hub:` in front says
 that the Hub is meant where a folder has the same name. A line that cannot be read is an error with file and line; with
-`on_bad_line="skip"` it becomes a row whose `error` says what is wrong, for `text_filters` to count.
+`on_bad_line="skip"` it becomes a row whose `error` says what is wrong, for `filters.py` to count.
 
 What is read is converted once to Arrow files in the cache of `datasets`, under a key of path, size and time of change.
+
+`load_answers` reads rows that teach a model how to answer: prompts with completions, with a better and a worse answer,
+or alone, in formats of TRL:
+
+    sft    {"prompt": ..., "completion": ...}, {"messages": [...]} or {"text": "..."}
+    dpo    {"prompt": ..., "chosen": ..., "rejected": ...}, or without the prompt if both answers begin with it
+    grpo   {"prompt": ...}, with "reference" or "tests" (texts) for rewards that read them
+
+A value is a text, or messages [{"role": "user", "content": "..."}, ...], and the same in every row. Other keys are
+dropped. All rows are kept in memory. Tool calls and images are not supported.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +32,9 @@ from ..io.files import (
     decode_text,
     file_kind,
     is_hub_source,
+    json_object,
     local_files,
+    numbered_lines,
     parse_json,
     read_lines,
     shorten,
@@ -30,8 +44,14 @@ from ..io.files import (
 if TYPE_CHECKING:
     from datasets import Dataset, IterableDataset
 
+FORMATS = {
+    "sft": (("prompt", "completion"), ("messages",), ("text",)),
+    "dpo": (("prompt", "chosen", "rejected"), ("chosen", "rejected")),
+    "grpo": (("prompt",),),
+}
+FOR_REWARDS = ("reference", "tests")  # texts beside the prompts of GRPO, which its rewards get
 WRITTEN_AT_ONCE = 100  # rows in memory while a file is converted
-REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # of `reasoning/rows.py`
+REASONING_COLUMNS = {"input_ids", "labels", "steps", "difficulty"}  # of `reasoning/build.py`
 READER_VERSION = 1  # part of the cache key; raise it when the same file gives other rows
 
 
@@ -45,17 +65,15 @@ def open_source(
     streaming: bool = False,
     cache_dir: str | None = None,
 ) -> "Dataset | IterableDataset":
-    """Opens one source as rows of `text` (str or None) and `error` (str or None; one of the two is None).
+    """Open one source as rows of `text` (str or None) and `error` (str or None; one of the two is None).
 
     Args:
-        source: file, folder or Hub data set, as in the header of this module.
-        split: of a Hub data set.
+        source: file, folder or Hub data set, as in the header of this module; `split` of the latter.
         column: JSON key or column that holds the text.
         separator: line at which a plain text is split into documents, "" for an empty line; None for one document a
             file. The separator and line breaks around it belong to no document.
         on_bad_line: "stop" raises `BadLineError` at the first unreadable line, "skip" gives rows with `error`.
         streaming: read while training instead of converting first.
-        cache_dir: of the converted files; that of `datasets` by default.
 
     Raises:
         FileNotFoundError: no such file, folder or Hub data set.
@@ -178,16 +196,21 @@ def _bad_row(error: BadLineError, on_bad_line: str) -> dict[str, str | None]:
 
 
 def _open_parquet(path: Path, column: str, streaming: bool, cache_dir: str | None):
+    from datasets import load_dataset
+
+    _validate_parquet(path)
+    rows = load_dataset("parquet", data_files=str(path), split="train", streaming=streaming, cache_dir=cache_dir)
+    return _with_places(rows, column, str(path))
+
+
+def _validate_parquet(path: Path) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
-    from datasets import load_dataset
 
     try:
         pq.read_metadata(path)
     except pa.ArrowInvalid as error:
         raise ValueError(f"{path} is no Parquet file: {error}") from error
-    rows = load_dataset("parquet", data_files=str(path), split="train", streaming=streaming, cache_dir=cache_dir)
-    return _with_places(rows, column, str(path))
 
 
 def open_hub(source: str, split: str, streaming: bool, cache_dir: str | None):
@@ -202,7 +225,7 @@ def open_hub(source: str, split: str, streaming: bool, cache_dir: str | None):
 
 
 def _with_places(rows, column: str, name: str):
-    """Reduces a table to `text` and `error`, the latter for rows without a text."""
+    """Reduce a table to `text` and `error`, the latter for rows without a text."""
     from datasets import Features, Value
 
     columns = rows.column_names
@@ -236,3 +259,101 @@ def _mark_rows_without_text(batch, indices, column: str, name: str) -> dict[str,
         for text, index in zip(batch[column], indices)
     ]
     return {"text": batch[column], "error": errors}
+
+
+# ---- prompts and answers ----
+
+
+def load_answers(
+    sources: Sequence[str], kind: str, *, split: str = "train", limit: int | None = None, cache_dir: str | None = None
+) -> "Dataset":
+    """Read the rows of all sources, up to `limit`, with the keys of one format of a kind ("sft", "dpo" or "grpo").
+
+    Raises:
+        FileNotFoundError: no such file, folder or Hub data set.
+        BadLineError: a line or a row that does not have the format; names the place and what was expected.
+        ValueError: a file of another kind, or no row at all.
+    """
+    from datasets import Dataset
+
+    rows: list[dict[str, Any]] = []
+    expected: dict[str, type] = {}
+    for source in sources:
+        for place, row in _rows_of(source, split, cache_dir):
+            if limit is not None and len(rows) == limit:
+                break
+            expected = expected or _format_of(row, kind, place)
+            rows.append({key: _value(row, key, wanted, place) for key, wanted in expected.items()})
+    if not rows:
+        raise ValueError(f"{', '.join(sources) or 'no source'}: no rows; expected {_describe(kind)}")
+    return Dataset.from_list(rows)
+
+
+def is_conversation(rows: "Dataset") -> bool:
+    """Whether the values are messages."""
+    return not isinstance(next(iter(rows[0].values())), str)
+
+
+def _rows_of(source: str, split: str, cache_dir: str | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Places and rows of one source."""
+    if is_hub_source(source):
+        yield from _numbered(open_hub(source, split, False, cache_dir), f"{source}, split {split}")
+        return
+    for path in local_files(source):
+        if path.suffix == PARQUET:
+            yield from _numbered(_parquet_rows(path), str(path))
+        elif Path(path.name.removesuffix(".gz")).suffix.lower() in JSON_KINDS:
+            for place, line in numbered_lines(path):
+                yield place, json_object(line, place)
+        else:
+            raise ValueError(f"{path} is plain text; expected {', '.join(JSON_KINDS)} (also .gz) or {PARQUET}")
+
+
+def _parquet_rows(path: Path) -> Iterator[dict[str, Any]]:
+    import pyarrow.parquet as pq
+
+    _validate_parquet(path)
+    for batch in pq.ParquetFile(path).iter_batches():
+        yield from batch.to_pylist()
+
+
+def _numbered(rows, name: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    for number, row in enumerate(rows):
+        yield f"{name}, row {number}", row
+
+
+def _format_of(row: dict[str, Any], kind: str, place: str) -> dict[str, type]:
+    """The keys of the first row's format, and whether each is a text (str) or messages (list)."""
+    for keys in FORMATS[kind]:
+        if set(keys) <= set(row):
+            found = {key: str if isinstance(row[key], str) else list for key in keys}
+            if "text" not in keys and "messages" not in keys and len(set(found.values())) > 1:
+                raise BadLineError(f"{place}: {', '.join(keys)} must all be texts, or all messages")
+            if kind == "grpo":
+                found |= dict.fromkeys((key for key in FOR_REWARDS if key in row), str)
+            return {key: {"text": str, "messages": list}.get(key, wanted) for key, wanted in found.items()}
+    raise BadLineError(f"{place}: keys {shorten(list(row))}; expected {_describe(kind)}")
+
+
+def _value(row: dict[str, Any], key: str, wanted: type, place: str) -> Any:
+    if key not in row:
+        raise BadLineError(f"{place}: no key {key!r}, it has {shorten(list(row))}; the rows before have one")
+    value = row[key]
+    if wanted is str:
+        if not isinstance(value, str):
+            raise BadLineError(f"{place}: {key!r} is {shorten(value)}; expected a text")
+        return value
+    if not isinstance(value, list) or not value or not all(map(_is_message, value)):
+        raise BadLineError(
+            f"{place}: {key!r} is {shorten(value)}; expected messages "
+            '[{"role": "user", "content": "..."}, ...] with at least one in it'
+        )
+    return [{"role": message["role"], "content": message["content"]} for message in value]
+
+
+def _is_message(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(value.get(key), str) for key in ("role", "content"))
+
+
+def _describe(kind: str) -> str:
+    return " or ".join("{" + ", ".join(f'"{key}": ...' for key in keys) + "}" for keys in FORMATS[kind])

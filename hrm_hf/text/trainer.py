@@ -1,7 +1,7 @@
 """`CausalLMTrainer`: trains causal language models, of this package and of transformers.
 
-Here are the loss components and metrics that a model returns beside its loss, weighted by the tokens they are means
-over, in training and in evaluation; learning rates of groups of parameters; and batches of rows of about one length.
+It adds the loss components and metrics that a model returns beside its loss, weighted by the tokens they are means
+over; learning rates of groups of parameters; and batches of rows of about equal length.
 """
 
 import math
@@ -13,12 +13,11 @@ from torch.utils.data import Sampler
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.trainer_utils import unwrap_peft_model
 
-from ..models.early_exit import exit_class
+from ..models.early_exit import EXIT_CRITERIA
 from ..models.segment_plan import SegmentSchedule
 from ..registry import has_ability
 from ..trainer.base import HrmTrainer
 from .arguments import LmTrainingArguments
-from .callbacks import LM_LOG_FORMAT
 
 
 # A model may give a part, or a metric, that is a mean over fewer than all targets: over the number in `metrics` of the
@@ -30,14 +29,29 @@ PART_COUNTS = {
     "refinement_accuracy": "decisions",
 }
 # What a batch counts by, and what says that a row is not counted.
-COUNTED_ONCE = {
-    "labels": -100,
-    "shift_labels": -100,
-    "decision_labels": -100,
-    "scored_labels": -100,
-    "scored_bytes": 0,
+COUNTED_ONCE = dict.fromkeys(("labels", "shift_labels", "decision_labels", "scored_labels"), -100) | {
+    "scored_bytes": 0
 }
 COUNTS = tuple(dict.fromkeys(PART_COUNTS.values()))
+LM_LOG_FORMAT = {
+    "loss": "loss {:7.4f}",
+    "perplexity": "perplexity {:9.2f}",
+    "plan_loss": "plan {:7.4f}",
+    "code_loss": "code {:7.4f}",
+    "refinement_loss": "refinement {:6.4f}",
+    "avg_steps": "segments {:4.2f}",
+    "learning_rate": "lr {:.2e}",
+    "tokens_per_second": "{:9,.0f} tokens/s",
+    "nonfinite_steps": "skipped {}",
+    "eval_lm_loss": "held-out loss {:7.4f}",
+    "eval_perplexity": "perplexity {:9.2f}",
+    "eval_bits_per_byte": "bits per byte {:.4f}",
+    "eval_avg_steps": "segments {:4.2f}",
+    "eval_plan_loss": "plan {:7.4f}",
+    "eval_code_loss": "code {:7.4f}",
+    "eval_refinement_loss": "refinement {:6.4f}",
+    "eval_refinement_accuracy": "decisions {:6.1%}",
+}
 
 
 class CausalLMTrainer(HrmTrainer):
@@ -49,8 +63,7 @@ class CausalLMTrainer(HrmTrainer):
     Args:
         model: what `ABILITIES` of the registry say of recurrent depth and groups of parameters is used.
         args: see `LmTrainingArguments`.
-        eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average, or a dict of
-            them for a dict of evaluation sets.
+        eval_bytes_per_token: bytes of text that a token of the evaluation data stands for on average.
         kwargs: as in the library.
     """
 
@@ -63,7 +76,7 @@ class CausalLMTrainer(HrmTrainer):
         self,
         model: Any = None,
         args: LmTrainingArguments | None = None,
-        eval_bytes_per_token: float | dict[str, float] | None = None,
+        eval_bytes_per_token: float | None = None,
         **kwargs: Any,
     ):
         self.eval_bytes_per_token = eval_bytes_per_token
@@ -72,7 +85,7 @@ class CausalLMTrainer(HrmTrainer):
             freeze_all_but_gate(unwrap_peft_model(self.model))
 
     def prepare_model(self, model: Any, args: LmTrainingArguments) -> None:
-        """Compiles one segment of a recurrent model, not the graph of all of them, whose number may be drawn."""
+        """Compile one segment of a recurrent model, not the graph of all of them, whose number may be drawn."""
         super().prepare_model(model, args)
         if args.torch_compile and has_ability(model, "recurrent_depth"):
             self.compile_part(partial(compile_segment, unwrap_peft_model(model)), args)
@@ -80,19 +93,21 @@ class CausalLMTrainer(HrmTrainer):
     def validate_arguments(self) -> None:
         """As in the base; smoothed labels and learning rates of groups are not for every model."""
         super().validate_arguments()
-        validate_label_smoothing(self.model, self.args.label_smoothing_factor)
-        self._validate_depth()
-        if self.args.lr_multipliers is not None and not has_ability(self.model, "parameter_groups"):
+        args, name = self.args, type(unwrap_peft_model(self.model)).__name__
+        # The library shifts labels only for the causal models it knows by name, and hides them from the model.
+        if args.label_smoothing_factor and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
             raise ValueError(
-                f"lr_multipliers={self.args.lr_multipliers}: {type(self.model).__name__} has no groups of parameters"
+                f"label_smoothing_factor={args.label_smoothing_factor}: the library would compare the outputs of "
+                f"{name} with labels that are not shifted. Set the model's own instead, with --config_overrides "
+                "label_smoothing=... where it has one"
             )
-
-    def _validate_depth(self) -> None:
-        given = [name for name in ("depth_warmup_ratio", "train_gate_only") if getattr(self.args, name)]
+        given = [option for option in ("depth_warmup_ratio", "train_gate_only") if getattr(args, option)]
         if given and not has_ability(self.model, "recurrent_depth"):
-            raise ValueError(f"{given[0]}: {type(self.model).__name__} has no segments and no halting gate")
+            raise ValueError(f"{given[0]}: {name} has no segments and no halting gate")
         if given and self.model.config.halt_max_steps == 1:
             raise ValueError(f"{given[0]}: a model with halt_max_steps=1 has one segment, and no halting gate")
+        if args.lr_multipliers is not None and not has_ability(self.model, "parameter_groups"):
+            raise ValueError(f"lr_multipliers={args.lr_multipliers}: {name} has no groups of parameters")
 
     # ---- optimizer ----
 
@@ -140,17 +155,20 @@ class CausalLMTrainer(HrmTrainer):
         """
         scored = {name: inputs[name] for name in ("scored_labels", "scored_bytes") if name in inputs}
         inputs = {name: value for name, value in inputs.items() if name not in scored}
-        labels = _targets(inputs)
+        labels = inputs.get("shift_labels")
+        if labels is None and inputs.get("labels") is not None:
+            labels = inputs["labels"][..., 1:]
         if has_ability(self.model, "recurrent_depth"):
             state = self.state
-            schedule = segment_schedule(self.args, self.model.config, state.global_step, state.max_steps)
-            inputs["schedule"] = schedule
+            inputs["schedule"] = segment_schedule(self.args, self.model.config, state.global_step, state.max_steps)
         loss, outputs = super().compute_loss(model, inputs, return_outputs=True, num_items_in_batch=num_items_in_batch)
         meter = self.train_metrics if model.training else self._eval_metrics
         if meter is not None and labels is not None:
             tokens = labels.ne(-100).sum().to(loss.device)
             terms = self._terms(loss.detach(), outputs, tokens, num_items_in_batch)
-            terms |= _decision_terms(outputs, inputs.get("decision_labels"))
+            if "decision_labels" in inputs and outputs.get("refinement_logits") is not None:
+                right = outputs["refinement_logits"].argmax(dim=-1) == inputs["decision_labels"]
+                terms["refinement_accuracy"] = right.sum().double()  # an ignored label, -100, is no class
             meter.add(terms | (_scored_terms(outputs["logits"], **scored) if scored else {}))
         return (loss, outputs) if return_outputs else loss
 
@@ -212,10 +230,10 @@ class CausalLMTrainer(HrmTrainer):
 
     @staticmethod
     def _token_means(sums: dict[str, float], tokens: float, smoothed: bool) -> dict[str, float]:
-        """Means with `lm_loss` and `perplexity`, where the loss says nothing about the language model alone: without.
+        """Means, with `lm_loss` and `perplexity` if they are known.
 
-        A model with parts says which of them is the language model's, or the parts that are means over tokens of their
-        own are it together; the loss of a model without parts is it.
+        `lm_loss` is the model's own, or all parts together that are means over tokens of their own; the loss of a
+        model without parts.
         """
         counts = {name: sums.pop(name) for name in COUNTS if name in sums}
         count_of = {name: counts[PART_COUNTS[name]] for name in sums if PART_COUNTS.get(name) in counts}
@@ -238,11 +256,8 @@ class CausalLMTrainer(HrmTrainer):
         nats, size_of_scored = sums.pop("scored_nats", None), sums.pop("scored_bytes", None)
         counts = {name: int(sums[name]) for name in COUNTS if name in sums}
         means = self._token_means(sums, tokens, smoothed=False)
-        size = self.eval_bytes_per_token
-        if isinstance(size, dict):
-            size = size.get(prefix.removeprefix("eval_"))
-        if size is not None and "lm_loss" in means:
-            means["bits_per_byte"] = means["lm_loss"] / math.log(2) / size
+        if self.eval_bytes_per_token is not None and "lm_loss" in means:
+            means["bits_per_byte"] = means["lm_loss"] / math.log(2) / self.eval_bytes_per_token
         if size_of_scored:
             means |= {"bits_per_byte": nats / math.log(2) / size_of_scored, "scored_bytes": int(size_of_scored)}
         return {f"{prefix}_{name}": value for name, value in {**means, **counts, "tokens": int(tokens)}.items()}
@@ -267,7 +282,7 @@ def segment_schedule(args: LmTrainingArguments, config: Any, step: int, max_step
     """
     if args.train_gate_only:
         return SegmentSchedule(segments=config.halt_max_steps, halting=False, gate_only=True)
-    first, final, warmup = config.fewest_bp_steps, config.bp_steps, args.bp_warmup_ratio * max_steps
+    first, final, warmup = (1 if config.flat_loop else 2), config.bp_steps, args.bp_warmup_ratio * max_steps
     return SegmentSchedule(
         bp_steps=final if step >= warmup else first + int((final - first) * step / warmup),
         segments=1 if step < args.depth_warmup_ratio * max_steps else None,
@@ -279,7 +294,7 @@ def freeze_all_but_gate(model: Any) -> None:
     """Freeze everything but the halting gate of a finished model; in inference the gate decides from then on."""
     model.requires_grad_(False)
     model.base_model.q_head.requires_grad_(True)
-    if not exit_class(model.config.exit_criterion).learned:
+    if not EXIT_CRITERIA[model.config.exit_criterion].learned:
         model.config.exit_criterion = "q"
 
 
@@ -289,41 +304,8 @@ def compile_segment(model: Any, **options: Any) -> None:
     base.compiled_segment = torch.compile(type(base).segment, **options)  # not bound: a copy runs its own weights
 
 
-def validate_label_smoothing(model: Any, factor: float) -> None:
-    """Raises ValueError where the library would smooth the wrong labels.
-
-    It shifts labels for the causal models it knows by name only, and it takes the labels away from the model, whose
-    other losses would be gone.
-    """
-    name = type(unwrap_peft_model(model)).__name__
-    if factor and name not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values():
-        raise ValueError(
-            f"label_smoothing_factor={factor}: the library would compare the outputs of {name} with labels that are "
-            "not shifted. Set the model's own instead, with --config_overrides label_smoothing=... where it has one"
-        )
-
-
-def _targets(inputs: dict[str, Any]) -> torch.Tensor | None:
-    """The labels as the loss sees them, one token later; None if there are none."""
-    if inputs.get("shift_labels") is not None:
-        return inputs["shift_labels"]
-    labels = inputs.get("labels")
-    return None if labels is None else labels[..., 1:]
-
-
-def _decision_terms(outputs: Any, labels: torch.Tensor | None) -> dict[str, torch.Tensor]:
-    """How many decisions of a refinement head are right; nothing for a model without."""
-    if labels is None or outputs.get("refinement_logits") is None:
-        return {}
-    # A decision without a label is -100, which no class is.
-    return {"refinement_accuracy": (outputs["refinement_logits"].argmax(dim=-1) == labels).sum().double()}
-
-
 def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_bytes: torch.Tensor) -> dict:
-    """Nats of the labels that a figure is wanted of, whatever else the loss is made of, and the bytes of their text.
-
-    One forward for both, and the same figure for models with parts and without.
-    """
+    """Nats of the labels that bits per byte are wanted of, and the bytes of their text."""
     targets = scored_labels[:, 1:]
     scored = targets != -100
     nats = torch.nn.functional.cross_entropy(logits[:, :-1][scored].float(), targets[scored], reduction="sum")
@@ -333,8 +315,8 @@ def _scored_terms(logits: torch.Tensor, scored_labels: torch.Tensor, scored_byte
 class LengthGroupedBatches(Sampler):
     """Orders rows so that those of one batch are about equally long, and batches come in random order.
 
-    The library's own goes from long to short again and again, and on the process's random numbers, which a resumed run
-    does not have any more. Here the order is a function of seed and epoch.
+    The library's own sampler draws from the process's random numbers, which a resumed run has lost. Here the order is
+    a function of seed and epoch.
 
     Args:
         lengths: of the rows.

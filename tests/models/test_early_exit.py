@@ -4,7 +4,7 @@ import pytest
 import tiny_hrm_lm
 import torch
 
-from hrm_hf.models.early_exit import EXIT_CRITERIA, SegmentState, relative_change
+from hrm_hf.models.early_exit import EXIT_CRITERIA, ExitCriterion, SegmentState, relative_change
 from hrm_hf.models.modeling_hrm_lm import HrmLmDecoderLayer
 from hrm_hf.models.segment_plan import SegmentSchedule
 
@@ -146,7 +146,7 @@ def test_the_gate_halts_where_the_probability_of_having_halted_passes_the_thresh
     gate = torch.tensor(0.4).logit()
     state = SegmentState(torch.zeros(1, 1, 4), None, torch.stack([gate, torch.tensor(0.0)])[None, None], None)
     for threshold, first in ((0.39, 1), (0.41, 2), (0.63, 2), (0.65, 3), (0.78, 3)):
-        rule = EXIT_CRITERIA["cdf"](threshold)
+        rule = ExitCriterion("cdf", threshold)
         assert [rule.check(state).item() for _ in range(3)].index(True) + 1 == first
 
 
@@ -155,7 +155,7 @@ def test_divergence_and_entropy_are_those_of_the_next_token():
     first, second = torch.tensor([0.5, 0.5]).log(), torch.tensor([0.25, 0.75]).log()
     for criterion in ("kl", "entropy_diff"):
         for threshold, halts in ((0.1309, True), (0.1307, False)):
-            rule = EXIT_CRITERIA[criterion](threshold)
+            rule = ExitCriterion(criterion, threshold)
             assert not rule.check(SegmentState(first[None, None], None, None, lambda h: h)).any()
             assert rule.check(SegmentState(second[None, None], None, None, lambda h: h)).item() is halts
 

@@ -8,8 +8,15 @@ from transformers.models.deepseek_v4.configuration_deepseek_v4 import DeepseekV4
 from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4HyperConnection, DeepseekV4HyperHead
 
 from hrm_hf import mHCLayer
-from hrm_hf.models.hyper_connections import RES_MODES, HyperConnection, HyperHead, sinkhorn
-from hrm_hf.models.stream_gains import backward_gain, composite_maps, forward_gain, min_column_sum
+from hrm_hf.models.hyper_connections import (
+    HyperConnection,
+    HyperHead,
+    backward_gain,
+    composite_maps,
+    forward_gain,
+    min_column_sum,
+    sinkhorn,
+)
 
 
 FILE = "mhc_deepseek_v4_tiny"
@@ -191,12 +198,7 @@ def test_unconstrained_maps_are_the_raw_ones_and_start_at_the_identity():
     assert torch.equal(site.get_connection_matrix(), torch.arange(16.0).view(4, 4).T)
 
 
-def test_five_streams_in_birkhoff_mode_are_refused_with_the_reason():
-    with pytest.raises(ValueError, match=r"num_streams=5: .*120 logits"):
-        HyperConnection(8, 5, res_mode="birkhoff")
-
-
-@pytest.mark.parametrize("mode", RES_MODES)
+@pytest.mark.parametrize("mode", ["sinkhorn", "birkhoff", "identity", "unconstrained"])
 def test_one_stream_is_a_plain_residual_connection_at_scale_zero(mode):
     site = HyperConnection(8, 1, eps=0.0, res_mode=mode, alpha_init=0.0)
     streams, branch = torch.randn(2, 3, 1, 8), torch.randn(2, 3, 8)
@@ -329,7 +331,7 @@ def test_a_site_compiles_as_one_graph_with_equal_values_and_gradients():
 # Without gradients, as in decoding
 
 
-@pytest.mark.parametrize("mode", RES_MODES)
+@pytest.mark.parametrize("mode", ["sinkhorn", "birkhoff", "identity", "unconstrained"])
 @pytest.mark.parametrize("tokens", [1, 65])
 def test_coefficients_without_gradients_equal_those_of_training(mode, tokens):
     site, streams = random_site(res_mode=mode).eval(), torch.randn(1, tokens, 4, 16)

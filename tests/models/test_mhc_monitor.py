@@ -6,7 +6,7 @@ import torch
 from datasets import Dataset
 from transformers import Trainer, TrainingArguments
 
-from hrm_hf.text.callbacks import MhcMonitorCallback
+from hrm_hf.text.run import MhcMonitorCallback
 
 
 NAMES = ("mhc/amax_pre", "mhc/amax_post", "mhc/amax_composite")

@@ -7,22 +7,22 @@ in tests/text/test_executors.py.
 import pytest
 from scripted_lm import DONE, ask_of, code
 
-from hrm_hf.text.rlm.executors import InProcessExecutor, MontyExecutor
+from hrm_hf.text.rlm.executors import MontyExecutor
 from hrm_hf.text.rlm.prompts import parse_reply
 
 
 RIGHT = code("FINAL('the ' + 'right answer')")
 NEST = "x = []\nfor _ in range(100000): x = [x]"
 SHARE = "x = [0] * 10\nfor _ in range(12): x = [x] * 10"  # 10^13 entries of 120 lists
-CYCLE = "x = []\nx.append(x)"
 
 # (what the reply does, its code, what the model is told)
-ANYWHERE = [
-    ("a value nested 100,000 deep", f"{NEST}\nx", "nested too deep"),
-    ("an answer nested 100,000 deep", f"{NEST}\n{DONE.format('x')}", "nested too deep"),
-    ("FINAL of a value nested 100,000 deep", f"{NEST}\nFINAL(x)", "nested too deep"),
+HOSTILE = [
+    ("a value nested 100,000 deep", f"{NEST}\nx", "does not convert to text"),
+    ("an answer nested 100,000 deep", f"{NEST}\n{DONE.format('x')}", "does not convert to text"),
+    ("FINAL of a value nested 100,000 deep", f"{NEST}\nFINAL(x)", "does not convert to text"),
     ("a value of shared lists that prints as 10^13", f"{SHARE}\nx", "more than 1000000 characters"),
     ("FINAL of shared lists that print as 10^13", f"{SHARE}\nFINAL(x)", "more than 1000000 characters"),
+    ("an instance that holds such lists", f"{SHARE}\nclass A: pass\na = A()\na.x = x\na", "more than 1000000 char"),
     ("an integer of 20,000 digits", "10 ** 20000", "Exceeds the limit"),
     ("FINAL of an integer of 20,000 digits", "FINAL(10 ** 20000)", "Exceeds the limit"),
     ("FINAL of a list with such an integer", "FINAL([1, {'a': 10 ** 20000}])", "Exceeds the limit"),
@@ -43,10 +43,7 @@ ANYWHERE = [
     ("a sub-call with an integer of 20,000 digits", "llm_query(10 ** 20000)", "expected a string"),
     ("a sub-call of 30 million characters", "llm_query('a' * 30_000_000)", "at most 20000000: split"),
     ("a child with a context of shared lists", f"{SHARE}\nrlm_query('q', x)", "more than 10000000 values"),
-    ("a child with a context nested 100,000 deep", f"{NEST}\nrlm_query('q', x)", "nested too deep"),
     ("a child with a question of 30 million characters", "rlm_query('a' * 30_000_000, 'c')", "split them"),
-]
-ISOLATED = [
     ("a text of 10^10 characters", "x = 'a' * 10 ** 10", "those before this block"),
     ("an integer of 10^9 digits", "x = 10 ** 10 ** 9", "those before this block"),
     ("padding to 10^9 characters", "'{:>1000000000}'.format(1)", "those before this block"),
@@ -56,28 +53,11 @@ ISOLATED = [
     ("half a surrogate pair in the answer", "answer['content'] = '\\ud800'", "turns left"),
     ("built-in functions that are gone", "str = repr = print = len = list = None", "turns left"),
 ]
-IN_PROCESS = [
-    ("FINAL of a function", "FINAL(lambda: 0)", "expected text, a number, a list or a dict"),
-    ("FINAL of a list in itself", f"{CYCLE}\nFINAL(x)", "nested too deep"),
-    ("FINAL of a generator", "FINAL(i for i in range(3))", "expected text, a number, a list or a dict"),
-    ("half a surrogate pair in the output", "print('\\ud800')", "turns left"),
-    ("half a surrogate pair in a sub-call", "print(llm_query('\\udfff'))", "turns left"),
-    ("an object whose repr fails", "class A:\n    def __repr__(self): 1 / 0\nA()", "does not convert to text"),
-    ("an error whose message fails", "class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "E"),
-    ("a dict that lies", "class D(dict):\n    def get(self, *_): 1 / 0\nanswer = D(ready=True)", "content is empty"),
-    ("an answer whose text fails",
-     "class S(list):\n    def __str__(self): 1 / 0\n    __repr__ = __str__\nFINAL(S())", "does not convert to text"),
-    ("an answer that is gone", "del answer", "must stay a dict"),
-    ("GeneratorExit", "raise GeneratorExit", "GeneratorExit"),
-]  # fmt: skip
 REPLIES = [
     ("5,000 code blocks", "```text\nx\n```\n" * 5000, "no complete code block"),
     ("20,000 fences that nothing closes", "```repl x\n" * 20_000, "no complete code block"),
-    ("200,000 parentheses in a block without end", "```repl\nFINAL" + "(" * 200_000, "no complete code block"),
+    ("200,000 parentheses in a block without end", "```repl\nx" + "(" * 200_000, "no complete code block"),
     ("100,000 spaces behind a fence", "```" + " " * 100_000 + "`\n", "no complete code block"),
-    ("FINAL_VAR of a keyword", "FINAL_VAR(lambda)", "there is no such variable"),
-    ("FINAL_VAR of 100,000 characters", f"FINAL_VAR({'x' * 100_000})", "there is no such variable"),
-    ("FINAL_VAR of an expression", "FINAL_VAR(__import__('os').system('true'))", "there is no such variable"),
     ("nothing but thoughts", "<think>" * 10_000, "no complete code block"),
     ("NUL characters", "\0" * 1000, "no complete code block"),
 ]
@@ -96,15 +76,10 @@ def goes_on(reply, told, executor=None, **caps):
     return result
 
 
-@pytest.mark.parametrize(("name", "block", "told"), ANYWHERE + ISOLATED, ids=ids(ANYWHERE + ISOLATED))
+@pytest.mark.parametrize(("name", "block", "told"), HOSTILE, ids=ids(HOSTILE))
 def test_the_run_goes_on_after_hostile_code_in_the_isolated_executor(name, block, told):
     pytest.importorskip("pydantic_monty")
     goes_on(code(block), told, MontyExecutor(block_seconds=1, max_memory=2**28))
-
-
-@pytest.mark.parametrize(("name", "block", "told"), ANYWHERE + IN_PROCESS, ids=ids(ANYWHERE + IN_PROCESS))
-def test_the_run_goes_on_after_hostile_code_in_the_process(name, block, told):
-    goes_on(code(block), told, InProcessExecutor(unsafe=True))
 
 
 @pytest.mark.parametrize(("name", "reply", "told"), REPLIES, ids=ids(REPLIES))
@@ -114,17 +89,17 @@ def test_the_run_goes_on_after_a_hostile_reply(name, reply, told):
 
 
 def test_an_error_is_shown_after_output_that_fills_all_the_room():
-    ask, model = ask_of([code("print('y' * 100_000)\n1 / 0"), RIGHT], executor=InProcessExecutor(unsafe=True))
+    ask, model = ask_of([code("print('y' * 100_000)\n1 / 0"), RIGHT])
     assert ask("?", context="", max_output_chars=500).answer == "the right answer"
     assert "ZeroDivisionError" in model.calls[-1]["prompts"][0]
 
 
 def test_a_child_gets_a_context_whose_key_has_20000_digits_without_ending_the_run():
     replies = [code("part = rlm_query('q', {10 ** 20000: 1})"), code("FINAL('of the child')"), RIGHT]
-    ask, _ = ask_of(replies, executor=InProcessExecutor(unsafe=True))
+    ask, _ = ask_of(replies)
     assert ask("?", context="", max_depth=2).answer == "the right answer"
 
 
 def test_a_reply_of_a_million_characters_is_read_in_one_pass():
     reply = "```text\n```\n" * 80_000 + code("FINAL(1)")
-    assert parse_reply(reply).value == "FINAL(1)\n"
+    assert parse_reply(reply)[0] == "FINAL(1)"

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 
 from hrm_hf import HrmLmForCausalLM
 from hrm_hf.cli import main
-from hrm_hf.text.convert_hrm_lm import convert_hrm_text1
+from hrm_hf.text.convert import convert_hrm_text1
 
 
 WIDTH, HEADS, UNITS, FF, VOCAB = 16, 2, 3, 24, 40
@@ -220,7 +220,7 @@ def test_files_that_are_missing_or_damaged_are_named(write_original, tmp_path):
     with pytest.raises(FileNotFoundError, match=r"config.json is missing"):
         convert_hrm_text1(folder, tmp_path / "ours")
     (folder / "config.json").write_text("{")
-    with pytest.raises(ValueError, match=r"config.json is not JSON"):
+    with pytest.raises(ValueError, match=r"config.json is not valid JSON"):
         convert_hrm_text1(folder, tmp_path / "ours")
     (folder / "pytorch_model.bin").unlink()
     with pytest.raises(FileNotFoundError, match=r"has none of .*it holds \['config.json'\]"):

@@ -151,14 +151,6 @@ def test_evaluation_is_the_mean_over_all_labelled_tokens(make, architecture):
             assert metrics[f"eval_{name}"] == pytest.approx(whole[name].item(), rel=1e-4)
 
 
-def test_each_evaluation_set_has_its_own_bytes_per_token(make):
-    sets = {"books": text(6, seed=5), "code": text(6, seed=6)}
-    metrics = make(evaluation=sets, bytes_per_token={"books": 4.0}).evaluate()
-    expected = metrics["eval_books_lm_loss"] / math.log(2) / 4.0
-    assert metrics["eval_books_bits_per_byte"] == pytest.approx(expected)
-    assert "eval_code_perplexity" in metrics and "eval_code_bits_per_byte" not in metrics
-
-
 def test_an_evaluation_without_labelled_tokens_says_so(make):
     data = Dataset.from_dict({"input_ids": [[1, 2, 3]], "labels": [[-100] * 3]})
     with pytest.raises(ValueError, match="the evaluation data have no labelled token"):

@@ -13,8 +13,7 @@ import pytest
 
 from hrm_hf.io.usage import UsageError
 from hrm_hf.text.options import BuildReasoning
-from hrm_hf.text.reasoning.build import build_reasoning, load_reasoning_info
-from hrm_hf.text.reasoning.rows import draw_rows, readable
+from hrm_hf.text.reasoning.build import build_reasoning, draw_rows, load_reasoning_info, readable
 from hrm_hf.text.reasoning.tasks import ID, NOT_ASKED, TASKS, WORDS, reasoning_tokenizer
 
 

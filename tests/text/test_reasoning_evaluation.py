@@ -24,11 +24,10 @@ from hrm_hf.text.arguments import LmDataArguments
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
 from hrm_hf.text.corpus import load_text_corpus
 from hrm_hf.text.options import BuildReasoning
-from hrm_hf.text.reasoning.build import build_reasoning
-from hrm_hf.text.reasoning.corpus import is_reasoning_data, load_reasoning_corpus
+from hrm_hf.text.reasoning.build import build_reasoning, draw_rows
 from hrm_hf.text.reasoning.evaluation import evaluate_rows
-from hrm_hf.text.reasoning.rows import draw_rows
 from hrm_hf.text.reasoning.tasks import ID, TASKS, WORDS, reasoning_tokenizer
+from hrm_hf.text.run import is_reasoning_data, load_reasoning_corpus
 
 
 ROOT = Path(__file__).parents[2]

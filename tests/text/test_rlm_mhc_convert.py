@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from hrm_hf import RlmMhcForCausalLM
 from hrm_hf.cli import app
-from hrm_hf.text.convert_rlm_mhc import convert_rlm_mhc
+from hrm_hf.text.convert import convert_rlm_mhc
 
 
 FILE = "rlm_mhc_model_tiny"
@@ -98,8 +98,8 @@ def test_every_tensor_that_does_not_fit_is_named(tmp_path):
     [
         (lambda folder: (folder / "config.yaml").unlink(), "config.yaml is missing"),
         (lambda folder: (folder / "model.safetensors").unlink(), "model.safetensors is missing"),
-        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04."), "not a safetensors file"),
-        (lambda folder: (folder / "config.yaml").write_text("a: [1"), "not YAML"),
+        (lambda folder: (folder / "model.safetensors").write_bytes(b"\x80\x04."), "model.safetensors cannot be read"),
+        (lambda folder: (folder / "config.yaml").write_text("a: [1"), "not valid YAML"),
         (lambda folder: (folder / "config.yaml").write_text("hidden_dim: 8"), r"lacks \['num_layers'"),
     ],
 )

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, default_data_collator
 
 from hrm_hf.text.byte_tokenizer import byte_tokenizer
-from hrm_hf.text.packing import Packing, pack_documents, pack_stream, pack_tokens, tokenize_documents
+from hrm_hf.text.corpus import Packing, pack_documents, pack_stream, pack_tokens, tokenize_documents
 
 
 TOKENIZER = byte_tokenizer()

@@ -386,7 +386,7 @@ def test_preferences_need_a_model_that_writes(script, tmp_path):
             "run_sft",
             "sft_hrm_lm",
             {"label_smoothing_factor": 0.1},
-            r"does not reach the loss .*label_smoothing=",
+            r"does not reach the loss; .*label_smoothing=",
         ),
         (
             "run_dpo",

@@ -8,7 +8,7 @@ import pytest
 import started
 import tiny_lm
 
-from hrm_hf.text.callbacks import MhcMonitorCallback
+from hrm_hf.text.run import MhcMonitorCallback
 from hrm_hf.trainer.logging import original_names
 
 

@@ -12,19 +12,28 @@ answer that is read one place before; -100 where nothing is asked), `steps` that
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ...io.files import complete_file, write_text
 from ...io.usage import UsageError, as_usage_errors
+from ..byte_tokenizer import BOS, EOS, PAD
 from ..options import BuildReasoning
-from .rows import FILLING, Rows, below, draw_rows, readable, row_keys
-from .tasks import TASKS, Task, reasoning_tokenizer
+from .tasks import ID, NOT_ASKED, TASKS, WORDS, Questions, Task, reasoning_tokenizer
 
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+Rows = dict[str, np.ndarray]
+PAD_ID = ID[PAD]
+REDRAWS = 20  # of rows that are taken
+FILLING = {"input_ids": PAD_ID, "labels": NOT_ASKED, "steps": 0}
 INFO_FILE = "reasoning.json"
 SPLITS = ("train", "validation", "test", "beyond")
 BLOCK = 1024  # rows that are drawn with one seed
@@ -150,6 +159,73 @@ def draw_split(info: ReasoningInfo, split: str, taken: set[bytes] = frozenset())
     return below(blocks) if blocks else None
 
 
+def readable(rows: Rows) -> list[str]:
+    """Rows as text: the words, each followed by `=` and the answer where one is asked for."""
+    input_ids, answers = rows["input_ids"][:, 1:], rows["labels"][:, 1:]
+    answers = np.concatenate([answers[:, 1:], np.full_like(answers[:, :1], NOT_ASKED)], axis=1)
+    lengths = (input_ids != PAD_ID).sum(axis=1) - 1
+    return [
+        " ".join(
+            WORDS[word] if answer == NOT_ASKED else f"{WORDS[word]}={WORDS[answer]}"
+            for word, answer in zip(line[:length].tolist(), asked[:length].tolist())
+        )
+        for line, asked, length in zip(input_ids, answers, lengths)
+    ]
+
+
+def draw_rows(task: Task, difficulties: np.ndarray, rng: np.random.Generator, taken: set[bytes] = frozenset()) -> Rows:
+    """Rows of given difficulties, as long as the longest of them.
+
+    Args:
+        difficulties: int64 [N].
+        taken: `row_keys` of questions that are drawn again, up to `REDRAWS` times.
+
+    Returns:
+        input_ids [N, T]: BOS, the words, EOS, padding. labels [N, T]: at each place the answer that is read one place
+        before, as models shift them; -100 elsewhere. steps [N, T]: of the labels. difficulty [N]. All int64.
+    """
+    parts, order = [], []
+    for one in np.unique(difficulties):
+        places = np.flatnonzero(difficulties == one)
+        part = _rows_of(task.draw(int(one), len(places), rng))
+        for _ in range(REDRAWS if taken else 0):
+            again = [place for place, key in enumerate(row_keys(part["input_ids"])) if key in taken]
+            if not again:
+                break
+            for name, column in _rows_of(task.draw(int(one), len(again), rng)).items():
+                part[name][again] = column
+        parts.append(part | {"difficulty": difficulties[places]})
+        order.append(places)
+    order = np.argsort(np.concatenate(order), kind="stable")
+    return {name: column[order] for name, column in below(parts).items()}
+
+
+def _rows_of(questions: Questions) -> Rows:
+    count, length = questions.words.shape
+    input_ids = np.full((count, length + 2), ID[EOS])
+    input_ids[:, 0], input_ids[:, 1:-1] = ID[BOS], questions.words
+    labels, steps = np.full_like(input_ids, NOT_ASKED), np.zeros_like(input_ids)
+    labels[:, 2:], steps[:, 2:] = questions.answers, questions.steps
+    return {"input_ids": input_ids, "labels": labels, "steps": steps}
+
+
+def below(parts: Sequence[Rows]) -> Rows:
+    """Stack rows, padded on the right to the longest, where a causal model cannot see it."""
+    longest = max(part["input_ids"].shape[1] for part in parts)
+
+    def padded(column: np.ndarray, name: str) -> np.ndarray:
+        if name not in FILLING:
+            return column
+        return np.pad(column, ((0, 0), (0, longest - column.shape[1])), constant_values=FILLING[name])
+
+    return {name: np.concatenate([padded(part[name], name) for part in parts]) for name in parts[0]}
+
+
+def row_keys(input_ids: np.ndarray) -> list[bytes]:
+    """For each row of ids [N, T] its words without the padding."""
+    return [row[row != PAD_ID].astype(np.int16).tobytes() for row in input_ids]
+
+
 # ---- the folder ----
 
 
@@ -190,3 +266,12 @@ def data_card(info: ReasoningInfo, splits: list[str]) -> str:
         f"{INFO_FILE}. An answer is read in one forward pass, and none is fed back: `labels` has it one place after "
         f"its word, `text` shows both as `word=answer`. The difficulty is the number of {task.difficulty_is}.\n"
     )
+
+
+def validate_vocabulary(tokenizer: "PreTrainedTokenizerBase", source: str) -> None:
+    """Raise ValueError for a tokenizer that has other words than the suite."""
+    if tokenizer.get_vocab() != ID:
+        raise ValueError(
+            f"{tokenizer.name_or_path or 'the tokenizer'} has other words than {source}; give the tokenizer that lies "
+            f"there, with --tokenizer_name {source}"
+        )

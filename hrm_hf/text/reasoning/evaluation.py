@@ -3,7 +3,6 @@
 A row is read in one forward pass, and its answers are the most likely words at the places that ask.
 """
 
-import inspect
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,31 +16,22 @@ from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, write_results
 from ...io.files import load_split
 from ...io.usage import UsageError, as_usage_errors
+from ...registry import has_ability
 from ...trainer.logging import wilson_interval
 from ...trainer.plots import INK, MUTED, new_figure, save_figure
 from ...trainer.recipes import library_versions
 from ..causal_lm import load_tokenizer
 from ..evaluation import model_positions
 from ..options import EvaluateReasoning
-from .build import ReasoningInfo, load_reasoning_info
-from .corpus import validate_vocabulary
-from .rows import PAD_ID, Rows
+from .build import PAD_ID, ReasoningInfo, Rows, load_reasoning_info, validate_vocabulary
 
 
 SPLITS = ("test", "beyond")
 OWN = "own"  # how a setting is called in which the model halts by itself, or has no choice
 
 
-def has_passes(model: PreTrainedModel) -> bool:
-    """Whether a forward pass of the model can be told its number of passes."""
-    return "num_segments" in inspect.signature(model.forward).parameters
-
-
 def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
-    """Evaluate a model on a data set of `hrm-hf data reasoning`.
-
-    Returns:
-        The content of results.json, with the `metrics` of `evaluate_rows`, and the names of the written files.
+    """Evaluate a model on a data set of `hrm-hf data reasoning`; return results.json and the names of written files.
 
     Raises:
         UsageError: a device or a split that does not exist, or options that do not fit the model.
@@ -61,7 +51,7 @@ def evaluate_checkpoint(options: EvaluateReasoning) -> dict[str, Any]:
         length, room = some["input_ids"].shape[1], model_positions(network, words)
         if length > room:
             raise UsageError(f"rows of {split} have {length} tokens, {model} has {room} positions", "--splits")
-    if (options.halting or options.passes) and not has_passes(network):
+    if (options.halting or options.passes) and not has_ability(network, "recurrent_depth"):
         raise ValueError(f"{model} has one depth, no passes and no exit; leave out --passes and --exit-criterion")
     metrics = evaluate_rows(network, rows, [None, *options.numbers], options.halting, options.batch_size)
     result = {
@@ -99,10 +89,9 @@ def evaluate_rows(
     halting: dict[str, Any] | None = None,
     batch_size: int = 64,
 ) -> dict[str, Any]:
-    """Accuracy of a model on splits of rows.
+    """Measure the accuracy of a model on splits of rows, which have the columns of `build.draw_rows`.
 
     Args:
-        rows: by split; columns as of `rows.draw_rows`.
         settings: numbers of passes; None as the model halts.
         halting: arguments of a forward pass in which the model halts.
 

@@ -364,11 +364,4 @@ class Maze(Task):
         return inner.reshape(free.shape)
 
 
-TASKS = {
-    "automaton": Automaton,
-    "pointers": Pointers,
-    "permutations": Permutations,
-    "addition": Addition,
-    "brackets": Brackets,
-    "maze": Maze,
-}
+TASKS = {kind.__name__.lower(): kind for kind in (Automaton, Pointers, Permutations, Addition, Brackets, Maze)}

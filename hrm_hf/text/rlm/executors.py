@@ -1,59 +1,31 @@
-"""Where the code that a recursive language model writes is run: a REPL that holds `context` and can call back.
+"""Where the code of a recursive language model runs: an isolated REPL that holds `context` and can call back.
 
-`MontyExecutor`, the default, is isolated. `InProcessExecutor` runs the code with all rights of this process. Another
-executor is a class with the methods of `InProcessExecutor` and its session.
+Another executor is a class with the methods of `MontyExecutor` and `MontySession`.
 """
 
-import ast
 import contextlib
 import inspect
-import io
-import keyword
-import random
 import time
-import traceback
 from collections.abc import Callable
 from typing import Any
 
 from ...io.usage import validate_extra
-from .prompts import UnfitValueError, text_of
+from .prompts import text_of
 
 
-# Runs first in every REPL. FINAL_VAR also takes the value itself, which models often pass instead of the name.
 PREAMBLE = '''
 answer = {"content": "", "ready": False}
 
 def FINAL(value):
-    """Finishes with this value, whatever has become of the dict."""
+    """Finish with this value, even if `answer` is no dict any more."""
     global answer
     answer = {"content": value, "ready": True}
-
-def FINAL_VAR(name):
-    """Finishes with the value of the variable of that name."""
-    if isinstance(name, str) and name.isidentifier():
-        try:
-            name = eval(name)
-        except NameError:
-            pass
-    FINAL(name)
 '''
-MAX_VALUE_CHARS = 1_000_000  # characters of the value that a block's last line has
 MAX_HOST_CALLS = 10_000_000  # Monty's own cap ends blocks at 1000; sub-calls and time have caps of their own
 
 
-class CallError(ValueError):
-    """A wrong call of a function that the REPL offers; raised inside the REPL, where code may catch it."""
-
-
-class RunStopped(BaseException):
-    """Ends the run from inside a call of the REPL, whose code must not catch it as an ordinary exception.
-
-    `reason` names the cap; `error` is set if something failed.
-    """
-
-    def __init__(self, reason: str, error: Exception | None = None):
-        super().__init__(reason)
-        self.reason, self.error = reason, error
+class CapReachedError(Exception):
+    """A cap that ends the run from inside a call of the REPL; the text is its name."""
 
 
 class MontyExecutor:
@@ -72,18 +44,15 @@ class MontyExecutor:
     """
 
     def __init__(self, block_seconds: float = 30.0, max_memory: int = 2**30):
-        validate_extra(
-            "rlm",
-            "code that a model writes needs an isolated interpreter, pydantic-monty",
-            "pydantic_monty",
-            instead="use InProcessExecutor(unsafe=True), which is not isolated",
-        )
+        need = "code that a model writes needs an isolated interpreter, pydantic-monty"
+        validate_extra("rlm", need, "pydantic_monty")
         import pydantic_monty
 
         self.monty = pydantic_monty
         self.block_seconds, self.max_memory = block_seconds, max_memory
 
     def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "MontySession":
+        """Open a REPL with `context`, `answer`, FINAL and the functions, whose ValueErrors its code may catch."""
         return MontySession(self, context, functions, seed)
 
 
@@ -105,6 +74,7 @@ class MontySession:
             ) from error
 
     def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
+        """Run a block and pass what it prints to `write`; return the text of its error, or None."""
         if seconds < self._seconds:  # limits are those of a worker: a shorter one takes a new worker
             self._restart(seconds)
         monty = self.monty
@@ -118,36 +88,36 @@ class MontySession:
         self._restart(self._seconds)  # what such a block leaves behind is not to be relied on, and may fill memory
         return f"{self._text(error)}\n(the variables are again those before this block)"
 
-    def variable(self, name: str) -> Any:
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise KeyError(name)
+    def answer(self) -> Any:
+        """Return the variable `answer`, None if it is gone or cannot leave the REPL."""
         try:
-            return self._session.feed_run(name)
-        except (self.monty.MontyError, ValueError, RecursionError, MemoryError) as error:  # or it cannot be converted
-            raise KeyError(name) from error
+            return self._session.feed_run("answer")
+        except (self.monty.MontyError, ValueError, RecursionError, MemoryError):
+            return None
 
     def close(self) -> None:
+        """End the worker."""
         with contextlib.suppress(self.monty.MontyError):  # a worker that is gone is closed
             self._stack.close()
 
     def _feed(self, code: str, write: Callable[[str], None], deadline: float):
-        """Runs a block to its end; returns Monty's exception, or None."""
+        """Run a block to its end; return Monty's exception, or None."""
         try:
             step = self._session.feed_start(
                 code, external_lookup=self.functions, print_callback=lambda _, text: write(text)
             )
             while not isinstance(step, self.monty.MontyComplete):
                 if time.monotonic() > deadline:  # the worker's clock stands still while it waits for us
-                    raise RunStopped("max_wall_seconds")
+                    raise CapReachedError("max_wall_seconds")
                 step = self._answer(step)
         except (self.monty.MontyError, RecursionError, OverflowError, MemoryError) as error:
             return error  # the latter three are of a value on its way between the processes
         if step.output is not None:
-            write(_as_output(step.output))
+            write(_shown(step.output))
         return None
 
     def _answer(self, step):
-        """Answers one request of the worker: calls of our functions; everything else is refused."""
+        """Answer one request of the worker: call our functions and reject everything else."""
         if isinstance(step, self.monty.FunctionSnapshot):
             function = self.functions.get(step.function_name)
             if step.is_os_function:
@@ -174,91 +144,40 @@ class MontySession:
             self._session.load_session(self._dump)
 
     def _restart(self, seconds: float) -> None:
-        """A new worker with the variables of the last good block."""
+        """Start a new worker with the variables of the last good block."""
         self.close()
         deadline = time.monotonic() + seconds
         try:
             self._start(seconds)
         except self.monty.MontyError as error:
             if time.monotonic() > deadline:  # loading the variables took all that was left of the run
-                raise RunStopped("max_wall_seconds") from error
-            failure = RuntimeError(f"the worker of the REPL does not start again: {type(error).__name__}: {error}")
-            raise RunStopped("executor failed", failure) from error
+                raise CapReachedError("max_wall_seconds") from error
+            message = f"the worker of the REPL does not start again: {type(error).__name__}: {error}"
+            raise RuntimeError(message) from error
 
 
-class InProcessExecutor:
-    """Runs the model's code in this process: it may delete files, use the network and never end."""
-
-    def __init__(self, unsafe: bool = False):
-        if unsafe is not True:
-            raise ValueError(
-                f"unsafe={unsafe}: the code has all rights of this process; say unsafe=True to allow that"
-            )
-
-    def open(self, context: Any, functions: dict[str, Callable], seed: int) -> "InProcessSession":
-        """Open a REPL with `context`, `answer`, FINAL, FINAL_VAR and the functions."""
-        return InProcessSession(context, functions, seed)
-
-
-class InProcessSession:
-    """One REPL: a namespace for `exec`. Its variables stay from block to block."""
-
-    def __init__(self, context: Any, functions: dict[str, Callable], seed: int):
-        random.seed(seed)
-        self._names: dict[str, Any] = {"__name__": "repl", "context": context, **functions}
-        exec(PREAMBLE, self._names)
-
-    def run(self, code: str, write: Callable[[str], None], seconds: float) -> str | None:
-        """Run a block and pass what it prints to `write`. Return the error's text, or None.
-
-        Raises RunStopped where a function of the REPL did. Time is not limited here.
-        """
-        try:
-            tree = ast.parse(code, "repl.py")
-            last = tree.body.pop() if tree.body and isinstance(tree.body[-1], ast.Expr) else None
-            stream = io.TextIOBase()
-            stream.write = write
-            with contextlib.redirect_stdout(stream):
-                exec(compile(tree, "repl.py", "exec"), self._names)
-                value = eval(compile(ast.Expression(last.value), "repl.py", "eval"), self._names) if last else None
-            if value is not None:
-                write(_as_output(value))
-        except (RunStopped, KeyboardInterrupt):  # a cap, and the person at the keyboard
-            raise
-        except BaseException as error:  # code may raise whatever it likes
-            return "".join(traceback.format_exception_only(error)).strip()
-        return None
-
-    def variable(self, name: str) -> Any:
-        """Return the value of a variable. Raise KeyError if there is none, or if it cannot leave the REPL."""
-        return self._names[name]
-
-    def close(self) -> None:
-        self._names.clear()
-
-
-def _as_output(value: Any) -> str:
+def _shown(value: Any) -> str:
     """Return the text that a REPL shows for the value of the last line."""
     try:
-        return f"{text_of(value, MAX_VALUE_CHARS, quoted=True)}\n"
-    except UnfitValueError as error:
+        return f"{text_of(value, quoted=True)}\n"
+    except ValueError as error:
         return f"(the value of the last line, a {type(value).__name__}, is not shown: {error})\n"
 
 
 def _broke_limit(error) -> bool:
-    """Whether the worker is not to be relied on any more."""
-    if not hasattr(error, "exception"):  # none, or one of ours while it waited for us in the middle of a block
+    """Whether a block broke a limit, or ended while the worker waited for us."""
+    if not hasattr(error, "exception"):
         return error is not None
     return isinstance(error.exception(), (TimeoutError, MemoryError))
 
 
 def _call(function: Callable, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Calls a host function; only what the code in the REPL did wrong is raised there."""
+    """Call a host function; its ValueErrors and wrong arguments are raised in the REPL, other errors here."""
     try:
         inspect.signature(function).bind(*args, **kwargs)
     except TypeError as error:
         return {"exception": error}
     try:
         return {"return_value": function(*args, **kwargs)}
-    except CallError as error:
+    except ValueError as error:
         return {"exception": ValueError(str(error))}

@@ -4,7 +4,7 @@
     ask("Which of these letters mention a debt?", context=letters).answer
 
 The root model sees type and size of the context and what its code prints; its code may call language models on parts
-of the context (`prompts.py`: what the model is told, `chat.py`: how it is asked, `executors.py`: where its code runs).
+of the context (`prompts.py`: what the model is told, `executors.py`: where its code runs).
 A small fresh model cannot drive this; take an instruct model that writes code.
 """
 
@@ -16,16 +16,22 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, Pipeline, TextGenerationPipeline
+from jinja2.exceptions import TemplateError
+from transformers import AutoModelForCausalLM, Pipeline, StoppingCriteria, StoppingCriteriaList, TextGenerationPipeline
 from transformers.pipelines import PIPELINE_REGISTRY
 
 from ..options import RlmCaps
 from . import prompts as text
-from .chat import ChatModel, Message
-from .executors import CallError, MontyExecutor, RunStopped
+from .executors import CapReachedError, MontyExecutor
 
 
 SALVAGE_SHARE = 0.1  # of max_wall_seconds, kept for the answer that is asked for when time is up
+
+Message = dict[str, str]
+REPLY = 1024  # tokens of a reply of a model whose window does not ask for less
+PLAIN_ROLES = {"system": "", "user": "User: ", "assistant": "Assistant: "}
+SHORTEST_OUTPUT = 200  # characters; nothing is cut further than that
+PLAIN_STOP = "\nUser:"
 
 
 @dataclass
@@ -35,8 +41,8 @@ class RlmResult:
     Attributes:
         answer: the answer; "" if there is none.
         finished: whether the model gave it as its answer, rather than being stopped by a cap.
-        stop_reason: "answer" (the dict), "final", "final_var", or the cap that was hit ("max_turns", "max_sub_calls",
-            "max_wall_seconds") and where the answer then comes from, as in "max_turns: answer asked for".
+        stop_reason: "answer", or the cap that was hit ("max_turns", "max_sub_calls", "max_wall_seconds") and where
+            the answer then comes from, as in "max_turns: answer asked for".
         turns: replies of the root model. sub_calls: prompts of sub-calls at all depths.
         tokens: generated tokens of all calls. prompt_tokens: tokens of all prompts.
         trajectory: the events of the run, as they are written to the trajectory file.
@@ -59,8 +65,6 @@ class RlmPipeline(Pipeline):
         model: a causal LM, or a text-generation pipeline whose model and tokenizer are taken.
         tokenizer: of the model. Without a chat template a plain one is used, see `ChatModel`.
         executor: where code runs; `MontyExecutor()` if None.
-        window: most tokens of prompt and reply together, by default what the config says. When the conversation grows
-            beyond it, the oldest turns are left out.
         generation_kwargs: more arguments of `generate`, for example `{"do_sample": True, "temperature": 0.7}`.
 
     Raises:
@@ -79,17 +83,17 @@ class RlmPipeline(Pipeline):
         tokenizer=None,
         *args: Any,
         executor=None,
-        window: int | None = None,
         generation_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
     ):
         if isinstance(model, TextGenerationPipeline):
             kwargs = {"device": model.device, **kwargs}
             model, tokenizer = model.model, tokenizer or model.tokenizer
+        if tokenizer is None:
+            raise ValueError("tokenizer=None: a recursive language model needs the tokenizer of its model")
         self.executor = MontyExecutor() if executor is None else executor
-        ChatModel(model, tokenizer, window, generation_kwargs)  # so that mistakes show before the first question
         super().__init__(model, tokenizer, *args, **kwargs)
-        self.window, self.generation_kwargs = window, generation_kwargs
+        self.generation_kwargs = generation_kwargs or {}
         self.model.eval()
 
     def __call__(
@@ -104,13 +108,13 @@ class RlmPipeline(Pipeline):
             caps: fields of `hrm_hf.text.options.RlmCaps`, such as max_turns, max_sub_calls, max_depth and seed.
 
         Raises:
-            ValueError: a cap is not above 0, the context holds other values, or the question does not fit the model.
+            ValueError: a cap is not above 0, the executor rejects the context, or the question does not fit the model.
             RuntimeError: `generate` failed.
         """
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"question={question!r:.80}: must be a string that is not empty")
         text.validate_context(context)
-        chat = ChatModel(self.model, self.tokenizer, self.window, self.generation_kwargs)
+        chat = ChatModel(self.model, self.tokenizer, self.generation_kwargs)
         caps = RlmCaps(**caps)
         caps.max_new_tokens = caps.max_new_tokens or chat.usual_reply()
         with torch.random.fork_rng([self.device] if self.device.type == "cuda" else []):
@@ -128,7 +132,7 @@ class RlmPipeline(Pipeline):
 class _Run:
     """The state that the root and its children share: model, caps, counts, deadlines, events."""
 
-    def __init__(self, chat: ChatModel, executor, caps: RlmCaps, question: str, context: Any, path):
+    def __init__(self, chat: "ChatModel", executor, caps: RlmCaps, question: str, context: Any, path):
         self.chat, self.executor, self.caps = chat, executor, caps
         self.events, self.path, self.sub_calls = [], path and Path(path), 0
         self.start = time.monotonic()
@@ -144,11 +148,11 @@ class _Run:
         root = self.root
         try:
             root.run()
-        except RunStopped as stop:
-            if stop.error is not None:
-                self.log("error", 0, message=str(stop.error))
-                raise stop.error from stop.__cause__
-            root.salvage(stop.reason, self.last_deadline)
+        except CapReachedError as stop:
+            root.salvage(str(stop), self.last_deadline)
+        except RuntimeError as error:
+            self.log("error", 0, message=str(error))
+            raise
         tokens = {"tokens": self.chat.new_tokens, "prompt_tokens": self.chat.prompt_tokens}
         ended = {name: getattr(root, name) for name in ("answer", "finished", "stop_reason", "turns")}
         return RlmResult(**ended, sub_calls=self.sub_calls, **tokens, trajectory=self.events)
@@ -162,12 +166,12 @@ class _Run:
                 file.write(json.dumps(self.events[-1]) + "\n")
 
     def spend(self, prompts: int) -> None:
-        """Count sub-calls before they are made. Raise CallError for too many, RunStopped if none is left."""
+        """Count sub-calls before they are made. Raise ValueError for too many, CapReachedError if none is left."""
         left = self.caps.max_sub_calls - self.sub_calls
         if left == 0:
-            raise RunStopped("max_sub_calls")
+            raise CapReachedError("max_sub_calls")
         if prompts > left:
-            raise CallError(f"{prompts} prompts, but only {left} calls of language models are left")
+            raise ValueError(f"{prompts} prompts, but only {left} calls of language models are left")
         self.sub_calls += prompts
 
 
@@ -195,7 +199,7 @@ class _Level:
         self._log("start", question=question, context=description)
 
     def run(self) -> str:
-        """Take turns until the model answers or has had all its turns; other caps raise RunStopped."""
+        """Take turns until the model answers or has had all its turns; other caps raise CapReachedError."""
         functions = {"llm_query": lambda prompt: self._llm_query_batched([prompt])[0]}
         functions |= {"llm_query_batched": self._llm_query_batched}
         functions |= {"rlm_query": self._rlm_query} if self.has_children else {}
@@ -215,35 +219,21 @@ class _Level:
             return
         self._append(text.SALVAGE.format(reason=reason, question=self.question))
         try:
-            reply = text.parse_reply(self._ask(deadline))
-        except RunStopped as stop:
-            if stop.error is not None:
-                raise
-            self._end("", f"{reason}: no answer")
-            return
-        answer = reply.value if reply.kind == "final" else reply.text
+            answer = self._ask(deadline)
+        except CapReachedError:
+            answer = ""
         self._end(answer, f"{reason}: answer asked for" if answer else f"{reason}: no answer")
 
     def _turn(self, session) -> None:
-        reply = text.parse_reply(self._ask(self.shared.deadline, until_block=True))
+        code, reply = text.parse_reply(self._ask(self.shared.deadline, until_block=True))
         self.turns += 1
-        self.messages.append({"role": "assistant", "content": reply.text or "(nothing)"})
-        self._log("reply", turn=self.turns, kind=reply.kind, text=reply.text)
-        if reply.kind == "code":
-            self._run_block(session, reply.value)
-            self._read_answer(session)
-        elif reply.kind == "final":
-            self._end(reply.value, "final", finished=True)
-        elif reply.kind == "nothing":
+        self.messages.append({"role": "assistant", "content": reply or "(nothing)"})
+        self._log("reply", turn=self.turns, text=reply)
+        if code is None:
             self._tell(text.NO_BLOCK)
         else:
-            try:
-                answer = text.answer_text(session.variable(reply.value), self.caps.max_answer_chars)
-                self._end(answer, "final_var", finished=True)
-            except KeyError:
-                self._tell(text.NO_VARIABLE.format(name=text.short(reply.value)))
-            except text.UnfitValueError as error:
-                self._tell(text.UNFIT_ANSWER.format(reason=error))
+            self._run_block(session, code)
+            self._read_answer(session.answer())
 
     def _run_block(self, session, code: str) -> None:
         self.printed, self.room = [], self.caps.max_output_chars
@@ -254,7 +244,7 @@ class _Level:
 
     def _write(self, printed: str) -> None:
         if self.room > 0:
-            self.printed.append(text.whole_text(printed[: self.room]))
+            self.printed.append(printed[: self.room])
         self.room -= len(printed)
 
     def _shown(self, error: str | None) -> str:
@@ -262,20 +252,15 @@ class _Level:
         cut = text.CUT.format(count=-self.room) if self.room < 0 else ""
         return "".join(self.printed) + cut + (f"\n{error}" if error else "") or "(nothing)"
 
-    def _read_answer(self, session) -> None:
+    def _read_answer(self, answer: Any) -> None:
         """Take the dict `answer`: the end if it is ready, else a draft to fall back on."""
-        try:
-            answer = session.variable("answer")
-        except KeyError:
-            answer = None
         if not isinstance(answer, dict):
             self._append(text.BAD_ANSWER)
             return
-        ready, content = dict.get(answer, "ready"), dict.get(answer, "content", "")  # not by a class of the model's
-        ready = isinstance(ready, (int, float)) and ready == 1
+        ready = answer.get("ready") == 1
         try:
-            self.draft = text.answer_text(content, self.caps.max_answer_chars)
-        except text.UnfitValueError as error:
+            self.draft = text.answer_text(answer.get("content", ""))
+        except ValueError as error:
             if ready:
                 self._append(text.UNFIT_ANSWER.format(reason=error))
             return
@@ -286,16 +271,14 @@ class _Level:
 
     def _llm_query_batched(self, prompts: list[str]) -> list[str]:
         if not isinstance(prompts, (list, tuple)) or not all(isinstance(prompt, str) for prompt in prompts):
-            raise CallError(
-                f"expected a string, or a list of strings for llm_query_batched, not {text.short(prompts)}"
-            )
+            raise ValueError(f"expected a string (llm_query_batched: a list of strings), not {text.short(prompts)}")
         if not prompts:
             return []
         self._validate_size(sum(map(len, prompts)))
         encoded = [self.chat.encode([{"role": "user", "content": prompt}]) for prompt in prompts]
         longest, room = max(map(len, encoded)), self.chat.room(self.caps.max_new_tokens)
         if room is not None and longest > room:
-            raise CallError(f"a prompt has {longest} tokens, and the model takes {room}: split it")
+            raise ValueError(f"a prompt has {longest} tokens, and the model takes {room}: split it")
         self.shared.spend(len(prompts))
         answers = []
         for start in range(0, len(encoded), self.caps.batch_size):
@@ -306,19 +289,16 @@ class _Level:
 
     def _rlm_query(self, question: str, context: Any) -> str:
         if not isinstance(question, str):
-            raise CallError(f"rlm_query(question, context): the question is no string: {text.short(question)}")
+            raise ValueError(f"rlm_query(question, context): the question is no string: {text.short(question)}")
         self._validate_size(len(question))
-        try:
-            text.validate_context(context)
-            self.shared.spend(1)
-            return _Level(self.shared, question, context, self.depth + 1).run()
-        except ValueError as error:  # question or context does not fit
-            raise CallError(str(error)) from error
+        text.validate_context(context)
+        self.shared.spend(1)
+        return _Level(self.shared, question, context, self.depth + 1).run()
 
-    def _validate_size(self, chars: int) -> None:
-        """Reject long prompts before they are tokenized, which takes a hundred times the memory of the text."""
-        if chars > self.caps.max_prompt_chars:
-            raise CallError(f"the prompts have {chars} characters; at most {self.caps.max_prompt_chars}: split them")
+    @staticmethod
+    def _validate_size(chars: int) -> None:
+        if chars > text.MAX_PROMPT_CHARS:
+            raise ValueError(f"the prompts have {chars} characters; at most {text.MAX_PROMPT_CHARS}: split them")
 
     def _ask(self, deadline: float, until_block: bool = False) -> str:
         ids = self.chat.fit(self.messages, self.caps.max_new_tokens)
@@ -337,6 +317,130 @@ class _Level:
 
     def _log(self, event: str, **fields: Any) -> None:
         self.shared.log(event, self.depth, **fields)
+
+
+class ChatModel:
+    """A model and its tokenizer, asked in messages.
+
+    Without a chat template the messages are written as text ("User: ...", "Assistant: ..."), and a reply ends where
+    the model begins the next message of the user. Special tokens in a message (`<|im_end|>` in a document, say) get a
+    space after their first character, so that they cannot end the message.
+
+    Args:
+        generation_kwargs: more arguments of `generate`, such as `do_sample` and `temperature`.
+    """
+
+    def __init__(self, model, tokenizer, generation_kwargs: dict[str, Any]):
+        self.model, self.tokenizer, self.generation_kwargs = model, tokenizer, generation_kwargs
+        self.window = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        added = tokenizer.added_tokens_decoder.values()
+        special = {*tokenizer.all_special_tokens, *(token.content for token in added if token.special)}
+        self.special = sorted((token for token in special if len(token) > 1), key=len, reverse=True)
+        ids = (tokenizer.pad_token_id, tokenizer.eos_token_id, 0)
+        self.pad_id = next(token for token in ids if token is not None)
+        self.prompt_tokens = self.new_tokens = 0
+
+    def encode(self, messages: list[Message]) -> list[int]:
+        """Return the token ids of a conversation, up to where the reply of the assistant begins."""
+        messages = [{**message, "content": self._harmless(message["content"])} for message in messages]
+        if self.tokenizer.chat_template is None:
+            prompt = "\n\n".join(PLAIN_ROLES[message["role"]] + message["content"] for message in messages)
+            return self.tokenizer(f"{prompt}\n\nAssistant:")["input_ids"]
+        try:
+            prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        except TemplateError:  # some templates raise for the system role
+            first = {"role": "user", "content": f"{messages[0]['content']}\n\n{messages[1]['content']}"}
+            messages = [first, *messages[2:]]
+            prompt = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+        return self.tokenizer(prompt, add_special_tokens=False)["input_ids"]
+
+    def usual_reply(self) -> int:
+        """Return the default of `max_new_tokens`: a small window has to keep room for rules and conversation."""
+        return REPLY if self.window is None else max(1, min(REPLY, self.window // 4))
+
+    def room(self, max_new_tokens: int) -> int | None:
+        """Return the tokens that a prompt may have, None for no bound. Raise ValueError if there are none."""
+        if self.window is not None and max_new_tokens >= self.window:
+            raise ValueError(f"max_new_tokens={max_new_tokens}: leaves no room for a prompt in {self.window} tokens")
+        return None if self.window is None else self.window - max_new_tokens
+
+    def fit(self, messages: list[Message], max_new_tokens: int) -> list[int]:
+        """Encode [system, question, then pairs of reply and answer], without the oldest pairs if they do not fit.
+
+        Raises ValueError if not even rules and question fit.
+        """
+        room = self.room(max_new_tokens)
+        rules, question, *rest = messages
+        dropped = 0
+        while True:
+            note = text.OLD_TURNS.format(count=dropped) if dropped else ""
+            ids = self.encode([rules, {**question, "content": question["content"] + note}, *rest])
+            if room is None or len(ids) <= room:
+                return ids
+            if len(rest) > 2:
+                dropped, rest = dropped + 1, rest[2:]
+            elif rest and len(rest[-1]["content"]) > SHORTEST_OUTPUT:
+                output = rest[-1]["content"]
+                rest = [*rest[:-1], {**rest[-1], "content": text.cut_middle(output, len(output) // 2)}]
+            else:
+                raise ValueError(
+                    f"rules, question and the last turn take {len(ids)} tokens, and the model has room for {room} "
+                    f"beside max_new_tokens={max_new_tokens}; shorten the question (long text belongs in the context)"
+                )
+
+    def generate(
+        self, prompts: list[list[int]], max_new_tokens: int, deadline: float, until_block: bool = False
+    ) -> list[str]:
+        """Ask all prompts in one call of `model.generate`, padded on the left; return the replies without thoughts.
+
+        `deadline` is of `time.monotonic`; with `until_block` a single reply ends with its first code block. Raises
+        CapReachedError if the deadline has passed, and RuntimeError if `generate` fails.
+        """
+        seconds = deadline - time.monotonic()
+        if seconds <= 0:
+            raise CapReachedError("max_wall_seconds")
+        width = max(map(len, prompts))
+        device = self.model.device
+        ids = [[self.pad_id] * (width - len(prompt)) + prompt for prompt in prompts]
+        mask = [[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts]
+        criteria = [_AfterBlock(self.tokenizer, width)] if until_block else []
+        try:
+            output = self.model.generate(
+                input_ids=torch.tensor(ids, device=device),
+                attention_mask=torch.tensor(mask, device=device),
+                **{"pad_token_id": self.pad_id, **self.generation_kwargs},
+                max_new_tokens=max_new_tokens,
+                max_time=seconds,
+                stopping_criteria=StoppingCriteriaList(criteria),
+            )
+        except Exception as error:
+            message = f"generate failed on {len(prompts)} prompts: {type(error).__name__}: {error}"
+            raise RuntimeError(message) from error
+        replies = output[:, width:]
+        self.prompt_tokens += sum(map(len, prompts))
+        self.new_tokens += int((replies != self.pad_id).sum())
+        answers = self.tokenizer.batch_decode(replies, skip_special_tokens=True)
+        if self.tokenizer.chat_template is None:
+            answers = [answer.partition(PLAIN_STOP)[0] for answer in answers]
+        return [text.drop_thinking(answer) for answer in answers]
+
+    def _harmless(self, content: str) -> str:
+        for token in self.special:
+            content = content.replace(token, f"{token[0]} {token[1:]}")
+        return content
+
+
+class _AfterBlock(StoppingCriteria):
+    """End a single reply after its first code block, because the model would only guess what the block prints."""
+
+    def __init__(self, tokenizer, start: int):
+        self.tokenizer, self.start = tokenizer, start
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs) -> torch.Tensor:
+        tail = self.tokenizer.decode(input_ids[0, -4:], skip_special_tokens=True)
+        reply = self.tokenizer.decode(input_ids[0, self.start :], skip_special_tokens=True) if "`" in tail else ""
+        done = text.parse_reply(reply)[0] is not None
+        return torch.full((len(input_ids),), done, dtype=torch.bool, device=input_ids.device)
 
 
 PIPELINE_REGISTRY.register_pipeline(

@@ -1,0 +1,307 @@
+"""Convert checkpoints of other projects' language models: HRM_Models to `hrm_lm`, petostouf/rlm-mhc to `rlm_mhc`.
+
+`convert_hrm_text1` makes starting weights of an "HRMText1". The original is a row of units, each with one high-level
+and one low-level block; ours has one stack of each. Unit i becomes block i of both stacks; embeddings, the tied head
+and the final norm (as the exit norm of the high-level stack) are kept; per-unit prediction heads, Q-networks and
+ponder networks have no counterpart and are dropped. Outputs do NOT match: see `WHY_OUTPUTS_DIFFER`. The norms are
+repaired (gain / sqrt(width)), so that a block computes what the same block with correct attention would. Train the
+result; do not evaluate it. Models with learned positions are rejected.
+
+`convert_rlm_mhc` converts a folder with config.yaml (the fields of its ModelConfig) and model.safetensors that was
+trained without mHC. Its model is a Llama with fused projections and interleaved rotary pairs, so the conversion
+splits, permutes and renames; the result has `mhc_enabled=False`, and `RlmMhcForCausalLM.from_llama` gives it streams
+without changing a logit. Checkpoints with `mhc_enabled: true` are rejected: the layers of that name mix copies by a
+fixed matrix inside a block, which is a product of matrices and not the method of arXiv 2512.24880.
+
+Optimizer states are not read, and pickled code never runs: `weights_only=True`.
+"""
+
+import logging
+import re
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+
+from ..io.files import load_json, load_yaml
+from ..io.state_dicts import read_stored_model
+from ..models.configuration_hrm_lm import HrmLmConfig
+from ..models.configuration_rlm_mhc import RlmMhcConfig
+from ..models.modeling_hrm_lm import HrmLmForCausalLM
+from ..models.modeling_rlm_mhc import RlmMhcForCausalLM
+
+
+logger = logging.getLogger(__name__)
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+    "merges.txt",
+)  # fmt: skip
+
+# Tensors of a block, ours by the original's name within `layers.{unit}.{H,L}_module.`
+BLOCK_NAMES = {
+    "norm1.weight": "input_layernorm.weight",
+    "attn.q_proj.weight": "self_attn.q_proj.weight",
+    "attn.k_proj.weight": "self_attn.k_proj.weight",
+    "attn.v_proj.weight": "self_attn.v_proj.weight",
+    "attn.out_proj.weight": "self_attn.o_proj.weight",
+    "norm2.weight": "post_attention_layernorm.weight",
+    "mlp.w1.weight": "mlp.gate_proj.weight",
+    "mlp.w2.weight": "mlp.up_proj.weight",
+    "mlp.w3.weight": "mlp.down_proj.weight",
+}
+DROPPED = re.compile(
+    r"layers\.\d+\.([hl]_prediction_head|q_network\.\d|ponder_network\.\d)\.(weight|bias)"
+    r"|layers\.\d+\.[HL]_module\.attn\.rotary_emb\.inv_freq"
+)
+LEARNED_POSITIONS = re.compile(r"pos(ition)?_embeddings?\.weight")
+WRAPPERS = re.compile(r"^(?:module\.|_orig_mod\.|model\.|inner\.)*")  # data parallel training, torch.compile, a head
+
+WHY_OUTPUTS_DIFFER = (
+    "these are starting weights for training, not a converted model: outputs cannot match the original's, which "
+    "attends to later tokens when a mask is passed, mixes positions when it merges heads, was trained on labels "
+    "shifted twice, and normalizes by the L2 norm (repaired here)"
+)
+
+
+def convert_hrm_text1(src: str | Path, out: str | Path) -> dict[str, Any]:
+    """Write an `hrm_lm` whose weights start at those of an HRMText1 checkpoint, and warn that outputs differ.
+
+    Args:
+        src: folder with `config.json` and `pytorch_model.bin` or `model.safetensors`, as the original saves it, or
+            the weights file in such a folder.
+        out: folder to write; tokenizer files beside the weights are copied.
+
+    Returns:
+        What was converted and what was dropped.
+
+    Raises:
+        FileNotFoundError: no weights, or no config.json.
+        ValueError: an unreadable file, learned positions, or tensors that are missing, unknown or misshapen; the
+            message lists every tensor concerned. Nothing is written then.
+    """
+    weights_file = _find_weights(Path(src))
+    original = _read_config(weights_file.parent / "config.json")
+    state = read_stored_model(weights_file, WRAPPERS).state
+    config = _hrm_lm_config(original, state, weights_file)
+    model = HrmLmForCausalLM(config)
+    tensors, taken = _our_tensors(state, config)
+    new = {name: tensor for name, tensor in model.state_dict().items() if name not in taken}  # head and start
+    _load_state(model, new | tensors, weights_file, "config.json")
+    logger.warning("%s: %s", weights_file, WHY_OUTPUTS_DIFFER)
+    model.save_pretrained(out)
+    for name in TOKENIZER_FILES:
+        if (weights_file.parent / name).is_file():
+            shutil.copyfile(weights_file.parent / name, Path(out) / name)
+    dropped = sorted(name for name in state if DROPPED.fullmatch(name))
+    return {
+        "out": str(out),
+        "source": str(weights_file),
+        "architecture": config.model_type,
+        "parameters": model.num_parameters(),
+        "units": config.num_h_layers,
+        "dropped_parameters": sum(state[name].numel() for name in dropped if "inv_freq" not in name),
+        "note": WHY_OUTPUTS_DIFFER,
+    }
+
+
+def _find_weights(src: Path) -> Path:
+    if src.is_file():
+        return src
+    for name in WEIGHT_FILES:
+        if (src / name).is_file():
+            return src / name
+    held = sorted(path.name for path in src.iterdir()) if src.is_dir() else "nothing, it does not exist"
+    raise FileNotFoundError(f"{src} has none of {WEIGHT_FILES}; it holds {held}")
+
+
+def _hrm_lm_config(original: dict[str, Any], state: dict[str, torch.Tensor], file: Path) -> HrmLmConfig:
+    """Return our config for the original's config.json and the shapes of its weights."""
+    positions = [name for name in state if LEARNED_POSITIONS.fullmatch(name)]
+    if positions or not original.get("use_rotary_embeddings", True):
+        raise ValueError(
+            f"{file} has learned positions ({', '.join(positions) or 'use_rotary_embeddings is false'}), hrm_lm has "
+            "rotary ones; such a checkpoint cannot be a start for it"
+        )
+    if "token_embeddings.weight" not in state:
+        raise ValueError(
+            f"{file} lacks token_embeddings.weight; expected an HRMText1 checkpoint, found {sorted(state)}"
+        )
+    units = {int(match[1]) for name in state if (match := re.match(r"layers\.(\d+)\.", name))}
+    if units != set(range(len(units))) or not units:
+        raise ValueError(f"{file} has units {sorted(units)}; expected layers.0 to layers.N-1")
+    embeddings = state["token_embeddings.weight"].float()
+    optional = {name: original[name] for name in ("H_cycles", "L_cycles") if name in original}
+    cycles = {"H_cycles": HrmLmConfig.H_cycles, "L_cycles": HrmLmConfig.L_cycles, **optional}
+    vocab_size, width = embeddings.shape
+    return HrmLmConfig(
+        vocab_size=vocab_size,
+        hidden_size=width,
+        intermediate_size=_field(original, "d_ff", file),
+        num_h_layers=len(units),
+        num_l_layers=len(units),
+        num_attention_heads=_field(original, "n_head", file),
+        max_position_embeddings=_field(original, "block_size", file),
+        rope_parameters={"rope_type": "default", "rope_theta": float(original.get("rotary_embedding_base", 10000))},
+        hidden_dropout=original.get("dropout", 0.0),
+        norm_affine=True,
+        attention_gate=False,
+        embedding_scale=(1 / embeddings.square().mean().sqrt()).item(),  # states enter as large as they leave a norm
+        pad_token_id=original.get("pad_token_id"),
+        bp_steps=min(HrmLmConfig.bp_steps, cycles["H_cycles"] * (cycles["L_cycles"] + 1)),
+        **cycles,
+    )
+
+
+def _read_config(file: Path) -> dict[str, Any]:
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; the original saves it beside its weights")
+    config = load_json(file)
+    if not isinstance(config, dict):
+        raise ValueError(f"{file} holds a {type(config).__name__}; expected the fields of HRMText1Config")
+    return config
+
+
+def _field(original: dict[str, Any], name: str, file: Path) -> int:
+    if type(original.get(name)) is not int:
+        raise ValueError(f"{file.parent / 'config.json'}: {name}={original.get(name)!r}; expected a whole number")
+    return original[name]
+
+
+def _our_tensors(state: dict[str, torch.Tensor], config: HrmLmConfig) -> tuple[dict[str, torch.Tensor], set[str]]:
+    """Return the tensors by our names, in float32, and all the names that the original has a tensor for."""
+    ours_of = {
+        "token_embeddings.weight": "model.embed_tokens.weight",
+        "final_norm.weight": "model.H_module.exit_norm.weight",
+        **{
+            f"layers.{unit}.{stack}.{theirs}": f"model.{stack}.layers.{unit}.{ours}"
+            for unit in range(config.num_h_layers)
+            for stack in ("H_module", "L_module")
+            for theirs, ours in BLOCK_NAMES.items()
+        },
+    }
+    kept = {name: tensor for name, tensor in state.items() if not DROPPED.fullmatch(name)}
+    tensors = {ours_of.get(name, name): tensor.float().contiguous() for name, tensor in kept.items()}
+    for name in tensors:
+        if "norm" in name:  # x / |x| * w = x / rms(x) * (w / sqrt(width))
+            tensors[name] = tensors[name] / config.hidden_size**0.5
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]  # tied
+    return tensors, {*ours_of.values(), "lm_head.weight"}
+
+
+def _load_state(model, tensors: dict[str, torch.Tensor], file: Path, config_name: str, **options: Any) -> None:
+    try:
+        model.load_state_dict(tensors, **options)
+    except RuntimeError as error:  # it lists every tensor that is missing, unknown or of another shape
+        raise ValueError(f"{file} does not fit its {config_name}: {error}") from error
+
+
+# ---- petostouf/rlm-mhc ----
+
+
+CONFIG_FILE, WEIGHTS_FILE = "config.yaml", "model.safetensors"
+REQUIRED_FIELDS = ("hidden_dim", "num_layers", "num_heads", "ffn_dim", "vocab_size")
+OPTIONAL_FIELDS = ("max_seq_len", "rope_theta", "dropout", "attention_dropout")
+LAYER_NAMES = {
+    "attention.out_proj": "self_attn.o_proj",
+    "ffn.down_proj": "mlp.down_proj",
+    "norm1": "input_layernorm",
+    "norm2": "post_attention_layernorm",
+}
+OUTER_NAMES = {"embeddings.embedding.weight": "model.embed_tokens.weight", "norm.weight": "model.norm.weight"}
+TIED_NAME = "lm_head.weight"  # the original drops it on saving
+REFUSAL = (
+    "was trained with the original's mHC layers (mhc_enabled: true). They mix copies inside a block, on a single "
+    "residual stream, which no rlm_mhc model can express. Train with mhc_enabled=false there, or start anew here"
+)
+
+
+def convert_rlm_mhc(src: str | Path, out: str | Path) -> dict[str, Any]:
+    """Convert the folder `src` of the original code to a folder `out`, and return what was converted.
+
+    Raises:
+        FileNotFoundError: no config.yaml or model.safetensors.
+        ValueError: a checkpoint with mHC layers, an unreadable file, or tensors that do not fit; nothing is written.
+    """
+    src = Path(src)
+    folder = src if src.is_dir() else src.parent
+    config = _rlm_mhc_config(folder / CONFIG_FILE)
+    weights = folder / WEIGHTS_FILE if src.is_dir() else src
+    if not weights.is_file():
+        raise FileNotFoundError(f"{weights} is missing; expected a folder with {CONFIG_FILE} and {WEIGHTS_FILE}")
+    original = read_stored_model(weights, re.compile("^$")).state
+    with torch.device("meta"):
+        model = RlmMhcForCausalLM(config)
+    _load_state(model, _rlm_mhc_tensors(original, config, weights), weights, CONFIG_FILE, assign=True)
+    model.tie_weights()
+    model.save_pretrained(out)
+    return {
+        "out": str(out),
+        "source": str(weights),
+        "architecture": config.model_type,
+        "parameters": model.num_parameters(),
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_hidden_layers,
+        "vocab_size": config.vocab_size,
+        "mhc_enabled": config.mhc_enabled,
+    }
+
+
+def _rlm_mhc_config(file: Path) -> RlmMhcConfig:
+    """Return our config for the original's config.yaml; fields may stand at the top or in a section `model`."""
+    if not file.is_file():
+        raise FileNotFoundError(f"{file} is missing; the number of heads is in no weight, so it is needed")
+    fields = load_yaml(file)
+    if isinstance(fields, dict) and isinstance(fields.get("model"), dict):
+        fields = fields["model"]
+    missing = [name for name in REQUIRED_FIELDS if not isinstance(fields, dict) or name not in fields]
+    if missing:
+        raise ValueError(f"{file} lacks {missing}; expected the config.yaml that the original saved")
+    if fields.get("mhc_enabled", True):
+        raise ValueError(f"{file}: the checkpoint {REFUSAL}")
+    kept = {name: fields[name] for name in (*REQUIRED_FIELDS, *OPTIONAL_FIELDS) if name in fields}
+    try:
+        return RlmMhcConfig(**kept, mhc_enabled=False)
+    except StrictDataclassError as error:
+        raise ValueError(f"{file}: {str(error).splitlines()[-1].strip()}") from error
+
+
+def _rlm_mhc_tensors(original: dict[str, torch.Tensor], config: RlmMhcConfig, file: Path) -> dict[str, torch.Tensor]:
+    """Return the original's tensors by our names. Raise ValueError for its mHC layers."""
+    if any(".mhc_pre." in name or ".mhc_post." in name for name in original):
+        raise ValueError(f"{file} {REFUSAL}")
+    tensors: dict[str, torch.Tensor] = {}
+    for name, tensor in original.items():
+        if name != TIED_NAME:
+            tensors.update(_convert_tensor(name, tensor, config))
+    tensors[TIED_NAME] = tensors.get("model.embed_tokens.weight", torch.empty(0))
+    return tensors
+
+
+def _convert_tensor(name: str, tensor: torch.Tensor, config: RlmMhcConfig) -> dict[str, torch.Tensor]:
+    if name in OUTER_NAMES:
+        return {OUTER_NAMES[name]: tensor}
+    match = re.fullmatch(r"layers\.(\d+)\.(.+)\.weight", name)
+    if match is None:
+        return {name: tensor}  # reported with the others that do not fit
+    layer, part = f"model.layers.{match[1]}", match[2]
+    if part == "attention.qkv_proj" and tensor.shape[0] == 3 * config.hidden_size:
+        query, key, value = (rows.contiguous() for rows in tensor.chunk(3))
+        return {
+            f"{layer}.self_attn.q_proj.weight": _rotary_halves(query, config.num_attention_heads),
+            f"{layer}.self_attn.k_proj.weight": _rotary_halves(key, config.num_attention_heads),
+            f"{layer}.self_attn.v_proj.weight": value,
+        }
+    if part == "ffn.gate_up_proj":
+        gate, up = (rows.contiguous() for rows in tensor.chunk(2))
+        return {f"{layer}.mlp.gate_proj.weight": gate, f"{layer}.mlp.up_proj.weight": up}
+    return {f"{layer}.{LAYER_NAMES.get(part, part)}.weight": tensor}
+
+
+def _rotary_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
+    """Rows of a query or key projection, from interleaved rotary pairs (2i, 2i + 1) to Llama's halves, by head."""
+    rows, columns = weight.shape
+    return weight.view(heads, rows // heads // 2, 2, columns).transpose(1, 2).reshape(rows, columns)

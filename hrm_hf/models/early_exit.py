@@ -21,9 +21,8 @@ there is nothing to gain.
 
 Sources: Wang et al. 2025, arXiv 2506.21734 ("q", Q-learning, deep supervision); Zhu et al. 2025, "Scaling Latent
 Reasoning via Looped Language Models" (Ouro: the exit rule "cdf", loss gain); Geiping et al. 2025, arXiv 2502.05171
-("kl", "latent_diff" and "entropy_diff", which need no training); Pappone et al. 2025, arXiv 2509.23314
-("second_diff"); Schuster et al. 2022, CALM, arXiv 2207.07061 ("confidence"); Banino et al.
-2021, PonderNet, arXiv 2107.05407.
+("kl", "latent_diff" and "entropy_diff"); Pappone et al. 2025, arXiv 2509.23314 ("second_diff"); Schuster et al. 2022,
+CALM, arXiv 2207.07061 ("confidence"); Banino et al. 2021, PonderNet, arXiv 2107.05407.
 """
 
 from collections.abc import Callable
@@ -167,8 +166,7 @@ def segment_losses(
     """`loss`, its terms and `metrics`, as the fields of `HrmLmCausalLMOutput`.
 
     Args:
-        plan: the `SegmentPlan` of the forward. With `gate_only` the loss is the gate's alone, whose halting values
-            then have the weight 1.
+        plan: the `SegmentPlan` of the forward; with `gate_only` the loss is the gate's alone, with the weight 1.
         outputs: an `HrmLmModelOutput`, with the states of all segments if the plan learns from them.
         targets: [B, T], shifted.
         logits: [B, T, V] of the last states, computed again if None.

@@ -27,7 +27,7 @@ paper calls this "Amax Gain Magnitude"; the smallest column sum is ours, since a
 
 import math
 from contextlib import nullcontext
-from itertools import permutations
+from itertools import accumulate, permutations
 
 import torch
 from torch import nn
@@ -275,8 +275,8 @@ def _normalize(comb, iterations: int, eps: float):
     return comb, sums
 
 
-# One opaque operator: some 120 elementwise steps on tiny matrices would take a compiler 15 seconds a site, and
-# autograd would keep every one of them. The backward pass undoes the divisions instead of storing their results.
+# An opaque operator: a compiler would take 15 seconds a site for some 120 elementwise steps, and autograd would
+# keep all of them. The backward pass undoes the divisions instead of storing their results.
 
 
 @torch.library.custom_op("hrm_hf::sinkhorn", mutates_args=())
@@ -358,39 +358,33 @@ def min_column_sum(matrix: torch.Tensor) -> torch.Tensor:
 
 def composite_maps(matrices: list[torch.Tensor]) -> list[torch.Tensor]:
     """Running products H_l ... H_1, newest on the left, of maps [..., n, n] in the order they ran."""
-    products = [matrices[0]]
-    for matrix in matrices[1:]:
-        products.append(matrix @ products[-1])
-    return products
+    return list(accumulate(matrices, lambda product, matrix: matrix @ product))
 
 
 class MhcMetricsMixin:
     """Gains of a model whose layers have `attn_hc` and `ffn_hc`."""
 
     def get_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[tuple[float, float]]:
-        """(gain of the attention's map, gain of the feed-forward's map) of each layer in the order they run.
+        """Return (gain of the attention's map, gain of the feed-forward's map) of each layer in the order they run.
+
+        1.0 is ideal; above 2.0 the training guide speaks of possible instability. [] without mHC.
 
         Args:
             input_ids: tokens [B, S] whose maps are averaged; without any, the static part of the maps.
-            inputs: further arguments of the forward; padding by `attention_mask` is left out of the average.
-
-        Returns:
-            [] without mHC. 1.0 is ideal, above 2.0 the training guide speaks of possible instability.
+            inputs: further arguments of the forward; the average skips padding by `attention_mask`.
         """
         sites = self.get_detailed_mhc_metrics(input_ids, **inputs)
         gains = [max(site["forward"], site["backward"]) for site in sites]
         return list(zip(gains[::2], gains[1::2]))
 
     def get_detailed_mhc_metrics(self, input_ids: torch.Tensor | None = None, **inputs) -> list[dict]:
-        """One dict for each site in the order they run, arguments as in `get_mhc_metrics`.
+        """Return a dict for each site in the order they run, for arguments as in `get_mhc_metrics`.
 
         Keys: `layer`, `site` ("attention" or "feed_forward"); `forward`, `backward` (gains), `min_column` (smallest
-        column sum) and `largest_entry` of its own map; `composite_forward`, `composite_backward` and
-        `composite_min_column` of the product of all maps up to this one.
+        column sum) and `largest_entry` of its own map; the first three also with `composite_`, of the product of all
+        maps up to this one.
         """
         pairs = self._maps(input_ids, inputs)
-        if not pairs:
-            return []
         products = composite_maps([matrix for matrix, _ in pairs])
         sites = []
         for index, ((matrix, weights), product) in enumerate(zip(pairs, products)):
@@ -414,8 +408,7 @@ class MhcMetricsMixin:
             return []
         if input_ids is None and not inputs:
             layers = [base.layers[layer] for layer in self.config.layer_order]
-            connections: list[HyperConnection] = [hc for layer in layers for hc in (layer.attn_hc, layer.ffn_hc)]
-            return [(connection.get_connection_matrix(), None) for connection in connections]
+            return [(hc.get_connection_matrix(), None) for layer in layers for hc in (layer.attn_hc, layer.ffn_hc)]
         training = base.training
         base.eval()  # no dropout, and no checkpointing, under which hooks see the maps twice
         try:

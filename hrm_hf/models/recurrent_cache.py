@@ -59,7 +59,6 @@ class RecurrentCache:
     """The keys and values of one segment of one forward.
 
     Args:
-        config: an `HrmLmConfig`.
         cache: where past tokens are kept, or None.
         active: bool [B, T], tokens that still think, or None for all of them.
         before: the previous segment's object, or None in the first.
@@ -67,17 +66,10 @@ class RecurrentCache:
     """
 
     def __init__(
-        self,
-        config,
-        cache: Cache | None,
-        active: torch.Tensor | None,
-        before: "RecurrentCache | None",
-        held_for: int,
+        self, config, cache: Cache | None, active: torch.Tensor | None, before: "RecurrentCache | None", held_for: int
     ):
-        self.config = config
-        self.cache = cache
+        self.config, self.cache, self.before = config, cache, before
         self.active = None if active is None else active[:, None, :, None]
-        self.before = before
         self.segment = 0 if before is None else before.segment + 1
         self.holds = self.segment + 1 < held_for
         self.held: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -98,7 +90,7 @@ class RecurrentCache:
         return write_slot(self.cache, self.written, key, value, self._slot(visit), self.config.kv_layout)
 
     def copy_to_later_segments(self) -> None:
-        """After the last segment that ran: what is held stands for the segments that did not run."""
+        """After the last segment, copy the stored keys and values into the slots of segments that did not run."""
         if self.cache is None or self.config.kv_layout != "per_segment":
             return
         visits = self.config.segment_visits

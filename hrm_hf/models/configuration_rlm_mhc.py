@@ -15,35 +15,28 @@ from .modeling_utils import PresetsMixin
 class RlmMhcConfig(PresetsMixin, BoundedFields, LlamaConfig):
     r"""Configuration of `rlm_mhc`: Llama whose residual stream is n streams mixed by mHC (Xie et al. 2026).
 
-    Names in parentheses are those of the RLM-mHC training guide or of deepseek_v4; they are accepted and readable,
-    and a config that is given both names with different values is refused.
+    Fields without a line here are Llama's. Names in parentheses are those of the RLM-mHC training guide or of
+    deepseek_v4; both names work, and a config that gives them different values is rejected.
 
     Body:
-        hidden_size (`int`, defaults to 2048; "hidden_dim"): width C of a stream.
-        num_hidden_layers (`int`, defaults to 24; "num_layers"), num_attention_heads (`int`, defaults to 16;
-            "num_heads"), num_key_value_heads, head_dim (`int`, *optional*): as in Llama.
-        intermediate_size (`int`, defaults to 5461; "ffn_dim"): width of the SwiGLU. The guide's number; multiples of
-            64 run faster, see the "-aligned" presets.
-        max_position_embeddings (`int`, defaults to 8192; "max_seq_len"): longest context in tokens.
-        vocab_size (`int`, defaults to 32000), rms_norm_eps (`float`, defaults to 1e-6), hidden_act, attention_dropout,
-            rope_parameters (rotary base 10000, or by "rope_theta"), initializer_range: as in Llama.
-        hidden_dropout (`float`, defaults to 0.0; "dropout"): on the output of each branch.
-        tie_word_embeddings (`bool`, defaults to `True`).
+        hidden_size ("hidden_dim"), num_hidden_layers ("num_layers"), num_attention_heads ("num_heads"),
+            max_position_embeddings ("max_seq_len"): as in Llama; hidden_size is the width C of a stream.
+        intermediate_size ("ffn_dim"): width of the SwiGLU. The guide's default; multiples of 64 run faster, see the
+            "-aligned" presets.
+        hidden_dropout ("dropout"): on the output of each branch.
     Streams:
-        mhc_enabled (`bool`, defaults to `True`): False gives Llama, with its names of weights.
-        mhc_flows (`int`, defaults to 4; "hc_mult"): streams n.
-        mhc_sinkhorn_iters (`int`, defaults to 20; "hc_sinkhorn_iters"), mhc_eps (`float`, defaults to 1e-6; "hc_eps"):
-            of Sinkhorn's normalization.
-        mhc_alpha_init (`float`, defaults to 0.01): how much the maps depend on the token at the start.
-        mhc_res_mode (`str`, defaults to "sinkhorn"): how streams mix: "sinkhorn", "birkhoff" (exactly doubly
-            stochastic, at most 4 streams), "identity" (not at all) or "unconstrained" (plain hyper-connections).
-        mhc_reduce (`str`, defaults to "mean"): how streams end: "mean", "sum", or "head" (learned weights).
-        mhc_stream_init (`str`, defaults to "copy"): how they start: "copy" the embedding, or "scaled" by a learned
-            factor for each stream, 0.6^i for stream i at the start.
+        mhc_enabled: False gives Llama, with its names of weights.
+        mhc_flows ("hc_mult"): streams n. mhc_sinkhorn_iters ("hc_sinkhorn_iters"), mhc_eps ("hc_eps"): of Sinkhorn's
+            normalization.
+        mhc_alpha_init: how much the maps depend on the token at the start.
+        mhc_res_mode: how streams mix: "sinkhorn", "birkhoff" (exactly doubly stochastic, at most 4 streams),
+            "identity" (not at all) or "unconstrained" (plain hyper-connections).
+        mhc_reduce: how streams end: "mean", "sum", or "head" (learned weights).
+        mhc_stream_init: how they start: "copy" the embedding, or "scaled" by a learned factor for each stream, 0.6^i
+            for stream i at the start.
     Recursion (an extension; neither the guide's model nor mHC has it):
-        num_loops (`int`, defaults to 1): passes through the middle layers, each with its own keys and values.
-        loop_start, loop_end (`int`, *optional*): layers loop_start <= i < loop_end are the middle; None for all but
-            the first and the last.
+        num_loops: passes through the middle layers loop_start <= i < loop_end, each with its own keys and values; by
+            default all but the first and the last layer.
     """
 
     model_type = "rlm_mhc"

@@ -173,8 +173,7 @@ class HrmLmAttention(nn.Module):
 
 
 class HrmLmDecoderLayer(GradientCheckpointingLayer):
-    """Attention and SwiGLU, normalized before each branch ("pre_exit"), behind it, too ("sandwich"), or after each sum
-    ("post")."""
+    """Attention and SwiGLU, normalized before each branch, also after it ("sandwich"), or after each sum ("post")."""
 
     def __init__(self, config: HrmLmConfig, layer_idx: int):
         super().__init__()
@@ -212,11 +211,9 @@ class HrmLmDecoderLayer(GradientCheckpointingLayer):
 
 
 class HrmLmStack(nn.Module):
-    """Blocks that are passed through one after another. The exit norm bounds a state that comes back many times.
+    """Blocks in sequence. The exit norm bounds a state that comes back many times.
 
-    Args:
-        num_passes: passes with parameters of their own: vectors that are added to what a pass reads, and gains of its
-            branches, as the config says. 0 for a stack that is passed through once.
+    `num_passes` have their own parameters, as the config says: a vector added to the input, and gains of the branches.
     """
 
     def __init__(self, config: HrmLmConfig, num_layers: int, num_passes: int = 0):
@@ -246,10 +243,9 @@ class HrmLmStack(nn.Module):
 
 
 class HrmLmQHead(nn.Linear):
-    """Halting and continuing value of a token; a class of its own because of where it starts: at zero weights, and at
-    biases whose difference says `initial_halt_prob`.
+    """Halting and continuing value of a token, in float32 at least: they differ by less than bfloat16 resolves.
 
-    In float32 at least: the values differ by less than bfloat16 resolves.
+    A class of its own, because its weights start at zero and its biases at `initial_halt_prob`.
     """
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:

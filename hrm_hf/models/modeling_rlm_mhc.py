@@ -5,16 +5,14 @@
         x = H_res x + post F(norm(pre x))                   `hyper_connections.py`
     logits = lm_head(norm(reduce(x)))
 
-What is new is that loop; attention, feed-forward, norms, rotary positions, masks and caches are transformers' Llama.
-Without mHC (`mhc_enabled=False`) names of weights and results are Llama's; with it the only further names are
-`layers.N.{attn_hc,ffn_hc}.{fn,base,scale}`, and `hc_head.*` or `stream_scale` if the config asks for them. The
-key-value cache is Llama's, as streams belong to a token.
+Only that loop is new; attention, feed-forward, norms, rotary positions, masks and caches are transformers' Llama.
+Without mHC (`mhc_enabled=False`) names of weights and results are Llama's; mHC adds
+`layers.N.{attn_hc,ffn_hc}.{fn,base,scale}`, and `hc_head.*` or `stream_scale` if the config asks for them.
 
 Different from petostouf/rlm-mhc, whose training guide names the sizes: its layers expand and contract inside a block,
-so that they are one matrix in disguise; here the streams live from the embedding to the last norm, as in
-arXiv 2512.24880. `MhcMetricsMixin` has the gains that the guide monitors. `num_loops` > 1 runs the middle layers
-several times, an extension after Hyperloop Transformers (arXiv 2604.21254); unlike there, mHC is at every site and a
-loop has no parameters of its own.
+so that they are one matrix; here the streams live from the embedding to the last norm, as in arXiv 2512.24880.
+`num_loops` > 1 runs the middle layers several times, an extension after Hyperloop Transformers (arXiv 2604.21254);
+unlike there, mHC is at every site and a loop has no parameters of its own.
 """
 
 from collections.abc import Callable
@@ -51,7 +49,7 @@ COMMON = ("past_key_values", "hidden_states", "attentions", "streams", "mhc_matr
 
 @dataclass
 class RlmMhcModelOutput(BaseModelOutputWithPast):
-    """Llama's output, and what there is beside it on request.
+    """Llama's output, with more on request.
 
     Attributes:
         hidden_states: [B, S, C] that each layer reads, in the order they ran, and the last, normed state.

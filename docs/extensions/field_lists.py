@@ -7,8 +7,8 @@ Our configs and pipelines describe their fields as transformers does, several to
         halt_min_steps (1): fewest segments of a token.
 
 Read as Google style, such sections would run into one paragraph. Here each becomes a title and a list in Markdown.
-Options of the training scripts have their description in the field itself, `field(metadata={"help": ...})`; they are
-listed below the text of their class.
+Options of the training scripts have their description in the field itself, `field(metadata={"help": ...})` or
+`_option(default, help)`; they are listed below the text of their class.
 """
 
 import ast
@@ -38,6 +38,9 @@ class FieldLists(Extension):
 
 def option(name: str, attribute: Attribute) -> str | None:
     """A line of the list for a field with a help text; None for every other attribute."""
+    if str(attribute.value).startswith("_option("):  # _option(default, help)
+        default, text = ast.parse(str(attribute.value), mode="eval").body.args
+        return f"- **{name}** (`{attribute.annotation}`, `{ast.unparse(default)}`): {text_of(text)}"
     if "'help'" not in str(attribute.value):
         return None
     call = ast.parse(str(attribute.value), mode="eval").body

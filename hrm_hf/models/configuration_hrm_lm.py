@@ -48,12 +48,12 @@ class HrmLmConfig(PresetsMixin, BoundedFields, PreTrainedConfig):
         mhc_flows: of a flat loop, residual streams that hyper-connections mix between passes.
         segment_sampling: segments in training: halt_max_steps, or drawn with that mean for each forward or token;
             segment_sampling_sigma is the spread of the logarithm of the rate.
-    Halting; `early_exit` has the losses and their fields:
+    Halting (early_exit.py has the losses and their fields):
         halt_max_steps, halt_min_steps: most and fewest segments of a token; a most of 1 builds no gate.
         halt_exploration_prob: share of tokens that get a random minimum in training.
         initial_halt_prob: probability that the gate of a new model halts after a segment.
-        exit_criterion, exit_threshold: what halts a token, by default at the criterion's own threshold; "q" halts if
-            q_halt - q_continue > halt_margin.
+        halt_margin (0.0): a token halts if q_halt - q_continue is above it, with exit_criterion="q".
+        exit_criterion, exit_threshold: what halts a token; None for the criterion's own threshold.
         convergence_threshold: relative change of a state that counts as converged, in metrics only.
         kv_layout: keys and values of each visit of a layer ("per_segment", exact), of the last segment, or one slot a
             layer ("last_visit"); the latter two are approximate and do not grow with halt_max_steps.

@@ -527,10 +527,7 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
         validate_call(self, kwargs)
         targets, num_items = _shifted(labels, kwargs), kwargs.pop("num_items_in_batch", None)
         tokens = input_ids if inputs_embeds is None else inputs_embeds
-        logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
-        plan = plan_segments(
-            self.config, tokens, self.training, schedule, num_segments, exit_criterion, exit_threshold, logits_fn
-        )
+        plan = self.plan(tokens, schedule, num_segments, exit_criterion, exit_threshold)
         every = output_segment_logits or (targets is not None and plan.learns_from_all_segments)
         if targets is not None:
             use_cache = bool(use_cache)  # by default none: it would keep M times the visits of every layer for nothing
@@ -546,6 +543,11 @@ class HrmLmForCausalLM(HrmLmPreTrainedModel, GenerationMixin):
         if output_segment_logits:
             terms["segment_logits"] = torch.stack([self.lm_head(h) for h in outputs.segment_hidden_states], dim=1)
         return HrmLmCausalLMOutput(**terms, logits=logits, **{name: getattr(outputs, name) for name in COMMON})
+
+    def plan(self, tokens, *options) -> SegmentPlan:
+        """Plan a forward on `tokens`, whose exit criteria may ask this head for logits; see `plan_segments`."""
+        logits_fn = lambda hidden: self.lm_head(hidden)  # noqa: E731 - accelerate's hooks would move a module
+        return plan_segments(self.config, tokens, self.training, *options, logits_fn)
 
 
 def _shifted(labels: torch.Tensor | None, kwargs: dict[str, Any]) -> torch.Tensor | None:

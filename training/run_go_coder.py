@@ -16,8 +16,8 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script()
 
-from hrm_hf.golang.arguments import GoDataArguments, GoTrainingArguments
 from hrm_hf.golang.run import GoCoderRun
+from hrm_hf.golang.trainer import GoDataArguments, GoTrainingArguments
 from hrm_hf.io.usage import one_line_errors
 from hrm_hf.trainer.run import run_training
 

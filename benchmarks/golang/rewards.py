@@ -16,8 +16,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hrm_hf.golang import best_validator
-from hrm_hf.golang.evaluation.similarity import subtree_f1
-from hrm_hf.golang.shortening import is_shortened
+from hrm_hf.golang.evaluation.similarity import is_shortened, subtree_f1
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS
 from hrm_hf.trainer.recipes import library_versions
 

@@ -24,7 +24,7 @@ from hrm_hf import (
 )
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.simulation.maps import MapSettings
-from hrm_hf.golang.data.tokenizer import train_on_texts
+from hrm_hf.golang.data.build import train_on_texts
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.puzzles.dataset import save_puzzle_dataset
 from hrm_hf.puzzles.sudoku import generated_sudoku

@@ -5,7 +5,7 @@ from typing import Any
 import typer
 
 from ..cosmology.options import BuildCosmology, BuildFromFiles
-from ..golang.data.options import BuildGo, BuildGoPrompts, BuildGoTokenizer
+from ..golang.options import BuildGo, BuildGoPrompts, BuildGoTokenizer
 from ..puzzles.options import BuildArc, BuildMaze, BuildSudoku, ExportPuzzles, ImportPuzzles
 from ..text.options import BuildReasoning
 from .command import report, takes

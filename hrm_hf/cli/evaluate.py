@@ -6,7 +6,7 @@ from typing import Any
 import typer
 
 from ..cosmology.options import EvaluateBaseline, EvaluateCosmo, EvaluateMassMaps
-from ..golang.evaluation.options import EvaluateGo
+from ..golang.options import EvaluateGo
 from ..puzzles.options import EvaluatePuzzles
 from ..text.options import EvaluateLm, EvaluateReasoning
 from .command import report, takes, validate_model
@@ -31,8 +31,7 @@ def go(options: EvaluateGo, as_json: bool):
     --out runs/go_nano/eval --benchmark humaneval-go=humaneval_go.jsonl.gz
     """
     validate_model(options.model, "LANGUAGE_MODEL")
-    from ..golang.evaluation.report import on_screen
-    from ..golang.evaluation.run import evaluate_checkpoint
+    from ..golang.evaluation.run import evaluate_checkpoint, on_screen
 
     result = evaluate_checkpoint(options, on_skip=lambda wrong: typer.echo(f"skipped: {wrong}", err=True))
     report(result, as_json, on_screen(result))

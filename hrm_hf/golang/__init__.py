@@ -1,7 +1,7 @@
-"""Go: validators of the code that a model writes. Go and bubblewrap are needed only where a class says so.
+"""Validators of Go code. Only classes that say so need Go or bubblewrap.
 
-A validator is called with codes (whole files, or declarations without a package clause) and returns a Feedback
-(`models/processing_hrm_go_coder.py`) for each; lines are those of the code given. Left out: third-party packages.
+A validator is called with code samples (files, or declarations without a package clause) and returns a Feedback
+(`models/processing_hrm_go_coder.py`) for each; lines are those of the sample. Third-party packages are not supported.
 """
 
 from ..io import lazy_names

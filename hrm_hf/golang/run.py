@@ -1,4 +1,4 @@
-"""`GoCoderRun`: a run of `training/run_go_coder.py`."""
+"""The run of `training/run_go_coder.py`."""
 
 import inspect
 from collections import Counter
@@ -10,13 +10,13 @@ from ..models.configuration_hrm_go_coder import HrmGoCoderConfig
 from ..models.processing_hrm_go_coder import DECISIONS
 from ..text.causal_lm import load_causal_lm, load_tokenizer
 from ..text.run import CausalLMRun
-from .data.collator import GoCoderCollator
-from .data.streams import GoStreamBuilder, load_go_streams
+from .data.streams import GoCoderCollator, GoStreamBuilder, load_go_streams
 from .trainer import GoCoderTrainer, GoValidationCallback
+from .validators.go_validators import best_validator
 
 
 class GoCoderRun(CausalLMRun):
-    """Trains on records of Go tasks; `data_args` is a `GoDataArguments`, `args` a `GoTrainingArguments`."""
+    """A training run on records of Go tasks, with `GoDataArguments` and `GoTrainingArguments`."""
 
     task = "go-coder"
 
@@ -30,27 +30,23 @@ class GoCoderRun(CausalLMRun):
     def load_data(self) -> None:
         data_args = self.data_args
         self.tokenizer = load_tokenizer(data_args.tokenizer_name, self.model_args.model_name_or_path)
-        self.builder = GoStreamBuilder(self.tokenizer, **data_args.budgets())
+        self.builder = GoStreamBuilder(self.tokenizer, data_args.max_length, **data_args.budgets())
         options = {
             "on_bad_line": data_args.on_bad_line,
             "num_workers": data_args.preprocessing_num_workers,
             "cache_dir": data_args.data_cache_dir,
         }
         with self.args.main_process_first(desc="reading records and writing them as tokens"):
-            self.train = load_go_streams(
-                data_args.train_data, self.builder, training=True, plain=self.args.refinement_warmup > 0,
-                max_records=data_args.max_train_samples, **options,
-            )  # fmt: skip
+            train = options | {"plain": self.args.refinement_warmup > 0, "max_records": data_args.max_train_samples}
+            self.train = load_go_streams(data_args.train_data, self.builder, training=True, **train)
             if data_args.eval_data:
-                self.validation = load_go_streams(
-                    data_args.eval_data, self.builder, training=False, max_records=data_args.max_eval_samples,
-                    **options,
-                )  # fmt: skip
+                held_out = options | {"max_records": data_args.max_eval_samples}
+                self.validation = load_go_streams(data_args.eval_data, self.builder, training=False, **held_out)
 
     def load_model(self, quantized) -> PreTrainedModel:
         model = load_causal_lm(self.model_args, self.tokenizer, self.data_args.max_length, self.args.seed, quantized)
         if isinstance(model.config, HrmGoCoderConfig):
-            model.config.update(self.data_args.budgets(positions=False))  # prompts are cut as they were in training
+            model.config.update(self.data_args.budgets())  # prompts are cut as they were in training
             if self.args.balance_decisions:
                 model.config.refinement_class_weights = self._class_weights()
         elif self.args.balance_decisions:
@@ -87,8 +83,6 @@ class GoCoderRun(CausalLMRun):
                 f"validation_frequency={self.args.validation_frequency}: the weights are sharded, and one process "
                 "alone cannot write code; train with DDP, or set it to 0"
             )
-        from . import best_validator
-
         validator = best_validator(self.args.validator)
         return GoValidationCallback(trainer, self.builder, self.validation.records, validator, self.train.records)
 

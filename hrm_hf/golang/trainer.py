@@ -1,4 +1,4 @@
-"""`GoCoderTrainer`: trains the Go coder, or another causal language model, on records of Go tasks.
+"""`GoCoderTrainer` and its options: trains the Go coder, or another causal language model, on records of Go tasks.
 
 `GoValidationCallback` has the model write code for held-out prompts and validates it, between steps and on the first
 process alone. It writes greedily and token by token, so that it serves the Go coder and any baseline alike.
@@ -6,6 +6,7 @@ process alone. It writes greedily and token by token, so that it serves the Go c
 
 import json
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from accelerate.utils import extract_model_from_parallel
@@ -13,14 +14,109 @@ from transformers import PreTrainedModel, Trainer, TrainerCallback
 
 from ..models.processing_hrm_go_coder import Feedback
 from ..registry import has_ability
+from ..text.arguments import LmTrainingArguments
 from ..text.trainer import LM_LOG_FORMAT, CausalLMTrainer
-from .arguments import LOSS_WEIGHTS, GoTrainingArguments
+from ..trainer.arguments import split_names
 from .data.streams import GoStreamBuilder
 from .data.trajectories import failed_record
 from .evaluation.writer import Writer
+from .validators.go_validators import VALIDATOR_CHOICES
 
 
 Validator = Callable[[Sequence[str]], list[Feedback]]
+BUDGETS = ("problem_budget", "context_budget", "plan_budget", "code_budget")
+LOSS_WEIGHTS = ("plan_loss_weight", "code_loss_weight", "refinement_loss_weight")
+
+
+@dataclass
+class GoDataArguments:
+    """Which records of Go tasks, and how they become rows of tokens. See `golang/data/streams.py`."""
+
+    train_data: list[str] = field(
+        default_factory=list, metadata={"help": "Files of records (.jsonl, .jsonl.gz) to train on; with commas."}
+    )
+    eval_data: list[str] = field(default_factory=list, metadata={"help": "Files of held-out records."})
+    on_bad_line: str = field(default="stop", metadata={"help": "Lines that are no record: stop, or skip and count."})
+    max_train_samples: int | None = field(default=None, metadata={"help": "Train on the first records only."})
+    max_eval_samples: int | None = field(default=None, metadata={"help": "Evaluate on the first records only."})
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Folder of `hrm-hf data go-tokenizer`; that of the weights by default."}
+    )
+    max_length: int = field(default=2048, metadata={"help": "Most tokens of a row."})
+    problem_budget: int = field(default=256, metadata={"help": "Most tokens of a problem; its end is cut."})
+    context_budget: int = field(default=512, metadata={"help": "Most tokens of a context; its middle is cut."})
+    plan_budget: int = field(default=512, metadata={"help": "Records with a longer plan are dropped."})
+    code_budget: int = field(
+        default=1024, metadata={"help": "Records with a longer solution are dropped, longer failed attempts left out."}
+    )
+    preprocessing_num_workers: int | None = field(default=None, metadata={"help": "Processes that tokenize."})
+    data_cache_dir: str | None = field(default=None, metadata={"help": "Where converted data are kept."})
+
+    def __post_init__(self):
+        self.train_data, self.eval_data = split_names(self.train_data), split_names(self.eval_data)
+        if self.on_bad_line not in ("stop", "skip"):
+            raise ValueError(f"on_bad_line={self.on_bad_line!r}: must be stop or skip")
+        for name in ("max_train_samples", "max_eval_samples", "max_length", *BUDGETS):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+
+    def budgets(self) -> dict[str, int]:
+        """Return the budgets of the segments, as in a Go coder's config."""
+        return {name: getattr(self, name) for name in BUDGETS}
+
+
+@dataclass
+class GoTrainingArguments(LmTrainingArguments):
+    """For the Go coder, and for other causal language models on the same records."""
+
+    train_sampling_strategy: str = field(
+        default="group_by_length",
+        metadata={"help": "random, sequential or group_by_length: rows of about one length make a batch."},
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Off: the collator reads columns that no model takes."}
+    )
+
+    refinement_warmup: int = field(
+        default=0, metadata={"help": "Steps with solutions only: no attempts in the data, no refinement loss."}
+    )
+    refinement_ramp: int = field(
+        default=1000, metadata={"help": "Steps after that over which the refinement loss grows to its weight."}
+    )
+    plan_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    code_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    refinement_loss_weight: float | None = field(default=None, metadata={"help": "Instead of the config's."})
+    balance_decisions: bool = field(
+        default=False,
+        metadata={"help": "Weigh each kind of decision by how rare it is in the training data; kept in the config."},
+    )
+
+    validation_frequency: int = field(
+        default=0, metadata={"help": "Write and check code every so many steps; 0 for never."}
+    )
+    validation_prompts: int = field(default=16, metadata={"help": "Evaluation records that are written then."})
+    validation_max_new_tokens: int = field(default=256, metadata={"help": "Most tokens of that code."})
+    validator: str = field(
+        default="tree-sitter",
+        metadata={"help": f"What checks it: {', '.join(VALIDATOR_CHOICES)} (parser where Go is)."},
+    )
+    replay_file: str | None = field(
+        default=None,
+        metadata={"help": "Also write as many training records then, and append those that fail here, as attempts."},
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("refinement_warmup", "refinement_ramp", "validation_frequency", *LOSS_WEIGHTS):
+            if getattr(self, name) is not None and getattr(self, name) < 0:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 0")
+        for name in ("validation_prompts", "validation_max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)}: must be at least 1")
+        if self.validator not in VALIDATOR_CHOICES:
+            raise ValueError(f"validator={self.validator!r}: must be one of {', '.join(VALIDATOR_CHOICES)}")
+        if self.replay_file and not self.validation_frequency:
+            raise ValueError(f"replay_file={self.replay_file!r}: needs --validation_frequency")
 
 
 class GoCoderTrainer(CausalLMTrainer):
@@ -33,7 +129,7 @@ class GoCoderTrainer(CausalLMTrainer):
     }
 
     def prepare_model(self, model: Any, args: GoTrainingArguments) -> None:
-        """Writes the loss weights of a run into the model's config. Raises ValueError if it has none."""
+        """Write the loss weights of a run into the model's config. Raises ValueError if it has none."""
         super().prepare_model(model, args)
         for name in LOSS_WEIGHTS:
             value = getattr(args, name)
@@ -44,7 +140,7 @@ class GoCoderTrainer(CausalLMTrainer):
             setattr(model.config, name, value)
 
     def compute_loss(self, model, inputs, *args: Any, **kwargs: Any):
-        """As in the base; in training the refinement loss has the scale of its step."""
+        """Scale the refinement loss of a training step by `refinement_scale`."""
         if model.training and has_ability(self.model, "refinement"):
             scale = refinement_scale(self.state.global_step, self.args.refinement_warmup, self.args.refinement_ramp)
             inputs = {**inputs, "refinement_scale": scale}
@@ -52,25 +148,24 @@ class GoCoderTrainer(CausalLMTrainer):
 
 
 def refinement_scale(step: int, warmup: int, ramp: int) -> float:
-    """Factor of the refinement loss after `step` steps: 0 for `warmup` steps, then linear to 1 in `ramp` steps."""
+    """Return the factor of the refinement loss: 0 for `warmup` steps, then linear to 1 in `ramp` steps."""
     if step < warmup:
         return 0.0
     return min(1.0, (step + 1 - warmup) / ramp) if ramp else 1.0
 
 
 class GoValidationCallback(TrainerCallback):
-    """Every `validation_frequency` steps: code for held-out prompts, and the share of it that parses and type-checks.
+    """Writes code for held-out prompts every `validation_frequency` steps, and logs `validity`.
 
-    Logs `go/syntax_rate` and, if the validator checks types, `go/type_rate`. With a `replay_file`, as many training
-    prompts are written too, other ones each time; what fails there is appended as records with that attempt, its
-    feedback and the solution after it: mistakes of the model's own to train on. Held-out prompts never go there.
+    With a `replay_file`, it also writes code for as many training prompts, other ones each time, and appends its
+    failures as records with that attempt, its feedback and the solution after it. Held-out prompts never go there.
 
     Args:
-        trainer: whose log the figures go to, and whose arguments are read.
-        builder: of the prompts.
+        trainer: provides the log and the arguments.
+        builder: builds the prompts.
         records: held-out records; the first `validation_prompts` are used.
-        validator: what checks code.
-        training_records: for the replay file.
+        validator: checks the code.
+        training_records: records for the replay file.
     """
 
     def __init__(
@@ -91,11 +186,11 @@ class GoValidationCallback(TrainerCallback):
         model = extract_model_from_parallel(model, keep_torch_compile=False)
         with self.trainer.train_metrics.paused(), self.trainer.averaged_weights():
             codes = self._write(model, self.records)
-            figures = validity(self.validator(codes))
+            rates = validity(self.validator(codes))
             if args.replay_file:
                 self._replay(model, args, state.global_step)
         should_log = control.should_log
-        self.trainer.log(figures)
+        self.trainer.log(rates)
         control.should_log = should_log  # logging switched it off, but the trainer's own line is still to come
 
     def _write(self, model: PreTrainedModel, records: Sequence[dict[str, Any]]) -> list[str]:
@@ -115,13 +210,10 @@ class GoValidationCallback(TrainerCallback):
 
 
 def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
-    """`go/syntax_rate` and `go/type_rate`: shares of the code that a validator looked at and found right."""
-    rates = {}
-    for name, key in (("go/syntax_rate", "syntax_ok"), ("go/type_rate", "types_ok")):
-        found = [getattr(one, key) for one in feedback if getattr(one, key) is not None]
-        if found:
-            rates[name] = sum(found) / len(found)
-    if "go/type_rate" in rates:  # code that does not parse has no types, and is no reason for a better figure
+    """Return `go/syntax_rate` of the checked code and, if the validator checks types, `go/type_rate` of all code."""
+    parses = [one.syntax_ok for one in feedback if one.syntax_ok is not None]
+    rates = {"go/syntax_rate": sum(parses) / len(parses)} if parses else {}
+    if any(one.types_ok is not None for one in feedback):
         rates["go/type_rate"] = sum(one.types_ok is True for one in feedback) / len(feedback)
     return rates
 
@@ -129,7 +221,7 @@ def validity(feedback: Sequence[Feedback]) -> dict[str, float]:
 def write_code(
     model: PreTrainedModel, builder: GoStreamBuilder, records: Sequence[dict[str, Any]], max_new_tokens: int, rows: int
 ) -> list[str]:
-    """Greedy code for records, `rows` at a time: a plan first, then the code behind its prefix, which is included."""
+    """Write a greedy plan and greedy code for records, `rows` at a time; the code includes its prefix."""
     writer = Writer(
         model, builder.tokenizer, rows, builder.max_length, builder.plan_budget, max_new_tokens, progress=False
     )
@@ -143,6 +235,6 @@ def write_code(
 
 
 def _take(records: Sequence[dict[str, Any]], first: int, count: int) -> list[dict[str, Any]]:
-    """`count` records from `first`, going round at the end; all of them if there are fewer."""
+    """Return `count` records from `first`, wrapping around at the end; all of them if there are fewer."""
     size = len(records)
     return [records[(first + index) % size] for index in range(min(count, size))]

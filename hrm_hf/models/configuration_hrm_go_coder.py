@@ -37,8 +37,7 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
             an attempt.
         max_refinement_iterations (`int`, defaults to 5): most attempts of `generate_with_refinement`.
         refinement_threshold (`float`, defaults to 0.9): the least probability of DONE at which it stops.
-        repetition_guard (`bool`, defaults to `True`): plans and codes may not go round in circles, beyond what real
-            code does (`logits_process_hrm_go_coder.py`).
+        repetition_guard (`bool`, defaults to `True`): plans and code may not repeat themselves more than real code.
     Losses:
         plan_loss_weight (`float`, defaults to 0.4), code_loss_weight (`float`, defaults to 0.4),
         refinement_loss_weight (`float`, defaults to 0.2).
@@ -115,9 +114,6 @@ class HrmGoCoderConfig(PresetsMixin, BoundedFields, LlamaConfig):
     }  # fmt: skip
 
     def __post_init__(self, **kwargs):
-        repairs = kwargs.pop("repair_mode", "rewrite")  # a field of earlier configs
-        if repairs != "rewrite":
-            raise ValueError(f"repair_mode={repairs!r}: a model repairs by new code alone; train it again without it")
         # Key-value slots of one cycle; caches count by it.
         self.num_hidden_layers = self.planner_layers + 2 * self.generator_layers
         if self.refinement_class_weights is None:

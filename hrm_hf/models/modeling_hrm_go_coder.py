@@ -12,11 +12,9 @@ or copies a cache treats them alike. Without a cache the generator runs on code 
 Attention, feed-forward, norms and rotary positions are transformers' Llama; names of weights too, so that the planner
 stack alone is a Llama.
 
-The loss is computed without its logits (`linear_cross_entropy.py`).
-
 Different from matoval/go_coder_llm_pipeline, whose training guide gave the sizes and losses: there the planner is
 bidirectional and both losses compare a token with itself, so that it learns to copy; the generator never sees the
-problem, nor the decision the code. The refinement head is in `decision_hrm_go_coder.py`, generation is in
+problem, nor the decision the code. The refinement head and the loss are in `heads_hrm_go_coder.py`, generation in
 `generation_hrm_go_coder.py` and `refinement_hrm_go_coder.py`.
 """
 
@@ -51,18 +49,18 @@ from transformers.utils.generic import merge_with_config_defaults
 from transformers.utils.output_capturing import OutputRecorder, capture_outputs
 
 from .configuration_hrm_go_coder import HrmGoCoderConfig
-from .decision_hrm_go_coder import (
+from .generation_hrm_go_coder import GoCoderGenerationMixin
+from .heads_hrm_go_coder import (
     IGNORED,
     HrmGoCoderFeedbackEncoder,
     HrmGoCoderRefinementHead,
     at,
     decision_loss,
     last_openers,
+    linear_cross_entropy,
     plan_means,
     within,
 )
-from .generation_hrm_go_coder import GoCoderGenerationMixin
-from .linear_cross_entropy import linear_cross_entropy
 from .modeling_utils import CheckpointCodeMixin, OwnModelMixin, validate_call
 from .processing_hrm_go_coder import DECISION_TOKENS, NO_FEEDBACK
 from .recurrent_cache import VisitedLayersMixin, layer_cache_view

@@ -105,14 +105,11 @@ class Feedback:
         """
         tests = self.tests_pass if self.types_ok is not False else False
         bucket = 0 if self.line is None else min(LINE_BUCKETS - 1, (self.line - 1) * LINE_BUCKETS // max(lines, 1))
-        return [_flag(self.syntax_ok), _flag(tests), CATEGORIES.index(self.category), max(bucket, 0)]
+        flags = [(None, True, False).index(value) for value in (self.syntax_ok, tests)]
+        return [*flags, CATEGORIES.index(self.category), max(bucket, 0)]
 
 
 NO_FEEDBACK = [0, 0, 0, 0]
-
-
-def _flag(value: bool | None) -> int:
-    return 0 if value is None else 1 if value else 2
 
 
 def is_go_tokenizer(tokenizer: Any) -> bool:
@@ -163,20 +160,19 @@ def fit_task(
 
 
 def plan_segment(tokenizer: Any, intent: str, targets: Iterable[str], steps: Iterable[str]) -> list[int]:
-    """<PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN>.
-
-    Args:
-        intent: one of INTENTS.
-        targets: "kind:name" with a kind of TARGET_KINDS.
-        steps: texts.
+    """<PLAN><INTENT:..><TARGET:kind>name ...<STEP>text ...</PLAN>, of targets "kind:name".
 
     Raises:
-        ValueError: an unknown intent or kind.
+        ValueError: an intent that is not in INTENTS, or a kind that is not in TARGET_KINDS.
     """
-    ids = [TOKEN_IDS["<PLAN>"], _special(f"<INTENT:{intent}>", "intent", intent, INTENTS)]
+    if intent not in INTENTS:
+        raise ValueError(f"intent={intent!r}: must be one of {', '.join(INTENTS)}")
+    ids = [TOKEN_IDS["<PLAN>"], TOKEN_IDS[f"<INTENT:{intent}>"]]
     for target in targets:
         kind, _, name = target.partition(":")
-        ids += [_special(f"<TARGET:{kind}>", "target", kind, TARGET_KINDS), *encode_text(tokenizer, name)]
+        if kind not in TARGET_KINDS:
+            raise ValueError(f"target={kind!r}: must be one of {', '.join(TARGET_KINDS)}")
+        ids += [TOKEN_IDS[f"<TARGET:{kind}>"], *encode_text(tokenizer, name)]
     for step in steps:
         ids += [TOKEN_IDS["<STEP>"], *encode_text(tokenizer, step)]
     return [*ids, TOKEN_IDS["</PLAN>"]]
@@ -202,8 +198,7 @@ def validation_segment(tokenizer: Any, feedback: Feedback | None) -> list[int]:
             ids.append(TOKEN_IDS["<TEST_PASS>" if passed else "<TEST_FAIL>"])
         if feedback.failed:
             where = "" if feedback.line is None else f", line {feedback.line}"
-            said = f"{feedback.category}{where}: {feedback.message[:MAX_MESSAGE]}"
-            ids += encode_text(tokenizer, said)
+            ids += encode_text(tokenizer, f"{feedback.category}{where}: {feedback.message[:MAX_MESSAGE]}")
     return [*ids, TOKEN_IDS["</VALIDATE>"]]
 
 
@@ -217,12 +212,10 @@ def parse_plan(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
     plan: dict[str, Any] = {"intent": None, "targets": [], "steps": []}
     parts: list[tuple[str, list[int]]] = []
     for token in ids:
-        name = SPECIAL_TOKENS[token] if token < len(SPECIAL_TOKENS) else None
-        if name is None:
-            if parts:
-                parts[-1][1].append(token)
-        else:
-            parts.append((name, []))
+        if token < len(SPECIAL_TOKENS):
+            parts.append((SPECIAL_TOKENS[token], []))
+        elif parts:
+            parts[-1][1].append(token)
     for name, text in parts:
         value = tokenizer.decode(text)
         if name.startswith("<INTENT:") and plan["intent"] is None:
@@ -236,9 +229,3 @@ def parse_plan(tokenizer: Any, ids: Sequence[int]) -> dict[str, Any]:
 
 def _segment(tokenizer: Any, name: str, text: str) -> list[int]:
     return [TOKEN_IDS[f"<{name}>"], *encode_text(tokenizer, text), TOKEN_IDS[f"</{name}>"]]
-
-
-def _special(token: str, what: str, value: str, allowed: tuple[str, ...]) -> int:
-    if token not in TOKEN_IDS:
-        raise ValueError(f"{what}={value!r}: must be one of {', '.join(allowed)}")
-    return TOKEN_IDS[token]

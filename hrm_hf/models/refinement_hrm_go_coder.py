@@ -20,7 +20,6 @@ from .generation_hrm_go_coder import (
     CodeStreamer,
     Task,
     for_ids_alone,
-    inside,
     until,
 )
 from .processing_hrm_go_coder import (
@@ -129,29 +128,26 @@ class GoCoderRefinementMixin:
     ) -> RefinementOutput:
         """Plan, write, validate, decide and repair, until done or out of budget.
 
-        After an attempt P(DONE) >= `refinement_threshold` ends it, unless the validator found a failure. Otherwise the
-        likelier of CONTINUE (a repair for the same plan) and REFINE (a new plan, and code for it) follows. Finished
-        rows leave the batch.
+        P(DONE) >= `refinement_threshold` ends the attempts, unless the validator found a failure. Otherwise the
+        likelier of CONTINUE (new code for the same plan) and REFINE (a new plan and code for it) follows.
 
         Args:
-            prompts: what is to be written.
-            tokenizer: of the model.
-            validator: gets the new codes of a round and returns a `Feedback` for each; None leaves all to the model.
+            prompts: descriptions of the code.
+            tokenizer: tokenizer of the model.
+            validator: returns a `Feedback` for each new code sample of a round; None leaves all to the model.
             max_refinement_iterations: most attempts, 1 to 5; the config's by default.
             refinement_threshold: the config's by default.
-            code_prefixes: how each code begins (a signature), part of every attempt; empty by default.
-            contexts: (path, text) that the code is written for. The end of a problem and the middle of a context are
-                cut to the config's budgets.
-            streamer: gets the first attempt of a single prompt while it is written, and is ended with it. If another
-                one is chosen, that follows as a text of its own, ended again. Beams show nothing while they are
-                searched: then it gets the chosen attempt alone.
-            generate_kwargs: of each stage, as for `generate` (`generation_config` and `repetition_guard` among them);
-                `max_new_tokens` is of an attempt. Logits processors, stopping criteria and the like are of complete
-                codes alone, not of plans.
+            code_prefixes: beginning of each code sample (a signature), part of every attempt; empty by default.
+            contexts: (path, text) of each prompt. The end of a problem and the middle of a context are truncated to
+                the config's budgets.
+            streamer: gets the first attempt of a single prompt while it is written, then its end. If another attempt
+                is chosen, it follows as a text of its own. With beams it gets the chosen attempt alone.
+            generate_kwargs: as for `generate`, for each stage; `max_new_tokens` is the budget of an attempt. Logits
+                processors, stopping criteria and the like apply to code, not to plans.
 
         Raises:
-            ValueError: prefixes or contexts that are not one for each prompt; a streamer with several prompts; tokens
-                that the model was not made for.
+            ValueError: prefixes or contexts that are not one for each prompt; a streamer with several prompts; a model
+                without tags.
         """
         rows = self._refinement_rows(prompts, tokenizer, code_prefixes, contexts)
         if streamer is not None and len(rows) != 1:
@@ -169,9 +165,13 @@ class GoCoderRefinementMixin:
             self._make_room([row for row in rows if row.stopped is None])
             if active := [row for row in rows if row.stopped is None]:
                 self._attempt(active, settings)
-        chosen = [_chosen(row.attempts) for row in rows]
+        passed = [[each for each in row.attempts if not (each.feedback and each.feedback.failed)] for row in rows]
+        chosen = [(good or row.attempts)[-1] for good, row in zip(passed, rows)]
         if streamer is not None and (live is None or chosen[0].code != rows[0].attempts[0].code):
-            _stream_text(streamer, tokenizer, tokenizer.decode(rows[0].prefix), chosen[0].code)
+            given = tokenizer.decode(rows[0].prefix)  # a part of its own, which a streamer may skip
+            for part in (given, chosen[0].code[len(given) :]):
+                streamer.put(torch.tensor(encode_text(tokenizer, part)))
+            streamer.end()
         return RefinementOutput(
             codes=[attempt.code for attempt in chosen],
             plans=[row.plans for row in rows],
@@ -251,7 +251,7 @@ class GoCoderRefinementMixin:
             decision, row.stopped = DONE, "done"
         plan = parse_plan(settings.tokenizer, row.plan)
         row.attempts.append(Attempt(text, plan, feedback, DECISIONS[decision], probabilities[DONE], new_tokens))
-        row.plans.append(settings.tokenizer.decode(inside(row.plan)))
+        row.plans.append(settings.tokenizer.decode(row.plan[1:-1]))
         row.history.append(decision_segment(settings.tokenizer, feedback, decision))
         row.needs_plan = decision == REFINE
 
@@ -274,22 +274,9 @@ class GoCoderRefinementMixin:
 
 
 def _verdicts(validator, texts: list[str]) -> list[Feedback | None]:
-    """A validator's feedback on each text; None without a validator."""
-    if validator is None or not texts:
+    if validator is None:
         return [None] * len(texts)
     feedback = list(validator(texts))
     if len(feedback) != len(texts):
         raise ValueError(f"validator: gave {len(feedback)} verdicts for {len(texts)} codes; return one for each")
     return feedback
-
-
-def _stream_text(streamer: BaseStreamer, tokenizer: Any, given: str, code: str) -> None:
-    """Stream a code in two parts, as `generate` does: what was given, which a streamer may skip, and what follows."""
-    for part in (given, code[len(given) :]):
-        streamer.put(torch.tensor(encode_text(tokenizer, part)))
-    streamer.end()
-
-
-def _chosen(attempts: list[Attempt]) -> Attempt:
-    good = [attempt for attempt in attempts if attempt.feedback is None or not attempt.feedback.failed]
-    return (good or attempts)[-1]

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausa
 
 from hrm_hf import HrmGoCoderConfig, HrmGoCoderForCausalLM
 from hrm_hf.export.gguf import CHECK_TEXTS, export_gguf, gguf_vocabulary, interleave_rotary
-from hrm_hf.golang.data.tokenizer import train_on_texts, wrap_backend
+from hrm_hf.golang.data.build import train_on_texts, wrap_backend
 
 
 VOCAB_SIZE, KNOWN = 352, 330  # rows of the embedding, tokens of the tokenizer

@@ -18,8 +18,8 @@ from hrm_hf.golang import (
 )
 from hrm_hf.golang.evaluation import benchmarks as runs
 from hrm_hf.golang.evaluation.benchmarks import load_benchmark, truncated
-from hrm_hf.golang.evaluation.options import EvaluateGo
 from hrm_hf.golang.evaluation.writer import Writer
+from hrm_hf.golang.options import EvaluateGo
 from hrm_hf.models.processing_hrm_go_coder import TOKEN_IDS, parse_plan
 
 

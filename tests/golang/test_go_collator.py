@@ -11,8 +11,7 @@ import pytest
 import tiny_go
 import torch
 
-from hrm_hf.golang.data.collator import GoCoderCollator
-from hrm_hf.golang.data.streams import IGNORED, GoStreamBuilder, TooLongError, load_go_streams
+from hrm_hf.golang.data.streams import IGNORED, GoCoderCollator, GoStreamBuilder, TooLongError, load_go_streams
 from hrm_hf.io.files import BadLineError
 from hrm_hf.models.processing_hrm_go_coder import CATEGORIES, TOKEN_IDS
 from hrm_hf.text.byte_tokenizer import byte_tokenizer

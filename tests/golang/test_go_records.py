@@ -104,7 +104,7 @@ def test_a_missing_field_is_named(name):
     [
         (b'{"id": ', r"broken JSON"),
         (b"[1]", r"expected a JSON object"),
-        (b'{"id": "x"}', r"group is missing"),
+        (b'{"id": "x"}', r"source is missing"),
         (b'{"id": "\xff"}', r"not valid UTF-8"),
         (b"[" * 100_000, r"nested too deeply"),
         (json.dumps(record(group="")).encode(), r"group is ''"),

@@ -5,7 +5,7 @@ import pytest
 
 pytest.importorskip("tree_sitter_go")
 
-from hrm_hf.golang.shortening import KEPT_SHARE, is_shortened, statement_count
+from hrm_hf.golang.evaluation.similarity import KEPT_SHARE, is_shortened, statement_count
 
 
 FUNCTION = """func Sum(values []int) (total int) {

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from transformers import AutoTokenizer
 
+from hrm_hf.golang.data.build import train_on_texts
 from hrm_hf.golang.data.sources import find_go_source, go_files
-from hrm_hf.golang.data.tokenizer import bytes_per_token, train_on_texts
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, encode_text
 
 
@@ -134,12 +134,6 @@ def test_training_is_repeatable_and_keeps_line_endings():
 def test_a_vocabulary_without_room_or_without_text_is_rejected(size):
     with pytest.raises(ValueError, match=f"vocab_size={size}"):
         train_on_texts([GO], size)
-
-
-def test_bytes_per_token_of_bytes_is_one():
-    bare = train_on_texts(["abc"], len(SPECIAL_TOKENS) + 256)
-    assert bytes_per_token(bare, ["abc äö\n", GO]) == 1.0
-    assert bytes_per_token(bare, []) == 0.0
 
 
 @pytest.mark.external

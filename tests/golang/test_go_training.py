@@ -14,11 +14,16 @@ from scripted_go import generated
 from torch import nn
 from transformers import TrainerCallback
 
-from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.golang.data.collator import GoCoderCollator
-from hrm_hf.golang.data.streams import IGNORED
+from hrm_hf.golang.data.streams import IGNORED, GoCoderCollator
 from hrm_hf.golang.data.trajectories import failed_record
-from hrm_hf.golang.trainer import GoCoderTrainer, GoValidationCallback, refinement_scale, validity, write_code
+from hrm_hf.golang.trainer import (
+    GoCoderTrainer,
+    GoTrainingArguments,
+    GoValidationCallback,
+    refinement_scale,
+    validity,
+    write_code,
+)
 from hrm_hf.models.processing_hrm_go_coder import SPECIAL_TOKENS, TOKEN_IDS, Feedback
 from hrm_hf.text.causal_lm import load_causal_lm
 from hrm_hf.text.trainer import LengthGroupedBatches

@@ -6,10 +6,17 @@ from dataclasses import asdict
 import pytest
 
 from hrm_hf.golang.data import trajectories as module
-from hrm_hf.golang.data.mutations import OPERATORS, body_of, go_tokens, mutants, syntax_shape
 from hrm_hf.golang.data.records import new_record, validate_record
-from hrm_hf.golang.data.trajectories import TrajectoryCounts, build_trajectories, decision_of
+from hrm_hf.golang.data.trajectories import (
+    OPERATORS,
+    TrajectoryCounts,
+    body_of,
+    build_trajectories,
+    go_tokens,
+    mutants,
+)
 from hrm_hf.golang.validators.go_validators import GoParserValidator, TreeSitterValidator
+from hrm_hf.golang.validators.syntax import syntax_shape
 from hrm_hf.golang.validators.toolchain import GoNotFoundError, find_go
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 
@@ -141,21 +148,6 @@ def test_labels_follow_the_validator_and_not_the_operator(monkeypatch):
             assert attempt["feedback"]["syntax_ok"] is parses
             assert parses is (attempt["code"] == trajectory["solution"]["code"])
     assert counts.dropped["candidate passes"] > 100  # other code that parses: nothing says that it is wrong
-
-
-@pytest.mark.parametrize(
-    ("verdict", "right", "decision"),
-    [
-        (Feedback(syntax_ok=False), True, "CONTINUE"),
-        (Feedback(syntax_ok=True, types_ok=False), None, "CONTINUE"),
-        (Feedback(syntax_ok=True), False, "REFINE"),
-        (Feedback(syntax_ok=True), True, "DONE"),
-        (Feedback(syntax_ok=True), None, None),
-        (Feedback(), None, None),
-    ],
-)
-def test_a_decision_is_of_the_verdict_and_of_the_oracle_behind_it(verdict, right, decision):
-    assert decision_of(verdict, right) == decision
 
 
 def types_by_name(codes):

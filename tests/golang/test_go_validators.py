@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import threading
+from contextlib import closing
 
 import pytest
 from go_samples import BROKEN, FINE, corrupted_functions, gofmt_errors, needs_go
@@ -19,7 +20,7 @@ from hrm_hf.golang import (
     find_go,
 )
 from hrm_hf.golang.validators import toolchain
-from hrm_hf.golang.validators.checker_process import CheckerProcess
+from hrm_hf.golang.validators.toolchain import CheckerProcess
 from hrm_hf.models.processing_hrm_go_coder import Feedback
 
 
@@ -105,7 +106,7 @@ def test_formatting_is_that_of_gofmt():
 
 def test_imports_are_completed_and_unused_ones_made_blank_without_moving_lines():
     code = 'import (\n\t"math"\n\t"os"\n)\n\nfunc f() { os.Exit(len(strings.ToUpper("a"))) }'
-    with CheckerProcess() as checker:
+    with closing(CheckerProcess()) as checker:
         (answer,) = checker.ask("imports", [code], package="main")
     text = base64.b64decode(answer["text"]).decode()
     assert text.splitlines()[0] == 'package main; import "strings"; import ('
@@ -115,14 +116,14 @@ def test_imports_are_completed_and_unused_ones_made_blank_without_moving_lines()
 def test_a_killed_checker_is_started_again():
     with GoParserValidator() as validator:
         validator(["func f() {}"])
-        first = validator.checker.pid
+        first = validator.checker._process.pid
         os.kill(first, signal.SIGKILL)
         assert [feedback.syntax_ok for feedback in validator(["func f() {}", "func f( {"])] == [True, False]
-        assert validator.checker.pid != first
+        assert validator.checker._process.pid != first
 
 
 def test_a_code_that_takes_too_long_is_named_and_the_others_are_answered(monkeypatch):
-    with CheckerProcess(seconds=0.5) as checker:
+    with closing(CheckerProcess(seconds=0.5)) as checker:
         monkeypatch.setattr(checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND])
         answers = checker.ask("parse", ["a", "b", "c"])
     assert ["failure" in answer for answer in answers] == [False, True, False]
@@ -134,7 +135,7 @@ _STUCK_AT_THE_SECOND = 'while read -r line; do case "$line" in *Yg==*) exec slee
 
 
 def test_a_code_that_ends_the_checker_is_asked_twice_and_then_named(monkeypatch):
-    with CheckerProcess() as checker:
+    with closing(CheckerProcess()) as checker:
         monkeypatch.setattr(
             checker, "_command", ["/bin/sh", "-c", _STUCK_AT_THE_SECOND.replace("exec sleep 60", "exit 3")]
         )

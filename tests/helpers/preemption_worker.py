@@ -21,9 +21,8 @@ import torch
 from datasets import Dataset
 from transformers import TrainerCallback
 
-from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.golang.data.collator import GoCoderCollator
-from hrm_hf.golang.trainer import GoCoderTrainer
+from hrm_hf.golang.data.streams import GoCoderCollator
+from hrm_hf.golang.trainer import GoCoderTrainer, GoTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import torch
 
+from hrm_hf.golang.data.build import train_on_texts
 from hrm_hf.golang.data.streams import GoStreamBuilder
-from hrm_hf.golang.data.tokenizer import train_on_texts
 from hrm_hf.models.configuration_hrm_go_coder import HrmGoCoderConfig
 from hrm_hf.models.modeling_hrm_go_coder import HrmGoCoderForCausalLM
 from hrm_hf.models.processing_hrm_go_coder import PAD, SPECIAL_TOKENS, TOKEN_IDS, context_segment, problem_segment

@@ -1,7 +1,5 @@
 """The Go coder without generation. Referees: transformers' Llama, the same model run another way, and plain loops."""
 
-import json
-
 import pytest
 import tiny_go
 import torch
@@ -85,17 +83,6 @@ def test_a_saved_config_is_the_same_when_loaded(tmp_path):
     config = tiny_go.model(**tiny_go.VARIANTS["cycles"], refinement_class_weights=[2.0, 1.0, 0.5]).config
     config.save_pretrained(tmp_path)
     assert HrmGoCoderConfig.from_pretrained(tmp_path).to_diff_dict() == config.to_diff_dict()
-
-
-def test_the_one_mode_of_repairs_in_an_earlier_config_is_dropped_and_the_other_refused(tmp_path):
-    HrmGoCoderConfig().save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    saved = json.loads(file.read_text())
-    file.write_text(json.dumps(saved | {"repair_mode": "rewrite"}))
-    assert "repair_mode" not in HrmGoCoderConfig.from_pretrained(tmp_path).to_dict()
-    file.write_text(json.dumps(saved | {"repair_mode": "edits"}))
-    with pytest.raises(ValueError, match="repair_mode='edits'"):
-        HrmGoCoderConfig.from_pretrained(tmp_path)
 
 
 def test_every_parameter_belongs_to_a_group():

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from hrm_hf.models import linear_cross_entropy as module
-from hrm_hf.models.linear_cross_entropy import linear_cross_entropy
+from hrm_hf.models import heads_hrm_go_coder as module
+from hrm_hf.models.heads_hrm_go_coder import linear_cross_entropy
 
 
 TOLERANCES = {torch.float64: 1e-5, torch.float32: 1e-5}  # the losses are float32 throughout

@@ -12,7 +12,7 @@ import hrm_hf
 from hrm_hf.golang.data.functions import declarations, parse_file
 from hrm_hf.golang.data.plans import derived_steps, doc_plan
 from hrm_hf.golang.evaluation.writer import Writer
-from hrm_hf.models.logits_process_hrm_go_coder import (
+from hrm_hf.models.generation_hrm_go_coder import (
     LONGEST_CYCLE,
     DistinctSteps,
     RepetitionGuard,

@@ -21,8 +21,7 @@ from transformers import default_data_collator
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments, MassMapTrainingArguments
 from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
-from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.golang.trainer import GoCoderTrainer
+from hrm_hf.golang.trainer import GoCoderTrainer, GoTrainingArguments
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, read_manifest
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku

@@ -18,9 +18,8 @@ from tolerances import assert_equal_but_for_rounding
 from torch import nn
 from transformers import BitsAndBytesConfig, TorchAoConfig
 
-from hrm_hf.golang.arguments import GoTrainingArguments
-from hrm_hf.golang.data.collator import GoCoderCollator
-from hrm_hf.golang.trainer import GoCoderTrainer
+from hrm_hf.golang.data.streams import GoCoderCollator
+from hrm_hf.golang.trainer import GoCoderTrainer, GoTrainingArguments
 from hrm_hf.puzzles.dataloader import PuzzleRows
 from hrm_hf.puzzles.sudoku import generated_sudoku
 from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from hrm_hf.cosmology.arguments import CosmoTrainingArguments
-from hrm_hf.golang.arguments import GoTrainingArguments
+from hrm_hf.golang.trainer import GoTrainingArguments
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.post_training import SftArguments

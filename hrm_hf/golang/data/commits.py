@@ -3,9 +3,8 @@
     git log --raw --numstat --> commits with one .go file and at most 40 changed lines
     git cat-file --batch    --> the file before and after --> the function that changed (`edits.py`)
 
-Two processes serve the complete history. Nothing is fetched: lazy fetching and all transports are off, and so are
-programs that the configuration of a repository names. Dropped, and counted: merges, test files, vendored and generated
-files, and commits of bots.
+Two processes serve the complete history. Lazy fetching, all transports, and programs named in the configuration of a
+repository are off. Merges, test files, vendored and generated files, and commits of bots are dropped and counted.
 """
 
 import os
@@ -51,11 +50,7 @@ def commit_records(repository: str | Path, dropped: Dropped) -> Iterator[dict[st
     """Yield records of the commits of a local repository, newest first.
 
     A record has the commit's subject and body as the problem, the function before as context, and the repository's
-    name as group.
-
-    Args:
-        repository: its folder, bare or with a working tree.
-        dropped: counts commits that give no record, by reason; the names are commit ids.
+    name as group. `dropped` counts the other commits.
 
     Raises:
         FileNotFoundError: no such folder, or no git program.
@@ -90,10 +85,7 @@ def _open(repository: Path) -> str:
     if answer.returncode:
         raise ValueError(f"{repository} is no git repository that can be read; git says: {answer.stderr.strip()}")
     if answer.stdout.strip() == "true":
-        raise ValueError(
-            f"{repository} is a shallow clone: its oldest commit would look like the making of every file; complete "
-            "it with `git fetch --unshallow`"
-        )
+        raise ValueError(f"{repository} is a shallow clone without its history; run `git fetch --unshallow`")
     if _git(repository, "rev-parse", "--verify", "-q", "HEAD^{commit}").returncode:
         raise ValueError(f"{repository} has no commits; there is nothing to read")
     return repository_name(repository)

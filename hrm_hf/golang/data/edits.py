@@ -1,8 +1,8 @@
-"""From a file before and after a change to one record: the function that changed, why, and what it became.
+"""Make a record of a file before and after a change: the function that changed, why, and its new code.
 
-What commits (`go_commits`), pull requests (`go_pull_requests`) and edit data sets of the Hub (`go_hub`) share: which
-paths count, the enclosing function, and the plan by the verb of the subject. An edit that changes more than one
-function, or declarations outside functions, is left out: one record could not say where to write.
+Commits, pull requests and edit data sets of the Hub share this module: accepted paths, the enclosing function, and the
+plan by the verb of the subject. An edit that changes several functions, or declarations outside functions, is dropped,
+because one record could not tell where to write.
 """
 
 import difflib
@@ -10,8 +10,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from ..validators.syntax import syntax_shape
 from .functions import Declaration, declarations, parse_file, text_of
-from .mutations import syntax_shape
 from .plans import TASK_INTENTS, plan_of
 from .records import new_record
 from .sources import GENERATED, MAX_BYTES, MAX_LINE, SKIPPED_FOLDERS, Dropped
@@ -19,7 +19,6 @@ from .sources import GENERATED, MAX_BYTES, MAX_LINE, SKIPPED_FOLDERS, Dropped
 
 MAX_CHANGED_LINES = 40  # removed and added ones together
 GENERATED_NAMES = re.compile(r"(\.pb(\.gw)?|_generated|\.gen|_gen|_string|bindata)\.go$|(^|/)zz_generated[^/]*$")
-# Not part of what a declaration says.
 UNSAID = ("comment", "import_declaration", ";", "\n")
 
 # The verb of a subject tells the intent; base forms, others are reduced to them.
@@ -49,16 +48,16 @@ SENTENCE_END = re.compile(r"(?<=[.!?])\s+(?=[A-Z`])|\n\s*[-*+]\s+|\n\s*\n")
 
 @dataclass(frozen=True)
 class Edit:
-    """A change of one file, as its source tells it.
+    """A change of one file.
 
     Attributes:
-        id: of the record.
+        id: id of the record.
         source: kind of source: "git", "commitpackft", ...
         license: SPDX name or "unknown".
-        group: repository, what splits go by.
-        path: of the file in its repository.
-        before, after: whole text of the file; before is "" for a new file.
-        title, body: what the author says about it; the body may be empty.
+        group: repository; a group is in one split only.
+        path: path of the file in its repository.
+        before, after: complete text of the file; before is "" for a new file.
+        title, body: message of the author; the body may be empty.
     """
 
     id: str
@@ -84,11 +83,10 @@ def path_problem(path: str) -> str | None:
 
 
 def text_problem(*texts: str) -> str | None:
-    """Why texts are none to learn from: size, lines that nobody typed, characters that UTF-8 or Go do not have."""
+    """Return why texts are not learned from (size, long lines, invalid characters), or None."""
     for text in texts:
         if len(text) > MAX_BYTES:
             return f"more than {MAX_BYTES} characters"
-        # Half a surrogate pair, which JSON can write and UTF-8 cannot.
         if "\0" in text or text.encode(errors="replace").decode() != text:
             return "NUL character or half a surrogate pair"
         if any(len(line) > MAX_LINE for line in text.split("\n")):
@@ -97,14 +95,9 @@ def text_problem(*texts: str) -> str | None:
 
 
 def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
-    """The record of an edit: context.before is the function before, solution the function after.
+    """Return the record of an edit, or None and count why: context.before is the function before, solution after it.
 
-    `code_prefix` is the signature where the edit leaves it alone, else nothing: a changed signature is for the model
-    to write. `attempts` is empty: nothing was validated.
-
-    Args:
-        edit: the change.
-        dropped: counts, by reason, an edit that gives no record.
+    `code_prefix` is the signature if the edit does not change it, else empty.
     """
     found = _changed_function(edit)
     if isinstance(found, str):
@@ -127,20 +120,14 @@ def edit_record(edit: Edit, dropped: Dropped) -> dict[str, Any] | None:
 
 
 def edit_plan(title: str, body: str, target: str) -> dict[str, Any]:
-    """Plan of an edit: the title is the first step; sentences of the body that begin with a known verb follow.
-
-    `target` is "kind:name", or "" for none.
-    """
+    """Return the plan of an edit: the title, then sentences of the body that begin with a known verb."""
     sentences = [" ".join(part.split()).strip(" -*+") for part in SENTENCE_END.split(f"\n{body}")]
     steps = [plain_subject(title), *(text for text in sentences if _verb(text.partition(" ")[0]))]
     return plan_of(TASKS[intent_of_subject(title)], [target] if target else [], steps)
 
 
 def intent_of_subject(subject: str) -> str:
-    """Intent by the first known verb of a subject line; UPDATE if there is none.
-
-    `fix(parser): text` tells it by its type; `net/http: add X` by the verb after the package.
-    """
+    """Return the intent of the type (`fix(parser): text`) or the first known verb of a subject; UPDATE if none."""
     typed = CONVENTIONAL.match(subject)
     verb = _verb(typed[1]) if typed else None
     verbs = [verb] if verb else [_verb(word) for word in re.findall(r"[A-Za-z]+", plain_subject(subject))]
@@ -148,20 +135,20 @@ def intent_of_subject(subject: str) -> str:
 
 
 def plain_subject(subject: str) -> str:
-    """A subject line without `[tags]`, `type(scope):` or `package:` in front and `(#123)` behind."""
+    """Return a subject line without leading `[tags]`, `type(scope):` or `package:` and trailing `(#123)`."""
     text = PULL_NUMBER.sub("", re.sub(r"^(\[[^\]]*\]\s*)+", "", subject.strip()))
     shorter = CONVENTIONAL.sub("", text)
     return shorter if shorter != text else PACKAGE_PREFIX.sub("", text)
 
 
 def without_trailers(message: str) -> str:
-    """A message body without sign-offs, review links and issue references on lines of their own."""
+    """Return a message body without lines of sign-offs, review links and issue references."""
     kept = [line.rstrip() for line in message.splitlines() if not TRAILER.match(line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(kept)).strip()
 
 
 def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
-    """Functions with a body by their names, and the shapes of what else the file declares; None if it does not parse.
+    """Return functions with a body by name, and the shapes of all other declarations; None if it does not parse.
 
     Functions of equal names (several `init`) are numbered: "init", "init#2".
     """
@@ -180,7 +167,7 @@ def functions_of(text: str) -> tuple[dict[str, Declaration], list[Any]] | None:
 
 
 def _changed_function(edit: Edit) -> tuple[Declaration | None, Declaration] | str:
-    """The one function that an edit changes, before (None if new) and after, or why there is none."""
+    """Return the one function that an edit changes, before (None if new) and after, or why there is none."""
     reason = text_problem(edit.before, edit.after, edit.title, edit.body)
     if reason:
         return reason
@@ -218,7 +205,7 @@ def _changed_lines(old: str, new: str) -> int:
 
 
 def _verb(word: str) -> str | None:
-    """Base form of a known verb in any of its forms ("fixes", "added", "removing"), or None."""
+    """Return the base form of a known verb in any form ("fixes", "added", "removing"), or None."""
     word = word.lower().rstrip(":,.")
     forms = [word]
     for ending in ("s", "es", "d", "ed", "ing"):

@@ -35,12 +35,9 @@ def function_records(
 
     Args:
         root: folder with Go files, or a file.
-        dropped: counts what is dropped.
+        dropped: counts functions and files without a record.
         license: SPDX name; found in LICENSE files and file headers by default.
         split_by: the group of a record: its "package", or its "repository" (the module).
-
-    Raises:
-        FileNotFoundError: no such folder.
     """
     source, tree_license = source_name(root), license or license_of(root)
     for folder, files in groupby(go_files(root, dropped), key=lambda file: file.path.parent):
@@ -71,19 +68,14 @@ def function_records(
 def source_name(root: str | Path) -> str:
     """Return the name of a tree: the version of a Go installation ("go1.19.8"), else the name of the folder."""
     root = Path(root).expanduser()
-    # Debian's src is a link, and its VERSION lies beside the link.
-    for place in (root.absolute().parent, root.resolve().parent, *_debian_installation(root)):
+    above = root.resolve().parent
+    # Debian's src is a link, and its VERSION is beside the link, or in /usr/lib/go-1.19 for /usr/share/go-1.19/src.
+    for place in (root.absolute().parent, above, Path("/usr/lib", above.name)):
         version = place / "VERSION"
-        if version.is_file():
-            first = version.read_text(encoding="utf-8", errors="replace").split()
-            if first and first[0].startswith("go1"):
+        if version.is_file() and (first := version.read_text(encoding="utf-8", errors="replace").split()):
+            if first[0].startswith("go1"):
                 return first[0]
     return root.resolve().name
-
-
-def _debian_installation(root: Path) -> list[Path]:
-    """Return /usr/lib/go-1.19 for /usr/share/go-1.19/src."""
-    return [Path("/usr/lib", root.resolve().parent.name)] if root.resolve().parts[:3] == ("/", "usr", "share") else []
 
 
 def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, Any]:
@@ -104,11 +96,7 @@ def documented_record(id: str, part: "Declaration", **shared: Any) -> dict[str, 
 
 
 def parse_file(code: str) -> "Node":
-    """Return the root node of tree-sitter's tree.
-
-    Raises:
-        ImportError: tree-sitter or its Go grammar is missing.
-    """
+    """Return the root node of tree-sitter's tree. Raises ImportError without tree-sitter or its Go grammar."""
     return parse(code).root_node
 
 

@@ -1,18 +1,17 @@
 """Records from code data sets of the Hub, or local files with the same columns.
 
-The columns tell what a row is:
+The columns of a row determine its kind:
 
     edits      old_contents, new_contents, subject   bigcode/commitpackft, nuprl/EditPackFT-Multi
     functions  whole_func_string, func_documentation_string   code-search-net/code_search_net
     files      content   bigcode/the-stack-smol (gated: accept its terms on the Hub and log in first)
 
-Edits become records as commits do (`edits.py`), documented functions, alone or in files, as those of source trees do
-(`functions.py`). Rows in other languages are dropped. Sets that needed a loading script, which `datasets` no longer
-runs, are read from their data files.
+Edits become records as commits do (`edits.py`), and documented functions, alone or in files, as those of source trees
+do (`functions.py`). Rows in other languages are dropped. Sets with a loading script, which `datasets` no longer runs,
+are read from their data files.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -33,49 +32,20 @@ GO_CONFIGS = {"code-search-net/code_search_net": "go"}
 # Columns that may hold each part of a row; the first that is there is taken.
 COLUMNS = {
     "edits": {
-        "before": ("old_contents",),
-        "after": ("new_contents",),
-        "title": ("subject",),
-        "message": ("message",),
-        "path": ("new_file", "old_file"),
-        "licence": ("license", "licence"),
-        "group": ("repos", "repository_name"),
-        "language": ("lang", "language", "config"),
-        "id": ("commit",),
+        "before": "old_contents", "after": "new_contents", "title": "subject", "message": "message",
+        "path": "new_file old_file", "licence": "license licence", "group": "repos repository_name",
+        "language": "lang language config", "id": "commit",
     },
     "functions": {
-        "code": ("whole_func_string",),
-        "doc": ("func_documentation_string",),
-        "path": ("func_path_in_repository",),
-        "licence": ("license", "licenses"),
-        "group": ("repository_name",),
-        "language": ("language", "lang"),
-        "id": ("func_code_url",),
+        "code": "whole_func_string", "doc": "func_documentation_string", "path": "func_path_in_repository",
+        "licence": "license licenses", "group": "repository_name", "language": "language lang", "id": "func_code_url",
     },
     "files": {
-        "text": ("content",),
-        "path": ("path", "max_stars_repo_path"),
-        "licence": ("licenses", "license", "max_stars_repo_licenses"),
-        "group": ("repository_name", "repo_name", "max_stars_repo_name"),
-        "language": ("lang", "language"),
-        "id": ("hexsha", "blob_id"),
+        "text": "content", "path": "path max_stars_repo_path", "licence": "licenses license max_stars_repo_licenses",
+        "group": "repository_name repo_name max_stars_repo_name", "language": "lang language", "id": "hexsha blob_id",
     },
-}
+}  # fmt: skip
 NEEDED = {"edits": ("before", "after", "title"), "functions": ("code", "doc"), "files": ("text",)}
-
-
-@dataclass(frozen=True)
-class Schema:
-    """The kind of a set's rows ("edits", "functions" or "files") and the column of each of their parts."""
-
-    kind: str
-    columns: dict[str, str]
-
-    def text(self, row: dict[str, Any], part: str) -> str:
-        """Return a part of a row ("" if there is none), the first entry of a list."""
-        value = row.get(self.columns[part]) if part in self.columns else None
-        value = value[0] if isinstance(value, list) and value else value
-        return value if isinstance(value, str) else ""
 
 
 def hub_records(
@@ -86,7 +56,7 @@ def hub_records(
     Args:
         source: OWNER/NAME on the Hub, or a .jsonl, .jsonl.gz or .parquet file, or a folder of these.
         config: configuration of a Hub set; known sets need none.
-        on_bad_line: "stop" or "skip" (and count) lines of local files that are no JSON.
+        on_bad_line: "stop" at lines of local files that are not JSON, or "skip" and count them.
         dropped: counts the rows that give no record, by reason.
 
     Raises:
@@ -94,64 +64,57 @@ def hub_records(
         ValueError: columns of no known kind; names what is missing and the columns that are there.
         BadLineError: see `on_bad_line`.
     """
-    path, schema = Path(source).expanduser(), None
+    path, kind, columns = Path(source).expanduser(), "", {}
     rows = _local_rows(path, on_bad_line, dropped) if path.exists() else _hub_rows(source, config)
     for number, (place, row) in enumerate(rows):
         # Lines of a file need not all have the same keys, so the first row of each file decides.
-        if schema is None or not set(schema.columns.values()) & set(row):
-            schema = _recognize(list(row), place)
-        yield from _records(schema, row, path.name, f"{path.name}:{number}", dropped)
+        if not set(columns.values()) & set(row):
+            kind, columns = _recognize(list(row), place)
+        parts = {part: _text(row.get(columns.get(part))) for part in COLUMNS[kind]}
+        yield from _records(kind, parts, path.name, f"{path.name}:{number}", dropped)
 
 
-def _recognize(names: list[str], place: str) -> Schema:
-    """Return the schema of a set with columns of these names."""
+def _text(value: Any) -> str:
+    """Return a text, or the first of a list of texts; "" for anything else."""
+    value = value[0] if isinstance(value, list) and value else value
+    return value if isinstance(value, str) else ""
+
+
+def _recognize(names: list[str], place: str) -> tuple[str, dict[str, str]]:
+    """Return the kind of a set with columns of these names, and the column of each part."""
     missing = []
     for kind, roles in COLUMNS.items():
-        found = {part: next((name for name in known if name in names), None) for part, known in roles.items()}
-        absent = [f"{part} ({' or '.join(roles[part])})" for part in NEEDED[kind] if found[part] is None]
+        found = {part: next((name for name in known.split() if name in names), None) for part, known in roles.items()}
+        absent = [f"{part} ({' or '.join(roles[part].split())})" for part in NEEDED[kind] if found[part] is None]
         if not absent:
-            return Schema(kind, {part: column for part, column in found.items() if column is not None})
+            return kind, {part: column for part, column in found.items() if column is not None}
         missing.append(f"{kind} lack {', '.join(absent)}")
     raise ValueError(f"{place}: these columns are of no known kind: {', '.join(names)}. {'; '.join(missing)}")
 
 
-def _records(schema: Schema, row: dict[str, Any], source: str, place: str, dropped: Dropped) -> Iterator[dict]:
-    language, path = schema.text(row, "language"), schema.text(row, "path")
-    if language and language.lower() not in ("go", "golang"):
-        dropped.add("another language", place)
-        return
-    reason = path_problem(path) if path else None
+def _records(kind: str, parts: dict[str, str], source: str, place: str, dropped: Dropped) -> Iterator[dict]:
+    foreign = parts["language"] and parts["language"].lower() not in ("go", "golang")
+    reason = "another language" if foreign else parts["path"] and path_problem(parts["path"])
     if reason:
         dropped.add(reason, place)
         return
     shared = {
         "source": source,
-        "license": schema.text(row, "licence") or UNKNOWN_LICENSE,
+        "license": parts["licence"] or UNKNOWN_LICENSE,
         # commitpackft lists all repositories with the same commit.
-        "group": schema.text(row, "group").split(",")[0] or source,
+        "group": parts["group"].split(",")[0] or source,
     }
-    context = shared | {"context": {"path": path, "before": ""}}
-    identity = f"{source}:{schema.text(row, 'id')}" if schema.text(row, "id") else place
-    if schema.kind == "edits":
-        record = edit_record(_edit(schema, row, identity, shared | {"path": path}), dropped)
-        if record:
+    identity = f"{source}:{parts['id']}" if parts["id"] else place
+    if kind == "edits":
+        title = parts["title"].strip()
+        body = without_trailers(parts["message"].strip().removeprefix(title))
+        changed = {name: parts[name] for name in ("path", "before", "after")}
+        if record := edit_record(Edit(id=identity, title=title, body=body, **changed, **shared), dropped):
             yield record
-    elif schema.kind == "functions":
-        yield from _functions(schema.text(row, "code"), schema.text(row, "doc"), identity, context, dropped)
     else:
-        yield from _functions(schema.text(row, "text"), None, identity, context, dropped)
-
-
-def _edit(schema: Schema, row: dict[str, Any], identity: str, shared: dict[str, str]) -> Edit:
-    title, message = schema.text(row, "title").strip(), schema.text(row, "message").strip()
-    return Edit(
-        id=identity,
-        before=schema.text(row, "before"),
-        after=schema.text(row, "after"),
-        title=title,
-        body=without_trailers(message.removeprefix(title)),
-        **shared,
-    )
+        shared["context"] = {"path": parts["path"], "before": ""}
+        code, doc = (parts["code"], parts["doc"]) if kind == "functions" else (parts["text"], None)
+        yield from _functions(code, doc, identity, shared, dropped)
 
 
 def _functions(

@@ -1,7 +1,7 @@
-"""A plan from what is known of a function: the verb class of its doc comment, more sentences, the shape of its body.
+"""Make the plan of a function from the verb class and sentences of its doc comment, and the shape of its body.
 
-Doc comments describe, they do not plan; the intent therefore comes from the task (writing is ADD, repairing FIX), and
-the first step is only the class of the verb. Steps taken from the body begin with "derived:", since nobody wrote them.
+Doc comments describe and do not plan, so the intent comes from the task (writing is ADD, repairing FIX), and the first
+step is only the class of the verb. Steps taken from the body begin with "derived:".
 """
 
 import re
@@ -45,11 +45,11 @@ SENTENCE_END = re.compile(r"(?<!\b[A-Z])(?<!\be\.g)(?<!\bi\.e)(?<!\betc)(?<!\bvs
 
 
 def sentences(text: str, keep_layout: bool = False) -> list[str]:
-    """The sentences of a doc comment; an empty line ends one too.
+    """Return the sentences of a doc comment; an empty line ends one too.
 
     Args:
         text: the comment without slashes.
-        keep_layout: only the first is put on one line; what follows it stays as it is, as a second entry.
+        keep_layout: return only the first sentence and, if there is more, the unchanged rest.
     """
     if keep_layout:
         end = SENTENCE_END.search(text)
@@ -64,7 +64,7 @@ def sentences(text: str, keep_layout: bool = False) -> list[str]:
 
 
 def verb_class(doc: str, name: str) -> str:
-    """Classifies a function by the first verb of its doc comment: one of `VERB_CLASSES`, or "do".
+    """Classify a function by the first verb of its doc comment: one of `VERB_CLASSES`, or "do".
 
     Go's doc comments begin with the function's name and a verb: "Grow grows the buffer".
     """
@@ -78,13 +78,7 @@ def verb_class(doc: str, name: str) -> str:
 
 
 def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
-    """A plan of a record.
-
-    Args:
-        task: one of `TASK_INTENTS`.
-        targets: "kind:name", the primary one first.
-        steps: texts; those above `MAX_STEPS` are left out, each is shortened to `MAX_STEP` characters.
-    """
+    """Return the plan of a task of `TASK_INTENTS`, with targets "kind:name" and at most `MAX_STEPS` short steps."""
     intent, target = TASK_INTENTS[task], targets[0] if targets else ""
     texts = [_short(step) for step in steps[:MAX_STEPS]]
     return {
@@ -95,7 +89,7 @@ def plan_of(task: str, targets: list[str], steps: list[str]) -> dict[str, Any]:
 
 
 def doc_plan(doc: str, name: str, targets: list[str], derived: list[str], task: str = "write") -> dict[str, Any]:
-    """The plan of a documented declaration: verb class, later sentences, then the steps derived from its body."""
+    """Return the plan of a documented declaration: verb class, later sentences, steps derived from its body."""
     later = [part for part in sentences(doc)[1:] if len(part) > 3][:MAX_SENTENCE_STEPS]
     room = MAX_STEPS - 1 - len(later)
     return plan_of(task, targets, [verb_class(doc, name), *later, *derived[:room]])
@@ -109,10 +103,7 @@ def _short(text: str) -> str:
 
 
 def derived_steps(body: "Node") -> list[str]:
-    """Steps from the top-level statements of a function's body, in their order, each once.
-
-    Loops, branches, calls whose results are dropped or stored, and returns: "derived: loop over range x".
-    """
+    """Return the steps of a function's top-level statements, each once: "derived: loop over range x"."""
     found: dict[str, None] = {}
     block = next((node for node in body.named_children if node.type == "statement_list"), body)
     for statement in block.named_children:
@@ -155,7 +146,7 @@ def _condition(clause: "Node") -> "Node":
 
 
 def _called(node: "Node") -> str | None:
-    """Name of the first function called in a statement, not looking into function literals."""
+    """Return the name of the first function called in a statement, outside of function literals."""
     if node.type == "call_expression":
         function = node.child_by_field_name("function")
         return "a function literal" if function.type == "func_literal" else _text(function)
@@ -165,5 +156,5 @@ def _called(node: "Node") -> str | None:
 
 
 def _text(node: "Node") -> str:
-    """The text of a node without what is between braces."""
+    """Return the text of a node without the content of braces."""
     return re.sub(r"\{.*\}", "{}", node.text.decode(), flags=re.DOTALL)

@@ -4,9 +4,9 @@
     hierarchical  {problem {description, details}, context {file, before}, plan {steps, intent, targets},
                    solution {code, validation {syntax, tests}}}
 
-Every .go file with content gives a record, where the original used the first file only. What its validator said is
-kept as feedback of the solution where it is known; a test result that is missing is unknown, where the original took
-it for passed. Left out: pull requests of bots, comments, and hierarchical records whose code does not parse.
+Every .go file with content gives a record (the original used the first file only). A known verdict becomes the
+feedback of the solution; a missing test result is unknown (the original took it for passed). Pull requests of bots,
+comments, and hierarchical records whose code does not parse are dropped.
 """
 
 from collections.abc import Iterator
@@ -28,19 +28,14 @@ CI = {"success": True, "passed": True, "failure": False, "failed": False}
 
 
 def pull_request_records(path: str | Path, *, on_bad_line: str = "stop", dropped: Dropped) -> Iterator[dict[str, Any]]:
-    """Yield the records of a file of pull requests; lines of both kinds may be mixed.
+    """Yield the records of a file (`.jsonl`, `.jsonl.gz`) of pull requests; lines of both kinds may be mixed.
 
-    The repository is the group. A solution has an attempt only where something is known of its tests and syntax; where
-    its tests failed it is dropped, because it is no solution.
-
-    Args:
-        path: `.jsonl` or `.jsonl.gz`.
-        on_bad_line: "stop" raises at a line that is neither kind, "skip" counts it.
-        dropped: counts pull requests and files that give no record, by reason.
+    The repository is the group. A solution has an attempt only if its tests or syntax are known; solutions with failed
+    tests are dropped. `dropped` counts pull requests and files without a record.
 
     Raises:
         FileNotFoundError: no such file.
-        BadLineError: a line is corrupt, or neither kind; names file and line.
+        BadLineError: a line is corrupt, or neither kind (unless `on_bad_line` is "skip"); names file and line.
     """
 
     def parse(line: bytes, place: str) -> list[dict[str, Any]]:

@@ -10,7 +10,7 @@ A record is one JSON object a line (`.jsonl`, or `.jsonl.gz`):
     context      {path, before}: file the code belongs to, and code it builds on or replaces
     plan         {intent, targets ["kind:name"], steps [{intent, target, text}]}
     attempts     [{code, feedback | null, decision}], without an entry if there is only the solution
-                 feedback {syntax_ok, types_ok, tests_pass, category, line, message}: as go_stream.Feedback
+                 feedback {syntax_ok, types_ok, tests_pass, category, line, message}: a `Feedback`
     code_prefix  beginning of the code that is given, mostly the signature up to its "{"
     solution     {code}: the complete code, code_prefix included
 
@@ -19,21 +19,35 @@ Reading checks every line; an error names file, line and field. Nothing here nee
 
 import gzip
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import fields
+from contextlib import nullcontext
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...io.files import BadLineError, json_object, numbered_lines, shorten
+from ...io.files import BadLineError, complete_file, json_object, numbered_lines, shorten
 from ...models.processing_hrm_go_coder import CATEGORIES, DECISIONS, INTENTS, TARGET_KINDS, Feedback
 
 
 if TYPE_CHECKING:
     from datasets import Features
 
-FEEDBACK_FIELDS = tuple(field.name for field in fields(Feedback))
-KINDS = {str: "a text", dict: "an object", list: "a list"}
+# Types and choices of all fields; bool and int may be null, and so may the feedback.
+FEEDBACK = {
+    "syntax_ok": bool, "types_ok": bool, "tests_pass": bool, "category": CATEGORIES, "line": int, "message": str
+}  # fmt: skip
+SCHEMA = {
+    "id": str,
+    "source": str,
+    "licence": str,
+    "group": str,
+    "problem": {"title": str, "body": str},
+    "context": {"path": str, "before": str},
+    "plan": {"intent": INTENTS, "targets": [str], "steps": [{"intent": INTENTS, "target": str, "text": str}]},
+    "attempts": [{"code": str, "feedback": FEEDBACK, "decision": DECISIONS}],
+    "code_prefix": str,
+    "solution": {"code": str},
+}
 
 
 def new_record(
@@ -76,85 +90,58 @@ def validate_record(record: Any) -> None:
     Raises:
         ValueError: names the field, its value and what was expected.
     """
-    _expect(isinstance(record, dict), "the record", record, "a JSON object")
+    _check(record, SCHEMA, "")
     for name in ("id", "group"):
-        _expect(_get(record, name, str) != "", name, "", "a text that is not empty")
-    for name in ("source", "licence", "code_prefix"):
-        _get(record, name, str)
-    for name, parts in (("problem", ("title", "body")), ("context", ("path", "before")), ("solution", ("code",))):
-        inner = _get(record, name, dict)
-        for part in parts:
-            _get(inner, part, str, f"{name}.")
-    _validate_plan(_get(record, "plan", dict))
-    code, prefix = record["solution"]["code"], record["code_prefix"]
+        _expect(record[name] != "", name, "", "a text that is not empty")
+    plan, code, prefix = record["plan"], record["solution"]["code"], record["code_prefix"]
+    targets = [(f"plan.targets[{number}]", target) for number, target in enumerate(plan["targets"])]
+    targets += [(f"plan.steps[{number}].target", step["target"]) for number, step in enumerate(plan["steps"])]
+    for place, target in targets:
+        kind, _, name = target.partition(":")
+        valid = (kind in TARGET_KINDS and name != "") or (target == "" and "steps" in place)
+        _expect(valid, place, target, f'"kind:name" with a kind of {", ".join(TARGET_KINDS)}')
     _expect(code.strip() != "", "solution.code", code, "code")
     _expect(code.startswith(prefix), "code_prefix", prefix, "the beginning of solution.code")
-    attempts = _get(record, "attempts", list)
-    for number, attempt in enumerate(attempts):
-        place, last = f"attempts[{number}]", number == len(attempts) - 1
-        _expect(isinstance(attempt, dict), place, attempt, "an object")
-        found = _get(attempt, "code", str, f"{place}.")
-        _expect(found.startswith(prefix), f"{place}.code", found, "code_prefix at its beginning")
-        decision = _choice(attempt, "decision", f"{place}.", DECISIONS)
-        _validate_feedback(attempt.get("feedback"), f"{place}.feedback")
+    for number, attempt in enumerate(record["attempts"], start=1):
+        place, last, decision = f"attempts[{number - 1}]", number == len(record["attempts"]), attempt["decision"]
+        _expect(attempt["code"].startswith(prefix), f"{place}.code", attempt["code"], "code_prefix at its beginning")
         expected = "DONE at the last attempt, and there only"
         _expect((decision == "DONE") == last, f"{place}.decision", decision, expected)
-        _expect(not last or found == code, f"{place}.code", found, "solution.code, at the last attempt")
+        _expect(not last or attempt["code"] == code, f"{place}.code", attempt["code"], "solution.code")
 
 
-def _validate_plan(plan: dict) -> None:
-    _choice(plan, "intent", "plan.", INTENTS)
-    targets = [(f"plan.targets[{n}]", target) for n, target in enumerate(_get(plan, "targets", list, "plan."))]
-    for number, step in enumerate(_get(plan, "steps", list, "plan.")):
-        place = f"plan.steps[{number}]"
-        _expect(isinstance(step, dict), place, step, "an object")
-        _choice(step, "intent", f"{place}.", INTENTS)
-        _get(step, "text", str, f"{place}.")
-        if target := _get(step, "target", str, f"{place}."):
-            targets.append((f"{place}.target", target))
-    for place, target in targets:
-        kind, _, name = target.partition(":") if isinstance(target, str) else ("", "", "")
-        expected = f'"kind:name" with a kind of {", ".join(TARGET_KINDS)}'
-        _expect(kind in TARGET_KINDS and name != "", place, target, expected)
-
-
-def _validate_feedback(feedback: Any, place: str) -> None:
-    if feedback is None:
-        return
-    _expect(isinstance(feedback, dict), place, feedback, "an object or null")
-    unknown = sorted(set(feedback) - set(FEEDBACK_FIELDS))
-    _expect(not unknown, place, unknown, f"the fields {', '.join(FEEDBACK_FIELDS)}")
-    for name in ("syntax_ok", "types_ok", "tests_pass"):
-        value = feedback.get(name)
-        _expect(value is None or isinstance(value, bool), f"{place}.{name}", value, "true, false or null")
-    category, line, message = feedback.get("category"), feedback.get("line"), feedback.get("message", "")
-    _expect(category in CATEGORIES, f"{place}.category", category, f"one of {', '.join(CATEGORIES)}")
-    valid = line is None or (isinstance(line, int) and not isinstance(line, bool) and line >= 1)
-    _expect(valid, f"{place}.line", line, "a line number from 1, or null")
-    _expect(isinstance(message, str), f"{place}.message", message, "a text")
+def _check(value: Any, schema: Any, place: str) -> None:
+    """Check the types and choices of a value, and of everything in it."""
+    if schema is FEEDBACK and isinstance(value, dict):
+        unknown = sorted(set(value) - set(FEEDBACK))
+        _expect(not unknown, place, unknown, f"the fields {', '.join(FEEDBACK)}")
+        value = asdict(Feedback()) | value
+    if isinstance(schema, dict) and not (schema is FEEDBACK and value is None):
+        _expect(isinstance(value, dict), place or "the record", value, "an object")
+        for name, inner in schema.items():
+            field = f"{place}.{name}" if place else name
+            if name not in value:
+                raise ValueError(f"{field} is missing; there are {shorten(sorted(value))}")
+            _check(value[name], inner, field)
+    elif isinstance(schema, list):
+        _expect(isinstance(value, list), place, value, "a list")
+        for number, each in enumerate(value):
+            _check(each, schema[0], f"{place}[{number}]")
+    elif isinstance(schema, tuple):
+        _expect(value in schema, place, value, f"one of {', '.join(schema)}")
+    elif schema is str:
+        _expect(isinstance(value, str), place, value, "a text")
+        half = not value.isascii() and any("\ud800" <= character <= "\udfff" for character in value)
+        _expect(not half, place, value, "text without half surrogate pairs")
+    elif schema is bool:
+        _expect(value is None or isinstance(value, bool), place, value, "true, false or null")
+    elif schema is int:
+        _expect(value is None or (type(value) is int and value >= 1), place, value, "a number from 1, or null")
 
 
 def _expect(holds: bool, field: str, value: Any, expected: str) -> None:
     if not holds:
         raise ValueError(f"{field} is {shorten(value)}; expected {expected}")
-
-
-def _get(parent: dict, name: str, kind: type, place: str = "") -> Any:
-    """Return a field of a JSON object that must be a str (which UTF-8 can encode), a dict or a list."""
-    if name not in parent:
-        raise ValueError(f"{place}{name} is missing; there are {shorten(sorted(parent))}")
-    value = parent[name]
-    _expect(isinstance(value, kind), f"{place}{name}", value, KINDS[kind])
-    if kind is str and not value.isascii():
-        half = any("\ud800" <= character <= "\udfff" for character in value)
-        _expect(not half, f"{place}{name}", value, "text without half surrogate pairs")
-    return value
-
-
-def _choice(parent: dict, name: str, place: str, values: tuple[str, ...]) -> str:
-    value = _get(parent, name, str, place)
-    _expect(value in values, f"{place}{name}", value, f"one of {', '.join(values)}")
-    return value
 
 
 # ---- files ----
@@ -165,12 +152,12 @@ def read_records(
     on_bad_line: str = "stop",
     on_skip: Callable[[str], None] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the records of one file, or of several one after the other; only one line is in memory at a time.
+    """Yield the records of one or several files (`.jsonl`, `.jsonl.gz`), with only one line in memory at a time.
 
     Args:
-        paths: `.jsonl` or `.jsonl.gz`.
+        paths: file or files.
         on_bad_line: "stop" raises at the first line that is no record, "skip" skips it.
-        on_skip: called with what is wrong with each line that is skipped.
+        on_skip: called with the error of each line that is skipped.
 
     Raises:
         FileNotFoundError: no such file.
@@ -208,6 +195,11 @@ def _record_of(line: bytes, place: str) -> dict[str, Any]:
     return record
 
 
+def problem_text(record: dict[str, Any]) -> str:
+    """Return title and body as they stand in the stream."""
+    return "\n\n".join(filter(None, (record["problem"]["title"], record["problem"]["body"])))
+
+
 def spread(rows: list, limit: int | None) -> list:
     """Return `limit` rows from all over a file, because neighbors are of one package."""
     if limit is None or limit >= len(rows):
@@ -219,30 +211,30 @@ def write_records(path: str | Path, records: Iterable[dict[str, Any]]) -> int:
     """Validate and write records, and return their number; the file appears only when all are written.
 
     Raises:
-        ValueError: what is wrong with a record; names its number and field.
+        ValueError: a record is invalid; names its number and field.
     """
-    return write_lines(path, _checked(records))
 
+    def checked() -> Iterator[dict[str, Any]]:
+        for number, record in enumerate(records, start=1):
+            try:
+                validate_record(record)
+            except ValueError as error:
+                raise ValueError(f"record {number}: {error}") from None
+            yield record
 
-def _checked(records: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    for number, record in enumerate(records, start=1):
-        try:
-            validate_record(record)
-        except ValueError as error:
-            raise ValueError(f"record {number}: {error}") from None
-        yield record
+    return write_lines(path, checked())
 
 
 def write_lines(path: str | Path, rows: Iterable[dict[str, Any]]) -> int:
     """Write rows as JSON Lines (gzip by the name), and return their number."""
     path, count = Path(path), 0
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
-    with gzip.open(partial, "wb") if path.suffix == ".gz" else partial.open("wb") as file:
+    with (
+        complete_file(path) as stream,
+        gzip.open(stream, "wb") if path.suffix == ".gz" else nullcontext(stream) as file,
+    ):
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False).encode() + b"\n")
             count += 1
-    os.replace(partial, path)
     return count
 
 
@@ -250,21 +242,11 @@ def record_features() -> "Features":
     """Return the columns of a data set of records."""
     from datasets import Features, List, Value
 
-    text, flag = Value("string"), Value("bool")
-    feedback = {"syntax_ok": flag, "types_ok": flag, "tests_pass": flag}
-    feedback |= {"category": text, "line": Value("int32"), "message": text}
-    steps = List({"intent": text, "target": text, "text": text})
-    return Features(
-        {
-            "id": text,
-            "source": text,
-            "licence": text,
-            "group": text,
-            "problem": {"title": text, "body": text},
-            "context": {"path": text, "before": text},
-            "plan": {"intent": text, "targets": List(text), "steps": steps},
-            "attempts": List({"code": text, "feedback": feedback, "decision": text}),
-            "code_prefix": text,
-            "solution": {"code": text},
-        }
-    )
+    def column(schema: Any) -> Any:
+        if isinstance(schema, dict):
+            return {name: column(inner) for name, inner in schema.items()}
+        if isinstance(schema, list):
+            return List(column(schema[0]))
+        return Value({bool: "bool", int: "int32"}.get(schema, "string"))
+
+    return Features(column(SCHEMA))

@@ -1,13 +1,13 @@
-"""Which records stay and in which split: groups, duplicates, and what resembles the evaluation tasks.
+"""Select records and assign them to splits: groups, duplicates, and overlap with the evaluation tasks.
 
-A split is decided by the group alone (package path or repository), so no group is in two of them, and a group keeps
-its split when other sources are added. Duplicates are looked for across splits, held-out records first: what training
-shares with them is removed from training. The evaluation files themselves are refused as sources.
+The group alone (package path or repository) decides the split, so that a group is in one split and keeps it when other
+sources are added. Duplicates are removed across splits, held-out records first, so that training loses them. The
+evaluation files themselves are rejected as sources.
 """
 
 import hashlib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ EVALUATION_FILES = {
 
 
 def split_of(group: str, seed: int = 0, validation_share: float = 0.05, test_share: float = 0.05) -> str:
-    """The split of a group: each group falls into validation or test with the given probability."""
+    """Return the split of a group; it is in validation or test with the given probability."""
     digest = hashlib.blake2b(f"{seed}\n{group}".encode(), digest_size=8).digest()
     place = int.from_bytes(digest, "big") / 2**64
     if place < test_share:
@@ -47,12 +47,12 @@ def split_of(group: str, seed: int = 0, validation_share: float = 0.05, test_sha
 
 
 def code_tokens(code: str) -> list[str]:
-    """The tokens of Go code without comments; of other text its words and signs."""
+    """Return the tokens of Go code without comments, or the words and signs of other text."""
     return [match[0] for match in GO_TOKEN.finditer(code) if match["comment"] is None]
 
 
 def normalized_code(code: str) -> str:
-    """Code without comments and layout: tokens with one space between."""
+    """Return code without comments and layout: tokens separated by spaces."""
     return " ".join(code_tokens(code))
 
 
@@ -78,7 +78,7 @@ class Selection:
     dropped: Dropped = field(default_factory=Dropped)
 
     def split(self, records: Iterable[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
-        """The records of each split, in their order; all are held in memory."""
+        """Return the records of each split, in their order."""
         splits: dict[str, list[dict[str, Any]]] = {name: [] for name in SPLITS}
         ids: set[str] = set()
         for record in records:
@@ -89,14 +89,11 @@ class Selection:
             else:
                 ids.add(record["id"])
                 splits[split_of(record["group"], self.seed, self.validation_share, self.test_share)].append(record)
-        finders = self._finders()
+        kinds = {"none": [], "exact": ["exact"], "near": ["exact", "near"]}[self.deduplicate]
+        finders = [(kind, duplicate_finder(kind, self.near_threshold)) for kind in kinds]
         for name in reversed(SPLITS):
             splits[name] = [record for record in splits[name] if not self._is_duplicate(record, finders)]
         return splits
-
-    def _finders(self) -> list[tuple[str, Callable[[str], bool]]]:
-        kinds = {"none": [], "exact": ["exact"], "near": ["exact", "near"]}
-        return [(kind, duplicate_finder(kind, self.near_threshold)) for kind in kinds[self.deduplicate]]
 
     def _is_duplicate(self, record: dict[str, Any], finders: list) -> bool:
         code = normalized_code(record["solution"]["code"][len(record["code_prefix"]) :])
@@ -147,11 +144,7 @@ def ngrams(text: str) -> Iterator[int]:
 
 
 def validate_no_evaluation_file(path: str | Path) -> None:
-    """Lets any file pass that is none of the evaluation files.
-
-    Raises:
-        ValueError: its name or its content is that of an evaluation file.
-    """
+    """Raise ValueError if the name or the content of a file is that of an evaluation file."""
     path = Path(path)
     name = path.name.removesuffix(".gz").removesuffix(".jsonl")
     if name in EVALUATION_FILES or (path.is_file() and _is_evaluation_content(path)):
@@ -168,5 +161,5 @@ def _is_evaluation_content(path: Path) -> bool:
             while block := file.read(1 << 20):
                 digest.update(block)
     except GZIP_ERRORS:
-        return False  # whoever reads it says what is broken
+        return False  # its reader names the error
     return digest.hexdigest() in EVALUATION_FILES.values()

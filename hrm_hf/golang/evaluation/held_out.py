@@ -1,6 +1,8 @@
-"""Evaluate a Go coder, or a baseline trained on the same stream, by what it writes for held-out records.
+"""Evaluate a Go coder, or a baseline trained on the same stream, on held-out records and trajectories.
 
+    loss         bits per byte and perplexity of the code, given the problem and the record's own plan
     greedy       greedy plan, then greedy code: plan metrics, exact and subtree match, parse and type-check rate
+    decisions    are they right, and how well are their probabilities calibrated: refinement head and decision tokens
     repair       the model repairs a given failed attempt; the baseline is samples that saw neither it nor its verdict
     refinement   the Go coder's own loop of attempts; the baseline is as many independent samples
 
@@ -8,46 +10,68 @@ Types count only for records whose reference type-checks, as in the training dat
 its package cannot type-check alone.
 """
 
+import math
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from ...models.processing_hrm_go_coder import (
-    CONTINUE,
     DECISION_TOKENS,
     DECISIONS,
     DONE,
     TOKEN_IDS,
     Feedback,
     parse_plan,
-    plan_segment,
 )
-from ..data.streams import GoStreamBuilder, TooLongError
-from .metrics import answers, iteration_scores, mean, paired_difference, plan_scores, rate_with_interval
-from .options import EvaluateGo
+from ..data.records import problem_text
+from ..data.streams import GoStreamBuilder, TooLongError, padded_decisions
+from ..options import EvaluateGo
+from .metrics import (
+    answers,
+    bits_per_byte,
+    calibration_error,
+    decision_scores,
+    iteration_scores,
+    mean,
+    paired_difference,
+    plan_scores,
+    rate_with_interval,
+)
 from .similarity import exact_matches, subtree_f1
-from .writer import Writer
+from .writer import Writer, is_go_coder
 
 
 Validator = Callable[[Sequence[str]], list[Feedback]]
 Record = dict[str, Any]
 
 
-def code_body(record: Record) -> str:
-    """Return the solution without the beginning that is given."""
-    return record["solution"]["code"].removeprefix(record["code_prefix"])
+def evaluate_loss(writer: Writer, builder: GoStreamBuilder, records: Sequence[Record]) -> dict[str, Any]:
+    """Score code bodies, </CODE> included, given the problem and the record's plan.
+
+    `left_out` counts records that are longer than a row, or whose complete code is given.
+    """
+    builder, rows = replace(builder, plan_budget=builder.max_length, code_budget=builder.max_length), []
+    for record in records:
+        with suppress(TooLongError):
+            rows.append(builder.build(record, refinement=False))
+    rows = [row for row in rows if row["code_bytes"]]
+    result: dict[str, Any] = {"records": len(rows), "left_out": len(records) - len(rows)}
+    if not rows:
+        return result
+    ids = [row["input_ids"][: row["code_end"]] for row in rows]
+    nats = sum(writer.nats(ids, [row["code_start"] for row in rows], "code"))
+    size = sum(row["code_bytes"] for row in rows)
+    tokens = sum(row["code_end"] - row["code_start"] for row in rows)
+    return result | {
+        "code_bits_per_byte": bits_per_byte(nats, size), "code_perplexity": math.exp(nats / tokens), "code_bytes": size
+    }  # fmt: skip
 
 
-def problem_text(record: Record) -> str:
-    """Return title and body as they stand in the stream."""
-    return "\n\n".join(part for part in (record["problem"]["title"], record["problem"]["body"]) if part)
-
-
-def plan_ids_of(writer: Writer, plan: dict[str, Any]) -> list[int]:
-    """Encode a plan as it follows <PLAN>, </PLAN> included."""
-    steps = [step["text"] for step in plan["steps"]]
-    return plan_segment(writer.tokenizer, plan["intent"], plan["targets"], steps)[1:]
+# ---- greedy ----
 
 
 def evaluate_greedy(
@@ -88,6 +112,54 @@ def evaluate_greedy(
     ]  # fmt: skip
 
 
+# ---- decisions ----
+
+
+def evaluate_decisions(writer: Writer, builder: GoStreamBuilder, trajectories: Sequence[Record]) -> dict[str, Any]:
+    """Score the decisions after the attempts of trajectories, with attempts and verdicts given.
+
+    Returns:
+        For "tokens" (after </VALIDATE>, of every model) and, if the model has a refinement head, "head":
+        `decision_scores`, "nll" in nats and "calibration_error". `left_out` counts trajectories that do not fit.
+    """
+    rows = []
+    for record in trajectories:
+        with suppress(TooLongError):
+            rows.append(builder.build(record))
+    rows = [row for row in rows if row["decision_labels"]]
+    result: dict[str, Any] = {"trajectories": len(rows), "left_out": len(trajectories) - len(rows)}
+    labels = [label for row in rows for label in row["decision_labels"]]
+    failed = [2 in ids[:2] for row in rows for ids in row["feedback_ids"]]
+    for source, scores in _decision_logits(writer, rows).items():
+        result[source] = decision_scores(scores.argmax(axis=1).tolist(), labels, failed)
+        if labels:
+            log_p = torch.tensor(scores).log_softmax(-1).numpy()
+            result[source] |= {
+                "nll": float(-log_p[np.arange(len(labels)), labels].mean()),
+                "calibration_error": calibration_error(np.exp(log_p), np.array(labels)),
+            }
+    return result
+
+
+def _decision_logits(writer: Writer, rows: list[dict[str, Any]]) -> dict[str, np.ndarray]:
+    """Return the logits [N, 3] of all decisions of the rows, by source."""
+    choices = torch.tensor([TOKEN_IDS[token] for token in DECISION_TOKENS])
+    coder = is_go_coder(writer.model)
+    has_head = coder and not getattr(writer.model.config, "unified", False)
+    logits: dict[str, list] = {"tokens": []} | ({"head": []} if has_head else {})
+    for batch in writer.batches(rows, "decisions"):
+        padded, taken = padded_decisions(batch), ("decision_positions", "feedback_ids") if coder else ()
+        inputs = {name: torch.tensor(padded[name], device=writer.model.device) for name in taken}
+        output = writer.forward([row["input_ids"] for row in batch], **inputs)
+        for place, row in enumerate(batch):
+            for k, position in enumerate(row["decision_positions"]):
+                after = list(row["input_ids"]).index(TOKEN_IDS["</VALIDATE>"], position)
+                logits["tokens"].append(output.logits[place, after, choices].float().cpu())
+                if has_head:
+                    logits["head"].append(output["refinement_logits"][place, k].float().cpu())
+    return {name: torch.stack(each).numpy() if each else np.zeros((0, 3)) for name, each in logits.items()}
+
+
 # ---- repair ----
 
 
@@ -104,22 +176,29 @@ def evaluate_repair(
         reference of attempt, repair and sample ("_ast") and new tokens ("_tokens"), all but the differences also by
         decision. `repair_unchanged` is the share of repairs that equal the attempt.
     """
-    cases = [case for case in (_repair_case(writer, builder, row) for row in trajectories) if case]
+    cases = [case for case in (_repair_case(builder, row) for row in trajectories) if case]
     result: dict[str, Any] = {"cases": len(cases), "left_out": len(trajectories) - len(cases)}
     if not cases:
         return result
-    prefixes, references, controls = ([case[name] for case in cases] for name in ("prefix", "reference", "control"))
+    given, controls, prefixes, attempts, references = (
+        [case[name] for case in cases] for name in ("given", "control", "prefix", "attempt", "reference")
+    )
     syntax_alone = [verdict.types_ok is False for verdict in validator(references)]
-    tries = {"repair": _repairs(writer, cases), "resampling": _codes(writer, controls, prefixes)}
-    columns = {"attempt_ast": [subtree_f1(case["attempt"], case["reference"]) for case in cases]}
-    for name, row in tries.items():
-        codes = [code for code, _ in row]
+    columns = {"attempt_ast": list(map(subtree_f1, attempts, references))}
+    replanned = writer.replanned(given)
+    for name, prompts in {"repair": replanned, "resampling": controls}.items():
+        ids = writer.code_ids(prompts, prefixes)
+        codes = list(map(writer.code_of, prefixes, ids))
         columns |= {
             f"{name}_exact": exact_matches(codes, references)[0],
-            f"{name}_valid": which_pass(validator, codes, syntax_alone),
-            f"{name}_ast": [subtree_f1(code, right) for code, right in zip(codes, references)],
-            f"{name}_tokens": [tokens for _, tokens in row],
+            f"{name}_valid": _which_pass(validator, codes, syntax_alone),
+            f"{name}_ast": list(map(subtree_f1, codes, references)),
+            f"{name}_tokens": list(map(len, ids)),
         }
+        if name == "repair":
+            result["repair_unchanged"] = mean([code == attempt for code, attempt in zip(codes, attempts)])
+    for row, (before, after) in enumerate(zip(given, replanned)):  # <PLAN> is given, as <CODE> is
+        columns["repair_tokens"][row] += max(0, len(after) - len(before) - 1)
     result |= {name: mean(values) for name, values in columns.items()}
     for decision in DECISIONS[:DONE]:
         rows = [i for i, case in enumerate(cases) if case["decision"] == decision]
@@ -129,11 +208,10 @@ def evaluate_repair(
         ours, theirs = columns[f"repair_{name}"], columns[f"resampling_{name}"]
         result |= rate_with_interval(f"repair_{name}", ours) | rate_with_interval(f"resampling_{name}", theirs)
         result[f"{name}_gain"] = paired_difference(ours, theirs, seed)
-    result["repair_unchanged"] = mean([code == case["attempt"] for case, (code, _) in zip(cases, tries["repair"])])
     return result
 
 
-def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
+def _repair_case(builder: GoStreamBuilder, record: Record) -> dict[str, Any] | None:
     """Return what one repair needs, such as its ids up to the decision; None if there is none or it is too long."""
     try:
         built = builder.build(record)
@@ -141,60 +219,34 @@ def _repair_case(writer: Writer, builder: GoStreamBuilder, record: Record) -> di
         return None
     if len(built["decision_labels"]) < 2:
         return None
-    ids, decision = list(built["input_ids"]), built["decision_labels"][-2]
-    end = ids.index(TOKEN_IDS["</VALIDATE>"], built["decision_positions"][-2])
+    end = list(built["input_ids"]).index(TOKEN_IDS["</VALIDATE>"], built["decision_positions"][-2])
     return {
-        "given": [*ids[: end + 1], TOKEN_IDS[DECISION_TOKENS[decision]]],
-        "replans": decision != CONTINUE,
-        "decision": DECISIONS[decision],
-        "control": [*builder.prompt_ids(record), *plan_ids_of(writer, record["plan"])],
+        "given": built["input_ids"][: end + 2],
+        "decision": DECISIONS[built["decision_labels"][-2]],
+        "control": builder.planned_ids(record),
         "prefix": record["code_prefix"],
         "attempt": record["attempts"][-2]["code"],
         "reference": record["solution"]["code"],
     }
 
 
-def _repairs(writer: Writer, cases: list[dict]) -> list[tuple[str, int]]:
-    """Repair each case, after a new plan if it is to be refined: code and its number of new tokens, plan included."""
-    replanned = _with_new_plans(writer, cases)
-    codes = _codes(writer, replanned, [case["prefix"] for case in cases])
-    return [
-        (code, tokens + len(given) - len(case["given"]) - case["replans"])  # <PLAN> is given, as <CODE> is
-        for case, given, (code, tokens) in zip(cases, replanned, codes)
-    ]
-
-
-def _codes(writer: Writer, prompts: list[list[int]], prefixes: list[str]) -> list[tuple[str, int]]:
-    """Write code, and count its new tokens, for prompts after which <CODE> comes."""
-    written = writer.code_ids(prompts, prefixes)
-    return [(writer.code_of(prefix, ids), len(ids)) for prefix, ids in zip(prefixes, written)]
-
-
-def _with_new_plans(writer: Writer, cases: list[dict]) -> list[list[int]]:
-    """Return the ids before <CODE> of each repair; a new plan of the model follows <REFINE>."""
-    opened = [[*case["given"], TOKEN_IDS["<PLAN>"]] for case in cases if case["replans"]]
-    plans, close = iter(writer.plans(opened)), TOKEN_IDS["</PLAN>"]
-    return [
-        [*case["given"], TOKEN_IDS["<PLAN>"], *next(plans), close] if case["replans"] else case["given"]
-        for case in cases
-    ]
-
-
 # ---- refinement ----
 
 
 def evaluate_refinement(
-    writer: Writer, builder: GoStreamBuilder, records: Sequence[Record], validator: Validator, options: EvaluateGo
+    writer: Writer, records: Sequence[Record], validator: Validator, options: EvaluateGo
 ) -> dict[str, Any]:
     """Score the model's own loop of attempts against as many independent samples of the same temperature.
 
     The loop's answer is the last attempt that the validator passed, or else the last. `gain_over_resampling` compares
     it with a judge who knows which of the samples is right, and "resampling" is the success of that judge after one,
     two, ... samples. "valid" means that the validator passes the code, "exact" that it equals the reference. Records
-    whose reference does not parse are left out ("reference_rejected").
+    whose reference does not parse are skipped ("reference_rejected").
     """
     verdicts = validator([record["solution"]["code"] for record in records])
     pairs = [(record, right) for record, right in zip(records, verdicts) if right.syntax_ok]
+    # Those whose reference has type errors come last, because another validator judges them.
+    pairs.sort(key=lambda pair: pair[1].types_ok is False)
     judged, syntax_alone = [record for record, _ in pairs], [right.types_ok is False for _, right in pairs]
     result: dict[str, Any] = {
         "records": len(judged),
@@ -203,27 +255,20 @@ def evaluate_refinement(
     }
     if not judged:
         return result
+    most, typed = options.max_iterations, len(judged) - sum(syntax_alone)
     torch.manual_seed(options.seed)
-    loop: list[list[str]] = [[] for _ in judged]
-    for alone, judge in ((False, validator), (True, _of_syntax(validator))):
-        rows = [i for i, flag in enumerate(syntax_alone) if flag == alone]
-        written = _attempts(
-            writer, [judged[i] for i in rows], judge, options.max_iterations, "refinement", options.temperature
-        )
-        for i, attempts in zip(rows, written):
-            loop[i] = attempts
+    loop = _attempts(writer, judged[:typed], validator, most, "refinement", options.temperature)
+    of_syntax = lambda codes: [verdict.of_syntax() for verdict in validator(codes)]  # noqa: E731
+    loop += _attempts(writer, judged[typed:], of_syntax, most, "refinement", options.temperature)
     torch.manual_seed(options.seed + 1)  # the samples are independent: they do not share the loop's first attempt
-    drawn = [
-        _attempts(writer, judged, None, 1, f"resampling {index + 1}", options.temperature)
-        for index in range(options.max_iterations)
-    ]
+    drawn = [_attempts(writer, judged, None, 1, f"resampling {i + 1}", options.temperature) for i in range(most)]
     control = [[one[row][0] for one in drawn] for row in range(len(judged))]
     ours, theirs = (_judge(judged, attempts, validator, syntax_alone) for attempts in (loop, control))
-    result |= {"max_iterations": options.max_iterations, "temperature": options.temperature}
+    result |= {"max_iterations": most, "temperature": options.temperature}
     for name in ("valid", "exact"):
         result[name] = {
-            "refinement": iteration_scores(ours[name], ours["valid"], options.max_iterations),
-            "resampling": [mean([any(row[: i + 1]) for row in theirs[name]]) for i in range(options.max_iterations)],
+            "refinement": iteration_scores(ours[name], ours["valid"], most),
+            "resampling": [mean([any(row[: i + 1]) for row in theirs[name]]) for i in range(most)],
             "gain_over_resampling": paired_difference(
                 answers(ours[name], ours["valid"]), [any(row) for row in theirs[name]], options.seed
             ),
@@ -234,24 +279,21 @@ def evaluate_refinement(
 def _attempts(writer: Writer, records, validator, iterations: int, what: str, temperature: float) -> list[list[str]]:
     """Return the code of each record's attempts."""
     results = []
-    with writer.bar(len(records), what) as bar:
-        for start in range(0, len(records), writer.batch_size):
-            batch = records[start : start + writer.batch_size]
-            output = writer.model.generate_with_refinement(
-                [problem_text(record) for record in batch],
-                tokenizer=writer.tokenizer,
-                code_prefixes=[record["code_prefix"] for record in batch],
-                contexts=[(record["context"]["path"], record["context"]["before"]) for record in batch],
-                validator=validator,
-                max_refinement_iterations=iterations,
-                do_sample=True,
-                temperature=temperature,
-                top_k=0,
-                max_new_tokens=writer.max_code_tokens,
-                repetition_guard=writer.repetition_guard,
-            )
-            results += [[attempt.code for attempt in attempts] for attempts in output.attempts]
-            bar.update(len(batch))
+    for batch in writer.batches(records, what):
+        output = writer.model.generate_with_refinement(
+            [problem_text(record) for record in batch],
+            tokenizer=writer.tokenizer,
+            code_prefixes=[record["code_prefix"] for record in batch],
+            contexts=[(record["context"]["path"], record["context"]["before"]) for record in batch],
+            validator=validator,
+            max_refinement_iterations=iterations,
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            max_new_tokens=writer.max_code_tokens,
+            repetition_guard=writer.repetition_guard,
+        )
+        results += [[attempt.code for attempt in attempts] for attempts in output.attempts]
     return results
 
 
@@ -260,20 +302,15 @@ def _judge(records, attempts: list[list[str]], validator: Validator, syntax_alon
     owners = [index for index, row in enumerate(attempts) for _ in row]
     codes = [code for row in attempts for code in row]
     flags = {
-        "valid": iter(which_pass(validator, codes, [syntax_alone[index] for index in owners])),
+        "valid": iter(_which_pass(validator, codes, [syntax_alone[index] for index in owners])),
         "exact": iter(exact_matches(codes, [records[index]["solution"]["code"] for index in owners])[0]),
     }
     return {name: [[next(values) for _ in row] for row in attempts] for name, values in flags.items()}
 
 
-def which_pass(validator: Validator, codes: Sequence[str], syntax_alone: Sequence[bool]) -> list[bool]:
+def _which_pass(validator: Validator, codes: Sequence[str], syntax_alone: Sequence[bool]) -> list[bool]:
     """Return which code samples the validator passes; where `syntax_alone`, which of them parse."""
     verdicts = validator(codes)
     return [
         bool(verdict.syntax_ok) and (alone or not verdict.failed) for verdict, alone in zip(verdicts, syntax_alone)
     ]
-
-
-def _of_syntax(validator: Validator) -> Validator:
-    """Wrap a validator so that it reports on syntax alone."""
-    return lambda codes: [verdict.of_syntax() for verdict in validator(codes)]

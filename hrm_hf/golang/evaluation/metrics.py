@@ -1,7 +1,7 @@
 """Metrics of the Go coder's evaluation as pure functions of predictions and references.
 
-Plans, refinement decisions, iterations, pass@k, bits per byte, and their intervals. Nothing here knows a model, a
-tokenizer or Go; `similarity.py` compares code. Every rate is in [0, 1], and a rate of nothing is None, never 0.
+They cover plans, refinement decisions, iterations, pass@k, bits per byte, and their intervals. Every rate is in
+[0, 1], and the rate of an empty list is None.
 """
 
 import math
@@ -30,27 +30,17 @@ def rate_with_interval(name: str, flags: Sequence[bool]) -> dict[str, Any]:
 
 
 def pass_at_k(samples: int, correct: int, k: int) -> float:
-    """Estimate the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1).
-
-    Raises:
-        ValueError: fewer samples than k, or more correct ones than samples.
-    """
-    if not 0 <= correct <= samples or not 1 <= k <= samples:
-        raise ValueError(f"k={k}: pass@k of {correct} correct among {samples} samples; use 1 <= k <= samples")
+    """Estimate the chance that one of k samples passes: 1 - C(n-c, k) / C(n, k) (Chen et al. 2021, eq. 1)."""
     return 1.0 - math.comb(samples - correct, k) / math.comb(samples, k)
 
 
 def pass_at_k_scores(counts: Sequence[tuple[int, int]], ks: Sequence[int], seed: int = 0) -> dict[str, Any]:
-    """Return pass@k over tasks, with intervals of 95 %.
+    """Return {"pass@1": mean over tasks, "pass@1_interval": [low, high], ...}, with intervals of 95 %.
 
     Args:
         counts: samples and correct samples of each task.
         ks: those above the fewest samples of a task are skipped.
-        seed: of the bootstrap over tasks; with one sample per task the interval is Wilson's, which is not empty when
-            nothing passes.
-
-    Returns:
-        {"pass@1": mean over tasks, "pass@1_interval": [low, high], ...}; empty for no tasks.
+        seed: of the bootstrap over tasks; with one sample per task the interval is Wilson's instead.
     """
     scores: dict[str, Any] = {}
     fewest = min((samples for samples, _ in counts), default=0)
@@ -82,8 +72,7 @@ def ratio_interval(numerators: Sequence[float], denominators: Sequence[float], s
 def paired_difference(first: Sequence[float], second: Sequence[float], seed: int = 0) -> dict[str, Any]:
     """Return the mean of first - second over the same items, with a bootstrap interval of 95 % over items.
 
-    Returns:
-        {"difference", "interval", "only_first", "only_second"}: the last two count the items above and below 0.
+    "only_first" and "only_second" count the items above and below 0.
     """
     differences = np.asarray(first, dtype=float) - np.asarray(second, dtype=float)
     interval = list(ratio_interval(differences, np.ones(len(differences)), seed)) if len(differences) else None
@@ -165,6 +154,17 @@ def decision_scores(predicted: Sequence[int], reference: Sequence[int], failed: 
         "confusion": confusion.tolist(),
         "rule_accuracy": by_rule / total if total else None,
     }
+
+
+def calibration_error(probabilities: np.ndarray, labels: np.ndarray, bins: int = 15) -> float:
+    """Return the expected calibration error (Guo et al. 2017, arXiv 1706.04599) of [N, C] and labels [N].
+
+    This is the mean distance of confidence and accuracy in bins of equal width, weighted by their sizes.
+    """
+    sure, right = probabilities.max(axis=1), probabilities.argmax(axis=1) == labels
+    bin_of = np.minimum((sure * bins).astype(int), bins - 1)
+    gaps = np.bincount(bin_of, sure - right, minlength=bins)  # of a bin: its size times the distance
+    return float(np.abs(gaps).sum() / len(labels))
 
 
 def answers(success: Sequence[Sequence[bool]], selected: Sequence[Sequence[bool]], most: int | None = None):

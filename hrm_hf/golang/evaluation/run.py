@@ -1,32 +1,39 @@
-"""Evaluate a saved Go coder, or a baseline trained on the same stream, on records, trajectories and test sets.
+"""Evaluate a saved Go coder, or a baseline trained on the same stream, on records, trajectories and test sets."""
 
-Load, measure, report: `writer.py` loads the model; `loss.py`, `held_out.py`, `decisions.py` and `benchmarks.py` each
-measure one thing; `report.py` writes the card and the plot.
-"""
-
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ...hub.cards import record_evaluation
 from ...hub.kinds import LANGUAGE_MODEL, load_config
 from ...io.evaluation import chosen_device, write_results
 from ...trainer.recipes import library_versions
-from ..data.records import read_records, spread
+from ..data.records import read_records, spread, write_lines
 from ..data.streams import GoStreamBuilder
+from ..options import EvaluateGo
 from ..validators.go_validators import best_validator
 from . import benchmarks, held_out
-from .benchmarks import GoTask, load_benchmark
-from .decisions import evaluate_decisions
 from .held_out import Record, Validator
-from .loss import evaluate_loss
-from .options import EvaluateGo
-from .report import plot_evaluation, update_card
 from .writer import Writer, is_go_coder, load_writer
 
 
+# Paths into the metrics that a card and the screen show; results.json has everything.
+SHOWN = (
+    "loss.code_bits_per_byte", "loss.code_perplexity", "greedy.intent_accuracy", "greedy.target_f1",
+    "greedy.plan_acc", "greedy.code_exact", "greedy.code_ast", "greedy.parse_rate", "greedy.type_check_rate",
+    "decisions.head.accuracy", "decisions.head.macro_f1", "decisions.head.rule_accuracy",
+    "decisions.head.calibration_error", "decisions.tokens.accuracy", "decisions.tokens.macro_f1",
+    "decisions.tokens.majority_accuracy", "repair.repair_exact", "repair.resampling_exact", "repair.repair_valid",
+    "repair.resampling_valid", "repair.repair_tokens", "repair.resampling_tokens", "repair.repair_unchanged",
+    "refinement.valid.refinement.success", "refinement.valid.gain_over_resampling.difference",
+    "refinement.exact.refinement.success", "refinement.exact.gain_over_resampling.difference",
+    "refinement.valid.refinement.average_iterations",
+)  # fmt: skip
+COUNTS = ("records", "cases", "type_check_records", "reference_rejected", "left_out")
+
+
 def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | None = None) -> dict[str, Any]:
-    """Evaluate bits per byte, plans, code, decisions, repair and refinement, and pass@k of local test sets.
+    """Evaluate bits per byte, plans, code, decisions, repairs, refinement, and pass@k of local test sets.
 
     Args:
         on_skip: called with what is wrong with each corrupt line that is skipped.
@@ -41,18 +48,11 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
     """
     load_config(options.model, LANGUAGE_MODEL)
     device = chosen_device(options.device)
-    records, trajectories = _read(options, on_skip)
-    tasks = {name: load_benchmark(name, file)[: options.limit] for name, file in options.benchmarks()}
-    writer, builder = load_writer(
-        options.model, device, batch_size=options.batch_size, max_length=options.max_length,
-        problem_budget=options.problem_budget, context_budget=options.context_budget,
-        max_code_tokens=options.max_code_tokens,
-        repetition_guard=options.repetition_guard,
-    )  # fmt: skip
-    if options.out:
-        options.out.mkdir(parents=True, exist_ok=True)
+    found = _read(options, on_skip)
+    tasks = {name: benchmarks.load_benchmark(name, file)[: options.limit] for name, file in options.benchmarks()}
+    writer, builder = load_writer(options, device)
     with best_validator(options.validator) as judge:
-        metrics = _measure(writer, builder, records, trajectories, judge, options)
+        metrics = _measure(writer, builder, found, judge, options)
         if tasks:
             metrics["benchmarks"] = _run_benchmarks(writer, builder, tasks, judge, options)
     shown = ("limit", "max_iterations", "temperature", "samples", "max_code_tokens", "repetition_guard", "seed")
@@ -72,8 +72,6 @@ def evaluate_checkpoint(options: EvaluateGo, on_skip: Callable[[str], None] | No
         "versions": library_versions(),
     }
     written = write_results(result, options.out) if options.out else {}
-    if options.out and (plot := plot_evaluation(metrics, options.out / "evaluation.png", Path(options.model).name)):
-        written["plot"] = str(plot)
     if options.update_card:
         written["card"] = update_card(options.model, result, options.records or options.trajectories)
     return result | written
@@ -94,31 +92,22 @@ def _read(options: EvaluateGo, on_skip: Callable[[str], None] | None) -> tuple[l
     return found[0], found[1]
 
 
-def _measure(
-    writer: Writer,
-    builder: GoStreamBuilder,
-    records: list[Record],
-    trajectories: list[Record],
-    judge: Validator,
-    options: EvaluateGo,
-) -> dict[str, Any]:
-    metrics: dict[str, Any] = {}
+def _measure(writer: Writer, builder: GoStreamBuilder, found: tuple, judge: Validator, options: EvaluateGo) -> dict:
+    (records, trajectories), metrics = found, {}
     if records:
-        metrics["loss"] = evaluate_loss(writer, builder, records, options.seed)
+        metrics["loss"] = held_out.evaluate_loss(writer, builder, records)
         metrics["greedy"], rows = held_out.evaluate_greedy(writer, builder, records, judge)
         if options.out:
-            _write_rows(options.out / "greedy.jsonl", rows)
+            write_lines(options.out / "greedy.jsonl", rows)
     if trajectories:
-        metrics["decisions"] = evaluate_decisions(writer, builder, trajectories)
+        metrics["decisions"] = held_out.evaluate_decisions(writer, builder, trajectories)
         metrics["repair"] = held_out.evaluate_repair(writer, builder, trajectories, judge, options.seed)
     if records and is_go_coder(writer.model):
-        metrics["refinement"] = held_out.evaluate_refinement(writer, builder, records, judge, options)
+        metrics["refinement"] = held_out.evaluate_refinement(writer, records, judge, options)
     return metrics
 
 
-def _run_benchmarks(
-    writer: Writer, builder: GoStreamBuilder, tasks: dict[str, list[GoTask]], judge: Validator, options: EvaluateGo
-) -> dict[str, Any]:
+def _run_benchmarks(writer: Writer, builder: GoStreamBuilder, tasks: dict, judge: Validator, options: EvaluateGo):
     results = {}
     with benchmarks.test_tools() as (types, runner, refused):
         judge = types or judge
@@ -128,9 +117,45 @@ def _run_benchmarks(
             results[name] = benchmarks.judge_samples(chosen, samples, judge, runner, unsolvable)
             if refused:
                 results[name]["tests_refused"] = refused
-            _write_rows(options.out / f"{name}.jsonl", samples)
+            write_lines(options.out / f"{name}.jsonl", samples)
     return results
 
 
-def _write_rows(file: Path, rows: list[dict[str, Any]]) -> None:
-    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+# ---- report ----
+
+
+def flattened(metrics: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return nested metrics under names joined by dots."""
+    flat: dict[str, Any] = {}
+    for name, value in metrics.items():
+        flat |= flattened(value, f"{prefix}{name}.") if isinstance(value, dict) else {f"{prefix}{name}": value}
+    return flat
+
+
+def on_screen(result: dict[str, Any]) -> dict[str, str]:
+    """Return the metrics that the screen shows: those of a card with their intervals, counts, and test sets."""
+    chosen = {}
+    for name, value in flattened(result["metrics"]).items():
+        plain = name.removesuffix("_interval").replace(".interval", ".difference")
+        if plain in SHOWN or name.rpartition(".")[2] in COUNTS or name.startswith("benchmarks."):
+            chosen[name] = _rounded(value)
+    return chosen
+
+
+def _rounded(value: Any) -> str:
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_rounded, value)) + "]"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def update_card(model: str, result: dict[str, Any], files: list[Path] | None) -> str:
+    """Write the metrics into the model's card, and return its path."""
+    flat, settings = flattened(result["metrics"]), {k: v for k, v in result["settings"].items() if v is not None}
+    parameters, card = result["parameters"], None
+    if files:
+        chosen = {name.replace(".", "_"): flat[name] for name in SHOWN if flat.get(name) is not None}
+        card = record_evaluation(model, chosen, str(files[0]), "test", parameters, **settings)
+    for name, metrics in result["metrics"].get("benchmarks", {}).items():
+        chosen = {key: value for key, value in metrics.items() if key.startswith("pass@") or key.endswith("_rate")}
+        card = record_evaluation(model, chosen, name, "test", parameters, **settings)
+    return str(card)

@@ -1,24 +1,39 @@
-"""Compare two Go code samples: equal after gofmt, or how many syntax subtrees they share.
+"""Compare two Go code samples: equal after gofmt, share of common syntax subtrees, and whether one is shortened.
 
-Exact match is of whole codes after gofmt; without gofmt it is of their tokens without comments, and the result says
-which it was. Subtree F1 counts the syntax subtrees (tree-sitter) that two codes share, comments apart; it is a measure
-of its own and never makes an exact match. Behaviour is not compared here.
+Exact match compares complete samples after gofmt, or their tokens without comments where gofmt is missing; the result
+says which. Subtree F1 counts the syntax subtrees (tree-sitter) that two samples share, without comments.
+
+A function without statements passes every check of syntax and types. Where code is kept or rewarded because a checker
+passes it, `is_shortened` therefore compares its statements with those of the code that it repairs, or of a reference.
+Other statements in the same number are not told apart; only tests do that.
 """
 
 import hashlib
 from collections import Counter
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from ..validators.go_validators import GoFormatter
-from ..validators.syntax import leaves, parse
+from ..validators.syntax import leaves, parse, walk
 from ..validators.toolchain import GoNotFoundError
 from .metrics import f1_score
+
+
+if TYPE_CHECKING:
+    from tree_sitter import Node
+
+KEPT_SHARE = 0.8  # of the statements; with fewer a code is shortened
+FUNCTIONS = ("function_declaration", "method_declaration")
+DECLARATIONS = ("short_var_declaration", "var_declaration", "const_declaration", "type_declaration")
+NOTHING = ("empty_statement", "labeled_statement")  # the statement after a label counts by itself
+# In a part that tree-sitter cannot parse, only the keyword of a statement is left.
+WORDS = frozenset("break continue defer fallthrough for go goto if return select switch".split())
 
 
 def exact_matches(codes: Sequence[str], references: Sequence[str]) -> tuple[list[bool], str]:
     """Return which samples equal their references, and after what: "gofmt", or "tokens" without gofmt.
 
-    Code that does not parse equals nothing. Where only tokens are compared, comments and the layout say nothing.
+    Code that does not parse equals nothing.
     """
     if len(codes) != len(references):
         raise ValueError(f"{len(codes)} codes and {len(references)} references; expected one reference for each code")
@@ -41,7 +56,7 @@ def code_tokens(code: str) -> tuple[str, ...] | None:
 def subtree_f1(code: str, reference: str) -> float:
     """Return 2 |A and B| / (|A| + |B|) of the multisets of syntax subtrees without comments; 1 if there are none.
 
-    A subtree is its node types and the text of its leaves. A changed leaf changes every subtree above it, so that one
+    A subtree is its node types and the text of its leaves. A changed leaf changes every subtree above it, so one
     renamed variable in a long function costs more than its share of the tokens.
     """
     ours, right = _subtrees(code), _subtrees(reference)
@@ -51,19 +66,44 @@ def subtree_f1(code: str, reference: str) -> float:
 
 def _subtrees(code: str) -> Counter:
     """Count the digests of all subtrees with children, except the root."""
-    found, done, stack = Counter(), {}, [(parse(code).root_node, False)]
-    root = stack[0][0].id
-    while stack:
-        node, visited = stack.pop()
-        if node.type == "comment":
-            continue
-        if node.children and not visited:
-            stack.append((node, True))
-            stack.extend((child, False) for child in node.children)
-            continue
-        parts = [done[child.id] for child in node.children if child.id in done]
-        content = b"".join(parts) if node.children else node.text
-        done[node.id] = hashlib.blake2b(node.type.encode() + b"\0" + content, digest_size=16).digest()
-        if node.children and node.id != root:
-            found[done[node.id]] += 1
-    return found
+    found, digests, root = Counter(), {}, parse(code).root_node
+    for node in reversed(list(walk(root))):  # children before their parents
+        if node.type != "comment":
+            parts = (digests[child.id] for child in node.children if child.id in digests)
+            content = node.type.encode() + b"\0" + (b"".join(parts) if node.children else node.text)
+            digests[node.id] = hashlib.blake2b(content, digest_size=16).digest()
+            found[digests[node.id]] += bool(node.children) and node.id != root.id
+    return +found
+
+
+# ---- shortened code ----
+
+
+def is_shortened(code: str, than: str) -> bool:
+    """Return whether `code`, a function or a file, has fewer than KEPT_SHARE of the statements of `than`.
+
+    `than` is the attempt that `code` repairs, or the reference.
+    """
+    wanted = statement_count(than)
+    return wanted > 0 and statement_count(code) < KEPT_SHARE * wanted
+
+
+def statement_count(code: str) -> int:
+    """Count different statements of the first function with a body, or of the complete text if there is none.
+
+    Nested statements count. Repeated statements count once, and `_ = x` does not count, so that neither fills a body.
+    """
+    root = parse(code).root_node
+    function = next((n for n in root.children if n.type in FUNCTIONS and n.child_by_field_name("body")), None)
+    start = root if function is None else function.child_by_field_name("body")
+    # It compares tokens, so layout does not matter.
+    return len({b" ".join(leaf.text for leaf in leaves(node)) for node in walk(start) if _is_statement(node)})
+
+
+def _is_statement(node: "Node") -> bool:
+    if node.type in WORDS and not node.is_named:
+        return node.parent is not None and node.parent.type == "ERROR"
+    if node.type in NOTHING or not (node.type.endswith("_statement") or node.type in DECLARATIONS):
+        return False
+    left = node.child_by_field_name("left") if node.type == "assignment_statement" else None
+    return left is None or left.text.strip() != b"_"

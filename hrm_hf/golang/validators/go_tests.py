@@ -3,17 +3,16 @@
 Building and running are separate, because a program that can write to the build cache could corrupt the next sample.
 
 1. Build: one `go test` for a chunk of programs, a package each, in a sandbox with the toolchain and the shared build
-   cache (in the user's cache directory). Only the compiler runs there: without cgo no step of a build executes what a
-   source says. Its `-exec` program is a script that keeps the test binary instead of running it. A package that does
-   not build does not affect the others; a chunk that takes too long is built in halves.
+   cache (in the user's cache directory). Only the compiler runs there: without cgo no step of a build executes code of
+   a source. The `-exec` program is a script that keeps the test binary instead of running it. A package that does not
+   build does not affect the others; a chunk that takes too long is built in halves.
 2. Run: each binary in a sandbox without toolchain, cache or any file of this machine.
 
-A program passes if its process ends with status 0 *and* has written a word that is drawn anew for each run. The
-harness (harness/harness.go, linked into every test binary under a random import path) takes that word from standard
-input before any code of the program runs, and writes it when every test has returned without a failure and one at
-least was not skipped. So os.Exit(0), running fewer tests, or printing "PASS" is no pass. Not covered: programs that
-attack the harness in their own process (search its memory for the word, overwrite variables of the testing
-package by unsafe or linkname); tests and code share a process, as always with `go test`.
+A program passes if its process ends with status 0 *and* has written a word that is drawn for each run. The harness
+(harness/harness.go, linked into every test binary under a random import path) reads that word from standard input
+before any code of the program runs, and writes it when every test has returned without a failure and at least one
+was not skipped. So os.Exit(0), running fewer tests, or printing "PASS" does not pass. Not covered: programs that
+attack the harness in their own process, as tests and code share one.
 """
 
 import base64
@@ -28,9 +27,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from .checker_process import CheckerProcess, UsesChecker
 from .sandbox import MIB, Limits, Run, hand_over, run_sandboxed, sandbox_uid, validate_sandbox
-from .toolchain import Go, find_go, user_cache
+from .toolchain import CheckerProcess, Go, UsesChecker, find_go, user_cache
 
 
 HARNESS = Path(__file__).parent / "harness"
@@ -40,7 +38,7 @@ MESSAGE = 300  # characters
 Sources = tuple[dict[str, Any], dict[str, Any]]  # the checker's answers to a program's code and to its tests
 _COLLECT = '#!/bin/sh\nexec cp "$1" "/out/${PWD##*/}"\n'
 _COMPILER_LINE = re.compile(r"^(?:\./)?(p\d{5})/(main|main_test)\.go:(\d+)(?::\d+)?: (.*)$", re.MULTILINE)
-# What a program's output says when it ran into a wall; in order.
+# Signs in the output of programs that exceeded a limit; in order.
 _WALLS = (
     ("time", r"test timed out after|SIGXCPU", "not finished in time"),
     ("processes", r"failed to create new OS thread .*errno=11\)", "started more threads than it may"),
@@ -59,8 +57,7 @@ class GoProgram:
 
     Attributes:
         code: a file or declarations; without a package clause it is package main.
-        tests: the text of a test file for it, with at least one `func Test...`. It may import testify's assert and
-            call `assert.New(t)` and `.Equal`; more of testify there is not.
+        tests: text of a test file with at least one `func Test...`; of testify, it may use `assert.New(t).Equal`.
     """
 
     code: str
@@ -72,11 +69,11 @@ class GoTestResult:
     """The outcome of a program.
 
     Attributes:
-        status: "pass", "fail", "syntax", "build" (it does not compile, or its tests do not with it), or the wall it
-            ran into: "time", "memory", "disk", "processes", "network", "output".
+        status: "pass", "fail", "syntax", "build" (it or its tests do not compile), or the limit that it exceeded:
+            "time", "memory", "disk", "processes", "network", "output".
         message: one line; empty if it passed.
-        line: in the code, from 1, if known.
-        output: of the tests or the compiler, its middle cut out if it is long.
+        line: line of the code, from 1, if known.
+        output: output of the tests or the compiler, its middle cut out if it is long.
         seconds: wall time of the tests.
     """
 
@@ -90,12 +87,12 @@ class GoTestResult:
 class GoTestRunner(UsesChecker):
     """Build and run tests; keeps a checker process (for syntax and imports) between calls.
 
-    Packages of the standard library that code or tests use but do not import are imported, and imports that they do
-    not use are no error: prompts of benchmarks give too few of them or too many.
+    Packages of the standard library that code or tests use but do not import are imported, and unused imports are no
+    error, because prompts of benchmarks have too few or too many.
 
     Args:
-        limits: of the run of one program.
-        workers: programs that run at the same time; default, the number of processors.
+        limits: limits of the run of one program.
+        workers: programs that run at the same time; the number of processors by default.
         chunk: programs of one build.
 
     Raises:

@@ -11,9 +11,8 @@ from typing import Any, get_args
 
 from ...models.processing_hrm_go_coder import Feedback
 from ..options import GoValidator
-from .checker_process import CheckerProcess, UsesChecker
 from .syntax import first_fault, go_parser
-from .toolchain import GoNotFoundError
+from .toolchain import CheckerProcess, GoNotFoundError, UsesChecker
 
 
 # In order: the first that matches counts.
@@ -36,11 +35,8 @@ _UNDEFINED = re.compile(r"undefined|undeclared name|not declared by package|coul
 class TreeSitterValidator(UsesChecker):
     """Check whether code parses, by tree-sitter; `types_ok` and `tests_pass` stay None.
 
-    Against gofmt it has no false alarm and misses a few errors in a hundred; its line is where the code left the
-    grammar, which is not always the one that gofmt names. See benchmarks/golang/validators.py.
-
-    Raises:
-        ImportError: tree-sitter is not installed.
+    Against gofmt it has no false alarm, misses a few errors in a hundred, and may name another line (see
+    benchmarks/golang/validators.py). Raises ImportError if tree-sitter is not installed.
     """
 
     title = "tree-sitter"
@@ -76,10 +72,9 @@ class GoTypesValidator(GoParserValidator):
     """Check whether code parses and type-checks, by go/types with the sources of the standard library.
 
     A code sample is checked as a package of its own: names that other files of its package declare are undefined.
-    Unused variables and imports are errors, as for the compiler. Packages of the standard library that are used but
-    not imported count as imported, because functions mostly come without their file's imports; of packages with the
-    same name the one that has the names used is taken. Code that imports other packages is only parsed (`types_ok` is
-    None, the message names the import). `tests_pass` stays None.
+    Unused variables and imports are errors. Packages of the standard library that are used but not imported count as
+    imported; of packages with the same name the one with the used names is taken. Code that imports other packages is
+    only parsed (`types_ok` is None, the message names the import). `tests_pass` stays None.
     """
 
     title = "go/types"
@@ -87,20 +82,13 @@ class GoTypesValidator(GoParserValidator):
 
 
 class GoFormatter(UsesChecker):
-    """Write Go source as gofmt does.
-
-    Raises:
-        GoNotFoundError: there is no Go toolchain, or it cannot build the checker.
-    """
+    """Format Go source as gofmt does. Raises GoNotFoundError without a Go toolchain that can build the checker."""
 
     def __init__(self):
         self.checker = CheckerProcess()
 
     def __call__(self, codes: Sequence[str]) -> list[str | None]:
-        """Return each code (a file or declarations) as gofmt writes it, without white space at its ends.
-
-        None for code that does not parse, so that two broken codes are never an exact match.
-        """
+        """Return each sample as gofmt writes it, without white space at its ends; None if it does not parse."""
         answers = self.checker.ask("format", codes)
         return [
             base64.b64decode(answer["text"]).decode().strip() if answer.get("syntax") else None for answer in answers
@@ -145,11 +133,9 @@ def _feedback(answer: dict[str, Any]) -> Feedback:
     if "failure" in answer:
         return Feedback(category="other", message=f"not checked: {answer['failure']}")
     syntax, types, message = answer["syntax"], answer["types"], answer["message"].split("\n")[0]
-    category = "none"
+    category = "other" if message else "none"
     if syntax is False:
         category = syntax_category(message)
     elif types is False:
         category = types_category(message)
-    elif message:
-        category = "other"
     return Feedback(syntax_ok=syntax, types_ok=types, category=category, line=answer["line"] or None, message=message)

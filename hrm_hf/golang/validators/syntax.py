@@ -1,8 +1,8 @@
-"""Parse Go source by tree-sitter: a tree, and the first syntax error. No Go toolchain is needed.
+"""Parse Go source with tree-sitter and find the first syntax error. No Go toolchain is needed.
 
-The grammar of tree-sitter-go accepts more than Go does, so two rules are checked here on top of it: where Go ends a
-line with a semicolon of its own (specification, "Semicolons"), and what may stand outside of functions. Left out are
-the rules that Go's parser has beyond a grammar (a `range` clause in its place, unlabelled `goto` and their like).
+The grammar of tree-sitter-go accepts more than Go does, so this module adds two rules: where Go inserts a semicolon at
+the end of a line (specification, "Semicolons"), and what may be outside of functions. It does not check the rules that
+Go's parser has beyond a grammar, such as the place of a `range` clause.
 """
 
 import re
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DECLARATIONS = frozenset(
     ("function_declaration", "method_declaration", "const_declaration", "var_declaration", "type_declaration")
 )
-# A newline that ends a statement or a member lies directly in one of these, behind the mark that opens its list.
+# A newline that ends a statement or a member is directly in one of these, after the mark that opens its list.
 _LISTS = {
     "source_file": None, "statement_list": None, "comment": None, "raw_string_literal": None,
     "raw_string_literal_content": None, "block": None, "field_declaration_list": None, "import_spec_list": None,
@@ -29,13 +29,16 @@ _LISTS = {
     "interface_type": "{", "expression_switch_statement": None, "type_switch_statement": None, "select_statement": "{",
     "expression_case": ":", "type_case": ":", "communication_case": ":", "default_case": ":",
 }  # fmt: skip
+_COMMA_LISTS = {
+    "argument_list": "argument list", "literal_value": "composite literal", "parameter_list": "parameter list"
+}  # fmt: skip
 _ENDING_KEYWORDS = frozenset((b"break", b"continue", b"fallthrough", b"return"))
 _KEYWORDS = frozenset(
     b"break case chan const continue default defer else fallthrough for func go goto if import interface map package "
     b"range return select struct switch type var".split()
 )
 _LINE_END = re.compile(rb"([^\s])[ \t\r]*\n")
-_WORD = re.compile(rb"\w+\Z", re.ASCII)
+_WORD = re.compile(rb"[\w\x80-\xff]+\Z", re.ASCII)
 _OPENERS = {b"{": b"}", b"(": b")", b"[": b"]"}
 # Strings, comments and brackets; an alternative without its end comes after the one with it.
 _LEXEME = re.compile(
@@ -51,7 +54,7 @@ _STATEMENT_WORDS = re.compile(rb"\s*(?:if|for|switch|select|return|go|defer|goto
 
 @dataclass(frozen=True)
 class SyntaxFault:
-    """The first syntax error: its category (of go_stream.CATEGORIES), its line from 1, and one line of text."""
+    """The first syntax error: its category (one of CATEGORIES), its line from 1, and a message of one line."""
 
     category: str
     line: int
@@ -80,7 +83,7 @@ def to_bytes(code: str) -> bytes:
     try:
         return code.encode()
     except UnicodeEncodeError:
-        lone = re.search("[\\ud800-\\udc7f\\udd00-\\udfff]", code)  # no byte stands behind these
+        lone = re.search("[\\ud800-\\udc7f\\udd00-\\udfff]", code)  # not escapes of bytes
         return code.encode("utf-8", "surrogatepass" if lone else "surrogateescape")
 
 
@@ -101,6 +104,17 @@ def walk(node: "Node") -> Iterator["Node"]:
 def leaves(root: "Node") -> list["Node"]:
     """Return the tokens of a syntax tree in the order of the text, without comments."""
     return [node for node in walk(root) if not node.children and node.text and node.type != "comment"]
+
+
+def syntax_shape(code: str) -> list[tuple[str, int, bytes]]:
+    """Return the tree without comments and semicolons in preorder: (kind, number of children, text of a leaf)."""
+    shape, stack = [], [parse(code).root_node]
+    while stack:
+        node = stack.pop()
+        children = [child for child in node.children if child.type not in ("comment", ";", "\n")]
+        shape.append((node.type, len(children), b"" if node.children else node.text))
+        stack.extend(reversed(children))
+    return shape
 
 
 def first_fault(code: str | bytes) -> SyntaxFault | None:
@@ -147,7 +161,7 @@ def _first_error(root: "Node") -> "Node":
 
 
 def _describe(text: bytes, node: "Node") -> SyntaxFault:
-    """Return category and place of a tree-sitter error, whose node says where the error is, seldom what it is."""
+    """Return category and place of a tree-sitter error; its node tells where the error is, rarely what it is."""
     opened = _brackets(text)
     if opened is not None and opened.category == "unterminated literal":
         return opened
@@ -181,7 +195,8 @@ def _brackets(text: bytes) -> SyntaxFault | None:
             what = {b"/*": "comment", b"'": "rune literal"}.get(found, "string literal")
             return SyntaxFault("unterminated literal", line, f"{what} not terminated")
         if match["newline"]:
-            if stack and stack[-1][0] in b"([" and _line_is_ended(text[code_end : match.start()]):
+            code = _COMMENT.sub(b"", text[code_end : match.start()]).rstrip()
+            if stack and stack[-1][0] in b"([" and _ends_statement(code):
                 return SyntaxFault("missing comma or newline", line, "unexpected newline")
             line, code_end = line + 1, match.end()
             if stack and _TOP_LEVEL.match(text, code_end):  # gofmt has declarations, and only them, in column 0
@@ -217,13 +232,12 @@ def _end_groups(text: bytes) -> bytes:
     return b";".join([*parts, text[done:]])
 
 
-def _line_is_ended(line: bytes) -> bool:
-    """Return whether Go inserts a semicolon after the last token of this line."""
-    code = _COMMENT.sub(b"", line).rstrip()
+def _ends_statement(code: bytes) -> bool:
+    """Return whether Go inserts a semicolon after a line that ends in this code."""
     word = _WORD.search(code)
     if word is not None:
         return word[0] not in _KEYWORDS or word[0] in _ENDING_KEYWORDS
-    return code[-1:] in (b")", b"]", b"}", b'"', b"`", b"'") or code[-2:] in (b"++", b"--")
+    return code.endswith((b")", b"]", b"}", b'"', b"`", b"'", b"++", b"--"))
 
 
 def _misplaced(root: "Node") -> SyntaxFault | None:
@@ -249,8 +263,11 @@ def _inserted_semicolon(text: bytes, root: "Node") -> SyntaxFault | None:
         if place is None or _may_end(place, newline):
             continue
         last = _last_token(root, text, match.start())
-        if last is not None and _ends_line(text, last):
-            return _semicolon_fault(text, place, newline)
+        if last is not None and _ends_statement(text[last.start_byte : last.end_byte]):
+            line, where = _line(text, newline), _COMMA_LISTS.get(place.type)
+            if where:
+                return SyntaxFault("missing comma or newline", line, f"missing ',' before newline in {where}")
+            return SyntaxFault("unexpected token", line, "unexpected newline")
     return None
 
 
@@ -272,26 +289,3 @@ def _last_token(root: "Node", text: bytes, at: int) -> "Node | None":
         if not before:
             return None
         at = start + len(before) - 1
-
-
-def _ends_line(text: bytes, token: "Node") -> bool:
-    found = text[token.start_byte : token.end_byte]
-    if token.child_count:  # an operator is a leaf; a node with parts ends in a quote or a bracket
-        return found[-1:] in b"\"'`)]}"
-    word = _WORD.search(found)
-    if word is not None:
-        return found not in _KEYWORDS or found in _ENDING_KEYWORDS
-    return found in (b")", b"]", b"}", b"++", b"--") or found[-1:] in b"\"'`" or found[-1] > 127
-
-
-def _semicolon_fault(text: bytes, place: "Node", newline: int) -> SyntaxFault:
-    where = {
-        "argument_list": "argument list",
-        "literal_value": "composite literal",
-        "parameter_list": "parameter list",
-    }
-    line = _line(text, newline)
-    if place.type in where:
-        message = f"missing ',' before newline in {where[place.type]}"
-        return SyntaxFault("missing comma or newline", line, message)
-    return SyntaxFault("unexpected token", line, "unexpected newline")

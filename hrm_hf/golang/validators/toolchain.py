@@ -1,18 +1,27 @@
-"""Find Go, and build the checker (checker/main.go), which answers questions about Go source.
+"""Find Go, build the checker (checker/main.go), and keep it running as a process that answers questions about Go code.
 
 The checker is built in the user's cache directory (XDG_CACHE_HOME, else ~/.cache, in hrm_hf/), under a key of the
 sources and the Go version. Nothing is ever downloaded: the Go tool runs with GOPROXY=off and GOTOOLCHAIN=local.
 """
 
+import base64
 import hashlib
+import json
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Any
+
+from .sandbox import readable
+from .syntax import to_bytes
 
 
 INSTALL_LINES = (
@@ -124,3 +133,124 @@ def build_checker(go: Go) -> Path:
             raise GoNotFoundError(f"{go.version} ({go.path}) cannot build the checker: {run.stderr.strip()[-2000:]}")
         os.replace(built, target)
     return target
+
+
+# ---- the checker process ----
+
+
+class CheckerError(RuntimeError):
+    """The checker died."""
+
+
+class CheckerTimeoutError(CheckerError):
+    """The checker did not answer in time."""
+
+
+class CheckerProcess:
+    """Ask the checker program from any thread; it answers one question at a time.
+
+    A checker that dies is restarted and asked once more; a question that takes too long is not repeated.
+
+    Args:
+        seconds: most time for one question. The first questions that import a package of the standard library also
+            read its sources (about 2 s).
+
+    Raises:
+        GoNotFoundError: there is no Go toolchain, or the checker cannot be built.
+    """
+
+    def __init__(self, seconds: float = 60.0):
+        self.seconds = seconds
+        go = find_go()
+        self._command = [str(build_checker(go))]
+        # Module mode off: imports are found in GOROOT without asking the go tool.
+        self._environment = {**go.environment(), "GO111MODULE": "off", "GOFLAGS": "", "GOMEMLIMIT": "1GiB"}
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen | None = None
+
+    def ask(self, mode: str, codes: Sequence[str], **options: Any) -> list[dict[str, Any]]:
+        """Return the checker's answer (see checker/main.go) for each code; {"failure": text} where it has none."""
+        shared = {"mode": mode, "package": "p", "auto_import": True, **options}
+        with self._lock:
+            return [self._answer(shared | {"code": base64.b64encode(to_bytes(code)).decode()}) for code in codes]
+
+    def close(self) -> None:
+        """End the process; a later question starts a new one."""
+        with self._lock:
+            self._stop()
+
+    def _answer(self, request: dict[str, Any]) -> dict[str, Any]:
+        line, said = json.dumps(request).encode() + b"\n", {}
+        for _ in range(2):
+            try:
+                return self._exchange(line)
+            except CheckerError as failure:
+                said = {"failure": str(failure)}
+                if isinstance(failure, CheckerTimeoutError):
+                    break
+        return said
+
+    def _exchange(self, line: bytes) -> dict[str, Any]:
+        """Write a question and read its answer.
+
+        Raises:
+            CheckerError: the process ended, or did not answer in time (CheckerTimeoutError); it is stopped.
+        """
+        try:
+            if self._process is None:
+                self._start()
+            with suppress(BrokenPipeError):  # reading will tell
+                self._process.stdin.write(line)
+                self._process.stdin.flush()
+            answer, output = b"", self._process.stdout.fileno()
+            while not answer.endswith(b"\n"):
+                if not readable(output, self.seconds):
+                    raise CheckerTimeoutError(f"no answer in {self.seconds:g} s")
+                data = os.read(output, 1 << 20)
+                if not data:
+                    raise CheckerError(self._obituary())
+                answer += data
+            return json.loads(answer)
+        except BaseException:  # an answer that nobody has read must not be taken for the next one
+            self._stop()
+            raise
+
+    def _start(self) -> None:
+        self._errors = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._errors,
+            env=self._environment, cwd="/", start_new_session=True,
+        )  # fmt: skip
+
+    def _stop(self) -> None:
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.wait()
+            with suppress(BrokenPipeError):
+                process.stdin.close()
+            process.stdout.close()
+            self._errors.close()
+
+    def _obituary(self) -> str:
+        code = self._process.wait()
+        self._errors.seek(0)
+        lines = self._errors.read(4096).decode("utf-8", "replace").strip().splitlines()
+        return f"the checker ended with status {code}" + (f": {lines[0][:200]}" if lines else "")
+
+
+class UsesChecker:
+    """Base of validators: a context manager that ends the checker process, if there is one."""
+
+    checker: CheckerProcess | None = None
+
+    def close(self) -> None:
+        """End the checker process; a later call starts a new one."""
+        if self.checker is not None:
+            self.checker.close()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()

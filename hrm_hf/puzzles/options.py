@@ -18,8 +18,6 @@ from ..resources import ROOT
 if TYPE_CHECKING:
     import torch
 
-    from .tasks import PuzzleTask
-
 PICTURES = (".png", ".gif")
 SHIPPED = {"sudoku": "pretrained/sudoku-9x9", "maze": "pretrained/maze-15x15"}
 PUZZLE = re.compile(r"-|[0-9.\s]{16,}|[#SGo \n]{9,}")
@@ -32,8 +30,8 @@ class BoardOptions(Options, SolveSettings):
     search: bool = option("Sudoku only: search with backtracking; the model orders the guesses.", False)
     seed: int = option("Seed of noise and of symmetric views.", 0, min=0)
 
-    def solve_arguments(self, task: "PuzzleTask", prefer_valid: bool = False) -> dict[str, Any]:
-        """Return the keyword arguments of `model.solve` for boards of a task.
+    def solve_arguments(self, task: Any, prefer_valid: bool = False) -> dict[str, Any]:
+        """Return the keyword arguments of `model.solve` for boards of a `PuzzleTask`.
 
         choose="rules" is for tasks whose rules prove an answer (Sudoku, mazes); others fall back to "q".
         With `prefer_valid`, answers that obey the rules beat all others.
@@ -46,7 +44,7 @@ class BoardOptions(Options, SolveSettings):
         return arguments
 
 
-def _accepted(task: "PuzzleTask", boards: "torch.Tensor", answers: "torch.Tensor") -> "torch.Tensor":
+def _accepted(task: Any, boards: "torch.Tensor", answers: "torch.Tensor") -> "torch.Tensor":
     return boards.new_tensor(task.obeys(boards.cpu().numpy(), answers.cpu().numpy()), dtype=bool)
 
 

@@ -13,8 +13,8 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script()
 
-from hrm_hf.cosmology.arguments import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.cosmology.run import RegressionRun
+from hrm_hf.cosmology.trainer import CosmoDataArguments, CosmoTrainingArguments
 from hrm_hf.io.usage import one_line_errors
 from hrm_hf.trainer.run import run_training
 

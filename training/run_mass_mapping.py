@@ -12,8 +12,8 @@ from hrm_hf_start import start_script
 if __name__ == "__main__":  # before the imports below
     start_script()
 
-from hrm_hf.cosmology.arguments import MassMapDataArguments, MassMapTrainingArguments
 from hrm_hf.cosmology.run import MassMapRun
+from hrm_hf.cosmology.trainer import MassMapDataArguments, MassMapTrainingArguments
 from hrm_hf.io.usage import one_line_errors
 from hrm_hf.trainer.run import run_training
 

@@ -32,8 +32,12 @@ from datasets import Dataset
 from transformers import DynamicCache, PrinterCallback, StaticCache
 from transformers.utils import is_flash_attn_2_available
 
-from hrm_hf.cosmology.arguments import CosmoTrainingArguments, MassMapTrainingArguments
-from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
+from hrm_hf.cosmology.trainer import (
+    CosmoTrainingArguments,
+    MassMapTrainer,
+    MassMapTrainingArguments,
+    RegressionTrainer,
+)
 from hrm_hf.puzzles.trainer import PuzzleTrainer, PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments
 from hrm_hf.text.trainer import CausalLMTrainer

@@ -21,13 +21,13 @@ from ..models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from ..models.posterior_head import Posterior
 from ..registry import ARCHITECTURES, has_ability
 from ..trainer.recipes import ModelArguments, build_config
-from .arguments import CosmoDataArguments
 from .dataset.build import build_maps
 from .dataset.collator import EVALUATION, Batch, MapCollator, MapRows, map_noise, split_rows
 from .dataset.from_files import build_from_files
 from .dataset.info import CosmologyInfo
 from .dataset.rows import MapSet, load_cosmology_info, map_arrays, validate_shear
 from .options import BuildCosmology, BuildFromFiles
+from .trainer import CosmoDataArguments
 
 
 # What `build_data` may call, as the commands of `hrm-hf data`.

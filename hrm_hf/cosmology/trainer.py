@@ -1,21 +1,129 @@
-"""`RegressionTrainer`: trains regressors on maps; means are over maps, not tokens.
+"""Training of regressors of cosmological parameters and of models of mass maps: options and trainers.
 
-A model returns a loss that is a mean over its batch, maybe `*_loss` parts and `metrics` that are too; every value in
-the log and of an evaluation is the mean over all maps of all processes, and a `mse_<name>` is shown as `rmse_<name>`.
+A model returns a loss that is a mean over its batch, and optional `*_loss` parts and `metrics` that are means too.
+Every logged value is the mean over the maps (not tokens) of all processes; `mse_<name>` is logged as `rmse_<name>`.
 """
 
 import math
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch.nn.functional import pad
 
+from ..trainer.arguments import CarrylessTrainingArguments
 from ..trainer.base import HrmTrainer
-from .arguments import CosmoTrainingArguments, MassMapTrainingArguments
 
 
-PREDICTED = ("logits", "std", "s_8", "s_8_std")  # what `predict` returns, so far as the model has it
+PREDICTED = ("logits", "std", "s_8", "s_8_std")  # what `predict` returns, if the model has it
 MSE, RMSE = "mse_", "rmse_"
+
+
+@dataclass
+class CosmoDataArguments:
+    """Which maps to train on, and how to augment them; see `cosmology/dataset/collator.py`."""
+
+    data_path: str | None = field(default=None, metadata={"help": "Cosmology data set: folder or OWNER/NAME."})
+    build_data: str | None = field(
+        default=None,
+        metadata={"help": "Arguments of `hrm-hf data` that build or finish data_path; an error if it holds others."},
+    )
+    max_train_samples: int | None = field(
+        default=None, metadata={"help": "Train on the first maps only; on all that are not held out by default."}
+    )
+    val_samples: int | None = field(
+        default=None,
+        metadata={"help": "Last maps of the train split that are held out; a tenth, at most 10,000, by default."},
+    )
+    max_test_samples: int | None = field(default=None, metadata={"help": "Test on the first maps only; 0 for none."})
+    augment: bool = field(default=True, metadata={"help": "Turn and mirror training maps; move periodic ones."})
+    noise_sigma: float = field(
+        default=0.0,
+        metadata={"help": "Standard deviation of fresh noise on each pixel of noiseless maps, in their unit."},
+    )
+    stretch: str = field(default="linear", metadata={"help": "linear, or asinh to tame bright pixels."})
+
+    def __post_init__(self):
+        for name, least in {"max_train_samples": 1, "val_samples": 0, "max_test_samples": 0}.items():
+            if getattr(self, name) is not None and getattr(self, name) < least:
+                raise ValueError(f"{name}={getattr(self, name)} must be at least {least}")
+        if not 0 <= self.noise_sigma < float("inf"):
+            raise ValueError(f"noise_sigma={self.noise_sigma} must be 0 or more")
+        if self.stretch not in ("linear", "asinh"):
+            raise ValueError(f"stretch={self.stretch!r} is not one of linear, asinh")
+
+
+@dataclass
+class CosmoTrainingArguments(CarrylessTrainingArguments):
+    """Options of training regressors; the defaults are those of the original training script.
+
+    `scale_learning_rate` applies the original's linear rule: `learning_rate` * maps of a step / `base_batch_size`.
+    """
+
+    best_metric: ClassVar[str] = "eval_nll_loss"
+
+    learning_rate: float = field(default=3e-4, metadata={"help": "Peak learning rate, before any scaling."})
+    weight_decay: float = field(
+        default=1e-3, metadata={"help": "Weight decay of matrices and filters; biases, norms and scales have none."}
+    )
+    adam_beta2: float = field(default=0.999, metadata={"help": "Second beta of AdamW (or of --optim)."})
+    warmup_steps: float = field(default=0.05, metadata={"help": "Steps of linear warm-up, or their share if below 1."})
+    lr_min_ratio: float | None = field(
+        default=0.0, metadata={"help": "Cosine decay ends at this share of the learning rate; 1 is constant."}
+    )
+    remove_unused_columns: bool | None = field(
+        default=False, metadata={"help": "Off: maps come as whole batches, not as rows with columns."}
+    )
+
+    scale_learning_rate: bool = field(
+        default=False, metadata={"help": "Multiply the learning rate by the maps of a step over --base_batch_size."}
+    )
+    base_batch_size: int = field(default=64, metadata={"help": "Maps of a step that --learning_rate is meant for."})
+    fit_posterior_scale: bool = field(
+        default=True, metadata={"help": "At the end, fit one factor on all standard deviations to validation maps."}
+    )
+    channels_last: bool = field(
+        default=False, metadata={"help": "Lay filters out with channels last: faster on GPUs in half precision."}
+    )
+
+    def __post_init__(self):
+        if self.base_batch_size < 1:
+            raise ValueError(f"base_batch_size={self.base_batch_size} must be 1 or more")
+        super().__post_init__()
+
+    @property
+    def maps_per_step(self) -> int:
+        return self.per_device_train_batch_size * self.gradient_accumulation_steps * self.world_size
+
+    @property
+    def peak_learning_rate(self) -> float:
+        """The learning rate that the optimizer gets, scaled or not."""
+        return self.learning_rate * (self.maps_per_step / self.base_batch_size if self.scale_learning_rate else 1)
+
+    def describe_learning_rate(self) -> str:
+        line = f"learning rate {self.peak_learning_rate:.3g} at {self.maps_per_step} maps a step"
+        rule = f": {self.learning_rate:.3g} * {self.maps_per_step} / {self.base_batch_size} (scale_learning_rate)"
+        return line + (rule if self.scale_learning_rate else "")
+
+
+@dataclass
+class MassMapDataArguments(CosmoDataArguments):
+    """Which shear maps to train on, and how to augment them."""
+
+    fresh_observations: bool = field(
+        default=True,
+        metadata={
+            "help": "Draw noise and masks of training maps anew at every step, from their convergence; those of the "
+            "data set otherwise. For periodic maps alone."
+        },
+    )
+
+
+@dataclass
+class MassMapTrainingArguments(CosmoTrainingArguments):
+    """Options of training models of mass maps."""
+
+    best_metric: ClassVar[str] = "eval_loss"
 
 
 class RegressionTrainer(HrmTrainer):
@@ -40,7 +148,7 @@ class RegressionTrainer(HrmTrainer):
     _rows_counted: int | None = None
 
     def validate_arguments(self) -> None:
-        """As in the base; labels cannot be smoothed."""
+        """Reject smoothed labels, which have no meaning for numbers."""
         super().validate_arguments()
         if self.args.label_smoothing_factor:
             raise ValueError(
@@ -52,33 +160,31 @@ class RegressionTrainer(HrmTrainer):
     # ---- one step ----
 
     def compute_loss(self, model, inputs, return_outputs=False, num_items_in_batch=None):
-        """The model's loss; in training so that a step is the mean over its maps, whatever they were divided into."""
+        """Return the model's loss, scaled in training so that a step's loss is the mean over its maps."""
         outputs = model(**inputs)
         loss, maps = outputs["loss"], len(inputs["labels"])
         if model.training:
             self.train_metrics.add(_sums(loss, outputs, maps))
         elif self._eval_metrics is not None:
-            # With repeated maps alone a process adds zeros: all must have the same sums to add up.
+            # A process that has only repeated maps adds zeros: all processes must have the same sums.
             self._eval_metrics.add(_sums(loss, outputs, 0 if self._rows_counted == 0 else maps))
         if num_items_in_batch is not None:  # DDP takes the mean over processes
             loss = loss * (maps * self.accelerator.num_processes / num_items_in_batch)
         return (loss, outputs) if return_outputs else loss
 
     def _get_num_items_in_batch(self, batch_samples: list, device: torch.device):
-        """Maps of an optimizer step, over accumulated batches and processes."""
         if not batch_samples:
             return None
         maps = torch.tensor(float(sum(len(batch["labels"]) for batch in batch_samples)), device=device)
         return self.accelerator.reduce(maps, "sum") if self.args.world_size > 1 else maps
 
     def floating_point_ops(self, inputs) -> int:
-        """Not counted: the formula for dense transformers would be wrong."""
+        """Return 0: the library's formula for dense transformers does not apply."""
         return 0
 
     # ---- logging ----
 
     def _training_logs(self, sums: dict[str, float], steps: int, seconds: float) -> dict[str, float]:
-        """Means over the maps of all processes since the last log, and speed."""
         maps = sums.pop("maps", 0.0)
         logs = {"maps_per_second": maps / seconds}
         if maps:
@@ -93,9 +199,9 @@ class RegressionTrainer(HrmTrainer):
         return {f"{prefix}_{name}": value for name, value in (_means(sums, maps) | {"maps": int(maps)}).items()}
 
     def prediction_step(self, model, inputs, prediction_loss_only, ignore_keys=None):
-        """As in the library; maps that accelerate repeats to give each process as many are not counted twice.
+        """As in the library, without the maps that accelerate repeats to give each process equally many.
 
-        `predict` gets posterior means and standard deviations: of the targets [N, T], and of s_8 [N].
+        `predict` gets posterior means and standard deviations of the targets [N, T] and of s_8 [N].
         """
         inputs = self._prepare_inputs(inputs)
         rows = len(inputs["pixel_values"])
@@ -105,16 +211,16 @@ class RegressionTrainer(HrmTrainer):
             loss, outputs = self.compute_loss(model, kept, return_outputs=True)
         if prediction_loss_only:
             return loss, None, None
-        # Processes gather as many rows of each, and drop the repeated ones afterwards.
+        # Processes gather equally many rows, and drop the repeated ones afterwards.
         found = [outputs[name] for name in PREDICTED if name in outputs]
         predicted = tuple(pad(value, (0, 0) * (value.dim() - 1) + (0, rows - len(value))) for value in found)
         return loss, predicted, inputs["labels"]
 
 
 class MassMapTrainer(RegressionTrainer):
-    """A `RegressionTrainer` of batches that have the true convergence `kappa` beside the labels.
+    """Train on batches that also have the true convergence.
 
-    `rmse_kappa` in the log is the error of a map's pixels over the standard deviation of the training maps'.
+    `rmse_kappa` in the log is the error of a map's pixels over the standard deviation of the training maps.
     """
 
     arguments_class = MassMapTrainingArguments
@@ -131,7 +237,7 @@ class MassMapTrainer(RegressionTrainer):
 
 
 def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor]:
-    """Returns the terms that a batch adds to the sums over maps, in double precision."""
+    """Return what a batch adds to the sums over maps, in double precision."""
     parts = {n: v for n, v in outputs.items() if n.endswith("_loss") and torch.is_tensor(v)}
     terms = {"loss": loss, **parts, **(outputs.get("metrics") or {})}
     counted = torch.tensor(maps, dtype=torch.float64, device=loss.device)
@@ -139,7 +245,7 @@ def _sums(loss: torch.Tensor, outputs: Any, maps: int) -> dict[str, torch.Tensor
 
 
 def _means(sums: dict[str, float], maps: float) -> dict[str, float]:
-    """Means over maps, and roots of the mean squared errors that are named after a parameter."""
+    """Return means over maps; the root of each `mse_<name>` that is no loss becomes `rmse_<name>`."""
     means = {name: value / maps for name, value in sums.items()}
     squared = [name for name in means if name.startswith(MSE) and not name.endswith("_loss")]
     roots = {RMSE + name.removeprefix(MSE): math.sqrt(means.pop(name)) for name in squared}

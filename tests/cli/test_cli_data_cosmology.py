@@ -42,7 +42,7 @@ def test_maps_of_a_survey_are_like_des_y3_unless_options_say_otherwise(tmp_path)
 
 
 def test_the_help_has_the_figures_of_des_y3_and_their_source():
-    from hrm_hf.cosmology.simulation.survey import DES_Y3
+    from hrm_hf.cosmology.simulation.maps import DES_Y3
 
     text = " ".join(call("--help").output.replace("│", " ").split())
     for figure in (",".join(map(str, DES_Y3["source_redshifts"])), f"{DES_Y3['sigma_e']:.2f}", "5.59", "2012.08566"):

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from hrm_hf.cosmology.simulation import legacy as cosmology_legacy
+from hrm_hf.cosmology.simulation import maps as cosmology_maps
 from hrm_hf.cosmology.simulation.fields import map_power_spectrum
-from hrm_hf.cosmology.simulation.legacy import displacements, legacy_2lpt, legacy_des, legacy_synthetic
+from hrm_hf.cosmology.simulation.maps import displacements, legacy_2lpt, legacy_des, legacy_synthetic
 
 
 GENERATORS = {"synthetic": legacy_synthetic, "des": legacy_des, "2lpt": legacy_2lpt}
@@ -35,7 +35,7 @@ def test_the_blur_is_scipys_on_a_periodic_map(size, sigma):
     ndimage = pytest.importorskip("scipy.ndimage")
     field = np.random.default_rng(0).normal(size=(size, size))
     expected = ndimage.gaussian_filter(field, sigma, mode="wrap")
-    np.testing.assert_allclose(cosmology_legacy._blur(field, sigma), expected, atol=1e-12)
+    np.testing.assert_allclose(cosmology_maps._blur(field, sigma), expected, atol=1e-12)
 
 
 @pytest.mark.parametrize("omega_m, displacement", [(0.1, 11.7), (0.3, 6.5), (0.5, 4.7)])
@@ -55,7 +55,7 @@ def test_crossed_waves_have_the_second_order_of_their_product(monkeypatch):
     # delta = A (cos x + cos y): phi_xx phi_yy - phi_xy^2 = A^2 cos x cos y, and delta is 0.8 in rms, so A = 0.8.
     size, omega_m = 64, 0.3
     wave = np.cos(2 * np.pi * np.arange(size) / size)
-    monkeypatch.setattr(cosmology_legacy, "_matter_field", lambda *_: wave[:, None] + wave)
+    monkeypatch.setattr(cosmology_maps, "_matter_field", lambda *_: wave[:, None] + wave)
     rows, columns = displacements(omega_m, size, np.random.default_rng(0))
     along = _row_wave_numbers(size)
     divergence = np.fft.ifft(1j * along * np.fft.fft(rows, axis=0), axis=0).real

@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 from hrm_hf.cli import app
 from hrm_hf.cosmology.dataset.collator import EVALUATION, MapCollator, MapRows, shear_signs, turned
 from hrm_hf.cosmology.dataset.rows import load_cosmology_info, read_arrays
-from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns, generate_map
-from hrm_hf.cosmology.simulation.survey import survey_mask
+from hrm_hf.cosmology.simulation.maps import MapSettings, generate_columns, generate_map, survey_mask
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.models.shear_operator import shear_from_convergence
 

@@ -8,8 +8,7 @@ import pytest
 
 from hrm_hf.cosmology.simulation.background import Cosmology, convergence_power
 from hrm_hf.cosmology.simulation.fields import multipole_grid
-from hrm_hf.cosmology.simulation.maps import MapSettings, generate_map
-from hrm_hf.cosmology.simulation.survey import DES_Y3, MARGIN, survey_mask
+from hrm_hf.cosmology.simulation.maps import DES_Y3, MARGIN, MapSettings, generate_map, survey_mask
 
 
 OMEGA_M, SIGMA_8 = 0.3, 0.8

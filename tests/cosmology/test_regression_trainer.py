@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from tiny_cosmo import logged, rows, trainer
 from transformers import AutoFeatureExtractor, TrainerCallback
 
-from hrm_hf.cosmology.arguments import CosmoTrainingArguments
 from hrm_hf.cosmology.dataset.collator import MapCollator
-from hrm_hf.cosmology.trainer import RegressionTrainer
+from hrm_hf.cosmology.trainer import CosmoTrainingArguments, RegressionTrainer
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, list_checkpoints
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments

@@ -4,11 +4,15 @@ import numpy as np
 import torch
 
 from hrm_hf import HrmCosmoConfig, HrmCosmoForMassMapping, HrmCosmoForRegression
-from hrm_hf.cosmology.arguments import CosmoTrainingArguments, MassMapTrainingArguments
 from hrm_hf.cosmology.dataset.build import build_cosmology_dataset
 from hrm_hf.cosmology.dataset.collator import MapCollator, MapRows, MassMapCollator
 from hrm_hf.cosmology.simulation.maps import MapSettings
-from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
+from hrm_hf.cosmology.trainer import (
+    CosmoTrainingArguments,
+    MassMapTrainer,
+    MassMapTrainingArguments,
+    RegressionTrainer,
+)
 from hrm_hf.models.feature_extraction_cosmo import CosmoMapFeatureExtractor
 from hrm_hf.models.shear_operator import shear_from_convergence
 

@@ -19,8 +19,12 @@ from tolerances import assert_copied, assert_equal_but_for_rounding, differ_beyo
 from torch import nn
 from transformers import default_data_collator
 
-from hrm_hf.cosmology.arguments import CosmoTrainingArguments, MassMapTrainingArguments
-from hrm_hf.cosmology.trainer import MassMapTrainer, RegressionTrainer
+from hrm_hf.cosmology.trainer import (
+    CosmoTrainingArguments,
+    MassMapTrainer,
+    MassMapTrainingArguments,
+    RegressionTrainer,
+)
 from hrm_hf.golang.trainer import GoCoderTrainer, GoTrainingArguments
 from hrm_hf.hub.manifests import RAW_WEIGHTS_FILE, find_corruption, read_manifest
 from hrm_hf.puzzles.dataloader import PuzzleRows

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from hrm_hf.cosmology.arguments import CosmoTrainingArguments
+from hrm_hf.cosmology.trainer import CosmoTrainingArguments
 from hrm_hf.golang.trainer import GoTrainingArguments
 from hrm_hf.puzzles.trainer import PuzzleTrainingArguments
 from hrm_hf.text.arguments import LmTrainingArguments

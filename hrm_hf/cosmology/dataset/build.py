@@ -19,8 +19,7 @@ from ...io.usage import UsageError, as_usage_errors
 from ...io.workers import worker_pool
 from ..options import BuildCosmology
 from ..simulation.background import PRIOR
-from ..simulation.maps import MapSettings, generate_columns
-from ..simulation.survey import DES_Y3
+from ..simulation.maps import DES_Y3, MapSettings, generate_columns
 from .info import SPLITS, TEST_ID, CosmologyInfo, CosmologyPlan, column_names
 from .shards import Rows, claim_folder, finish_folder, pixel_statistics, shard_names, write_shard
 

@@ -35,8 +35,8 @@ from tqdm.auto import tqdm
 
 from ...io.usage import UsageError, as_usage_errors
 from ..options import BuildFromFiles
+from ..simulation.maps import observe_shear
 from ..simulation.settings import SurveySettings
-from ..simulation.survey import observe_shear
 from .files import is_healpix, quijote_maps, read_fits_image, read_healpix_patches, read_quijote_cube
 from .info import PARAMETERS, SPLITS, FileSettings, FilesInfo
 from .shards import Rows, claim_folder, finish_folder, pixel_statistics, read_header, shard_names, write_shard

@@ -26,9 +26,9 @@ class Cosmology:
     """A flat Lambda-CDM universe.
 
     Args:
-        omega_m: matter density over the critical one, today.
-        sigma_8: rms linear density contrast in spheres of 8 Mpc/h, today.
-        h: Hubble constant over 100 km/s/Mpc. omega_b: baryon density. n_s: slope of the primordial spectrum.
+        omega_m: matter density over the critical density today. omega_b: the same of baryons.
+        sigma_8: rms linear density contrast in spheres of 8 Mpc/h today.
+        h: Hubble constant over 100 km/s/Mpc. n_s: slope of the primordial spectrum.
     """
 
     omega_m: float
@@ -46,13 +46,6 @@ class Cosmology:
             raise ValueError(f"n_s={self.n_s} is not a number")
         if self.omega_b >= self.omega_m:
             raise ValueError(f"omega_b={self.omega_b} must be below omega_m={self.omega_m}, which includes it")
-
-    @property
-    def s_8(self) -> float:
-        """sigma_8 (omega_m / 0.3)^0.5, the combination that lensing measures best."""
-        return self.sigma_8 * (self.omega_m / 0.3) ** 0.5
-
-    # ---- background ----
 
     def hubble(self, z: np.ndarray | float) -> np.ndarray:
         """H(z) / H0."""
@@ -73,8 +66,6 @@ class Cosmology:
         inner = a[..., None] * _NODES**2
         integrand = (inner * self.hubble(1 / inner - 1)) ** -3.0 * 2 * a[..., None] * _NODES
         return self.hubble(z) * (_WEIGHTS * integrand).sum(-1)
-
-    # ---- linear power ----
 
     def transfer(self, k: np.ndarray | float) -> np.ndarray:
         """Transfer function of Eisenstein & Hu 1998 (CDM and baryons with wiggles), 1 at k -> 0. k in h/Mpc."""
@@ -98,7 +89,7 @@ class Cosmology:
 
 
 def lensing_kernel(cosmology: Cosmology, z: np.ndarray, source_redshift: float) -> np.ndarray:
-    """Weight W of the density contrast in the convergence, kappa = int W delta dchi, in h/Mpc; 0 behind the source.
+    """Return the weight W in kappa = int W delta dchi, in h/Mpc, 0 behind the source.
 
     W = 3/2 omega_m (H0/c)^2 (1 + z) chi (chi_s - chi) / chi_s (Bartelmann & Schneider 2001, eq. 6.18).
     """
@@ -108,7 +99,7 @@ def lensing_kernel(cosmology: Cosmology, z: np.ndarray, source_redshift: float) 
 
 
 def empty_beam(cosmology: Cosmology, source_redshift: float) -> float:
-    """Convergence of a line of sight without matter, a negative number: the least value that kappa can take."""
+    """Return the convergence of a line of sight without matter, the least (negative) value of kappa."""
     z = source_redshift * _NODES
     dchi = HUBBLE_DISTANCE / cosmology.hubble(z) * source_redshift
     return -float((_WEIGHTS * dchi * lensing_kernel(cosmology, z, source_redshift)).sum())
@@ -117,15 +108,9 @@ def empty_beam(cosmology: Cosmology, source_redshift: float) -> float:
 def convergence_power(
     cosmology: Cosmology, ell: np.ndarray, source_redshift: float, other_redshift: float | None = None
 ) -> np.ndarray:
-    """Angular power spectrum of the convergence of sources at one redshift, or the cross spectrum of two.
+    """Return the angular (cross) power spectrum of the convergence at multipoles ell > 0, in steradian.
 
     Limber's approximation, C(ell) = int W_1 W_2 / chi^2 P((ell + 1/2) / chi, z) dchi, with the linear spectrum.
-
-    Args:
-        ell: multipoles > 0, any shape.
-
-    Returns:
-        C(ell) in steradian, of ell's shape.
     """
     other = source_redshift if other_redshift is None else other_redshift
     ell = np.asarray(ell, float)

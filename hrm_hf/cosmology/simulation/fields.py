@@ -1,7 +1,6 @@
 """Random fields on a periodic flat patch of sky: Gaussian and log-normal convergence with given angular spectra.
 
-Fields of several source planes are drawn together, with the right cross spectra. What is not here: N-body or 2LPT
-structure (`lpt.py`), masks and surveys (`survey.py`).
+Fields of several source planes are drawn together, with the right cross spectra.
 
 Sources: Coles & Jones 1991 and Xavier et al. 2016 (FLASK), arXiv 1602.08503, section 3, for log-normal fields.
 """
@@ -42,15 +41,9 @@ def lognormal_convergence(
     rng: np.random.Generator,
     source_redshifts: tuple[float, ...] = (1.0,),
 ) -> np.ndarray:
-    """Log-normal convergence maps, kappa = shift (exp(g - var(g) / 2) - 1), with the power spectra of `cosmology`.
+    """Draw log-normal convergence, kappa = shift (exp(g - var(g) / 2) - 1), float64 [bins, size, size].
 
-    The Gaussian field g has the correlation ln(1 + xi_kappa / shift^2), so that the power spectra come out as asked.
-
-    Args:
-        size: pixels a side. side_rad: side of the patch in radians. source_redshifts: one map for each.
-
-    Returns:
-        dimensionless convergence, float64 [bins, size, size].
+    The Gaussian field g has the correlation ln(1 + xi_kappa / shift^2), which gives the power spectra of `cosmology`.
     """
     shifts, spectra, variance = gaussian_under_lognormal(cosmology, size, side_rad, source_redshifts)
     g = _correlated_fields(spectra, size, side_rad, rng)
@@ -60,11 +53,11 @@ def lognormal_convergence(
 def gaussian_under_lognormal(
     cosmology: Cosmology, size: int, side_rad: float, source_redshifts: tuple[float, ...] = (1.0,)
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The Gaussian field g that `lognormal_convergence` exponentiates.
+    """Describe the Gaussian field g that `lognormal_convergence` exponentiates.
 
     Returns:
-        the shift of each bin [bins]; the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradian; and
-        the variance of g in each bin [bins].
+        The shifts [bins], the spectra of g on the modes [bins, bins, size, size // 2 + 1] in steradian, and the
+        variances of g [bins].
     """
     shifts = np.array([-LOGNORMAL_SHIFT * empty_beam(cosmology, z) for z in source_redshifts])
     spectra = spectra_on_modes(cosmology, size, side_rad, source_redshifts)
@@ -84,14 +77,13 @@ def gaussian_correlation(correlation: np.ndarray, shifts: np.ndarray | float) ->
 def map_power_spectrum(
     field: np.ndarray, side_rad: float, bins: int = 13, other: np.ndarray | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Power spectrum of a periodic map, in rings of equal width in log(ell) up to the Nyquist multipole.
+    """Measure the power spectrum of a periodic map in rings of equal width in log(ell) up to Nyquist.
 
     Args:
-        field: [..., size, size], in any unit. side_rad: side in radians.
-        other: a second field, in the shape of the first, for the cross spectrum of both.
+        field: [..., size, size], in any unit. other: a second such field, for the cross spectrum.
 
     Returns:
-        mean multipole [bins] and power [..., bins] in steradian times the square of the unit. Rings without a mode
+        Mean multipole [bins] and power [..., bins] in steradian times the square of the unit. Rings without a mode
         are merged into the next, so there may be fewer than `bins`.
     """
     size = field.shape[-1]
@@ -120,10 +112,7 @@ def map_power_spectrum(
 
 
 def shape_noise(sigma_e: float, galaxies_per_arcmin2: float, pixel_arcmin: float) -> float:
-    """Standard deviation of a pixel's convergence from the shapes of its galaxies, sigma_e / sqrt(2 n A).
-
-    `sigma_e` is the dispersion of both components of ellipticity together (Van Waerbeke 2000, eq. 12).
-    """
+    """Return a pixel's shape noise sigma_e / sqrt(2 n A) (Van Waerbeke 2000, eq. 12)."""
     return sigma_e / np.sqrt(2 * galaxies_per_arcmin2 * pixel_arcmin**2)
 
 
@@ -154,10 +143,10 @@ def _correlated_fields(spectra: np.ndarray, size: int, side_rad: float, rng: np.
 
 
 def lower_roots(spectra: np.ndarray) -> np.ndarray:
-    """Lower triangular L with L L^T = spectra, the Cholesky factor of every mode: [bins, bins, ...] as given.
+    """Return the lower triangular L of every mode, L L^T = spectra [bins, bins, ...].
 
-    Not `numpy.linalg.cholesky`, which refuses a matrix with a negative eigenvalue, as ell = 0 of a log-normal field
-    has one. Here a negative power counts as 0 and a correlation beyond 1 as 1, so that no auto spectrum is changed.
+    `numpy.linalg.cholesky` rejects a negative eigenvalue, which a log-normal field has at ell = 0. Here a negative
+    power counts as 0 and a correlation beyond 1 as 1, so that no auto spectrum changes.
     """
     rest, root = spectra.copy(), np.zeros_like(spectra)
     for j in range(len(spectra)):

@@ -6,10 +6,9 @@ D2 = -3/7 D1^2 Omega_m(z)^(-1/143) (Bouchet et al. 1995, A&A 296, 575; Scoccimar
 Jenkins 2010, MNRAS 403, 1859). The convergence is the Born approximation on a flat sky: density layers weighted with
 the lensing kernel, without deflection of the rays.
 
-One periodic box fills the light cone: copies are stacked along the line of sight, each turned, mirrored and shifted at
-random, and each particle displaced as at its own redshift. What this leaves out: structure below the lattice spacing
-(box side / particles a side), waves longer than the box, continuity from one copy to the next, and virialised haloes:
-where streams of matter have crossed, 2LPT disperses them, and has too little power on small scales.
+Copies of one periodic box are stacked along the line of sight, each turned, mirrored and shifted at random, and each
+particle is displaced as at its own redshift. Omitted: structure below the lattice spacing, waves longer than the box,
+continuity between copies, and virialized haloes, so there is too little power on small scales.
 """
 
 from dataclasses import dataclass
@@ -26,11 +25,9 @@ LAYER_MPC = 32.0  # thickest layer of the light cone, Mpc/h; halving it changes 
 
 @dataclass(frozen=True)
 class LptBox:
-    """Displacements of the particles of a periodic box, as of today.
+    """Displacements today of the particles of a periodic box: a particle is at q + D1 first + D2 second.
 
-    Args:
-        side: side in Mpc/h. first, second: grad phi1 with its sign turned and grad phi2, in Mpc/h, float32
-        [3, grid, grid, grid]. A particle lies at q + D1 first + D2 second.
+    `side` is in Mpc/h; `first` = -grad phi1 and `second` = grad phi2 in Mpc/h, float32 [3, grid, grid, grid].
     """
 
     side: float
@@ -44,7 +41,7 @@ class LptBox:
 
 
 def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.Generator) -> np.ndarray:
-    """A Gaussian density contrast with the linear power of today in a periodic box of `side` Mpc/h, [grid] * 3."""
+    """Draw a Gaussian density contrast [grid] * 3 with today's linear power in a box of `side` Mpc/h."""
     white = np.fft.rfftn(rng.standard_normal((grid, grid, grid), dtype=np.float32))
     k = np.sqrt(sum(component**2 for component in _wave_numbers(grid, side)))
     table = np.geomspace(np.pi / side, 2 * k.max(), 1024)  # a smooth curve: cheaper than the spectrum of every mode
@@ -55,7 +52,7 @@ def linear_density(cosmology: Cosmology, side: float, grid: int, rng: np.random.
 
 
 def displace(delta: np.ndarray, side: float) -> LptBox:
-    """First- and second-order displacements of a linear density contrast [grid, grid, grid] of today."""
+    """Compute both displacements from today's linear density contrast [grid, grid, grid]."""
     waves = _wave_numbers(delta.shape[0], side)
     squared = sum(component**2 for component in waves)
     squared[0, 0, 0] = 1  # the mean moves nothing; avoids 0 / 0
@@ -78,21 +75,13 @@ def displace(delta: np.ndarray, side: float) -> LptBox:
 
 
 def second_growth(cosmology: Cosmology, z: np.ndarray | float) -> np.ndarray:
-    """D2 of the second-order displacement, a negative number: -3/7 D1^2 Omega_m(z)^(-1/143)."""
+    """Return D2 = -3/7 D1^2 Omega_m(z)^(-1/143)."""
     matter = cosmology.omega_m * (1 + np.asarray(z, float)) ** 3 / cosmology.hubble(z) ** 2
     return -3 / 7 * cosmology.growth(z) ** 2 * matter ** (-1 / 143)
 
 
 def lpt_convergence(cosmology: Cosmology, settings: MapSettings, rng: np.random.Generator) -> np.ndarray:
-    """Convergence along a light cone through shifted, turned and mirrored copies of a 2LPT box.
-
-    Args:
-        settings: of its fields, `size`, `side_rad` and `source_redshifts` say which map is made, `box_mpc` (Mpc/h)
-        and `box_grid` how wide and how fine the box is. The box must be as wide as the patch at the farthest source.
-
-    Returns:
-        dimensionless, float32 [bins, size, size].
-    """
+    """Draw convergence, float32 [bins, size, size], along a light cone through copies of a 2LPT box."""
     validate_width(cosmology, settings.box_mpc, settings)
     box = displace(linear_density(cosmology, settings.box_mpc, settings.box_grid, rng), settings.box_mpc)
     farthest = float(cosmology.comoving_distance(max(settings.source_redshifts)))
@@ -125,10 +114,9 @@ def _turned_layers(
     light_cone: tuple[np.ndarray, np.ndarray],
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Projected density contrast [layers, grid, grid] of a box that lies from `start` Mpc/h on, randomly turned.
+    """Project the density contrast [layers, grid, grid] of a randomly turned box that begins at `start` Mpc/h.
 
-    Args:
-        light_cone: comoving distances and their redshifts, a table.
+    `light_cone` is a table of comoving distances and their redshifts.
     """
     axes = rng.permutation(3)
     cells = box.grid / box.side
@@ -138,7 +126,8 @@ def _turned_layers(
     growths = [_along(0, factor * cells) for factor in (cosmology.growth(z), second_growth(cosmology, z))]
     lattice, depth = np.arange(box.grid), _along(0, depth)
     counts = np.zeros((layers, box.grid, box.grid), np.float32)
-    for part in _parts(box.grid):
+    step = max(1, 2**15 // box.grid**2)  # planes of about 32,000 particles, whose arrays stay in the processor's cache
+    for part in (slice(first, first + step) for first in range(0, box.grid, step)):
         depths, rows, columns = (
             box.first[axis].transpose(axes)[part] * growths[0][part]
             + box.second[axis].transpose(axes)[part] * growths[1][part]
@@ -149,17 +138,10 @@ def _turned_layers(
     return _sharpen(counts / (box.grid / layers) - 1)
 
 
-def _parts(grid: int) -> list[slice]:
-    """The lattice's planes in parts of about 32,000 particles, whose arrays stay in the processor's cache."""
-    step = max(1, 2**15 // grid**2)
-    return [slice(start, start + step) for start in range(0, grid, step)]
-
-
 def _deposit(counts: np.ndarray, layer: np.ndarray, positions: list[np.ndarray]) -> None:
-    """Adds particles to `counts` [layers, grid, ...] by cloud-in-cell over all axes but the first.
+    """Add particles to `counts` [layers, grid, ...] by cloud-in-cell over all axes but the first.
 
-    Args:
-        layer: index on the first axis. positions: coordinates in cells for each other axis, periodic.
+    `layer` is the index on the first axis, `positions` the periodic coordinates in cells on the others.
     """
     grid = counts.shape[-1]
     floors = [np.floor(position) for position in positions]
@@ -174,9 +156,9 @@ def _deposit(counts: np.ndarray, layer: np.ndarray, positions: list[np.ndarray])
 
 
 def _sharpen(planes: np.ndarray) -> np.ndarray:
-    """Planes [..., grid, grid] without the blur of the cloud-in-cell deposit and of the interpolation that follows.
+    """Undo the blur of the cloud-in-cell deposit and of the interpolation that follows, each a squared sinc.
 
-    Each is a squared sinc along each axis; waves beyond the Nyquist circle, where noise would be raised, are dropped.
+    Waves beyond the Nyquist circle, where noise would be amplified, are dropped.
     """
     grid = planes.shape[-1]
     rows, columns = np.fft.fftfreq(grid)[:, None], np.fft.rfftfreq(grid)
@@ -185,7 +167,7 @@ def _sharpen(planes: np.ndarray) -> np.ndarray:
 
 
 def _sample(plane: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """Bilinear interpolation of a periodic plane at the grid of `rows` and `columns` (in cells)."""
+    """Interpolate a periodic plane bilinearly at the grid of `rows` and `columns` (in cells)."""
     for axis, position in enumerate((rows, columns)):
         low = np.floor(position).astype(int)
         share = np.expand_dims(position - low, 1 - axis)
@@ -195,20 +177,20 @@ def _sample(plane: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndar
 
 
 def _along(axis: int, values: np.ndarray) -> np.ndarray:
-    """A float32 vector laid along one of three axes."""
+    """Lay a float32 vector along one of three axes."""
     return np.expand_dims(values.astype(np.float32), tuple(other for other in range(3) if other != axis))
 
 
 def _wave_numbers(grid: int, side: float) -> tuple[np.ndarray, ...]:
-    """The components of k (h/Mpc) of the modes of `numpy.fft.rfftn`, float32, to be broadcast."""
+    """Return the components of k (h/Mpc) of the modes of `numpy.fft.rfftn`, float32, to be broadcast."""
     full, half = np.fft.fftfreq(grid, side / grid / (2 * np.pi)), np.fft.rfftfreq(grid, side / grid / (2 * np.pi))
     return _along(0, full), _along(1, full), _along(2, half)
 
 
 def validate_width(cosmology: Cosmology, side: float, settings: MapSettings) -> None:
-    """Refuses a box (side in Mpc/h) into which the light cone of a patch does not fit at its farthest source.
+    """Reject a box (side in Mpc/h) that is narrower than the patch at its farthest source.
 
-    Distances in Mpc/h are largest for the lowest omega_m: what fits there fits in the whole prior.
+    Distances in Mpc/h are largest for the lowest omega_m: what fits there fits everywhere in the prior.
     """
     farthest = max(settings.source_redshifts)
     width = float(cosmology.comoving_distance(farthest)) * settings.side_rad

@@ -1,4 +1,4 @@
-"""How maps are made: everything but the cosmological parameters and the seed."""
+"""Settings of maps: everything except the cosmological parameters and the seed."""
 
 from dataclasses import dataclass
 from typing import get_args
@@ -22,16 +22,15 @@ LARGEST_GRID = 512  # 2 GB for the displacements alone
 
 @dataclass(frozen=True, kw_only=True)
 class SurveySettings:
-    """Observable, noise and mask of maps of a patch of sky. Subclasses have `size`, `side_deg` and `planes` of it.
+    """Observable, noise and mask of maps of a patch of sky. Subclasses add `size`, `side_deg` and `planes`.
 
     Args:
-        observable: "convergence", or "shear": the two components g1 and g2 of each plane, with noise of their own, and
-            beside them the convergence that made them.
+        observable: "convergence", or "shear": components g1 and g2 of each plane, and the convergence that made them.
         sigma_e: dispersion of intrinsic ellipticities, both components; 0 for maps without noise.
         galaxies_per_arcmin2: sources of all planes together, which share them evenly.
         mask_fraction: share of pixels that are not observed.
-        mask_edge_share: of these, the share beyond the survey's edge; the others are in holes around bright stars.
-        hole_arcmin: smallest and largest radius of a hole; they are uniform in its logarithm.
+        mask_edge_share: share of these beyond the survey's edge; the others are in holes around bright stars.
+        hole_arcmin: smallest and largest radius of a hole; radii are uniform in the logarithm.
     """
 
     observable: str = "convergence"
@@ -44,44 +43,41 @@ class SurveySettings:
     def __post_init__(self):
         if self.observable not in OBSERVABLES:
             raise ValueError(f"observable={self.observable!r} is not one of {', '.join(OBSERVABLES)}")
-        if not 0 <= self.sigma_e < np.inf:
-            raise ValueError(f"sigma_e={self.sigma_e} must be 0 or more")
-        if not 0 < self.galaxies_per_arcmin2 < np.inf:
-            raise ValueError(f"galaxies_per_arcmin2={self.galaxies_per_arcmin2} must be positive")
-        if not 0 <= self.mask_fraction < 1:
-            raise ValueError(f"mask_fraction={self.mask_fraction} is not a share from 0 to below 1")
-        if not 0 <= self.mask_edge_share <= 1:
-            raise ValueError(f"mask_edge_share={self.mask_edge_share} is not a share from 0 to 1")
+        for name, holds, wanted in (
+            ("sigma_e", 0 <= self.sigma_e < np.inf, "must be 0 or more"),
+            ("galaxies_per_arcmin2", 0 < self.galaxies_per_arcmin2 < np.inf, "must be positive"),
+            ("mask_fraction", 0 <= self.mask_fraction < 1, "is not a share in [0, 1)"),
+            ("mask_edge_share", 0 <= self.mask_edge_share <= 1, "is not a share in [0, 1]"),
+        ):
+            if not holds:
+                raise ValueError(f"{name}={getattr(self, name)} {wanted}")
         object.__setattr__(self, "hole_arcmin", tuple(float(radius) for radius in self.hole_arcmin))
         if len(self.hole_arcmin) != 2 or not 0 < self.hole_arcmin[0] <= self.hole_arcmin[1] < np.inf:
             raise ValueError(f"hole_arcmin={self.hole_arcmin} must be the smallest and the largest radius, above 0")
 
     @property
     def side_rad(self) -> float:
-        """Side of the patch in radians."""
         return self.side_deg * 60 * ARCMIN
 
     @property
     def pixel_arcmin(self) -> float:
-        """Side of a pixel in arcmin."""
         return self.side_deg * 60 / self.size
 
     @property
     def pixel_noise(self) -> float:
-        """Standard deviation of the shape noise of a pixel of one plane: of convergence, g1 and g2 alike."""
+        """Standard deviation of the shape noise of a pixel of one plane, the same for convergence, g1 and g2."""
         return shape_noise(self.sigma_e, self.galaxies_per_arcmin2 / self.planes, self.pixel_arcmin)
 
 
 @dataclass(frozen=True)
 class MapSettings(SurveySettings):
-    """How maps are made; everything but the cosmological parameters and the seed.
+    """Settings of simulated maps.
 
     Args:
-        kind: one of KINDS. size: pixels a side. side_deg: side of the patch in degrees.
+        kind: one of KINDS; shear needs a PERIODIC kind, on which `models.shear_operator` is exact.
+        size: pixels a side. side_deg: side of the patch in degrees.
         source_redshifts: one channel for each plane of sources.
         box_mpc, box_grid: side in Mpc/h and particles a side of the box of kind "2lpt".
-        The others: see `SurveySettings`. Shear is of PERIODIC kinds, on which `models.shear_operator` is exact; a
-            mask is of kind "des", or of shear.
     """
 
     kind: str = "lognormal"
@@ -106,10 +102,8 @@ class MapSettings(SurveySettings):
             if not 0 < getattr(self, name) < np.inf:
                 raise ValueError(f"{name}={getattr(self, name)} must be positive")
         if self.observable == "shear" and self.kind not in PERIODIC:
-            raise ValueError(
-                f"observable='shear' of kind {self.kind!r}: mass beyond its edges shears it, and the maps do not show "
-                f"that; use {' or '.join(PERIODIC)}"
-            )
+            kinds = " or ".join(PERIODIC)
+            raise ValueError(f"observable='shear' of kind {self.kind!r}: mass beyond the edges shears it; use {kinds}")
         if self.mask_fraction and not self.has_mask:
             raise ValueError(
                 f"mask_fraction={self.mask_fraction}: convergence of kind {self.kind!r} has no mask; use des or shear"
@@ -117,12 +111,12 @@ class MapSettings(SurveySettings):
 
     @property
     def planes(self) -> int:
-        """Convergence maps behind a map."""
+        """Number of convergence maps behind a map."""
         return 1 if self.kind in LEGACY else len(self.source_redshifts)
 
     @property
     def channels(self) -> int:
-        """Channels of a map, a mask not counted."""
+        """Number of channels of a map without the mask."""
         return 2 * self.planes if self.observable == "shear" else self.planes
 
     @property
